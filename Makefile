@@ -43,6 +43,10 @@ bench: install
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/empty_step.py
 	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/batches.py
+	$(BIN)/python benchmarks/stage_1.py
+	$(BIN)/python benchmarks/cache_reads.py
+	$(BIN)/python benchmarks/cache_rows.py --rows 1000 --rows 100000
 
 lint: install
 	$(BIN)/ruff check .

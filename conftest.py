@@ -2,14 +2,20 @@
 (see `hub_server`).
 """
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 from dstrain.console import logging_to_stderr
 
 os.environ["DSTRAIN_SKIP_DOWNLOAD"] = "True"
+# Nothing is remembered from one session of tests to another.
+os.environ["DSTRAIN_CACHE"] = tempfile.mkdtemp(prefix="dstrain-tests-")
+atexit.register(shutil.rmtree, os.environ["DSTRAIN_CACHE"], ignore_errors=True)
 # A shell starts its background jobs with SIGINT ignored, which tests of Ctrl-C need.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -38,9 +38,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 
 def write_inputs(folder: Path) -> list[list[str]]:
-    """Write images with captions, and a toy model with a larger transformer; returns
-    the model's files.
-    """
+    """Write images with captions, and the model; returns the model's files."""
     captions = []
     for row in range(ROWS):
         Image.effect_noise((SIDE, SIDE), 10 + row).convert("RGB").save(
@@ -48,6 +46,11 @@ def write_inputs(folder: Path) -> list[list[str]]:
         )
         captions.append(f"{row}.png,image number {row}\n")
     (folder / "metadata.csv").write_text(f"image,prompt\n{''.join(captions)}")
+    return write_model(folder)
+
+
+def write_model(folder: Path) -> list[list[str]]:
+    """Write a toy model with a larger transformer; returns its files."""
     family: ModelFamily = load_family("qwen_image")
     family.load("toy")(folder / "model", "base", 0, {"dit": DIT})
     parts = [

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,10 @@ from typing import Any
 from urllib.parse import quote
 
 SECONDS_PER_LINE = 60.0
+FIRST_LINE = 1.0
+"""Seconds after which there is a first line of progress where there is no terminal. The next
+one comes after as long again, until it is one in `SECONDS_PER_LINE`.
+"""
 LINE = "{desc} {n}/{total}, {rate_noinv:.2f}/s, {remaining} left{postfix}"
 """Format of progress where there is no terminal; the names are tqdm's."""
 TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -149,10 +153,14 @@ logger = get_logger(__name__)
 class LineLogger:
     """A file that tqdm writes a bar to; it logs each state of the bar as a line."""
 
+    bar: Any = None
+
     def write(self, text: str) -> None:
         """Log the text, unless it only clears the bar."""
         if text.strip():
             logger.info(text.strip())
+            elapsed = self.bar.format_dict["elapsed"]
+            self.bar.mininterval = min(max(elapsed, FIRST_LINE), SECONDS_PER_LINE)
 
 
 def progress_bar(
@@ -161,26 +169,30 @@ def progress_bar(
     done: int = 0,
     brief: bool = False,
 ) -> Any:
-    """Return a tqdm bar; elsewhere than on a terminal it logs a line a minute.
+    """Return a tqdm bar; elsewhere than on a terminal it logs lines, at least one a minute.
 
     Args:
         title: What is counted.
         total: The number of things to do.
         done: How many of them were done before.
-        brief: Whether it passes inside other work: it leaves nothing at its end.
+        brief: Whether it passes inside other work: it leaves nothing at its end, and
+            nothing within its first minute where there is no terminal.
     """
     options: dict[str, Any] = {"initial": done, "leave": not brief}
+    lines = LineLogger()
     if sys.stderr.isatty():
         options["dynamic_ncols"] = True
     else:
-        options["mininterval"] = options["delay"] = SECONDS_PER_LINE
-        options |= {"miniters": 1, "file": LineLogger(), "bar_format": LINE}
+        first = SECONDS_PER_LINE if brief else FIRST_LINE
+        options["mininterval"] = options["delay"] = first
+        options |= {"miniters": 1, "file": lines, "bar_format": LINE}
         # A bar below another one would move the cursor.
         options["position"] = 0
     # Only where it must be, since tqdm itself reads TQDM_DISABLE.
     if not is_main_process():
         options["disable"] = True
-    return _tqdm()(desc=title, total=total, **options)
+    lines.bar = _tqdm()(desc=title, total=total, **options)
+    return lines.bar
 
 
 class _Lock:
@@ -209,6 +221,16 @@ def _tqdm() -> Any:
 
     tqdm.set_lock(_LOCK.own)
     return tqdm
+
+
+def as_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table as text, its columns aligned."""
+    lines = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = []
+    for line in lines:
+        text.append("  ".join(map(str.ljust, line, widths)).rstrip())
+    return "\n".join(text)
 
 
 HIDDEN = "***"

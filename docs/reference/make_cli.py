@@ -34,6 +34,7 @@ VARIABLES = """## Environment
 |---|---|
 | `DSTRAIN_MODEL_BASE_PATH`, else `DIFFSYNTH_MODEL_BASE_PATH` | folder of published models; defaults to `models` |
 | `DSTRAIN_SKIP_DOWNLOAD`, else `DIFFSYNTH_SKIP_DOWNLOAD` | `True` forbids downloads |
+| `DSTRAIN_CACHE`, else `XDG_CACHE_HOME/dstrain` | digests of model files; defaults to `~/.cache/dstrain` |
 """
 
 

@@ -14,8 +14,12 @@ from click.testing import CliRunner
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ARGUMENTS = MappingProxyType(
     {
-        "startup": ("--runs", "1"),
+        "startup": ("--small",),
         "empty_step": ("--pairs", "1", "--block", "1"),
+        "batches": ("--small", "--threads", "1"),
+        "stage_1": ("--small",),
+        "cache_reads": ("--small",),
+        "cache_rows": ("--small",),
         "train_step": ("--pairs", "1", "--threads", "1"),
         "qwen_blocks": ("--tiny", "--layers", "3", "--swap", "2", "--side", "32"),
         "quantized_gate": (

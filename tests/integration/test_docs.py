@@ -298,6 +298,16 @@ def test_few_blocks_are_untested() -> None:
     assert len(notes) <= NOT_RUN, notes
 
 
+def every_command() -> dict[str, click.Command]:
+    """Every command by its words, those of groups included."""
+    known = command_group().commands
+    return {
+        **known,
+        **{f"{name} {word}": one for name, group in known.items()
+           if isinstance(group, click.Group) for word, one in group.commands.items()},
+    }  # fmt: skip
+
+
 @every(tuple(page for page in PAGES if page.parent.name != "decisions"))
 def test_every_flag_that_is_named_exists(page: Path) -> None:
     known = {
@@ -307,7 +317,7 @@ def test_every_flag_that_is_named_exists(page: Path) -> None:
     } | FOREIGN_FLAGS
     known |= {
         name
-        for command in command_group().commands.values()
+        for command in every_command().values()
         for option in command.params
         for name in option.opts
     }
@@ -350,12 +360,7 @@ def test_the_command_line_page_is_as_generated() -> None:
 
 def test_the_command_line_page_has_every_command_and_every_option() -> None:
     page = (ROOT / "docs/reference/cli.md").read_text()
-    known = command_group().commands
-    every = {
-        **known,
-        **{f"{name} {word}": one for name, group in known.items()
-           if isinstance(group, click.Group) for word, one in group.commands.items()},
-    }  # fmt: skip
+    every = every_command()
     sections = {part.partition("\n")[0]: part for part in page.split("\n## ")}
     others = [row.split(" | ", 2) for row in sections["Other flags"].splitlines()]
     missing = []

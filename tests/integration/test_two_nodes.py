@@ -1,6 +1,6 @@
-"""Two machines, each with a torchrun of its own, train as one that has both processes,
-with copies of what is trained and with shards of it; where a process of one machine
-dies, the other machine's says so and ends.
+"""Two machines, each with a torchrun of its own, fill one feature cache, and train as one
+that has both processes, with copies of what is trained and with shards of it; where a
+process of one machine dies, the other machine's says so and ends.
 """
 
 import os
@@ -33,6 +33,8 @@ def die(*given):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+stage_1 = ["--task", "sft:data_process", "--feature_cache", "cache"]
+assert main([*sys.argv[1:], *stage_1]) == 0
 assert main([*sys.argv[1:], "--output_path", "two"]) == 0
 os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 assert main([*sys.argv[1:], "--output_path", "sharded"]) == 0
@@ -41,7 +43,7 @@ if os.environ["RANK"] == "1":
     loop.clip_gradients = die
 sys.exit(main([*sys.argv[1:], "--output_path", "dead"]))
 """
-"""Trains, trains with shards, and trains again until the second process dies in a step."""
+"""Fills a cache, trains, trains with shards, and trains again until the second process dies in a step."""
 
 
 def test_two_machines_train_as_one_until_a_process_dies(
@@ -55,10 +57,16 @@ def test_two_machines_train_as_one_until_a_process_dies(
     }  # fmt: skip
     line = words(flags)
     codes, said = torchrun_on_two_machines(line)
-    ended = in_processes(2, commands([*line, "--output_path", "one"]), tmp_path)
+    alone = [*line, "--output_path", "one"]
+    stage_2 = ["--task", "sft:train", "--feature_cache", "cache"]
+    split = [*line, *stage_2, "--output_path", "split"]
+    ended = in_processes(2, commands(alone, split), tmp_path)
     assert ended.codes == (0, 0), ended.said
     one, two, sharded = Path("one"), Path("two"), Path("sharded")
     assert len(log(one)) == 2, said
+    # Each machine wrote what it had computed, and one of them the plan.
+    assert len(list(Path("cache/shards").glob("*.safetensors"))) == 2
+    assert log(Path("split")) == log(one)
     assert log(two) == log(one)
     assert same(files(two), files(one))
     said_of_it = (sharded / "logs/dstrain.log").read_text()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from dstrain.cache.store import ShardWriter
 from dstrain.errors import StateError
-from dstrain.runs.stage_1 import precompute as stage_1
+from dstrain.runs.stage_1 import computing, precompute as stage_1
 
 from tests.support import caching_family
 from tests.support.caching_family import runs
@@ -34,6 +34,8 @@ from tests.support.forks import fork
 SEEDS = 50
 PER_SHARD = 4
 """Images in a shard."""
+WAITING = 1
+"""Images that wait for the writer."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def test_stage_1_survives_kill_9(
     counted: Callable[[str, int], None],
 ) -> None:
     place = write_place(tmp_path / "place", rows=12)
+    monkeypatch.setattr(computing, "WAITING", WAITING)
     monkeypatch.setattr(
         stage_1, "ShardWriter", partial(ShardWriter, max_bytes=PER_SHARD * 18 * 2**10)
     )
@@ -146,9 +149,8 @@ def test_stage_1_survives_kill_9(
     assert kills
     spent += place.fill(**kind.config)
     whole = place.folder / "whole"
-    in_flight = (
-        PER_SHARD + 1
-    )  # a full shard is written when the next image has been computed
+    # A full shard is written when the next image has been computed; others wait then.
+    in_flight = PER_SHARD + 1 + WAITING
     assert spent["encode_image"] <= kind.images + kills * in_flight, (
         f"seed {seed}: {kills} kills"
     )

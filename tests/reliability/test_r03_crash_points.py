@@ -26,6 +26,7 @@ from dstrain.storage.files import remove_leftovers
 from dstrain.storage.safetensors import verify_file
 
 from tests.support.crashes import again, events, everything, killed_at
+from tests.support.plan_lines import plan_line
 from tests.support.runs import train, warm_project
 
 pytestmark = [
@@ -91,14 +92,15 @@ def filled(folder: Path, *numbers: int) -> None:
     FeatureCache.create(folder)
     writer = ShardWriter(FeatureCache.open(folder), {})
     for number in numbers:
-        writer.add(f"value.{number}", torch.full((4,), float(number)))
+        writer.add(f"{number + 1:040x}", torch.full((4,), float(number)))
     writer.flush()
     cache = FeatureCache.open(folder)
-    rows = [
-        {"row": number, "at": address}
-        for number, address in enumerate(sorted(cache.where))
+    cache.write_index()
+    lines = [
+        plan_line(number, {"value": address})
+        for number, address in enumerate(sorted(cache))
     ]
-    cache.write_plan({"a": 1}, {"dataset": "d"}, rows)
+    cache.write_plan({"a": 1}, {"dataset": "d"}, lines)
 
 
 def check_filled(folder: Path) -> str:
@@ -110,11 +112,12 @@ def check_filled(folder: Path) -> str:
     rows = list(cache.plan_rows(path))
     assert len(rows) in (2, 4)
     for row in rows:
-        assert torch.equal(
-            cache.read(row["at"]), torch.full((4,), float(row["at"].partition(".")[2]))
-        )
+        address = row["values"]["value"]["at"]
+        want = torch.full((4,), float(int(address, 16) - 1))
+        assert torch.equal(cache.read(address), want)
     filled(folder, 2, 3)
     assert len(cache.plan_rows(path)) == 4
+    assert len(list((folder / "plans").iterdir())) == 4  # a record and its columns
     assert not list(folder.rglob(".tmp-*"))
     return "old" if len(rows) == 2 else "new"
 

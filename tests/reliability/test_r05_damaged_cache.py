@@ -11,21 +11,25 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.store import FeatureCache, ShardWriter, open_shard
+from dstrain.cache.plan_files import stored_plans
+from dstrain.cache.shards import read_shard
+from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.errors import StateError
 
-from tests.support.caching_project import Place, filled_place
+from tests.support.caching_project import Place, address, filled_place
 
 REGIONS = (
     "length of the header",
     "header",
     "data",
     "record of a plan",
-    "rows of a plan",
+    "samples of a plan",
+    "source files of a plan",
+    "frame folders of a plan",
     "store.json",
 )
 FLIPS, PARTS = 7, 10
-"""Bits flipped in each of so many parts of a region's trials: 420 in all."""
+"""Bits flipped in each of so many parts of a region's trials: 560 in all."""
 CUTS = (0, 1, 7, 8, 100, -100, -8, -1)
 """How many bytes are left of a file; below 0: how many are missing."""
 
@@ -33,8 +37,8 @@ CUTS = (0, 1, 7, 8, 100, -100, -8, -1)
 def fill(folder: Path, values: dict[str, Any], max_bytes: int = 2**20) -> list[Path]:
     FeatureCache.create(folder)
     writer = ShardWriter(FeatureCache.open(folder), {"core": "1"}, max_bytes)
-    for address, value in values.items():
-        writer.add(address, value)
+    for name, value in values.items():
+        writer.add(address(name), value)
     writer.flush()
     return sorted((folder / "shards").iterdir())
 
@@ -61,14 +65,13 @@ def regions() -> dict[str, Callable[[Place], tuple[Path, int, int]]]:
             last(place.shards[0]),
         )
 
-    def plan(
-        first: Callable[[bytes], int], last: Callable[[bytes], int]
-    ) -> Callable[[Place], tuple[Path, int, int]]:
-        return lambda place: (
-            place.plans[0],
-            first(place.plans[0].read_bytes()),
-            last(place.plans[0].read_bytes()),
-        )
+    def columns(which: str) -> Callable[[Place], tuple[Path, int, int]]:
+        def of(place: Place) -> tuple[Path, int, int]:
+            ((plan, record),) = stored_plans(place.cache / "plans")
+            path = plan.with_name(f"{record['columns'][which]}.arrow")
+            return path, 0, size(path)
+
+        return of
 
     def size(path: Path) -> int:
         return path.stat().st_size
@@ -77,8 +80,14 @@ def regions() -> dict[str, Callable[[Place], tuple[Path, int, int]]]:
         "length of the header": shard(lambda _: 0, lambda _: 8),
         "header": shard(lambda _: 8, header_end),
         "data": shard(header_end, size),
-        "record of a plan": plan(lambda _: 0, lambda data: data.index(b"\n") + 1),
-        "rows of a plan": plan(lambda data: data.index(b"\n") + 1, len),
+        "record of a plan": lambda place: (
+            place.plans[0],
+            0,
+            size(place.plans[0]) - 1,
+        ),
+        "samples of a plan": columns("samples"),
+        "source files of a plan": columns("files"),
+        "frame folders of a plan": columns("folders"),
         "store.json": lambda place: (
             place.cache / "store.json",
             0,
@@ -122,10 +131,26 @@ def test_every_flipped_bit_is_named_before_use(
 
 
 @pytest.mark.promise("R5", "damage of a feature cache is named before use")
-@pytest.mark.parametrize("kind", ["shard", "plan"])
+def test_a_damaged_index_is_never_used(filled: Place) -> None:
+    (path,) = (filled.cache / "index").iterdir()
+    whole = path.read_bytes()
+    want = filled.values()
+    chance = random.Random("index")
+    for _ in range(FLIPS):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        assert filled.values() == want
+    filled.fill()
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.promise("R5", "damage of a feature cache is named before use")
+@pytest.mark.parametrize("kind", ["shard", "plan", "columns"])
 @pytest.mark.parametrize("kept", CUTS)
 def test_a_file_cut_short_is_named(filled: Place, kept: int, kind: str) -> None:
-    path = filled.shards[0] if kind == "shard" else filled.plans[0]
+    kinds = {"shard": filled.shards, "plan": filled.plans, "columns": filled.columns}
+    path = kinds[kind][0]
     whole = path.read_bytes()
     path.write_bytes(whole[:kept])
     try:
@@ -137,7 +162,7 @@ def test_a_file_cut_short_is_named(filled: Place, kept: int, kind: str) -> None:
 
 def test_deleting_a_damaged_file_as_advised_repairs_the_cache(filled: Place) -> None:
     want = filled.values()
-    for path in (filled.shards[0], filled.plans[0]):
+    for path in (filled.shards[0], filled.plans[0], *filled.columns):
         content = bytearray(path.read_bytes())
         content[-3] ^= 1
         path.write_bytes(content)
@@ -168,7 +193,7 @@ def test_a_tensor_of_another_dtype_shape_or_place_is_named(
     assert old in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(old, new))
     with pytest.raises(StateError, match=path.name):
-        FeatureCache.open(tmp_path).read("tensor")
+        FeatureCache.open(tmp_path).read(address("tensor"))
 
 
 def test_two_shards_swapped_are_named(tmp_path: Path) -> None:
@@ -179,4 +204,4 @@ def test_two_shards_swapped_are_named(tmp_path: Path) -> None:
     first.write_bytes(data[1])
     second.write_bytes(data[0])
     with pytest.raises(StateError, match="its name is not the hash of its header"):
-        open_shard(first)
+        read_shard(first)

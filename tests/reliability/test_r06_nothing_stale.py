@@ -2,7 +2,6 @@
 is computed for nothing.
 """
 
-import json
 import os
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.storage.file_memory import ManyFiles
 
 from tests.support import caching_family
 from tests.support.caching_project import (
@@ -151,10 +151,10 @@ def test_exactly_what_a_change_affects_is_computed_again(
 
 def settled(place: Place) -> None:
     """Let stage 1 remember digests of files that were written just now."""
-    memory = place.cache / "digests.json"
-    assert not json.loads(memory.read_text())
+    memory = place.cache / "digests.npy"
+    assert len(ManyFiles(memory)) == 0
     old = time.time_ns
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: old() + 10**10)
         place.fill()
-    assert len(json.loads(memory.read_text())) == 7
+    assert len(ManyFiles(memory)) == 4

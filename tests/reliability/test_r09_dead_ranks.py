@@ -8,6 +8,7 @@ import pkgutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +20,9 @@ from dstrain.cache.store import FeatureCache
 from dstrain.distributed import liveness, world
 from dstrain.distributed.liveness import Heartbeat
 from dstrain.errors import UsageError
+from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.state import damage, states
+from dstrain.runs.stage_1 import precompute
 
 from tests.support.caching_project import plain
 from tests.support.family import weights_of
@@ -148,8 +151,8 @@ CASES = (
         workers=1,
         launched=False,
     ),
-    Case(TRAIN, "torch.nn.utils.clip_grad_norm_", 1, call=6),
-    Case(TRAIN, "torch.nn.utils.clip_grad_norm_", 0, "a defect", call=6),
+    Case(TRAIN, "dstrain.runs.loop.clip_gradients", 1, call=6),
+    Case(TRAIN, "dstrain.runs.loop.clip_gradients", 0, "a defect", call=6),
     Case(TRAIN, "dstrain.distributed.world.ProcessGroup.any", 0, call=6),
     Case(TRAIN, "dstrain.runs.checkpoints.state.write_tensors", 0, call=3),
     Case(TRAIN, "dstrain.runs.checkpoints.state.write_json", 0, call=4, launched=False),
@@ -306,6 +309,59 @@ def test_a_process_that_ends_ends_the_run_and_the_same_command_completes_it(
         )
 
 
+ARRIVALS = ((3, 2, 1, 0), (0, 2, 1, 3), (1, 0, 3, 2), (0, 0, 0, 0))
+"""When each of four processes comes to its samples, in units of delay."""
+
+
+@pytest.mark.parametrize("launched", [True, False], ids=["launcher", "no launcher"])
+@pytest.mark.parametrize("killed", range(4))
+def test_one_of_four_dies_in_stage_1_and_any_number_of_processes_completes_it(
+    killed: int, launched: bool, here: Path, tmp_path: Path
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    arrival = ARRIVALS[killed]
+
+    def run_units(folder: Path, size: int, killed: int | None = None) -> list[int]:
+        """Fill a cache; return how many units each process ran."""
+        ran = [tmp_path / f"{folder.name} {killed} {rank}" for rank in range(size)]
+        compute, run_step = precompute.compute, Pipeline.run
+
+        def late(*given: Any) -> None:
+            time.sleep(0.1 * arrival[given[5].rank])
+            compute(*given)
+
+        def noted(pipeline: Pipeline, *given: Any) -> None:
+            run_step(pipeline, *given)
+            rank = int(os.environ["RANK"])
+            with ran[rank].open("a") as file:
+                file.write("x")
+            if rank == killed:
+                kill()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(precompute, "compute", late)
+            patch.setattr(Pipeline, "run", noted)
+            line = words(flags(here, STAGE_1, folder))
+            ended = in_processes(size, commands(line), tmp_path, launched)
+        codes = [
+            -9 if rank == killed else 0 if killed is None else 4 for rank in range(size)
+        ]
+        assert list(ended.codes) == codes, ended.said
+        assert len(ended.lines) == (killed is not None)
+        return [file.stat().st_size if file.exists() else 0 for file in ran]
+
+    once = sum(run_units(whole, 1))
+    died = run_units(cut, 4, killed)
+    assert died[killed] == 1
+    # With other numbers of processes than before, one of them alone.
+    again = run_units(cut, 1 + (killed + 1) % 4)
+    assert values(cut) == values(whole)
+    assert not list(cut.rglob(".tmp-*"))
+    twice = sum(died) + sum(again) - once
+    # Who gets the launcher's signal in the middle of a sample loses its two units.
+    assert 1 <= twice <= (7 if launched else 1)
+
+
 def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -317,7 +373,7 @@ def dead_disk() -> None:
 HUNG = (
     (TRAIN, "dstrain.training.module.TrainingModule.forward", 1, stop),
     (TRAIN, "dstrain.training.module.TrainingModule.forward", 0, stop),
-    (TRAIN, "torch.nn.utils.clip_grad_norm_", 1, stop),
+    (TRAIN, "dstrain.runs.loop.clip_gradients", 1, stop),
     (TRAIN, "dstrain.distributed.world.ProcessGroup.any", 1, stop),
     (TRAIN, "dstrain.training.loader.DecodedSamples.sample", 1, dead_disk),
     (TRAIN, "dstrain.training.loader.DecodedSamples.sample", 0, dead_disk),
@@ -342,7 +398,8 @@ def test_a_process_that_hangs_is_named_by_the_others_after_a_time(
         parent = os.getpid()
         if not os.fork():  # kills it in the end, as a launcher does
             time.sleep(20)
-            os.kill(parent, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(parent, signal.SIGKILL)
             os._exit(0)
         way()
 
@@ -350,9 +407,12 @@ def test_a_process_that_hangs_is_named_by_the_others_after_a_time(
     given = flags(here, stage, folder)
     call = 2 if stage == STAGE_1 else 4
     ended = in_processes(2, at(function, call, own, act, words(given)), tmp_path)
-    assert ended.codes[own] == -9
+    # Only a thread waits for the disk: its process sees that the others have ended.
+    assert ended.codes[own] == (4 if way is dead_disk else -9)
     assert ended.codes[1 - own] == 4, ended.said
-    (line,) = ended.lines
+    said = [line for line in ended.lines if "of the run ended" not in line]
+    (line,) = said
+    assert way is dead_disk or ended.lines == said
     assert f"process {own} (process id " in line
     assert "5 seconds" in line
     assert not [state for state in states(folder) if damage(state)]

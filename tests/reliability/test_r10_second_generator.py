@@ -252,7 +252,7 @@ def train(setup: Setup, run: Run) -> None:
     for name, network in networks.items():
         run.masks[name] = network.drop.drawn = []
     if setup.stage:
-        for key in samples.sample_ids:
+        for key in map(tuple, samples.sample_ids.tolist()):
             run.values[key] = samples.source.sample(*key).values
     for epoch in range(setup.config.num_epochs or 1):
         for keys in made.order.global_batches(epoch):

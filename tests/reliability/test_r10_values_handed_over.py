@@ -490,7 +490,7 @@ def test_what_cannot_be_stored_exactly_is_refused_by_row_alike_and_the_rest_is_k
         assert error.what.startswith("unit subject: ")
         assert fault in error.what
     assert (unsplit.what, unsplit.help_lines) == (split.what, split.help_lines)
-    assert len(FeatureCache.open(tmp_path / "cache").where) == 2
+    assert len(FeatureCache.open(tmp_path / "cache")) == 2
     mended = True
     calls.clear()
     stage_1(setup)

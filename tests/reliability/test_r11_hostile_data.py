@@ -1,6 +1,5 @@
 """R11: data cannot run code, reach outside its folders, or fill the memory."""
 
-import hashlib
 import io
 import json
 import multiprocessing
@@ -18,13 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dstrain.cache.plan_files import open_samples, stored_plans, write_plan
+from dstrain.cache.source_files import SourceFiles
 from dstrain.cli.main import main
 from dstrain.data.cells import load_cell
 from dstrain.data.images import Resolution
 from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
-from dstrain.storage.hashing import hash_json
 from PIL import Image
 
 from tests.support import broad_family
@@ -92,7 +92,7 @@ PICKLES: tuple[tuple[str, str, Callable[[Path], bytes]], ...] = (
     ("the record of a state", "out/states/step-3/record.json", raw),
     ("a shard of a feature cache", "store/**/*.safetensors", raw),
     ("the record of a feature cache", "store/store.json", raw),
-    ("what a cache remembers of files", "store/digests.json", raw),
+    ("what a cache remembers of files", "store/digests.npy", raw),
     ("the metadata", "data/metadata.json", raw),
     ("an image", "data/0.png", raw),
     ("an array in the place of an image", "data/0.png", array),
@@ -216,23 +216,33 @@ def rewritten(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], Any]
     """Change every row of the plans, with digests that fit."""
 
     def act(store: Path) -> None:
-        for path in (store / "plans").glob("*.jsonl"):
-            head, *lines = map(json.loads, path.read_text().splitlines())
-            for row in lines:
-                change(row)
-            text = "".join(json.dumps(row) + "\n" for row in lines).encode()
-            record = {**head["record"], "sha256": hashlib.sha256(text).hexdigest()}
-            head = {"record": record, "digest": hash_json("record", record)}
-            path.write_bytes(json.dumps(head).encode() + b"\n" + text)
+        plans = store / "plans"
+        for _, record in list(stored_plans(plans)):
+            files = SourceFiles.open(plans, record)
+            recorded = [
+                [*mark, digest.tobytes().hex()]
+                for mark, digest in zip(
+                    files.marks.tolist(), files.digests, strict=True
+                )
+            ]
+            names = map(os.fsdecode, files.places.to_pylist())
+            lines = [
+                {**line, "files": [], "frame folders": []}
+                for line in open_samples(plans, record)
+            ]
+            lines[0]["files"] = list(zip(names, recorded, strict=True))
+            for line in lines:
+                change(line)
+            write_plan(plans, record["identity"], record["about"], lines)
 
     return act
 
 
 def elsewhere(row: dict[str, Any]) -> None:
-    """Let every value lie somewhere else."""
+    """Let every value have another address."""
     for value in row["values"].values():
         if "at" in value:
-            value["at"] = "../../secret/secret.png"
+            value["at"] = "5e" * 20
 
 
 def named_outside(row: dict[str, Any]) -> None:
@@ -255,10 +265,11 @@ STORES: tuple[tuple[str, Callable[[Path], Any], str, str], ...] = (
     ("plans that are a link", replaced_by_link("plans", "plans"), "train", LINKED),
     ("plans that are a link, to write to", replaced_by_link("plans", "plans"), "data_process", LINKED),
     ("a shard that is a link", replaced_by_link("shards/*", "shard"), "train", LINKED),
-    ("a plan that is a link", replaced_by_link("plans/*", "plan"), "train", LINKED),
-    ("a plan that is a link, to write to", replaced_by_link("plans/*", "plan"), "data_process", LINKED),
+    ("a plan that is a link", replaced_by_link("plans/*.json", "plan"), "train", LINKED),
+    ("columns that are a link", replaced_by_link("plans/*.arrow", "columns"), "train", LINKED),
+    ("a plan that is a link, to write to", replaced_by_link("plans/*.json", "plan"), "data_process", LINKED),
     ("a log that is a link", replaced_by_link("dstrain.log", "log"), "data_process", LINKED),
-    ("digests that are a link", replaced_by_link("digests.json", "digests"), "data_process", LINKED),
+    ("digests that are a link", replaced_by_link("digests.npy", "digests"), "data_process", LINKED),
     ("a lock that is a link", replaced_by_link(".dstrain.lock", "lock"), "data_process", LINKED),
     ("the lock's holder that is a link", replaced_by_link(".dstrain.lock.pid", "7"), "data_process", LINKED),
     ("values that lie elsewhere", rewritten(elsewhere), "train", "lacks values"),
@@ -340,7 +351,7 @@ def test_no_pickle_is_opened_wherever_it_is(
     )
     words = command(folder, encoder)
     if place.startswith("store"):
-        task = "data_process" if place.endswith("digests.json") else "train"
+        task = "data_process" if place.endswith("digests.npy") else "train"
         words += [
             "--task",
             f"sft:{task}",
@@ -361,7 +372,7 @@ def test_no_pickle_is_opened_wherever_it_is(
     assert "Traceback" not in said
     # What a cache remembers of files is no part of it: unreadable, it is made again.
     assert code == (
-        0 if place.endswith("digests.json") else 2 if place.startswith("data") else 3
+        0 if place.endswith("digests.npy") else 2 if place.startswith("data") else 3
     ), said
     if code:
         assert "dstrain: error: " in said and path.name in said

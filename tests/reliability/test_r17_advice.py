@@ -131,7 +131,7 @@ def diverging(after: int) -> Patch:
 
     def act(patch: pytest.MonkeyPatch) -> None:
         norms = [torch.tensor(1.0)] * after + [torch.tensor(float("inf"))]
-        patch.setattr("torch.nn.utils.clip_grad_norm_", Mock(side_effect=norms))
+        patch.setattr("dstrain.runs.loop.clip_gradients", Mock(side_effect=norms))
 
     return act
 
@@ -199,7 +199,7 @@ CASES = (
     Case("a full disk at the first save", SHORT, "same command again with (--overwrite)", 4,
          patch=full("dstrain.runs.checkpoints.outputs.save_lora")),
     Case("a full disk in stage 1", STAGE_1, "run the same command (again)", 4,
-         patch=full("dstrain.cache.store.write_tensors")),
+         patch=full("dstrain.cache.store.write_shard")),
     Case("Ctrl-C before the first step", SHORT, "run the same command (again)", 75,
          patch=raising("dstrain.runs.loop.prepare", KeyboardInterrupt())),
     Case("Ctrl-C before the first save", LORA, "same command again with (--overwrite)", 75,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.cache.store import FeatureCache
 from dstrain.errors import DstrainError
 from dstrain.runs.runner import run
-from safetensors.torch import load_file
 
 from tests.support.family import weights_of
 from tests.support.processes import commands, in_processes, words
@@ -167,10 +167,19 @@ def test_only_what_depends_on_a_quantized_component_is_computed_again(
     added = stored_values(cache) - before
     # Both of each of the six prompts.
     assert len(added) == 12
-    assert {name.rpartition(".")[2] for name in added} == {"prompt_emb", "prompt_mask"}
+    assert {name for name, _ in added} == {"prompt_emb", "prompt_mask"}
 
 
-def stored_values(cache: Path) -> set[str]:
-    """The names of all values in a feature cache."""
-    shards = cache.rglob("*.safetensors")
-    return {name for path in shards for name in load_file(path)}
+def stored_values(cache: Path) -> set[tuple[str, str]]:
+    """Name and address of all values that plans of a feature cache use; there are no
+    others.
+    """
+    stored = FeatureCache.open(cache)
+    used = set()
+    for path, _ in stored.plans():
+        for row in stored.plan_rows(path):
+            for name, value in row["values"].items():
+                if "at" in value:
+                    used.add((name, value["at"]))
+    assert {address for _, address in used} == set(stored)
+    return used

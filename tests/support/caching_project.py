@@ -28,6 +28,7 @@ from dstrain.registry.hooks import load_extensions
 from dstrain.runs.feature_plan import open_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.precompute import data_process
+from dstrain.storage.hashing import hash_json
 from dstrain.training.loader import CachedSamples
 from dstrain.training.losses import SFT
 from PIL import Image
@@ -35,6 +36,11 @@ from torch import Tensor
 
 from tests.support import caching_family
 from tests.support.caching_family import MODEL, build, runs, write_model
+
+
+def address(name: str) -> str:
+    """The address of a value that a test names."""
+    return hash_json("test", name)
 
 
 def noise_image(seed: int, mode: str = "RGB", branch: int = 32) -> Image.Image:
@@ -81,8 +87,13 @@ class Place:
 
     @property
     def plans(self) -> list[Path]:
-        """The plan files there are."""
-        return sorted((self.cache / "plans").iterdir())
+        """The records of plans there are."""
+        return sorted((self.cache / "plans").glob("*.json"))
+
+    @property
+    def columns(self) -> list[Path]:
+        """The columns of plans there are."""
+        return sorted((self.cache / "plans").glob("*.arrow"))
 
     def setup(
         self,
@@ -130,10 +141,7 @@ class Place:
         """Open the cache as stage 2 does."""
         setup = self.setup("train", task, variant, **config)
         store = FeatureCache.open(setup.cache_path)
-        rows, info = open_plan(setup, store)
-        input_sets = [frozenset(names) for names in info.inputs]
-        sample_ids = [(row["row"], row["chunk"]) for row in rows]
-        return CachedSamples(store, rows, input_sets, sample_ids)
+        return open_plan(setup, store)[0]
 
     def values(
         self, task: Task = SFT, variant: str = "base", **config: Any
@@ -213,10 +221,21 @@ def plain(value: Any) -> Any:
     return (type(value).__name__, value)
 
 
-def processes(rank: int, size: int, wait: Callable[[], Any]) -> ProcessGroup:
+def processes(
+    rank: int,
+    size: int,
+    wait: Callable[[], Any],
+    reduce: Callable[..., Any] | None = None,
+) -> ProcessGroup:
     """A process of several, which meet at `wait`."""
     return ProcessGroup(
-        SimpleNamespace(process_index=rank, num_processes=size, wait_for_everyone=wait)
+        SimpleNamespace(
+            process_index=rank,
+            num_processes=size,
+            wait_for_everyone=wait,
+            reduce=reduce,
+            device="cpu",
+        )
     )
 
 
@@ -235,14 +254,22 @@ def together(
     """
     barrier = threading.Barrier(size, timeout=30)
     errors: list[BaseException] = []
+    parts: dict[int, Tensor] = {}
 
     def one(rank: int) -> None:
+        def reduce(value: Tensor, reduction: str) -> Tensor:
+            parts[rank] = value
+            barrier.wait()
+            total = torch.stack(list(parts.values())).sum(dim=0)
+            barrier.wait()
+            return total
+
         def wait() -> None:
             barrier.wait()
             late(rank)
 
         try:
-            work(processes(rank, size, wait))
+            work(processes(rank, size, wait, reduce))
         except BaseException as error:  # shown by the test's own thread
             errors.append(error)
             barrier.abort()

@@ -89,27 +89,33 @@ def test_no_process_waits_for_a_line_of_another(forks: str) -> None:
     assert "after" in done.stderr
 
 
-def test_elsewhere_than_on_a_terminal_there_is_a_line_a_minute(
+def test_elsewhere_than_on_a_terminal_there_is_a_line_a_minute_and_more_at_first(
     wait: Callable[[float], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with progress_bar("train", 12, done=2) as bar:
-        for _ in range(9):
-            wait(20)
+    with progress_bar("train", 401, done=1) as bar:
+        for _ in range(390):
+            wait(0.5)
             bar.set_postfix_str("loss 1", refresh=False)
             bar.update()
     assert capsys.readouterr().err.splitlines() == [
-        "train 5/12, 0.05/s, 02:20 left, loss 1",
-        "train 8/12, 0.05/s, 01:20 left, loss 1",
-        "train 11/12, 0.05/s, 00:20 left, loss 1",
-        "train 11/12, 0.05/s, 00:20 left, loss 1",
+        "train 3/401, 2.00/s, 03:19 left, loss 1",
+        "train 5/401, 2.00/s, 03:18 left, loss 1",
+        "train 9/401, 2.00/s, 03:16 left, loss 1",
+        "train 17/401, 2.00/s, 03:12 left, loss 1",
+        "train 33/401, 2.00/s, 03:04 left, loss 1",
+        "train 65/401, 2.00/s, 02:48 left, loss 1",
+        "train 129/401, 2.00/s, 02:16 left, loss 1",
+        "train 249/401, 2.00/s, 01:16 left, loss 1",
+        "train 369/401, 2.00/s, 00:16 left, loss 1",
+        "train 391/401, 2.00/s, 00:05 left, loss 1",
     ]
 
 
-def test_what_takes_less_than_a_minute_says_nothing(
+def test_what_takes_less_than_a_second_says_nothing(
     wait: Callable[[float], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with progress_bar("train", 3) as bar:
-        wait(59)
+        wait(0.9)
         bar.update()
     assert capsys.readouterr().err == ""
 

@@ -6,11 +6,14 @@ dtype and, if the unit asks for it, the branch. Library versions and the device 
 of it.
 """
 
+import re
 from collections.abc import Mapping
 
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.task import POSITIVE
-from dstrain.storage.hashing import hash_json
+from dstrain.storage.hashing import hash_json, hash_text, json_text
+
+GAP = "?"
 
 
 def step_key(
@@ -29,6 +32,16 @@ def step_key(
         components: Name -> digest of the component.
         dtype: The compute dtype.
     """
+    return hash_text(_step_text(family, step, inputs, components, dtype))
+
+
+def _step_text(
+    family: str,
+    step: Step,
+    inputs: Mapping[str, str],
+    components: Mapping[str, str],
+    dtype: str,
+) -> str:
     unit = step.unit
     digests = {name: components[name] for name in unit.components if name in components}
     # Only a unit that uses the branch computes something else for another one.
@@ -36,23 +49,47 @@ def step_key(
     if "branch" in unit.components:
         branch = step.branch or POSITIVE
     content = [family, unit.identity, dict(inputs), digests, dtype, branch]
-    return hash_json("unit", content)
+    return json_text("unit", content)
 
 
-def value_keys(
-    plan: Plan,
-    inputs: Mapping[str, str],
-    components: Mapping[str, str],
-    dtype: str,
-) -> dict[str, str]:
-    """Return the key of every value of stage 1, inputs included.
-
-    An output of a unit has the key '<key of the unit's run>.<name>'.
+class PlanKeys:
+    """Finds the keys of the values of many rows that have one plan: of what is hashed,
+    only the keys of inputs differ.
     """
-    keys = dict(inputs)
-    for step in plan.cached_steps:
-        used = {name: keys[value] for name, value in step.inputs.items()}
-        key = step_key(plan.spec.family, step, used, components, dtype)
-        for name, value in step.outputs.items():
-            keys[value] = f"{key}.{name}"
-    return keys
+
+    def __init__(self, plan: Plan, components: Mapping[str, str], dtype: str) -> None:
+        """Write down what is hashed of each step, with gaps for the keys of its inputs.
+
+        Args:
+            plan: The plan of the rows.
+            components: Name -> digest of the component.
+            dtype: The compute dtype.
+        """
+        self._steps: list[tuple[list[str], dict[str, str]]] = []
+        for step in plan.cached_steps:
+            # A hash in the place of each key: nothing else in the text is equal to it.
+            gaps = {hash_json("gap", name): name for name in step.inputs.values()}
+            keys = {name: gap for gap, name in gaps.items()}
+            used = {own: keys[name] for own, name in step.inputs.items()}
+            text = _step_text(plan.spec.family, step, used, components, dtype)
+            parts = re.split(f"({'|'.join(gaps)})", text) if gaps else [text]
+            parts[1::2] = [gaps[gap] for gap in parts[1::2]]
+            ends = {
+                value: json_text("output", [GAP, name]).partition(GAP)[2]
+                for name, value in step.outputs.items()
+            }
+            self._steps.append((parts, ends))
+
+    def of(self, inputs: Mapping[str, str]) -> dict[str, str]:
+        """Return the key of every value of stage 1, inputs included.
+
+        The key of a value is its address in the feature cache, 40 hexadecimal digits.
+        """
+        keys = dict(inputs)
+        for parts, ends in self._steps:
+            text = parts.copy()
+            text[1::2] = [keys[name] for name in parts[1::2]]
+            key = hash_text("".join(text))
+            for value, end in ends.items():
+                keys[value] = hash_text(f'["output",["{key}{end}')
+        return keys

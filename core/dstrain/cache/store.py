@@ -2,65 +2,101 @@
 
     store.json                   format and version
     shards/NAME.safetensors      values; NAME is the hash of the header, which has a hash of each value
-    plans/NAME.jsonl             one plan: its record, with a hash of itself and of what follows; then a line per sample
-    digests.json                 remembered digests of files
+    index/NAME.arrow             where each value is; derived from the shards
+    plans/NAME.json              the record of a plan, and
+    plans/HASH.arrow             its columns: see `plan_files`
+    digests.npy                  remembered digests of files
 
 It is content-addressed and append-only. A file is written under a temporary name, synced
 and renamed: that commits it. A reader sees only complete files, takes no lock, and checks
 every byte that it uses. A writer holds the lock of the folder.
 """
 
-import hashlib
 import json
-import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
+from dstrain.cache import plan_files
+from dstrain.cache.addresses import (
+    ABSENT,
+    Addresses,
+    Numbers,
+    as_text,
+    find,
+    find_one,
+)
+from dstrain.cache.index import (
+    Index,
+    merged,
+    own_files,
+    read_index,
+    without,
+    write_index,
+)
+from dstrain.cache.plan_files import PlanSamples
+from dstrain.cache.reading import MappedShards, copies
+from dstrain.cache.shards import (
+    AGAIN,
+    SUFFIX,
+    Shard,
+    StoredValue,
+    read_shard,
+    write_shard,
+)
 from dstrain.errors import CacheError, StateError
-from dstrain.graph.values import deserialize, serialize, tensor_names
+from dstrain.graph.values import deserialize
 from dstrain.storage.files import (
     refuse_link,
     remove_leftovers,
-    write_file,
     write_json,
 )
-from dstrain.storage.hashing import hash_json
-from dstrain.storage.safetensors import add_tensor, write_tensors
 
 MARKER = "store.json"
-DIGESTS = "digests.json"
+DIGESTS = "digests.npy"
 LOG = "dstrain.log"
-PARTS = (MARKER, "shards", "plans", DIGESTS, LOG)
-HASH = re.compile(r"[0-9a-f]{40}")
-"""Names of shards and plans, without what follows the dot."""
-FORMAT = MappingProxyType({"format": "dstrain-features", "version": 2})
-OPEN_SHARDS = 256
-"""Most shards open at once: each one has an open file and mapped memory."""
-Values = Mapping[str, Any]
-"""Address -> {'header': the value's header, 'sha256': the digest of its tensors}."""
-AGAIN = "delete it, then fill the cache again: only the values it contained are computed again"
+FOLDERS = ("shards", "index", "plans")
+PARTS = (MARKER, *FOLDERS, DIGESTS, LOG)
+FORMAT = MappingProxyType({"format": "dstrain-features", "version": 3})
+KEPT_LAYOUTS = 4096
+"""Most layouts of values that are kept parsed."""
 
 
 @dataclass
 class FeatureCache:
-    """A feature cache that is open for reading."""
+    """A feature cache that is open for reading.
+
+    Each value has a number, which is good until values are added. Processes that load
+    samples share one note of which values were verified.
+    """
 
     folder: Path
-    where: dict[str, str] = field(default_factory=dict)
-    """Address of each value -> the name of its shard."""
-    _open: dict[str, tuple[Any, Values]] = field(default_factory=dict)
-    _verified: set[str] = field(default_factory=set)
+    parts: tuple[Index, Index] = field(default_factory=lambda: (merged([]), merged([])))
+    """The index on disk, and that of the shards that it does not cover."""
+    _verified: Tensor = field(init=False)
+    """Shared memory: a byte for each value, 1 once its digest was verified."""
+    _files: MappedShards = field(init=False)
+    _is_indexed: bool = False
+    """Whether the index on disk covers just the shards there are."""
+    _layouts: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Bytes, not bits: processes that set two bits of one byte would lose one.
+        self._verified = torch.zeros(max(len(self), 1), dtype=torch.uint8)
+        self._files = MappedShards(self.folder / "shards")
 
     @classmethod
     def open(cls, folder: Path) -> "FeatureCache":
-        """Read the headers of all shards.
+        """Read the index, and the headers of shards that it does not cover.
 
         Raises StateError if this is not a cache, has another version, or is damaged.
         """
@@ -70,30 +106,81 @@ class FeatureCache:
                 folder, what, "name the folder that stage 1 filled with --feature_cache"
             )
         check_parts(folder)
-        cache = cls(folder)
-        for path in _named(folder / "shards", ".safetensors"):
-            _, values = open_shard(path)
-            cache.where |= dict.fromkeys(values, path.stem)
+        paths = {path.stem: path for path in _named(folder / "shards", SUFFIX)}
+        found = read_index(folder / "index", paths.keys())
+        index = found or merged([])
+        rest = paths.keys() - set(index.shards)
+        cache = cls.of_shards(folder, [paths[name] for name in sorted(rest)])
+        cache = cls(folder, (index, without(cache.parts[1], index)))
+        cache._is_indexed = found is not None and not rest
+        cache._verified.share_memory_()  # type: ignore[no-untyped-call]
         return cache
+
+    @classmethod
+    def of_shards(cls, folder: Path, paths: Iterable[Path]) -> "FeatureCache":
+        """Return a cache with the values of only these shards; raises StateError if one
+        is damaged.
+        """
+        return cls(
+            folder, (merged([]), merged([Index.of(read_shard(p)) for p in paths]))
+        )
 
     @staticmethod
     def create(folder: Path) -> None:
         """Create an empty cache if there is none, and remove temporary files of a dead
         run; the caller holds the lock, and has called `check_parts`.
         """
-        for part in (folder, folder / "shards", folder / "plans"):
+        for part in (folder, *(folder / name for name in FOLDERS)):
             part.mkdir(parents=True, exist_ok=True)
             remove_leftovers(part)
         if not (folder / MARKER).exists():
             write_json(folder / MARKER, dict(FORMAT))
 
+    def __len__(self) -> int:
+        return len(self.parts[0]) + len(self.parts[1])
+
+    def __iter__(self) -> Iterator[str]:
+        return map(as_text, self.addresses)
+
     def __contains__(self, address: str) -> bool:
-        return address in self.where
+        return self._number(address) != ABSENT
+
+    @property
+    def addresses(self) -> Addresses:
+        """The address of each value, by number."""
+        return self._column("addresses")
+
+    @property
+    def lengths(self) -> Numbers:
+        """The bytes of the tensors of each value, by number."""
+        return self._column("length")
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """The names of the shards."""
+        return self.parts[0].shards + self.parts[1].shards
+
+    @property
+    def shard_numbers(self) -> Numbers:
+        """For each value the number of its shard in `shards`."""
+        index, rest = self.parts
+        return np.concatenate([index.shard, rest.shard + len(index.shards)])
+
+    def locate(self, addresses: Addresses) -> Numbers:
+        """Return the number of the value at each address, ABSENT where there is none."""
+        index, rest = self.parts
+        numbers = find(addresses, index.addresses, index.prefixes)
+        if len(rest):
+            others = np.flatnonzero(numbers == ABSENT)
+            found = find(addresses[others], rest.addresses, rest.prefixes)
+            is_there = found != ABSENT
+            numbers[others[is_there]] = found[is_there] + len(index)
+        return numbers
 
     def header(self, address: str) -> Any:
         """Return the header of a value, which has the shapes of its tensors."""
-        _, record = self._stored(address)
-        return record["header"]
+        part, place = self._place(self._required(address))
+        return self._layout(part, place)["header"]
 
     def read(self, address: str) -> Any:
         """Return a value, its tensors copies of their own.
@@ -101,44 +188,90 @@ class FeatureCache:
         Its digest is verified at the first read. Raises StateError if it is damaged or
         missing.
         """
-        file, record = self._stored(address)
-        path = self._path(self.where[address])
-        header = record["header"]
-        tensors = {}
+        return self.read_at(self._required(address))
+
+    def read_at(self, number: int) -> Any:
+        """Return the value of a number, as `read` does."""
+        part, place = self._place(number)
+        index = self.parts[part]
+        shard = index.shards[index.shard[place]]
+        stored = self._files.stored(
+            shard, int(index.offset[place]), int(index.length[place])
+        )
         try:
-            for name in tensor_names(header):
-                # A tensor of an open file is mapped memory, which ends with the file.
-                tensors[name] = file.get_tensor(name).clone()
-        except SafetensorError as error:
-            raise CacheError(path, f"is damaged: {error}", AGAIN) from error
-        if address not in self._verified:
-            if tensors_digest(tensors.values()) != record["sha256"]:
-                what = (
-                    f"is damaged: the sha256 of value {address} is not the recorded one"
-                )
-                raise CacheError(path, what, AGAIN)
-            self._verified.add(address)
-        return deserialize(header, tensors)
+            if not self._verified[number]:
+                self._verify(number, stored)
+            layout = self._layout(part, place)
+            tensors = copies(stored, layout["tensors"])
+            return deserialize(layout["header"], tensors)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"is damaged: value {as_text(index.addresses[place])}: {error}"
+            raise CacheError(self._files.path(shard), what, AGAIN) from error
 
-    def _path(self, shard: str) -> Path:
-        return self.folder / "shards" / f"{shard}.safetensors"
+    def write_index(self) -> None:
+        """Write the index of all shards, unless it is there; the caller holds the lock."""
+        folder = self.folder / "index"
+        if not self._is_indexed or len(own_files(folder)) != 1:
+            write_index(folder, merged(self.parts))
 
-    def _stored(self, address: str) -> tuple[Any, Any]:
-        """Return the open shard of a value, and its entry in the shard's header."""
-        if address not in self.where:
-            what = f"lacks value {address}"
-            raise CacheError(self.folder, what)
-        name = self.where[address]
-        if name not in self._open:
-            if len(self._open) >= OPEN_SHARDS:
-                self._open.pop(next(iter(self._open)))
-            self._open[name] = open_shard(self._path(name))
-        file, values = self._open[name]
-        return file, values[address]
+    def add(self, shard: Shard) -> None:
+        """Note the values of a shard that was committed; numbers change."""
+        index, rest = self.parts
+        if shard.name not in self.shards:
+            self._is_indexed = False
+            self.parts = (index, without(merged([rest, Index.of(shard)]), index))
+            self._layouts.clear()
+            self._verified = torch.zeros(max(len(self), 1), dtype=torch.uint8)
+
+    def _column(self, name: str) -> NDArray[Any]:
+        columns = [getattr(part, name) for part in self.parts if len(part)]
+        return (
+            columns[0]
+            if len(columns) == 1
+            else np.concatenate([getattr(part, name) for part in self.parts])
+        )
+
+    def _number(self, address: str) -> int:
+        index, rest = self.parts
+        number = find_one(address, index.addresses, index.prefixes)
+        if number == ABSENT and len(rest):
+            number = find_one(address, rest.addresses, rest.prefixes)
+            number += 0 if number == ABSENT else len(index)
+        return number
+
+    def _required(self, address: str) -> int:
+        number = self._number(address)
+        if number == ABSENT:
+            raise CacheError(self.folder, f"lacks value {address}")
+        return number
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Return the part that has a number, and the row in it."""
+        count = len(self.parts[0])
+        return (0, number) if number < count else (1, number - count)
+
+    def _layout(self, part: int, place: int) -> Any:
+        """Return the parsed layout of a value; most values have one in common."""
+        index = self.parts[part]
+        key = (part, int(index.layout[place]))
+        if key not in self._layouts:
+            if len(self._layouts) >= KEPT_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = json.loads(index.layouts[key[1]].as_py())
+        return self._layouts[key]
+
+    def _verify(self, number: int, stored: Tensor) -> None:
+        part, place = self._place(number)
+        index = self.parts[part]
+        layout = index.layouts[int(index.layout[place])].as_py()
+        digest = xxhash.xxh3_128(layout.encode())
+        digest.update(stored.numpy().data)
+        if digest.digest() != index.digest[place].tobytes():
+            raise ValueError("its digest is not the recorded one")
+        self._verified[number] = 1
 
     def __getstate__(self) -> dict[str, Any]:
-        # Loader processes open the files themselves.
-        return {**vars(self), "_open": {}, "_verified": set()}
+        return {**vars(self), "_layouts": {}}
 
     def write_plan(
         self,
@@ -153,34 +286,19 @@ class FeatureCache:
             about: Recorded with it; its entry 'dataset' identifies the dataset.
             rows: JSON data, one per sample.
         """
-        lines = b"".join(_line(row) for row in rows)
-        sequences = [record["sequence"] for _, record in self.plans()]
-        record = {
-            "identity": identity,
-            "about": about,
-            "sequence": 1 + max(sequences, default=0),
-            "sha256": hashlib.sha256(lines).hexdigest(),
-        }
-        head = {"record": record, "digest": hash_json("record", record)}
-        name = hash_json("plan", [identity, about["dataset"]])
-        write_file(self.folder / "plans" / f"{name}.jsonl", _line(head) + lines)
+        plan_files.write_plan(self.folder / "plans", identity, about, rows)
 
     def plans(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield the path and the record of each plan.
 
         Raises StateError for a damaged record.
         """
-        for path in _named(self.folder / "plans", ".jsonl"):
-            with path.open("rb") as file:
-                yield path, _record(path, file.readline())
+        yield from plan_files.stored_plans(self.folder / "plans")
 
-    def plan_rows(self, path: Path) -> "Lines":
-        """Return the rows of a plan; raises StateError if they are damaged."""
-        head, _, lines = path.read_bytes().partition(b"\n")
-        if hashlib.sha256(lines).hexdigest() != _record(path, head)["sha256"]:
-            what = "is damaged: the sha256 of its rows is not the recorded one"
-            raise CacheError(path, what, AGAIN)
-        return Lines(lines)
+    def plan_rows(self, path: Path) -> PlanSamples:
+        """Return the samples of a plan; raises StateError if they are damaged."""
+        record = plan_files.read_record(path)
+        return plan_files.open_samples(path.parent, record)
 
 
 def check_parts(folder: Path) -> None:
@@ -226,30 +344,6 @@ def _named(folder: Path, suffix: str) -> list[Path]:
     return paths
 
 
-def _again(path: Path) -> str:
-    """Return what to do about a damaged shard or plan; only what stage 1
-    named may be deleted."""
-    if HASH.fullmatch(path.stem):
-        return AGAIN
-    return "move it away: stage 1 makes no file of this name"
-
-
-class Lines(Sequence[Any]):
-    """Lines of JSON, each parsed when it is used.
-
-    A million rows as objects would fill the memory.
-    """
-
-    def __init__(self, text: bytes) -> None:
-        self.lines = text.splitlines()
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def __getitem__(self, index: Any) -> Any:
-        return json.loads(self.lines[index])
-
-
 @dataclass
 class ShardWriter:
     """A writer that collects values and commits a shard when it is large or old enough."""
@@ -259,21 +353,17 @@ class ShardWriter:
     """Recorded in each shard."""
     max_bytes: int = 256 * 2**20
     max_seconds: float = 60.0
-    _tensors: dict[str, Tensor] = field(default_factory=dict)
-    _values: dict[str, Any] = field(default_factory=dict)
+    _values: dict[str, StoredValue] = field(default_factory=dict)
     _bytes: int = 0
     _since: float = field(default_factory=time.monotonic)
 
     def add(self, address: str, value: Any) -> None:
         """Add a value to the shard in progress, unless it is there or already stored."""
-        if address in self.cache or address in self._values:
+        if address in self._values or address in self.cache:
             return
-        tensors: dict[str, Tensor] = {}
-        header = serialize(value, tensors, address)
-        digest = tensors_digest(tensors.values())
-        self._tensors |= tensors
-        self._values[address] = {"header": header, "sha256": digest}
-        self._bytes += sum(tensor.nbytes for tensor in tensors.values())
+        stored = StoredValue.of(value, address)
+        self._values[address] = stored
+        self._bytes += stored.nbytes
         age = time.monotonic() - self._since
         if self._bytes >= self.max_bytes or age >= self.max_seconds:
             self.flush()
@@ -281,60 +371,8 @@ class ShardWriter:
     def flush(self) -> None:
         """Commit the shard in progress."""
         if self._values:
-            # Not sort_keys: a record's fields keep their order, and so do its tensors,
-            # over which the digest is computed.
-            values = dict(sorted(self._values.items()))
-            header = {"values": values, "about": dict(self.about)}
-            text = json.dumps(header, ensure_ascii=False)
-            name = _text_digest(text)
-            path = self.cache.folder / "shards" / f"{name}.safetensors"
-            write_tensors(path, self._tensors, {"dstrain": text})
-            self.cache.where |= dict.fromkeys(self._values, name)
-        self._tensors = {}
+            folder = self.cache.folder / "shards"
+            self.cache.add(write_shard(folder, self._values, self.about))
         self._values = {}
         self._bytes = 0
         self._since = time.monotonic()
-
-
-def open_shard(path: Path) -> tuple[Any, Values]:
-    """Open a shard and verify its header by its name; return the file and its values.
-
-    Raises StateError if it is damaged or missing.
-    """
-    try:
-        file: Any = safe_open(path, "pt")
-        text: str = (file.metadata() or {})["dstrain"]
-    except (SafetensorError, OSError, KeyError) as error:
-        raise CacheError(path, f"cannot be read: {error}", _again(path)) from error
-    if _text_digest(text) != path.stem:
-        what = "is damaged: its name is not the hash of its header"
-        raise CacheError(path, what, _again(path))
-    return file, json.loads(text)["values"]
-
-
-def tensors_digest(tensors: Iterable[Tensor]) -> str:
-    """Return the sha256 of tensors' dtypes, shapes and bytes, in their order."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        add_tensor(digest, tensor)
-    return digest.hexdigest()
-
-
-def _text_digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
-
-
-def _line(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
-
-
-def _record(path: Path, line: bytes) -> dict[str, Any]:
-    try:
-        head = json.loads(line)
-        record: dict[str, Any] = head["record"]
-        if hash_json("record", record) != head["digest"]:
-            raise ValueError("its hash is not the recorded one")
-    except (ValueError, KeyError, TypeError) as error:
-        what = f"is damaged: its record: {error}"
-        raise CacheError(path, what, _again(path)) from error
-    return record

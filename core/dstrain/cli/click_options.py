@@ -26,7 +26,10 @@ from dstrain.config.serialize import read_resolved
 from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily, Option
 
-COMMAND_NAMES = ("train", "graph", "generate", "export", "toy", "models", "plugins")
+COMMAND_NAMES = (
+    *("train", "graph", "generate", "cache"),
+    *("export", "toy", "models", "plugins"),
+)
 """Names of dstrain's own commands, which a plugin's command cannot have."""
 FAMILY = "dstrain.family"
 """Key of `Context.meta` for the family that --model names."""

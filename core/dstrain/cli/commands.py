@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import click
 
+from dstrain.cli.cache import cache_group
 from dstrain.cli.click_options import (
     FamilyCommand,
     file_path,
@@ -19,6 +20,7 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
+from dstrain.console import as_table
 from dstrain.errors import UsageError
 
 PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
@@ -112,7 +114,7 @@ def models(disabled_plugins: tuple[str, ...]) -> None:
     rows = [
         (one.name, one.distribution, one.version) for one in installed(disabled_plugins)
     ]
-    click.echo(_table(("name", "distribution", "version"), rows))
+    click.echo(as_table(("name", "distribution", "version"), rows))
 
 
 def plugins(as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
@@ -138,7 +140,7 @@ def plugins(as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
         what = found.reason or ", ".join([*found.variants, *found.adds])
         lines.append((found.name, distribution, found.state, what))
     head = ("name", "distribution", "state", "variants, additions, or the reason")
-    click.echo(_table(head, lines))
+    click.echo(as_table(head, lines))
 
 
 def new_plugin(name: str, disabled_plugins: tuple[str, ...]) -> None:
@@ -197,6 +199,7 @@ def commands() -> tuple[click.Command, ...]:
         FamilyCommand("train", TrainConfig, train),
         FamilyCommand("graph", TrainConfig, graph, (shape,)),
         FamilyCommand("generate", GenerateConfig, generate),
+        cache_group(),
         _command("export", export, *export_params),
         _command("toy", toy, *model_options(), output),
         _command("models", models),
@@ -218,12 +221,3 @@ def _command(
 ) -> click.Command:
     every = [*params, *shared_options()]
     return click.Command(name, callback=body, help=body.__doc__, params=every)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = []
-    for line in lines:
-        text.append("  ".join(map(str.ljust, line, widths)).rstrip())
-    return "\n".join(text)

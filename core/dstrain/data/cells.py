@@ -30,6 +30,7 @@ from dstrain.data.videos import (
     read_frames,
 )
 from dstrain.graph.inputs import Column
+from dstrain.storage.file_memory import FileDigests
 from dstrain.storage.hashing import Digests, FileMark, hash_json
 
 
@@ -264,7 +265,7 @@ def _number(text: str) -> float:
     return number
 
 
-def input_key(cell: Cell, digests: Digests) -> str:
+def input_key(cell: Cell, digests: Digests | FileDigests) -> str:
     """Return the key of an input: the hash of its value, or of its files' bytes and of
     how they are loaded.
     """

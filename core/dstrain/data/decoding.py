@@ -7,16 +7,19 @@ and their order.
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from dstrain.console import progress_bar
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
+from dstrain.data.metadata import Fault
 from dstrain.errors import UsageError
-from dstrain.storage.hashing import FileMemory, hash_json
+from dstrain.storage.file_memory import ManyFiles
+from dstrain.storage.hashing import hash_json
 
-MEMORY = ".decoded_files.json"
+MEMORY = ".decoded_files.npy"
+SAMPLES_AT_ONCE = 4096
 
 
 def skip_undecodable(
@@ -34,42 +37,45 @@ def skip_undecodable(
         folder: Where cells that could be decoded are remembered, so that the next run
             decodes only what changed.
     """
-    cells: dict[str, Cell] = {}
-    uses: list[tuple[int, str, str]] = []
-    for (row, _), sample in zip(dataset.sample_ids, dataset.rows, strict=True):
-        for name in sorted(used_inputs(frozenset(sample))):
-            cell = sample[name]
-            if cell.files:
-                key = hash_json(
-                    "checked cell", [cell.kind, cell.files, cell.parameters]
-                )
-                cells[key] = cell
-                uses.append((row, name, key))
-    memory = FileMemory(folder / MEMORY)
-    errors: dict[str, UsageError] = {}
+    memory = ManyFiles(folder / MEMORY)
+    faults: list[Fault] = []
 
-    def decode(key: str) -> None:
-        cell = cells[key]
-        marks = list(chain(*cell.marks))
-        if memory.recall(key, marks) is None:
-            try:
-                load_cell(cell)
-            except UsageError as error:
-                errors[key] = error
-            else:
-                memory.remember(key, marks, True)
+    def decode(cell: Cell) -> UsageError | None:
+        try:
+            load_cell(cell)
+        except UsageError as error:
+            return error
+        return None
 
     with (
         ThreadPoolExecutor(os.cpu_count()) as threads,
-        progress_bar("check files", len(cells)) as progress,
+        progress_bar("check files", len(dataset.rows)) as progress,
     ):
-        for _ in threads.map(decode, cells):
-            progress.update()
+        samples = zip(dataset.sample_ids[:, 0].tolist(), dataset.rows, strict=True)
+        while part := list(islice(samples, SAMPLES_AT_ONCE)):
+            cells: dict[str, Cell] = {}
+            uses: list[tuple[int, str, str]] = []
+            for row, sample in part:
+                for name in sorted(used_inputs(frozenset(sample))):
+                    cell = sample[name]
+                    if cell.files:
+                        key = hash_json(
+                            "checked cell", [cell.kind, cell.files, cell.parameters]
+                        )
+                        cells[key] = cell
+                        uses.append((row, name, key))
+            marks = {key: list(chain(*cell.marks)) for key, cell in cells.items()}
+            new = [key for key in cells if memory.recall(key, marks[key]) is None]
+            found = threads.map(decode, [cells[key] for key in new])
+            errors = dict(zip(new, found, strict=True))
+            for key, error in errors.items():
+                if error is None:
+                    memory.remember(key, marks[key])
+            for row, name, key in uses:
+                error = errors.get(key)
+                if error is not None:
+                    faults.append(dataset.fault(row, name, error))
+            progress.update(len(part))
     if folder.is_dir():
         memory.save()
-    faults = [
-        dataset.fault(row, name, errors[key])
-        for row, name, key in uses
-        if key in errors
-    ]
     return dataset.without(faults)

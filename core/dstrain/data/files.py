@@ -4,11 +4,12 @@ their headers before a run.
 
 import os
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from stat import S_ISDIR, S_ISREG
 
@@ -16,7 +17,7 @@ from dstrain.console import shown
 from dstrain.data.cells import file_names
 from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.images import ImageInfo, read_size
-from dstrain.data.metadata import Table
+from dstrain.data.metadata import RawValue
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
 from dstrain.errors import UsageError
@@ -25,6 +26,11 @@ from dstrain.storage.hashing import file_mark
 
 HEADER_READERS = 16
 """Threads that read headers: more than processors, since they wait for disk or network."""
+ROWS_AT_ONCE = 2048
+"""Rows whose files are inspected before the first of them is checked."""
+FILES_PER_TASK = 32
+MOST_REMEMBERED = 2**15
+"""Images that are not inspected again where later rows name them."""
 
 
 @dataclass(frozen=True)
@@ -176,28 +182,72 @@ FileName = tuple[str, bool]
 """A file as named in the metadata, and whether it is read as a video."""
 FileInfos = Mapping[FileName, ImageInfo | Video | str]
 """What each file was found to be, or what is wrong with it."""
+Row = Mapping[str, RawValue]
 
 
-def inspect_files(
-    table: Table,
-    columns: Iterable[Column],
-    base: Path,
-    roots: Iterable[Path],
-    url_cache: Path | None,
-) -> FileInfos:
-    """Find or fetch each file that is named in these columns, and inspect it once."""
-    names: dict[FileName, None] = {}
-    for column in columns:
-        if column.is_file:
-            for row in table.rows:
+class FileInspector:
+    """Finds or fetches the files that rows name, and inspects them slice by slice."""
+
+    def __init__(
+        self,
+        columns: Iterable[Column],
+        base: Path,
+        roots: Iterable[Path],
+        url_cache: Path | None,
+    ) -> None:
+        """Begin; the folders are looked at when a row names a file."""
+        self._columns = [column for column in columns if column.is_file]
+        self._roots = cache(partial(DataRoots.of, base, roots, url_cache))
+        # The least recently used first.
+        self._known: dict[FileName, ImageInfo | Video | str] = {}
+        self._weight = 0
+
+    def with_files(self, rows: Iterable[Row]) -> Iterator[tuple[Row, FileInfos]]:
+        """Yield each row with what its files, among others, were found to be.
+
+        A file of several rows is inspected again only if many others were in between.
+        """
+        remaining = iter(rows)
+        while part := list(islice(remaining, ROWS_AT_ONCE)):
+            files = self._of(part)
+            for row in part:
+                yield row, files
+
+    def _of(self, rows: Sequence[Row]) -> FileInfos:
+        names: dict[FileName, None] = {}
+        for column in self._columns:
+            for row in rows:
                 with suppress(ValueError):  # reported when its row is checked
                     for name in file_names(row[column.name], column):
                         names[name, column.from_video] = None
-    if not names:
-        return {}
-    inspect = partial(_inspect, DataRoots.of(base, roots, url_cache))
-    with ThreadPoolExecutor(HEADER_READERS) as threads:
-        return dict(zip(names, threads.map(inspect, names), strict=True))
+        new = [name for name in names if name not in self._known]
+        if new:
+            # Few in a task where there are few: they may be slow to fetch.
+            size = max(1, min(FILES_PER_TASK, len(new) // (4 * HEADER_READERS)))
+            parts = [new[start : start + size] for start in range(0, len(new), size)]
+            inspect = partial(_inspect_all, self._roots())
+            with ThreadPoolExecutor(HEADER_READERS) as threads:
+                for part, infos in zip(parts, threads.map(inspect, parts), strict=True):
+                    self._known |= zip(part, infos, strict=True)
+                    self._weight += sum(map(_weight, infos))
+        files = {name: self._known.pop(name) for name in names}
+        self._known |= files
+        while self._weight > MOST_REMEMBERED and self._known:
+            self._weight -= _weight(self._known.pop(next(iter(self._known))))
+        return files
+
+
+def _weight(info: ImageInfo | Video | str) -> int:
+    """Return how much of RAM is taken by what is known of a file, in images."""
+    if isinstance(info, Video):
+        return 1 + (len(info.timestamps) + 8 * len(info.files)) // 16
+    return 1
+
+
+def _inspect_all(
+    roots: DataRoots, files: Iterable[FileName]
+) -> list[ImageInfo | Video | str]:
+    return [_inspect(roots, file) for file in files]
 
 
 def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:

@@ -1,21 +1,32 @@
 """Metadata tables: csv, json or jsonl, read strictly; cells stay as they are written."""
 
+import codecs
 import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, overload
+
+import numpy as np
 
 from dstrain.errors import SystemFault, UsageError
-from dstrain.storage.files import read_limited
+from dstrain.storage.columns import BATCH_ROWS
+from dstrain.storage.files import open_limited
+from dstrain.storage.spool import Chosen, Numbers, Spool
 
 SUFFIXES = (".csv", ".json", ".jsonl")
 MAX_FAULTS_SHOWN = 50
 MAX_BYTES = 2**30
 """Bytes of the largest table: millions of rows, and still a part of a machine's RAM."""
+CHUNK = 2**20
+"""Bytes that are decoded at once."""
+BOM = codecs.BOM_UTF8
 MAX_CELL_LENGTH = 2**20
 """Characters: above any caption or list of files; a longer cell is a quote that was never
 closed.
@@ -28,6 +39,7 @@ JSON_ADVICE = (
 )
 RawValue = str | list[str]
 """A cell as written: text, or a list of texts from json. '' is an absent cell."""
+_half_pair = re.compile("[\ud800-\udfff]").search
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,7 @@ class Table:
     path: Path
     columns: tuple[str, ...]
     rows: Sequence[Mapping[str, RawValue]]
-    lines: Sequence[int]
+    lines: Numbers
     """The first line of each row (csv, jsonl), or its number from 1 (json)."""
     faults: Sequence[Fault] = ()
     """What is wrong with rows. Such a row keeps its place, with '' for what is unreadable."""
@@ -64,6 +76,57 @@ class Table:
         kind = "cell" if all(fault.column for fault in ordered) else "row"
         lines = [f"{self.where(one.row, one.column)}: {one.reason}" for one in ordered]
         refuse(self.path, kind, lines)
+
+    def chosen(self, numbers: Numbers) -> "Table":
+        """Return the table of these rows alone, which may have faults."""
+        new = (
+            {int(row): number for number, row in enumerate(numbers)}
+            if self.faults
+            else {}
+        )
+        faults = [
+            replace(one, row=new[one.row]) for one in self.faults if one.row in new
+        ]
+        lines = np.asarray(self.lines, np.int64)[np.asarray(numbers, np.int64)]
+        return replace(
+            self, rows=Chosen(self.rows, numbers), lines=lines, faults=faults
+        )
+
+
+class TableRows(Sequence[Mapping[str, RawValue]]):
+    """Rows of a table, of which only the one that is looked at is an object."""
+
+    def __init__(self) -> None:
+        """Begin without rows."""
+        self.columns: Sequence[str] = ()
+        self._cells = Spool()
+
+    def append(self, cells: Sequence[RawValue]) -> None:
+        """Add a row with the cells of the first columns; the others are blank."""
+        self._cells.append(cells)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._cells)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, RawValue]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Mapping[str, RawValue]]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return a row, or those of a slice."""
+        if isinstance(index, slice):
+            return Chosen(self, range(len(self))[index])
+        return self._row(self._cells[index])
+
+    def __iter__(self) -> Iterator[Mapping[str, RawValue]]:
+        """Yield the rows in order."""
+        return map(self._row, self._cells)
+
+    def _row(self, cells: list[RawValue]) -> dict[str, RawValue]:
+        if len(cells) < len(self.columns):
+            cells += [""] * (len(self.columns) - len(cells))
+        return dict(zip(self.columns, cells, strict=True))
 
 
 def metadata_files(base_path: Path) -> list[Path]:
@@ -101,7 +164,8 @@ def read_metadata(path: Path) -> Table:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise UsageError(path, "metadata must be a .csv, .json or .jsonl file")
-    return reader(path, _read_text(path))
+    with _opened(path) as file:
+        return reader(path, file)
 
 
 def refuse(
@@ -126,31 +190,63 @@ def text_fault(text: str) -> str:
         return f"has {len(text):,} characters; the limit is {MAX_CELL_LENGTH:,}"
     if "\0" in text:
         return "contains a NUL character, which is not text"
-    if re.search("[\ud800-\udfff]", text):
+    # Text that is ASCII says so at once.
+    if not text.isascii() and _half_pair(text):
         return "contains half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
     return ""
 
 
-def _read_text(path: Path) -> str:
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a table after the byte order mark that some programs put first."""
     try:
-        # Without the byte order mark that some programs put first.
-        return read_limited(path, MAX_BYTES).decode("utf-8-sig")
+        with open_limited(path, MAX_BYTES) as file:
+            if file.read(len(BOM)) != BOM:
+                file.seek(0)
+            start = file.tell()
+            _check_text(path, file)
+            file.seek(start)
+            yield file
     except FileNotFoundError as error:
         raise UsageError(path, "no such metadata file") from error
     except OSError as error:
         raise SystemFault(path, f"cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        data = error.object
-        line = data.count(b"\n", 0, error.start) + 1
-        what = f"is not UTF-8 text (byte 0x{data[error.start]:02x})"
-        raise UsageError(f"{path}:{line}", what, "save it as UTF-8") from error
 
 
-def _read_csv(path: Path, text: str) -> Table:
-    records = _csv_records(path, text)
-    if not records:
+def _check_text(path: Path, file: IO[bytes]) -> None:
+    """Raise UsageError with the line of the first byte that is not UTF-8."""
+    line = 1
+    rest = b""
+    while True:
+        chunk = file.read(CHUNK)
+        data = rest + chunk
+        try:
+            # Without its end, a character is not wrong before the file ends.
+            _, count = codecs.utf_8_decode(data, "strict", not chunk)
+        except UnicodeDecodeError as error:
+            line += data.count(b"\n", 0, error.start)
+            what = f"is not UTF-8 text (byte 0x{data[error.start]:02x})"
+            raise UsageError(f"{path}:{line}", what, "save it as UTF-8") from error
+        if not chunk:
+            return
+        rest = data[count:]
+        line += data.count(b"\n", 0, count)
+
+
+def _read_csv(path: Path, file: IO[bytes]) -> Table:
+    # Line ends stay, since quoted cells may contain them.
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    try:
+        return _csv_table(path, _csv_records(path, text))
+    finally:
+        text.detach()
+
+
+def _csv_table(path: Path, records: Iterator[tuple[int, list[str]]]) -> Table:
+    first = next(records, None)
+    if first is None:
         raise UsageError(path, "is empty; the first line must name the columns")
-    (line, columns), *body = records
+    line, columns = first
     if len(columns) == 1:
         for sign in DELIMITERS:
             if sign in columns[0]:
@@ -161,43 +257,51 @@ def _read_csv(path: Path, text: str) -> Table:
                 )
     refuse(path, "column name", _column_faults(columns))
     faults: list[Fault] = []
-    rows: list[Mapping[str, RawValue]] = []
-    for row, (_, cells) in enumerate(body):
-        values = dict(zip(columns, cells, strict=False))
-        rows.append(dict.fromkeys(columns, "") | values)
-        for name, cell in values.items():
-            if reason := text_fault(cell):
-                faults.append(Fault(row, name, reason))
+    rows = TableRows()
+    rows.columns = columns
+    lines = array("q")
+    for row, (line, cells) in enumerate(records):
+        named = cells[: len(columns)]
+        rows.append(named)
+        lines.append(line)
+        # Most rows have no fault: one look at all of the cells shows it.
+        if text_fault("".join(named)):
+            for name, cell in zip(columns, named, strict=False):
+                if reason := text_fault(cell):
+                    faults.append(Fault(row, name, reason))
         if len(cells) != len(columns):
             reason = f"has {len(cells)} cells, but the first line names {len(columns)} columns"
             if len(cells) > len(columns):
                 reason += "; put quotes around a text that contains commas"
             faults.append(Fault(row, "", reason))
-    lines = [line for line, _ in body]
-    return Table(path, tuple(columns), rows, lines, faults)
+    return Table(path, tuple(columns), rows, np.array(lines, np.int64), faults)
 
 
-def _csv_records(path: Path, text: str) -> list[tuple[int, list[str]]]:
-    """Return the records that are not blank, each with the line on which it begins."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    records: list[tuple[int, list[str]]] = []
+def _csv_records(path: Path, text: IO[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the records that are not blank, each with the line on which it begins."""
+    reader = csv.reader(text, strict=True)
     line = 1
-    # The module has one limit for all: lifted here, so that a long cell is reported with
-    # its row and column.
-    limit = csv.field_size_limit(2**31 - 1)
-    try:
-        for cells in reader:
-            if len(cells) > 1 or "".join(cells).strip():
-                records.append((line, cells))
-            line = reader.line_num + 1
-    except csv.Error as error:
-        advice = "close the quotes around a cell, and double those inside it"
-        raise UsageError(
-            f"{path}:{line}", f"is not valid CSV: {error}", advice
-        ) from error
-    finally:
-        csv.field_size_limit(limit)
-    return records
+    count = BATCH_ROWS
+    while count == BATCH_ROWS:
+        records: list[tuple[int, list[str]]] = []
+        count = 0
+        # The module has one limit for all: lifted here, so that a long cell is reported
+        # with its row and column.
+        limit = csv.field_size_limit(2**31 - 1)
+        try:
+            for cells in islice(reader, BATCH_ROWS):
+                count += 1
+                if len(cells) > 1 or "".join(cells).strip():
+                    records.append((line, cells))
+                line = reader.line_num + 1
+        except csv.Error as error:
+            advice = "close the quotes around a cell, and double those inside it"
+            raise UsageError(
+                f"{path}:{line}", f"is not valid CSV: {error}", advice
+            ) from error
+        finally:
+            csv.field_size_limit(limit)
+        yield from records
 
 
 def _column_faults(columns: Iterable[str]) -> list[str]:
@@ -237,54 +341,59 @@ def _parse(text: str) -> Any:
         raise ValueError("is not a table: nested too deeply") from error
 
 
-def _read_json(path: Path, text: str) -> Table:
+def _read_json(path: Path, file: IO[bytes]) -> Table:
     try:
-        records = _parse(text)
+        records = _parse(file.read().decode())
     except ValueError as error:
         raise UsageError(path, str(error), JSON_ADVICE) from error
     if not isinstance(records, list):
         raise UsageError(path, "is not a list of objects, one per row", JSON_ADVICE)
-    return _json_table(path, list(enumerate(records, 1)))
+    return _json_table(path, enumerate(records, 1))
 
 
-def _read_jsonl(path: Path, text: str) -> Table:
-    records: list[tuple[int, Any]] = []
-    # Not splitlines(): it also splits at U+2028 and the like, which json allows in texts.
-    for number, line in enumerate(text.split("\n"), 1):
+def _read_jsonl(path: Path, file: IO[bytes]) -> Table:
+    return _json_table(path, _jsonl_records(file))
+
+
+def _jsonl_records(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    # Lines of bytes: text would also be split at U+2028 and the like, which json allows.
+    for number, data in enumerate(file, 1):
+        line = data.decode().removesuffix("\n")
         if line.strip():
             try:
-                records.append((number, _parse(line)))
+                yield number, _parse(line)
             except ValueError as error:
-                records.append((number, error))
-    return _json_table(path, records)
+                yield number, error
 
 
-def _json_table(path: Path, records: list[tuple[int, Any]]) -> Table:
+def _json_table(path: Path, records: Iterable[tuple[int, Any]]) -> Table:
     """Return the table of records with their lines; an error stands for one that is not
     json.
     """
     faults: list[Fault] = []
-    rows: list[dict[str, RawValue]] = []
-    for index, (_, record) in enumerate(records):
+    rows = TableRows()
+    lines = array("q")
+    # The columns are those of all rows; the dict is in the order of the first ones.
+    columns: dict[str, None] = {}
+    for index, (line, record) in enumerate(records):
         row: dict[str, RawValue] = {}
-        rows.append(row)
-        if not isinstance(record, tuple):
+        lines.append(line)
+        if isinstance(record, tuple):
+            for name, value in record:
+                if name in row:
+                    faults.append(Fault(index, name, "appears twice in the row"))
+                row[name], reason = _raw_value(value)
+                if reason:
+                    faults.append(Fault(index, name, reason))
+        else:
             broken = isinstance(record, ValueError)
             reason = str(record) if broken else f"is not an object; {JSON_ADVICE}"
             faults.append(Fault(index, "", reason))
-            continue
-        for name, value in record:
-            if name in row:
-                faults.append(Fault(index, name, "appears twice in the row"))
-            row[name], reason = _raw_value(value)
-            if reason:
-                faults.append(Fault(index, name, reason))
-    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+        columns |= dict.fromkeys(row)
+        rows.append([row.get(name, "") for name in columns])
     refuse(path, "column name", _column_faults(columns))
-    blank: dict[str, RawValue] = dict.fromkeys(columns, "")
-    full = [blank | row for row in rows]
-    lines = [line for line, _ in records]
-    return Table(path, columns, full, lines, faults)
+    rows.columns = tuple(columns)
+    return Table(path, tuple(columns), rows, np.array(lines, np.int64), faults)
 
 
 def _raw_value(value: Any) -> tuple[RawValue, str]:

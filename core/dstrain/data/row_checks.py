@@ -1,12 +1,15 @@
 """Check every row of a table against the inputs of a variant, before anything is decoded."""
 
 import math
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from dstrain.data.cells import (
     Cell,
@@ -17,7 +20,7 @@ from dstrain.data.cells import (
 )
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
-from dstrain.data.files import DataRoots, FileInfos, inspect_files
+from dstrain.data.files import DataRoots, FileInfos, FileInspector
 from dstrain.data.images import ImageInfo, Resolution
 from dstrain.data.metadata import Fault, RawValue, Table, find_metadata, read_metadata
 from dstrain.data.videos import Video
@@ -47,6 +50,8 @@ class DataConfig:
     url_cache: Path | None = None
     """Where files named by URL are kept; None refuses URLs."""
     on_bad_sample: Literal["error", "skip"] = "error"
+    pads_texts: bool = False
+    """As in Dataset."""
 
 
 def open_dataset(
@@ -77,7 +82,7 @@ def without_absent(
     roots = DataRoots.of(config.base_path, config.roots, config.url_cache)
     columns = input_columns(table, config, inputs).values()
     absent: dict[str, None] = {}
-    kept = []
+    kept = array("q")
     unreadable = {fault.row for fault in table.faults}
     for row, values in enumerate(table.rows):
         if row in unreadable:
@@ -92,14 +97,7 @@ def without_absent(
         absent |= dict.fromkeys(lacking)
         if not lacking:
             kept.append(row)
-    numbers = {row: number for number, row in enumerate(kept)}
-    present = replace(
-        table,
-        rows=[table.rows[row] for row in kept],
-        lines=[table.lines[row] for row in kept],
-        faults=[replace(fault, row=numbers[fault.row]) for fault in table.faults],
-    )
-    return present, list(absent)
+    return table.chosen(np.array(kept, np.int64)), list(absent)
 
 
 def check_rows(
@@ -110,22 +108,38 @@ def check_rows(
 ) -> Dataset:
     """Check every row of a table as `open_dataset` does."""
     columns = input_columns(table, config, inputs)
-    if not table.rows:
+    if not len(table.rows):
         raise UsageError(table.path, "has no rows")
     missing = _missing_inputs(table, config, columns, inputs, check_inputs)
-    files = inspect_files(
-        table, columns.values(), config.base_path, config.roots, config.url_cache
-    )
-    unreadable = {(fault.row, fault.column) for fault in table.faults}
     faults = list(table.faults)
-    samples: list[dict[str, Cell]] = []
-    sample_ids: list[tuple[int, int]] = []
-    for row, values in enumerate(table.rows):
+    samples = _samples(table, config, columns, inputs, missing, faults)
+    dataset = Dataset.of(table, samples, columns, config.pads_texts)
+    if config.on_bad_sample == "error":
+        table.refuse(faults)
+    return dataset.without(faults)
+
+
+def _samples(
+    table: Table,
+    config: DataConfig,
+    columns: Mapping[str, Column],
+    inputs: Mapping[str, Input],
+    missing: Callable[[frozenset[str]], Collection[str]],
+    faults: list[Fault],
+) -> Iterator[tuple[tuple[int, int], dict[str, Cell]]]:
+    """Yield the samples of all rows with their rows and chunks; add what is wrong to the
+    faults.
+    """
+    unreadable = {(fault.row, fault.column) for fault in table.faults}
+    inspector = FileInspector(
+        columns.values(), config.base_path, config.roots, config.url_cache
+    )
+    for row, (values, files) in enumerate(inspector.with_files(table.rows)):
         cells: dict[str, Cell] = {}
         videos: dict[str, ResampledVideo] = {}
         blank: set[str] = set()
         for name, column in columns.items():
-            if unreadable & {(row, ""), (row, column.name)}:
+            if unreadable and unreadable & {(row, ""), (row, column.name)}:
                 continue
             try:
                 found = _read(values[column.name], column, config.resolution, files)
@@ -147,11 +161,7 @@ def check_rows(
                     reason = f"gives {frames} frame, which is {name}: nothing is left to train"
                     faults.append(Fault(row, columns[name].name, reason))
             sample = cells | clips
-            samples.append(sample | _derived(sample, inputs))
-            sample_ids.append((row, chunk))
-    if config.on_bad_sample == "error":
-        table.refuse(faults)
-    return Dataset(table, samples, tuple(sample_ids), columns).without(faults)
+            yield (row, chunk), sample | _derived(sample, inputs)
 
 
 def input_columns(

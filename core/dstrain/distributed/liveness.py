@@ -23,7 +23,7 @@ from typing import Any
 
 from dstrain.console import get_logger, redacted
 from dstrain.errors import DstrainError, Interrupted, SystemFault
-from dstrain.storage.files import process_exists
+from dstrain.storage.marks import process_exists
 
 logger = get_logger(__name__)
 

@@ -1,8 +1,9 @@
 """Give the code of a run its rank, barriers and sums over all processes."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from accelerate import Accelerator
@@ -29,12 +30,12 @@ class ProcessGroup:
     heartbeat: Heartbeat | None = None
     """Waits without a time limit; without it the process group's limit applies."""
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """Return the number of this process."""
         return int(self.accelerator.process_index)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Return the number of processes."""
         return int(self.accelerator.num_processes)
@@ -51,13 +52,11 @@ class ProcessGroup:
         elif self.size > 1:
             self.accelerator.wait_for_everyone()
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Inside, every process takes part in collectives; one that hangs is named after
-        a time, and ends the run.
+    def together(self) -> AbstractContextManager[None]:
+        """Return a context in which every process takes part in collectives; one that
+        hangs is named after a time, and ends the run.
         """
-        with self.heartbeat.together() if self.heartbeat else nullcontext():
-            yield
+        return self.heartbeat.together() if self.heartbeat else nullcontext()
 
     def total(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes."""

@@ -36,8 +36,10 @@ from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.graph.long_prompts import noticing_long_prompts
 from dstrain.models.needed_components import component_digests
 from dstrain.pipeline.sampling import plan_inference
-from dstrain.storage.files import lock, remove_leftovers, write_file, write_json
+from dstrain.storage.files import remove_leftovers, write_file, write_json
 from dstrain.storage.hashing import Digests, hash_json
+from dstrain.storage.locks import lock
+from dstrain.storage.user_cache import ModelDigests
 from dstrain.training.distill import DIRECT_DISTILL, NOISE_COLUMNS
 
 logger = get_logger(__name__)
@@ -189,8 +191,10 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     config = source.config
     spec = source.spec
     settings: dict[str, Any] = {"family": spec.family, "variant": spec.variant}
-    for name, digest in component_digests(source.find(), digests).items():
+    model_digests = ModelDigests()
+    for name, digest in component_digests(source.find(), model_digests).items():
         settings[f"files of {name}"] = digest
+    model_digests.save()
     settings["LoRA"] = [[digests.of(lora.path), lora.scale] for lora in config.lora]
     settings["dtype"] = str(source.dtype).removeprefix("torch.")
     settings |= {name: constant.value for name, constant in spec.constants.items()}

@@ -4,8 +4,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Union
@@ -173,26 +172,32 @@ def has_lone_surrogate(text: str) -> bool:
     return re.search("[\ud800-\udfff]", text) is not None
 
 
-@contextmanager
-def read_only(where: str, values: Mapping[str, Any]) -> Iterator[None]:
+class read_only:
     """Raise UsageError if the block changes one of the values in place, by its name.
 
     What torch does not count is not seen: writes through `.data` or `.numpy()`.
     """
-    before: dict[str, Parts] = {}
-    for name, value in values.items():
-        before[name] = []
-        _add_parts(value, before[name])
-    yield
-    for name, value in values.items():
-        after: Parts = []
-        _add_parts(value, after)
-        if _differ(before[name], after):
-            raise UsageError(
-                where,
-                f"changes its input {name!r} in place; others read the same value",
-                "change a copy: tensor.clone(), list(values), dict(record), image.copy()",
-            )
+
+    # No generator, which would take longer than a step's values.
+    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
+        self.where = where
+        self.values = values
+        self.before = {name: _parts(value) for name, value in values.items()}
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Compare, unless the block raised."""
+        if kind is not None:
+            return
+        for name, before in self.before.items():
+            if _differ(before, _parts(self.values[name])):
+                raise UsageError(
+                    self.where,
+                    f"changes its input {name!r} in place; others read the same value",
+                    "change a copy: tensor.clone(), list(values), dict(record), image.copy()",
+                )
 
 
 PLAIN_TENSORS: ContextVar[tuple[type, ...]] = ContextVar(
@@ -203,6 +208,12 @@ there are also tensors that stand for one of these.
 """
 Parts = list[tuple[Any, Any]]
 """Each part of a value, with what an in-place change of it alters."""
+
+
+def _parts(value: Any) -> Parts:
+    parts: Parts = []
+    _add_parts(value, parts)
+    return parts
 
 
 def _add_parts(value: Any, parts: Parts) -> None:

@@ -130,10 +130,14 @@ class TransformersNetwork:
 
     def accepts_config(self, data: Config) -> bool:
         """Return whether the content of a `config.json` can be this network's: it names
-        no other type, nor a class of diffusers.
+        its class, or no other type, and no class of diffusers.
         """
-        own = _load_class(self.config).model_type
-        return bool(data.get("model_type", own) == own) and "_class_name" not in data
+        if "_class_name" in data:
+            return False
+        # Asked first, because importing the record's class takes half a second.
+        if "model_type" not in data or self.model in (data.get("architectures") or ()):
+            return True
+        return bool(data["model_type"] == _load_class(self.config).model_type)
 
     def configure(self, data: Config) -> Any:
         """Return the content of `config.json` as the configuration record."""

@@ -1,7 +1,12 @@
 """Fill a pipeline spec with components; training and inference run the same units."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +20,11 @@ from torch import Tensor, nn
 from dstrain.config.validation import check_tiles
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
-from dstrain.graph.noise_schedule import ConstrainLatents, LatentConstraint
+from dstrain.graph.noise_schedule import (
+    ConstrainLatents,
+    LatentConstraint,
+    constrain_nothing,
+)
 from dstrain.graph.plan import Plan, Step, value_key
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.task import NEGATIVE, POSITIVE
@@ -263,12 +272,17 @@ class Pipeline:
             for name, value in outputs.items():
                 values[step.outputs[name]] = value
 
-    @contextmanager
-    def on_device(self, function: FunctionSpec, expert: str = "") -> Iterator[None]:
-        """Inside, the components of a function are on the device.
+    def on_device(
+        self, function: FunctionSpec, expert: str = ""
+    ) -> AbstractContextManager[None]:
+        """Return a context in which the components of a function are on the device.
 
         expert: The expert that is the denoiser, if several are loaded.
         """
+        return self._from_ram(function, expert) if self.in_ram else nullcontext()
+
+    @contextmanager
+    def _from_ram(self, function: FunctionSpec, expert: str) -> Iterator[None]:
         with ExitStack() as stack:
             for name in function.components:
                 in_ram = self.in_ram.get(self._loaded_name(name, expert))
@@ -310,6 +324,8 @@ class Pipeline:
         filled in.
         """
         function = self.spec.constrain_latents
+        if function.function is constrain_nothing:
+            return constrain_nothing
         inputs = self._inputs(function, values)
         components = self.bind_components(function)
 
@@ -346,6 +362,12 @@ class Pipeline:
         rng = Rng([SampleKey(sampling.seed, 0, 0, 0)])
         self.run(plan.train_steps, values, rng)
         latents = self.sample(values, sampling, NEGATIVE in plan.task.branches)
+        return self.decode(latents, values, rng)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, values: Mapping[str, Any], rng: Rng) -> Any:
+        """Return what the last decoder makes of latents, and of the values it reads."""
+        values = dict(values)
         outputs: dict[str, Any] = {}
         for decoder in self.spec.decoders:
             inputs = self._inputs(decoder, values)
@@ -423,7 +445,7 @@ class Pipeline:
         with (
             self.on_device(model_fn, expert),
             read_only(model_fn.where, {**given, **conditions}),
-            torch.autocast(self.device.type, self.dtype, enabled=is_mixed),
+            torch.autocast(self.device.type, self.dtype) if is_mixed else nullcontext(),
         ):
             prediction: Tensor = model_fn.function(
                 noisy_latents, timestep, **conditions, **components

@@ -125,7 +125,9 @@ class Extensions:
         They cannot change them. A plugin that raises is not called again; the reasons
         are returned.
         """
-        reasons = []
+        reasons: list[str] = []
+        if not self.managers:
+            return reasons
         numbers = MappingProxyType(dict(numbers))
         for plugin, manager in self.managers.items():
             if plugin in self.silent:

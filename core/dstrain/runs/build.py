@@ -1,13 +1,15 @@
 """Build a training run: its samples, pipeline, trainable parameters and optimizer."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from dstrain.cache.plan_files import PlanSamples
 from dstrain.cache.store import FeatureCache
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
+from dstrain.data.dataset import inputs_of
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
@@ -19,16 +21,17 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
 from dstrain.runs.launch.limits import refuse_unshardable
-from dstrain.runs.long_prompts import LongPromptLog, note_recorded
+from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
 from dstrain.runs.offload import start_swap
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingData, TrainingRun, ValidationSamples
-from dstrain.training.batching import SKIPPED, Order, with_skipped_rows
+from dstrain.storage.spool import Chosen
+from dstrain.training.batching import SKIPPED, Groups, Order, with_skipped_rows
 from dstrain.training.copies import keep_frozen_apart
 from dstrain.training.ema import MovingAverage
 from dstrain.training.held_out import hold_out
-from dstrain.training.loader import CachedSamples, DecodedSamples
+from dstrain.training.loader import DecodedSamples
 from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.build import build_optimizer, check_fit
 from dstrain.training.optimizers.schedules import build_lr_scheduler
@@ -43,50 +46,45 @@ def open_training_data(setup: Setup) -> TrainingData:
     if setup.stage == "train":
         return _open_cached_rows(setup)
     dataset = setup.dataset
-    input_sets = dict.fromkeys(frozenset(cells) for cells in dataset.rows)
-    used_inputs = [setup.plan(frozenset(cells)).used_inputs for cells in dataset.rows]
+    used_inputs = [
+        setup.plan(inputs_of(common)).used_inputs for common in dataset.signatures
+    ]
     source = DecodedSamples(
-        dataset.rows, used_inputs, dataset.sample_ids, dataset.damage
+        dataset.rows,
+        Chosen(used_inputs, dataset.groups),
+        dataset.sample_ids,
+        dataset.damage,
+        any(column.is_file for column in dataset.columns.values()),
     )
     groups, sample_ids = with_skipped_rows(
         dataset.groups, dataset.sample_ids, len(dataset.table.rows)
     )
-    return TrainingData(setup, source, groups, sample_ids, list(input_sets))
+    return TrainingData(setup, source, groups, sample_ids, dataset.input_sets)
 
 
 def _open_cached_rows(setup: Setup) -> TrainingData:
     cache = FeatureCache.open(setup.cache_path)
-    rows, info = open_plan(setup, cache)
+    source, info = open_plan(setup, cache)
+    rows = source.rows
     if setup.config.on_long_prompt == "error":
         refuse_long_prompts(cache, rows, info)
-    groups = []
-    sample_ids = []
-    # Once over the rows: each is parsed when it is used.
-    for row in rows:
-        groups.append(row["group"])
-        sample_ids.append((row["row"], row["chunk"]))
     count = info.dataset["rows"]
-    skipped = count - len({row for row, _ in sample_ids})
+    skipped = count - len(np.unique(rows.numbers["row"]))
     if skipped:
         # Their files may have been mended since: nothing is recorded of them.
         which = setup.in_words("rows")
         logger.info(f"{skipped} of {count} {which} are skipped, as in stage 1")
-    input_sets = [frozenset(names) for names in info.inputs]
-    source = CachedSamples(cache, rows, input_sets, sample_ids)
-    all_groups, all_ids = with_skipped_rows(groups, sample_ids, count)
-    return TrainingData(setup, source, all_groups, all_ids, input_sets, info)
+    groups, ids = with_skipped_rows(rows.numbers["group"], rows.sample_ids, count)
+    return TrainingData(setup, source, groups, ids, source.input_sets, info)
 
 
 def refuse_long_prompts(
-    cache: FeatureCache, rows: Sequence[Mapping[str, Any]], info: CacheInfo
+    cache: FeatureCache, rows: PlanSamples, info: CacheInfo
 ) -> None:
     """Raise UsageError for a row whose cached values are of a prompt that was cut."""
-    places = {row["row"]: info.name_row(row) for row in rows}
-    log = LongPromptLog("error", places.__getitem__)
-    used = (
-        (row["row"], [value["at"] for value in row["values"].values() if "at" in value])
-        for row in rows
-    )
+    log = LongPromptLog("error", lambda row: info.name_row(rows[rows.index(row)]))
+    known = recorded(cache.folder)
+    used = ((row, [address]) for row, address in rows.using(known))
     note_recorded(log, cache.folder, used)
 
 
@@ -144,15 +142,14 @@ def prepare(
 
 def choose_validation(
     setup: Setup, data: TrainingData
-) -> tuple[Sequence[int], ValidationSamples]:
+) -> tuple[Groups, ValidationSamples]:
     """Return the groups of the samples to train on, and the samples for validation.
 
     Those of a second dataset leave the order of the others as it is.
     """
     if setup.validation is not None:
         second = open_training_data(setup.validation)
-        pairs = zip(second.sample_ids, second.groups, strict=True)
-        ids = [sample_id for sample_id, group in pairs if group != SKIPPED]
+        ids = second.sample_ids[second.groups != SKIPPED]
         return data.groups, ValidationSamples(second, ids)
     config = setup.config
     groups, held_out = hold_out(

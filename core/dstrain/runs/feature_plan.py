@@ -4,11 +4,13 @@ stage 2 trains on.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dstrain.cache.plan_files import PlanSamples, open_samples
+from dstrain.cache.source_files import SourceFiles, frame_folders
 from dstrain.cache.store import FeatureCache
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger, redacted
@@ -22,16 +24,14 @@ from dstrain.runs.plan_identity import USE, VALIDATION, plan_identity
 from dstrain.runs.setup import Setup
 from dstrain.storage.hashing import files_in, hash_json, sha256
 from dstrain.storage.recorded_files import first_changed
+from dstrain.training.loader import CachedSamples
 
 logger = get_logger(__name__)
 
 MOST_FACTS = 12
 """Most differences between two plans that an error lists."""
-MOST_ROWS = 20_000
+MOST_ROWS = 1_000_000
 """Most rows of a dataset whose files stage 2 looks at before it starts."""
-
-OF_PLACE = ("line", "files", "frame folders")
-"""Facts of a plan's line that say where its values are from, and not what they are."""
 
 StoredPlan = tuple[Path, dict[str, Any]]
 """A plan file and its record."""
@@ -63,16 +63,18 @@ class CacheInfo:
     versions: Mapping[str, str]
     previews: Sequence[Mapping[str, Any]] = ()
     """One line for each preview; see `preview_line`."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The flags of stage 1; see `recorded_flags`."""
+    repeatable: Mapping[str, Any] = field(default_factory=dict)
+    """What stage 1 compares to see that it has nothing to do; see `unchanged`."""
 
     def name_row(self, row: Mapping[str, Any]) -> str:
         """Name a row of the plan in messages: 'metadata.csv:3'."""
         return f"{Path(self.dataset['path']).name}:{row['line']}"
 
 
-def open_plan(
-    setup: Setup, cache: FeatureCache
-) -> tuple[Sequence[Mapping[str, Any]], CacheInfo]:
-    """Return the rows of the plan that this run asks for, and what it records.
+def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheInfo]:
+    """Return the samples of the plan that this run asks for, and what it records.
 
     Raises StateError that says in words what differs, and how to refill.
     """
@@ -81,7 +83,7 @@ def open_plan(
         for path, plan in cache.plans()
         if (plan["identity"].get(USE) == VALIDATION) == setup.is_validation
     ]
-    identities = [_identity(setup, plan) for _, plan in plans]
+    identities = [identity_of(setup, plan) for _, plan in plans]
     fitting = [
         (path, plan)
         for (path, plan), identity in zip(plans, identities, strict=True)
@@ -95,20 +97,20 @@ def open_plan(
             cache.folder, f"contains no plan for {_in_words(setup)}", *lines
         )
     plan, rows = _choose(setup, cache, fitting)
-    lacking = []
-    for row in rows:
-        addresses = [value["at"] for value in row["values"].values() if "at" in value]
-        if not all(address in cache for address in addresses):
-            lacking.append(row)
     info = CacheInfo(**plan["about"])
-    if lacking:
+    samples = CachedSamples.of(cache, rows, [frozenset(one) for one in info.inputs])
+    lacking = samples.lacking()
+    if len(lacking):
         # Shards may have been deleted, or not copied.
-        what = f"lacks values of {len(lacking)} of {len(rows)} rows; the first is {info.name_row(lacking[0])}"
+        first = info.name_row(rows[int(lacking[0])])
+        what = (
+            f"lacks values of {len(lacking)} of {len(rows)} rows; the first is {first}"
+        )
         raise CacheError(cache.folder, what)
     check_components(setup, cache, info)
     if not setup.is_validation:
         warn_of_versions(setup, cache, info)
-    return rows, info
+    return samples, info
 
 
 def _in_words(setup: Setup) -> str:
@@ -131,7 +133,7 @@ def warn_of_versions(setup: Setup, cache: FeatureCache, info: CacheInfo) -> None
         )
 
 
-def _identity(setup: Setup, plan: Mapping[str, Any]) -> dict[str, Any]:
+def identity_of(setup: Setup, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return the identity that this run gives to a plan of the sets of inputs in a
     stored one.
     """
@@ -188,7 +190,7 @@ def check_configs(info: CacheInfo, found: Found) -> None:
 
 def _choose(
     setup: Setup, cache: FeatureCache, fitting: Sequence[StoredPlan]
-) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+) -> tuple[Mapping[str, Any], PlanSamples]:
     """Return the record and the rows of the newest plan of the dataset at hand; without
     a dataset, of the only one that the cache has this plan for.
     """
@@ -219,14 +221,13 @@ def _choose(
         datasets = {}
         for dataset, (path, plan) in newest.items():
             if (is_named((path, plan)) == best) == is_best:
-                rows = cache.plan_rows(path)
-                found = _first_changed(plan, rows, folders)
+                found = _first_changed(path.parent, plan, folders)
                 if found is None:
-                    datasets[dataset] = plan, rows
+                    datasets[dataset] = plan, open_samples(path.parent, plan)
                 else:
                     changed = changed or found
         # A dataset that moved has a plan for each place, all of the same values.
-        if len(datasets) == 1 or _are_equal([rows for _, rows in datasets.values()]):
+        if len({rows.digest for _, rows in datasets.values()}) == 1:
             return datasets.popitem()[1]
         if datasets:
             second = "validation_" if setup.is_validation else ""
@@ -238,18 +239,6 @@ def _choose(
     raise _changed(cache, changed)
 
 
-def _are_equal(plans: Iterable[Sequence[Mapping[str, Any]]]) -> bool:
-    """Return whether plans have rows of the same values; False where there is no plan."""
-    contents = {
-        hash_json(
-            "rows",
-            [{fact: row[fact] for fact in row if fact not in OF_PLACE} for row in rows],
-        )
-        for rows in plans
-    }
-    return len(contents) == 1
-
-
 def dataset_folders(config: TrainConfig) -> list[str]:
     """Return the real paths of the folders in which a run names files of its dataset."""
     folders = [config.dataset_base_path, *config.dataset_root, config.url_cache]
@@ -257,7 +246,7 @@ def dataset_folders(config: TrainConfig) -> list[str]:
 
 
 def _first_changed(
-    plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folders: Sequence[str]
+    plans: Path, plan: Mapping[str, Any], folders: Sequence[str]
 ) -> str | None:
     """Return the first file in these folders that is not what the plan was made from;
     None if there is none, or if there are too many to look at.
@@ -270,22 +259,22 @@ def _first_changed(
             f"files of more than {MOST_ROWS} rows are not compared with those that stage 1 read"
         )
         return None
+    changed = SourceFiles.open(plans, plan).first_changed(here)
+    return changed or changed_folder(plans, plan, here)
 
-    def recorded(kind: str, exists: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
-        for row in rows:
-            for name, record in row[kind]:
-                # A name leads out of the folders only if a stranger wrote it.
-                if os.path.isabs(name) or ".." in Path(name).parts:
-                    continue
-                *others, last = [os.path.join(folder, name) for folder in here]
-                yield next(filter(exists, others), last), record
 
-    changed = first_changed(recorded("files", os.path.isfile))
-    if changed is not None:
-        return changed
-    for folder, digest in recorded("frame folders", os.path.isdir):
-        if os.path.isdir(folder) and names_digest(Path(folder)) != digest:
-            return folder
+def changed_folder(
+    plans: Path, plan: Mapping[str, Any], folders: Sequence[str]
+) -> str | None:
+    """Return the first frame folder with other names of frames than the plan recorded."""
+    for name, digest in frame_folders(plans, plan):
+        # A name leads out of the folders only if a stranger wrote it.
+        if os.path.isabs(name) or ".." in Path(name).parts:
+            continue
+        places = [Path(folder, name) for folder in folders]
+        place = next(filter(Path.is_dir, places), None)
+        if place is not None and names_digest(place) != digest:
+            return str(place)
     return None
 
 

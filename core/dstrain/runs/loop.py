@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dstrain.cache.in_use import reading
 from dstrain.config.serialize import NEW_START, command_line
 from dstrain.console import get_logger, progress_bar
 from dstrain.distributed.liveness import peer_failed
@@ -61,7 +62,11 @@ def train(
     if setup.stage != "train":
         read_samples(setup, processes)
     log_warnings(setup)
-    with directory.opened():
+    reads_cache = setup.stage == "train"
+    with (
+        directory.opened(),
+        reading(setup.cache_path) if reads_cache else nullcontext(),
+    ):
         samples = open_training_data(setup)
         previews = open_previews(setup, samples)
         with oom_as_error("loading", *LOAD_ADVICE, *_in_two_stages(setup)):
@@ -255,8 +260,10 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     if run.step == 0:
         warn_without_gradient(run)
     limit = run.setup.config.max_grad_norm
-    norm = clip_gradients(run.module.trained_parameters, limit)
-    total = run.processes.total(torch.stack(losses).sum())
+    parameters = run.module.trained_parameters
+    norm = clip_gradients(parameters, limit)
+    loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+    total = run.processes.total(loss)
     loss_value, norm_value = torch.stack([total, norm]).tolist()
     if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
         refuse_damaged_weights(run)
@@ -265,7 +272,9 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     seed_global((run.setup.config.seed, run.step), "optimizer")
     run.optimizer.step()
     run.lr_scheduler.step()
-    run.optimizer.zero_grad(set_to_none=True)
+    # As `zero_grad` does, without its records for a profiler.
+    for parameter in parameters:
+        parameter.grad = None
     return loss_value, norm_value
 
 
@@ -362,5 +371,6 @@ def micro_batches(
     left = run.total_steps - run.step
     rank = run.processes.rank
     size = run.processes.size
-    for samples in islice(run.order.global_batches(epoch), done, done + left):
+    batches = run.order.global_batches(epoch, done, run.position, run.pass_position)
+    for samples in islice(batches, left):
         yield from split_across_ranks(samples, run.setup.config.batch_size, rank, size)

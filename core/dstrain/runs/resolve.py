@@ -2,9 +2,11 @@
 before anything is loaded.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from dstrain.cache.store import MARKER, FeatureCache
@@ -295,23 +297,35 @@ def log_warnings(setup: Setup) -> None:
         logger.warning(
             f"--feature_cache has no effect in a single run; it is used by --task {setup.task.name}:train"
         )
-    lengths = [
-        cell.shapes[0][0]
-        for cells in setup.dataset.rows
-        for cell in cells.values()
-        if cell.kind == "video"
-    ]
+    for line in warnings_of_rows(setup):
+        logger.warning(line)
+
+
+def warnings_of_rows(setup: Setup) -> list[str]:
+    """Return what there is to say of short clips and of columns that no input reads."""
+    lines = []
+    dataset = setup.dataset
     wanted = setup.config.num_frames
-    short = [frames for frames in lengths if frames < wanted]
+    clips = 0
+    short: Counter[int] = Counter()
+    counts = np.bincount(dataset.groups, minlength=len(dataset.signatures))
+    # Samples of one signature have clips of one length.
+    for common, count in zip(dataset.signatures, counts.tolist(), strict=True):
+        for name, shapes in common:
+            if name in dataset.columns and dataset.columns[name].kind == "video":
+                clips += count
+                if shapes[0][0] < wanted:
+                    short[shapes[0][0]] += count
     if short:
-        logger.warning(
-            f"{len(short)} of {len(lengths)} clips have fewer than --num_frames {wanted} "
+        lines.append(
+            f"{short.total()} of {clips} clips have fewer than --num_frames {wanted} "
             f"frames; the shortest has {min(short)}"
         )
     unused = setup.dataset.unused_columns
     if unused:
         names = first_few(map(repr, unused))
         which = f"{len(unused)} columns are" if len(unused) > 1 else "a column is"
-        logger.warning(
+        lines.append(
             f"{setup.dataset.table.path}: {which} not used by this variant: {names}"
         )
+    return lines

@@ -270,6 +270,7 @@ class Setup:
             roots=config.dataset_root,
             url_cache=config.url_cache,
             on_bad_sample=config.on_bad_sample,
+            pads_texts=bool(self.spec.padded),
         )
 
     @property

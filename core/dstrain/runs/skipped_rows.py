@@ -9,7 +9,8 @@ from dstrain.console import get_logger, redacted
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import SystemFault
 from dstrain.runs.setup import Setup
-from dstrain.storage.files import lock, write_file
+from dstrain.storage.files import write_file
+from dstrain.storage.locks import lock
 
 logger = get_logger(__name__)
 
@@ -68,7 +69,7 @@ def write_list(setup: Setup) -> None:
         for fault in one.dataset.skipped:
             line = {
                 "file": table.path.name,
-                "row": table.lines[fault.row],
+                "row": int(table.lines[fault.row]),
                 "column": fault.column,
                 "reason": redacted(fault.reason),
             }

@@ -1,9 +1,9 @@
 """The state of a training run."""
 
-from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,13 +14,18 @@ from dstrain.models.needed_components import Found
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
-from dstrain.training.batching import Order
+from dstrain.training.batching import (
+    Groups,
+    Order,
+    Position,
+    SampleIds,
+)
 from dstrain.training.ema import MovingAverage
 from dstrain.training.loader import CachedSamples, SampleSource
 from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.build import effective_rate
 from dstrain.training.optimizers.modes import in_eval_mode
-from dstrain.training.sharded_networks import keeping_gradients, sharded_networks
+from dstrain.training.sharded_networks import keeping_gradients
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,9 @@ class TrainingData:
     setup: Setup
     """The run with this dataset."""
     source: SampleSource
-    groups: Sequence[int]
+    groups: Groups
     """Sample -> number of its signature; `SKIPPED` for a row without samples."""
-    sample_ids: Sequence[tuple[int, int]]
+    sample_ids: SampleIds
     """Sample -> its row and chunk."""
     input_sets: Sequence[frozenset[str]]
     """The sets of inputs that samples have."""
@@ -44,8 +49,8 @@ class TrainingData:
         info = self.cache_info
         if info is None or not isinstance(self.source, CachedSamples):
             return self.setup.name_row(row)
-        index = bisect_left(self.source.sample_ids, (row, 0))
-        return self.setup.in_words(info.name_row(self.source.rows[index]))
+        rows = self.source.rows
+        return self.setup.in_words(info.name_row(rows[rows.index(row)]))
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,12 @@ class ValidationSamples:
 
     data: TrainingData
     """Their dataset: that of training, or a second one."""
-    sample_ids: Sequence[tuple[int, int]] = ()
+    sample_ids: SampleIds
     """(row, chunk) of each."""
 
     def __bool__(self) -> bool:
         """Return whether there are any."""
-        return bool(self.sample_ids)
+        return len(self.sample_ids) > 0
 
 
 @dataclass(kw_only=True)
@@ -83,6 +88,8 @@ class TrainingRun:
     validation: ValidationSamples
     step: int = 0
     """Optimizer steps made."""
+    passed: deque[Position] = field(default_factory=deque)
+    """Positions in the order from which the next batches can be cut, oldest first."""
 
     @property
     def source(self) -> SampleSource:
@@ -94,10 +101,38 @@ class TrainingRun:
         """Return the record of the run that filled the feature cache; stage 2 only."""
         return self.data.cache_info
 
+    def pass_position(self, position: Position) -> None:
+        """Note a position of the batches that are loaded, which may be ahead of the
+        step; forget those before the one to resume from.
+        """
+        self.passed.append(position)
+        reached = divmod(self.step, self.order.steps_per_epoch)
+        while len(self.passed) > 1:
+            following = self.passed[1]
+            if (following.epoch, following.batches) > reached:
+                break
+            self.passed.popleft()
+
+    @property
+    def position(self) -> Position | None:
+        """Return the last position that the run's steps reach, None at the start of an
+        epoch.
+        """
+        epoch, done = divmod(self.step, self.order.steps_per_epoch)
+        reached = [
+            position
+            # A copy: the thread that loads batches may add to them.
+            for position in tuple(self.passed)
+            if position.epoch == epoch
+            and position.draws > 0
+            and position.batches <= done
+        ]
+        return reached[-1] if reached else None
+
     @property
     def is_sharded(self) -> bool:
         """Return whether each process has only some rows of what is trained."""
-        return bool(sharded_networks(self.module))
+        return self.setup.sharding is not None
 
     def adding_up(self) -> AbstractContextManager[None]:
         """Return a context in which gradients add up in each process, to be exchanged

@@ -139,9 +139,8 @@ def held_out_losses(
                 own = start + processes.rank
                 # Every process must run equally many forward passes, or the collectives
                 # of sharded weights hang: one without a sample repeats the first.
-                computed = _sample_losses(
-                    run, *samples[own if own < len(samples) else 0]
-                )
+                row, chunk = samples[own if own < len(samples) else 0].tolist()
+                computed = _sample_losses(run, row, chunk)
                 if own < len(samples):
                     losses[own] = computed
                 bar.update(min(processes.size, len(samples) - start))

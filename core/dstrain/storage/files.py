@@ -1,9 +1,10 @@
-"""Write files and folders so that they are either complete or absent, and lock folders.
+"""Write files and folders so that they are either complete or absent.
 
 A file is written under a temporary name, synced and renamed, then its folder is synced.
-A temporary name is `.tmp-ID-CHECK-NAME`: the id of the thread, which of a main thread is
-the process id, and a checksum of the rest. Nobody else makes such names, so what has one
-may be removed; only the holder of a folder's lock removes those of a dead run.
+A temporary name is `.tmp-MACHINE-PROCESS-THREAD-CHECK-NAME`, so that no two writers of a
+folder that machines share have the same; CHECK is a checksum of the rest. Nobody else
+makes such names, so what has one may be removed; only the holder of a folder's lock
+removes those of a dead run.
 """
 
 import hashlib
@@ -14,31 +15,25 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from itertools import chain, count
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
-
-from filelock import FileLock, Timeout
+from typing import IO, Any
 
 from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.storage.marks import SILENT, process_exists, silence, this_machine
 
-OWN = re.compile(r"(\.tmp-\d+-|\.replaced-)([0-9a-f]{8})-(.+)", re.DOTALL)
+OWN = re.compile(
+    r"(?P<beginning>\.tmp-(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-\d+-|\.replaced-)"
+    r"[0-9a-f]{8}-(?P<name>.+)",
+    re.DOTALL,
+)
 """Names of temporaries, and of folders that others are about to replace: beginning,
 checksum, and the final name.
 """
-LOCK = ".dstrain.lock"
-HOLDER = ".dstrain.lock.pid"
-"""The id of the process that holds the lock. It has a file of its own, since not every
-platform lets others read a locked file; it is removed before the lock is released.
-"""
-LONGEST_ID = 20
-"""Most bytes that the file of the holder has."""
 CONFIG_BYTES = 2**24
 """Bytes of the largest file of options, or configuration of a model."""
-ORPHANS = 10.0
-"""Seconds for which the loader processes of a killed run may outlive it and keep its
-lock."""
 UNTOUCHED = "existing files were not modified"
 SYNCS_FOLDERS = os.name != "nt"
 """Whether the platform can open a folder, which syncing one requires."""
@@ -46,7 +41,8 @@ SYNCS_FOLDERS = os.name != "nt"
 
 def temporary(path: Path) -> Path:
     """Return the temporary name beside `path` under which this thread builds it."""
-    return _named(path, f".tmp-{threading.get_native_id()}-")
+    ids = f"{this_machine()}-{os.getpid()}-{threading.get_native_id()}"
+    return _named(path, f".tmp-{ids}-")
 
 
 def set_aside(folder: Path) -> Path:
@@ -84,8 +80,8 @@ def _named(path: Path, beginning: str) -> Path:
 def _final_name(name: str) -> str:
     """Return the final name of what has one of this module's names, '' for any other."""
     found = OWN.fullmatch(name)
-    if found and _named(Path(found[3]), found[1]).name == name:
-        return found[3]
+    if found and _named(Path(found["name"]), found["beginning"]).name == name:
+        return found["name"]
     return ""
 
 
@@ -120,7 +116,7 @@ def replacing(path: Path, size: int = 0) -> Iterator[Path]:
         with suppress(OSError):
             building.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise _fault(path, size, error) from error
+            raise write_fault(path, size, error) from error
         raise
 
 
@@ -140,7 +136,7 @@ def check_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"dstrain\n")
     except OSError as error:
-        raise _fault(folder, 0, error) from error
+        raise write_fault(folder, 0, error) from error
     finally:
         with suppress(OSError):
             path.unlink()
@@ -171,7 +167,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         with suppress(OSError):
             finish_replacing(folder.parent)
         if isinstance(error, OSError):
-            raise _fault(folder, 0, error) from error
+            raise write_fault(folder, 0, error) from error
         raise
 
 
@@ -208,53 +204,37 @@ def remove_folder(folder: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of a dead run from this folder, but not below it.
 
-    Call it while holding the lock and before anything is written: only then is the
-    process that wrote them known to be dead.
+    Call it while holding the lock and before anything is written. What a process of an
+    earlier run may still be writing, here or on another machine, stays.
     """
     for path in temporaries(folder):
+        if _may_be_written(path):
+            continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
-def process_exists(pid: int) -> bool:
-    """Return whether a process of this machine is running."""
-    # Late, for it is needed only where processes wait for each other.
-    import psutil
-
-    return bool(psutil.pid_exists(pid))
-
-
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process alone, creating it if needed.
-
-    The lock ends with the process, however it dies. Raises StateError naming the process
-    that holds it, or a file in the place of the lock's that is somebody else's;
-    SystemFault if the folder cannot be written.
-    """
-    file_lock = folder_lock(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _acquire(file_lock, folder)
-        (folder / HOLDER).write_text(f"{os.getpid()}\n")
-    except FileExistsError as error:
-        what = "is a file; expected a folder"
-        raise SystemFault(folder, what, UNTOUCHED) from error
-    except OSError as error:
-        file_lock.release()
-        raise _fault(folder / LOCK, 0, error) from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            (folder / HOLDER).unlink()
-        file_lock.release()
+def _may_be_written(temporary: Path) -> bool:
+    """Return whether another living process may have made a temporary."""
+    found = OWN.fullmatch(temporary.name)
+    assert found is not None
+    if found["machine"] != this_machine():
+        return silence(temporary) < SILENT
+    process = int(found["process"])
+    return process != os.getpid() and process_exists(process)
 
 
 def read_limited(path: Path, most_bytes: int = CONFIG_BYTES) -> bytes:
-    """Return the bytes of a file that a user names; raises OSError.
+    """Return the bytes of a file that `open_limited` opens; raises as it does."""
+    with open_limited(path, most_bytes) as file:
+        return file.read()
+
+
+@contextmanager
+def open_limited(path: Path, most_bytes: int) -> Iterator[IO[bytes]]:
+    """Open a file that a user names; raises OSError.
 
     Raises UsageError before reading what is not a regular file, such as a pipe, which
     would never end, and for a file of more than `most_bytes`.
@@ -262,30 +242,20 @@ def read_limited(path: Path, most_bytes: int = CONFIG_BYTES) -> bytes:
     stat = path.stat()
     if not S_ISREG(stat.st_mode):
         raise UsageError(path, "is not a regular file")
+    too_large = UsageError(
+        path, f"has more than the {most_bytes:,} bytes that are read"
+    )
+    if stat.st_size > most_bytes:
+        raise too_large
     with path.open("rb") as file:
+        if stat.st_size:
+            yield file
+            return
         # Some files of the system have no size and no end.
-        content = file.read(most_bytes + 1) if stat.st_size <= most_bytes else b""
-    if max(len(content), stat.st_size) > most_bytes:
-        raise UsageError(path, f"has more than the {most_bytes:,} bytes that are read")
-    return content
-
-
-def folder_lock(folder: Path) -> FileLock:
-    """Return the lock of a folder, to be acquired.
-
-    Raises StateError for a file in its place that is somebody else's.
-    """
-    _check_own(folder / LOCK, 0)
-    _check_own(folder / HOLDER, LONGEST_ID)
-    return FileLock(folder / LOCK)
-
-
-def _check_own(path: Path, most_bytes: int) -> None:
-    """Refuse a file of a lock that this module cannot have written: it would be replaced."""
-    refuse_link(path)
-    if path.exists() and (not path.is_file() or path.stat().st_size > most_bytes):
-        what = f"contains {path.name}, which dstrain did not write"
-        raise StateError(path.parent, what, "move it away, or use another folder")
+        content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise too_large
+        yield BytesIO(content)
 
 
 def refuse_link(path: Path) -> None:
@@ -293,27 +263,6 @@ def refuse_link(path: Path) -> None:
     if path.is_symlink():
         what = f"contains {path.name}, which is a symbolic link and is not followed"
         raise StateError(path.parent, what, "move it away, or use another folder")
-
-
-def _acquire(file_lock: FileLock, folder: Path) -> None:
-    holder = _holder(folder)
-    # A holder that is dead left orphans, which will soon release the lock.
-    is_orphaned = holder is not None and not process_exists(holder)
-    try:
-        file_lock.acquire(timeout=ORPHANS if is_orphaned else 0)
-    except Timeout as error:
-        raise StateError(
-            folder,
-            f"is in use by process {_holder(folder) or 'unknown'}",
-            "wait for it to end, or use another folder",
-        ) from error
-
-
-def _holder(folder: Path) -> int | None:
-    try:
-        return int((folder / HOLDER).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _sync(path: Path, flags: int = os.O_RDWR) -> None:
@@ -330,11 +279,8 @@ def _sync_folder(path: Path) -> None:
         _sync(path, os.O_RDONLY)
 
 
-def _fault(
-    path: Path,
-    size: int,
-    error: OSError,
-) -> SystemFault:
+def write_fault(path: Path, size: int, error: OSError) -> SystemFault:
+    """Return the error for a file of `size` bytes, 0 if unknown, that cannot be written."""
     what = f"cannot write {size:,} bytes" if size else "cannot be written"
     reason = error.strerror or error
     return SystemFault(final(path), f"{what}: {reason}", UNTOUCHED)

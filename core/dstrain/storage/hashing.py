@@ -17,6 +17,9 @@ KEY_BYTES = 20
 FileMark = list[int]
 """What changes with a file: size, times of content and entry in nanoseconds, inode."""
 MARK_LENGTH = 4
+_encode = json.JSONEncoder(
+    sort_keys=True, ensure_ascii=False, separators=(",", ":")
+).encode
 SETTLED = 2 * 10**9
 """Nanoseconds after a change from which a file's times can be trusted: a second change
 within that time may leave them equal.
@@ -31,9 +34,16 @@ def sha256(path: Path) -> str:
 
 def hash_json(kind: str, content: Any) -> str:
     """Return the hash of JSON data of one kind, in hexadecimal."""
-    text = json.dumps(
-        [kind, content], sort_keys=True, ensure_ascii=False, separators=(",", ":")
-    )
+    return hash_text(json_text(kind, content))
+
+
+def json_text(kind: str, content: Any) -> str:
+    """Return the text of JSON data of one kind, of which `hash_json` is the hash."""
+    return _encode([kind, content])
+
+
+def hash_text(text: str) -> str:
+    """Return the hash of a text, in hexadecimal."""
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
 
 

@@ -42,13 +42,13 @@ def write_tensors(
         header[CHECKSUM] = str(digest.hexdigest())  # as long as the one to come
     starts, size = _laid_out(tensors)
     with replacing(path, size) as building, building.open("wb") as file:
-        beginning = len(_header(tensors, starts, header))
+        data_start = len(_header(tensors, starts, header))
         for name in sorted(tensors):
             tensor = whole(tensors[name])
             if checksum:
                 _add_named(digest, name, tensor)
-            file.seek(beginning + starts[name])
-            file.write(_bytes(tensor))
+            file.seek(data_start + starts[name])
+            file.write(bytes_of(tensor))
             del tensor  # before the next is put together
         if checksum:
             header[CHECKSUM] = str(digest.hexdigest())
@@ -141,7 +141,7 @@ def verify_file(path: Path) -> dict[str, str]:
 def add_tensor(digest: Any, tensor: "Tensor") -> None:
     """Add a tensor's dtype, shape and bytes to a hashlib digest."""
     digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
-    digest.update(_bytes(tensor))
+    digest.update(bytes_of(tensor))
 
 
 @contextmanager
@@ -211,12 +211,18 @@ def _header(
             "shape": list(tensor.shape),
             "data_offsets": [start, start + _size(tensor)],
         }
+    return beginning(header)
+
+
+def beginning(header: Mapping[str, Any]) -> bytes:
+    """Return the beginning of a safetensors file: the length of its header, and that."""
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes(tensor: "Tensor") -> memoryview:
+def bytes_of(tensor: "Tensor") -> memoryview:
+    """Return the bytes of a tensor, on any device and of any strides, in their order."""
     import torch
 
     flat = tensor.detach().cpu().contiguous().reshape(-1)

@@ -77,10 +77,10 @@ class Run:
 
     def batches(self, size: int) -> list[tuple[SampleKey, ...]]:
         """Return for each group the last `size` rows that may share a batch."""
-        rows = range(len(self.samples.groups))
+        numbers = self.samples.groups.tolist()
         groups = (
-            [row for row in rows if self.samples.groups[row] == group]
-            for group in set(self.samples.groups)
+            [row for row, own in enumerate(numbers) if own == group]
+            for group in dict.fromkeys(numbers)
         )
         return [
             tuple(SampleKey(0, 0, 0, row) for row in group[-size:]) for group in groups

@@ -5,23 +5,49 @@ exceed 10^9. Nothing here depends on the number of processes except the last ste
 gives each rank its part; so a run can resume on any number of them.
 """
 
-import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dstrain.randomness import SampleKey, digest
 
 CHUNK = 4096
 """Positions that are permuted at once."""
+LARGE_CHUNK = 4 * CHUNK
+"""Positions that are permuted at once where nothing waits for the next batch."""
 SKIPPED = -1
 """The group of a row without a sample."""
 ROUNDS = 6
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
+Groups = np.ndarray[Any, np.dtype[np.int32]]
+"""Sample -> number of its signature, or `SKIPPED`."""
+SampleIds = np.ndarray[Any, np.dtype[np.int64]]
+"""(row, chunk) of each sample, (samples, 2), in order."""
+
+
+def as_groups(groups: ArrayLike) -> Groups:
+    """Return the numbers of groups as an array; one of this type stays as it is."""
+    return np.asarray(groups, np.int32)
+
+
+def as_sample_ids(sample_ids: ArrayLike) -> SampleIds:
+    """Return rows and chunks as an array; one of this type stays as it is."""
+    return np.asarray(sample_ids, np.int64).reshape(-1, 2)
+
+
+def sample_index(
+    sample_ids: Sequence[Any] | SampleIds, row: int, chunk: int = 0
+) -> int:
+    """Return the index of a sample among those that are in order, of one that is absent
+    the index at which it would be.
+    """
+    return bisect_left(sample_ids, (row, chunk), key=tuple)
 
 
 def permute(
@@ -78,10 +104,27 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
+class Position:
+    """A place in the order of an epoch from which its batches can be cut without the
+    draws before it.
+    """
+
+    order: str
+    """`Order.identity` of the order that it is of."""
+    epoch: int
+    batches: int
+    """Full batches before it."""
+    draws: int
+    """Draws before it."""
+    queued: Sequence[int]
+    """Those of these draws that no full batch has, by signature."""
+
+
+@dataclass(frozen=True, eq=False)
 class Order:
     """The samples of every epoch."""
 
-    groups: Sequence[int]
+    groups: Groups
     """Sample -> number of its signature: only samples of one signature share a batch.
     `SKIPPED` keeps the position of a row without a sample.
     """
@@ -89,8 +132,12 @@ class Order:
     """How often an epoch draws each sample."""
     samples_per_step: int
     seed: int
-    sample_ids: Sequence[tuple[int, int]]
+    sample_ids: SampleIds
     """(row, chunk) of each sample."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", as_groups(self.groups))
+        object.__setattr__(self, "sample_ids", as_sample_ids(self.sample_ids))
 
     @property
     def draws(self) -> int:
@@ -100,63 +147,175 @@ class Order:
     @cached_property
     def sample_count(self) -> int:
         """Return the number of samples of the dataset."""
-        return sum(group != SKIPPED for group in self.groups)
+        return int(self._counts.sum())
 
     @cached_property
     def steps_per_epoch(self) -> int:
         """Return the number of global batches in an epoch: the left-overs of each
         signature make one smaller batch.
         """
-        steps = 0
-        for group, samples in Counter(self.groups).items():
-            if group != SKIPPED:
-                steps += math.ceil(samples * self.repeat / self.samples_per_step)
-        return steps
+        drawn = self._counts * self.repeat
+        return int((-(-drawn // self.samples_per_step)).sum())
 
-    def global_batches(self, epoch: int) -> Iterator[list[SampleKey]]:
+    @property
+    def group_count(self) -> int:
+        """Return the number of signatures that samples have."""
+        return int(np.count_nonzero(self._counts))
+
+    @cached_property
+    def _counts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The number of samples of each signature."""
+        return np.bincount(self.groups[self.groups != SKIPPED]).astype(np.int64)
+
+    @cached_property
+    def identity(self) -> str:
+        """Return a digest of all that decides which draws share a batch."""
+        numbers = (self.seed, self.repeat, self.samples_per_step, len(self.groups))
+        state = hashlib.blake2b(repr(numbers).encode(), digest_size=16)
+        state.update(self.groups.astype("<i4").tobytes())
+        return state.hexdigest()
+
+    def global_batches(
+        self,
+        epoch: int,
+        done: int = 0,
+        known: Position | None = None,
+        on_position: Callable[[Position], object] = lambda position: None,
+    ) -> Iterator[list[SampleKey]]:
         """Yield batches of one signature each: full ones as soon as they are, then the
         left-overs.
-        """
-        queues: dict[int, list[SampleKey]] = {}
-        for item in self._items(epoch):
-            repeat, sample = divmod(item, len(self.groups))
-            group = self.groups[sample]
-            if group == SKIPPED:
-                continue
-            queue = queues.setdefault(group, [])
-            queue.append(SampleKey(self.seed, epoch, repeat, *self.sample_ids[sample]))
-            if len(queue) == self.samples_per_step:
-                yield queues.pop(group)
-        for group in sorted(queues):
-            yield queues[group]
 
-    def _items(self, epoch: int) -> Iterator[int]:
-        """Yield the epoch's draws in order, each as repeat * (number of samples) +
-        sample.
+        Args:
+            epoch: The epoch.
+            done: The number of batches that are left out, the first ones.
+            known: A position that was passed earlier. It saves the walk to it if it is
+                of this order and not beyond these batches; which batches follow does
+                not depend on it.
+            on_position: Called with each position from which the next batches can be
+                cut, before these are yielded.
         """
-        # numpy is fast on many positions, and memory stays flat with few.
-        for start in range(0, self.draws, CHUNK):
-            stop = min(start + CHUNK, self.draws)
-            positions = np.arange(start, stop, dtype=np.uint64)
-            yield from permute(positions, self.draws, (self.seed, epoch)).tolist()
+        position = self._position_before(epoch, done, known)
+        on_position(position)
+        left_out = done - position.batches
+        for batches, following in self._chunks(position, CHUNK):
+            on_position(following)
+            yield from self._keys(epoch, batches[left_out:])
+            left_out = max(0, left_out - len(batches))
+            position = following
+        for draws in self._left_overs(position)[left_out:]:
+            yield from self._keys(epoch, draws[np.newaxis])
+
+    def _position_before(
+        self, epoch: int, done: int, known: Position | None
+    ) -> Position:
+        """Return a position with at most `done` full batches before it, less than a
+        large chunk of draws before the last of them.
+        """
+        position = Position(self.identity, epoch, 0, 0, ())
+        if known is not None and (known.order, known.epoch) == (self.identity, epoch):
+            position = known if known.batches <= done else position
+        # Less than a chunk of draws is walked when the batches are yielded.
+        chunks = self._chunks(position, LARGE_CHUNK)
+        while (done - position.batches) * self.samples_per_step > LARGE_CHUNK:
+            _, following = next(chunks, (None, position))
+            if following is position or following.batches > done:
+                break
+            position = following
+        return position
+
+    def _chunks(
+        self, position: Position, size: int
+    ) -> Iterator[tuple[Indices, Position]]:
+        """Yield, for chunk after chunk of draws, the batches that it fills, as draws,
+        and the position after it.
+
+        A draw is repeat * (number of samples) + sample.
+        """
+        made = position.batches
+        start = position.draws
+        queued = np.array(position.queued, np.uint64)
+        while start < self.draws:
+            # Those that are queued are sorted with each chunk: not more often than
+            # others are drawn.
+            chunks = start // size + 1 + len(queued) // size
+            stop = min(chunks * size, self.draws)
+            drawn = permute(
+                np.arange(start, stop, dtype=np.uint64),
+                self.draws,
+                (self.seed, position.epoch),
+            )
+            batches, queued = self._cut(np.concatenate([queued, drawn]))
+            made += len(batches)
+            start = stop
+            yield (
+                batches,
+                replace(position, batches=made, draws=stop, queued=queued.tolist()),
+            )
+
+    def _cut(self, draws: Indices) -> tuple[Indices, Indices]:
+        """Return the full batches, (batches, samples per step), in the order in which
+        their last samples were drawn, and the draws that are left, by signature.
+        """
+        size = self.samples_per_step
+        groups = self.groups[draws % len(self.groups)]
+        draws = draws[groups != SKIPPED]
+        groups = groups[groups != SKIPPED]
+        # Sorted stably, the draws of each signature are together, as they were drawn.
+        # Short numbers are sorted by their digits, ten times as fast.
+        by_group = np.argsort(groups.astype(self._shortest), kind="stable")
+        in_group = groups[by_group]
+        starts = np.flatnonzero(np.diff(in_group, prepend=SKIPPED))
+        counts = np.diff(starts, append=len(draws))
+        place = np.arange(len(draws)) - np.repeat(starts, counts)
+        is_full = place < np.repeat(counts - counts % size, counts)
+        batches = by_group[is_full].reshape(-1, size)
+        batches = batches[np.argsort(batches[:, -1])]
+        return draws[batches], draws[by_group[~is_full]]
+
+    @cached_property
+    def _shortest(self) -> np.dtype[Any]:
+        """The shortest type of numbers for all signatures."""
+        return np.min_scalar_type(len(self._counts))
+
+    def _left_overs(self, end: Position) -> list[Indices]:
+        """Return the smaller batches at an epoch's end, one for each signature."""
+        queued = np.array(end.queued, np.uint64)
+        groups = self.groups[queued % len(self.groups)]
+        ends = np.flatnonzero(np.diff(groups)) + 1
+        return np.split(queued, ends) if len(queued) else []
+
+    def _keys(self, epoch: int, batches: Indices) -> Iterator[list[SampleKey]]:
+        """Yield the keys of batches of draws, (batches, samples)."""
+        repeats, samples = np.divmod(batches, len(self.groups))
+        places = self.sample_ids[samples].tolist()
+        for of_batch, own_places in zip(repeats.tolist(), places, strict=True):
+            yield [
+                SampleKey(self.seed, epoch, repeat, row, chunk)
+                for repeat, (row, chunk) in zip(of_batch, own_places, strict=True)
+            ]
 
 
 def with_skipped_rows(
-    groups: Sequence[int],
-    sample_ids: Sequence[tuple[int, int]],
+    groups: ArrayLike,
+    sample_ids: ArrayLike,
     rows: int,
-) -> tuple[list[int], list[tuple[int, int]]]:
+) -> tuple[Groups, SampleIds]:
     """Add a sample of the group `SKIPPED` for each of the table's rows that has none.
 
     So the other samples are drawn in the order of the whole table. Returns groups and
     (row, chunk) of all samples.
     """
-    present = {row for row, _ in sample_ids}
-    skipped = [(row, 0) for row in range(rows) if row not in present]
-    group_of = dict.fromkeys(skipped, SKIPPED)
-    group_of.update(zip(sample_ids, groups, strict=True))
-    in_order = sorted(group_of)
-    return [group_of[one] for one in in_order], in_order
+    own_groups = as_groups(groups)
+    own_ids = as_sample_ids(sample_ids)
+    missing = np.flatnonzero(np.bincount(own_ids[:, 0], minlength=rows) == 0)
+    if not len(missing):
+        # Columns of a file stay in it.
+        return own_groups, own_ids
+    skipped = np.stack([missing, np.zeros_like(missing)], axis=1)
+    all_groups = np.concatenate([own_groups, np.full(len(missing), SKIPPED, np.int32)])
+    all_ids = np.concatenate([own_ids, skipped])
+    in_order = np.lexsort((all_ids[:, 1], all_ids[:, 0]))
+    return all_groups[in_order], all_ids[in_order]
 
 
 def split_across_ranks(

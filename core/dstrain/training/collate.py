@@ -68,7 +68,9 @@ def _join(
 
 def _join_tensors(name: str, values: list[Tensor], axis: int | None) -> Tensor:
     first = values[0]
-    if len(values) == 1 and not first.ndim:
+    is_joined = not first.ndim or (axis in (None, 1) and first.is_contiguous())
+    if len(values) == 1 and is_joined:
+        # Joined with no other, it would be a copy that lies in memory as it does.
         return first
     for value in values if len(values) > 1 else []:
         shape = list(value.shape)

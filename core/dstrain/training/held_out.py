@@ -1,10 +1,17 @@
 """Choose the rows that are held out of training, for validation."""
 
-from collections.abc import Sequence
+import numpy as np
+from numpy.typing import ArrayLike
 
 from dstrain.errors import UsageError
 from dstrain.randomness import digest
-from dstrain.training.batching import SKIPPED
+from dstrain.training.batching import (
+    SKIPPED,
+    Groups,
+    SampleIds,
+    as_groups,
+    as_sample_ids,
+)
 
 FLAG = "--validation_split"
 
@@ -18,11 +25,11 @@ def is_held_out(row: int, seed: int, fraction: float) -> bool:
 
 
 def hold_out(
-    groups: Sequence[int],
-    sample_ids: Sequence[tuple[int, int]],
+    groups: ArrayLike,
+    sample_ids: ArrayLike,
     seed: int,
     fraction: float | None,
-) -> tuple[Sequence[int], list[tuple[int, int]]]:
+) -> tuple[Groups, SampleIds]:
     """Return the groups in which samples that are held out count as skipped, and the
     (row, chunk) of these.
 
@@ -35,23 +42,18 @@ def hold_out(
         seed: The seed of the run.
         fraction: How many of the rows are held out; None for none.
     """
+    numbers = as_groups(groups)
+    ids = as_sample_ids(sample_ids)
     if fraction is None:
-        return groups, []
-    trained = list(groups)
-    held_out = []
-    for index, (row, chunk) in enumerate(sample_ids):
-        if groups[index] != SKIPPED and is_held_out(row, seed, fraction):
-            trained[index] = SKIPPED
-            held_out.append((row, chunk))
-    rows = {
-        row
-        for group, (row, _) in zip(groups, sample_ids, strict=True)
-        if group != SKIPPED
-    }
-    chosen = len({row for row, _ in held_out})
-    if chosen in (0, len(rows)):
-        what = f"{fraction:g} chooses {chosen} of {len(rows)} rows for validation"
-        other = "larger" if chosen == 0 else "smaller"
+        return numbers, ids[:0]
+    present = numbers != SKIPPED
+    rows = np.unique(ids[present, 0])
+    chosen = (is_held_out(int(row), seed, fraction) for row in rows)
+    held_out_rows = rows[np.fromiter(chosen, bool, len(rows))]
+    if len(held_out_rows) in (0, len(rows)):
+        what = f"{fraction:g} chooses {len(held_out_rows)} of {len(rows)} rows for validation"
+        other = "smaller" if len(held_out_rows) else "larger"
         reason = "each row is chosen by itself, by --seed"
         raise UsageError(FLAG, what, f"give a {other} fraction: {reason}")
-    return trained, held_out
+    is_chosen = present & np.isin(ids[:, 0], held_out_rows)
+    return np.where(is_chosen, np.int32(SKIPPED), numbers), ids[is_chosen]

@@ -1,28 +1,43 @@
-"""Load samples from a dataset or from the feature cache, in worker processes if asked."""
+"""Load samples from a dataset or from the feature cache, ahead of their use."""
 
 import multiprocessing
 import signal
 import threading
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
+from dstrain.cache.addresses import ABSENT, Numbers
+from dstrain.cache.plan_files import NO_LITERAL, PlanSamples
 from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell, load_cell
 from dstrain.errors import DstrainError, SystemFault, UsageError
 from dstrain.graph.values import deserialize
-from dstrain.training.batching import MicroBatch
+from dstrain.training.batching import MicroBatch, SampleIds, sample_index
+from dstrain.training.read_ahead import NotReady, ReadAhead
 
 POLL = 2.0
 """Seconds after which the wait for a batch looks for signals."""
+UNUSED = -2
+"""The number of a value that a sample does not have."""
 HUNG_AFTER = 600.0
-"""Seconds without a batch after which the processes that load count as hung."""
+"""Seconds without a batch after which what loads counts as hung."""
+AHEAD = 2
+"""Decoded batches that wait to be used, at most, where a thread decodes."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +75,16 @@ class DecodedSamples:
     """The inputs of each sample."""
     used_inputs: Sequence[Collection[str]]
     """The inputs of each sample that the run uses, and so decodes."""
-    sample_ids: Sequence[tuple[int, int]]
+    sample_ids: Sequence[tuple[int, int]] | SampleIds
     """(row, chunk) of each sample, in order."""
     at_row: Callable[[int, str, UsageError], UsageError]
     """Adds the place to an error in a cell: (row, input, error) -> error."""
+    has_files: bool = True
+    """Whether inputs are in files, so that decoding takes time."""
 
     def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
         """Decode the inputs used of one sample; raises UsageError for a damaged file."""
-        index = bisect_left(self.sample_ids, (row, chunk))
+        index = sample_index(self.sample_ids, row, chunk)
         cells = self.rows[index]
         values = {}
         for name in sorted(self.used_inputs[index]):
@@ -83,25 +100,50 @@ class CachedSamples:
     """Samples read from a feature cache."""
 
     cache: FeatureCache
-    rows: Sequence[Mapping[str, Any]]
-    """Lines of its plan: value -> {'at': address}, or the value itself as
-    `values.serialize` wrote it.
-    """
+    rows: PlanSamples
+    """The samples of its plan."""
     input_sets: Sequence[frozenset[str]]
-    """The sets of inputs that a line refers to by number."""
-    sample_ids: Sequence[tuple[int, int]]
-    """(row, chunk) of each sample, in order."""
+    """The sets of inputs that a sample refers to by number."""
+    entries: Mapping[str, Numbers]
+    """Value -> its number in the cache for each sample, `ABSENT` where the cache lacks it,
+    `UNUSED` where the sample does not have it.
+    """
+
+    @classmethod
+    def of(
+        cls,
+        cache: FeatureCache,
+        rows: PlanSamples,
+        input_sets: Sequence[frozenset[str]],
+    ) -> "CachedSamples":
+        """Find the values of all samples, once and for all."""
+        entries = {
+            name: np.where(rows.has(name), cache.locate(addresses), UNUSED)
+            for name, addresses in rows.stored.items()
+        }
+        return cls(cache, rows, input_sets, entries)
+
+    def lacking(self) -> Numbers:
+        """Return the numbers of the samples of which the cache lacks a value."""
+        lacks = np.zeros(len(self.rows), np.bool_)
+        for numbers in self.entries.values():
+            lacks |= numbers == ABSENT
+        return np.flatnonzero(lacks)
 
     def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
         """Read the values of one sample, which are always checked."""
-        line = self.rows[bisect_left(self.sample_ids, (row, chunk))]
+        rows = self.rows
+        index = rows.index(row, chunk)
         values = {}
-        for name, form in line["values"].items():
-            if "at" in form:
-                values[name] = self.cache.read(form["at"])
-            else:
-                values[name] = deserialize(form, {})
-        return Sample(values, self.input_sets[line["inputs"]])
+        for name, numbers in self.entries.items():
+            number = int(numbers[index])
+            if number != UNUSED:
+                values[name] = self.cache.read_at(number)
+        for name, codes in rows.codes.items():
+            code = int(codes[index])
+            if code != NO_LITERAL:
+                values[name] = deserialize(rows.literals[name][code], {})
+        return Sample(values, self.input_sets[rows.numbers["inputs"][index]])
 
 
 class _Batches(TorchDataset[Any]):
@@ -132,17 +174,24 @@ def load_batches(
     micro_batches: Iterable[MicroBatch],
     workers: int,
     is_stopping: Callable[[], bool] = lambda: False,
-) -> Iterator[Batch]:
-    """Yield the batches in order, loaded by `workers` processes, or by this one if that
-    is 0.
+) -> Generator[Batch, None, None]:
+    """Yield the batches in order, loaded by `workers` processes. If that is 0, a thread
+    decodes files while the batches before are used; what is not in files is read here.
 
-    Raises SystemFault where processes load nothing for `HUNG_AFTER` seconds, and
-    StoppedWaiting where a signal comes while they do.
+    Raises SystemFault where nothing is loaded for `HUNG_AFTER` seconds, and
+    StoppedWaiting where a signal comes meanwhile.
     """
     dataset = _Batches(source)
-    if not workers:
-        # Torch's loader would add 5 % to an empty training step.
-        batches: Iterator[Any] = map(dataset.__getitem__, micro_batches)
+    here = map(dataset.__getitem__, micro_batches)
+    batches: Iterator[Any]
+    ahead: ReadAhead[Any] | None = None
+    if not workers and isinstance(source, DecodedSamples) and source.has_files:
+        ahead = ReadAhead(here, AHEAD, POLL)
+        batches = _until_stopped(ahead, is_stopping)
+    elif not workers:
+        # A cached sample is read in .1 ms, and a thread needs .3 to hand it over: Python
+        # runs one thread at a time. Torch's loader would add 5 % to an empty step, too.
+        batches = here
     else:
         loader = DataLoader(
             dataset,
@@ -153,51 +202,75 @@ def load_batches(
             generator=torch.Generator(),
             timeout=POLL,
         )
-        batches = _until_stopped(loader, is_stopping)
+        batches = _processes_until_stopped(loader, is_stopping)
     try:
         for batch in batches:
             if isinstance(batch, DstrainError):
                 raise batch
             yield batch
     finally:
-        # The processes end now. Kept by the traceback of an error, they would go on
-        # reading files that may be replaced by then.
+        # Processes and thread end now. Kept by the traceback of an error, they would go
+        # on reading files that may be replaced by then.
         del batches
+        if ahead is not None:
+            ahead.close()
 
 
 def _until_stopped(
-    loader: Iterable[Any], is_stopping: Callable[[], bool]
+    batches: Iterator[Any], is_stopping: Callable[[], bool]
 ) -> Iterator[Any]:
-    """Yield what processes load; look at the time and at signals while they do not."""
-    others = set(multiprocessing.active_children())
-    batches = iter(loader)
-    processes = set(multiprocessing.active_children()) - others
+    """Yield batches; look at the time and at signals while there is none."""
     since = time.monotonic()
     while True:
         try:
             batch = next(batches)
         except StopIteration:
             return
-        except KeyboardInterrupt:
-            _kill(processes)
-            raise
-        except RuntimeError as error:
-            # The loader's own error of its timeout, after which it can be asked again.
-            if not str(error).startswith("DataLoader timed out"):
-                raise
+        except NotReady:
             if is_stopping():
-                _kill(processes)
                 raise StoppedWaiting from None
             if time.monotonic() - since > HUNG_AFTER:
-                _kill(processes)
                 raise SystemFault(
                     "data loader",
-                    f"its processes have loaded nothing for {HUNG_AFTER:.0f} seconds",
+                    f"nothing was loaded for {HUNG_AFTER:.0f} seconds",
                     "a process was stopped, or a disk or file server does not answer",
                 ) from None
         else:
             yield batch
             since = time.monotonic()
+
+
+def _processes_until_stopped(
+    loader: Iterable[Any], is_stopping: Callable[[], bool]
+) -> Iterator[Any]:
+    """Yield what processes load, as `_until_stopped` does; kill them where that ends
+    the wait.
+    """
+    others = set(multiprocessing.active_children())
+    batches = _Polled(iter(loader))
+    processes = set(multiprocessing.active_children()) - others
+    try:
+        yield from _until_stopped(batches, is_stopping)
+    except (KeyboardInterrupt, StoppedWaiting, SystemFault):
+        _kill(processes)
+        raise
+
+
+class _Polled(Iterator[Any]):
+    """The batches of torch's loader, which raises an error of its own where none comes
+    in time, after which it can be asked again.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
+
+    def __next__(self) -> Any:
+        try:
+            return next(self.batches)
+        except RuntimeError as error:
+            if str(error).startswith("DataLoader timed out"):
+                raise NotReady from None
+            raise
 
 
 def _kill(processes: Collection[BaseProcess]) -> None:

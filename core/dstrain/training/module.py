@@ -123,17 +123,17 @@ class TrainingModule(nn.Module):
         """
         micro_batch = batch.micro_batch
         losses = self.losses(batch.samples, micro_batch.keys)
-        weights = torch.tensor(micro_batch.weights).to(losses.device)
-        return (losses * weights).sum() / micro_batch.global_batch_size
+        if any(weight != 1.0 for weight in micro_batch.weights):
+            weights = torch.tensor(micro_batch.weights).to(losses.device)
+            losses = losses * weights
+        return losses.sum() / micro_batch.global_batch_size
 
     def losses(self, samples: Sequence[Sample], keys: Sequence[SampleKey]) -> Tensor:
         """Return one loss per sample, (batch,) fp32; all samples have the same inputs."""
         plan = self.plan(samples[0].inputs)
         loss_inputs: list[dict[str, Any]] = []
         for sample, key in zip(samples, keys, strict=True):
-            notice = partial(self.on_long_prompt, key)
-            with about_rows([key.row]), noticing_long_prompts(notice):
-                values = self._run_units(sample, key, plan)
+            values = self._run_units(sample, key, plan)
             loss_inputs.append({name: values[name] for name in plan.loss_inputs})
         # Dropout in model_fn's networks is drawn for the batch as a whole.
         seed_global(keys[0], "step")
@@ -144,16 +144,26 @@ class TrainingModule(nn.Module):
     def _run_units(self, sample: Sample, key: SampleKey, plan: Plan) -> dict[str, Any]:
         """Run the units of one sample; return the values."""
         is_ready = self.stage or sample.is_preprocessed
-        table = sample.values if is_ready else self.preprocess(sample, plan)
-        values: dict[str, Any] = send_to_device(
-            dict(table), self.pipeline.device, non_blocking=True
-        )
-        if plan.train_steps:
-            # Dropout in libraries draws from the global generator. Keyed by the sample,
-            # it does not depend on which others are in its batch.
-            seed_global(key, "units")
-            self.pipeline.run(plan.train_steps, values, Rng([key]))
-        return values
+        if is_ready and not plan.train_steps:
+            return self._on_device(sample.values)
+        notice = partial(self.on_long_prompt, key)
+        with about_rows([key.row]), noticing_long_prompts(notice):
+            table = sample.values if is_ready else self.preprocess(sample, plan)
+            values = self._on_device(table)
+            if plan.train_steps:
+                # Dropout in libraries draws from the global generator. Keyed by the
+                # sample, it does not depend on which others are in its batch.
+                seed_global(key, "units")
+                self.pipeline.run(plan.train_steps, values, Rng([key]))
+            return values
+
+    def _on_device(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values with their tensors, which are on the CPU, on the device."""
+        device = self.pipeline.device
+        if device.type == "cpu":
+            return dict(values)
+        moved: dict[str, Any] = send_to_device(dict(values), device, non_blocking=True)
+        return moved
 
     @torch.no_grad()
     def preprocess(self, sample: Sample, plan: Plan) -> dict[str, Any]:

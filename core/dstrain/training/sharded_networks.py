@@ -3,33 +3,34 @@
 The sharding is torch's (`fully_shard`): it puts other parameters in the places of a
 network's own, tensors of which each process has some rows. A block's weights are put
 together while it computes, and its gradients are averaged over the processes as by DDP.
+
+Importing torch's takes a second, so only runs that shard do.
 """
+
+from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    OffloadPolicy,
-    fully_shard,
-)
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
 from dstrain.models.execution.blocks import repeated_blocks
 from dstrain.models.networks import put, tied_names
-from dstrain.storage.safetensors import read_rows
+from dstrain.storage.safetensors import is_divided, read_rows
 from dstrain.training.module import TrainingModule
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 
 class Division:
@@ -92,6 +93,8 @@ class Division:
 
         Raises UsageError for weights in training that are not fp32.
         """
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
         dtypes = {one.dtype for one in module.trained.parameters.values()}
         if dtypes - {torch.float32}:
             # Each number is rounded by its own draw, which follows from its place in the
@@ -152,6 +155,8 @@ def _mesh(sharding: Sharding, device: torch.device) -> DeviceMesh:
 
     Raises UsageError for machines with different numbers of processes.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+
     size = dist.get_world_size()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     among = sharding.processes(size, local)
@@ -180,6 +185,8 @@ def _give_up(part: Any, args: Any, output: Any) -> None:
 
 def sharded_networks(module: TrainingModule) -> list[FSDPModule]:
     """Return the networks that are sharded among processes."""
+    from torch.distributed.fsdp import FSDPModule
+
     networks = module.networks.values()
     return [network for network in networks if isinstance(network, FSDPModule)]
 
@@ -191,6 +198,8 @@ def keeping_gradients(module: TrainingModule) -> Iterator[None]:
     Those of networks that are trained in full are exchanged each time: whole, they need
     as much memory as all the weights.
     """
+    from torch.distributed.fsdp import FSDPModule
+
     with ExitStack() as stack:
         for name, network in module.networks.items():
             if isinstance(network, FSDPModule) and name in module.trained.lora:
@@ -209,8 +218,8 @@ def read_own_rows(
     divided: dict[str, DTensor] = {}
 
     def rows(name: str, shape: list[int]) -> slice | None:
-        owner = owner_of(name)
-        if not isinstance(owner, DTensor) or list(owner.shape) != shape:
+        owner: Any = owner_of(name)
+        if not is_divided(owner) or list(owner.shape) != shape:
             return None
         divided[name] = owner
         return _own_rows(len(owner), owner.device_mesh)
@@ -232,6 +241,8 @@ def _own_rows(count: int, mesh: DeviceMesh) -> slice:
 
 
 def _as_divided(rows: Tensor, parameter: DTensor, device: torch.device) -> DTensor:
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         rows.to(device),
         parameter.device_mesh,

@@ -61,7 +61,7 @@ def losses(folder: Path) -> list[str]:
 
 def test_tiles_are_a_part_of_what_is_trained_on(data: Path, tmp_path: Path) -> None:
     def values() -> set[str]:
-        return set(FeatureCache.open(tmp_path / "cache").where)
+        return set(FeatureCache.open(tmp_path / "cache"))
 
     start(data, "sft:data_process")
     plain = values()

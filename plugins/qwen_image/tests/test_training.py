@@ -325,6 +325,43 @@ def test_in_bf16_the_split_equals_the_unsplit_run_too(
     assert whole == pytest.approx(exact, rel=0.1)
 
 
+def test_prompts_of_all_lengths_make_the_same_batches_in_a_split_run(
+    config: TrainConfig, data: Path, tmp_path: Path
+) -> None:
+    """A batch of eight rows is of prompts that are at most half as long again, each of
+    another length.
+    """
+    folder = tmp_path / "prompts"
+    shutil.copytree(data, folder)
+    lines = ["image,prompt"]
+    lines += [f"1.png,{'a dog ' * (3 + row % 7 * 8)}number {row}" for row in range(28)]
+    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
+    flags = having(
+        config,
+        dataset_base_path=folder,
+        feature_cache=tmp_path / "cache",
+        batch_size=8,
+        **TRAINED["LoRA"],
+    )
+    run(having(flags, task="sft:data_process"))
+    unsplit, split = (
+        training_run(having(flags, task=task)) for task in ("sft", "sft:train")
+    )
+    assert list(unsplit.order.groups) == list(split.order.groups)
+    lengths = []
+    for _, (batch,) in optimizer_steps(split):
+        tokens = [sample.values["prompt_emb"].shape[1] for sample in batch.samples]
+        lengths.append((min(tokens), max(tokens)))
+        split.step += 1
+    assert any(least < most for least, most in lengths)
+    # 18 bytes are some 15 tokens of the toy tokenizer; SUFFIX adds as many to all.
+    assert all(most < 1.6 * least for least, most in lengths if most > 64)
+    split.step = 0
+    whole = [numbers["loss"] for numbers in steps(unsplit)]
+    assert [numbers["loss"] for numbers in steps(split)] == whole
+    assert len(whole) > 3
+
+
 def test_timesteps_of_a_bf16_run_reach_the_denoiser_in_fp32(
     config: TrainConfig,
 ) -> None:

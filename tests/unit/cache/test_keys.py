@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from types import SimpleNamespace
+from typing import Any, TypedDict, cast
 
-from dstrain.cache.keys import step_key
+from dstrain.cache.keys import PlanKeys, step_key
 from dstrain.data.cells import Cell, input_key
-from dstrain.graph.plan import Step
+from dstrain.graph.plan import Plan, Step
 from dstrain.graph.unit import Unit
-from dstrain.storage.hashing import Digests
+from dstrain.storage.hashing import Digests, hash_json
 from torch import Tensor
 
 
@@ -117,3 +118,31 @@ def test_a_files_key_is_its_bytes_and_how_they_are_loaded_but_not_its_name(
         key("a"),
     }
     assert len(different) == 6
+
+
+def joined(left: Tensor, right: Tensor) -> Made: ...
+
+
+def test_rows_of_one_plan_have_the_keys_of_their_steps() -> None:
+    """Also where a step uses an output, or one value under two names."""
+    first = Step(Unit(encode), "positive", {"prompt": "prompt"}, {"emb": "positive"})
+    both = {"left": "positive", "right": "positive"}
+    second = Step(Unit(joined), "positive", both, {"emb": "all"})
+    plan = SimpleNamespace(
+        cached_steps=(first, second), spec=SimpleNamespace(family="family")
+    )
+    keys = PlanKeys(cast(Plan, plan), COMPONENTS, "float32")
+    for text in ("a", 'an input "of" any text'):
+        given = hash_json("literal", text)
+        positive = _output_of(first, given)
+        assert keys.of({"prompt": given}) == {
+            "prompt": given,
+            "positive": positive,
+            "all": _output_of(second, positive),
+        }
+
+
+def _output_of(step: Step, key: str) -> str:
+    inputs = dict.fromkeys(step.inputs, key)
+    run = step_key("family", step, inputs, COMPONENTS, "float32")
+    return hash_json("output", [run, "emb"])

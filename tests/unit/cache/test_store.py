@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.store import FeatureCache, Lines, ShardWriter, open_shard
+from dstrain.cache.addresses import as_text, packed
+from dstrain.cache.shards import read_shard
+from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.errors import StateError
 from dstrain.graph.values import Frames
 from dstrain.storage.files import temporary
 from PIL import Image
 
-from tests.support.caching_project import noise_image, plain
+from tests.support.caching_project import address, noise_image, plain
 
 VALUES = {
     "tensor": torch.arange(6.0).reshape(2, 3),
@@ -52,27 +54,26 @@ def empty(folder: Path) -> FeatureCache:
 
 def fill(cache: FeatureCache, values: dict[str, Any], **limits: Any) -> list[Path]:
     writer = ShardWriter(cache, {"core": "1"}, **limits)
-    for address, value in values.items():
-        writer.add(address, value)
+    for name, value in values.items():
+        writer.add(address(name), value)
     writer.flush()
     return sorted((cache.folder / "shards").iterdir())
 
 
-@pytest.mark.parametrize("address", list(VALUES))
+@pytest.mark.parametrize("name", list(VALUES))
 def test_every_kind_of_value_comes_back_as_it_was(
-    cache: FeatureCache, address: str
+    cache: FeatureCache, name: str
 ) -> None:
-    fill(cache, {address: VALUES[address]})
-    assert plain(FeatureCache.open(cache.folder).read(address)) == plain(
-        VALUES[address]
-    )
+    fill(cache, {name: VALUES[name]})
+    read = FeatureCache.open(cache.folder).read(address(name))
+    assert plain(read) == plain(VALUES[name])
 
 
 def test_one_shard_holds_all_kinds_and_the_writer_can_read_it_at_once(
     cache: FeatureCache,
 ) -> None:
     assert len(fill(cache, VALUES)) == 1
-    assert plain({address: cache.read(address) for address in VALUES}) == plain(VALUES)
+    assert plain({name: cache.read(address(name)) for name in VALUES}) == plain(VALUES)
 
 
 def test_equal_values_give_equal_bytes(tmp_path: Path) -> None:
@@ -83,8 +84,8 @@ def test_equal_values_give_equal_bytes(tmp_path: Path) -> None:
 
 def test_a_tensor_that_was_read_is_the_readers_own(cache: FeatureCache) -> None:
     fill(cache, {"tensor": VALUES["tensor"]})
-    cache.read("tensor").zero_()
-    assert torch.equal(cache.read("tensor"), VALUES["tensor"])
+    cache.read(address("tensor")).zero_()
+    assert torch.equal(cache.read(address("tensor")), VALUES["tensor"])
 
 
 def test_a_view_is_stored_without_what_it_is_a_view_of(cache: FeatureCache) -> None:
@@ -105,17 +106,17 @@ def test_what_is_cached_is_not_cached_again(cache: FeatureCache) -> None:
     (added,) = set(fill(FeatureCache.open(cache.folder), {"b": 1, "c": 2})) - set(
         before
     )
-    assert set(open_shard(added)[1]) == {"c"}
+    assert [as_text(row["address"]) for row in read_shard(added).rows] == [address("c")]
 
 
 def test_more_shards_than_are_kept_open_can_be_read(
     cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dstrain.cache.store.OPEN_SHARDS", 2)
+    monkeypatch.setattr("dstrain.cache.reading.OPEN_SHARDS", 2)
     fill(cache, {str(i): torch.tensor(i) for i in range(9)}, max_bytes=1)
     for i in range(18):
-        assert int(cache.read(str(i % 9))) == i % 9
-        assert len(cache._open) <= 2
+        assert int(cache.read(address(str(i % 9)))) == i % 9
+        assert len(cache._files._mapped) <= 2
 
 
 def test_only_temporaries_are_removed_when_a_cache_is_created_again(
@@ -129,14 +130,14 @@ def test_only_temporaries_are_removed_when_a_cache_is_created_again(
     ]
     leftovers = [
         temporary(cache.folder / part / "x.safetensors")
-        for part in ("", "shards", "plans")
+        for part in ("", "shards", "index", "plans")
     ]
     for path in (*strangers, *leftovers):
         path.write_text("x")
     FeatureCache.create(cache.folder)
     assert not any(path.exists() for path in leftovers)
     assert all(path.exists() for path in (kept, *strangers))
-    assert set(FeatureCache.open(cache.folder).where) == set(VALUES)
+    assert set(FeatureCache.open(cache.folder)) == set(map(address, VALUES))
 
 
 @pytest.mark.parametrize(
@@ -144,8 +145,9 @@ def test_only_temporaries_are_removed_when_a_cache_is_created_again(
     [
         (None, "is not a feature cache"),
         ("{", "cannot be read"),
-        ('{"format": "dstrain-features", "version": 1}', "of format 1, and this .* 2"),
-        ('{"format": "dstrain-features", "version": 3}', "of format 3, and this .* 2"),
+        ('{"format": "dstrain-features", "version": 1}', "of format 1, and this .* 3"),
+        ('{"format": "dstrain-features", "version": 2}', "of format 2, and this .* 3"),
+        ('{"format": "dstrain-features", "version": 4}', "of format 4, and this .* 3"),
         ('{"format": "other", "version": 2}', "another program wrote it"),
         ("[]", "another program wrote it"),
     ],
@@ -195,9 +197,9 @@ def test_a_shard_that_is_gone_is_named(cache: FeatureCache) -> None:
     (path,) = fill(cache, VALUES)
     path.unlink()
     with pytest.raises(StateError, match=path.name):
-        cache.read("tensor")
-    with pytest.raises(StateError, match="lacks value tensor"):
-        FeatureCache.open(cache.folder).read("tensor")
+        cache.read(address("tensor"))
+    with pytest.raises(StateError, match=f"lacks value {address('tensor')}"):
+        FeatureCache.open(cache.folder).read(address("tensor"))
 
 
 def test_a_shard_of_another_name_is_refused(cache: FeatureCache) -> None:
@@ -205,24 +207,6 @@ def test_a_shard_of_another_name_is_refused(cache: FeatureCache) -> None:
     path.rename(path.with_stem("0" * 40))
     with pytest.raises(StateError, match="its name is not the hash of its header"):
         FeatureCache.open(cache.folder)
-
-
-def test_every_plan_that_is_written_is_the_newest(cache: FeatureCache) -> None:
-    for data in ("a", "b", "c", "a", "b"):
-        cache.write_plan({}, {"dataset": data}, [{"row": 0}])
-        newest = max(cache.plans(), key=lambda plan: int(plan[1]["sequence"]))
-        assert newest[1]["about"]["dataset"] == data
-        assert list(cache.plan_rows(newest[0])) == [{"row": 0}]
-    assert len({record["sequence"] for _, record in cache.plans()}) == 3
-
-
-def test_lines_are_read_by_index() -> None:
-    lines = Lines(b'{"a": 1}\n[2]\n"three"\n')
-    assert (len(lines), lines[0], lines[1], lines[-1]) == (3, {"a": 1}, [2], "three")
-    assert list(lines) == [{"a": 1}, [2], "three"]
-    assert list(Lines(b"")) == []
-    with pytest.raises(IndexError):
-        lines[3]
 
 
 def test_an_image_of_a_mode_that_would_lose_something_is_refused(
@@ -234,3 +218,22 @@ def test_an_image_of_a_mode_that_would_lose_something_is_refused(
         UsageError, match="cannot be stored exactly: an image of mode CMYK"
     ):
         fill(cache, {"image": Image.new("CMYK", (1, 1))})
+
+
+def test_values_are_found_and_read_by_number(cache: FeatureCache) -> None:
+    fill(cache, {str(i): torch.tensor(i) for i in range(4)})
+    cache = FeatureCache.open(cache.folder)
+    cache.write_index()
+    fill(cache, {str(i): torch.tensor(i) for i in range(4, 7)})
+    wanted = packed([*(address(str(i)) for i in range(7)), "01" * 20])
+    for opened in (cache, FeatureCache.open(cache.folder)):
+        numbers = opened.locate(wanted)
+        assert sorted(numbers.tolist()) == [-1, *range(7)]
+        assert numbers[7] == -1
+        assert [int(opened.read_at(number)) for number in numbers[:7]] == [*range(7)]
+        assert (opened.addresses[numbers[:7]] == wanted[:7]).all()
+        assert set(opened) == {as_text(one) for one in wanted[:7]}
+        assert opened.lengths.tolist() == [8] * 7
+        shards = opened.shard_numbers[numbers[:7]].tolist()
+        assert shards == [shards[0]] * 4 + [shards[4]] * 3
+        assert shards[0] != shards[4]

@@ -138,6 +138,7 @@ def test_the_names_of_diffsynth_studio_have_an_alias(
 def test_the_public_commands_are_these() -> None:
     assert tuple(command.name for command in commands()) == COMMAND_NAMES
     assert sorted(command_group().commands) == [
+        "cache",
         "export",
         "generate",
         "graph",

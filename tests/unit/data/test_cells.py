@@ -118,7 +118,9 @@ def test_each_chunk_is_a_sample_of_its_row_with_images_of_its_own(
     scenes: Path,
 ) -> None:
     data = sampled(scenes, "long.mp4", "short.mp4", "fast.mp4", mode="chunk")
-    assert data.sample_ids == ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (2, 2))
+    assert [*map(tuple, data.sample_ids.tolist())] == [
+        *((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (2, 2))
+    ]
     assert [row["prompt"].literal for row in data.rows] == [
         "0",
         "0",
@@ -180,7 +182,9 @@ def test_videos_of_one_row_are_cut_at_the_same_places_as_far_as_the_shortest_goe
         {"video": "long.mp4", "control": ""},
     ]
     data = opened(scenes, rows, FrameSampling(5, "chunk"), inputs)
-    assert data.sample_ids == ((0, 0), (0, 1), *((1, chunk) for chunk in range(6)))
+    assert [*map(tuple, data.sample_ids.tolist())] == [
+        *((0, 0), (0, 1), *((1, chunk) for chunk in range(6)))
+    ]
     assert [Path(file).name for file in data.rows[1]["control"].files] == [
         f"{number}.png" for number in range(5, 10)
     ]
@@ -196,7 +200,7 @@ def test_a_number_of_frames_that_no_video_input_can_have_is_refused(
         sampled(scenes, "long.mp4", frames=10)
     assert sampled(
         scenes, "long.mp4", frames=10, inputs={"prompt": Column("prompt")}
-    ).sample_ids == ((0, 0),)
+    ).sample_ids.tolist() == [[0, 0]]
 
 
 def test_samples_share_a_batch_only_with_as_many_frames(scenes: Path) -> None:

@@ -2,6 +2,7 @@
 is about.
 """
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,17 @@ COLUMNS = {
     "prompt": Column("prompt"),
     "input_image": Column("image", "image"),
     "mode": Column("mode", same_in_batch=True),
+    "words": Column("words", "texts"),
 }
 
 
-def dataset(*samples: dict[str, Cell]) -> Dataset:
+def dataset(*samples: dict[str, Cell], pads_texts: bool = False) -> Dataset:
     """A dataset with a row for each sample, the first in line 2."""
     rows = [{"prompt": "", "image": "", "mode": "", "note": ""} for _ in samples]
     lines = range(2, 2 + len(rows))
     table = Table(Path("metadata.csv"), tuple(rows[0]), rows, lines)
-    ids = tuple((row, 0) for row in range(len(rows)))
-    return Dataset(table, samples, ids, COLUMNS)
+    numbered = (((row, 0), cells) for row, cells in enumerate(samples))
+    return Dataset.of(table, numbered, COLUMNS, pads_texts)
 
 
 def text(words: str) -> Cell:
@@ -49,7 +51,38 @@ def test_samples_are_alike_by_inputs_sizes_and_what_must_be_equal() -> None:
         {"prompt": text("a"), "input_image": wide, "mode": text("y")},
         {"prompt": text("a"), "input_image": wide},
     )
-    assert data.groups == [0, 0, 1, 2, 3]
+    assert data.groups.tolist() == [0, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "groups"),
+    [
+        (("a", "a" * 64, "a" * 65, "a" * 96, "a" * 97), [0, 0, 1, 1, 2]),
+        # By bytes: a letter of Chinese is as many tokens as a word of three letters.
+        (("a" * 64, "图" * 21, "图" * 22), [0, 0, 1]),
+        (("a" * 100_000, "a" * 10_000_000), [0, 1]),
+    ],
+)
+def test_samples_are_alike_by_a_coarse_length_where_batches_are_padded(
+    prompts: tuple[str, ...], groups: list[int]
+) -> None:
+    samples = [{"prompt": text(prompt)} for prompt in prompts]
+    assert dataset(*samples, pads_texts=True).groups.tolist() == groups
+    assert dataset(*samples).groups.tolist() == [0] * len(prompts)
+
+
+def test_all_texts_of_a_row_that_are_from_columns_count_together() -> None:
+    words = Cell("texts", ["a" * 30, "b" * 30])
+    data = dataset(
+        {"prompt": text("a" * 60), "words": Cell("texts", [])},
+        {"prompt": text("a" * 4), "words": words},
+        {"prompt": text("a" * 5), "words": words},
+        {"prompt": text("a" * 5), "words": words, "constant": text("a" * 99)},
+        pads_texts=True,
+    )
+    # The last has another input, and not another length.
+    assert data.groups.tolist() == [0, 0, 1, 2]
+    assert data.signature(3) - data.signature(2) == {("constant", ())}
 
 
 def test_rows_with_faults_are_left_out_and_listed_in_order() -> None:
@@ -57,7 +90,7 @@ def test_rows_with_faults_are_left_out_and_listed_in_order() -> None:
     late, early = Fault(2, "prompt", "is blank"), Fault(0, "image", "is missing")
     kept = data.without([late, early, late])
     assert [cells["prompt"].literal for cells in kept.rows] == ["b"]
-    assert kept.sample_ids == ((1, 0),)
+    assert kept.sample_ids.tolist() == [[1, 0]]
     assert kept.skipped == [early, late]
     with pytest.raises(UsageError, match=r"metadata\.csv:3:prompt: is cut") as caught:
         kept.without([Fault(1, "prompt", "is cut")])
@@ -88,3 +121,32 @@ def test_an_error_of_a_block_gets_the_row_that_it_is_about() -> None:
     with pytest.raises(UsageError) as preview, data.errors_at(1):
         raise UsageError("unit f", "cannot")
     assert preview.value.where == "unit f"
+
+
+def test_a_dataset_keeps_few_bytes_of_a_sample_in_ram() -> None:
+    kept = {}
+    for count in (2_000, 6_000):
+        cell = Cell(
+            "image", None, ("a.png",), (("sizes", ((64, 96),)),), ([1, 2, 3, 4],)
+        )
+        samples = (
+            ((row, 0), {"prompt": text(f"{row} " + "a dog " * 80), "input_image": cell})
+            for row in range(count)
+        )
+        table = Table(Path("metadata.csv"), ("prompt", "image"), (), ())
+        tracemalloc.start()
+        data = Dataset.of(table, samples, COLUMNS)
+        assert [cells["input_image"] for cells in data.rows] == [cell] * count
+        kept[count] = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+    assert kept[6_000] - kept[2_000] < 100 * 4_000
+
+
+def test_groups_are_numbered_by_the_rows_that_stay() -> None:
+    data = dataset(*({"input_image": image(64, 32 * size)} for size in (1, 2, 3, 2, 1)))
+    kept = data.without([Fault(0, "", "is bad"), Fault(1, "", "is bad")])
+    assert kept.groups.tolist() == [0, 1, 2]
+    assert [kept.signature(sample) for sample in range(3)] == [
+        data.signature(sample) for sample in (2, 3, 4)
+    ]
+    assert kept.input_sets == (frozenset({"input_image"}),)

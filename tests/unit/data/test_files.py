@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from dstrain.cli.main import main
+from dstrain.data import files
 from dstrain.data.dataset import Dataset
-from dstrain.data.files import DataRoots
+from dstrain.data.files import DataRoots, FileInspector
 from dstrain.data.images import Resolution
 from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.errors import UsageError
@@ -167,3 +168,26 @@ def test_the_command_line_repeats_the_flag(
     assert main(command) == 2
     assert "metadata.json:2:image: no such file '1.png'" in capfd.readouterr().err
     assert main([*command, "--dataset_root", str(tmp_path / "else")]) == 0
+
+
+def test_a_file_is_inspected_once_unless_many_others_are_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And rows have their own files, whatever slice they are in."""
+    monkeypatch.setattr(files, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(files, "MOST_REMEMBERED", 2)
+    inspected: list[str] = []
+
+    def inspect(_: DataRoots, name: tuple[str, bool]) -> str:
+        inspected.append(name[0])
+        return f"info of {name[0]}"
+
+    monkeypatch.setattr(files, "_inspect", inspect)
+    inspector = FileInspector([Column("image", "image")], tmp_path, (), None)
+    names = [*"aab", "", *"baacdab"]
+    found = inspector.with_files({"image": name} for name in names)
+    assert [infos.get((row["image"], False), "") for row, infos in found] == [
+        f"info of {name}" if name else "" for name in names
+    ]
+    # When c comes, b is the one that was not used for longest.
+    assert inspected == ["a", "b", "c", "d", "b"]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -261,3 +262,34 @@ def test_fifty_faults_are_listed_and_the_others_counted(tmp_path: Path) -> None:
 
 def test_no_fault_is_no_error() -> None:
     refuse(Path("m.csv"), "row", [])
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_rows_are_not_kept_in_ram(tmp_path: Path, suffix: str) -> None:
+    prompt = "a dog in the park " + "x" * 500
+    header, row = "image,prompt\n", f"a.png,{prompt}\n"
+    if suffix == ".jsonl":
+        header, row = "", json.dumps({"image": "a.png", "prompt": prompt}) + "\n"
+    kept = {}
+    for count in (2_000, 6_000):
+        path = tmp_path / f"{count}{suffix}"
+        path.write_text(header + row * count)
+        tracemalloc.start()
+        table = read_metadata(path)
+        assert sum(len(row["prompt"]) for row in table.rows) == count * len(prompt)
+        kept[count] = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+    # What waits to be written is not more for more rows.
+    assert kept[6_000] - kept[2_000] < 100 * 4_000
+
+
+def test_columns_are_those_of_all_rows(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": "1"}\n\n{"b": "2", "a": "3"}\n')
+    table = read_metadata(path)
+    assert [dict(row) for row in table.rows] == [
+        {"a": "1", "b": ""},
+        {"a": "3", "b": "2"},
+    ]
+    assert table.lines.tolist() == [1, 3]
+    assert table.chosen([1]).where(0, "b") == "m.jsonl:3:b"

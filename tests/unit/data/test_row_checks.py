@@ -437,4 +437,4 @@ def test_constants_of_the_variant_are_cells_of_every_row(base: Path) -> None:
             "shift": ("number", 3.0),
             "mode": ("text", "plain"),
         }
-    assert data.sample_ids == ((0, 0), (1, 0))
+    assert [*map(tuple, data.sample_ids.tolist())] == [*((0, 0), (1, 0))]

@@ -378,7 +378,7 @@ def test_prompt_and_table_exclude_each_other(
 def test_two_runs_do_not_fill_one_folder(
     model: Path, table: Path, tmp_path: Path
 ) -> None:
-    from dstrain.storage.files import lock
+    from dstrain.storage.locks import lock
 
     with (
         lock(tmp_path / "set"),

@@ -4,6 +4,7 @@ stopped resumes bit for bit.
 
 import math
 import multiprocessing
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.cache.in_use import readers
 from dstrain.errors import Diverged, StateError
 from dstrain.registry.hooks import Extensions
 from dstrain.runs.build import total_steps
@@ -510,3 +512,21 @@ def test_the_average_is_of_what_plugins_left(
     for name, after in trained.items():
         mean = 0.05 * start[name] + 0.95 * after.detach()
         torch.testing.assert_close(ready.ema.tensors[name], mean)
+
+
+def test_training_says_that_it_reads_the_cache_until_it_ends(
+    here: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    seen = []
+
+    class Watching(TrainingModule):
+        def forward(self, *given: Any, **named: Any) -> Any:
+            seen.append([mark.process_id for mark in readers(cache)])
+            return super().forward(*given, **named)
+
+    flags = {"feature_cache": cache, "max_steps": 1, "output_path": tmp_path / "out"}
+    train(here, task="sft:data_process", **flags)
+    train(here, Watching, task="sft:train", **flags)
+    assert seen == [[os.getpid()]]
+    assert readers(cache) == []

@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column
 from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.registry.family import Option
 from dstrain.runs.resolve import check_saved_names, log_warnings
@@ -46,17 +48,17 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
         "num_frames": 9,
         **changes,
     }
-    cells = [
-        {"video": SimpleNamespace(kind="video", shapes=((frames, 16, 16),))}
-        for frames in (5, 9)
-    ]
     return SimpleNamespace(
         stage=stage,
         config=SimpleNamespace(**config),
         task=SimpleNamespace(name="sft"),
         extensions=SimpleNamespace(broken=("plugin bad 1.0: no",)),
         dataset=SimpleNamespace(
-            rows=cells,
+            columns={"video": Column("video", "video")},
+            groups=np.array([0, 1]),
+            signatures=[
+                frozenset({("video", ((frames, 16, 16),))}) for frames in (5, 9)
+            ],
             unused_columns=("mood",),
             table=SimpleNamespace(path="metadata.csv"),
         ),

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.errors import SystemFault, UsageError
 from dstrain.storage import files
 
 
@@ -165,6 +166,7 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
     users = [
         *(".temporary", ".tmp-2", ".tmp-keep.txt", ".tmp-v2-notes"),
         *(".tmp-1234-notes", ".tmp-1234-01234567-notes", ".tmp-12-epoch-1.safetensors"),
+        ".tmp-01234567-12-12-01234567-notes",
     ]
     for name in users:
         (tmp_path / name).write_text("")
@@ -174,27 +176,41 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
     assert names(tmp_path / "kept") == ["a"]
 
 
-def test_a_second_holder_is_refused_by_pid_and_may_follow_later(tmp_path: Path) -> None:
-    folder = tmp_path / "made" / "here"
-    hold = (
-        "import sys; from pathlib import Path; from dstrain.storage.files import lock\n"
-        "with lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, str(folder)], stdin=-1, stdout=-1
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with (
-            pytest.raises(StateError, match=f"in use by process {holder.pid}"),
-            files.lock(folder),
-        ):
-            pass
-        holder.kill()
-    with files.lock(folder):
-        assert (folder / files.HOLDER).read_text() == f"{os.getpid()}\n"
-    with files.lock(folder):
-        pass
+def test_a_living_process_of_an_earlier_run_keeps_its_temporaries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(files, "this_machine", lambda: "0" * 8)
+        remote, silent = map(
+            files.temporary, (tmp_path / "remote", tmp_path / "silent")
+        )
+    with monkeypatch.context() as elsewhere, subprocess.Popen(["sleep", "60"]) as other:
+        elsewhere.setattr(os, "getpid", lambda: other.pid)
+        local = files.temporary(tmp_path / "local")
+        elsewhere.undo()
+        for path in (local, remote, silent, files.temporary(tmp_path / "own")):
+            path.write_text("")
+        long_ago = time.time() - files.SILENT - 1
+        os.utime(silent, (long_ago, long_ago))
+        files.remove_leftovers(tmp_path)
+        assert names(tmp_path) == sorted([local.name, remote.name])
+        other.kill()
+    files.remove_leftovers(tmp_path)
+    assert names(tmp_path) == [remote.name]
+
+
+def test_no_two_machines_processes_or_threads_share_a_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.bin"
+    with ThreadPoolExecutor(1) as pool:
+        found = [files.temporary(path), pool.submit(files.temporary, path).result()]
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    found.append(files.temporary(path))
+    monkeypatch.setattr(files, "this_machine", lambda: "0" * 8)
+    found.append(files.temporary(path))
+    assert len(set(found)) == 4
+    assert {files.final(one) for one in found} == {path}
 
 
 def test_files_import_no_torch() -> None:
@@ -208,67 +224,6 @@ def test_files_import_no_torch() -> None:
     )
 
 
-def test_a_lock_is_free_again_after_its_holder_was_killed_with_children_left(
-    tmp_path: Path,
-) -> None:
-    hold = (
-        "import os, sys, time; from pathlib import Path\n"
-        "from dstrain.storage.files import lock\n"
-        "with lock(Path(sys.argv[1])):\n"
-        "    if os.fork() == 0:\n"
-        "        time.sleep(1); os._exit(0)\n"
-        "    print('held', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, str(tmp_path)], stdout=-1
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        holder.kill()
-    with files.lock(tmp_path):
-        assert (tmp_path / files.HOLDER).read_text() == f"{os.getpid()}\n"
-
-
-def test_a_released_lock_names_no_holder(tmp_path: Path) -> None:
-    with files.lock(tmp_path):
-        assert files.HOLDER in names(tmp_path)
-    assert files.HOLDER not in names(tmp_path)
-
-
-@pytest.mark.parametrize("name", [files.LOCK, files.HOLDER])
-def test_a_file_of_somebody_else_in_the_place_of_the_locks_is_kept(
-    name: str, tmp_path: Path
-) -> None:
-    folder, outside = tmp_path / "folder", tmp_path / "outside"
-    folder.mkdir()
-    outside.write_text("7")
-    (folder / name).write_text("kept by another program, longer than an id")
-    with (
-        pytest.raises(StateError, match=f"contains {name}, which dstrain did not"),
-        files.lock(folder),
-    ):
-        pass
-    (folder / name).unlink()
-    (folder / name).symlink_to(outside)
-    with (
-        pytest.raises(StateError, match=f"contains {name}, which is a symbolic link"),
-        files.lock(folder),
-    ):
-        pass
-    assert outside.read_text() == "7"
-    assert names(folder) == [name]
-
-
-def test_a_lock_of_another_program_is_no_hindrance(tmp_path: Path) -> None:
-    for name in (".lock", ".lock.pid"):
-        (tmp_path / name).write_text("mine")
-    with files.lock(tmp_path):
-        pass
-    assert {(tmp_path / name).read_text() for name in (".lock", ".lock.pid")} == {
-        "mine"
-    }
-
-
 def test_removing_a_folder_that_is_a_link_leaves_what_it_leads_to(
     tmp_path: Path,
 ) -> None:
@@ -276,17 +231,6 @@ def test_removing_a_folder_that_is_a_link_leaves_what_it_leads_to(
     (tmp_path / "link").symlink_to(tmp_path / "outside")
     files.remove_folder(tmp_path / "link")
     assert names(tmp_path) == ["link", "outside"]
-
-
-def test_a_folder_in_which_no_lock_can_be_made_is_a_system_fault(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(SystemFault, match="cannot be written"),
-        files.lock(tmp_path / "file" / "below"),
-    ):
-        pass
 
 
 def test_folders_are_not_synced_where_they_cannot_be_opened(
@@ -301,12 +245,6 @@ def test_folders_are_not_synced_where_they_cannot_be_opened(
     monkeypatch.setattr(os, "fsync", note)
     files.write_file(tmp_path / "a.bin", b"x")
     assert synced == [str(files.temporary(tmp_path / "a.bin"))]
-
-
-def test_a_process_exists_until_it_ends() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        assert files.process_exists(os.getpid())
-    assert not files.process_exists(process.pid)
 
 
 def test_only_regular_files_up_to_a_size_are_read(tmp_path: Path) -> None:

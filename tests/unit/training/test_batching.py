@@ -4,17 +4,23 @@ processes.
 
 import time
 import tracemalloc
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, islice, permutations
 
 import numpy as np
 import pytest
 from dstrain.randomness import SampleKey
 from dstrain.training.batching import (
+    CHUNK,
+    LARGE_CHUNK,
     SKIPPED,
     Indices,
     MicroBatch,
     Order,
+    Position,
     permute,
+    sample_index,
     split_across_ranks,
     with_skipped_rows,
 )
@@ -126,8 +132,8 @@ def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_
 
 def test_rows_without_a_sample_keep_their_position_in_the_order() -> None:
     groups, sample_ids = with_skipped_rows((4, 4, 5), ((1, 0), (1, 1), (3, 0)), 5)
-    assert sample_ids == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (4, 0)]
-    assert groups == [SKIPPED, 4, 4, SKIPPED, 5, SKIPPED]
+    assert sample_ids.tolist() == [[0, 0], [1, 0], [1, 1], [2, 0], [3, 0], [4, 0]]
+    assert groups.tolist() == [SKIPPED, 4, 4, SKIPPED, 5, SKIPPED]
 
 
 def test_epochs_and_seeds_differ_in_their_order() -> None:
@@ -152,6 +158,134 @@ def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:
     assert all(len({order.groups[key.row] for key in batch}) == 1 for batch in batches)
     assert sorted(map(len, batches)) == [1, 2, 3, *[4] * 6]
     assert order.steps_per_epoch == len(batches)
+
+
+def plain_batches(order: Order, epoch: int) -> list[list[SampleKey]]:
+    """The batches of an epoch, draw by draw."""
+    queues: dict[int, list[SampleKey]] = {}
+    batches = []
+    for item in whole(order.draws, order.seed, epoch).tolist():
+        repeat, sample = divmod(item, len(order.groups))
+        group = int(order.groups[sample])
+        if group == SKIPPED:
+            continue
+        queue = queues.setdefault(group, [])
+        place = order.sample_ids[sample].tolist()
+        queue.append(SampleKey(order.seed, epoch, repeat, *place))
+        if len(queue) == order.samples_per_step:
+            batches.append(queues.pop(group))
+    return batches + [queues[group] for group in sorted(queues)]
+
+
+@pytest.mark.parametrize("kinds", [1, 3, 300])
+@pytest.mark.parametrize("samples_per_step", [1, 4, 7])
+def test_batches_are_those_that_fill_up_draw_by_draw(
+    kinds: int, samples_per_step: int
+) -> None:
+    generator = np.random.default_rng(kinds)
+    groups = generator.integers(SKIPPED, kinds, 700)
+    ids = np.stack([np.arange(700) // 2, np.arange(700) % 2], axis=1)
+    order = Order(groups, 13, samples_per_step, 5, ids)
+    assert order.draws > 2 * CHUNK
+    for epoch in (0, 3):
+        assert list(order.global_batches(epoch)) == plain_batches(order, epoch)
+
+
+def mixed(repeat: int = 13, samples_per_step: int = 7) -> Order:
+    """An order of three signatures and rows without samples."""
+    groups = np.random.default_rng(1).integers(SKIPPED, 3, 700)
+    ids = [(row, 0) for row in range(700)]
+    return Order(groups, repeat, samples_per_step, 5, ids)
+
+
+def test_an_epoch_continues_after_any_batch_from_any_position_before_it() -> None:
+    order = mixed()
+    passed: list[Position] = []
+    batches = list(order.global_batches(2, on_position=passed.append))
+    assert [one.draws for one in passed] == [0, CHUNK, 2 * CHUNK, order.draws]
+    assert len(batches) == order.steps_per_epoch > passed[-1].batches
+    ends = [0, 1, *(one.batches for one in passed), len(batches) - 1, len(batches)]
+    for done in sorted({*ends, *(end - 1 for end in ends[2:])}):
+        for known in (None, *passed):
+            again = order.global_batches(2, max(done, 0), known)
+            assert list(again) == batches[max(done, 0) :]
+
+
+def test_a_position_of_another_order_or_epoch_changes_nothing() -> None:
+    order = mixed()
+    batches = list(order.global_batches(0))
+    others = (
+        (mixed(repeat=14), 0),
+        (mixed(samples_per_step=8), 0),
+        (replace(order, seed=6), 0),
+        (replace(order, groups=np.roll(order.groups, 1)), 0),
+        (order, 1),
+    )
+    for other, epoch in others:
+        passed: list[Position] = []
+        next(other.global_batches(epoch, 500, on_position=passed.append))
+        assert passed[-1].draws > 0
+        assert list(order.global_batches(0, 900, passed[-1])) == batches[900:]
+
+
+@pytest.fixture
+def permuted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of positions in each call of `permute`."""
+    counts: list[int] = []
+
+    def counting(positions: Indices, size: int, key: Sequence[int]) -> Indices:
+        counts.append(len(positions))
+        return permute(positions, size, key)
+
+    monkeypatch.setattr("dstrain.training.batching.permute", counting)
+    return counts
+
+
+def test_the_middle_of_a_thousand_million_draws_is_a_few_chunks_away(
+    permuted: list[int],
+) -> None:
+    order = one_of_each_row((0,) * 1000, 1_000_000, samples_per_step=7, seed=3)
+    start = 500_000_000 // CHUNK * CHUNK
+    # Of one signature, every seven draws are a batch.
+    full, rest = divmod(start, 7)
+    queued = permute(np.arange(start - rest, start, dtype=np.uint64), 10**9, (3, 0))
+    known = Position(order.identity, 0, full, start, queued.tolist())
+    done = full + 1000
+    draws = np.arange(7 * done, 7 * done + 70, dtype=np.uint64)
+    expected = [
+        SampleKey(3, 0, *divmod(draw, 1000))
+        for draw in permute(draws, 10**9, (3, 0)).tolist()
+    ]
+    found = islice(order.global_batches(0, done, known), 10)
+    assert list(chain(*found)) == expected
+    assert len(permuted) <= 3
+    assert sum(permuted) <= 3 * LARGE_CHUNK
+
+
+def test_few_samples_wait_however_many_signatures_there_are(
+    permuted: list[int],
+) -> None:
+    order = one_of_each_row(tuple(range(1_000)), 64, samples_per_step=64, seed=0)
+    next(order.global_batches(0))
+    # Chunks grow with what waits, so that it is not sorted again for each few draws.
+    assert permuted[0] == CHUNK < permuted[-1]
+    assert len(permuted) < 15
+
+
+def test_arrays_are_not_copied_and_keys_have_plain_numbers() -> None:
+    groups = np.zeros(5, np.int32)
+    ids = np.stack([np.arange(5), np.zeros(5, np.int64)], axis=1)
+    kept = with_skipped_rows(groups, ids, 5)
+    order = Order(kept[0], 1, 5, 0, kept[1])
+    assert order.groups is groups
+    assert order.sample_ids.base is ids or order.sample_ids is ids
+    (batch,) = order.global_batches(0)
+    assert {type(number) for key in batch for number in key} == {int}
+
+
+def test_a_sample_is_found_by_row_and_chunk() -> None:
+    for ids in (IDS, np.array(IDS)):
+        assert [sample_index(ids, *one) for one in IDS] == [*range(len(IDS))]
 
 
 def test_a_group_that_no_row_has_makes_no_step() -> None:
@@ -202,7 +336,7 @@ def test_two_thousand_million_draws_start_at_once_with_flat_memory() -> None:
     start = time.process_time()
     assert HUGE.draws == 2_000_000_000
     assert HUGE.steps_per_epoch == sum(
-        -(-HUGE.groups.count(group) * 20_000 // 8) for group in range(3)
+        -(-rows * 20_000 // 8) for rows in (33_334, 33_333, 33_333)
     )
     assert len(list(islice(HUGE.global_batches(1), 100))) == 100
     assert time.process_time() - start < 1

@@ -50,7 +50,7 @@ class DataOptions:
     )
     dataset_num_workers: int = option(
         "data",
-        "Number of data loading processes; 0 loads in the main process.",
+        "Number of data loading processes; 0 decodes files in a thread, and reads cached values as they are used.",
         0,
         minimum=0,
     )

@@ -1,5 +1,6 @@
 """Find published model files on this machine, and download those that are missing."""
 
+import math
 import os
 import re
 import shutil
@@ -7,8 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
-
-from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from dstrain.config.options.model import Hub
 from dstrain.console import get_logger
@@ -22,8 +21,8 @@ from dstrain.errors import (
 )
 from dstrain.models.hub.clients import CLIENTS, first_line, is_absent
 from dstrain.models.hub.record import Record, local_files, missing_shards, select
-from dstrain.storage.files import folder_lock
 from dstrain.storage.hashing import file_mark
+from dstrain.storage.locks import FolderLock
 
 T = TypeVar("T")
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
@@ -295,11 +294,10 @@ class _Download:
             ) from error
 
 
-def _locked(folder: Path) -> AcquireReturnProxy[FileLock]:
+def _locked(folder: Path) -> FolderLock:
     """Lock a model's folder, waiting while another process downloads into it."""
-    file_lock = folder_lock(folder)
-    try:
-        return file_lock.acquire(timeout=QUIET_WAIT)
-    except Timeout:
+    folder_lock = FolderLock(folder)
+    if not folder_lock.acquire(QUIET_WAIT):
         logger.info(f"waiting for the process that downloads to {folder}")
-        return file_lock.acquire()
+        folder_lock.acquire(math.inf)
+    return folder_lock

@@ -58,7 +58,8 @@ from dstrain.runs.checkpoints.state import (
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
 from dstrain.runs.training_run import TrainingRun
-from dstrain.storage.files import LOCK, lock, remove_leftovers
+from dstrain.storage.files import remove_leftovers
+from dstrain.storage.locks import LOCK, lock
 from dstrain.storage.run_files import RunFiles, averaged_name
 from dstrain.training.optimizers.modes import in_eval_mode
 

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -34,6 +35,7 @@ from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.storage.files import unused_name
 from dstrain.storage.hashing import hash_json, sha256
 from dstrain.storage.run_files import RUN, RunFiles
+from dstrain.training.batching import Position
 from dstrain.training.loader import CachedSamples
 from dstrain.training.optimizers.names import named
 from dstrain.training.sharded_networks import read_own_rows
@@ -89,10 +91,9 @@ def data_fingerprint(run: TrainingRun) -> dict[str, str]:
 
 def _content(data: TrainingData) -> dict[str, str]:
     if data.cache_info is not None and isinstance(data.source, CachedSamples):
-        values = [row["values"] for row in data.source.rows]
         return {
             "metadata": data.cache_info.dataset["sha256"],
-            "cached values": hash_json("values", values),
+            "cached values": data.source.rows.values_digest,
         }
     setup = data.setup
     dataset = setup.dataset
@@ -183,7 +184,7 @@ def config_digest(run: TrainingRun) -> str:
     }
     if used_tiles:
         numbers.append({"tiles": used_tiles})
-    order = [run.order.groups, run.order.samples_per_step]
+    order = [run.order.groups.tolist(), run.order.samples_per_step]
     trainables = asdict(setup.trainables)
     return hash_json("run", [setup.task.name, trainables, order, numbers])
 
@@ -232,6 +233,7 @@ def training_state(run: TrainingRun, content: Mapping[str, str]) -> TrainingStat
         content=content,
         average=run.ema.tensors,
         average_facts=run.ema.facts,
+        position=asdict(run.position) if run.position else {},
     )
 
 
@@ -312,6 +314,8 @@ def load_training_state(
     run.lr_scheduler.load_state_dict(state.scheduler)
     _load_average(run, state)
     run.step = state.step
+    if state.position:
+        run.passed = deque([Position(**state.position)])
 
 
 def _load_average(run: TrainingRun, state: TrainingState) -> None:

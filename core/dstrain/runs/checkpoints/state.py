@@ -49,7 +49,7 @@ NAME = re.compile(r"step-\d+")
 class TrainingState:
     """All that a run needs to resume, at an optimizer-step boundary.
 
-    The position of the run in its data follows from the step.
+    Which samples come next follows from the step.
     """
 
     step: int
@@ -71,6 +71,10 @@ class TrainingState:
     """Parameter name -> its average over the steps; empty where none is kept."""
     average_facts: Mapping[str, str] = field(default_factory=dict)
     """The decay and the steps of the average; empty where none is kept."""
+    position: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of a `batching.Position` shortly before the next step's samples, which
+    saves the walk to them; may be empty.
+    """
 
 
 def save_full(
@@ -128,6 +132,8 @@ def _packed(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     }
     if state.average_facts:
         rest["average_facts"] = state.average_facts
+    if state.position:
+        rest["position"] = state.position
     return tensors, rest
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -18,6 +19,7 @@ from dstrain.graph.inputs import Column, Constant, Measured
 from dstrain.graph.values import Frames
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData
+from dstrain.training.batching import SKIPPED
 from dstrain.training.loader import Sample
 
 LETTERS = 512
@@ -39,45 +41,49 @@ def of_cache(data: TrainingData) -> ChosenSample:
     first of each size, then others of the size of the largest.
     """
     source: Any = data.source
-    first: dict[int, int] = {}
-    for index, group in enumerate(data.groups):
-        if group >= 0:
-            first.setdefault(group, index)
-    known = {tuple(one): None for one in source.sample_ids}
+    present = np.flatnonzero(data.groups != SKIPPED)
+    first = present[np.unique(data.groups[present], return_index=True)[1]]
     looked: dict[int, int] = {}
 
     def look(index: int) -> None:
-        if len(looked) < MOST_CACHED and tuple(data.sample_ids[index]) in known:
-            values = source.sample(*data.sample_ids[index]).values
+        if len(looked) < MOST_CACHED:
+            values = source.sample(*data.sample_ids[index].tolist()).values
             looked[index] = sum(
                 one.nbytes for one in tree_leaves(values) if isinstance(one, Tensor)
             )
 
-    for index in first.values():
+    for index in np.sort(first).tolist():
         look(index)
     largest = data.groups[max(looked, key=lambda index: looked[index])]
-    for index, group in enumerate(data.groups):
-        if group == largest and index not in looked:
+    for index in np.flatnonzero(data.groups == largest)[: 2 * MOST_CACHED].tolist():
+        if index not in looked:
             look(index)
     index = max(looked, key=lambda one: looked[one])
-    sample = source.sample(*data.sample_ids[index])
-    whole = len(looked) == len(known)
+    sample = source.sample(*data.sample_ids[index].tolist())
+    whole = len(looked) == len(present)
     among = "the samples" if whole else f"{len(looked)} samples"
     return ChosenSample(sample, f"the largest of {among} of the feature cache")
 
 
 def of_dataset(setup: Setup, dataset: Dataset) -> ChosenSample:
     """Return the largest sample of a dataset, with the longest of its prompts."""
-    index = max(range(len(dataset.rows)), key=lambda one: _weight(dataset.rows[one]))
-    inputs = frozenset(dataset.rows[index])
-    cells = dict(dataset.rows[index])
-    for name, cell in cells.items():
-        if cell.kind == "text":
-            same = (row[name] for row in dataset.rows if name in row)
-            cells[name] = max(same, key=lambda one: len(one.literal))
+    index = 0
+    largest = (-1, -1)
+    longest: dict[str, Cell] = {}
+    for number, cells in enumerate(dataset.rows):
+        weight = _weight(cells)
+        if weight > largest:
+            index, largest = number, weight
+        for name, cell in cells.items():
+            if cell.kind == "text":
+                before = longest.setdefault(name, cell)
+                longest[name] = max(before, cell, key=lambda one: len(one.literal))
+    cells = dataset.rows[index]
+    inputs = frozenset(cells)
+    cells = {name: longest.get(name, cell) for name, cell in cells.items()}
     used = setup.plan(inputs).used_inputs
     values = {name: _value(cell) for name, cell in cells.items() if name in used}
-    row, _ = dataset.sample_ids[index]
+    row = int(dataset.sample_ids[index, 0])
     origin = f"the largest sample, {setup.name_row(row)}, with the longest prompt"
     return ChosenSample(Sample(values, inputs), origin)
 

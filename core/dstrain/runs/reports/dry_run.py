@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dstrain.cache.store import MARKER
 from dstrain.config.fields import split_commas
 from dstrain.config.options.train import options_affecting
@@ -88,9 +90,10 @@ class _Length:
         if path is not None:
             table = read_metadata(path)
             bad = {fault.row for fault in table.faults}
-            ids = [(row, 0) for row in range(len(table.rows)) if row not in bad]
-            rows = len(ids)
-            groups = [0] * rows
+            good = np.setdiff1d(np.arange(len(table.rows)), [*bad])
+            rows = len(good)
+            ids = np.stack([good, np.zeros_like(good)], axis=1)
+            groups = np.zeros(rows, np.int32)
             chosen = hold_out(groups, ids, config.seed, config.validation_split)[1]
             held_out = len(chosen)
         processes = world_size(os.environ)
@@ -185,8 +188,7 @@ def _plans(
         return plans, data
     if dataset is None:
         return [setup.plan(setup.all_inputs())], None
-    input_sets = dict.fromkeys(map(frozenset, dataset.rows))
-    return [setup.plan(one) for one in input_sets], None
+    return [setup.plan(one) for one in dataset.input_sets], None
 
 
 def _preview_plans(setup: Setup, dataset: Dataset | None) -> list[Plan]:

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell
+from dstrain.data.dataset import inputs_of
 from dstrain.data.images import Resolution, fit
 from dstrain.data.row_checks import check_rows
 from dstrain.errors import CacheError, UsageError
@@ -126,12 +129,12 @@ def _stored(
     line: Mapping[str, Any],
 ) -> PreviewPlan | None:
     """Return one preview with its values; None if what is trained now needs others."""
-    plan = _plan(setup, line["inputs"], NEGATIVE in line["branches"])
+    plan = recorded_plan(setup, line)
     forms = line["values"]
     addresses = {form["at"] for form in forms.values() if "at" in form}
     if not forms.keys() >= set(plan.cached_values):
         return None
-    if not cache.where.keys() >= addresses:
+    if not all(address in cache for address in addresses):
         return None
     values = {
         name: cache.read(form["at"]) if "at" in form else deserialize(form, {})
@@ -139,6 +142,11 @@ def _stored(
     }
     sampling = SamplerOptions(**line["sampling"])
     return PreviewPlan(line["prompt"], plan, sampling, cached_values=values)
+
+
+def recorded_plan(setup: Setup, line: Mapping[str, Any]) -> Plan:
+    """Return the plan of a preview as it is now."""
+    return _plan(setup, line["inputs"], NEGATIVE in line["branches"])
 
 
 def _plan(
@@ -188,13 +196,11 @@ def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
     previews are.
     """
     dataset = setup.dataset
-    counts = [len(wanted & cells.keys()) for cells in dataset.rows]
-    first = counts.index(max(counts))
-    row, chunk = dataset.sample_ids[first]
-    rows = (dataset.table.rows[row],)
-    lines = (dataset.table.lines[row],)
+    counts = [len(wanted & inputs_of(common)) for common in dataset.signatures]
+    first = np.array(counts)[dataset.groups].argmax()
+    row, chunk = map(int, dataset.sample_ids[first])
     # Faults of other rows do not concern this one.
-    table = replace(dataset.table, rows=rows, lines=lines, faults=())
+    table = dataset.table.chosen([row])
     config = replace(setup.data_config, resolution=_resolution(setup))
     return check_rows(table, config, setup.spec.inputs).rows[chunk]
 

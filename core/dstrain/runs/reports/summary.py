@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
 from dstrain.console import get_logger
@@ -21,7 +22,6 @@ from dstrain.models.quantization.linear import StoredLinear
 from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.run_files import averaged_name
-from dstrain.training.batching import SKIPPED
 
 logger = get_logger(__name__)
 
@@ -58,7 +58,7 @@ def log_start(run: TrainingRun) -> None:
     unused = len(module.trained.unused_parameters)
     if unused:
         logger.info(f"frozen because no loss reaches them: {unused} tensors")
-    shapes = len({*order.groups} - {SKIPPED})
+    shapes = order.group_count
     epochs = run.total_steps / order.steps_per_epoch
     limit = ""
     if config.num_epochs and epochs < config.num_epochs:
@@ -80,7 +80,7 @@ def log_start(run: TrainingRun) -> None:
     )
     if run.validation:
         ids = run.validation.sample_ids
-        rows = len({row for row, _ in ids})
+        rows = len(np.unique(ids[:, 0]))
         logger.info(
             f"validation: {len(ids)} samples of {rows} rows, {STRATA} timesteps each"
         )

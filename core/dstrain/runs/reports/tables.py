@@ -1,6 +1,5 @@
 """Write tables of numbers by step: as CSV, and the same rows as JSON objects."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +8,8 @@ from pathlib import Path
 
 from dstrain.errors import SystemFault
 from dstrain.storage.files import write_file
+
+NOT_FINITE = ("nan", "inf", "-inf")
 
 
 @dataclass
@@ -64,7 +65,7 @@ class NumberTable:
     def _json(self, texts: Sequence[str]) -> str:
         fields = [
             # JSON has no other numbers than finite ones.
-            f'"{name}": {text if math.isfinite(float(text)) else "null"}'
+            f'"{name}": {"null" if text in NOT_FINITE else text}'
             for name, text in zip(self.columns, texts, strict=True)
         ]
         return "{" + ", ".join(fields) + "}\n"

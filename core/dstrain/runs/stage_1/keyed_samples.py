@@ -2,15 +2,34 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
+from typing import Any, overload
 
-from dstrain.cache.keys import value_keys
+import numpy as np
+
+from dstrain.cache.addresses import (
+    ABSENT,
+    ADDRESS,
+    BYTES,
+    Addresses,
+    Numbers,
+    as_text,
+)
+from dstrain.cache.keys import PlanKeys
 from dstrain.cache.store import DIGESTS, FeatureCache
 from dstrain.data.cells import Cell, input_key
+from dstrain.data.dataset import Groups, SampleIds, inputs_of
 from dstrain.graph.plan import Plan, Step
-from dstrain.models.needed_components import Found, component_digests
+from dstrain.models.needed_components import Found
 from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews
 from dstrain.runs.setup import Setup
-from dstrain.storage.hashing import Digests, hash_json
+from dstrain.runs.stage_1.component_keys import component_keys
+from dstrain.storage.columns import BATCH_ROWS
+from dstrain.storage.file_memory import FileDigests
+from dstrain.storage.spool import Chosen
+from dstrain.storage.user_cache import ModelDigests
+
+NO_ADDRESS = bytes(BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +45,64 @@ class KeyedSample:
 
 
 @dataclass(frozen=True)
+class AddressedSamples(Sequence[KeyedSample]):
+    """Samples with the addresses of their values, made when they are used."""
+
+    cells: Sequence[Mapping[str, Cell]]
+    """Of the samples of the dataset."""
+    previews: Sequence[PreviewPlan]
+    """They come last, as rows that the table does not have."""
+    sample_ids: SampleIds
+    plans: Sequence[Plan]
+    plan_numbers: Groups
+    """The number of each sample's plan."""
+    columns: Mapping[str, Addresses]
+    """Cached value -> its address in each sample; zeros where a sample has none."""
+    names: Sequence[Sequence[str]]
+    """The values of each plan that have addresses."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.plan_numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> KeyedSample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[KeyedSample]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return a sample, or those of a slice."""
+        if isinstance(index, slice):
+            return Chosen(self, range(len(self))[index])
+        index = range(len(self))[index]
+        preview = index - len(self.cells)
+        cells = self.previews[preview].cells if preview >= 0 else self.cells[index]
+        return self._sample(index, cells)
+
+    def __iter__(self) -> Iterator[KeyedSample]:
+        """Yield the samples in order."""
+        previews = (preview.cells for preview in self.previews)
+        return map(self._sample, count(), chain(self.cells, previews))
+
+    def _sample(self, index: int, cells: Mapping[str, Cell]) -> KeyedSample:
+        number = self.plan_numbers[index]
+        row, chunk = self.sample_ids[index].tolist()
+        addresses = {
+            name: as_text(self.columns[name][index]) for name in self.names[number]
+        }
+        return KeyedSample((row, chunk), cells, self.plans[number], addresses)
+
+
+@dataclass(frozen=True)
 class KeyedSamples:
     """All samples with the keys of their values, and what the keys were made from."""
 
     found: Found
     components: Mapping[str, str]
     """Component -> digest of its files, its configuration and the family's code for it."""
-    digests: Digests
-    samples: Sequence[KeyedSample]
+    digests: FileDigests
+    """Those of the files of the dataset."""
+    model_digests: ModelDigests
+    samples: AddressedSamples
     """Those of the dataset, then one for each preview."""
     previews: Sequence[PreviewPlan]
 
@@ -56,65 +125,134 @@ def key_rows(setup: Setup) -> KeyedSamples:
     """
     dataset = setup.dataset
     previews = plan_previews(setup)
-    input_sets = dict.fromkeys(frozenset(cells) for cells in dataset.rows)
-    plans = [setup.plan(inputs) for inputs in input_sets]
+    plans = [setup.plan(inputs) for inputs in dataset.input_sets]
     found = setup.find([*plans, *(preview.plan for preview in previews)])
-    digests = Digests(setup.cache_path / DIGESTS)
-    components = component_digests(found, digests)
-    for name in found.files:
-        code = setup.component_code(name)
-        components[name] = hash_json("component", [components[name], code])
-    experts = setup.spec.experts
-    if experts is not None:
-        # Units ask for the configuration by the name of the denoiser.
-        for expert in experts.components:
-            if f"{expert}_config" in components:
-                digest = components[f"{expert}_config"]
-                components.setdefault(f"{experts.denoiser}_config", digest)
+    digests = FileDigests(setup.cache_path / DIGESTS)
+    model_digests = ModelDigests()
+    components = component_keys(setup, found, model_digests)
 
-    def keyed_sample(
-        sample_id: tuple[int, int],
-        cells: Mapping[str, Cell],
-        plan: Plan,
-    ) -> KeyedSample:
+    samples = _addressed(setup, previews, components, digests)
+    return KeyedSamples(found, components, digests, model_digests, samples, previews)
+
+
+def _addressed(
+    setup: Setup,
+    previews: Sequence[PreviewPlan],
+    components: Mapping[str, str],
+    digests: FileDigests,
+) -> AddressedSamples:
+    """Compute the addresses of the values of all samples."""
+    dataset = setup.dataset
+    sets = {inputs: number for number, inputs in enumerate(dataset.input_sets)}
+    plans = [setup.plan(inputs) for inputs in sets]
+    of_signature = np.array([sets[inputs_of(one)] for one in dataset.signatures])
+    of_previews = np.arange(len(plans), len(plans) + len(previews))
+    plans += [preview.plan for preview in previews]
+    numbers = np.concatenate([of_signature[dataset.groups], of_previews])
+    keys = [PlanKeys(plan, components, str(setup.dtype)) for plan in plans]
+    names: list[list[str]] = [[] for _ in plans]
+    columns = {name: bytearray() for plan in plans for name in plan.cached_values}
+    cells_of_previews = (preview.cells for preview in previews)
+    for number, cells in zip(
+        numbers.tolist(), chain(dataset.rows, cells_of_previews), strict=True
+    ):
+        plan = plans[number]
         inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
-        keys = value_keys(plan, inputs, components, str(setup.dtype))
-        addresses = {
-            name: keys[name]
+        found = keys[number].of(inputs)
+        # Inputs that are no file have no address, as in all samples of a plan.
+        names[number] = names[number] or [
+            name
             for name in plan.cached_values
             if name not in cells or cells[name].files
-        }
-        return KeyedSample(sample_id, cells, plan, addresses)
-
-    samples = [
-        keyed_sample(sample_id, cells, setup.plan(frozenset(cells)))
-        for sample_id, cells in zip(dataset.sample_ids, dataset.rows, strict=True)
-    ]
-    # Previews come last, as rows that the table does not have.
-    for row, preview in enumerate(previews, len(dataset.table.rows)):
-        samples.append(keyed_sample((row, 0), preview.cells, preview.plan))
-    return KeyedSamples(found, components, digests, samples, previews)
-
-
-def missing_work(samples: Sequence[KeyedSample], cache: FeatureCache) -> Iterator[Work]:
-    """Yield the samples to compute, each value for the first sample that needs it."""
-    claimed: set[str] = set()
-    for sample in samples:
-        values = [
-            name
-            for name, address in sample.addresses.items()
-            if address not in cache and address not in claimed
         ]
-        if not values:
-            continue
-        claimed.update(sample.addresses[name] for name in values)
-        needed = set(values)
-        steps: list[Step] = []
-        for step in reversed(sample.plan.cached_steps):
-            if needed & set(step.outputs.values()):
-                steps.insert(0, step)
-                needed |= set(step.inputs.values())
-        yield Work(sample, values, steps, frozenset(needed & sample.plan.inputs))
+        for name, column in columns.items():
+            has_it = name in names[number]
+            column += bytes.fromhex(found[name]) if has_it else NO_ADDRESS
+    rows = len(dataset.table.rows)
+    preview_ids = [(row, 0) for row in range(rows, rows + len(previews))]
+    return AddressedSamples(
+        dataset.rows,
+        previews,
+        np.concatenate(
+            [dataset.sample_ids, np.array(preview_ids, np.int64).reshape(-1, 2)]
+        ),
+        plans,
+        numbers.astype(np.int32),
+        {name: np.frombuffer(column, ADDRESS) for name, column in columns.items()},
+        names,
+    )
+
+
+@dataclass(frozen=True)
+class MissingWork(Sequence[Work]):
+    """The work of samples whose values the cache lacks, made when it is used."""
+
+    samples: AddressedSamples
+    numbers: Numbers
+    """The samples with something to compute, in order."""
+    starts: Numbers
+    """Where the values of each begin; at the end, their number."""
+    values: Numbers
+    """Which of the columns of addresses each value is in."""
+
+    def __len__(self) -> int:
+        """Return the number of samples with something to compute."""
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Work: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Work]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return the work of one sample, or that of a slice."""
+        if isinstance(index, slice):
+            return Chosen(self, range(len(self))[index])
+        index = range(len(self))[index]
+        sample = self.samples[int(self.numbers[index])]
+        columns = list(self.samples.columns)
+        numbers = self.values[self.starts[index] : self.starts[index + 1]]
+        missing = {columns[number] for number in numbers.tolist()}
+        values = [name for name in sample.addresses if name in missing]
+        steps, inputs = _steps(sample.plan, frozenset(values))
+        return Work(sample, values, steps, inputs)
+
+
+def _steps(plan: Plan, values: frozenset[str]) -> tuple[list[Step], frozenset[str]]:
+    """Return the steps that compute these values, and the inputs that they use."""
+    needed = set(values)
+    steps: list[Step] = []
+    for step in reversed(plan.cached_steps):
+        if needed & set(step.outputs.values()):
+            steps.insert(0, step)
+            needed |= set(step.inputs.values())
+    return steps, frozenset(needed & plan.inputs)
+
+
+def missing_work(samples: AddressedSamples, cache: FeatureCache) -> MissingWork:
+    """Return the samples to compute, each value for the first sample that needs it."""
+    width = max(len(samples.columns), 1)
+    places = []
+    addresses = []
+    for start in range(0, len(samples), BATCH_ROWS):
+        # Sample by sample, the addresses of all values.
+        part = [
+            column[start : start + BATCH_ROWS] for column in samples.columns.values()
+        ]
+        if not part:
+            break
+        of_part = np.stack(part, axis=1).reshape(-1)
+        lacking = np.flatnonzero(of_part != np.frombuffer(NO_ADDRESS, ADDRESS))
+        lacking = lacking[cache.locate(of_part[lacking]) == ABSENT]
+        places.append(start * width + lacking)
+        addresses.append(of_part[lacking])
+    if not places:
+        places, addresses = [np.empty(0, np.int64)], [np.empty(0, ADDRESS)]
+    _, first = np.unique(np.concatenate(addresses), return_index=True)
+    claimed = np.sort(np.concatenate(places)[first])
+    numbers, starts = np.unique(claimed // width, return_index=True)
+    return MissingWork(
+        samples, numbers, np.append(starts, len(claimed)), claimed % width
+    )
 
 
 def addresses_of(keyed: KeyedSamples) -> Iterator[tuple[int, Collection[str]]]:

@@ -16,6 +16,8 @@ from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.reports.preview_plans import preview_line
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import KeyedSample, KeyedSamples
+from dstrain.runs.stage_1.recorded_config import recorded_flags
+from dstrain.runs.stage_1.unchanged import as_repeatable
 from dstrain.storage.hashing import files_in, sha256
 
 
@@ -25,7 +27,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     table = setup.dataset.table
     count = len(setup.dataset.rows)
     samples = keyed.samples[:count]
-    input_sets = list(dict.fromkeys(sample.plan.inputs for sample in samples))
+    input_sets = setup.dataset.input_sets
     dataset = {
         "path": redacted(str(table.path.resolve())),
         "sha256": sha256(table.path),
@@ -41,20 +43,26 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         models=named_models(setup.family, setup.models),
         files={
             name: [
-                (redacted(os.path.abspath(file)), place, keyed.digests.record(file))
+                (
+                    redacted(os.path.abspath(file)),
+                    place,
+                    keyed.model_digests.record(file),
+                )
                 for place, file in files_in(files.paths)
             ]
             for name, files in keyed.found.files.items()
         },
         versions=setup.versions,
+        repeatable=as_repeatable(setup, keyed.digests, keyed.model_digests),
         previews=[
             preview_line(preview, sample.addresses)
             for preview, sample in zip(
                 keyed.previews, keyed.samples[count:], strict=True
             )
         ],
+        config=recorded_flags(setup.recorded),
     )
-    lines = plan_lines(setup, keyed, samples, input_sets, cache)
+    lines = plan_lines(setup, keyed, samples, input_sets)
     identity = plan_identity(setup, input_sets, keyed.found.configs)
     cache.write_plan(identity, asdict(info), lines)
 
@@ -64,10 +72,9 @@ def plan_lines(
     keyed: KeyedSamples,
     samples: Sequence[KeyedSample],
     input_sets: Sequence[frozenset[str]],
-    cache: FeatureCache,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the plan file, one per sample; `inputs` and `group` number the
-    set of inputs and the signature. A file is recorded in the first line that uses it.
+    """Yield what a plan has of each sample; `inputs` and `group` number the
+    set of inputs and the signature. A file is recorded with the first sample that uses it.
     """
     folders = dataset_folders(setup.config)
     seen = {""}
@@ -79,7 +86,7 @@ def plan_lines(
             if name not in sample.addresses
         }
         for name, address in sample.addresses.items():
-            values[name] = {"at": address, "shapes": shapes(cache.header(address))}
+            values[name] = {"at": address}
         files = []
         frame_folders = []
         for name in sorted(sample.plan.used_inputs):
@@ -94,10 +101,10 @@ def plan_lines(
                 frame_folders.append((place, names_digest(Path(cell.folder))))
         yield {
             "row": row,
-            "line": setup.dataset.table.lines[row],
+            "line": int(setup.dataset.table.lines[row]),
             "chunk": chunk,
             "inputs": input_sets.index(sample.plan.inputs),
-            "group": group,
+            "group": int(group),
             "values": values,
             "files": files,
             "frame folders": frame_folders,
@@ -115,11 +122,3 @@ def name_in(folders: Sequence[str], path: str) -> str:
             if place.startswith(start) and ".." not in Path(place).parts:
                 return place.removeprefix(start)
     return path
-
-
-def shapes(header: Any) -> Any:
-    """Return the shapes of a stored value's tensors, from its header."""
-    if "shape" in header:
-        return header["shape"]
-    children = header.get("list") or header.get("record", {}).values()
-    return [shapes(child) for child in children]

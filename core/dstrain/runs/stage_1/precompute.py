@@ -2,14 +2,12 @@
 in the feature cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-
+from dstrain.cache.in_use import remove_dead_marks
 from dstrain.cache.store import (
     DIGESTS,
     LOG,
@@ -19,31 +17,33 @@ from dstrain.cache.store import (
     check_parts,
 )
 from dstrain.config.serialize import command_line
-from dstrain.console import get_logger, logging_to_file, progress_bar, secrets
+from dstrain.console import get_logger, logging_to_file, secrets
 from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import StateError, UsageError, first_few, secret_error
-from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
-from dstrain.graph.plan import Step
-from dstrain.models.finite import has_nan
+from dstrain.errors import StateError, first_few, secret_error
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.randomness import SampleKey
 from dstrain.runs.feature_plan import dataset_folders
-from dstrain.runs.long_prompts import LongPromptLog, note_recorded, record
+from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import LIST, read_samples, write_list
+from dstrain.runs.stage_1.computing import compute
 from dstrain.runs.stage_1.keyed_samples import (
-    KeyedSample,
     KeyedSamples,
-    Work,
     addresses_of,
     key_rows,
     missing_work,
 )
 from dstrain.runs.stage_1.plan_writer import name_in, write_plan
-from dstrain.storage.files import lock, nameable
-from dstrain.training.batching import MicroBatch
-from dstrain.training.loader import DecodedSamples, load_batches
+from dstrain.runs.stage_1.shares import left_over
+from dstrain.runs.stage_1.unchanged import (
+    Unchanged,
+    find_unchanged,
+    log_count,
+    log_unchanged,
+    may_be_unchanged,
+)
+from dstrain.storage.files import nameable
+from dstrain.storage.locks import lock
 
 logger = get_logger(__name__)
 
@@ -64,10 +64,17 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
     """Fill the feature cache with everything that the rows of the datasets need; what is
     there already is not computed again.
     """
+    found: list[Unchanged] = []
     with ExitStack() as stack:
         if processes.is_main:
             refuse_files(setup.cache_path)
             open_log = stack.enter_context(logging_to_file())
+            found = _unchanged(setup, open_log)
+        if may_be_unchanged(setup):
+            # Without a limit of time: there may be a million files to look at.
+            processes.wait()
+            if processes.any(bool(found)):
+                return
         read_samples(setup, processes)
         log_warnings(setup)
         for one in setup.datasets:
@@ -75,6 +82,7 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         if processes.is_main:
             stack.enter_context(lock(setup.cache_path))
             FeatureCache.create(setup.cache_path)
+            remove_dead_marks(setup.cache_path)
             open_log(setup.cache_path / LOG)
             write_list(setup)
         loaded = None
@@ -83,6 +91,25 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         if processes.is_main:
             logger.info(f"to train on it, run: {_stage_2(setup)}")
         processes.wait()
+
+
+def _unchanged(setup: Setup, open_log: Callable[[Path], None]) -> list[Unchanged]:
+    """Return the datasets, and say what there is to say, if there is nothing to do."""
+    folder = setup.cache_path
+    if not may_be_unchanged(setup) or not (folder / MARKER).exists():
+        return []
+    with lock(folder):
+        found = find_unchanged(setup)
+        if found:
+            FeatureCache.create(folder)
+            # Where it is missing, or was damaged.
+            FeatureCache.open(folder).write_index()
+            remove_dead_marks(folder)
+            open_log(folder / LOG)
+            (setup.list_folder / LIST).unlink(missing_ok=True)
+            log_unchanged(found)
+            logger.info(f"to train on it, run: {_stage_2(setup)}")
+    return found
 
 
 def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded | None:
@@ -94,6 +121,7 @@ def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded
     if processes.is_main:
         keyed = key_rows(setup)
         keyed.digests.save()
+        keyed.model_digests.save()
     # The main process first: the digests that it remembers need not be read again.
     processes.wait()
     if not processes.is_main:
@@ -102,24 +130,30 @@ def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded
     long_prompts = LongPromptLog(setup.config.on_long_prompt, setup.name_row)
     if setup.config.on_long_prompt == "error":
         note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
-    work = list(missing_work(keyed.samples, cache))
-    more = ", previews included," if keyed.previews else ""
-    samples = setup.in_words("samples")
-    logger.info(
-        f"precomputing {len(work)} of {len(keyed.samples)} {samples}{more} into {setup.cache_path}"
-    )
+    work = missing_work(keyed.samples, cache)
+    log_count(setup, len(work), len(keyed.samples), keyed.previews)
+    if processes.size > 1 and work:
+        # Dealt one by one: no process has more than one sample more than another.
+        each = -(-len(work) // processes.size)
+        logger.info(f"each of {processes.size} processes computes up to {each} of them")
     # Before anyone adds to the cache, so that all list, and divide, the same work.
     processes.wait()
     if work:
-        part = work[processes.rank :: processes.size]
         writer = ShardWriter(cache, setup.versions)
         loaded = _load(setup, keyed, loaded)
-        compute(setup, loaded.pipeline, part, writer, long_prompts, processes.rank)
+        compute(setup, loaded.pipeline, work, writer, long_prompts, processes)
     processes.wait()
     if processes.is_main:
+        left = left_over(keyed.samples, setup.cache_path) if processes.size > 1 else []
+        if left:
+            writer = ShardWriter(FeatureCache.open(setup.cache_path), setup.versions)
+            loaded = _load(setup, keyed, loaded)
+            compute(setup, loaded.pipeline, left, writer, long_prompts, processes, True)
         # Also of rows that share a prompt, or whose values were there already.
         note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
         long_prompts.conclude()
+        # Of the shards of all processes.
+        FeatureCache.open(setup.cache_path).write_index()
         write_plan(setup, keyed)
     processes.wait()
     return loaded
@@ -138,12 +172,13 @@ def _load(setup: Setup, keyed: KeyedSamples, loaded: Loaded | None) -> Loaded:
             for name in found.files
         )
     ):
+        logger.info(f"loading {', '.join(sorted(found.files))}")
         pipeline = Pipeline.from_found(
             setup.family, setup.spec, found, setup.device, setup.dtype
         )
         loaded = Loaded(pipeline, keyed.components)
     for component in found.files.values():
-        keyed.digests.check_unchanged(component.paths)
+        keyed.model_digests.check_unchanged(component.paths)
     return loaded
 
 
@@ -185,82 +220,17 @@ def refuse_secrets(setup: Setup) -> None:
     """
     dataset = setup.dataset
     folders = dataset_folders(setup.config)
-    found: dict[str, list[str]] = {}
-    for value, variable in secrets().items():
-        for (row, _), cells in zip(dataset.sample_ids, dataset.rows, strict=True):
-            for name, cell in cells.items():
-                texts = [name_in(folders, file) for file in cell.files]
-                texts.append(str(cell.literal))
+    values = secrets()
+    if not values:
+        return
+    found: dict[str, list[str]] = {variable: [] for variable in values.values()}
+    for row, cells in zip(dataset.sample_ids[:, 0], dataset.rows, strict=True):
+        for name, cell in cells.items():
+            texts = [name_in(folders, file) for file in cell.files]
+            texts.append(str(cell.literal))
+            for value, variable in values.items():
                 if any(value in text for text in texts):
-                    place = dataset.table.where(row, name)
-                    found.setdefault(variable, []).append(place)
+                    found[variable].append(dataset.table.where(int(row), name))
     for variable, places in found.items():
-        raise secret_error(first_few(places), variable)
-
-
-def compute(
-    setup: Setup,
-    pipeline: Pipeline,
-    part: Sequence[Work],
-    writer: ShardWriter,
-    log: LongPromptLog,
-    rank: int,
-) -> None:
-    """Compute one process's part of the work, sample by sample, and commit it shard by
-    shard.
-    """
-    ids = [work.sample.sample_id for work in part]
-    source = DecodedSamples(
-        [work.sample.cells for work in part],
-        [work.inputs for work in part],
-        ids,
-        setup.dataset.damage,
-    )
-    keys = [SampleKey(0, 0, 0, *sample_id) for sample_id in ids]
-    micro_batches = (MicroBatch((key,), (1.0,), 1, ends_step=True) for key in keys)
-    batches = load_batches(source, micro_batches, setup.config.dataset_num_workers)
-    with progress_bar("data_process", len(part)) as progress:
-        try:
-            for work, batch in zip(part, batches, strict=True):
-                values = dict(batch.samples[0].values)
-                with setup.dataset.errors_at(work.sample.sample_id[0]):
-                    for step in work.steps:
-                        compute_step(
-                            setup, pipeline, step, work.sample, values, log, rank
-                        )
-                for name in work.values:
-                    writer.add(work.sample.addresses[name], values[name])
-                progress.update()
-        finally:
-            # What is computed is kept, whatever ended the loop.
-            writer.flush()
-
-
-def compute_step(
-    setup: Setup,
-    pipeline: Pipeline,
-    step: Step,
-    sample: KeyedSample,
-    values: dict[str, Any],
-    log: LongPromptLog,
-    rank: int,
-) -> None:
-    """Run a unit for one sample; a prompt that it cuts is recorded with its outputs."""
-    row, _ = sample.sample_id
-
-    def notice(found: LongPrompt) -> None:
-        if log.mode == "error":
-            log.note(row, found)
-        for name in step.outputs.values():
-            if name in sample.addresses:
-                record(setup.cache_path, rank, sample.addresses[name], found)
-
-    with torch.no_grad(), noticing_long_prompts(notice):
-        pipeline.run([step], values)
-    for name, value in step.outputs.items():
-        if has_nan(values[value]):
-            raise UsageError(
-                f"unit {step.unit.name}",
-                f"output {name!r} contains NaN; it is not stored",
-                *pipeline.damaged(step.unit.components),
-            )
+        if places:
+            raise secret_error(first_few(places), variable)

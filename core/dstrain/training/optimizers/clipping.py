@@ -1,27 +1,43 @@
 """Clip gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from dstrain.storage.safetensors import is_divided
+
+if TYPE_CHECKING:
+    # Importing it takes a second, so only runs that shard do.
+    from torch.distributed.tensor import DTensor
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
     """Scale the gradients so that their norm is at most `max_norm`; return what it was,
     () fp32, equal on all processes.
     """
-    divided = [one.grad for one in parameters if isinstance(one.grad, DTensor)]
+    divided: list[Any] = [one.grad for one in parameters if is_divided(one.grad)]
     if divided:
         return _clip_rows(divided, max_norm)
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    kinds = {(one.device, one.dtype) for one in gradients}
+    if len(kinds) == 1 and gradients[0].dtype == torch.float32:
+        # What `clip_grad_norm_` does with gradients of one device and dtype, without
+        # its search for others.
+        norms = [*torch._foreach_norm(gradients)]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        torch._foreach_mul_(gradients, _factor(norm, max_norm))
+        return norm
     if all(one.dtype == torch.float32 for one in parameters):
         clipped: Tensor = nn.utils.clip_grad_norm_(parameters, max_norm)
         return clipped
     # Norms of bf16 gradients would be rounded to three digits, each and together.
-    gradients = [one.grad for one in parameters if one.grad is not None]
     norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    norm = torch.linalg.vector_norm(torch.stack(norms))
     factor = _factor(norm, max_norm)
     for gradient in gradients:
         gradient.mul_(factor)

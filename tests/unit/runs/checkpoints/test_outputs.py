@@ -13,7 +13,7 @@ from dstrain.config.serialize import as_flags
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.reports.metrics import COLUMNS
-from dstrain.storage.files import lock
+from dstrain.storage.locks import lock
 from dstrain.storage.safetensors import CHECKSUM, read_tensors, write_tensors
 from safetensors import safe_open
 

@@ -20,8 +20,9 @@ from dstrain.runs.checkpoints.resume import (
     load_training_state,
     training_state,
 )
-from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.checkpoints.state import load_state, save_state, states
 from dstrain.runs.runner import run
+from dstrain.training import batching
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -521,3 +522,43 @@ def test_a_run_whose_steps_a_plugin_changes_resumes_with_that_code_of_it_alone(
     train(
         here, output_path=plain, max_steps=3, resume="auto", disabled_plugins=("half",)
     )
+
+
+def test_the_middle_of_an_epoch_is_reached_without_the_draws_before_it(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "CHUNK", 4)
+    flags: dict[str, Any] = {"dataset_repeat": 5, "save_steps": 21}
+    flags["max_steps"] = 26
+    train(here, output_path=tmp_path / "whole", **flags)
+    with pytest.raises(PowerCut):
+        # The loader is ahead of the step that is saved.
+        train(
+            here,
+            stop_at(24),
+            output_path=tmp_path / "cut",
+            dataset_num_workers=1,
+            **flags,
+        )
+    shutil.copytree(tmp_path / "cut", tmp_path / "walked")
+    saved = load_state(states(tmp_path / "cut")[0])
+    assert (saved.step, saved.position["draws"]) == (21, 20)
+
+    started = []
+    permute = batching.permute
+
+    def noting(positions: batching.Indices, *given: Any) -> batching.Indices:
+        started.append(int(positions[0]))
+        return permute(positions, *given)
+
+    monkeypatch.setattr(batching, "permute", noting)
+    train(here, output_path=tmp_path / "cut", resume="auto", **flags)
+    assert min(started) == 20
+    # As every state from before there were positions.
+    walked = states(tmp_path / "walked")[0]
+    save_state(walked, replace(saved, position={}))
+    train(here, output_path=tmp_path / "walked", resume="auto", **flags)
+    assert min(started) == 0
+    expected = outcome(tmp_path / "whole")
+    assert same(outcome(tmp_path / "cut"), expected)
+    assert same(outcome(tmp_path / "walked"), expected)

@@ -181,12 +181,12 @@ def test_stage_1_stores_prompts_under_the_keys_of_rows_and_a_changed_prompt_refi
 ) -> None:
     place = {"task": STAGES[0], "feature_cache": tmp_path}
     train(here, **place)
-    rows = set(FeatureCache.open(tmp_path).where)
+    rows = set(FeatureCache.open(tmp_path))
     train(here, **place, preview_prompt=("dog", "cat"))  # both are captions
-    assert set(FeatureCache.open(tmp_path).where) == rows
+    assert set(FeatureCache.open(tmp_path)) == rows
     train(here, **place, preview_prompt=("new",))
-    assert len(set(FeatureCache.open(tmp_path).where) - rows) == 2
-    assert len(list((tmp_path / "plans").iterdir())) == 1
+    assert len(set(FeatureCache.open(tmp_path)) - rows) == 2
+    assert len(list((tmp_path / "plans").glob("*.json"))) == 1
 
 
 def test_a_prompt_the_cache_lacks_is_refused_naming_the_flag_of_stage_1(

@@ -33,7 +33,7 @@ def test_nothing_is_missing_in_a_filled_cache(place: Place) -> None:
     cache = FeatureCache.open(place.cache)
     assert list(missing_work(keyed.samples, cache)) == []
     stored = {one for _, addresses in addresses_of(keyed) for one in addresses}
-    assert stored == set(cache.where)
+    assert stored == set(cache)
 
 
 def test_what_is_new_is_work_of_the_first_row_that_needs_it(
@@ -57,3 +57,16 @@ def test_what_is_new_is_work_of_the_first_row_that_needs_it(
         ["encode_prompt", "describe"],
     ]
     assert [one.inputs for one in work] == [{"input_image"}, {"prompt"}]
+
+
+def test_work_is_made_when_it_is_used(place: Place, tmp_path: Path) -> None:
+    """What is kept of a sample are its addresses and what of them is missing."""
+    keyed = key_rows(place.setup())
+    FeatureCache.create(tmp_path / "empty")
+    work = missing_work(keyed.samples, FeatureCache.open(tmp_path / "empty"))
+    ids = [sample.sample_id for sample in keyed.samples]
+    assert [one.sample.sample_id for one in work[1:]] == ids[1:]
+    assert work[0].sample is not work[0].sample
+    made = [one.sample.addresses[name] for one in work for name in one.values]
+    wanted = {one for _, addresses in addresses_of(keyed) for one in addresses}
+    assert len(made) == len(wanted) and set(made) == wanted

@@ -1,24 +1,25 @@
 """The plan file names what stage 2 reads, and each file once."""
 
-import json
 from pathlib import Path
 
 import pytest
-from dstrain.runs.stage_1.plan_writer import name_in, shapes
+from dstrain.cache.plan_files import open_samples, stored_plans
+from dstrain.cache.source_files import SourceFiles
+from dstrain.runs.stage_1.plan_writer import name_in
 
 from tests.support.caching_project import filled_place
 
 
 def test_a_plan_has_a_line_for_each_row_and_each_file_once(tmp_path: Path) -> None:
     with filled_place(tmp_path) as place:
-        (plan,) = place.plans
-        lines = [json.loads(line) for line in plan.read_text().splitlines()]
-        rows = [line for line in lines if "row" in line]
+        ((path, record),) = stored_plans(place.cache / "plans")
+        rows = open_samples(path.parent, record)
         assert [(line["row"], line["line"]) for line in rows] == [
             (i, i + 2) for i in range(4)
         ]
-        files = [name for line in rows for name, _ in line["files"]]
-        assert files == ["0.png", "1.png", "2.png", "3.png"]
+        files = SourceFiles.open(path.parent, record)
+        assert files.places.to_pylist() == [b"0.png", b"1.png", b"2.png", b"3.png"]
+        assert files.are_as_recorded([str(place.data)])
 
 
 @pytest.mark.parametrize(
@@ -39,11 +40,3 @@ def test_a_file_that_a_link_leads_to_has_the_name_of_its_place(tmp_path: Path) -
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)
     assert name_in([str(folder)], str(tmp_path / "link/a.png")) == "a.png"
-
-
-def test_shapes_are_those_of_every_tensor_of_a_value() -> None:
-    one, other = {"shape": [2, 3]}, {"shape": [1]}
-    assert shapes({"list": [one, {"record": {"a": other, "b": one}}]}) == [
-        [2, 3],
-        [[1], [2, 3]],
-    ]

@@ -5,7 +5,7 @@ processes, and survives kill -9.
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.cache.store import ShardWriter
+from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1 import precompute as stage_1
+from dstrain.runs.stage_1.keyed_samples import Work, key_rows
+from dstrain.runs.stage_1.shares import left_over, share_of
 from dstrain.storage import files
+from dstrain.storage.locks import lock
 from dstrain.training.loader import DecodedSamples
 from dstrain.training.module import TrainingModule
 
@@ -64,7 +67,7 @@ def test_one_prompt_in_many_rows_is_one_entry(place: Place) -> None:
     assert place.fill() == {"encode_prompt": 1, "describe": 1, "encode_image": 1}
     assert len(place.stored().rows) == 50
     assert (
-        len(place.stored().cache.where) == 6
+        len(place.stored().cache) == 6
     )  # one entry per value: an embedding, 3 of the text, 2 of the image
 
 
@@ -208,9 +211,39 @@ def test_rows_are_exactly_as_many_on_any_number_of_processes(
     assert len(list((cache / "shards").iterdir())) == size
 
 
+def test_what_processes_left_that_saw_other_files_is_computed_in_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shares(work: Sequence[Work], rank: int, size: int) -> list[Work]:
+        # The second process believes that its part is there.
+        return [] if rank == 1 else share_of(work, rank, size)
+
+    monkeypatch.setattr("dstrain.runs.stage_1.computing.share_of", shares)
+    monkeypatch.setattr("dstrain.runs.stage_1.shares.VISIBLE", 0.0)
+    setup = place.setup()
+    together(2, lambda one: stage_1.data_process(setup, one))
+    assert runs() == ALL
+    assert len(place.values()) == 4
+
+
+def test_files_that_another_machine_sees_late_are_waited_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = place.setup()
+    samples = key_rows(setup).samples
+    place.fill()
+    found = FeatureCache.open
+    views = [found(place.cache)]
+    FeatureCache.create(place.folder / "empty")
+    views.append(found(place.folder / "empty"))
+    monkeypatch.setattr(FeatureCache, "open", lambda folder: views.pop())
+    assert not left_over(samples, place.cache)
+    assert views == []
+
+
 def test_a_cache_that_another_process_fills_is_refused_naming_it(place: Place) -> None:
     with (
-        files.lock(place.cache),
+        lock(place.cache),
         pytest.raises(StateError, match=rf"is in use by process {os.getpid()}"),
     ):
         place.fill()
@@ -240,7 +273,7 @@ def test_a_cache_can_be_read_while_it_is_filled(
     assert seen == [want, want]
 
 
-@pytest.mark.parametrize("name", ["bad_samples.jsonl", "digests.json", "dstrain.log"])
+@pytest.mark.parametrize("name", ["bad_samples.jsonl", "digests.npy", "dstrain.log"])
 def test_a_file_of_the_users_that_has_the_name_of_a_record_is_never_replaced(
     place: Place, name: str
 ) -> None:
@@ -322,10 +355,7 @@ def test_the_log_in_the_feature_cache_has_every_fill_and_the_error_that_ended_on
                 place.fill()
         place.fill()
     log = (place.cache / "dstrain.log").read_text()
-    assert (
-        log.count("INFO dstrain.runs.stage_1.precompute: precomputing 4 of 4 samples")
-        == 2
-    )
+    assert log.count(": precomputing 4 of 4 samples") == 2
     assert log.count("ERROR dstrain.console: dstrain: error: shard: is damaged") == 1
 
 

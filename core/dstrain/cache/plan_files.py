@@ -1,0 +1,388 @@
+"""Write and read the plans of a feature cache: which samples there are, where the values of
+each are, and which files they were computed from.
+
+    plans/NAME.json    the record of a plan, with a hash of itself; it names its columns
+    plans/HASH.arrow   columns: samples, source files or frame folders
+
+The record is written last: that commits a plan. A million samples are arrays here, not
+objects.
+"""
+
+import json
+import os
+import re
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dstrain.cache.addresses import (
+    ADDRESS,
+    BYTES,
+    Addresses,
+    Numbers,
+    as_text,
+    packed,
+    prefixes,
+)
+from dstrain.cache.shards import AGAIN
+from dstrain.errors import CacheError, StateError
+from dstrain.storage.columns import BATCH_ROWS, SUFFIX, open_columns, write_columns
+from dstrain.storage.files import refuse_link, write_file
+from dstrain.storage.hashing import KEY_BYTES, hash_json
+
+RECORD = ".json"
+COLUMNS = re.compile(r"[0-9a-f]{32}|draft")
+"""Names of column files, without what follows the dot."""
+PLAN = re.compile(r"[0-9a-f]{40}")
+"""Names of plans, without what follows the dot; addresses have this form, too."""
+NUMBERS = ("row", "line", "chunk", "inputs", "group")
+"""Facts of a sample that are numbers."""
+AT = "at "
+"""Begins the name of a column of addresses."""
+LITERAL = "literal "
+"""Begins the name of a column of values that the plan contains itself, as JSON."""
+NOTHING = bytes(BYTES)
+"""Stands for the address of a value that a sample does not have."""
+NO_LITERAL = -1
+
+
+@dataclass(frozen=True)
+class PlanSamples(Sequence[Mapping[str, Any]]):
+    """The samples of a plan; one by number is a line of the plan as it was written."""
+
+    numbers: Mapping[str, Numbers]
+    """A column of each of `NUMBERS`."""
+    stored: Mapping[str, Addresses]
+    """Value -> its address in each sample, zeros in one that does not have it."""
+    codes: Mapping[str, NDArray[np.int32]]
+    """Value -> its number in `literals` in each sample, or NO_LITERAL."""
+    literals: Mapping[str, Sequence[Any]]
+    """Value -> what it is in samples, as `values.serialize` wrote it, each once."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.numbers["row"])
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return a sample's numbers and `values`: each {'at': address} or the value."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        number = range(len(self))[index]
+        values: dict[str, Any] = {}
+        for name, addresses in self.stored.items():
+            address = as_text(addresses[number])
+            if address != NOTHING.hex():
+                values[name] = {"at": address}
+        for name, codes in self.codes.items():
+            if codes[number] != NO_LITERAL:
+                values[name] = self.literals[name][codes[number]]
+        facts = {name: int(column[number]) for name, column in self.numbers.items()}
+        return {**facts, "values": values}
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all values."""
+        return list({**self.codes, **self.stored})
+
+    @property
+    def sample_ids(self) -> Numbers:
+        """Return the row and chunk of each sample, (samples, 2)."""
+        return np.stack([self.numbers["row"], self.numbers["chunk"]], axis=1)
+
+    def index(self, row: int, chunk: int = 0) -> int:  # type: ignore[override]
+        """Return the number of the sample of a row and chunk."""
+        rows = self.numbers["row"]
+        first = int(rows.searchsorted(row))
+        if not chunk:
+            return first
+        last = int(rows.searchsorted(row, "right"))
+        return first + int(self.numbers["chunk"][first:last].searchsorted(chunk))
+
+    def has(self, name: str) -> NDArray[np.bool_]:
+        """Return which samples have a stored value."""
+        column: NDArray[np.bool_] = self.stored[name] != np.void(NOTHING)
+        return column
+
+    def using(self, addresses: Collection[str]) -> Iterator[tuple[int, str]]:
+        """Yield row and address wherever a sample uses one of these, by samples."""
+        wanted = packed(one for one in addresses if PLAN.fullmatch(one))
+        numbers: list[NDArray[np.int64]] = []
+        found: list[Addresses] = []
+        for column in self.stored.values():
+            is_one = np.isin(prefixes(column), prefixes(wanted))
+            numbers.append(np.flatnonzero(is_one))
+            found.append(column[is_one])
+        if not numbers:
+            return
+        order = np.argsort(np.concatenate(numbers), kind="stable")
+        rows = self.numbers["row"][np.concatenate(numbers)[order]]
+        for row, address in zip(
+            rows.tolist(), np.concatenate(found)[order], strict=True
+        ):
+            if (text := as_text(address)) in addresses:
+                yield row, text
+
+    @property
+    def values_digest(self) -> str:
+        """Return a digest of all values, in the order of the samples."""
+        digest = blake2b(digest_size=KEY_BYTES)
+        for name, column in sorted(self.stored.items()):
+            digest.update(f"{name}\n".encode())
+            digest.update(column.tobytes())
+        for name, codes in sorted(self.codes.items()):
+            digest.update(hash_json(name, self.literals[name]).encode())
+            digest.update(codes.tobytes())
+        return digest.hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of all that training depends on: all but places in files."""
+        digest = blake2b(self.values_digest.encode(), digest_size=KEY_BYTES)
+        for name in NUMBERS:
+            if name != "line":
+                digest.update(self.numbers[name].tobytes())
+        return digest.hexdigest()
+
+
+@dataclass
+class _Samples:
+    """Samples that are collected for a plan."""
+
+    count: int
+    numbers: dict[str, "array[int]"]
+    stored: dict[str, bytearray]
+    codes: dict[str, "array[int]"]
+    texts: dict[str, dict[str, int]]
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        for name, column in self.numbers.items():
+            column.append(line[name])
+        for name, form in line["values"].items():
+            if "at" in form:
+                addresses = self.stored.setdefault(name, bytearray())
+                addresses += NOTHING * (self.count - len(addresses) // BYTES)
+                addresses += bytes.fromhex(form["at"])
+            else:
+                codes = self.codes.setdefault(name, array("i"))
+                codes.extend([NO_LITERAL] * (self.count - len(codes)))
+                texts = self.texts.setdefault(name, {})
+                text = json.dumps(form, ensure_ascii=False)
+                codes.append(texts.setdefault(text, len(texts)))
+        self.count += 1
+
+    def write(self, folder: Path) -> str:
+        import pyarrow as pa
+
+        columns: dict[str, Any] = {}
+        for name, numbers in self.numbers.items():
+            columns[name] = pa.array(np.frombuffer(numbers, np.int64))
+        for name, addresses in sorted(self.stored.items()):
+            addresses += NOTHING * (self.count - len(addresses) // BYTES)
+            present = np.frombuffer(addresses, ADDRESS) != np.void(NOTHING)
+            buffers = [pa.array(present).buffers()[1], pa.py_buffer(addresses)]
+            kind = pa.binary(BYTES)
+            columns[AT + name] = pa.Array.from_buffers(kind, self.count, buffers)
+        for name, codes in sorted(self.codes.items()):
+            codes.extend([NO_LITERAL] * (self.count - len(codes)))
+            indices = np.frombuffer(codes, np.int32)
+            texts = pa.array(list(self.texts[name]), pa.string())
+            columns[LITERAL + name] = pa.DictionaryArray.from_arrays(
+                pa.array(indices, mask=indices == NO_LITERAL), texts
+            )
+        table = pa.table(columns)
+        return write_columns(folder, table.schema, table.to_batches(BATCH_ROWS))
+
+
+def write_plan(
+    folder: Path,
+    identity: Mapping[str, Any],
+    about: Mapping[str, Any],
+    lines: Iterable[Mapping[str, Any]],
+) -> None:
+    """Commit a plan; it replaces one of the same identity and dataset. The caller holds
+    the lock of the cache.
+
+    Args:
+        folder: The folder `plans` of the cache.
+        identity: What the plan's values depend on.
+        about: Recorded with it; its entry 'dataset' identifies the dataset.
+        lines: One per sample: the numbers of `NUMBERS`; `values`, each {'at': address}
+            or as `values.serialize` wrote it; `files` that no line before it has, each
+            with its mark and sha256; `frame folders`, each with a digest.
+    """
+    import pyarrow as pa
+
+    samples = _Samples(0, {name: array("q") for name in NUMBERS}, {}, {}, {})
+    file_schema = pa.schema(
+        {
+            "place": pa.binary(),
+            **dict.fromkeys(("size", "modified", "changed"), pa.int64()),
+            "inode": pa.uint64(),
+            "sha256": pa.binary(32),
+            "sample": pa.int64(),
+        }
+    )
+    folder_schema = pa.schema(
+        {"place": pa.binary(), "names": pa.binary(KEY_BYTES), "sample": pa.int64()}
+    )
+    files: list[list[Any]] = [[] for _ in file_schema]
+    folders: list[list[Any]] = [[] for _ in folder_schema]
+
+    def file_batches() -> Iterator[Any]:
+        for number, line in enumerate(lines):
+            samples.add(line)
+            for place, (*mark, sha256) in line["files"]:
+                row = (os.fsencode(place), *mark, bytes.fromhex(sha256), number)
+                for column, value in zip(files, row, strict=True):
+                    column.append(value)
+            for place, names in line["frame folders"]:
+                row = (os.fsencode(place), bytes.fromhex(names), number)
+                for column, value in zip(folders, row, strict=True):
+                    column.append(value)
+            if len(files[0]) >= BATCH_ROWS:
+                yield pa.record_batch(files, schema=file_schema)
+                for column in files:
+                    column.clear()
+        yield pa.record_batch(files, schema=file_schema)
+
+    columns = {
+        "files": write_columns(folder, file_schema, file_batches()),
+        "folders": write_columns(
+            folder, folder_schema, [pa.record_batch(folders, schema=folder_schema)]
+        ),
+        "samples": samples.write(folder),
+    }
+    record = {"identity": identity, "about": about, "columns": columns}
+    commit_plans(folder, [record])
+
+
+def commit_plans(folder: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write the records of plans whose columns are in the folder already, as its newest
+    ones in this order; the caller holds the lock.
+    """
+    sequences = [record["sequence"] for _, record in stored_plans(folder)]
+    sequence = max(sequences, default=0)
+    for record in records:
+        sequence += 1
+        identity, about = record["identity"], record["about"]
+        name = hash_json("plan", [identity, about["dataset"]])
+        numbered = {**record, "sequence": sequence}
+        head = {"record": numbered, "digest": hash_json("record", numbered)}
+        text = json.dumps(head, ensure_ascii=False)
+        write_file(folder / f"{name}{RECORD}", text.encode() + b"\n")
+    remove_unused(folder)
+
+
+def stored_plans(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the path and the record of each plan.
+
+    Raises StateError for a damaged record, and for a link.
+    """
+    for path in sorted(folder.glob(f"[!.]*{RECORD}")):
+        refuse_link(path)
+        yield path, read_record(path)
+
+
+def plan_parts(path: Path, record: Mapping[str, Any]) -> list[Path]:
+    """Return the files of a plan; the last one commits it."""
+    names = sorted(set(record["columns"].values()))
+    return [*(path.with_name(f"{name}{SUFFIX}") for name in names), path]
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the column files that no record names; the caller holds the lock."""
+    for path in unused_columns(folder):
+        path.unlink()
+
+
+def unused_columns(folder: Path) -> list[Path]:
+    """Return the column files that no record names."""
+    named = {
+        name
+        for _, record in stored_plans(folder)
+        for name in record["columns"].values()
+    }
+    return [
+        path
+        for path in folder.glob(f"[!.]*{SUFFIX}")
+        if path.stem not in named and COLUMNS.fullmatch(path.stem)
+    ]
+
+
+def open_samples(folder: Path, record: Mapping[str, Any]) -> PlanSamples:
+    """Return the samples of a plan; raises StateError if they are damaged or missing."""
+    table = open_part(folder, record, "samples")
+    numbers = {name: table.column(name).to_numpy() for name in NUMBERS}
+    stored: dict[str, Addresses] = {}
+    codes: dict[str, NDArray[np.int32]] = {}
+    literals: dict[str, Sequence[Any]] = {}
+    for column in table.column_names:
+        if column.startswith(AT):
+            stored[column.removeprefix(AT)] = fixed_column(
+                table.column(column), ADDRESS
+            )
+        elif column.startswith(LITERAL):
+            name = column.removeprefix(LITERAL)
+            chunks = table.column(column).chunks
+            parts = [one.indices.fill_null(NO_LITERAL).to_numpy() for one in chunks]
+            codes[name] = np.concatenate(parts).astype(np.int32)
+            texts = chunks[0].dictionary.to_pylist()
+            literals[name] = [json.loads(text) for text in texts]
+    return PlanSamples(numbers, stored, codes, literals)
+
+
+def open_part(folder: Path, record: Mapping[str, Any], which: str) -> Any:
+    """Return the columns of a plan that are named `which`, a `pyarrow.Table`; raises
+    StateError if they are damaged or missing.
+    """
+    path = folder / f"{record['columns'][which]}{SUFFIX}"
+    refuse_link(path)
+    try:
+        return open_columns(path)
+    except StateError as error:
+        raise CacheError(path, error.what, AGAIN) from error
+
+
+def fixed_column(column: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a column of values of one length as an array, zeros where there is none."""
+    # What lies where there is no value is up to who wrote it: here it was zeros.
+    parts = [
+        np.frombuffer(chunk.buffers()[1], dtype)[
+            chunk.offset : chunk.offset + len(chunk)
+        ]
+        for chunk in column.chunks
+        if len(chunk)
+    ]
+    if not parts:
+        return np.empty(0, dtype)
+    return np.concatenate(parts)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the record of a plan; raises StateError if it is damaged."""
+    try:
+        content = path.read_bytes()
+        if not content.endswith(b"\n"):
+            raise ValueError("it is cut short")
+        head = json.loads(content)
+        record: dict[str, Any] = head["record"]
+        if hash_json("record", record) != head["digest"]:
+            raise ValueError("its hash is not the recorded one")
+        if not all(re.fullmatch("[0-9a-f]{32}", x) for x in record["columns"].values()):
+            raise ValueError("its columns have other names")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        known = PLAN.fullmatch(path.stem)
+        advice = AGAIN if known else "move it away: stage 1 makes no file of this name"
+        what = f"is damaged: its record: {error}"
+        raise CacheError(path, what, advice) from error
+    return record

@@ -1,0 +1,280 @@
+"""Define the commands of `dstrain cache`; what imports torch is imported when one runs."""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dstrain.cli.click_options import file_path, shared_options
+from dstrain.config.fields import flags
+from dstrain.config.options.train import TrainConfig
+from dstrain.errors import UsageError
+
+CACHE = "CACHE"
+PLACES = (
+    *("model_paths", "model_id_with_origin_paths"),
+    *("dataset_base_path", "dataset_metadata_path"),
+)
+"""Options of training that `verify` takes in place of recorded ones: models and data may
+be elsewhere now.
+"""
+
+
+def cache(disabled_plugins: tuple[str, ...]) -> None:
+    """List, check and move feature caches."""
+    context = click.get_current_context()
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def ls(
+    folders: tuple[Path, ...], as_json: bool, disabled_plugins: tuple[str, ...]
+) -> None:
+    """List what feature caches contain.
+
+    Rows, values by unit, bytes, what is shared, and the plans that use it.
+    """
+    from dstrain.runs.cache_commands.listing import as_lines, listing
+
+    found = [listing(folder) for folder in folders]
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        click.echo("\n\n".join(map(as_lines, found)))
+
+
+def verify(
+    folder: Path,
+    count: int | None,
+    seed: int,
+    plans: tuple[str, ...],
+    repairs: bool,
+    disabled_plugins: tuple[str, ...],
+    **places: Any,
+) -> None:
+    """Check every byte of a feature cache.
+
+    Damaged files are listed, and the exit code is 3. Other checks are options.
+    """
+    given = {name: value for name, value in places.items() if value is not None}
+    if not repairs and count is None:
+        for name in given:
+            what = "has no effect without --recompute or --repair"
+            raise UsageError(f"--{name}", what)
+    if count is None:
+        for flag, value in (("--seed", seed), ("--plan", plans)):
+            if value:
+                raise UsageError(flag, "has no effect without --recompute")
+    from dstrain.runs.cache_commands.verify import verify as run
+
+    repair = None
+    if repairs:
+        from dstrain.runs.cache_commands.repair import repair as mend
+
+        repair = partial(mend, folder, places=given)
+    run(folder, repair)
+    if count is not None:
+        from dstrain.runs.cache_commands.recompute import recompute
+
+        recompute(folder, count, seed, plans, given)
+
+
+def prune(
+    folder: Path,
+    plans: tuple[str, ...],
+    is_sure: bool,
+    disabled_plugins: tuple[str, ...],
+) -> None:
+    """Remove what no plan of a feature cache uses.
+
+    What goes is listed first. Without --yes, nothing is removed, or a terminal is asked.
+    """
+    from dstrain.runs.cache_commands.prune import prune as run
+
+    can_answer = sys.stdin is not None and sys.stdin.isatty()
+    ask = partial(click.confirm, "remove it?") if can_answer else None
+    run(folder, plans, is_sure, ask)
+
+
+def show(
+    folder: Path,
+    output: Path,
+    plan: str | None,
+    rows: tuple[range, ...],
+    limit: int,
+    disabled_plugins: tuple[str, ...],
+    **places: Any,
+) -> None:
+    """Write samples of a feature cache as one HTML page.
+
+    Latents are decoded, with the recorded model or --model_paths.
+    """
+    from dstrain.runs.cache_commands.contact_sheet import Wanted, show as run
+
+    given = {name: value for name, value in places.items() if value is not None}
+    run(folder, output, Wanted(plan, rows, limit, given))
+
+
+def row_ranges(text: str | tuple[range, ...]) -> tuple[range, ...]:
+    """Return the rows that '0-9,42' means."""
+    if isinstance(text, tuple):
+        return text  # the default
+    found = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise click.BadParameter(f"expected rows such as 0-9,42, got {text!r}")
+        found.append(range(int(first), int(last or first) + 1))
+    return tuple(found)
+
+
+def export(
+    folder: Path,
+    output: Path,
+    plans: tuple[str, ...],
+    disabled_plugins: tuple[str, ...],
+) -> None:
+    """Write plans of a feature cache, and what they use, for another machine.
+
+    OUTPUT is a new folder, or a file that ends with .tar.
+    """
+    from dstrain.runs.cache_commands.exporting import export as run
+
+    run(folder, output, plans)
+
+
+def import_(source: Path, folder: Path, disabled_plugins: tuple[str, ...]) -> None:
+    """Add what was exported to a feature cache.
+
+    INPUT is the folder or the tar; CACHE is made if there is none.
+    """
+    from dstrain.runs.cache_commands.importing import import_cache
+
+    import_cache(source, folder)
+
+
+def cache_group() -> click.Group:
+    """Return `dstrain cache` with its commands."""
+    as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
+    plan = click.Option(
+        ["--plan", "plans"],
+        multiple=True,
+        metavar="NAME",
+        help="Remove this plan too, with what only it uses. Can be repeated.",
+    )
+    of_plan = click.Option(
+        ["--plan", "plans"],
+        multiple=True,
+        metavar="NAME",
+        help="Export this plan. Can be repeated. Defaults to all.",
+    )
+    output = click.Argument(["output"], type=file_path, metavar="OUTPUT")
+    source = click.Argument(["source"], type=file_path, metavar="INPUT")
+    yes = click.Option(["--yes", "is_sure"], is_flag=True, help="Remove it.")
+    one = click.Argument(["folder"], type=file_path, metavar=CACHE)
+    several = click.Argument(
+        ["folders"], type=file_path, metavar="CACHE...", nargs=-1, required=True
+    )
+    return click.Group(
+        "cache",
+        commands=(
+            _command("ls", ls, several, as_json),
+            _command("verify", verify, one, *_verify_options()),
+            _command("prune", prune, one, plan, yes),
+            _command("show", show, one, *_show_options()),
+            _command("export", export, one, output, of_plan),
+            _command("import", import_, source, one),
+        ),
+        invoke_without_command=True,
+        callback=cache,
+        help=cache.__doc__,
+        params=[*shared_options()],
+    )
+
+
+def _verify_options() -> list[click.Option]:
+    """Return the options of `verify`."""
+    return [
+        click.Option(
+            ["--recompute", "count"],
+            type=click.IntRange(min=1),
+            metavar="K",
+            help="Compute K samples of each plan again, with the recorded flags, and compare every bit.",
+        ),
+        click.Option(
+            ["--seed"],
+            type=click.IntRange(min=0),
+            default=0,
+            help="Chooses the samples of --recompute.",
+        ),
+        click.Option(
+            ["--plan", "plans"],
+            multiple=True,
+            metavar="NAME",
+            help="Recompute samples of this plan. Can be repeated. Defaults to all.",
+        ),
+        click.Option(
+            ["--repair", "repairs"],
+            is_flag=True,
+            help="Remove what is damaged, and compute it again with the recorded flags.",
+        ),
+        *_places(),
+    ]
+
+
+def _show_options() -> list[click.Option]:
+    """Return the options of `show`."""
+    return [
+        click.Option(
+            ["--output"],
+            type=file_path,
+            metavar="FILE.html",
+            required=True,
+            help="File to write.",
+        ),
+        click.Option(
+            ["--plan"],
+            metavar="NAME",
+            help="Show samples of this plan. Defaults to the newest.",
+        ),
+        click.Option(
+            ["--rows"],
+            type=row_ranges,
+            default=(),
+            metavar="A-B,C,...",
+            help="Rows of the dataset, from 0. Defaults to some of all, spread evenly.",
+        ),
+        click.Option(
+            ["--limit"],
+            type=click.IntRange(min=1),
+            default=100,
+            show_default=True,
+            help="Most samples to show.",
+        ),
+        *_places(),
+    ]
+
+
+def _places() -> list[click.Option]:
+    """Return the options of places that may differ from the recorded ones."""
+    known = {flag.name: flag for flag in flags(TrainConfig)}
+    return [
+        click.Option(
+            [f"--{name}"],
+            type=file_path if known[name].kind is Path else str,
+            metavar="PATH" if known[name].kind is Path else "TEXT",
+            help=f"In place of the recorded --{name}.",
+        )
+        for name in PLACES
+    ]
+
+
+def _command(
+    name: str, body: Callable[..., None], *params: click.Parameter
+) -> click.Command:
+    every = [*params, *shared_options()]
+    return click.Command(name, callback=body, help=body.__doc__, params=every)

@@ -1,0 +1,1 @@
+"""What `dstrain cache` does with a feature cache."""

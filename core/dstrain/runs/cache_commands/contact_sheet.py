@@ -1,0 +1,297 @@
+"""`dstrain cache show`: write the samples of a plan as one HTML page, latents decoded."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from PIL import Image
+from torch import Tensor
+
+from dstrain.cache.in_use import reading
+from dstrain.config.options.train import TrainConfig
+from dstrain.console import get_logger, progress_bar, redacted
+from dstrain.data.metadata import read_metadata
+from dstrain.errors import (
+    CacheError,
+    DstrainError,
+    OutOfMemory,
+    SystemFault,
+    UsageError,
+)
+from dstrain.graph.inputs import Column
+from dstrain.graph.spec import PipelineSpec
+from dstrain.graph.values import Frames, deserialize
+from dstrain.models.component_files import ModelConfig, model_configs
+from dstrain.models.device import DTYPES, default_device, precision
+from dstrain.models.needed_components import find
+from dstrain.models.toy import write_toy
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.variant_choice import with_overrides
+from dstrain.randomness import Rng, SampleKey
+from dstrain.registry.discovery import load_family, variant_of
+from dstrain.registry.family import ModelFamily
+from dstrain.runs.cache_commands.contents import Contents, PlanContents
+from dstrain.runs.cache_commands.page import Card, write_page
+from dstrain.runs.cache_commands.prune import named_plan
+from dstrain.runs.plan_identity import USE
+from dstrain.runs.setup import metadata_path
+from dstrain.runs.stage_1.recorded_config import config_of
+from dstrain.storage.hashing import sha256
+
+logger = get_logger(__name__)
+
+LATENTS = "input_latents"
+"""The value that the losses take as the latents of a sample."""
+FRAMES = 4
+"""Frames of a video that are shown."""
+Made = TypeVar("Made")
+Decode = Callable[[Mapping[str, Any]], Any]
+"""The values of a sample -> its image or video."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of a page."""
+
+    plan: str | None
+    """The beginning of a plan's name; without one, the newest plan."""
+    rows: Sequence[range]
+    """Rows of the dataset, from 0; without any, some of all, spread evenly."""
+    limit: int
+    places: Mapping[str, Any]
+    """Options in place of recorded ones: where models and data are here."""
+
+
+def show(folder: Path, output: Path, wanted: Wanted) -> None:
+    """Write the page.
+
+    Raises UsageError for an output that exists, for the name of no plan, and for rows
+    that the plan does not have; StateError for a folder that is no cache, or damaged.
+    What cannot be decoded or captioned here is said on the page.
+    """
+    if output.exists() or output.is_symlink():
+        what = f"{output} already exists; existing files were not modified"
+        raise UsageError("--output", what)
+    with reading(folder), ExitStack() as stack:
+        contents = Contents.of(folder)
+        plan = _plan(contents, wanted.plan)
+        chosen = choose(plan, wanted.rows, wanted.limit)
+        notes: list[str] = []
+        what = "neither captions nor decoded latents are shown"
+        source = _or_note(notes, what, partial(source_of, folder, plan, wanted))
+        decode: Decode | None = None
+        captions: Callable[[int], str] = _no_caption
+        if source is not None:
+            source = stack.enter_context(with_toy(source))
+            if LATENTS in plan.values:
+                what = "latents are not decoded"
+                decode = _or_note(notes, what, partial(decoder, source))
+            else:
+                notes.append(f"the plan has no {LATENTS} to decode")
+            what = "captions are not shown"
+            captions = _or_note(notes, what, partial(texts, source, plan)) or captions
+        cards = _cards(contents, plan, chosen, decode, captions)
+        with progress_bar("show", len(chosen)) as progress:
+            write_page(
+                output,
+                title=f"{len(chosen):,} of {len(plan.rows):,} samples of {folder}",
+                facts=_facts(plan),
+                notes=[redacted(note) for note in notes],
+                cards=_counted(cards, progress),
+            )
+    for note in notes:
+        logger.warning(note)
+    print(redacted(f"wrote {output}: {len(chosen):,} samples"))
+
+
+def _plan(contents: Contents, name: str | None) -> PlanContents:
+    if name is not None:
+        return named_plan(contents.plans, name)
+    if not contents.plans:
+        raise CacheError(contents.cache.folder, "contains no plan")
+    trained = [one for one in contents.plans if USE not in one.record["identity"]]
+    return [*contents.plans, *trained][-1]
+
+
+def choose(plan: PlanContents, rows: Sequence[range], limit: int) -> list[int]:
+    """Return the samples to show: those of the rows, or some of all, spread evenly."""
+    if not rows:
+        total = len(plan.rows)
+        count = min(limit, total)
+        return [index * total // count for index in range(count)]
+    chosen: list[int] = []
+    for wanted in rows:
+        inside = (plan.rows >= wanted.start) & (plan.rows < wanted.stop)
+        found = inside.nonzero()[0].tolist()
+        if not found:
+            first, last = plan.rows.min(), plan.rows.max()
+            what = f"no row {wanted.start}; the plan has rows {first} to {last}"
+            raise UsageError("--rows", what)
+        chosen += found
+    return chosen[:limit]
+
+
+def _or_note(notes: list[str], what: str, make: Callable[[], Made]) -> Made | None:
+    """Return what is made; where it cannot be made here, add the reason to the notes."""
+    try:
+        return make()
+    except (OutOfMemory, SystemFault):
+        raise
+    except DstrainError as error:
+        notes.append(f"{what}: {error.where}: {error.what}")
+    return None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What decodes the latents of a plan."""
+
+    config: TrainConfig
+    family: ModelFamily
+    spec: PipelineSpec
+    models: Sequence[ModelConfig]
+
+
+def source_of(folder: Path, plan: PlanContents, wanted: Wanted) -> Source:
+    """Return what a plan was made with; needs no dataset.
+
+    Raises DstrainError for a plan without its flags, or a family that is not here.
+    """
+    config = config_of(plan.record, plan.path, folder, **wanted.places)
+    family = load_family(config.model, config.disabled_plugins)
+    variant = variant_of(family, plan.record["identity"]["variant"])
+    spec = with_overrides(family.spec(variant), family, config)
+    return Source(config, family, spec, model_configs(config, family))
+
+
+@contextmanager
+def with_toy(source: Source) -> Iterator[Source]:
+    """Yield the source with the files of a toy model, if it is one."""
+    if not source.config.toy:
+        yield source
+        return
+    with TemporaryDirectory(prefix="dstrain-toy-") as folder:
+        toy = write_toy(source.family, source.spec.variant, Path(folder))
+        yield replace(source, models=(*toy, *source.models))
+
+
+def decoder(source: Source) -> Decode:
+    """Load the decoders of a variant; return a function that decodes a sample.
+
+    Raises DstrainError where their files are not here.
+    """
+    spec = source.spec
+    asked = [name for one in spec.decoders for name in one.components]
+    names = [name for name in spec.components if name in asked]
+    found = find(source.family, source.models, names, (), spec.components)
+    device = default_device()
+    dtype = DTYPES[precision(source.config.mixed_precision, device)]
+    pipeline = Pipeline.from_found(source.family, spec, found, device, dtype)
+    constants = {name: one.value for name, one in spec.constants.items()}
+    others = {**spec.defaults, **constants}
+
+    def decode(values: Mapping[str, Any]) -> Any:
+        latents: Tensor = values[LATENTS]
+        rng = Rng([SampleKey(0, 0, 0, 0)])
+        return pipeline.decode(latents.to(device), {**others, **values}, rng)
+
+    return decode
+
+
+def texts(source: Source, plan: PlanContents) -> Callable[[int], str]:
+    """Return a function that gives the texts of a row of the dataset.
+
+    Raises UsageError where the metadata is not here, or has changed.
+    """
+    path = metadata_path(source.config)
+    if path is None or not path.is_file():
+        raise UsageError(plan.about["dataset"]["path"], "is not here")
+    if sha256(path) != plan.about["dataset"]["sha256"]:
+        raise UsageError(path, "is not what the plan was made from, or has changed")
+    table = read_metadata(path)
+    columns = [
+        one.name
+        for one in source.spec.inputs.values()
+        if isinstance(one, Column)
+        and one.kind in ("text", "texts")
+        and one.name in table.columns
+    ]
+    return lambda row: "\n".join(str(table.rows[row][name]) for name in columns)
+
+
+def _no_caption(row: int) -> str:
+    return ""
+
+
+def _facts(plan: PlanContents) -> list[str]:
+    identity = plan.record["identity"]
+    dataset = plan.about["dataset"]
+    return [
+        f"{identity['family']} {identity['variant']}, task {identity['task']}",
+        f"plan {plan.path.stem}",
+        f"{dataset['path']}",
+    ]
+
+
+def _cards(
+    contents: Contents,
+    plan: PlanContents,
+    chosen: Sequence[int],
+    decode: Decode | None,
+    caption: Callable[[int], str],
+) -> Iterator[Card]:
+    cache = contents.cache
+    rows = cache.plan_rows(plan.path)
+    name = Path(plan.about["dataset"]["path"]).name
+    for index in chosen:
+        forms = rows[index]["values"]
+        values = {}
+        sizes = []
+        for value, form in forms.items():
+            if "at" not in form:
+                values[value] = deserialize(form, {})
+                continue
+            header = cache.header(form["at"])
+            sizes.append(f"{value} {_shape(header)}")
+            is_shown = value == LATENTS and decode is not None
+            if is_shown or "image" in header or "video" in header:
+                values[value] = cache.read(form["at"])
+        images = list(_images(values))
+        if decode is not None and LATENTS in values:
+            images = [*_images({"": decode(values)}), *images]
+        row = int(plan.rows[index])
+        chunk = rows[index]["chunk"]
+        place = f"row {row} ({name}:{int(plan.lines[index])})"
+        place += f", chunk {chunk}" if chunk else ""
+        yield Card(images, caption(row), place, sizes)
+
+
+def _images(values: Mapping[str, Any]) -> Iterator[Image.Image]:
+    """Yield the images among values, and a few frames of each video."""
+    for value in values.values():
+        if isinstance(value, Image.Image):
+            yield value
+        elif isinstance(value, Frames):
+            total = len(value.pixels)
+            count = min(FRAMES, total)
+            for number in range(count):
+                frame = number * (total - 1) // max(count - 1, 1)
+                yield Image.fromarray(value.pixels[frame].numpy())
+
+
+def _shape(header: Any) -> str:
+    """Return the shapes of a stored value's tensors, in words."""
+    if "shape" in header:
+        return " x ".join(map(str, header["shape"])) or "scalar"
+    children = header.get("list") or header.get("record", {}).values()
+    return ", ".join(map(_shape, children)) or "-"
+
+
+def _counted(cards: Iterator[Card], progress: Any) -> Iterator[Card]:
+    for card in cards:
+        yield card
+        progress.update()

@@ -1,0 +1,166 @@
+"""Look through a feature cache: its values and its plans, as columns of numbers.
+
+A million values are arrays here, not objects. The other commands count, compare and
+choose numbers; what they need to know of the format of a cache is in this module.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dstrain.cache.addresses import packed
+from dstrain.cache.plan_files import plan_parts
+from dstrain.cache.shards import read_shard
+from dstrain.cache.store import FeatureCache
+from dstrain.errors import CacheError
+
+Numbers = NDArray[np.int64]
+"""Numbers of values in `Contents`, or one of the two below."""
+ABSENT = -1
+"""Stands for a value that the cache lacks."""
+LITERAL = -2
+"""Stands for a value that the plan contains itself."""
+INPUT = "(input)"
+"""Stands for the unit of a value that no unit computes."""
+
+
+@dataclass(frozen=True)
+class PlanContents:
+    """A plan: its record, and the value that each sample has under each name."""
+
+    path: Path
+    record: Mapping[str, Any]
+    rows: Numbers
+    """The row of each sample in the table of the dataset, from 0."""
+    lines: Numbers
+    """The line of each sample in the file of the metadata."""
+    values: Mapping[str, Numbers]
+    previews: Numbers
+    """The values of previews."""
+
+    @property
+    def used(self) -> Numbers:
+        """Return the numbers of the values that the cache stores for this plan, each once."""
+        columns = [*self.values.values(), self.previews]
+        numbers = np.unique(np.concatenate(columns))
+        return numbers[numbers >= 0]
+
+    @property
+    def lacks_values(self) -> bool:
+        """Return whether the cache lacks one of its values."""
+        columns = np.concatenate([*self.values.values(), self.previews])
+        return bool((columns == ABSENT).any())
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Return the files of the plan; the last one commits it."""
+        return plan_parts(self.path, self.record)
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Return what the plan records of the run that made it."""
+        about: Mapping[str, Any] = self.record["about"]
+        return about
+
+    @cached_property
+    def units(self) -> Mapping[str, str]:
+        """Return the name of each output of the plan's units -> the unit."""
+        found: dict[str, str] = {}
+        for fact, record in self.record["identity"].items():
+            if fact.startswith("unit ") and isinstance(record, dict):
+                unit = fact.removeprefix("unit ").split(",")[0].split(" ")[0]
+                found |= dict.fromkeys(record["outputs"], unit)
+        return found
+
+    def unit_of(self, name: str) -> str:
+        """Return the unit whose output a value is: 'negative.prompt_emb' -> 'encode_prompt'."""
+        return self.units.get(name.rpartition(".")[2], INPUT)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All values and plans of a feature cache."""
+
+    cache: FeatureCache
+    shards: Sequence[Path]
+    addresses: Sequence[str]
+    shard: Numbers
+    """The shard of each value, by its number in `shards`."""
+    nbytes: Numbers
+    """The bytes of each value's tensors."""
+    held: Numbers
+    """How many values each shard has, those included that are read from another one."""
+    plans: Sequence[PlanContents]
+
+    @classmethod
+    def of(cls, folder: Path, skip_damaged: bool = False) -> "Contents":
+        """Open a feature cache; raises StateError if it is none, or is damaged.
+
+        With `skip_damaged`, plans whose rows are damaged are left out.
+        """
+        cache = FeatureCache.open(folder)
+        addresses = list(cache)
+        shards = [folder / f"shards/{name}.safetensors" for name in cache.shards]
+        rows = [len(read_shard(path).rows) for path in shards]
+        held = np.array(rows, np.int64)
+        numbers = {address: number for number, address in enumerate(addresses)}
+        order = np.argsort(packed(addresses))
+        plans = []
+        for path, record in sorted(cache.plans(), key=lambda one: _sequence(one[1])):
+            try:
+                plans.append(_plan(cache, path, record, numbers, order))
+            except CacheError:
+                if not skip_damaged:
+                    raise
+        return cls(
+            cache, shards, addresses, cache.shard_numbers, cache.lengths, held, plans
+        )
+
+    def used_by(self, plans: Iterable[PlanContents]) -> NDArray[np.bool_]:
+        """Return for each value whether one of these plans uses it."""
+        used = np.zeros(len(self.addresses), np.bool_)
+        for plan in plans:
+            used[plan.used] = True
+        return used
+
+
+def _sequence(record: Mapping[str, Any]) -> int:
+    return int(record["sequence"])
+
+
+def _plan(
+    cache: FeatureCache,
+    path: Path,
+    record: Mapping[str, Any],
+    numbers: Mapping[str, int],
+    order: Numbers,
+) -> PlanContents:
+    samples = cache.plan_rows(path)
+    values = {name: np.full(len(samples), LITERAL, np.int64) for name in samples.names}
+    for name, addresses in samples.stored.items():
+        found = cache.locate(addresses)
+        there = samples.has(name)
+        # From the order of addresses to that of `numbers`; the last one stands for -1.
+        values[name][there] = np.append(order, ABSENT)[found][there]
+    previews = [
+        numbers.get(address, ABSENT)
+        for address in preview_addresses(record["about"]["previews"])
+    ]
+    facts = samples.numbers
+    found_previews = np.array(previews, np.int64)
+    return PlanContents(
+        path, record, facts["row"], facts["line"], values, found_previews
+    )
+
+
+def preview_addresses(previews: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the addresses of the values of previews, as a plan records them."""
+    for preview in previews:
+        for form in preview["values"].values():
+            if "at" in form:
+                yield form["at"]

@@ -1,0 +1,135 @@
+"""`dstrain cache export`: write what plans use as a folder or a tar, a cache of its own."""
+
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from dstrain.cache.in_use import reading
+from dstrain.cache.store import MARKER, FeatureCache
+from dstrain.config.sizes import as_size
+from dstrain.console import progress_bar
+from dstrain.errors import CacheError, SystemFault, UsageError
+from dstrain.runs.cache_commands.contents import Contents, PlanContents
+from dstrain.runs.cache_commands.prune import named_plan
+from dstrain.runs.cache_commands.shards import write_part
+from dstrain.runs.cache_commands.verify import shard_problem
+from dstrain.storage.files import nameable, replacing, temporary
+
+TAR = ".tar"
+ARCHIVES = (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst", ".7z")
+Add = Callable[[str, Path], None]
+"""(name in the cache, the file) -> adds it to what is written."""
+
+
+def export(folder: Path, output: Path, names: Sequence[str]) -> None:
+    """Write the plans of these names, or all, with the values they use.
+
+    Raises StateError for a folder that is no cache, is damaged, or lacks values of these
+    plans; UsageError for an output that exists, or that is another kind of archive, and
+    for the name of no plan; SystemFault if it cannot be written.
+    """
+    if output.suffix in ARCHIVES:
+        what = f"{output} would be compressed, which saves nothing here"
+        raise UsageError("OUTPUT", what, "name a folder, or a file that ends with .tar")
+    if os.path.lexists(output):
+        what = f"{output} already exists; existing files were not modified"
+        raise UsageError("OUTPUT", what)
+    with reading(folder):
+        _export(folder, output, names)
+
+
+def _export(folder: Path, output: Path, names: Sequence[str]) -> None:
+    contents = Contents.of(folder)
+    plans = [named_plan(contents.plans, name) for name in names] or contents.plans
+    if not plans:
+        raise CacheError(folder, "contains no plan")
+    for plan in plans:
+        if plan.lacks_values:
+            raise CacheError(plan.path, "needs values that the cache lacks")
+    write = _tar if output.suffix == TAR else _folder
+    with write(nameable(output)) as (add, scratch):
+        _add_all(contents, plans, add, scratch)
+    values = np.flatnonzero(contents.used_by(plans))
+    size = as_size(int(contents.nbytes[values].sum()))
+    print(f"wrote {output}: {len(plans)} plans, {len(values):,} values, {size}")
+
+
+def _add_all(
+    contents: Contents, plans: Sequence[PlanContents], add: Add, scratch: Path
+) -> None:
+    """Add the parts of a cache: the marker, shards with what is used, then the plans."""
+    folder = contents.cache.folder
+    add(MARKER, folder / MARKER)
+    used = contents.used_by(plans)
+    with progress_bar("export", len(contents.shards)) as progress:
+        for number, path in enumerate(contents.shards):
+            there = np.flatnonzero((contents.shard == number) & used)
+            kept = [contents.addresses[one] for one in there.tolist()]
+            if len(kept) == contents.held[number]:
+                problem = shard_problem(folder, path)
+                if problem is not None:
+                    raise CacheError(problem.path, problem.what)
+                add(f"shards/{path.name}", path)
+            elif kept:
+                for part in write_part(folder, path, kept, FeatureCache(scratch)):
+                    add(f"shards/{part.name}", part)
+                    part.unlink()
+            progress.update()
+    # Plans may have columns in common.
+    for path in dict.fromkeys(path for plan in plans for path in plan.files):
+        add(f"plans/{path.name}", path)
+
+
+@contextmanager
+def _tar(output: Path) -> Iterator[tuple[Add, Path]]:
+    """Write a tar: equal contents give equal bytes, and nobody's name is in it."""
+    with _building(output.parent, output) as scratch, replacing(output) as building:
+        (scratch / "shards").mkdir()
+        with tarfile.open(building, "w:", format=tarfile.PAX_FORMAT) as tar:
+
+            def add(name: str, path: Path) -> None:
+                member = tarfile.TarInfo(name)
+                member.size = path.stat().st_size
+                with path.open("rb") as file:
+                    tar.addfile(member, file)
+
+            yield add, scratch
+
+
+@contextmanager
+def _folder(output: Path) -> Iterator[tuple[Add, Path]]:
+    """Write a folder under a temporary name, and rename it."""
+    with _building(output.parent, output) as building:
+        scratch = building / "scratch"
+        for part in ("shards", "plans", "scratch/shards"):
+            (building / part).mkdir(parents=True)
+
+        def add(name: str, path: Path) -> None:
+            shutil.copyfile(path, building / name)
+            with (building / name).open("rb+") as file:
+                os.fsync(file.fileno())
+
+        yield add, scratch
+        shutil.rmtree(scratch)
+        building.rename(output)
+
+
+@contextmanager
+def _building(parent: Path, output: Path) -> Iterator[Path]:
+    """Yield a new temporary folder, which is gone afterwards; OSError becomes SystemFault."""
+    building = temporary(parent / f"{output.name}-parts")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
+        yield building
+    except OSError as error:
+        what = f"cannot be written: {error.strerror or error}"
+        raise SystemFault(output, what) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)

@@ -1,0 +1,179 @@
+"""`dstrain cache import`: add what another machine exported to a feature cache.
+
+What is imported is a stranger's. It is copied beside the cache first, with only files of
+the names and kinds that a cache has, and every byte is verified there; then shards are
+moved into the cache, and after them the plans, which commit it.
+"""
+
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from stat import S_ISREG
+
+from dstrain.cache.plan_files import commit_plans, stored_plans
+from dstrain.cache.store import MARKER, FeatureCache
+from dstrain.config.sizes import as_size
+from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.runs.cache_commands.verify import Verified, check_is_cache, verified
+from dstrain.storage.files import remove_leftovers, temporaries, temporary
+from dstrain.storage.locks import HOLDER, LOCK, lock
+
+NAME = re.compile(
+    r"store\.json|shards/[0-9a-f]{40}\.safetensors"
+    r"|plans/[0-9a-f]{40}\.json|plans/[0-9a-f]{32}\.arrow"
+)
+"""The files that an export has."""
+FOLDERS = ("shards", "plans")
+STRANGER = "it is not what `dstrain cache export` wrote, and nothing was imported"
+AGAIN = "export or copy it again; nothing was imported"
+
+
+def import_cache(source: Path, folder: Path) -> None:
+    """Add the plans and values of an export, a folder or a tar, to a feature cache, which
+    is made if there is none.
+
+    Raises UsageError where the source is missing; StateError for a source that is
+    damaged or has other files than an export, for a folder that is something else than a
+    cache, and for a cache that is in use. Nothing is imported then.
+    """
+    if not source.exists():
+        raise UsageError("INPUT", f"{source} does not exist")
+    check_target(folder)
+    with lock(folder):
+        remove_leftovers(folder)
+        with _staging(folder) as staged:
+            if source.is_dir():
+                _copy_folder(source, staged)
+            else:
+                _extract(source, staged)
+            found = _verified(source, staged)
+            plans = _move(staged, folder)
+    print(f"imported {found.values:,} values and {plans} plans into {folder}")
+    print(
+        f"to train on it, give --feature_cache {folder} and --task TASK:train;"
+        " no dataset and no encoders are needed"
+    )
+
+
+def check_target(folder: Path) -> None:
+    """Raise StateError for a folder that is neither a feature cache nor empty."""
+    if not folder.is_dir():
+        return
+    if (folder / MARKER).exists():
+        check_is_cache(folder)
+        return
+    own = {LOCK, HOLDER, *(path.name for path in temporaries(folder))}
+    if {path.name for path in folder.iterdir()} - own:
+        what = f"is not empty, and not a feature cache: {MARKER} not found"
+        raise StateError(folder, what, "name a new folder, or a feature cache")
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder on the disk of the cache; OSError becomes SystemFault."""
+    staged = temporary(folder / "import")
+    try:
+        for part in FOLDERS:
+            (staged / part).mkdir(parents=True)
+        yield staged
+    except OSError as error:
+        what = f"cannot import: {error.strerror or error}"
+        raise SystemFault(folder, what, "nothing was imported") from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _copy_folder(source: Path, staged: Path) -> None:
+    check_is_cache(source)
+    paths = [source / MARKER]
+    for part in FOLDERS:
+        paths += sorted((source / part).glob("[!.]*"))
+    for path in paths:
+        name = path.relative_to(source).as_posix()
+        if not NAME.fullmatch(name) or not S_ISREG(path.lstat().st_mode):
+            what = f"contains {name}, which is no file of an export"
+            raise StateError(source, what, STRANGER)
+    _check_space(sum(path.stat().st_size for path in paths), staged)
+    for path in paths:
+        shutil.copyfile(path, staged / path.relative_to(source))
+
+
+def _extract(source: Path, staged: Path) -> None:
+    """Extract a tar. It is not compressed, so that no more is written than was read."""
+    size = source.stat().st_size
+    _check_space(size, staged)
+    try:
+        with tarfile.open(source, "r:") as tar:
+            for member in tar:
+                _check_member(source, staged, member, size)
+                if not member.isdir():
+                    tar.extract(member, staged, set_attrs=False, filter="data")
+    except (tarfile.TarError, EOFError, ValueError, UnicodeError) as error:
+        what = f"cannot be read as a tar: {error}"
+        raise StateError(source, what, AGAIN) from error
+
+
+def _check_member(
+    source: Path, staged: Path, member: tarfile.TarInfo, size: int
+) -> None:
+    """Raise StateError for anything but a file of an export, once."""
+    name = member.name
+    if member.isdir() and name.rstrip("/") in FOLDERS:
+        return
+    reason = ""
+    if not NAME.fullmatch(name):
+        reason = "which is no file of an export"
+    elif not member.isreg() or member.issparse():
+        reason = "which is not a regular file"
+    elif member.size > size:
+        reason = "which is larger than the tar"
+    elif (staged / name).exists():
+        reason = "twice"
+    if reason:
+        raise StateError(source, f"contains {name[:200]!r}, {reason}", STRANGER)
+
+
+def _check_space(size: int, staged: Path) -> None:
+    free = shutil.disk_usage(staged).free
+    if size > free:
+        what = f"has {as_size(free)} free, and the import takes {as_size(size)}"
+        raise SystemFault(staged.parent, what, "free some space, or use another disk")
+
+
+def _verified(source: Path, staged: Path) -> Verified:
+    try:
+        found = verified(staged)
+    except StateError as error:
+        raise StateError(source, f"{MARKER} {error.what}", AGAIN) from error
+    for problem in found.problems:
+        name = problem.path.relative_to(staged).as_posix()
+        raise StateError(source, f"{name} {problem.what}", AGAIN)
+    return found
+
+
+def _move(staged: Path, folder: Path) -> int:
+    """Move the marker and the shards, then write the plans; return how many there are."""
+    # First: a folder with anything else in it is taken for somebody's.
+    if not (folder / MARKER).exists():
+        (staged / MARKER).replace(folder / MARKER)
+    for part in (*FOLDERS, "index"):
+        (folder / part).mkdir(exist_ok=True)
+        remove_leftovers(folder / part)
+    moved = [*(staged / "shards").iterdir(), *(staged / "plans").glob("*.arrow")]
+    for path in sorted(moved):
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+        # One of this name has the same values, or is damaged.
+        path.replace(folder / path.relative_to(staged))
+    # Opened after that: it must know the shards.
+    FeatureCache.open(folder).write_index()
+    plans = sorted(
+        (record for _, record in stored_plans(staged / "plans")),
+        key=lambda record: int(record["sequence"]),
+    )
+    commit_plans(folder / "plans", plans)
+    return len(plans)

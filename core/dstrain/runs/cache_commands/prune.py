@@ -1,0 +1,147 @@
+"""`dstrain cache prune`: remove what no plan uses.
+
+At every moment each value that a plan uses is in a committed shard: a plan that goes is
+removed before its values; of a shard with values that stay, a new one with these is
+committed before the old one is removed. Who is interrupted runs the command again.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dstrain.cache.in_use import exclusive
+from dstrain.cache.plan_files import remove_unused, unused_columns
+from dstrain.cache.store import FeatureCache, check_parts
+from dstrain.config.sizes import as_size
+from dstrain.console import progress_bar
+from dstrain.errors import UsageError, nearest
+from dstrain.runs.cache_commands.contents import Contents, Numbers, PlanContents
+from dstrain.runs.cache_commands.shards import rewrite_shard
+from dstrain.runs.cache_commands.verify import check_is_cache
+from dstrain.storage.files import remove_leftovers, temporaries
+
+PARTS = ("", "shards", "index", "plans")
+"""Folders of a cache in which a run that died leaves temporary files."""
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What goes, and what stays of it."""
+
+    contents: Contents
+    plans: Sequence[PlanContents]
+    """The plans that go."""
+    values: Numbers
+    """The values that go."""
+    copies: int
+    """Values that go because another shard has them too."""
+    leftovers: Sequence[Path]
+    """Temporary files of runs that died, and columns of plans that they did not commit."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to remove."""
+        values = len(self.values) + self.copies
+        return not (self.plans or values or self.leftovers)
+
+    def lines(self) -> Iterator[str]:
+        """Say what goes, a line for each kind of thing."""
+        for plan in self.plans:
+            dataset = plan.about["dataset"]
+            what = f"{plan.record['identity']['family']}, {dataset['rows']:,} rows of {dataset['path']}"
+            yield f"plan {plan.path.stem}: {what}"
+        if len(self.values):
+            size = as_size(int(self.contents.nbytes[self.values].sum()))
+            yield f"{len(self.values):,} values that no plan uses, {size}"
+        if self.copies:
+            yield f"{self.copies:,} values that another shard has too"
+        for path in self.leftovers:
+            yield f"temporary file {path}"
+
+
+def prune(
+    folder: Path,
+    names: Sequence[str],
+    is_sure: bool,
+    ask: Callable[[], bool] | None,
+) -> None:
+    """Print what no plan uses and, if that is wanted, remove it.
+
+    Args:
+        folder: The cache.
+        names: Names of plans, or their beginnings: these go as well.
+        is_sure: Whether to remove without asking.
+        ask: Asks whether to remove what was printed; None where nobody can answer.
+
+    Raises StateError for a folder that is no cache, or damaged; where something is to be
+    removed, also while a process reads or writes the cache. UsageError for the name of
+    no plan, or of several.
+    """
+    check_is_cache(folder)
+    removes = is_sure or ask is not None
+    with exclusive(folder) if removes else nullcontext():
+        found = find(Contents.of(folder), names)
+        for line in found.lines():
+            print(line)
+        if found.is_empty:
+            print(f"{folder}: nothing to remove")
+        elif is_sure or (ask is not None and ask()):
+            remove(folder, found)
+            print(f"{folder}: removed")
+        else:
+            removes = False
+            print(f"{folder}: nothing was removed; add --yes to remove this")
+        if removes:
+            # Also where a run died after it had removed everything.
+            FeatureCache.open(folder).write_index()
+
+
+def find(contents: Contents, names: Sequence[str]) -> Pruning:
+    """Find what no plan uses; plans of these names count as gone."""
+    plans = [named_plan(contents.plans, name) for name in names]
+    stay = [one for one in contents.plans if one not in plans]
+    unused = np.flatnonzero(~contents.used_by(stay))
+    folder = contents.cache.folder
+    leftovers = [path for part in PARTS for path in temporaries(folder / part)]
+    leftovers += unused_columns(folder / "plans")
+    copies = int(contents.held.sum()) - len(contents.addresses)
+    return Pruning(contents, plans, unused, copies, leftovers)
+
+
+def named_plan(plans: Collection[PlanContents], name: str) -> PlanContents:
+    """Return the plan whose name begins so; raises UsageError for none or several."""
+    known = [plan.path.stem for plan in plans]
+    found = [plan for plan in plans if name and plan.path.stem.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        what = f"{name!r} is the beginning of {len(found)} plans: {', '.join(one.path.stem for one in found)}"
+        raise UsageError("--plan", what)
+    what = f"no plan named {name!r}; plans: {', '.join(known) or 'none'}"
+    raise UsageError("--plan", what + nearest(name, known))
+
+
+def remove(folder: Path, found: Pruning) -> None:
+    """Remove what was found; the caller holds the lock."""
+    contents = found.contents
+    check_parts(folder)
+    for part in PARTS:
+        remove_leftovers(folder / part)
+    # First: from here on no plan needs the values that go.
+    for plan in found.plans:
+        plan.path.unlink()
+    remove_unused(folder / "plans")
+    stays = np.ones(len(contents.addresses), np.bool_)
+    stays[found.values] = False
+    with progress_bar("prune", len(contents.shards)) as progress:
+        # From the end: a value that two shards have is read from the first. Rewritten
+        # before the second is removed, the first may get the name of the second.
+        for number, path in reversed(list(enumerate(contents.shards))):
+            there = np.flatnonzero((contents.shard == number) & stays)
+            if len(there) < contents.held[number]:
+                kept = [contents.addresses[one] for one in there.tolist()]
+                rewrite_shard(folder, path, kept)
+            progress.update()

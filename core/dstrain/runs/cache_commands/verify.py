@@ -1,0 +1,187 @@
+"""`dstrain cache verify`: read every byte of a feature cache, and name what is damaged."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dstrain.cache.addresses import ABSENT, Addresses, find, packed, prefixes
+from dstrain.cache.plan_files import open_part, open_samples, read_record
+from dstrain.cache.store import FeatureCache, check_parts
+from dstrain.console import progress_bar, redacted
+from dstrain.errors import CacheError, StateError, SystemFault
+from dstrain.runs.cache_commands.contents import preview_addresses
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file of a cache that is damaged, or that names values which the cache lacks."""
+
+    path: Path
+    what: str
+
+
+Repair = Callable[[Sequence[Problem]], None]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was read of a cache."""
+
+    shards: int
+    values: int
+    plans: int
+    problems: tuple[Problem, ...]
+
+
+def verify(folder: Path, repair: Repair | None = None) -> None:
+    """Read every byte of a cache and print what was found.
+
+    repair: Given what is wrong, mends it; then all is read again.
+
+    Raises StateError if something is damaged in the end.
+    """
+    found = report(folder)
+    if found.problems and repair is not None:
+        repair(found.problems)
+        found = report(folder)
+    if found.problems:
+        files = len({problem.path for problem in found.problems})
+        what = f"{files} of its files are damaged or incomplete"
+        advice = []
+        if repair is None:
+            words = ["dstrain", "cache", "verify", str(folder), "--repair"]
+            advice = [f"to repair it, run: {shlex.join(words)}"]
+        raise StateError(folder, what, *advice)
+
+
+def report(folder: Path) -> Verified:
+    """Read every byte of a cache, print what was found, and return it."""
+    found = verified(folder)
+    for problem in found.problems:
+        print(redacted(f"{problem.path}: {problem.what}"))
+    print(
+        f"{folder}: read {found.values:,} values in {found.shards:,} shards,"
+        f" and {found.plans:,} plans"
+    )
+    return found
+
+
+def verified(folder: Path) -> Verified:
+    """Read every byte of a cache; what is damaged is part of the result.
+
+    Raises StateError if this is no cache, or one of another version.
+    """
+    check_is_cache(folder)
+    shards = _files(folder / "shards", ".safetensors")
+    plans = _files(folder / "plans", ".json")
+    problems: list[Problem] = []
+    present: set[str] = set()
+    with closing(progress_bar("verify", len(shards) + len(plans))) as progress:
+        for path in shards:
+            for item in _shard(folder, path):
+                if isinstance(item, Problem):
+                    problems.append(item)
+                else:
+                    present.add(item)
+            progress.update()
+        known = packed(sorted(present))
+        for path in plans:
+            problems += _plan(path, present, known)
+            progress.update()
+    return Verified(len(shards), len(present), len(plans), tuple(problems))
+
+
+def check_is_cache(folder: Path) -> None:
+    """Raise StateError if a folder is no feature cache, or has another version."""
+    if not (folder / "store.json").is_file():
+        what = "is not a feature cache: store.json not found"
+        advice = "name the folder that stage 1 filled with --feature_cache"
+        raise CacheError(folder, what, advice)
+    check_parts(folder)
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    return sorted(folder.glob(f"[!.]*{suffix}"))
+
+
+def shard_problem(folder: Path, path: Path) -> Problem | None:
+    """Return what is wrong with a shard, None if it is whole."""
+    found = (one for one in _shard(folder, path) if isinstance(one, Problem))
+    return next(found, None)
+
+
+def whole_values(folder: Path, path: Path) -> list[str]:
+    """Return the addresses of the values of a shard that are whole."""
+    return [one for one in _shard(folder, path) if isinstance(one, str)]
+
+
+def readable_record(path: Path) -> dict[str, Any] | None:
+    """Return the record of a plan; None if it is damaged."""
+    try:
+        return read_record(path)
+    except CacheError:
+        return None
+
+
+def _shard(folder: Path, path: Path) -> Iterator[str | Problem]:
+    """Yield the address of each value of a shard that is whole, and what is wrong."""
+    try:
+        # Each shard has a reader of its own, so that no more than one is open.
+        cache = FeatureCache.of_shards(folder, [path])
+    except Exception as error:
+        yield _problem(path, error)
+        return
+    for address in cache:
+        try:
+            cache.read(address)
+        except Exception as error:
+            yield _problem(path, error)
+        else:
+            yield address
+
+
+def _plan(path: Path, present: set[str], known: Addresses) -> Iterator[Problem]:
+    """Yield what is wrong with a plan, where these values are present; `known` are
+    theirs, sorted.
+    """
+    try:
+        record = read_record(path)
+        for part in record["columns"]:
+            open_part(path.parent, record, part)
+        rows = open_samples(path.parent, record)
+        lacking = np.zeros(len(rows), np.bool_)
+        for name, addresses in rows.stored.items():
+            numbers = find(addresses, known, prefixes(known))
+            lacking |= rows.has(name) & (numbers == ABSENT)
+        missing = int(lacking.sum())
+        previews = set(preview_addresses(record["about"]["previews"]))
+    except StateError as error:
+        what = "" if error.where == str(path) else f"{Path(error.where).name} "
+        yield Problem(path, what + error.what)
+        return
+    except Exception as error:
+        yield _problem(path, error)
+        return
+    if missing:
+        what = f"needs values that are not here or damaged, for {missing:,} of {len(rows):,} samples"
+        yield Problem(path, what)
+    if previews - present:
+        yield Problem(path, "needs values of previews that are not here or damaged")
+
+
+def _problem(path: Path, error: Exception) -> Problem:
+    if isinstance(error, StateError):
+        return Problem(path, error.what)
+    if isinstance(error, FileNotFoundError):
+        return Problem(path, "is gone")
+    if isinstance(error, OSError | MemoryError):
+        # A fault of the machine is none of the file.
+        reason = getattr(error, "strerror", None) or "out of memory"
+        raise SystemFault(path, f"cannot be read: {reason}") from error
+    # A stranger can write anything, with digests that agree.
+    return Problem(path, f"is nothing that stage 1 writes: {type(error).__name__}")

@@ -1,0 +1,56 @@
+"""Find what the values of stage 1 depend on beside the inputs: components and code."""
+
+import hashlib
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from dstrain.graph.code_digest import code_of
+from dstrain.graph.inputs import Column
+from dstrain.models.needed_components import Found, component_digests
+from dstrain.runs.setup import Setup
+from dstrain.storage.hashing import Digests, hash_json
+
+
+def component_keys(setup: Setup, found: Found, digests: Digests) -> dict[str, str]:
+    """Return component -> digest of its files, its configuration and the family's code
+    for it.
+    """
+    components = component_digests(found, digests)
+    for name in found.files:
+        code = setup.component_code(name)
+        components[name] = hash_json("component", [components[name], code])
+    experts = setup.spec.experts
+    if experts is not None:
+        # Units ask for the configuration by the name of the denoiser.
+        for expert in experts.components:
+            if f"{expert}_config" in components:
+                digest = components[f"{expert}_config"]
+                components.setdefault(f"{experts.denoiser}_config", digest)
+    return components
+
+
+def code_of_rows(setup: Setup) -> str:
+    """Return a digest of the code that decides which rows and inputs there are: all of
+    dstrain and of the family's package, and the columns' own checks.
+    """
+    family = setup.family.components.partition(":")[0].partition(".")[0]
+    checks = [
+        code_of(source.check).digest
+        for source in setup.spec.inputs.values()
+        if isinstance(source, Column) and source.check is not None
+    ]
+    packages = [_sources(name) for name in ("dstrain", family)]
+    return hash_json("code of rows", [packages, checks])
+
+
+def _sources(package: str) -> str:
+    # A family in a single module of its own has no package of components.
+    spec = find_spec(package) if package else None
+    folders: Iterable[str] = (spec and spec.submodule_search_locations) or ()
+    digest = hashlib.blake2b()
+    for folder in folders:
+        for path in sorted(Path(folder).rglob("*.py")):
+            digest.update(path.relative_to(folder).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

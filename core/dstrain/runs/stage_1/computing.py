@@ -1,0 +1,172 @@
+"""Compute what the feature cache lacks: files are decoded, units run and values are
+written, all at the same time.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dstrain.cache.store import ShardWriter
+from dstrain.console import progress_bar
+from dstrain.data.samples import SampleCells
+from dstrain.distributed.world import ProcessGroup
+from dstrain.errors import UsageError
+from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
+from dstrain.graph.plan import Step
+from dstrain.models.finite import has_nan
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.randomness import SampleKey
+from dstrain.runs.long_prompts import LongPromptLog, record
+from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1.keyed_samples import KeyedSample, Work
+from dstrain.runs.stage_1.shares import share_of
+from dstrain.storage.spool import Chosen
+from dstrain.training.batching import MicroBatch
+from dstrain.training.loader import DecodedSamples, load_batches
+
+WAITING = 4
+"""Samples that are computed and not yet in the shard in progress, at most: what a kill
+loses beside that shard.
+"""
+
+
+def compute(
+    setup: Setup,
+    pipeline: Pipeline,
+    work: Sequence[Work],
+    writer: ShardWriter,
+    log: LongPromptLog,
+    processes: ProcessGroup,
+    does_all: bool = False,
+) -> None:
+    """Compute this process's share of the work, or all of it, sample by sample, and
+    commit it shard by shard.
+
+    What is computed is kept, whatever ends it.
+    """
+    share = work if does_all else share_of(work, processes.rank, processes.size)
+    source = _decoded(setup, share)
+    keys = (SampleKey(0, 0, 0, *one.sample.sample_id) for one in share)
+    micro_batches = (MicroBatch((key,), (1.0,), 1, ends_step=True) for key in keys)
+    loaded = load_batches(source, micro_batches, setup.config.dataset_num_workers)
+    title = "data_process"
+    if processes.size > 1:
+        title += f" of {processes.size} processes"
+    with (
+        progress_bar(title, len(work)) as progress,
+        WriterThread.of(writer) as thread,
+        closing(loaded) as batches,
+    ):
+        for done, (one, batch) in enumerate(zip(share, batches, strict=True), 1):
+            values = dict(batch.samples[0].values)
+            with setup.dataset.errors_at(one.sample.sample_id[0]):
+                for step in one.steps:
+                    compute_step(
+                        setup, pipeline, step, one.sample, values, log, processes.rank
+                    )
+            thread.add(
+                {one.sample.addresses[name]: values[name] for name in one.values}
+            )
+            # Other processes have as much of the work, and do it as fast.
+            progress.update(len(work) * done // len(share) - progress.n)
+
+
+def _decoded(setup: Setup, share: Sequence[Work]) -> DecodedSamples:
+    """Return the samples of a share without their plans, which processes that load them
+    cannot be given.
+    """
+    ids = array("q")
+    cells = SampleCells()
+    input_sets: dict[frozenset[str], int] = {}
+    inputs = array("l")
+    for one in share:
+        ids.extend(one.sample.sample_id)
+        cells.append(one.sample.cells)
+        inputs.append(input_sets.setdefault(one.inputs, len(input_sets)))
+    columns = setup.dataset.columns
+    files = {name for name, column in columns.items() if column.is_file}
+    return DecodedSamples(
+        cells,
+        Chosen(list(input_sets), inputs),
+        np.frombuffer(ids, np.int64).reshape(-1, 2),
+        setup.dataset.damage,
+        any(used & files for used in input_sets),
+    )
+
+
+@dataclass
+class WriterThread:
+    """Adds values to shards, and commits these, while others are computed."""
+
+    writer: ShardWriter
+    executor: ThreadPoolExecutor
+    _added: deque[Future[None]]
+
+    @classmethod
+    @contextmanager
+    def of(cls, writer: ShardWriter) -> Iterator["WriterThread"]:
+        """Yield the thread; at the end all that was added is committed.
+
+        Raises what the writer raises, as SystemFault for a full disk.
+        """
+        with ThreadPoolExecutor(1, "shards") as executor:
+            thread = cls(writer, executor, deque())
+            try:
+                yield thread
+            finally:
+                thread._wait(0)
+                writer.flush()
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add values, by their addresses, as soon as there is room.
+
+        Raises what the writer raised for values that were added before.
+        """
+        self._wait(WAITING - 1)
+        self._added.append(self.executor.submit(self._write, values))
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        for address, value in values.items():
+            self.writer.add(address, value)
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most so many samples wait for the writer."""
+        while len(self._added) > most:
+            self._added.popleft().result()
+
+
+def compute_step(
+    setup: Setup,
+    pipeline: Pipeline,
+    step: Step,
+    sample: KeyedSample,
+    values: dict[str, Any],
+    log: LongPromptLog,
+    rank: int,
+) -> None:
+    """Run a unit for one sample; a prompt that it cuts is recorded with its outputs."""
+    row, _ = sample.sample_id
+
+    def notice(found: LongPrompt) -> None:
+        if log.mode == "error":
+            log.note(row, found)
+        for name in step.outputs.values():
+            if name in sample.addresses:
+                record(setup.cache_path, rank, sample.addresses[name], found)
+
+    with torch.no_grad(), noticing_long_prompts(notice):
+        pipeline.run([step], values)
+    for name, value in step.outputs.items():
+        if has_nan(values[value]):
+            raise UsageError(
+                f"unit {step.unit.name}",
+                f"output {name!r} contains NaN; it is not stored",
+                *pipeline.damaged(step.unit.components),
+            )

@@ -1,0 +1,239 @@
+"""See that stage 1 has nothing to do, by the columns of the plan that it wrote before: no
+row is read, and no plan is written.
+
+Whatever might differ ends it, and stage 1 goes its ordinary way.
+"""
+
+import json
+import mmap
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dstrain.cache.plan_files import open_samples, stored_plans
+from dstrain.cache.source_files import SourceFiles
+from dstrain.cache.store import DIGESTS, MARKER, FeatureCache
+from dstrain.config.options.train import options_affecting
+from dstrain.config.serialize import as_flags
+from dstrain.console import get_logger, redacted, secrets
+from dstrain.errors import DstrainError
+from dstrain.graph.inputs import Column
+from dstrain.runs.feature_plan import (
+    CacheInfo,
+    changed_folder,
+    dataset_folders,
+    identity_of,
+)
+from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
+from dstrain.runs.reports.preview_plans import recorded_plan
+from dstrain.runs.resolve import warnings_of_rows
+from dstrain.runs.setup import Setup, metadata_path
+from dstrain.runs.stage_1.component_keys import code_of_rows, component_keys
+from dstrain.storage.file_memory import FileDigests
+from dstrain.storage.hashing import Digests, files_in, hash_json, sha256
+from dstrain.training.loader import CachedSamples
+
+logger = get_logger(__name__)
+
+AS_TEXT = (".csv", ".json", ".jsonl")
+"""Metadata in which a text stands as it is."""
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """A dataset whose values and plan are in the cache."""
+
+    setup: Setup
+    info: CacheInfo
+    samples: CachedSamples
+
+    def log(self) -> None:
+        """Say what stage 1 says where it computes nothing; raises UsageError for a long
+        prompt, if these are refused.
+        """
+        setup, info = self.setup, self.info
+        log = LongPromptLog(setup.config.on_long_prompt, self._name_row)
+        known = recorded(setup.cache_path)
+        if log.mode == "error":
+            note_recorded(log, setup.cache_path, self._using(known))
+        log_count(setup, 0, len(self.samples.rows) + len(info.previews), info.previews)
+        note_recorded(log, setup.cache_path, self._using(known))
+        log.conclude()
+
+    def _name_row(self, row: int) -> str:
+        if row >= self.info.dataset["rows"]:
+            return "--preview_prompt"
+        rows = self.samples.rows
+        return self.setup.in_words(self.info.name_row(rows[rows.index(row)]))
+
+    def _using(self, known: Any) -> Iterator[tuple[int, list[str]]]:
+        for row, address in self.samples.rows.using(known):
+            yield row, [address]
+        first = self.info.dataset["rows"]
+        for row, preview in enumerate(self.info.previews, first):
+            yield row, list(_addresses(preview))
+
+
+def log_count(setup: Setup, missing: int, count: int, previews: Any) -> None:
+    """Say how many samples are computed."""
+    more = ", previews included," if previews else ""
+    samples = setup.in_words("samples")
+    logger.info(
+        f"precomputing {missing} of {count} {samples}{more} into {setup.cache_path}"
+    )
+
+
+def as_repeatable(setup: Setup, *digests: Digests | FileDigests) -> dict[str, Any]:
+    """Return what a plan records so that it is seen that there is nothing to do."""
+    return {
+        "config": _config_digest(setup),
+        "code": code_of_rows(setup),
+        # A file that changes again at once may keep its times.
+        "settled": not any(one.unsettled for one in digests),
+        "warnings": [redacted(line) for line in warnings_of_rows(setup)],
+    }
+
+
+def may_be_unchanged(setup: Setup) -> bool:
+    """Return whether the flags let rows be taken as they were: files are neither decoded
+    nor fetched for it.
+    """
+    config = setup.config
+    return config.on_bad_sample == "error" and config.url_cache is None
+
+
+def find_unchanged(setup: Setup) -> list[Unchanged]:
+    """Return the datasets of the run, if for none of them there is anything to do; else
+    nothing. The caller holds the lock of the cache.
+    """
+    if not (setup.cache_path / MARKER).exists():
+        return []
+    # Whatever is wrong is said on the ordinary way, which comes then.
+    with suppress(DstrainError, OSError):
+        cache = FeatureCache.open(setup.cache_path)
+        found = [_find(one, cache) for one in setup.datasets]
+        return [one for one in found if one is not None] if all(found) else []
+    return []
+
+
+def log_unchanged(found: list[Unchanged]) -> None:
+    """Say what stage 1 says of these datasets."""
+    setup = found[0].setup
+    for line in [*setup.extensions.broken, *found[0].info.repeatable["warnings"]]:
+        logger.warning(line)
+    for one in found:
+        one.log()
+
+
+def _find(setup: Setup, cache: FeatureCache) -> Unchanged | None:
+    plans = cache.folder / "plans"
+    metadata = metadata_path(setup.config)
+    record = None if metadata is None else _newest(setup, plans, metadata)
+    if record is None or metadata is None:
+        return None
+    info = CacheInfo(**record["about"])
+    folders = dataset_folders(setup.config)
+    if not (
+        _has_equal_facts(setup, info)
+        and not _has_secrets(metadata)
+        and _has_equal_components(setup, info)
+        and SourceFiles.open(plans, record).are_as_recorded(folders)
+        and changed_folder(plans, record, folders) is None
+    ):
+        return None
+    input_sets = [frozenset(names) for names in info.inputs]
+    samples = CachedSamples.of(cache, open_samples(plans, record), input_sets)
+    previews = [one for line in info.previews for one in _addresses(line)]
+    if len(samples.lacking()) or not all(one in cache for one in previews):
+        return None
+    return Unchanged(setup, info, samples)
+
+
+def _newest(setup: Setup, plans: Path, metadata: Path) -> dict[str, Any] | None:
+    """Return the newest plan of this identity, if it is of this dataset."""
+    newest: dict[str, Any] | None = None
+    for _, record in stored_plans(plans):
+        if newest is not None and record["sequence"] < newest["sequence"]:
+            continue
+        if record["identity"] == identity_of(setup, record):
+            newest = record
+    if newest is None:
+        return None
+    dataset = newest["about"]["dataset"]
+    here = {
+        "path": redacted(str(metadata.resolve())),
+        "sha256": sha256(metadata),
+        "folders": [redacted(folder) for folder in dataset_folders(setup.config)],
+    }
+    return newest if here == {name: dataset[name] for name in here} else None
+
+
+def _has_equal_facts(setup: Setup, info: CacheInfo) -> bool:
+    repeatable = info.repeatable
+    if not repeatable.get("settled") or info.versions != setup.versions:
+        return False
+    for names in info.inputs:
+        for name in set(names) - setup.plan(frozenset(names)).used_inputs:
+            source = setup.spec.inputs[name]
+            # The plan does not record files that are checked and not used.
+            if isinstance(source, Column) and source.is_file:
+                return False
+    return bool(
+        repeatable["config"] == _config_digest(setup)
+        and repeatable["code"] == code_of_rows(setup)
+    )
+
+
+def _has_secrets(metadata: Path) -> bool:
+    """Return whether a secret may stand in the metadata: its rows are refused then."""
+    values = secrets()
+    if not values:
+        return False
+    if metadata.suffix not in AS_TEXT:
+        return True
+    with (
+        metadata.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+    ):
+        if text.find(b"\\u") >= 0:
+            return True
+        forms = {form for one in values for form in (one, json.dumps(one)[1:-1])}
+        forms |= {one.replace('"', '""') for one in values}
+        forms |= {one.replace("/", "\\/") for one in values}
+        return any(text.find(form.encode()) >= 0 for form in forms)
+
+
+def _has_equal_components(setup: Setup, info: CacheInfo) -> bool:
+    plans = [setup.plan(frozenset(names)) for names in info.inputs]
+    plans += [recorded_plan(setup, line) for line in info.previews]
+    found = setup.find(plans)
+    # Not the digests of the cache: those of a million images are as many entries.
+    digests = Digests(setup.cache_path / f"{DIGESTS}.none")
+    known = {path: entry for one in info.files.values() for path, _, entry in one}
+    if found.files.keys() != info.files.keys():
+        return False
+    for component in found.files.values():
+        for _, file in files_in(component.paths):
+            path = redacted(str(file.absolute()))
+            if path not in known:
+                return False
+            digests.known[str(file)] = list(known[path])
+    return bool(
+        component_keys(setup, found, digests) == info.components
+        and json.loads(json.dumps(found.configs)) == info.configs
+    )
+
+
+def _config_digest(setup: Setup) -> str:
+    values = as_flags(setup.config)
+    for name in options_affecting("start"):
+        values.pop(name, None)
+    return hash_json("config", values)
+
+
+def _addresses(preview: Any) -> Iterator[str]:
+    for form in preview["values"].values():
+        if "at" in form:
+            yield form["at"]

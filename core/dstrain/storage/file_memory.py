@@ -1,0 +1,192 @@
+"""Remember what was computed from the files of a dataset, until they change, in 81 bytes
+a file.
+"""
+
+import hashlib
+import os
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from dstrain.errors import SystemFault
+from dstrain.storage.files import replacing
+from dstrain.storage.hashing import MARK_LENGTH, SETTLED, file_mark, sha256
+
+MARK = struct.Struct("<QqqQ")
+VALUE_BYTES = 32
+ENTRY = np.dtype(
+    [
+        ("key", "<u8"),
+        ("rest", "<u8"),
+        ("mark", f"V{MARK.size}"),
+        ("value", f"V{VALUE_BYTES}"),
+        ("settled", "?"),
+    ]
+)
+Entries = np.ndarray[Any, np.dtype[np.void]]
+FORM = b"dstrain remembers files, form 1".ljust(MARK.size)
+"""In place of the mark of the first entry, whose value is the hash of the others."""
+MOST_RECENT = 2**16
+"""Entries that are objects of Python, at least, before they are put with the others."""
+
+
+class ManyFiles:
+    """Values computed from files, each of 32 bytes: sorted in a file that is mapped, and
+    in RAM those that came since. Only one thread may use it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open what an earlier run stored there; what is unreadable is forgotten."""
+        self.path = path
+        stored = _stored(path)
+        self._use(np.empty(0, ENTRY) if stored is None else stored)
+        self._recent: dict[bytes, bytes] = {}
+        self.unsettled = False
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        self._merge()
+        return len(self._entries)
+
+    def recall(self, key: str, marks: Sequence[int]) -> bytes | None:
+        """Return the value of a key, None if its files had other marks then."""
+        entry = self.entry(key)
+        if entry is None or entry[0] != _mark(marks):
+            return None
+        return entry[1]
+
+    def remember(self, key: str, marks: Sequence[int], value: bytes = b"") -> None:
+        """Keep a value computed from files that had these marks, one after the other,
+        before it was computed.
+        """
+        # The second and third number of each mark are the file's times.
+        newest = max(*marks[1::MARK_LENGTH], *marks[2::MARK_LENGTH])
+        # Those of files that changed too recently cannot be trusted later.
+        is_settled = time.time_ns() - newest >= SETTLED
+        self.unsettled = self.unsettled or not is_settled
+        entry = _mark(marks) + value.ljust(VALUE_BYTES, b"\0") + bytes([is_settled])
+        self._recent[_hash(key)] = entry
+        if len(self._recent) > max(MOST_RECENT, len(self._entries) // 4):
+            self._merge()
+
+    def save(self) -> None:
+        """Store the values, but for files that changed just now; raise SystemFault.
+
+        A file of another form, or a link, is somebody else's and stays.
+        """
+        if os.path.lexists(self.path) and (
+            self.path.is_symlink() or _stored(self.path) is None
+        ):
+            return
+        self._merge()
+        settled = self._entries[self._entries["settled"]]
+        head = np.zeros(1, ENTRY)
+        head["mark"] = FORM
+        head["value"] = _checksum(settled)
+        header = {
+            "descr": np.lib.format.dtype_to_descr(ENTRY),
+            "fortran_order": False,
+            "shape": (len(settled) + 1,),
+        }
+        with replacing(self.path) as building, building.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            # Not by numpy, whose error of a full disk does not say so.
+            file.write(head.tobytes())
+            file.write(settled.view(np.uint8).data)
+
+    def entry(self, key: str) -> tuple[bytes, bytes] | None:
+        """Return the mark and the value of a key."""
+        hashed = _hash(key)
+        entry = self._recent.get(hashed)
+        if entry is None:
+            first, rest = struct.unpack("<QQ", hashed)
+            place = int(self._keys.searchsorted(np.uint64(first)))
+            while place < len(self._keys) and self._keys[place] == first:
+                if self._entries["rest"][place] == rest:
+                    entry = self._entries[place].tobytes()[len(hashed) :]
+                    break
+                place += 1
+        if entry is None:
+            return None
+        return entry[: MARK.size], entry[MARK.size : MARK.size + VALUE_BYTES]
+
+    def _merge(self) -> None:
+        if not self._recent:
+            return
+        data = b"".join(key + entry for key, entry in self._recent.items())
+        self._recent = {}
+        entries = np.concatenate([np.frombuffer(data, ENTRY), self._entries])
+        # Stably: of two entries of one key the new one comes first, and stays.
+        entries = entries[np.lexsort((entries["rest"], entries["key"]))]
+        keys, rest = entries["key"], entries["rest"]
+        is_old = (keys[1:] == keys[:-1]) & (rest[1:] == rest[:-1])
+        self._use(entries[np.append(True, ~is_old)])
+
+    def _use(self, entries: Entries) -> None:
+        self._entries = entries
+        # Side by side, since they are searched.
+        self._keys = np.ascontiguousarray(entries["key"])
+
+
+class FileDigests(ManyFiles):
+    """The sha256 of the files of a dataset, read again only where a file changed."""
+
+    def of(self, path: str) -> str:
+        """Return the sha256 of a file's bytes; raises SystemFault."""
+        try:
+            mark = file_mark(path)
+            digest = self.recall(path, mark)
+            if digest is None:
+                digest = bytes.fromhex(sha256(Path(path)))
+                self.remember(path, mark, digest)
+        except OSError as error:
+            raise SystemFault(path, f"cannot be read: {error.strerror}") from error
+        return digest.hex()
+
+    def record(self, path: str) -> list[Any]:
+        """Return the mark and the sha256 of a file that `of` was asked for, as they were
+        then; `recorded_files` compares them.
+        """
+        entry = self.entry(path)
+        if entry is None:
+            raise KeyError(path)
+        mark, digest = entry
+        return [*MARK.unpack(mark), digest.hex()]
+
+
+def _hash(key: str) -> bytes:
+    # Names of files that are not UTF-8 have halves of surrogate pairs.
+    data = key.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _mark(marks: Sequence[int]) -> bytes:
+    """Return the mark of a file as bytes; of several files the hash of their marks."""
+    if len(marks) == MARK_LENGTH:
+        return MARK.pack(*marks)
+    data = struct.pack(f"<{len(marks)}q", *(number % 2**63 for number in marks))
+    return hashlib.blake2b(data, digest_size=MARK.size).digest()
+
+
+def _checksum(entries: Entries) -> bytes:
+    digest = xxhash.xxh3_128_digest(np.ascontiguousarray(entries).view(np.uint8).data)
+    return digest.ljust(VALUE_BYTES, b"\0")
+
+
+def _stored(path: Path) -> Entries | None:
+    try:
+        table: Any = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, RecursionError, MemoryError):
+        return None
+    if table.dtype != ENTRY or table.ndim != 1 or not len(table):
+        return None
+    head, entries = table[0], table[1:]
+    known = head["mark"].tobytes() == FORM
+    if not known or head["value"].tobytes() != _checksum(entries):
+        return None
+    return np.asarray(entries)

@@ -1,0 +1,70 @@
+"""The flags that a plan records make the same run of stage 1."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.config.options.train import TrainConfig
+from dstrain.errors import CacheError
+from dstrain.runs.stage_1.recorded_config import config_of, recorded_flags
+
+GIVEN: dict[str, Any] = {
+    "model": "tiny",
+    "task": "sft:data_process",
+    "dataset_base_path": Path("/data"),
+    "dataset_root": (Path("/a"), Path("/b")),
+    "feature_cache": Path("/cache"),
+    "max_pixels": 4096,
+    "learning_rate": 1e-2,
+    "preview_prompt": ("a dog", "a cat"),
+    "family_options": {"tokenizer_path": "/tokenizer"},
+    "disabled_plugins": ("other",),
+}
+
+
+def again(recorded: dict[str, Any], **places: Any) -> TrainConfig:
+    record = {"about": {"config": recorded}}
+    return config_of(record, Path("plan"), Path("/cache"), **places)
+
+
+def test_what_is_recorded_is_the_same_configuration() -> None:
+    config = TrainConfig(**GIVEN)
+    assert again(recorded_flags(config)) == config
+
+
+def test_only_what_is_not_a_default_and_no_place_of_output_is_recorded() -> None:
+    config = TrainConfig(**GIVEN, output_path=Path("out"), overwrite=True, dry_run=True)
+    recorded = recorded_flags(config)
+    left_out = {"feature_cache", "family_options", "disabled_plugins"}
+    assert recorded.keys() == (GIVEN.keys() - left_out) | {"p", "tokenizer_path"}
+
+
+def test_folders_of_the_dataset_are_recorded_as_absolute_paths(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded = recorded_flags(TrainConfig(model="tiny", dataset_base_path=Path("data")))
+    assert recorded["dataset_base_path"] == str(tmp_path / "data")
+
+
+def test_places_replace_recorded_ones() -> None:
+    recorded = recorded_flags(TrainConfig(**GIVEN))
+    there = again(recorded, dataset_base_path=Path("/there"), model_paths="[]")
+    assert there.dataset_base_path == Path("/there")
+    assert there.model_paths == "[]"
+
+
+@pytest.mark.parametrize(
+    "recorded", [{}, {"model": "tiny", "dataset_root": 3}, {"task": "sft"}]
+)
+def test_flags_that_are_not_recorded_or_unusable_are_named(
+    recorded: dict[str, Any],
+) -> None:
+    with pytest.raises(CacheError, match=r"plan: (does not record|records) "):
+        again(recorded)
+
+
+def test_a_secret_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cr3t-s3cr3t")
+    config = TrainConfig(model="tiny", model_paths='["/s3cr3t-s3cr3t/x"]')
+    assert "s3cr3t" not in str(recorded_flags(config))
