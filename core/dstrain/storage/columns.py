@@ -38,7 +38,7 @@ def write_columns(folder: Path, schema: Any, batches: Iterable[Any]) -> str:
     draft = folder / f"draft{SUFFIX}"
     with replacing(draft) as building:
         with (
-            pa.OSFile(str(building), "wb") as file,
+            building.open("wb") as file,
             pa.ipc.new_file(file, schema) as writer,
         ):
             for batch in batches:
