@@ -10,7 +10,8 @@ from dstrain.errors import MissingFiles, UsageError
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.formats import Config
 from dstrain.models.hub.source import ModelSource, fetch
-from dstrain.models.weights import header, recognize
+from dstrain.models.weight_files import header
+from dstrain.models.weights import recognize
 from dstrain.registry.family import ModelFamily
 
 

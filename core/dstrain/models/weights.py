@@ -1,42 +1,23 @@
-"""Find the weights of components in files by their keys, and read them.
-
-Files are safetensors, or those of `torch.save` (`.pth`, `.pt`, `.bin`), of which
-nothing but tensors is read.
-"""
+"""Find the weights of components in files by their keys, and read them."""
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import Shape, Shapes, TensorSlice, join, shapes_of
-from dstrain.storage.safetensors import opened
+from dstrain.models.formats import Shape, Shapes, TensorSlice, join
+from dstrain.models.weight_files import OpenFiles, TensorInfo, shapes_in
 
 LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b")
 SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 """The name of one of the files in which a model is published."""
-TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
-
-
-Reader = Callable[[str, slice | None], Tensor]
-"""(name of a tensor in a file, its rows or None for all) -> that."""
-
-
-class TensorInfo(NamedTuple):
-    """A tensor in a file."""
-
-    path: Path
-    name: str
-    shape: Shape
 
 
 def find_weights(paths: Iterable[Path]) -> dict[str, TensorInfo]:
@@ -47,7 +28,7 @@ def find_weights(paths: Iterable[Path]) -> dict[str, TensorInfo]:
     """
     found: dict[str, TensorInfo] = {}
     for path in paths:
-        for name, shape in _shapes(path).items():
+        for name, shape in shapes_in(path).items():
             if name in found:
                 other = found[name].path.name
                 raise StateError(
@@ -56,14 +37,6 @@ def find_weights(paths: Iterable[Path]) -> dict[str, TensorInfo]:
                 )
             found[name] = TensorInfo(path, name, shape)
     return found
-
-
-def header(path: Path) -> Mapping[str, str]:
-    """Return the header of a file that `find_weights` could read; {} if it has none."""
-    if path.suffix in TORCH_SUFFIXES:
-        return {}
-    with opened(path) as file:
-        return dict(file.metadata() or {})
 
 
 @dataclass(frozen=True)
@@ -120,45 +93,42 @@ class Weights:
         names: dict[tuple[TensorSlice, ...], list[str]] = {}
         for ours in wanted:
             names.setdefault(self.parts[ours], []).append(ours)
-        with ExitStack() as stack:
-            tensor_of: dict[Path, Reader] = {}
-            for path in dict.fromkeys(tensor.path for tensor in self.tensors.values()):
-                tensor_of[path] = stack.enter_context(_tensors_of(path))
-            for parts, tied in names.items():
+        # File by file: a network's order of weights need not be that of its files.
+        of_files = sorted(names, key=self._files_of)
+        used = [self.tensors[part.name] for parts in of_files for part in parts]
+        with OpenFiles(used) as files:
+            for parts in of_files:
+                tied = names[parts]
                 own = rows.get(tied[0])
                 if own is not None:
-                    yield tied[0], self._rows(parts[0], own, tensor_of, dtype)
+                    yield tied[0], self._rows(parts[0], own, files, dtype)
                     continue
-                weight = self._joined(parts, tensor_of, dtype)
+                weight = self._joined(parts, files, dtype)
                 for ours in tied:
                     yield ours, weight.reshape(wanted[ours])
                 del weight  # else it would live until the next one is read
 
+    def _files_of(self, parts: Sequence[TensorSlice]) -> list[Path]:
+        return [self.tensors[part.name].path for part in parts]
+
     def _joined(
-        self,
-        parts: Sequence[TensorSlice],
-        tensor_of: Mapping[Path, Reader],
-        dtype: torch.dtype,
+        self, parts: Sequence[TensorSlice], files: OpenFiles, dtype: torch.dtype
     ) -> Tensor:
         """Read and join the parts of one weight."""
         values = []
         for part in parts:
-            tensor = self.tensors[part.name]
-            value = part.of(tensor_of[tensor.path](tensor.name, None))
-            values.append(_copied(value, dtype))
+            with files.reading(self.tensors[part.name], None) as value:
+                values.append(_copied(part.of(value), dtype))
+            del value
         return join(values)
 
     def _rows(
-        self,
-        part: TensorSlice,
-        rows: slice,
-        tensor_of: Mapping[Path, Reader],
-        dtype: torch.dtype,
+        self, part: TensorSlice, rows: slice, files: OpenFiles, dtype: torch.dtype
     ) -> Tensor:
         """Read some rows of a part."""
-        tensor = self.tensors[part.name]
         wanted = slice(part.start + rows.start, part.start + rows.stop)
-        return _copied(tensor_of[tensor.path](tensor.name, wanted), dtype)
+        with files.reading(self.tensors[part.name], wanted) as value:
+            return _copied(value, dtype)
 
     def _joined_shape(self, parts: Sequence[TensorSlice]) -> Shape:
         slices = []
@@ -245,54 +215,3 @@ def _what_else(paths: Sequence[Path], names: Iterable[str]) -> Iterator[str]:
 
 def _names(components: Iterable[Component]) -> str:
     return ", ".join(component.name for component in components)
-
-
-def _shapes(path: Path) -> dict[str, Shape]:
-    if path.suffix in TORCH_SUFFIXES:
-        return shapes_of(_torch_weights(path))
-    with opened(path) as file:
-        names = file.keys()
-        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
-
-
-@contextmanager
-def _tensors_of(path: Path) -> Iterator[Reader]:
-    """Yield a function that returns a tensor of the open file, or some of its rows,
-    possibly mapped to it.
-    """
-    if path.suffix in TORCH_SUFFIXES:
-        weights = _torch_weights(path)
-        yield lambda name, rows: weights[name][rows or ...]
-    else:
-        with opened(path) as file:
-            yield (
-                lambda name, rows: (
-                    file.get_slice(name)[rows] if rows else file.get_tensor(name)
-                )
-            )
-
-
-def _torch_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file that `torch.save` wrote, mapped, without running
-    anything in it.
-    """
-    advice = "save a state dict of tensors with torch.save, or save it as safetensors"
-    try:
-        foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        if not foreign:
-            weights = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a damaged file may raise anything
-        reason = str(error).strip().partition("\n")[0]
-        raise StateError(
-            path, f"cannot be read as weights: {reason}", advice
-        ) from error
-    if foreign:
-        raise StateError(
-            path, f"contains more than weights: {', '.join(sorted(foreign))}", advice
-        )
-    if not isinstance(weights, dict) or not all(
-        isinstance(name, str) and isinstance(weight, Tensor)
-        for name, weight in weights.items()
-    ):
-        raise StateError(path, "is not a state dict of tensors", advice)
-    return weights

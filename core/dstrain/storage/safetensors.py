@@ -147,14 +147,22 @@ def add_tensor(digest: Any, tensor: "Tensor") -> None:
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file; what cannot be read in it becomes StateError."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     # The library would wait for a pipe to be written.
     if path.exists() and not path.is_file():
         raise StateError(path, "is not a regular file")
+    with naming_faults(path), safe_open(path, "pt") as file:
+        yield file
+
+
+@contextmanager
+def naming_faults(path: Path) -> Iterator[None]:
+    """Turn what cannot be read in a safetensors file into a StateError."""
+    from safetensors import SafetensorError
+
     try:
-        with safe_open(path, "pt") as file:
-            yield file
+        yield
     except (OSError, SafetensorError) as error:
         raise StateError(path, f"cannot be read as safetensors: {error}") from error
 

@@ -298,7 +298,7 @@ def test_an_empty_network_is_compared_with_its_files_and_reads_no_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, _ = deep(tmp_path, 4, 2)
-    monkeypatch.setattr("dstrain.models.weights._tensors_of", None)
+    monkeypatch.setattr("dstrain.models.weight_files._reader", None)
     loader = Loader(RECORD, component(NETWORK), files, CPU)
     network = loader.build_empty({"side": 4, "depth": 2})
     assert network is not None

@@ -336,7 +336,7 @@ def test_tasks_of_one_name_are_left_out_with_the_reason(
 def test_a_dry_run_opens_no_weight(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dstrain.models.weights._tensors_of", None)
+    monkeypatch.setattr("dstrain.models.weight_files._reader", None)
     run(config(here, dry_run=True, output_path=tmp_path / "out"))
 
 

@@ -15,7 +15,7 @@ import torch
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
 from dstrain.lora.layers import LoraConfig, inject
-from dstrain.models import weights
+from dstrain.models import weight_files
 from dstrain.models.components import Component, Files
 from dstrain.models.networks import DiffusersNetwork, Place, keep, place_weights
 from dstrain.pipeline.loading import Loader
@@ -104,23 +104,23 @@ def loaded(folder: Path, rank: int) -> int:
     part = Component("dit", DiffusersNetwork(f"{__name__}:Net"), "dit", ("*.weight",))
     division = Division(Sharding(), torch.device("cpu"))
     read = 0
-    tensors_of = weights._tensors_of
+    reader_of = weight_files._reader
 
     @contextmanager
-    def counted(path: Path) -> Iterator[weights.Reader]:
+    def counted(path: Path) -> Iterator[weight_files.Reader]:
         def reading(name: str, rows: slice | None) -> Tensor:
             nonlocal read
             tensor = reader(name, rows)
             read += tensor.nbytes
             return tensor
 
-        with tensors_of(path) as reader:
+        with reader_of(path) as reader:
             yield reading
 
     family: Any = None
     loader = Loader(family, part, Files((path,)), torch.device("cpu"), part=division)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "_tensors_of", counted)
+        patch.setattr(weight_files, "_reader", counted)
         net = loader.load(SimpleNamespace(), torch.float32)
     module: Any = SimpleNamespace(
         networks={"dit": net},

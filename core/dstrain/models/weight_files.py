@@ -1,0 +1,155 @@
+"""Read tensors from files of weights: safetensors, or those of `torch.save` (`.pth`, `.pt`,
+`.bin`), of which nothing but tensors is read.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dstrain.errors import StateError
+from dstrain.models.formats import Shape, shapes_of
+from dstrain.storage.safetensors import naming_faults, opened
+
+TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
+MAPPED = 2**30
+"""Bytes that are read from a file until it is opened anew."""
+
+Reader = Callable[[str, slice | None], Tensor]
+"""(name of a tensor in a file, its rows or None for all) -> that."""
+
+
+class TensorInfo(NamedTuple):
+    """A tensor in a file."""
+
+    path: Path
+    name: str
+    shape: Shape
+
+
+class OpenFiles:
+    """Files that are open while weights are read from them.
+
+    What was read of a mapped file counts as RAM of this process until the file is closed.
+    So it is closed after its last tensor, and opened anew after each GiB.
+    """
+
+    def __init__(self, wanted: Iterable[TensorInfo]) -> None:
+        """Begin with no file open.
+
+        Args:
+            wanted: All tensors that will be read.
+        """
+        self._left = Counter(tensor.path for tensor in wanted)
+        self._open: dict[Path, _OpenFile] = {}
+
+    def __enter__(self) -> "OpenFiles":
+        """Return this."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close what is open."""
+        for path in list(self._open):
+            self._close(path)
+
+    @contextmanager
+    def reading(self, tensor: TensorInfo, rows: slice | None) -> Iterator[Tensor]:
+        """Yield a tensor, or some of its rows, possibly mapped to its file: copy it before
+        this ends. Raises StateError.
+        """
+        path = tensor.path
+        if path not in self._open:
+            stack = ExitStack()
+            self._open[path] = _OpenFile(stack.enter_context(_reader(path)), stack)
+        file = self._open[path]
+        value = file.reader(tensor.name, rows)
+        file.bytes_read += value.nbytes
+        yield value
+        del value  # what is mapped stays so as long as a tensor of it lives
+        self._left[path] -= 1
+        if not self._left[path] or file.bytes_read >= MAPPED:
+            self._close(path)
+
+    def _close(self, path: Path) -> None:
+        self._open.pop(path).stack.close()
+
+
+class _OpenFile:
+    """An open file, and how much of it was read."""
+
+    def __init__(self, reader: Reader, stack: ExitStack) -> None:
+        self.reader = reader
+        self.stack = stack
+        self.bytes_read = 0
+
+
+def shapes_in(path: Path) -> dict[str, Shape]:
+    """Return the shape of each tensor in a file; raises StateError for a file that is
+    absent, damaged or more than tensors.
+    """
+    if path.suffix in TORCH_SUFFIXES:
+        return shapes_of(_torch_weights(path))
+    with opened(path) as file:
+        names = file.keys()
+        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+
+
+def header(path: Path) -> Mapping[str, str]:
+    """Return the header of a file that `shapes_in` could read; {} if it has none."""
+    if path.suffix in TORCH_SUFFIXES:
+        return {}
+    with opened(path) as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _reader(path: Path) -> Iterator[Reader]:
+    """Yield a function that returns a tensor of the open file, or some of its rows,
+    possibly mapped to it.
+    """
+    if path.suffix in TORCH_SUFFIXES:
+        weights = _torch_weights(path)
+        yield lambda name, rows: weights[name][rows or ...]
+    else:
+        with opened(path) as file:
+
+            def tensor(name: str, rows: slice | None) -> Tensor:
+                # Files are open while others are read, so a fault is named here.
+                with naming_faults(path):
+                    if rows:
+                        part: Tensor = file.get_slice(name)[rows]
+                        return part
+                    whole: Tensor = file.get_tensor(name)
+                    return whole
+
+            yield tensor
+
+
+def _torch_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file that `torch.save` wrote, mapped, without running
+    anything in it.
+    """
+    advice = "save a state dict of tensors with torch.save, or save it as safetensors"
+    try:
+        foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        if not foreign:
+            weights = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a damaged file may raise anything
+        reason = str(error).strip().partition("\n")[0]
+        raise StateError(
+            path, f"cannot be read as weights: {reason}", advice
+        ) from error
+    if foreign:
+        raise StateError(
+            path, f"contains more than weights: {', '.join(sorted(foreign))}", advice
+        )
+    if not isinstance(weights, dict) or not all(
+        isinstance(name, str) and isinstance(weight, Tensor)
+        for name, weight in weights.items()
+    ):
+        raise StateError(path, "is not a state dict of tensors", advice)
+    return weights

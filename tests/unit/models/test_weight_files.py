@@ -1,0 +1,81 @@
+"""Files of weights are open only while tensors are read from them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.errors import StateError
+from dstrain.models import weight_files
+from dstrain.models.components import Files
+from dstrain.models.weight_files import OpenFiles, TensorInfo
+from dstrain.models.weights import Weights
+from safetensors.torch import save_file
+
+
+def mapped() -> set[str]:
+    """Return the names of weight files that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = [Path(line.split(maxsplit=5)[-1]) for line in lines]
+    return {path.name for path in paths if path.suffix in (".safetensors", ".pth")}
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_a_file_is_closed_after_its_last_weight(suffix: str, tmp_path: Path) -> None:
+    paths = tuple(tmp_path / f"{number}.{suffix}" for number in range(3))
+    for number, path in enumerate(paths):
+        # The order of a network's weights is not that of its files.
+        state = {f"{place}.{number}": torch.full((9,), number) for place in "ab"}
+        torch.save(state, path) if suffix == "pth" else save_file(state, path)
+    weights = Weights.of(Files(paths))
+    wanted = {f"{place}.{number}": (9,) for place in "ab" for number in range(3)}
+    seen: dict[str, set[str]] = {}
+    for name, weight in weights.read(wanted, torch.float32):
+        assert weight.tolist() == [int(name[-1])] * 9
+        seen[name] = mapped()
+    for number, path in enumerate(paths):
+        assert seen[f"a.{number}"] == {path.name}
+        assert seen[f"b.{number}"] == set()
+
+
+def test_a_file_is_opened_anew_after_some_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one.safetensors"
+    save_file({str(number): torch.zeros(100) for number in range(10)}, path)
+    monkeypatch.setattr(weight_files, "MAPPED", 1000)
+    opened: list[Path] = []
+    reader = weight_files._reader
+
+    def counted(path: Path) -> Any:
+        opened.append(path)
+        return reader(path)
+
+    monkeypatch.setattr(weight_files, "_reader", counted)
+    weights = Weights.of(Files((path,)))
+    wanted = {str(number): (100,) for number in range(10)}
+    assert len(dict(weights.read(wanted, torch.float32))) == 10
+    assert len(opened) == 4
+
+
+def test_files_are_closed_where_reading_ends_early(tmp_path: Path) -> None:
+    path = tmp_path / "one.safetensors"
+    save_file({"a": torch.zeros(3), "b": torch.zeros(3)}, path)
+    reading = Weights.of(Files((path,))).read({"a": (3,), "b": (3,)}, torch.float32)
+    next(reading)
+    reading.close()  # type: ignore[attr-defined]  # a generator
+    assert not mapped()
+
+
+def test_a_tensor_that_cannot_be_read_is_named_with_its_file(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        save_file({name: torch.zeros(3)}, tmp_path / f"{name}.safetensors")
+    one = TensorInfo(tmp_path / "one.safetensors", "one", (3,))
+    two = TensorInfo(tmp_path / "two.safetensors", "none", (3,))
+    with (
+        OpenFiles([one, one, two]) as files,
+        files.reading(one, None),
+        pytest.raises(StateError, match=r"two\.safetensors: cannot be read"),
+        files.reading(two, None),
+    ):
+        pass
