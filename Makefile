@@ -46,6 +46,7 @@ bench: install
 	$(BIN)/python benchmarks/batches.py
 	$(BIN)/python benchmarks/stage_1.py
 	$(BIN)/python benchmarks/cache_reads.py
+	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/cache_rows.py --rows 1000 --rows 100000
 
 lint: install

@@ -20,6 +20,7 @@ ARGUMENTS = MappingProxyType(
         "stage_1": ("--small",),
         "cache_reads": ("--small",),
         "cache_rows": ("--small",),
+        "loading": ("--small",),
         "train_step": ("--pairs", "1", "--threads", "1"),
         "qwen_blocks": ("--tiny", "--layers", "3", "--swap", "2", "--side", "32"),
         "quantized_gate": (
