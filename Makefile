@@ -47,7 +47,7 @@ bench: install
 	$(BIN)/python benchmarks/stage_1.py
 	$(BIN)/python benchmarks/cache_reads.py
 	$(BIN)/python benchmarks/loading.py
-	$(BIN)/python benchmarks/cache_rows.py --rows 1000 --rows 100000
+	$(BIN)/python benchmarks/cache_rows.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -168,6 +168,16 @@ def read_metadata(path: Path) -> Table:
         return reader(path, file)
 
 
+def read_columns(path: Path) -> Table:
+    """Read what `read_metadata` reads without its rows, as far as the format lets these
+    be left out: of a .csv only the first line is parsed.
+    """
+    if path.suffix.lower() != ".csv":
+        return read_metadata(path)
+    with _opened(path) as file:
+        return _read_csv(path, file, rows=False)
+
+
 def refuse(
     where: Path,
     kind: str,
@@ -233,11 +243,12 @@ def _check_text(path: Path, file: IO[bytes]) -> None:
         line += data.count(b"\n", 0, count)
 
 
-def _read_csv(path: Path, file: IO[bytes]) -> Table:
+def _read_csv(path: Path, file: IO[bytes], rows: bool = True) -> Table:
     # Line ends stay, since quoted cells may contain them.
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     try:
-        return _csv_table(path, _csv_records(path, text))
+        records = _csv_records(path, text)
+        return _csv_table(path, records if rows else islice(records, 1))
     finally:
         text.detach()
 

@@ -13,7 +13,7 @@ from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.fields import Effect, changed, split_commas
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
-from dstrain.data.metadata import read_metadata
+from dstrain.data.metadata import read_columns
 from dstrain.data.row_checks import input_columns
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.graph.inputs import Column, with_measured
@@ -140,7 +140,7 @@ def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
         for name, source in task.inputs.items():
             extra -= {name, source.name if isinstance(source, Column) else name}
         keys = split_commas(config.data_file_keys) or None
-        return score_columns(read_metadata(metadata).columns, extra, keys)
+        return score_columns(read_columns(metadata).columns, extra, keys)
     cache = config.feature_cache or config.dataset_base_path
     if config.stage != "train" or not cache or not (cache / MARKER).is_file():
         return None
@@ -281,7 +281,7 @@ def dataset_inputs(setup: Setup) -> frozenset[str]:
     if metadata is None:
         return setup.all_inputs()
     inputs = setup.spec.inputs
-    columns = input_columns(read_metadata(metadata), setup.data_config, inputs)
+    columns = input_columns(read_columns(metadata), setup.data_config, inputs)
     return with_measured(columns, inputs)
 
 

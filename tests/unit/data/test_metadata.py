@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from dstrain.data.metadata import Table, read_metadata, refuse
+from dstrain.data.metadata import Table, read_columns, read_metadata, refuse
 from dstrain.errors import UsageError
 
 TOO_LONG = "x" * (2**20 + 1)
@@ -293,3 +293,20 @@ def test_columns_are_those_of_all_rows(tmp_path: Path) -> None:
     ]
     assert table.lines.tolist() == [1, 3]
     assert table.chosen([1]).where(0, "b") == "m.jsonl:3:b"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_columns_alone_are_those_of_the_table(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"metadata.{suffix}"
+    count = 40_000
+    if suffix == "csv":
+        path.write_text("a,b\n" + "x,y\n" * count)
+    else:
+        path.write_text('{"a": "x"}\n' * count + '{"b": "y"}\n')
+    found = read_columns(path)
+    assert found.columns == read_metadata(path).columns == ("a", "b")
+    assert len(found.rows) == (0 if suffix == "csv" else count + 1)
+    # What is wrong in a row is said when rows are read.
+    if suffix == "csv":
+        path.write_text(path.read_text() + '"open\n')
+        assert read_columns(path).columns == ("a", "b")

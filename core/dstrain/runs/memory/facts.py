@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from dstrain.data.dataset import Dataset
 from dstrain.errors import DstrainError
 from dstrain.graph.plan import Plan
 from dstrain.models.components import Files, components_of
@@ -17,7 +16,13 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.build import load_module
 from dstrain.runs.memory.activations import Activations, count_activations
 from dstrain.runs.memory.components import ComponentSize, component_size
-from dstrain.runs.memory.samples import ChosenSample, of_cache, of_dataset, of_flags
+from dstrain.runs.memory.samples import (
+    ChosenSample,
+    LargestSample,
+    of_cache,
+    of_flags,
+    of_largest,
+)
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData
 from dstrain.training.module import TrainingModule
@@ -42,7 +47,7 @@ def facts_of(
     plans: Sequence[Plan],
     loaded: Pipeline | TrainingModule,
     data: TrainingData | None,
-    dataset: Dataset | None,
+    largest: LargestSample | None,
 ) -> Facts:
     """Measure what a run loads and trains. Afterwards, `loaded` is of no use.
 
@@ -51,7 +56,7 @@ def facts_of(
         plans: Its plans.
         loaded: Its pipeline, or module, without memory.
         data: The samples of its feature cache, if it has one.
-        dataset: The rows of its dataset, if they are here.
+        largest: The largest sample of its dataset, if it is known.
     """
     pipeline = loaded if isinstance(loaded, Pipeline) else loaded.pipeline
     lora = () if isinstance(loaded, Pipeline) else tuple(loaded.trained.lora)
@@ -72,7 +77,7 @@ def facts_of(
         why = f"the configuration of {', '.join(unknown)} is not known"
         return Facts(sizes, unknown, None, why, absent)
     try:
-        chosen, module = _sample_and_module(setup, plans, loaded, data, dataset)
+        chosen, module = _sample_and_module(setup, plans, loaded, data, largest)
         counted = count_activations(
             module,
             [chosen.sample] * setup.config.batch_size,
@@ -88,7 +93,7 @@ def facts_of(
 
 
 def encoding_in_tiles(
-    setup: Setup, plans: Sequence[Plan], dataset: Dataset | None
+    setup: Setup, plans: Sequence[Plan], largest: LargestSample | None
 ) -> int | None:
     """Return the most that the units that are cached hold at one time if VAEs compute in
     tiles; None if it cannot be counted.
@@ -106,7 +111,7 @@ def encoding_in_tiles(
         tiled.dtype,
         empty=True,
     )
-    counted = facts_of(tiled, plans, loaded, None, dataset).activations
+    counted = facts_of(tiled, plans, loaded, None, largest).activations
     return None if counted is None else counted.encoding
 
 
@@ -115,7 +120,7 @@ def _sample_and_module(
     plans: Sequence[Plan],
     loaded: Pipeline | TrainingModule,
     data: TrainingData | None,
-    dataset: Dataset | None,
+    largest: LargestSample | None,
 ) -> tuple[ChosenSample, TrainingModule]:
     """Return the sample to count, and a module that can run it."""
     if isinstance(loaded, Pipeline):
@@ -134,8 +139,8 @@ def _sample_and_module(
             whole, plans, whole.find(plans), TrainingModule, empty=True
         )
     chosen = of_flags(setup)
-    if dataset is not None and dataset.rows:
-        chosen = of_dataset(setup, dataset)
+    if largest is not None:
+        chosen = of_largest(setup, largest)
     if _add_tokenizers(setup, plans, module.pipeline):
         words = f"{chosen.origin}; tokens as of the toy's tokenizer, which makes more"
         chosen = replace(chosen, origin=words)

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import silenced
-from dstrain.data.dataset import Dataset
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
 from dstrain.models.components import components_of
@@ -20,6 +19,7 @@ from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.memory.advice import Possible, Way, encoding_ways, first_stage, ways
 from dstrain.runs.memory.estimate import Choice, Estimate, estimate, state_bytes
 from dstrain.runs.memory.facts import Facts, encoding_in_tiles
+from dstrain.runs.memory.samples import LargestSample
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.resolve import refuse_precision
 from dstrain.runs.setup import Setup
@@ -32,8 +32,8 @@ class PlannedRun:
     setup: Setup
     plans: Sequence[Plan]
     facts: Facts
-    dataset: Dataset | None = None
-    """Its rows, if they are here."""
+    largest: LargestSample | None = None
+    """The largest sample of its dataset, if it is known."""
     typed: TrainConfig | None = None
     """Its flags as they were given, where files that they name are not here."""
 
@@ -78,7 +78,7 @@ class PlannedRun:
     def _in_tiles(self) -> Facts:
         """Return the facts of the run with VAEs that compute in tiles."""
         counted = self.facts.activations
-        encoding = encoding_in_tiles(self.setup, self.plans, self.dataset)
+        encoding = encoding_in_tiles(self.setup, self.plans, self.largest)
         if counted is None or encoding is None:
             return replace(self.facts, activations=None)
         return replace(self.facts, activations=replace(counted, encoding=encoding))

@@ -2,7 +2,7 @@
 decoding it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
@@ -36,6 +36,18 @@ class ChosenSample:
     origin: str
 
 
+@dataclass(frozen=True)
+class LargestSample:
+    """The largest sample of a dataset, as JSON data: stage 1 records it, so that a dry run
+    need not look at each row again.
+    """
+
+    place: str
+    """Its row in messages."""
+    inputs: Mapping[str, Mapping[str, Any]]
+    """Input -> its literal, or the kind, mode and shapes of its images or video."""
+
+
 def of_cache(data: TrainingData) -> ChosenSample:
     """Return the largest of the samples of a feature cache that are looked at: the
     first of each size, then others of the size of the largest.
@@ -65,8 +77,10 @@ def of_cache(data: TrainingData) -> ChosenSample:
     return ChosenSample(sample, f"the largest of {among} of the feature cache")
 
 
-def of_dataset(setup: Setup, dataset: Dataset) -> ChosenSample:
-    """Return the largest sample of a dataset, with the longest of its prompts."""
+def largest_sample(setup: Setup, dataset: Dataset) -> LargestSample | None:
+    """Return the largest sample of a dataset, with the longest of its prompts; None if
+    it has none.
+    """
     index = 0
     largest = (-1, -1)
     longest: dict[str, Cell] = {}
@@ -78,13 +92,25 @@ def of_dataset(setup: Setup, dataset: Dataset) -> ChosenSample:
             if cell.kind == "text":
                 before = longest.setdefault(name, cell)
                 longest[name] = max(before, cell, key=lambda one: len(one.literal))
-    cells = dataset.rows[index]
-    inputs = frozenset(cells)
-    cells = {name: longest.get(name, cell) for name, cell in cells.items()}
+    if not dataset.rows:
+        return None
+    cells = {
+        name: longest.get(name, cell) for name, cell in dataset.rows[index].items()
+    }
+    place = setup.name_row(int(dataset.sample_ids[index, 0]))
+    return LargestSample(place, {name: _outline(cell) for name, cell in cells.items()})
+
+
+def of_largest(setup: Setup, largest: LargestSample) -> ChosenSample:
+    """Return a sample as large as the largest of a dataset."""
+    inputs = frozenset(largest.inputs)
     used = setup.plan(inputs).used_inputs
-    values = {name: _value(cell) for name, cell in cells.items() if name in used}
-    row = int(dataset.sample_ids[index, 0])
-    origin = f"the largest sample, {setup.name_row(row)}, with the longest prompt"
+    values = {
+        name: _value(outline)
+        for name, outline in largest.inputs.items()
+        if name in used
+    }
+    origin = f"the largest sample, {largest.place}, with the longest prompt"
     return ChosenSample(Sample(values, inputs), origin)
 
 
@@ -127,18 +153,27 @@ def _weight(cells: Mapping[str, Cell]) -> tuple[int, int]:
     return pixels, sum(len(str(cell.literal or "")) for cell in cells.values())
 
 
-def _value(cell: Cell) -> Any:
-    """Return a value as large as the cell's, of nothing."""
+def _outline(cell: Cell) -> dict[str, Any]:
+    """Return what of a cell decides the size of its value, as JSON data."""
     if not cell.files:
-        return cell.literal
+        return {"literal": cell.literal}
     mode = dict(cell.parameters).get("mode", "RGB")
-    values = [_of_kind("image", mode, shape) for shape in cell.shapes]
-    if cell.kind == "video":
-        return _of_kind("video", mode, cell.shapes[0])
-    return values if cell.kind == "images" else values[0]
+    shapes = [list(shape) for shape in cell.shapes]
+    return {"kind": cell.kind, "mode": mode, "shapes": shapes}
 
 
-def _of_kind(kind: str, mode: str, shape: tuple[int, int, int]) -> Any:
+def _value(outline: Mapping[str, Any]) -> Any:
+    """Return a value as large as that of a cell with this outline, of nothing."""
+    if "literal" in outline:
+        return outline["literal"]
+    kind, mode, shapes = outline["kind"], outline["mode"], outline["shapes"]
+    if kind == "video":
+        return _of_kind("video", mode, shapes[0])
+    values = [_of_kind("image", mode, shape) for shape in shapes]
+    return values if kind == "images" else values[0]
+
+
+def _of_kind(kind: str, mode: str, shape: Sequence[int]) -> Any:
     frames, height, width = shape
     if kind == "video":
         # One number, seen as many.

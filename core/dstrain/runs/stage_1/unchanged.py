@@ -8,7 +8,7 @@ import json
 import mmap
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dstrain.runs.feature_plan import (
     identity_of,
 )
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
+from dstrain.runs.memory.samples import largest_sample
 from dstrain.runs.reports.preview_plans import recorded_plan
 from dstrain.runs.resolve import warnings_of_rows
 from dstrain.runs.setup import Setup, metadata_path
@@ -87,12 +88,15 @@ def log_count(setup: Setup, missing: int, count: int, previews: Any) -> None:
 
 def as_repeatable(setup: Setup, *digests: Digests | FileDigests) -> dict[str, Any]:
     """Return what a plan records so that it is seen that there is nothing to do."""
+    largest = largest_sample(setup, setup.dataset)
     return {
         "config": _config_digest(setup),
         "code": code_of_rows(setup),
         # A file that changes again at once may keep its times.
         "settled": not any(one.unsettled for one in digests),
         "warnings": [redacted(line) for line in warnings_of_rows(setup)],
+        # For a dry run, which says what memory it needs.
+        "largest": None if largest is None else asdict(largest),
     }
 
 
@@ -104,16 +108,20 @@ def may_be_unchanged(setup: Setup) -> bool:
     return config.on_bad_sample == "error" and config.url_cache is None
 
 
-def find_unchanged(setup: Setup) -> list[Unchanged]:
+def find_unchanged(setup: Setup, may_fetch: bool = True) -> list[Unchanged]:
     """Return the datasets of the run, if for none of them there is anything to do; else
-    nothing. The caller holds the lock of the cache.
+    nothing. A caller that relies on it holds the lock of the cache.
+
+    Args:
+        setup: The run.
+        may_fetch: Whether model files that are not here are downloaded.
     """
     if not (setup.cache_path / MARKER).exists():
         return []
     # Whatever is wrong is said on the ordinary way, which comes then.
     with suppress(DstrainError, OSError):
         cache = FeatureCache.open(setup.cache_path)
-        found = [_find(one, cache) for one in setup.datasets]
+        found = [_find(one, cache, may_fetch) for one in setup.datasets]
         return [one for one in found if one is not None] if all(found) else []
     return []
 
@@ -127,7 +135,7 @@ def log_unchanged(found: list[Unchanged]) -> None:
         one.log()
 
 
-def _find(setup: Setup, cache: FeatureCache) -> Unchanged | None:
+def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | None:
     plans = cache.folder / "plans"
     metadata = metadata_path(setup.config)
     record = None if metadata is None else _newest(setup, plans, metadata)
@@ -138,7 +146,7 @@ def _find(setup: Setup, cache: FeatureCache) -> Unchanged | None:
     if not (
         _has_equal_facts(setup, info)
         and not _has_secrets(metadata)
-        and _has_equal_components(setup, info)
+        and _has_equal_components(setup, info, may_fetch)
         and SourceFiles.open(plans, record).are_as_recorded(folders)
         and changed_folder(plans, record, folders) is None
     ):
@@ -205,10 +213,10 @@ def _has_secrets(metadata: Path) -> bool:
         return any(text.find(form.encode()) >= 0 for form in forms)
 
 
-def _has_equal_components(setup: Setup, info: CacheInfo) -> bool:
+def _has_equal_components(setup: Setup, info: CacheInfo, may_fetch: bool) -> bool:
     plans = [setup.plan(frozenset(names)) for names in info.inputs]
     plans += [recorded_plan(setup, line) for line in info.previews]
-    found = setup.find(plans)
+    found = setup.find(plans) if may_fetch else setup.find(plans, [])
     # Not the digests of the cache: those of a million images are as many entries.
     digests = Digests(setup.cache_path / f"{DIGESTS}.none")
     known = {path: entry for one in info.files.values() for path, _, entry in one}

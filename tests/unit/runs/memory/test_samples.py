@@ -1,13 +1,21 @@
 """The sample that is counted is the largest, and nothing is decoded for it."""
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dstrain.runs.build import open_training_data
-from dstrain.runs.memory.samples import of_cache, of_dataset, of_flags
+from dstrain.runs.memory.samples import (
+    LargestSample,
+    largest_sample,
+    of_cache,
+    of_flags,
+    of_largest,
+)
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 from dstrain.runs.setup import Setup
@@ -33,7 +41,10 @@ def test_of_a_dataset_it_has_the_largest_image_and_the_longest_prompt(
         raise AssertionError("decoded an image")
 
     monkeypatch.setattr(Image.Image, "load", refuse)
-    chosen = of_dataset(setup, dataset)
+    largest = largest_sample(setup, dataset)
+    assert largest is not None
+    as_recorded = json.loads(json.dumps(asdict(largest)))
+    chosen = of_largest(setup, LargestSample(**as_recorded))
     monkeypatch.undo()
     assert chosen.sample.values["input_image"].size == (24, 16)
     assert chosen.sample.values["prompt"] == "two dogs on a bridge"
