@@ -219,13 +219,13 @@ def rewritten(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], Any]
         plans = store / "plans"
         for _, record in list(stored_plans(plans)):
             files = SourceFiles.open(plans, record)
+            table = files.table.to_pydict()
+            marks = files.marks(slice(0, len(files))).tolist()
             recorded = [
-                [*mark, digest.tobytes().hex()]
-                for mark, digest in zip(
-                    files.marks.tolist(), files.digests, strict=True
-                )
+                [*mark, digest.hex()]
+                for mark, digest in zip(marks, table["sha256"], strict=True)
             ]
-            names = map(os.fsdecode, files.places.to_pylist())
+            names = map(os.fsdecode, table["place"])
             lines = [
                 {**line, "files": [], "frame folders": []}
                 for line in open_samples(plans, record)

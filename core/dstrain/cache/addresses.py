@@ -40,6 +40,16 @@ def prefixes(addresses: Addresses) -> NDArray[np.uint64]:
     return first.astype(np.uint64)
 
 
+def in_order(addresses: Addresses) -> Numbers:
+    """Return where the addresses are, sorted, each once: the first of equal ones."""
+    # As text, which numpy sorts; all have one length, so that the order is that of bytes.
+    order = np.argsort(addresses.view(f"S{BYTES}"), kind="stable")
+    ordered = addresses[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return order[is_first]
+
+
 def find(
     wanted: Addresses, known: Addresses, known_prefixes: NDArray[np.uint64]
 ) -> Numbers:

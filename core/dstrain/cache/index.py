@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dstrain.cache.addresses import ABSENT, ADDRESS, BYTES, Addresses, find, prefixes
+from dstrain.cache.addresses import (
+    ABSENT,
+    ADDRESS,
+    Addresses,
+    find,
+    in_order,
+    prefixes,
+)
 from dstrain.cache.shards import DIGEST, Shard
 from dstrain.errors import StateError
 from dstrain.storage.columns import SUFFIX, open_columns, write_columns
@@ -116,13 +123,7 @@ def merged(parts: Sequence[Index]) -> Index:
         np.concatenate(layout_numbers),
         joined("digest", DIGEST),
     )
-    addresses = everything.addresses
-    # As text, which numpy sorts; all have one length, so that the order is that of bytes.
-    order = np.argsort(addresses.view(f"S{BYTES}"), kind="stable")
-    in_order = addresses[order]
-    is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = in_order[1:] != in_order[:-1]
-    return everything.chosen(order[is_first])
+    return everything.chosen(in_order(everything.addresses))
 
 
 def without(index: Index, other: Index) -> Index:

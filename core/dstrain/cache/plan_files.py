@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -35,6 +36,7 @@ from dstrain.errors import CacheError, StateError
 from dstrain.storage.columns import BATCH_ROWS, SUFFIX, open_columns, write_columns
 from dstrain.storage.files import refuse_link, write_file
 from dstrain.storage.hashing import KEY_BYTES, hash_json
+from dstrain.storage.spool import Spool
 
 RECORD = ".json"
 COLUMNS = re.compile(r"[0-9a-f]{32}|draft")
@@ -199,8 +201,10 @@ class _Samples:
             columns[LITERAL + name] = pa.DictionaryArray.from_arrays(
                 pa.array(indices, mask=indices == NO_LITERAL), texts
             )
-        table = pa.table(columns)
-        return write_columns(folder, table.schema, table.to_batches(BATCH_ROWS))
+        # One batch: each column is one piece of the file, and so one array when it is
+        # mapped.
+        batch = pa.record_batch(columns)
+        return write_columns(folder, batch.schema, [batch])
 
 
 def write_plan(
@@ -235,35 +239,42 @@ def write_plan(
     folder_schema = pa.schema(
         {"place": pa.binary(), "names": pa.binary(KEY_BYTES), "sample": pa.int64()}
     )
-    files: list[list[Any]] = [[] for _ in file_schema]
-    folders: list[list[Any]] = [[] for _ in folder_schema]
+    # Frame folders wait on disk while the files of the same lines are written.
+    folders = Spool()
 
-    def file_batches() -> Iterator[Any]:
+    def file_rows() -> Iterator[tuple[Any, ...]]:
         for number, line in enumerate(lines):
             samples.add(line)
             for place, (*mark, sha256) in line["files"]:
-                row = (os.fsencode(place), *mark, bytes.fromhex(sha256), number)
-                for column, value in zip(files, row, strict=True):
-                    column.append(value)
+                yield os.fsencode(place), *mark, bytes.fromhex(sha256), number
             for place, names in line["frame folders"]:
-                row = (os.fsencode(place), bytes.fromhex(names), number)
-                for column, value in zip(folders, row, strict=True):
-                    column.append(value)
-            if len(files[0]) >= BATCH_ROWS:
-                yield pa.record_batch(files, schema=file_schema)
-                for column in files:
-                    column.clear()
-        yield pa.record_batch(files, schema=file_schema)
+                folders.append((place, names, number))
+
+    def folder_rows() -> Iterator[tuple[Any, ...]]:
+        for place, names, number in folders:
+            yield os.fsencode(place), bytes.fromhex(names), number
 
     columns = {
-        "files": write_columns(folder, file_schema, file_batches()),
+        "files": write_columns(folder, file_schema, _batches(file_schema, file_rows())),
         "folders": write_columns(
-            folder, folder_schema, [pa.record_batch(folders, schema=folder_schema)]
+            folder, folder_schema, _batches(folder_schema, folder_rows())
         ),
         "samples": samples.write(folder),
     }
     record = {"identity": identity, "about": about, "columns": columns}
     commit_plans(folder, [record])
+
+
+def _batches(schema: Any, rows: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
+    """Yield rows as `pyarrow.RecordBatch` of no more than BATCH_ROWS, at least one."""
+    import pyarrow as pa
+
+    while True:
+        part = list(islice(rows, BATCH_ROWS))
+        columns = [list(column) for column in zip(*part, strict=True)]
+        yield pa.record_batch(columns or [[] for _ in schema], schema=schema)
+        if len(part) < BATCH_ROWS:
+            return
 
 
 def commit_plans(folder: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -335,7 +346,7 @@ def open_samples(folder: Path, record: Mapping[str, Any]) -> PlanSamples:
             name = column.removeprefix(LITERAL)
             chunks = table.column(column).chunks
             parts = [one.indices.fill_null(NO_LITERAL).to_numpy() for one in chunks]
-            codes[name] = np.concatenate(parts).astype(np.int32)
+            codes[name] = np.concatenate([np.empty(0, np.int32), *parts])
             texts = chunks[0].dictionary.to_pylist()
             literals[name] = [json.loads(text) for text in texts]
     return PlanSamples(numbers, stored, codes, literals)
@@ -365,7 +376,7 @@ def fixed_column(column: Any, dtype: np.dtype[Any]) -> Any:
     ]
     if not parts:
         return np.empty(0, dtype)
-    return np.concatenate(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -60,7 +60,8 @@ class StoredValue:
     @classmethod
     def of(cls, value: Any, address: str) -> "StoredValue":
         """Return the stored form of a value; raises UsageError naming the address if there
-        is none. Tensors are copied only where their bytes do not lie in order in RAM.
+        is none. Tensors are copied only where their bytes do not lie in order in RAM, or
+        are a part of something larger, which would stay there until they are written.
         """
         named: dict[str, Tensor] = {}
         try:
@@ -71,7 +72,7 @@ class StoredValue:
             raise
         # Largest numbers first: then all of them are aligned if the first is.
         ordered = sorted(named.items(), key=lambda item: -item[1].itemsize)
-        tensors = {name: tensor.contiguous() for name, tensor in ordered}
+        tensors = {name: _alone(tensor) for name, tensor in ordered}
         entries = [
             [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             for name, tensor in tensors.items()
@@ -227,6 +228,13 @@ def _check_name(path: Path, head: bytes) -> None:
     if _digest(head) != path.stem:
         what = "is damaged: its name is not the hash of its header"
         raise CacheError(path, what, advice(path))
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    tensor = tensor.contiguous()
+    if tensor.untyped_storage().nbytes() > tensor.nbytes:
+        return tensor.clone()
+    return tensor
 
 
 def _place_in_file(value: StoredValue) -> int:

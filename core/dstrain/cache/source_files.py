@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dstrain.cache.plan_files import fixed_column, open_part
+from dstrain.cache.plan_files import open_part
 from dstrain.storage.hashing import MARK_LENGTH
 from dstrain.storage.recorded_files import first_changed
 
@@ -31,34 +31,37 @@ file."""
 class SourceFiles:
     """The files that a plan's values were computed from."""
 
-    places: Any
-    """Their names in a folder of the dataset, a `pyarrow` array of bytes."""
-    marks: Marks
-    digests: NDArray[np.void]
-    """Their sha256, 32 bytes each."""
+    table: Any
+    """A `pyarrow.Table` over mapped memory, read in slices."""
 
     @classmethod
     def open(cls, folder: Path, record: Mapping[str, Any]) -> "SourceFiles":
-        """Read those of a plan; raises StateError if they are damaged or missing."""
-        table = open_part(folder, record, "files")
-        marks = [
+        """Open those of a plan; raises StateError if they are damaged or missing."""
+        return cls(open_part(folder, record, "files"))
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return len(self.table)
+
+    def marks(self, part: slice) -> Marks:
+        """Return the recorded marks of some of the files."""
+        table = self._part(part)
+        columns = [
             # An inode has 64 bits; what matters is that equal ones are equal.
             table.column(name).to_numpy().astype(np.int64)
             for name in ("size", "modified", "changed", "inode")
         ]
-        digests = fixed_column(table.column("sha256"), np.dtype((np.void, 32)))
-        return cls(table.column("place"), np.stack(marks, axis=1), digests)
+        return np.stack(columns, axis=1)
 
-    def __len__(self) -> int:
-        """Return the number of files."""
-        return len(self.places)
+    def _part(self, part: slice) -> Any:
+        return self.table.slice(part.start, part.stop - part.start)
 
     def are_as_recorded(self, folders: Sequence[str]) -> bool:
         """Return whether each is in the first of the folders that has its name, and was
         not touched.
         """
         parts = self._parts(folders, trusts=True)
-        return all(np.array_equal(self.marks[at], found) for at, _, found in parts)
+        return all(np.array_equal(self.marks(at), found) for at, _, found in parts)
 
     def first_changed(self, folders: Sequence[str]) -> str | None:
         """Return the first whose content is not the recorded one; one that is in none of
@@ -68,13 +71,13 @@ class SourceFiles:
         """
         touched: list[tuple[str, Sequence[Any]]] = []
         for at, paths, found in self._parts(folders, trusts=False):
-            size, modified, changed, inode = (found == self.marks[at]).T
+            marks = self.marks(at)
+            size, modified, changed, inode = (found == marks).T
             # As `recorded_files` does: a copy keeps no more than the time of the content.
             other = ~size | ~modified | (inode & ~changed)
             for number in np.flatnonzero(other & (found[:, 0] >= 0)).tolist():
-                index = at.start + number
-                digest = self.digests[index].tobytes().hex()
-                entry = [*self.marks[index].tolist(), digest]
+                digest = self._part(at).column("sha256")[number].as_py().hex()
+                entry = [*marks[number].tolist(), digest]
                 touched.append((paths[number], entry))
         return first_changed(touched)
 
@@ -88,7 +91,8 @@ class SourceFiles:
         """
 
         def look(start: int) -> tuple[slice, list[str], Marks]:
-            places = self.places.slice(start, FILES_AT_ONCE).to_pylist()
+            part = self.table.slice(start, FILES_AT_ONCE)
+            places = part.column("place").to_pylist()
             names = [os.fsdecode(place) for place in places]
             if not trusts:
                 names = ["" if _leads_out(name) else name for name in names]

@@ -304,9 +304,16 @@ class FeatureCache:
 def check_parts(folder: Path) -> None:
     """Check the parts that a cache has before it is read, or written to.
 
-    Raises StateError for a link, which would lead outside of the cache, and for a marker
-    that is damaged, of another version, or of something else.
+    Raises StateError for a link, which would lead outside of the cache, for a marker
+    that is damaged, of another version, or of something else, and for a folder whose
+    name torch cannot be told.
     """
+    if not _is_utf8(str(folder)):
+        raise StateError(
+            folder,
+            "has a name that is not UTF-8 text",
+            "give the folder another name, or another --feature_cache",
+        )
     for name in PARTS:
         refuse_link(folder / name)
     marker = folder / MARKER
@@ -334,6 +341,14 @@ def check_parts(folder: Path) -> None:
         " --task TASK:data_process --feature_cache NEW_FOLDER",
         "and train with --feature_cache NEW_FOLDER",
     )
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _named(folder: Path, suffix: str) -> list[Path]:

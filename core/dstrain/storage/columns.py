@@ -5,6 +5,7 @@ memory: what of it is used is in the system's cache of files, and leaves it when
 needed. An Arrow file has no checksum of its own; the name is one.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def open_columns(path: Path, advice: str = "") -> Any:
         if file_hash(path) != path.stem:
             what = "is damaged: its name is not the hash of its bytes"
             raise StateError(path, what, *help_lines)
-        with pa.memory_map(str(path)) as file:
+        with pa.memory_map(os.fsencode(path)) as file:
             return pa.ipc.open_file(file).read_all()
     except (OSError, pa.ArrowInvalid) as error:
         raise StateError(path, f"cannot be read: {error}", *help_lines) from error

@@ -104,16 +104,30 @@ class ManyFiles:
         hashed = _hash(key)
         entry = self._recent.get(hashed)
         if entry is None:
-            first, rest = struct.unpack("<QQ", hashed)
-            place = int(self._keys.searchsorted(np.uint64(first)))
-            while place < len(self._keys) and self._keys[place] == first:
-                if self._entries["rest"][place] == rest:
-                    entry = self._entries[place].tobytes()[len(hashed) :]
-                    break
-                place += 1
-        if entry is None:
-            return None
+            place = self._place(hashed)
+            if place is None:
+                return None
+            entry = self._entries[place].tobytes()[len(hashed) :]
         return entry[: MARK.size], entry[MARK.size : MARK.size + VALUE_BYTES]
+
+    def number(self, key: str) -> int:
+        """Return a number below the number of values that no other key has, until values
+        are added. Raises KeyError for a key without a value.
+        """
+        self._merge()
+        place = self._place(_hash(key))
+        if place is None:
+            raise KeyError(key)
+        return place
+
+    def _place(self, hashed: bytes) -> int | None:
+        first, rest = struct.unpack("<QQ", hashed)
+        place = int(self._keys.searchsorted(np.uint64(first)))
+        while place < len(self._keys) and self._keys[place] == first:
+            if self._entries["rest"][place] == rest:
+                return place
+            place += 1
+        return None
 
     def _merge(self) -> None:
         if not self._recent:

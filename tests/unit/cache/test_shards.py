@@ -98,3 +98,12 @@ def test_a_cache_takes_three_percent_more_than_its_values(tmp_path: Path) -> Non
     size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert cache.lengths.sum() == 100 * (32000 + 16940 + 77 + 800)
     assert size + plan <= 1.03 * cache.lengths.sum()
+
+
+def test_a_part_of_a_large_tensor_does_not_keep_all_of_it() -> None:
+    large = torch.zeros(1, 1000, 10)
+    stored = StoredValue.of(large[:, :20], address("x"))
+    (tensor,) = stored.tensors
+    assert tensor.untyped_storage().nbytes() == stored.nbytes == 20 * 10 * 4
+    whole = torch.zeros(9)
+    assert StoredValue.of(whole, address("x")).tensors[0].data_ptr() == whole.data_ptr()

@@ -237,3 +237,10 @@ def test_values_are_found_and_read_by_number(cache: FeatureCache) -> None:
         shards = opened.shard_numbers[numbers[:7]].tolist()
         assert shards == [shards[0]] * 4 + [shards[4]] * 3
         assert shards[0] != shards[4]
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"cache-\xff")
+    FeatureCache.create(folder)
+    with pytest.raises(StateError, match="has a name that is not UTF-8 text"):
+        FeatureCache.open(folder)

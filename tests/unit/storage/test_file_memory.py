@@ -144,3 +144,13 @@ def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
         digests.of(str(tmp_path / "b"))
     with pytest.raises(KeyError):
         digests.record(str(tmp_path / "b"))
+
+
+def test_each_key_has_a_number_of_its_own(tmp_path: Path) -> None:
+    memory = ManyFiles(tmp_path / "memory.npy")
+    keys = [f"key-{number}" for number in range(7)]
+    for key in keys:
+        memory.remember(key, MARKS)
+    assert sorted(map(memory.number, keys)) == list(range(len(memory)))
+    with pytest.raises(KeyError):
+        memory.number("another")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dstrain.cache.addresses import packed
+from dstrain.cache.addresses import Addresses, packed
 from dstrain.cache.plan_files import plan_parts
 from dstrain.cache.shards import read_shard
 from dstrain.cache.store import FeatureCache
@@ -88,7 +88,7 @@ class Contents:
 
     cache: FeatureCache
     shards: Sequence[Path]
-    addresses: Sequence[str]
+    addresses: Addresses
     shard: Numbers
     """The shard of each value, by its number in `shards`."""
     nbytes: Numbers
@@ -104,21 +104,24 @@ class Contents:
         With `skip_damaged`, plans whose rows are damaged are left out.
         """
         cache = FeatureCache.open(folder)
-        addresses = list(cache)
         shards = [folder / f"shards/{name}.safetensors" for name in cache.shards]
         rows = [len(read_shard(path).rows) for path in shards]
         held = np.array(rows, np.int64)
-        numbers = {address: number for number, address in enumerate(addresses)}
-        order = np.argsort(packed(addresses))
         plans = []
         for path, record in sorted(cache.plans(), key=lambda one: _sequence(one[1])):
             try:
-                plans.append(_plan(cache, path, record, numbers, order))
+                plans.append(_plan(cache, path, record))
             except CacheError:
                 if not skip_damaged:
                     raise
         return cls(
-            cache, shards, addresses, cache.shard_numbers, cache.lengths, held, plans
+            cache,
+            shards,
+            cache.addresses,
+            cache.shard_numbers,
+            cache.lengths,
+            held,
+            plans,
         )
 
     def used_by(self, plans: Iterable[PlanContents]) -> NDArray[np.bool_]:
@@ -137,24 +140,20 @@ def _plan(
     cache: FeatureCache,
     path: Path,
     record: Mapping[str, Any],
-    numbers: Mapping[str, int],
-    order: Numbers,
 ) -> PlanContents:
     samples = cache.plan_rows(path)
     values = {name: np.full(len(samples), LITERAL, np.int64) for name in samples.names}
     for name, addresses in samples.stored.items():
-        found = cache.locate(addresses)
         there = samples.has(name)
-        # From the order of addresses to that of `numbers`; the last one stands for -1.
-        values[name][there] = np.append(order, ABSENT)[found][there]
-    previews = [
-        numbers.get(address, ABSENT)
-        for address in preview_addresses(record["about"]["previews"])
-    ]
+        values[name][there] = cache.locate(addresses)[there]
+    try:
+        previews = packed(preview_addresses(record["about"]["previews"]))
+    except ValueError as error:
+        what = f"is nothing that stage 1 writes: its previews: {error}"
+        raise CacheError(path, what) from error
     facts = samples.numbers
-    found_previews = np.array(previews, np.int64)
     return PlanContents(
-        path, record, facts["row"], facts["line"], values, found_previews
+        path, record, facts["row"], facts["line"], values, cache.locate(previews)
     )
 
 

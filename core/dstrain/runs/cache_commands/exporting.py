@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dstrain.cache.addresses import as_text
 from dstrain.cache.in_use import reading
 from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.sizes import as_size
@@ -69,7 +70,7 @@ def _add_all(
     with progress_bar("export", len(contents.shards)) as progress:
         for number, path in enumerate(contents.shards):
             there = np.flatnonzero((contents.shard == number) & used)
-            kept = [contents.addresses[one] for one in there.tolist()]
+            kept = [as_text(one) for one in contents.addresses[there]]
             if len(kept) == contents.held[number]:
                 problem = shard_problem(folder, path)
                 if problem is not None:

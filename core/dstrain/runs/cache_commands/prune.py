@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dstrain.cache.addresses import as_text
 from dstrain.cache.in_use import exclusive
 from dstrain.cache.plan_files import remove_unused, unused_columns
 from dstrain.cache.store import FeatureCache, check_parts
@@ -142,6 +143,6 @@ def remove(folder: Path, found: Pruning) -> None:
         for number, path in reversed(list(enumerate(contents.shards))):
             there = np.flatnonzero((contents.shard == number) & stays)
             if len(there) < contents.held[number]:
-                kept = [contents.addresses[one] for one in there.tolist()]
+                kept = [as_text(one) for one in contents.addresses[there]]
                 rewrite_shard(folder, path, kept)
             progress.update()

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache.addresses import ABSENT, Addresses, find, packed, prefixes
+from dstrain.cache.addresses import (
+    ABSENT,
+    ADDRESS,
+    Addresses,
+    find,
+    in_order,
+    packed,
+    prefixes,
+)
 from dstrain.cache.plan_files import open_part, open_samples, read_record
 from dstrain.cache.store import FeatureCache, check_parts
 from dstrain.console import progress_bar, redacted
@@ -80,20 +88,21 @@ def verified(folder: Path) -> Verified:
     shards = _files(folder / "shards", ".safetensors")
     plans = _files(folder / "plans", ".json")
     problems: list[Problem] = []
-    present: set[str] = set()
+    present = bytearray()
     with closing(progress_bar("verify", len(shards) + len(plans))) as progress:
         for path in shards:
             for item in _shard(folder, path):
                 if isinstance(item, Problem):
                     problems.append(item)
                 else:
-                    present.add(item)
+                    present += bytes.fromhex(item)
             progress.update()
-        known = packed(sorted(present))
+        found = np.frombuffer(bytes(present), ADDRESS)
+        known = found[in_order(found)]
         for path in plans:
-            problems += _plan(path, present, known)
+            problems += _plan(path, known)
             progress.update()
-    return Verified(len(shards), len(present), len(plans), tuple(problems))
+    return Verified(len(shards), len(known), len(plans), tuple(problems))
 
 
 def check_is_cache(folder: Path) -> None:
@@ -145,10 +154,11 @@ def _shard(folder: Path, path: Path) -> Iterator[str | Problem]:
             yield address
 
 
-def _plan(path: Path, present: set[str], known: Addresses) -> Iterator[Problem]:
-    """Yield what is wrong with a plan, where these values are present; `known` are
-    theirs, sorted.
+def _plan(path: Path, known: Addresses) -> Iterator[Problem]:
+    """Yield what is wrong with a plan, where the values at these addresses are present,
+    sorted.
     """
+    first = prefixes(known)
     try:
         record = read_record(path)
         for part in record["columns"]:
@@ -156,10 +166,10 @@ def _plan(path: Path, present: set[str], known: Addresses) -> Iterator[Problem]:
         rows = open_samples(path.parent, record)
         lacking = np.zeros(len(rows), np.bool_)
         for name, addresses in rows.stored.items():
-            numbers = find(addresses, known, prefixes(known))
+            numbers = find(addresses, known, first)
             lacking |= rows.has(name) & (numbers == ABSENT)
         missing = int(lacking.sum())
-        previews = set(preview_addresses(record["about"]["previews"]))
+        previews = packed(preview_addresses(record["about"]["previews"]))
     except StateError as error:
         what = "" if error.where == str(path) else f"{Path(error.where).name} "
         yield Problem(path, what + error.what)
@@ -170,7 +180,7 @@ def _plan(path: Path, present: set[str], known: Addresses) -> Iterator[Problem]:
     if missing:
         what = f"needs values that are not here or damaged, for {missing:,} of {len(rows):,} samples"
         yield Problem(path, what)
-    if previews - present:
+    if (find(previews, known, first) == ABSENT).any():
         yield Problem(path, "needs values of previews that are not here or damaged")
 
 

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dstrain.cache.store import FeatureCache
 from dstrain.console import redacted
 from dstrain.data.files import real_path
@@ -77,7 +79,9 @@ def plan_lines(
     set of inputs and the signature. A file is recorded with the first sample that uses it.
     """
     folders = dataset_folders(setup.config)
-    seen = {""}
+    # A byte for each file, not its name.
+    is_recorded = np.zeros(len(keyed.digests), np.bool_)
+    seen_folders = {""}
     for sample, group in zip(samples, setup.dataset.groups, strict=True):
         row, chunk = sample.sample_id
         values = {
@@ -92,11 +96,12 @@ def plan_lines(
         for name in sorted(sample.plan.used_inputs):
             cell = sample.cells[name]
             for file in cell.files:
-                if file not in seen:
-                    seen.add(file)
+                number = keyed.digests.number(file)
+                if not is_recorded[number]:
+                    is_recorded[number] = True
                     files.append((name_in(folders, file), keyed.digests.record(file)))
-            if cell.folder not in seen:
-                seen.add(cell.folder)
+            if cell.folder not in seen_folders:
+                seen_folders.add(cell.folder)
                 place = name_in(folders, cell.folder)
                 frame_folders.append((place, names_digest(Path(cell.folder))))
         yield {

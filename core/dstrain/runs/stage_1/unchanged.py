@@ -6,6 +6,7 @@ Whatever might differ ends it, and stage 1 goes its ordinary way.
 
 import json
 import mmap
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -224,7 +225,8 @@ def _has_equal_components(setup: Setup, info: CacheInfo, may_fetch: bool) -> boo
         return False
     for component in found.files.values():
         for _, file in files_in(component.paths):
-            path = redacted(str(file.absolute()))
+            # As it was recorded: without `..`, as `Path.absolute` leaves it.
+            path = redacted(os.path.abspath(file))
             if path not in known:
                 return False
             digests.known[str(file)] = list(known[path])

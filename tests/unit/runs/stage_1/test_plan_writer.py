@@ -18,7 +18,12 @@ def test_a_plan_has_a_line_for_each_row_and_each_file_once(tmp_path: Path) -> No
             (i, i + 2) for i in range(4)
         ]
         files = SourceFiles.open(path.parent, record)
-        assert files.places.to_pylist() == [b"0.png", b"1.png", b"2.png", b"3.png"]
+        assert files.table.column("place").to_pylist() == [
+            b"0.png",
+            b"1.png",
+            b"2.png",
+            b"3.png",
+        ]
         assert files.are_as_recorded([str(place.data)])
 
 

@@ -3,10 +3,12 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1 import precompute, unchanged
 from dstrain.runs.stage_1.precompute import data_process
 from dstrain.runs.stage_1.unchanged import find_unchanged, may_be_unchanged
@@ -210,3 +212,29 @@ def test_rows_that_are_decoded_or_fetched_are_always_read(
 ) -> None:
     assert may_be_unchanged(place.setup())
     assert not may_be_unchanged(place.setup(**flags))
+
+
+def test_a_model_may_be_named_through_its_parent(place: Place) -> None:
+    """`..` in a path is not in the path that a plan records."""
+
+    def setup() -> Setup:
+        found = place.setup()
+        models = [
+            replace(
+                one,
+                path=str(
+                    Path(one.path).parent
+                    / ".."
+                    / Path(one.path).parent.name
+                    / Path(one.path).name
+                ),
+            )
+            if isinstance(one.path, str) and one.path.endswith(".safetensors")
+            else one
+            for one in found.models
+        ]
+        return replace(found, models=tuple(models))
+
+    assert find_unchanged(setup())
+    data_process(setup(), alone())
+    assert find_unchanged(setup())
