@@ -78,29 +78,31 @@ class SourceFiles:
             for number in np.flatnonzero(other & (found[:, 0] >= 0)).tolist():
                 digest = self._part(at).column("sha256")[number].as_py().hex()
                 entry = [*marks[number].tolist(), digest]
-                touched.append((paths[number], entry))
+                touched.append((os.fsdecode(paths[number]), entry))
         return first_changed(touched)
 
     def _parts(
         self, folders: Sequence[str], trusts: bool
-    ) -> Iterator[tuple[slice, list[str], Marks]]:
+    ) -> Iterator[tuple[slice, list[bytes], Marks]]:
         """Yield parts of the files: their numbers, paths and marks.
 
         A name that leads out of the folders was written by a stranger, unless the caller
         trusts it; it is left out.
         """
 
-        def look(start: int) -> tuple[slice, list[str], Marks]:
+        roots = [os.fsencode(os.path.join(folder, "")) for folder in folders]
+
+        def look(start: int) -> tuple[slice, list[bytes], Marks]:
+            # Names stay bytes, and paths are made by adding: a million of each.
             part = self.table.slice(start, FILES_AT_ONCE)
-            places = part.column("place").to_pylist()
-            names = [os.fsdecode(place) for place in places]
+            names: list[bytes] = part.column("place").to_pylist()
             if not trusts:
-                names = ["" if _leads_out(name) else name for name in names]
-            paths = [os.path.join(folders[0], name) for name in names]
+                names = _without_leading_out(names)
+            paths = [_within(roots[0], name) for name in names]
             found = marks_of(paths)
-            for folder in folders[1:]:
+            for root in roots[1:]:
                 for number in np.flatnonzero(found[:, 0] < 0).tolist():
-                    path = os.path.join(folder, names[number])
+                    path = _within(root, names[number])
                     (mark,) = marks_of([path])
                     if mark[0] >= 0:
                         paths[number], found[number] = path, mark
@@ -122,22 +124,23 @@ def _looked(look: Any, starts: Sequence[int]) -> Iterator[Any]:
         yield from threads.map(look, starts[1:])
 
 
-def marks_of(paths: Iterable[str]) -> Marks:
+def marks_of(paths: Iterable[str | bytes]) -> Marks:
     """Return the mark of each file."""
     numbers = array("q")
+    look, is_regular, add = os.stat, stat.S_ISREG, numbers.extend
     for path in paths:
         try:
-            found = os.stat(path)
+            found = look(path)
         except (OSError, ValueError):
-            numbers.extend(ABSENT)
+            add(ABSENT)
             continue
-        if not stat.S_ISREG(found.st_mode):
-            numbers.extend(ABSENT)
+        if not is_regular(found.st_mode):
+            add(ABSENT)
             continue
         inode = found.st_ino
         if inode >= 2**63:
             inode -= 2**64
-        numbers.extend((found.st_size, found.st_mtime_ns, found.st_ctime_ns, inode))
+        add((found.st_size, found.st_mtime_ns, found.st_ctime_ns, inode))
     return np.frombuffer(numbers, np.int64).reshape(-1, MARK_LENGTH).copy()
 
 
@@ -150,6 +153,20 @@ def frame_folders(folder: Path, record: Mapping[str, Any]) -> Iterator[tuple[str
         places = batch.column("place").to_pylist()
         for place, names in zip(places, batch.column("names").to_pylist(), strict=True):
             yield os.fsdecode(place), names.hex()
+
+
+def _within(root: bytes, name: bytes) -> bytes:
+    """Return the path of a name in a folder, as `os.path.join` does."""
+    return name if name.startswith(b"/") else root + name
+
+
+def _without_leading_out(names: list[bytes]) -> list[bytes]:
+    """Return the names, with b"" in place of those that lead out of their folder."""
+    # One look at all of them, which nearly always is enough.
+    together = b"\0" + b"\0".join(names)
+    if b"\0/" not in together and b".." not in together:
+        return names
+    return [b"" if _leads_out(os.fsdecode(name)) else name for name in names]
 
 
 def _leads_out(name: str) -> bool:
