@@ -132,9 +132,16 @@ def without(index: Index, other: Index) -> Index:
     return index if absent.all() else index.chosen(absent)
 
 
-def write_index(folder: Path, index: Index) -> None:
+def write_index(folder: Path, index: Index, is_read: bool = False) -> None:
     """Commit an index in its folder, then remove those that were there; the caller holds
     the lock. Raises SystemFault.
+
+    Args:
+        folder: The folder `index` of a cache.
+        index: Of all its shards.
+        is_read: Whether another process reads the cache. Then the old ones stay until
+            the next is written: on a network file system a file that one machine removes
+            is gone for another that has it mapped.
     """
     import pyarrow as pa
 
@@ -160,7 +167,7 @@ def write_index(folder: Path, index: Index) -> None:
         folder, schema, [batch.replace_schema_metadata(schema.metadata)]
     )
     for path in own_files(folder):
-        if path.name != f"{name}{SUFFIX}":
+        if path.name != f"{name}{SUFFIX}" and not is_read:
             path.unlink(missing_ok=True)
 
 
@@ -170,7 +177,8 @@ def read_index(folder: Path, shards: Collection[str]) -> Index | None:
 
     shards: The names of the shards there are.
     """
-    for path in own_files(folder):
+    # Values are only added while older ones are kept: the largest covers most.
+    for path in sorted(own_files(folder), key=lambda path: -path.stat().st_size):
         with suppress(StateError):
             table = open_columns(path)
             covered = tuple(json.loads(table.schema.metadata[SHARDS]))

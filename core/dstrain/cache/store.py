@@ -208,11 +208,15 @@ class FeatureCache:
             what = f"is damaged: value {as_text(index.addresses[place])}: {error}"
             raise CacheError(self._files.path(shard), what, AGAIN) from error
 
-    def write_index(self) -> None:
-        """Write the index of all shards, unless it is there; the caller holds the lock."""
+    def write_index(self, is_read: bool = False) -> None:
+        """Write the index of all shards, unless it is there; the caller holds the lock.
+
+        `is_read` says whether another process reads the cache, as `index.write_index`
+        has it.
+        """
         folder = self.folder / "index"
-        if not self._is_indexed or len(own_files(folder)) != 1:
-            write_index(folder, merged(self.parts))
+        if not self._is_indexed or (len(own_files(folder)) != 1 and not is_read):
+            write_index(folder, merged(self.parts), is_read)
 
     def add(self, shard: Shard) -> None:
         """Note the values of a shard that was committed; numbers change."""

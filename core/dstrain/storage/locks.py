@@ -21,6 +21,7 @@ from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import UNTOUCHED, refuse_link, write_fault
 from dstrain.storage.marks import (
     BEAT,
+    FULL,
     MOST_BYTES,
     SILENT,
     Mark,
@@ -148,9 +149,19 @@ def lock(folder: Path) -> Iterator[None]:
         what = "is a file; expected a folder"
         raise SystemFault(folder, what, UNTOUCHED) from error
     except OSError as error:
-        raise write_fault(folder / LOCK, 0, error) from error
+        raise mark_fault(folder / LOCK, error) from error
     with folder_lock:
         yield
+
+
+def mark_fault(path: Path, error: OSError) -> SystemFault:
+    """Return the error for a lock or mark that cannot be written."""
+    fault = write_fault(path, 0, error)
+    if error.errno not in FULL:
+        return fault
+    # Creating a file may need a block for its folder, or a free inode.
+    advice = "it needs a few kB: remove or move some files there, then run the same command again"
+    return SystemFault(fault.where, fault.what, *fault.help_lines, advice)
 
 
 def holder(folder: Path) -> Mark | None:

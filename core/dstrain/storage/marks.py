@@ -3,11 +3,16 @@
 A mark names its process and machine, and is touched every `BEAT` seconds. It goes when
 its process is done. One that was killed leaves its mark, and others find out that it is
 dead: on its own machine by the process id, elsewhere by the time of the mark.
+
+On a full disk a mark cannot name its process. It is then a file of NUL bytes, which takes
+no space, and counts by its time alone.
 """
 
+import errno
 import hashlib
 import json
 import os
+import secrets
 import socket
 import threading
 import time
@@ -15,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 BEAT = 20.0
@@ -24,6 +30,15 @@ SILENT = 600.0
 than the clocks of two machines may differ by."""
 MOST_BYTES = 1024
 """A mark is shorter."""
+MOST_PROCESSES = 2**31
+"""Process ids are smaller."""
+PROCESSES = Path("/proc")
+"""Where Linux tells about processes."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the system answers where a disk, or what a user may have of it, is full."""
+CLOCK_CHANGES = 300.0
+"""Seconds by which the start of a process may change with the clock, where only the clock
+tells it."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +49,21 @@ class Mark:
     machine: str
     """Where the process id means something; see `this_machine`."""
     process_id: int
-    started: float
-    """When the process started, which tells it from a later one with its id."""
+    started: int | float
+    """When the process started, which tells it from a later one with its id; see
+    `start_of`."""
     name: str
     """Different for each mark."""
 
     def __str__(self) -> str:
+        if not self.machine:
+            return "an unknown process"
         return f"process {self.process_id} on {self.host}"
+
+
+def unknown(name: str) -> Mark:
+    """Return a mark that does not say whose it is."""
+    return Mark("", "", 0, 0, name)
 
 
 def process_exists(pid: int) -> bool:
@@ -49,6 +72,25 @@ def process_exists(pid: int) -> bool:
     import psutil
 
     return bool(psutil.pid_exists(pid))
+
+
+def start_of(pid: int) -> int | float | None:
+    """Return when a process of this machine started, None if that cannot be seen: in
+    clock ticks since the machine did, or, without /proc, in seconds of the clock.
+    """
+    # psutil adds the time of the machine's start, which changes when the clock is set.
+    with suppress(OSError):
+        content = (PROCESSES / f"{pid}/stat").read_bytes()
+        # Field 22. The second one, the program's name in parentheses, may have blanks.
+        return int(content.rpartition(b")")[2].split()[22 - 3])
+    if (PROCESSES / "self/stat").exists():
+        return None
+    import psutil
+
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
 
 
 def this_machine() -> str:
@@ -69,26 +111,45 @@ def write_mark(path: Path) -> Mark:
 
     Of several that try at once one succeeds, also on NFS from version 3.
     """
-    import psutil
-
+    pid = os.getpid()
     mark = Mark(
-        socket.gethostname(),
-        this_machine(),
-        os.getpid(),
-        psutil.Process().create_time(),
-        uuid4().hex,
+        socket.gethostname(), this_machine(), pid, start_of(pid) or 0, uuid4().hex
     )
-    with path.open("x", encoding="utf-8") as file:
-        json.dump(asdict(mark), file)
-        file.flush()
+    # Without a buffer, whose content would be written again when the file is closed.
+    file = path.open("xb", buffering=0)
+    try:
+        with file:
+            return _write(file, mark)
+    except BaseException:
+        # A mark that nobody keeps alive would keep others out for a while.
+        with suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _write(file: BinaryIO, mark: Mark) -> Mark:
+    """Write a mark, or NUL bytes if the disk is full; return what was written."""
+    content = json.dumps(asdict(mark)).encode()
+    try:
+        if file.write(content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(file.fileno())
-    return mark
+        return mark
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+    # Bytes that are not written take no space. Their number tells it from other marks.
+    size = 1 + secrets.randbelow(MOST_BYTES)
+    file.truncate(0)
+    file.truncate(size)
+    os.fsync(file.fileno())
+    return unknown(str(size))
 
 
 def read_mark(path: Path) -> Mark | None:
     """Return a mark; None if there is none, or it has just been created.
 
-    Raises ValueError for a file that is no mark.
+    Raises ValueError for a file that is no mark, OSError.
     """
     try:
         with path.open("rb") as file:
@@ -97,11 +158,16 @@ def read_mark(path: Path) -> Mark | None:
         return None
     if not content:
         return None
+    if len(content) <= MOST_BYTES and not content.strip(b"\0"):
+        return unknown(str(len(content)))
     try:
         mark = Mark(**json.loads(content))
     except TypeError as error:
         raise ValueError(f"{path} is no mark") from error
-    if not isinstance(mark.process_id, int) or not isinstance(mark.started, float):
+    is_process = (
+        isinstance(mark.process_id, int) and 0 <= mark.process_id < MOST_PROCESSES
+    )
+    if not is_process or not isinstance(mark.started, int | float):
         raise ValueError(f"{path} is no mark")
     return mark
 
@@ -116,13 +182,17 @@ def is_alive(path: Path, mark: Mark | None) -> bool:
     """Return whether the process of a mark lives, as far as can be known from here."""
     if mark is None or mark.machine != this_machine():
         return silence(path) < SILENT
-    import psutil
-
-    try:
-        # Another process may have its id by now.
-        return bool(psutil.Process(mark.process_id).create_time() == mark.started)
-    except psutil.NoSuchProcess:
+    if not process_exists(mark.process_id):
         return False
+    started = start_of(mark.process_id)
+    if started is None or type(started) is not type(mark.started):
+        # A process that is hidden from this one, or a mark of an earlier version, which
+        # had the time of the clock.
+        return silence(path) < SILENT
+    # Another process may have its id by now.
+    if isinstance(started, int):
+        return started == mark.started
+    return abs(started - mark.started) < CLOCK_CHANGES
 
 
 def silence(path: Path) -> float:
@@ -135,10 +205,12 @@ def silence(path: Path) -> float:
 
 def touched(path: Path) -> float:
     """Return when a file or folder was touched; raises OSError."""
-    if path.is_file():
-        # Opened, since network file systems remember the times of files that are not.
-        with path.open("rb") as file:
-            return os.fstat(file.fileno()).st_mtime
+    # One that cannot be opened, as another user's may be, is asked without.
+    with suppress(OSError):
+        if path.is_file():
+            # Opened, since network file systems remember the times of files that are not.
+            with path.open("rb") as file:
+                return os.fstat(file.fileno()).st_mtime
     return path.lstat().st_mtime
 
 

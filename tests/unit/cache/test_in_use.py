@@ -1,10 +1,13 @@
 """Values are removed from a cache only while nobody reads or writes it."""
 
+import errno
 import os
 import subprocess
 import sys
 import time
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dstrain.cache.in_use import (
@@ -17,7 +20,7 @@ from dstrain.cache.in_use import (
     writer,
 )
 from dstrain.cache.store import FeatureCache
-from dstrain.errors import StateError
+from dstrain.errors import StateError, SystemFault
 from dstrain.storage.locks import lock
 from dstrain.storage.marks import SILENT
 
@@ -41,6 +44,12 @@ def cache(tmp_path: Path) -> Path:
 
 def left(folder: Path) -> list[Path]:
     return [*folder.glob(f"{READING}*"), *folder.glob(REMOVING)]
+
+
+def age(path: Path) -> None:
+    """Make a mark one that was not touched for too long."""
+    long_ago = time.time() - SILENT - 1
+    os.utime(path, (long_ago, long_ago))
 
 
 def test_a_reader_is_named_until_it_ends_however_it_dies(cache: Path) -> None:
@@ -99,16 +108,80 @@ def test_a_reader_on_another_machine_counts_until_it_is_silent(
         monkeypatch.setattr("dstrain.storage.marks.this_machine", lambda: "0" * 8)
         assert len(readers(cache)) == 1
         (path,) = left(cache)
-        long_ago = time.time() - SILENT - 1
-        os.utime(path, (long_ago, long_ago))
+        age(path)
         assert readers(cache) == []
 
 
-def test_a_cache_that_cannot_be_written_can_be_read(
+@pytest.mark.parametrize("why", ["just being made", "of another version", "refused"])
+def test_a_mark_that_cannot_be_read_counts_until_it_is_silent(
+    why: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cache / f"{READING}node-7.json"
+    path.write_text("" if why == "just being made" else '{"version": 2}')
+    opened = Path.open
+
+    def refuse(one: Path, *given: Any, **named: Any) -> Any:
+        if one == path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(one, *given, **named)
+
+    if why == "refused":  # to another user than its own
+        monkeypatch.setattr(Path, "open", refuse)
+    assert len(readers(cache)) == 1
+    what = f"read by an unknown process\n  its mark is {path.name}"
+    with pytest.raises(StateError, match=what), exclusive(cache):
+        pass
+    age(path)
+    assert readers(cache) == []
+    with exclusive(cache):
+        pass
+    assert path.exists() is (why != "just being made")
+
+
+def test_on_a_full_disk_readers_are_seen_and_values_can_be_removed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every mark is tried first with its content, then without.
+    fails = cycle([True, False])
+
+    def fsync(descriptor: int) -> None:
+        if next(fails):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with reading(cache):
+        assert len(readers(cache)) == 1
+        what = "is being read by an unknown process"
+        with pytest.raises(StateError, match=what), exclusive(cache):
+            pass
+    assert left(cache) == []
+    what = "removed from it by an unknown process"
+    with exclusive(cache), pytest.raises(StateError, match=what), reading(cache):
+        pass
+    assert left(cache) == []
+
+
+def test_who_cannot_say_that_it_reads_or_removes_says_what_that_needs(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> None:
-        raise PermissionError(13, "Permission denied")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("dstrain.cache.in_use.write_mark", refuse)
+    for use in (reading, exclusive):
+        with pytest.raises(SystemFault, match="No space") as caught, use(cache):
+            pass
+        assert "it needs a few kB" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.ENOTSUP]
+)
+def test_a_cache_that_cannot_be_written_can_be_read(
+    number: int, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("dstrain.cache.in_use.write_mark", refuse)
     with reading(cache):
@@ -120,6 +193,7 @@ def test_files_of_others_with_such_names_stay_and_folders_of_others_get_none(
 ) -> None:
     for name in (f"{READING}list.json", f"{READING}notes"):
         (cache / name).write_text("mine")
+        age(cache / name)
     (cache / f"{READING}link").symlink_to(tmp_path / "nothing")
     with exclusive(cache):
         assert readers(cache) == []

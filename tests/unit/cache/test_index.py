@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 from dstrain.cache.addresses import ADDRESS, packed, prefixes
-from dstrain.cache.index import Index, merged, read_index, write_index
+from dstrain.cache.index import Index, merged, own_files, read_index, write_index
 from dstrain.cache.shards import DIGEST
 from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.storage.columns import file_hash
@@ -143,3 +143,20 @@ def test_values_that_are_there_twice_are_listed_once(filled: Path) -> None:
     assert (twice.addresses == cache.parts[0].addresses).all()
     wanted = packed([address("0"), address("none")])
     assert cache.locate(wanted).tolist()[1] == -1
+
+
+def test_an_index_that_others_have_mapped_stays_until_nobody_reads(
+    filled: Path,
+) -> None:
+    folder = filled / "index"
+    before = index_file(filled)
+    added = fill(filled, COUNT, COUNT + 3)
+    added.write_index(is_read=True)
+    assert before in folder.iterdir() and len(own_files(folder)) == 2
+    later = FeatureCache.open(filled)
+    # The one that covers all is used, and not written again.
+    assert len(later.parts[0]) == len(added) and not len(later.parts[1])
+    later.write_index(is_read=True)
+    assert len(own_files(folder)) == 2
+    later.write_index()
+    assert before not in own_files(folder) and len(own_files(folder)) == 1

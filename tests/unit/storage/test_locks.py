@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,7 @@ def test_locks_that_hold_on_one_machine_only_do_not_let_another_machine_in(
     monkeypatch.setattr(locks, "BEAT", 0.2)
     with lock(tmp_path):
         path = tmp_path / HOLDER
-    path.write_text(json.dumps(asdict(marks.Mark("node-7", "0" * 8, 1, 1.0, "x"))))
+    path.write_text(json.dumps(asdict(marks.Mark("node-7", "0" * 8, 1, 1, "x"))))
     with subprocess.Popen(
         ["sh", "-c", f"while sleep .05; do touch {path}; done"]
     ) as beats:
@@ -178,7 +179,7 @@ def test_a_later_process_with_the_id_of_the_holder_is_not_it(
         path = tmp_path / HOLDER
         mark = read_mark(path)
         assert mark is not None
-        path.write_text(json.dumps(asdict(replace(mark, started=1.0))))
+        path.write_text(json.dumps(asdict(replace(mark, started=1))))
         with lock(tmp_path):
             pass
 
@@ -226,6 +227,56 @@ def test_a_file_system_that_fails_otherwise_is_a_system_fault(
         pytest.raises(SystemFault, match="cannot be written: Input/output"),
         lock(tmp_path),
     ):
+        pass
+
+
+def test_a_full_disk_does_not_stop_a_lock(
+    fault: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every mark is tried first with its content, then without.
+    fails = cycle([True, False])
+
+    def fsync(descriptor: int) -> None:
+        if next(fails):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(2):
+        with lock(tmp_path):
+            assert str(holder(tmp_path)) == "an unknown process"
+            with (
+                pytest.raises(StateError, match="in use by an unknown process"),
+                lock(tmp_path),
+            ):
+                pass
+    assert set(names(tmp_path)) <= {LOCK}
+
+
+def test_a_disk_too_full_for_a_lock_is_a_system_fault_that_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(locks, "write_mark", refuse)
+    with pytest.raises(SystemFault, match="No space") as caught, lock(tmp_path):
+        pass
+    assert "it needs a few kB" in str(caught.value)
+
+
+def test_a_holder_elsewhere_that_found_the_disk_full_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "BEAT", 0.2)
+    path = tmp_path / HOLDER
+    path.write_bytes(bytes(100))
+    with subprocess.Popen(
+        ["sh", "-c", f"while sleep .05; do touch {path}; done"]
+    ) as beats:
+        with pytest.raises(StateError, match="by an unknown process"), lock(tmp_path):
+            pass
+        beats.kill()
+    with lock(tmp_path):
         pass
 
 

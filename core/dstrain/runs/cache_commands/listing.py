@@ -1,12 +1,14 @@
 """`dstrain cache ls`: what a feature cache contains, and what uses it."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dstrain.cache.in_use import READING, reading
 from dstrain.config.sizes import as_size
 from dstrain.console import as_table
 from dstrain.runs.cache_commands.contents import Contents, Numbers, PlanContents
@@ -19,8 +21,14 @@ NAME_LENGTH = 8
 def listing(folder: Path) -> dict[str, Any]:
     """Return what a feature cache contains as JSON data: bytes, values by name, plans.
 
-    Raises StateError if it is no cache, or is damaged.
+    Raises StateError if it is no cache, or is damaged, and while values are removed from
+    it.
     """
+    with reading(folder):
+        return _listing(folder)
+
+
+def _listing(folder: Path) -> dict[str, Any]:
     contents = Contents.of(folder)
     unused = ~contents.used_by(contents.plans)
     uses = np.zeros(len(contents.addresses), np.int64)
@@ -31,15 +39,24 @@ def listing(folder: Path) -> dict[str, Any]:
         "rows": _rows(contents),
         "values": len(contents.addresses),
         "bytes": int(contents.nbytes.sum()),
-        "bytes_on_disk": sum(
-            path.stat().st_size for path in folder.rglob("*") if path.is_file()
-        ),
+        "bytes_on_disk": _bytes_on_disk(folder),
         "shards": len(contents.shards),
         "used_by_several_plans": _count(contents, uses > 1),
         "used_by_no_plan": _count(contents, unused),
         "units": list(_units(contents)),
         "plans": [_plan(contents, plan) for plan in contents.plans],
     }
+
+
+def _bytes_on_disk(folder: Path) -> int:
+    """Return the bytes of all files below a folder, but for the marks of readers."""
+    total = 0
+    for path in folder.rglob("*"):
+        # Stage 1 may be writing to the cache, and rename its files.
+        with suppress(FileNotFoundError):
+            if path.is_file() and not path.name.startswith(READING):
+                total += path.stat().st_size
+    return total
 
 
 def as_lines(found: Mapping[str, Any]) -> str:

@@ -137,12 +137,17 @@ def remove(folder: Path, found: Pruning) -> None:
     remove_unused(folder / "plans")
     stays = np.ones(len(contents.addresses), np.bool_)
     stays[found.values] = False
-    with progress_bar("prune", len(contents.shards)) as progress:
-        # From the end: a value that two shards have is read from the first. Rewritten
-        # before the second is removed, the first may get the name of the second.
-        for number, path in reversed(list(enumerate(contents.shards))):
+    shards = len(contents.shards)
+    counts = np.bincount(contents.shard[stays], minlength=shards)
+    sizes = np.bincount(contents.shard[stays], contents.nbytes[stays], minlength=shards)
+    with progress_bar("prune", shards) as progress:
+        # First the shards of which nothing stays, for two reasons. On a full disk they
+        # make the space for those that are written anew, of which the smallest follow.
+        # And a value that two shards have stays in the first: written anew with only
+        # this value, it has the name of the second, which must be gone by then.
+        for number in np.lexsort((sizes, counts > 0)):
             there = np.flatnonzero((contents.shard == number) & stays)
             if len(there) < contents.held[number]:
                 kept = [as_text(one) for one in contents.addresses[there]]
-                rewrite_shard(folder, path, kept)
+                rewrite_shard(folder, contents.shards[number], kept)
             progress.update()

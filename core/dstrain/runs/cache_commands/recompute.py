@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dstrain.cache.in_use import reading
 from dstrain.cache.store import FeatureCache
 from dstrain.config.validation import validate
 from dstrain.console import progress_bar, redacted
@@ -41,13 +42,15 @@ def recompute(
         names: The plans, or none for all.
         places: Options in place of recorded ones: where models and data are here.
 
-    Raises StateError if a value differs, UsageError if models or data are not here.
+    Raises StateError if a value differs, and while values are removed from the cache;
+    UsageError if models or data are not here.
     """
-    contents = Contents.of(folder)
-    plans = [named_plan(contents.plans, name) for name in names] or contents.plans
     differing = 0
-    for plan in plans:
-        differing += _recompute(contents.cache, plan, count, seed, places)
+    with reading(folder):
+        contents = Contents.of(folder)
+        plans = [named_plan(contents.plans, name) for name in names] or contents.plans
+        for plan in plans:
+            differing += _recompute(contents.cache, plan, count, seed, places)
     if differing:
         what = f"{differing} values are not what was computed now"
         raise StateError(

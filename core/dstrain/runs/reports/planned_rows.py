@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dstrain.cache.in_use import reading
 from dstrain.cache.store import MARKER
 from dstrain.data.dataset import Dataset
 from dstrain.data.metadata import read_metadata
@@ -93,13 +94,15 @@ def _of_unchanged(found: Unchanged) -> PlannedRows:
 
 def _of_cache(setup: Setup) -> PlannedRows:
     """Open the samples as stage 2 does."""
-    data = open_training_data(setup)
-    plans = [setup.plan(inputs) for inputs in sorted(data.input_sets, key=sorted)]
-    previews = []
-    if data.cache_info is not None and isinstance(data.source, CachedSamples):
-        check_configs(data.cache_info, setup.find(plans, []))
-        cached = stored_previews(setup, data.source.cache, data.cache_info.previews)
-        previews = [preview.plan for preview in cached]
+    # As a reader: what it looks at is not removed meanwhile.
+    with reading(setup.cache_path):
+        data = open_training_data(setup)
+        plans = [setup.plan(inputs) for inputs in sorted(data.input_sets, key=sorted)]
+        previews = []
+        if data.cache_info is not None and isinstance(data.source, CachedSamples):
+            check_configs(data.cache_info, setup.find(plans, []))
+            cached = stored_previews(setup, data.source.cache, data.cache_info.previews)
+            previews = [preview.plan for preview in cached]
     groups, validation = choose_validation(setup, data)
     order = Order(
         groups,

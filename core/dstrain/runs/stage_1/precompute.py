@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from dstrain.cache.in_use import remove_dead_marks
+from dstrain.cache.in_use import readers, remove_dead_marks
 from dstrain.cache.store import (
     DIGESTS,
     LOG,
@@ -103,7 +103,7 @@ def _unchanged(setup: Setup, open_log: Callable[[Path], None]) -> list[Unchanged
         if found:
             FeatureCache.create(folder)
             # Where it is missing, or was damaged.
-            FeatureCache.open(folder).write_index()
+            FeatureCache.open(folder).write_index(bool(readers(folder)))
             remove_dead_marks(folder)
             open_log(folder / LOG)
             (setup.list_folder / LIST).unlink(missing_ok=True)
@@ -153,7 +153,8 @@ def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded
         note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
         long_prompts.conclude()
         # Of the shards of all processes.
-        FeatureCache.open(setup.cache_path).write_index()
+        is_read = bool(readers(setup.cache_path))
+        FeatureCache.open(setup.cache_path).write_index(is_read)
         write_plan(setup, keyed)
     processes.wait()
     return loaded

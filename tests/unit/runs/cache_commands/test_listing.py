@@ -1,5 +1,11 @@
 """`dstrain cache ls` counts rows, values and bytes, and says what is shared."""
 
+from pathlib import Path
+
+import pytest
+from dstrain.cache.in_use import exclusive, readers
+from dstrain.errors import StateError
+from dstrain.runs.cache_commands.contents import Contents
 from dstrain.runs.cache_commands.listing import as_lines, listing
 
 from tests.support.caching_project import Place, write_rows
@@ -37,6 +43,43 @@ def test_what_plans_share_and_what_none_uses(place: Place) -> None:
     found = listing(place.cache)
     assert found["used_by_no_plan"]["values"] == before["values"]
     assert found["used_by_no_plan"]["bytes"] == before["bytes"]
+
+
+def test_it_is_a_reader_under_which_nothing_is_removed(
+    shared_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shared_place.cache
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    on_disk = sum(path.stat().st_size for path in files)
+    seen = []
+    whole = Contents.of
+
+    def look(folder: Path) -> Contents:
+        seen.append(len(readers(folder)))
+        return whole(folder)
+
+    monkeypatch.setattr(Contents, "of", look)
+    assert listing(folder)["bytes_on_disk"] == on_disk
+    assert seen == [1]
+    with (
+        exclusive(folder),
+        pytest.raises(StateError, match="values are being removed"),
+    ):
+        listing(folder)
+
+
+def test_a_file_that_stage_1_renames_meanwhile_is_no_hindrance(
+    shared_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = listing(shared_place.cache)
+    present = Path.rglob
+
+    def with_one_that_is_gone(folder: Path, pattern: str) -> list[Path]:
+        return [*present(folder, pattern), folder / "shards/.tmp-gone"]
+
+    monkeypatch.setattr(Path, "rglob", with_one_that_is_gone)
+    monkeypatch.setattr(Path, "is_file", lambda path: not path.is_dir())
+    assert listing(shared_place.cache) == before
 
 
 def test_it_is_written_for_people(shared_place: Place) -> None:

@@ -1,10 +1,12 @@
 """`dstrain cache prune` removes what no plan uses, and nothing else."""
 
 import shutil
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
 import pytest
+from dstrain.cache.addresses import as_text
 from dstrain.cache.store import FeatureCache
 from dstrain.errors import StateError, UsageError
 from dstrain.runs.cache_commands.contents import Contents
@@ -95,6 +97,49 @@ def test_values_that_two_shards_have_are_kept_once(place: Place) -> None:
     contents = Contents.of(place.cache)
     assert contents.held.sum() == len(contents.addresses)
     assert place.values() == want
+
+
+def test_what_goes_as_a_whole_goes_before_anything_is_written(
+    two_plans: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = two_plans.values()
+    kept = [plan.path for plan in Contents.of(two_plans.cache).plans[1:]]
+    for number in range(3):
+        rows = [{**row, "prompt": f"other {number}"} for row in two_plans.rows]
+        write_rows(two_plans.data, rows)
+        two_plans.fill()
+    assert len(two_plans.shards) == 4
+    sizes = []
+
+    def rewrite(folder: Path, path: Path, values: Collection[str]) -> None:
+        sizes.append(len(values))
+        rewrite_shard(folder, path, values)
+
+    monkeypatch.setattr("dstrain.runs.cache_commands.prune.rewrite_shard", rewrite)
+    names = [path.stem for path in two_plans.plans if path not in kept]
+    prune(two_plans.cache, names, True, None)
+    assert sizes[:3] == [0, 0, 0]
+    assert len(sizes) == 4
+    write_rows(two_plans.data, two_plans.rows[:2])
+    assert two_plans.values() == want
+
+
+def test_a_shard_written_anew_may_have_the_name_of_one_that_goes(
+    two_plans: Place,
+) -> None:
+    want = two_plans.values()
+    (path,) = two_plans.shards
+    contents = Contents.of(two_plans.cache)
+    (plan,) = contents.plans[1:]
+    used = [as_text(one) for one in contents.addresses[plan.used]]
+    copy = two_plans.folder / "copy"
+    shutil.copytree(two_plans.cache, copy)
+    rewrite_shard(copy, copy / "shards" / path.name, used)
+    (again,) = (copy / "shards").iterdir()
+    shutil.copy(again, two_plans.cache / "shards")
+    prune(two_plans.cache, [old_plan(two_plans)], True, None)
+    assert [one.name for one in two_plans.shards] == [again.name]
+    assert two_plans.values() == want
 
 
 def test_a_name_must_mean_one_plan(two_plans: Place) -> None:

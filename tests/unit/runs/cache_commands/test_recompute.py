@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.cache.in_use import exclusive, readers
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.values import Frames
 from dstrain.runs.cache_commands.recompute import compare, recompute, spread
@@ -89,6 +90,25 @@ def test_a_value_that_differs_is_named_with_its_row(
     assert printed.count("input_latents: largest difference") == 2
     assert printed.startswith("metadata.json:")
     assert "prompt_emb" not in printed
+
+
+def test_it_is_a_reader_under_which_nothing_is_removed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def look(*given: object) -> None:
+        seen.append(len(readers(here / "cache")))
+
+    monkeypatch.setattr("dstrain.runs.cache_commands.recompute.check_components", look)
+    recompute(here / "cache", 1, 0, [], {})
+    assert seen == [1]
+    assert readers(here / "cache") == []
+    with (
+        exclusive(here / "cache"),
+        pytest.raises(StateError, match="values are being removed"),
+    ):
+        recompute(here / "cache", 1, 0, [], {})
 
 
 def test_models_and_data_may_be_elsewhere(here: Path, capsys: Printed) -> None:
