@@ -47,6 +47,7 @@ bench: install
 	$(BIN)/python benchmarks/stage_1.py
 	$(BIN)/python benchmarks/cache_reads.py
 	$(BIN)/python benchmarks/loading.py
+	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/cache_rows.py
 
 lint: install

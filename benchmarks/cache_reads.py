@@ -35,6 +35,7 @@ HEAD = (
     ".pth, 1/s",
     "dstrain : safetensors",
     "dstrain : .pth",
+    "bytes on disk : tensors",
 )
 
 
@@ -94,6 +95,9 @@ def main(small: bool) -> None:
         folder = Path(name)
         write(folder, samples)
         opened = readers(folder, samples)
+        bytes_on_disk = sum(
+            path.stat().st_size for path in (folder / "cache").rglob("*.*")
+        )
         for kind in ("warm", "cold"):
             rates: dict[str, list[float]] = {form: [] for form in opened}
             for turn in range(rounds + 1):
@@ -116,6 +120,7 @@ def main(small: bool) -> None:
                     *(f"{rate:,.0f}" for rate in median.values()),
                     f"{own / median['safetensors']:.2f}",
                     f"{own / median['pth']:.2f}",
+                    f"{bytes_on_disk / (samples * NUMBERS * 4):.4f}",
                 )
             )
     print(table(HEAD, rows))

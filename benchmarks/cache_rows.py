@@ -1,5 +1,5 @@
-"""What a feature cache costs by its rows: repeat of stage 1, `--dry_run`, start of stage 2 and
-a sample read in the order of training, at 1 k, 100 k and 1 M rows.
+"""What a feature cache costs by its rows: repeat of stage 1, start of stage 2, `--dry_run` of
+both, and samples read in the order of training, at 1 k, 10 k, 100 k and 1 M rows.
 
 Samples of 5 kB with two values, one of them shared by ten rows; small images. The values
 and the plan are written as stage 1 writes them, without encoding. Each figure is of a
@@ -38,7 +38,7 @@ from dstrain.training.batching import Order
 from PIL import Image
 from report import table
 
-ROWS = (1_000, 100_000, 1_000_000)
+ROWS = (1_000, 10_000, 100_000, 1_000_000)
 SHARED = 10
 """Rows that have one prompt."""
 ENCODED = 8
@@ -205,23 +205,49 @@ def start(folder: Path) -> float:
     return time.perf_counter() - since
 
 
-def sample(folder: Path) -> float:
-    """Read samples in the order of training; the time of one."""
-    data = open_training_data(resolve(config_of(folder, "train")))
-    order = Order(data.groups, 1, 1, 0, data.sample_ids)
-    keys = [key for (key,) in islice(order.global_batches(0), STEPS)]
+def dry_run_of_training(folder: Path) -> float:
+    """Say what stage 2 would do."""
     since = time.perf_counter()
-    for key in keys:
-        data.source.sample(key.row, key.chunk)
-    return (time.perf_counter() - since) / len(keys)
+    as_summary(resolve(config_of(folder, "train")))
+    return time.perf_counter() - since
+
+
+def first_samples(folder: Path) -> float:
+    """Read the first samples in the order of training, and verify the shards."""
+    first, _ = sample_times(folder)
+    return first
+
+
+def sample(folder: Path) -> float:
+    """Read the samples after these; the time of one."""
+    _, others = sample_times(folder)
+    return others / STEPS
+
+
+def sample_times(folder: Path) -> tuple[float, float]:
+    """Return the seconds of STEPS samples, in the order of training, and of as many
+    after them.
+    """
+    data = open_training_data(resolve(config_of(folder, "train")))
+    order = Order(data.groups, 2 * STEPS, 1, 0, data.sample_ids)
+    keys = [key for (key,) in islice(order.global_batches(0), 2 * STEPS)]
+    seconds = []
+    for part in (keys[:STEPS], keys[STEPS:]):
+        since = time.perf_counter()
+        for key in part:
+            data.source.sample(key.row, key.chunk)
+        seconds.append(time.perf_counter() - since)
+    return seconds[0], seconds[1]
 
 
 MEASURED: Mapping[str, Callable[[Path], float]] = MappingProxyType(
     {
         "repeat of stage 1": repeat,
-        "--dry_run": dry_run,
+        "`--dry_run` of stage 1": dry_run,
         "start of stage 2": start,
-        "a sample": sample,
+        "`--dry_run` of stage 2": dry_run_of_training,
+        f"first {STEPS} samples": first_samples,
+        "a sample after these": sample,
     }
 )
 

@@ -21,6 +21,7 @@ ARGUMENTS = MappingProxyType(
         "cache_reads": ("--small",),
         "cache_rows": ("--small",),
         "loading": ("--small",),
+        "resume": ("--small",),
         "train_step": ("--pairs", "1", "--threads", "1"),
         "qwen_blocks": ("--tiny", "--layers", "3", "--swap", "2", "--side", "32"),
         "quantized_gate": (
