@@ -30,7 +30,7 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.inputs import Column
 from dstrain.runs.build import open_training_data
-from dstrain.runs.reports.dry_run import as_summary
+from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.resolve import resolve
 from dstrain.runs.stage_1.precompute import data_process
 from dstrain.storage.hashing import SETTLED, file_mark, sha256

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
+
+T = TypeVar("T")
 
 SECONDS_PER_LINE = 60.0
 FIRST_LINE = 1.0
@@ -168,6 +170,7 @@ def progress_bar(
     total: int,
     done: int = 0,
     brief: bool = False,
+    leave: bool = True,
 ) -> Any:
     """Return a tqdm bar; elsewhere than on a terminal it logs lines, at least one a minute.
 
@@ -177,8 +180,9 @@ def progress_bar(
         done: How many of them were done before.
         brief: Whether it passes inside other work: it leaves nothing at its end, and
             nothing within its first minute where there is no terminal.
+        leave: Whether a terminal shows it after its end.
     """
-    options: dict[str, Any] = {"initial": done, "leave": not brief}
+    options: dict[str, Any] = {"initial": done, "leave": leave and not brief}
     lines = LineLogger()
     if sys.stderr.isatty():
         options["dynamic_ncols"] = True
@@ -193,6 +197,14 @@ def progress_bar(
         options["disable"] = True
     lines.bar = _tqdm()(desc=title, total=total, **options)
     return lines.bar
+
+
+def counted(title: str, things: Iterable[T], total: int) -> Iterator[T]:
+    """Yield things, with a bar of those that were used, which ends with them."""
+    with progress_bar(title, total, leave=False) as bar:
+        for thing in things:
+            yield thing
+            bar.update()
 
 
 class _Lock:

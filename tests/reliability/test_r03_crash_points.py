@@ -26,6 +26,7 @@ from dstrain.storage.files import remove_leftovers
 from dstrain.storage.safetensors import verify_file
 
 from tests.support.crashes import again, events, everything, killed_at
+from tests.support.plan_facts import IDENTITY, about
 from tests.support.plan_lines import plan_line
 from tests.support.runs import train, warm_project
 
@@ -100,7 +101,7 @@ def filled(folder: Path, *numbers: int) -> None:
         plan_line(number, {"value": address})
         for number, address in enumerate(sorted(cache))
     ]
-    cache.write_plan({"a": 1}, {"dataset": "d"}, lines)
+    cache.write_plan(dict(IDENTITY), about(), lines)
 
 
 def check_filled(folder: Path) -> str:

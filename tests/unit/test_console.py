@@ -16,6 +16,7 @@ from dstrain import console as progress
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.console import (
     StderrHandler,
+    counted,
     get_logger,
     logging_to_file,
     logging_to_stderr,
@@ -118,6 +119,21 @@ def test_what_takes_less_than_a_second_says_nothing(
         wait(0.9)
         bar.update()
     assert capsys.readouterr().err == ""
+
+
+def test_things_that_are_counted_are_yielded_and_shown_while_they_last(
+    monkeypatch: pytest.MonkeyPatch, wait: Callable[[float], None]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    found = []
+    for thing in counted("check rows", "abc", 3):
+        found.append(thing)
+        wait(1)
+    assert found == ["a", "b", "c"]
+    said = terminal.getvalue()
+    assert "check rows" in said and "2/3" in said
+    # It leaves nothing.
+    assert said.rstrip("\r").rpartition("\r")[2].strip() == ""
 
 
 def test_other_processes_say_nothing(

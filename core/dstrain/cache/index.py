@@ -26,7 +26,7 @@ from dstrain.cache.addresses import (
     prefixes,
 )
 from dstrain.cache.shards import DIGEST, Shard
-from dstrain.errors import StateError
+from dstrain.errors import StateError, SystemFault
 from dstrain.storage.columns import SUFFIX, open_columns, write_columns
 
 SHARDS = b"shards"
@@ -179,7 +179,7 @@ def read_index(folder: Path, shards: Collection[str]) -> Index | None:
     """
     # Values are only added while older ones are kept: the largest covers most.
     for path in sorted(own_files(folder), key=lambda path: -path.stat().st_size):
-        with suppress(StateError):
+        with suppress(StateError, SystemFault):
             table = open_columns(path)
             covered = tuple(json.loads(table.schema.metadata[SHARDS]))
             if set(covered) <= set(shards):

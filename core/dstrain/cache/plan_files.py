@@ -31,9 +31,16 @@ from dstrain.cache.addresses import (
     packed,
     prefixes,
 )
+from dstrain.cache.plan_records import check_record
 from dstrain.cache.shards import AGAIN
-from dstrain.errors import CacheError, StateError
-from dstrain.storage.columns import BATCH_ROWS, SUFFIX, open_columns, write_columns
+from dstrain.errors import CacheError, StateError, SystemFault
+from dstrain.storage.columns import (
+    BATCH_ROWS,
+    NO_FILE,
+    SUFFIX,
+    open_columns,
+    write_columns,
+)
 from dstrain.storage.files import refuse_link, write_file
 from dstrain.storage.hashing import KEY_BYTES, hash_json
 from dstrain.storage.spool import Spool
@@ -285,8 +292,7 @@ def commit_plans(folder: Path, records: Iterable[Mapping[str, Any]]) -> None:
     sequence = max(sequences, default=0)
     for record in records:
         sequence += 1
-        identity, about = record["identity"], record["about"]
-        name = hash_json("plan", [identity, about["dataset"]])
+        name = plan_name(record)
         numbered = {**record, "sequence": sequence}
         head = {"record": numbered, "digest": hash_json("record", numbered)}
         text = json.dumps(head, ensure_ascii=False)
@@ -294,10 +300,16 @@ def commit_plans(folder: Path, records: Iterable[Mapping[str, Any]]) -> None:
     remove_unused(folder)
 
 
+def plan_name(record: Mapping[str, Any]) -> str:
+    """Return the name of a plan, which another one of its identity and dataset has too."""
+    return hash_json("plan", [record["identity"], record["about"]["dataset"]])
+
+
 def stored_plans(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the path and the record of each plan.
 
-    Raises StateError for a damaged record, and for a link.
+    Raises StateError for a damaged record, and for a link; SystemFault if one cannot be
+    read.
     """
     for path in sorted(folder.glob(f"[!.]*{RECORD}")):
         refuse_link(path)
@@ -331,30 +343,61 @@ def unused_columns(folder: Path) -> list[Path]:
 
 
 def open_samples(folder: Path, record: Mapping[str, Any]) -> PlanSamples:
-    """Return the samples of a plan; raises StateError if they are damaged or missing."""
+    """Return the samples of a plan; raises StateError if they are damaged or missing, or
+    nothing that stage 1 writes, and SystemFault if they cannot be read.
+    """
     table = open_part(folder, record, "samples")
-    numbers = {name: table.column(name).to_numpy() for name in NUMBERS}
+    try:
+        samples = _samples_of(table)
+        _check_codes(samples.numbers["inputs"], len(record["about"]["inputs"]))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        path = folder / f"{record['columns']['samples']}{SUFFIX}"
+        what = f"is nothing that stage 1 writes: {error}"
+        raise CacheError(path, what, AGAIN) from error
+    return samples
+
+
+def _samples_of(table: Any) -> PlanSamples:
+    """Return the samples in a table; raises ValueError, and what numpy and Arrow raise,
+    for one that `_Samples` does not write.
+    """
+    import pyarrow as pa
+
+    numbers = {}
+    for name in NUMBERS:
+        column = table.column(name)
+        if column.type != pa.int64() or column.null_count:
+            raise ValueError(f"column {name} has other than numbers")
+        numbers[name] = column.to_numpy()
     stored: dict[str, Addresses] = {}
     codes: dict[str, NDArray[np.int32]] = {}
     literals: dict[str, Sequence[Any]] = {}
-    for column in table.column_names:
-        if column.startswith(AT):
-            stored[column.removeprefix(AT)] = fixed_column(
-                table.column(column), ADDRESS
-            )
-        elif column.startswith(LITERAL):
-            name = column.removeprefix(LITERAL)
-            chunks = table.column(column).chunks
+    for title in table.column_names:
+        column = table.column(title)
+        if title.startswith(AT):
+            if column.type != pa.binary(BYTES):
+                raise ValueError(f"column {title!r} has other than addresses")
+            stored[title.removeprefix(AT)] = fixed_column(column, ADDRESS)
+        elif title.startswith(LITERAL):
+            name = title.removeprefix(LITERAL)
+            chunks = column.chunks
             parts = [one.indices.fill_null(NO_LITERAL).to_numpy() for one in chunks]
             codes[name] = np.concatenate([np.empty(0, np.int32), *parts])
             texts = chunks[0].dictionary.to_pylist()
             literals[name] = [json.loads(text) for text in texts]
+            _check_codes(codes[name], len(texts), NO_LITERAL)
     return PlanSamples(numbers, stored, codes, literals)
+
+
+def _check_codes(codes: NDArray[Any], count: int, least: int = 0) -> None:
+    """Raise ValueError for a number that is none of a list of so many."""
+    if len(codes) and not (least <= codes.min() and codes.max() < count):
+        raise ValueError("it has numbers of what is not there")
 
 
 def open_part(folder: Path, record: Mapping[str, Any], which: str) -> Any:
     """Return the columns of a plan that are named `which`, a `pyarrow.Table`; raises
-    StateError if they are damaged or missing.
+    StateError if they are damaged or missing, SystemFault if they cannot be read.
     """
     path = folder / f"{record['columns'][which]}{SUFFIX}"
     refuse_link(path)
@@ -380,7 +423,11 @@ def fixed_column(column: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a plan; raises StateError if it is damaged."""
+    """Return the record of a plan, with all that `plan_records` asks for.
+
+    Raises StateError if it is damaged or missing, or nothing that stage 1 writes, and
+    SystemFault if it cannot be read.
+    """
     try:
         content = path.read_bytes()
         if not content.endswith(b"\n"):
@@ -389,11 +436,12 @@ def read_record(path: Path) -> dict[str, Any]:
         record: dict[str, Any] = head["record"]
         if hash_json("record", record) != head["digest"]:
             raise ValueError("its hash is not the recorded one")
-        if not all(re.fullmatch("[0-9a-f]{32}", x) for x in record["columns"].values()):
-            raise ValueError("its columns have other names")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        check_record(record)
+    except (*NO_FILE, ValueError, KeyError, TypeError, RecursionError) as error:
         known = PLAN.fullmatch(path.stem)
         advice = AGAIN if known else "move it away: stage 1 makes no file of this name"
         what = f"is damaged: its record: {error}"
         raise CacheError(path, what, advice) from error
+    except OSError as error:
+        raise SystemFault(path, f"cannot be read: {error.strerror}") from error
     return record

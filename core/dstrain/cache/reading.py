@@ -1,6 +1,7 @@
 """Read values out of shards that are mapped into memory: one copy, nothing is parsed."""
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dstrain.cache.shards import SUFFIX, advice, data_start
-from dstrain.errors import CacheError
+from dstrain.errors import CacheError, SystemFault
+from dstrain.storage.columns import NO_FILE
 
 OPEN_SHARDS = 256
 """Most shards that are mapped into memory at once; what was learned of others is kept."""
@@ -34,7 +36,7 @@ class MappedShards:
         """Return bytes of a shard, by their place behind its header, as mapped memory.
 
         The header is verified at the first time. Raises StateError if the shard is
-        damaged, cut short or missing.
+        damaged, cut short or missing; SystemFault if it cannot be read.
         """
         mapped = self._mapped.get(shard)
         if mapped is None:
@@ -52,13 +54,22 @@ class MappedShards:
         if len(self._mapped) >= OPEN_SHARDS:
             self._mapped.pop(next(iter(self._mapped)))
         try:
+            # By Python first, whose errors tell a file that is gone from a fault.
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
             # Private, for a file that may not be written; no file stays open.
             mapped = torch.from_file(
-                str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8
+                str(path), shared=False, size=size, dtype=torch.uint8
             )
-        except (OSError, RuntimeError) as error:
+        except NO_FILE as error:
             what = f"cannot be read: {error}"
             raise CacheError(path, what, advice(path)) from error
+        except OSError as error:
+            raise SystemFault(path, f"cannot be read: {error.strerror}") from error
+        except RuntimeError as error:
+            # The system has no more memory to map, or no more files to open.
+            what = f"cannot be mapped into memory: {str(error).splitlines()[0]}"
+            raise SystemFault(path, what) from error
         self._mapped[shard] = mapped
         return mapped
 
@@ -71,14 +82,19 @@ def copies(stored: Tensor, entries: Iterable[Any]) -> dict[str, Tensor]:
     """Return the tensors of a value by name, copied out of mapped memory.
 
     entries: Name, dtype and shape of each, as `StoredValue.layout` has them. Raises
-    ValueError if they have another size than what is stored.
+    ValueError or RuntimeError if they have another size than what is stored.
     """
     tensors = {}
     start = 0
     for name, dtype_name, shape in entries:
         dtype = getattr(torch, dtype_name)
         end = start + math.prod(shape) * dtype.itemsize
-        tensors[name] = stored[start:end].view(dtype).view(shape).clone()
+        part = stored[start:end].view(dtype).view(shape)
+        try:
+            tensors[name] = part.clone()
+        except RuntimeError as error:
+            # So torch says that there is no memory; it is no damage.
+            raise MemoryError(str(error).splitlines()[0]) from error
         start = end
     if start != len(stored):
         raise ValueError("its tensors have other sizes")

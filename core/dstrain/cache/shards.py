@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dstrain.cache.addresses import ADDRESS
-from dstrain.errors import CacheError, UsageError
+from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.graph.values import serialize
+from dstrain.storage.columns import NO_FILE
 from dstrain.storage.files import replacing
 from dstrain.storage.safetensors import DTYPES, beginning, bytes_of
 
@@ -169,7 +170,7 @@ def write_shard(
 def read_shard(path: Path) -> Shard:
     """Return what a shard says of itself, verified by its name; its values are not read.
 
-    Raises StateError if it is damaged or missing.
+    Raises StateError if it is damaged or missing, SystemFault if it cannot be read.
     """
     head = _head(path)
     try:
@@ -189,7 +190,7 @@ def read_shard(path: Path) -> Shard:
 def data_start(path: Path) -> int:
     """Verify the header of a shard by its name; return where it ends.
 
-    Raises StateError if it is damaged or missing.
+    Raises StateError if it is damaged or missing, SystemFault if it cannot be read.
     """
     head = _head(path)
     _check_name(path, head)
@@ -210,8 +211,10 @@ def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return _read_head(file)
-    except (OSError, ValueError) as error:
+    except (*NO_FILE, ValueError) as error:
         raise CacheError(path, f"cannot be read: {error}", advice(path)) from error
+    except OSError as error:
+        raise SystemFault(path, f"cannot be read: {error.strerror}") from error
 
 
 def _read_head(file: BinaryIO) -> bytes:

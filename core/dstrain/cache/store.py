@@ -53,7 +53,7 @@ from dstrain.cache.shards import (
     read_shard,
     write_shard,
 )
-from dstrain.errors import CacheError, StateError
+from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.graph.values import deserialize
 from dstrain.storage.files import (
     refuse_link,
@@ -325,7 +325,9 @@ def check_parts(folder: Path) -> None:
         return
     try:
         found = json.loads(marker.read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise SystemFault(marker, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise CacheError(marker, f"cannot be read: {error}", AGAIN) from error
     if found == FORMAT:
         return

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from dstrain.console import counted
 from dstrain.data.cells import (
     Cell,
     ResampledVideo,
@@ -134,7 +135,9 @@ def _samples(
     inspector = FileInspector(
         columns.values(), config.base_path, config.roots, config.url_cache
     )
-    for row, (values, files) in enumerate(inspector.with_files(table.rows)):
+    rows = inspector.with_files(table.rows)
+    with_progress = counted("check rows", rows, len(table.rows))
+    for row, (values, files) in enumerate(with_progress):
         cells: dict[str, Cell] = {}
         videos: dict[str, ResampledVideo] = {}
         blank: set[str] = set()

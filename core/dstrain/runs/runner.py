@@ -17,13 +17,13 @@ from dstrain.graph.plan import Plan
 from dstrain.graph.render import as_text
 from dstrain.models.execution.kept import described
 from dstrain.models.toy import write_toy
+from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 from dstrain.runs.launch.start import meet, without_accelerates_own
 from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.loop import train
 from dstrain.runs.memory.kept_bytes import described_with_bytes
-from dstrain.runs.reports.dry_run import as_summary
 from dstrain.runs.resolve import dataset_inputs, resolve
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.precompute import data_process

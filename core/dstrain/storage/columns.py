@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from dstrain.errors import StateError
+from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import replacing
 
 SUFFIX = ".arrow"
@@ -20,6 +20,9 @@ BATCH_ROWS = 16_384
 """Rows that are objects of Python at once, while a table is written or walked over."""
 CHUNK = 2**20
 """Bytes that are hashed at once."""
+NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What the system says where there is no file of a name; whatever else it says of one that
+is opened or read is a fault of the machine, and tells nothing of what is in the file."""
 
 
 def write_columns(folder: Path, schema: Any, batches: Iterable[Any]) -> str:
@@ -53,7 +56,7 @@ def open_columns(path: Path, advice: str = "") -> Any:
     """Return a table that `write_columns` wrote, a `pyarrow.Table` over mapped memory.
 
     Raises StateError with the advice if it is missing, or its name is not the hash of
-    its bytes.
+    its bytes; SystemFault if it cannot be read.
     """
     import pyarrow as pa
 
@@ -64,8 +67,14 @@ def open_columns(path: Path, advice: str = "") -> Any:
             raise StateError(path, what, *help_lines)
         with pa.memory_map(os.fsencode(path)) as file:
             return pa.ipc.open_file(file).read_all()
-    except (OSError, pa.ArrowInvalid) as error:
+    except (*NO_FILE, pa.ArrowInvalid) as error:
         raise StateError(path, f"cannot be read: {error}", *help_lines) from error
+    except OSError as error:
+        if error.errno is None:
+            # Not of the system: Arrow says so of what is in a file.
+            raise StateError(path, f"cannot be read: {error}", *help_lines) from error
+        reason = os.strerror(error.errno)
+        raise SystemFault(path, f"cannot be read: {reason}") from error
 
 
 def file_hash(path: Path) -> str:

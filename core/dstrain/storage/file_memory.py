@@ -31,6 +31,8 @@ ENTRY = np.dtype(
 Entries = np.ndarray[Any, np.dtype[np.void]]
 FORM = b"dstrain remembers files, form 1".ljust(MARK.size)
 """In place of the mark of the first entry, whose value is the hash of the others."""
+HEADER_BYTES = 4096
+"""Bytes at the beginning of a file, among which the form is."""
 MOST_RECENT = 2**16
 """Entries that are objects of Python, at least, before they are put with the others."""
 
@@ -171,6 +173,24 @@ class FileDigests(ManyFiles):
             raise KeyError(path)
         mark, digest = entry
         return [*MARK.unpack(mark), digest.hex()]
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a file is just as `ManyFiles.save` wrote it; raises SystemFault if it
+    cannot be read.
+    """
+    return is_own(path) and _stored(path) is not None
+
+
+def is_own(path: Path) -> bool:
+    """Return whether `ManyFiles.save` wrote a file, which may have been damaged since;
+    raises SystemFault if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return FORM in file.read(HEADER_BYTES)
+    except OSError as error:
+        raise SystemFault(path, f"cannot be read: {error.strerror}") from error
 
 
 def _hash(key: str) -> bytes:

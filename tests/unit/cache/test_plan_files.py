@@ -1,9 +1,12 @@
 """Plans are columns: what is written comes back, and damage is named."""
 
-from collections.abc import Iterable
+import errno
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from dstrain.cache import plan_files
 from dstrain.cache.plan_files import (
@@ -11,12 +14,17 @@ from dstrain.cache.plan_files import (
     commit_plans,
     open_samples,
     plan_parts,
+    read_record,
     stored_plans,
     write_plan,
 )
-from dstrain.errors import CacheError
+from dstrain.errors import CacheError, SystemFault
+from dstrain.storage.columns import write_columns
+from dstrain.storage.hashing import hash_json
 
+from tests.support.plan_facts import IDENTITY, about
 from tests.support.plan_lines import plan_line
+from tests.support.unreadable import make_unreadable
 
 A, B, C = (letter * 40 for letter in "abc")
 LINES = [
@@ -31,7 +39,7 @@ def written(
     folder: Path, lines: Iterable[Any] = LINES, dataset: str = "d"
 ) -> PlanSamples:
     """Write a plan, and return the newest."""
-    write_plan(folder, {"a": 1}, {"dataset": dataset}, lines)
+    write_plan(folder, dict(IDENTITY), about(dataset), lines)
     return open_samples(folder, newest(folder))
 
 
@@ -85,7 +93,7 @@ def test_digests_tell_values_from_places(tmp_path: Path) -> None:
 def test_every_plan_that_is_written_is_the_newest(tmp_path: Path) -> None:
     for dataset in ("a", "b", "c", "a", "b"):
         written(tmp_path, dataset=dataset)
-        assert newest(tmp_path)["about"]["dataset"] == dataset
+        assert newest(tmp_path)["about"]["dataset"]["path"] == dataset
     assert len({record["sequence"] for _, record in stored_plans(tmp_path)}) == 3
 
 
@@ -121,3 +129,87 @@ def test_damaged_columns_are_named(tmp_path: Path, part: str) -> None:
         with pytest.raises(CacheError, match=path.name):
             plan_files.open_part(tmp_path, record, part)
         path.unlink(missing_ok=True)
+
+
+def test_a_record_that_cannot_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path)
+    ((path, _),) = stored_plans(tmp_path)
+    make_unreadable(monkeypatch, path, errno.ESTALE)
+    with pytest.raises(SystemFault, match="cannot be read"):
+        list(stored_plans(tmp_path))
+
+
+def test_a_record_that_is_gone_or_nested_too_deep_is_named(tmp_path: Path) -> None:
+    path = tmp_path / f"{'0' * 40}.json"
+    with pytest.raises(CacheError, match="No such file"):
+        read_record(path)
+    path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(CacheError, match="its record: "):
+        read_record(path)
+
+
+def test_a_record_of_a_stranger_is_named_although_its_hash_fits(tmp_path: Path) -> None:
+    record = {"identity": {}, "about": {}, "columns": {}, "sequence": 1}
+    head = {"record": record, "digest": hash_json("record", record)}
+    path = tmp_path / f"{'0' * 40}.json"
+    path.write_text(json.dumps(head) + "\n")
+    with pytest.raises(CacheError, match="its record: identity has no family"):
+        read_record(path)
+
+
+def columns_of(folder: Path) -> dict[str, Any]:
+    """The columns of samples, as Arrow has them."""
+    table = plan_files.open_part(folder, newest(folder), "samples")
+    return {name: table.column(name).combine_chunks() for name in table.column_names}
+
+
+def without_rows(columns: dict[str, Any]) -> None:
+    del columns["row"]
+
+
+def with_texts(columns: dict[str, Any]) -> None:
+    columns["line"] = columns["line"].cast(pa.string())
+
+
+def with_gaps(columns: dict[str, Any]) -> None:
+    columns["group"] = pa.array([None, 0, 0, 0], pa.int64())
+
+
+def with_short_addresses(columns: dict[str, Any]) -> None:
+    columns["at image"] = pa.array([b"a"] * 4, pa.binary(1))
+
+
+def with_other_inputs(columns: dict[str, Any]) -> None:
+    columns["inputs"] = pa.array([0, 0, 0, 1], pa.int64())
+
+
+def with_no_json(columns: dict[str, Any]) -> None:
+    columns["literal height"] = pa.array(["{"] * 4).dictionary_encode()
+
+
+def with_plain_literals(columns: dict[str, Any]) -> None:
+    columns["literal height"] = pa.array(["{}"] * 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(without_rows, with_texts, with_gaps, with_short_addresses),
+        *(with_other_inputs, with_no_json, with_plain_literals),
+    ],
+)
+def test_columns_of_a_stranger_are_named_although_their_hash_fits(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    written(tmp_path)
+    columns = columns_of(tmp_path)
+    change(columns)
+    batch = pa.record_batch(columns)
+    name = write_columns(tmp_path, batch.schema, [batch])
+    record = newest(tmp_path)
+    record["columns"]["samples"] = name
+    with pytest.raises(CacheError, match="is nothing that stage 1 writes") as caught:
+        open_samples(tmp_path, record)
+    assert caught.value.where == str(tmp_path / f"{name}.arrow")

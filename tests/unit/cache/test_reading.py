@@ -1,5 +1,6 @@
 """Shards are mapped once and verified once, by all processes that read together."""
 
+import errno
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,11 @@ from dstrain.cache import reading
 from dstrain.cache.reading import copies
 from dstrain.cache.shards import data_start
 from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.errors import StateError
+from dstrain.errors import StateError, SystemFault
 from torch.multiprocessing.spawn import spawn
 
 from tests.support.caching_project import address
+from tests.support.unreadable import make_unreadable
 
 
 @pytest.fixture
@@ -93,3 +95,43 @@ def test_tensors_of_another_size_than_what_is_stored_are_refused() -> None:
     for entry in (("", "float32", [1]), ("", "float32", [3])):
         with pytest.raises((ValueError, RuntimeError)):
             copies(stored, [entry])
+
+
+def test_a_shard_that_cannot_be_opened_any_more_is_not_called_damaged(
+    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = FeatureCache.open(cache.folder)
+    header_ends = {
+        again._files.path(name): data_start(again._files.path(name))
+        for name in again.shards
+    }
+    path = cache.folder / f"shards/{cache.shards[0]}.safetensors"
+    # Its header was read before.
+    monkeypatch.setattr(reading, "data_start", header_ends.__getitem__)
+    make_unreadable(monkeypatch, path, errno.EMFILE)
+    with pytest.raises(SystemFault, match="cannot be read: Too many open files"):
+        read_all(again)
+
+
+def test_a_shard_that_cannot_be_mapped_is_not_called_damaged(
+    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)\nframe")
+
+    monkeypatch.setattr(torch, "from_file", fails)
+    with pytest.raises(SystemFault) as caught:
+        read_all(cache)
+    assert caught.value.what.endswith("Cannot allocate memory (12)")
+    assert Path(caught.value.where).stem in cache.shards
+
+
+def test_no_memory_for_a_copy_is_no_damage(
+    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch.Tensor, "clone", fails)
+    with pytest.raises(MemoryError, match="can't allocate memory"):
+        read_all(cache)

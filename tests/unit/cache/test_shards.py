@@ -1,18 +1,21 @@
 """A shard is a safetensors file that describes itself, with little beside the values."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dstrain.cache.addresses import as_text
-from dstrain.cache.shards import StoredValue, read_shard, write_shard
+from dstrain.cache.shards import StoredValue, data_start, read_shard, write_shard
 from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.errors import StateError, UsageError
+from dstrain.errors import CacheError, StateError, SystemFault, UsageError
 from safetensors import safe_open
 
 from tests.support.caching_project import address, plain
+from tests.support.unreadable import make_unreadable
 
 VALUES: dict[str, Any] = {
     "mask": torch.tensor([True, False, True]),
@@ -107,3 +110,21 @@ def test_a_part_of_a_large_tensor_does_not_keep_all_of_it() -> None:
     assert tensor.untyped_storage().nbytes() == stored.nbytes == 20 * 10 * 4
     whole = torch.zeros(9)
     assert StoredValue.of(whole, address("x")).tensors[0].data_ptr() == whole.data_ptr()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+def test_a_shard_that_cannot_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = write(tmp_path, "last")
+    make_unreadable(monkeypatch, path, number)
+    for read in (read_shard, data_start):
+        with pytest.raises(SystemFault, match="cannot be read") as caught:
+            read(path)
+        assert os.strerror(number) in caught.value.what
+
+
+def test_a_shard_that_is_gone_is_computed_again(tmp_path: Path) -> None:
+    with pytest.raises(CacheError) as caught:
+        read_shard(tmp_path / f"{'0' * 40}.safetensors")
+    assert "fill the cache again" in caught.value.help_lines[0]

@@ -13,6 +13,7 @@ from dstrain.cache.plan_files import stored_plans, write_plan
 from dstrain.cache.source_files import SourceFiles, frame_folders, marks_of
 from dstrain.storage.hashing import file_mark, sha256
 
+from tests.support.plan_facts import IDENTITY, about
 from tests.support.plan_lines import plan_line
 
 ROWS = 5
@@ -36,7 +37,7 @@ def recorded(data: Path, *names: str) -> SourceFiles:
         for row, name in enumerate(names or [f"{row}.png" for row in range(ROWS)])
         for path in [data / name]
     ]
-    write_plan(plans, {}, {"dataset": "d"}, lines)
+    write_plan(plans, dict(IDENTITY), about(), lines)
     ((_, record),) = stored_plans(plans)
     return SourceFiles.open(plans, record)
 
@@ -123,7 +124,7 @@ def test_a_name_that_leads_out_of_the_folders_is_passed_over(data: Path) -> None
 
 def test_frame_folders_come_back(tmp_path: Path) -> None:
     line = plan_line(0, {}, folders=[("clip", "ab" * 20)])
-    write_plan(tmp_path, {}, {"dataset": "d"}, [line])
+    write_plan(tmp_path, dict(IDENTITY), about(), [line])
     ((_, record),) = stored_plans(tmp_path)
     assert list(frame_folders(tmp_path, record)) == [("clip", "ab" * 20)]
     assert not len(SourceFiles.open(tmp_path, record))

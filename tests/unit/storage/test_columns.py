@@ -1,11 +1,15 @@
 """Tables of columns on disk."""
 
+import errno
+import os
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from dstrain.errors import StateError
+from dstrain.errors import StateError, SystemFault
 from dstrain.storage.columns import SUFFIX, open_columns, write_columns
+
+from tests.support.unreadable import make_unreadable
 
 SCHEMA = pa.schema([("row", pa.int64()), ("prompt", pa.string())])
 
@@ -65,3 +69,33 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_columns(tmp_path, SCHEMA, (one for _ in "a" for one in batches()))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_a_fault_of_the_machine_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    name = write_columns(tmp_path, SCHEMA, [])
+    path = tmp_path / f"{name}{SUFFIX}"
+    make_unreadable(monkeypatch, path, number)
+    with pytest.raises(SystemFault, match=f"cannot be read: {os.strerror(number)}"):
+        open_columns(path, "fill it again")
+
+
+def test_a_file_that_cannot_be_mapped_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = write_columns(tmp_path, SCHEMA, [])
+
+    def fails(path: bytes) -> None:
+        raise OSError(errno.EMFILE, "Failed to open local file")
+
+    monkeypatch.setattr(pa, "memory_map", fails)
+    with pytest.raises(SystemFault, match="Too many open files"):
+        open_columns(tmp_path / f"{name}{SUFFIX}")
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").mkdir()
+    with pytest.raises(StateError, match="Is a directory"):
+        open_columns(tmp_path / "a.arrow")

@@ -7,19 +7,32 @@ moved into the cache, and after them the plans, which commit it.
 
 import os
 import re
+import shlex
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISREG
+from typing import Any
 
-from dstrain.cache.plan_files import commit_plans, stored_plans
+from dstrain.cache.in_use import readers
+from dstrain.cache.plan_files import (
+    commit_plans,
+    open_samples,
+    plan_name,
+    stored_plans,
+)
 from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.sizes import as_size
-from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.errors import CacheError, StateError, SystemFault, UsageError
 from dstrain.runs.cache_commands.verify import Verified, check_is_cache, verified
-from dstrain.storage.files import remove_leftovers, temporaries, temporary
+from dstrain.storage.files import (
+    remove_leftovers,
+    temporaries,
+    temporary,
+    unused_name,
+)
 from dstrain.storage.locks import HOLDER, LOCK, lock
 
 NAME = re.compile(
@@ -37,8 +50,9 @@ def import_cache(source: Path, folder: Path) -> None:
     is made if there is none.
 
     Raises UsageError where the source is missing; StateError for a source that is
-    damaged or has other files than an export, for a folder that is something else than a
-    cache, and for a cache that is in use. Nothing is imported then.
+    damaged, has other files than an export, or a plan that the cache has with other
+    values, for a folder that is something else than a cache, and for a cache that is in
+    use. Nothing is imported then.
     """
     if not source.exists():
         raise UsageError("INPUT", f"{source} does not exist")
@@ -51,8 +65,9 @@ def import_cache(source: Path, folder: Path) -> None:
             else:
                 _extract(source, staged)
             found = _verified(source, staged)
-            plans = _move(staged, folder)
-    print(f"imported {found.values:,} values and {plans} plans into {folder}")
+            plans = _plans(source, staged, folder)
+            _move(staged, folder, plans)
+    print(f"imported {found.values:,} values and {len(plans)} plans into {folder}")
     print(
         f"to train on it, give --feature_cache {folder} and --task TASK:train;"
         " no dataset and no encoders are needed"
@@ -155,8 +170,62 @@ def _verified(source: Path, staged: Path) -> Verified:
     return found
 
 
-def _move(staged: Path, folder: Path) -> int:
-    """Move the marker and the shards, then write the plans; return how many there are."""
+def _plans(source: Path, staged: Path, folder: Path) -> list[Mapping[str, Any]]:
+    """Return the records that the cache will have of the imported plans, in order.
+
+    Raises StateError for two plans of one name, and for one that would replace a plan
+    with other values.
+    """
+    own = {path.stem: record for path, record in stored_plans(folder / "plans")}
+    imported = [record for _, record in stored_plans(staged / "plans")]
+    found: dict[str, Mapping[str, Any]] = {}
+    for record in sorted(imported, key=lambda record: int(record["sequence"])):
+        name = plan_name(record)
+        if name in found:
+            raise StateError(source, f"contains plan {name} twice", STRANGER)
+        found[name] = record
+        if name in own and _is_usable(folder, own[name]):
+            if not _has_equal_values(staged, record, folder, own[name]):
+                raise _other_values(source, folder, name)
+            # It knows the files of the dataset as they are here.
+            found[name] = own[name]
+    return list(found.values())
+
+
+def _is_usable(folder: Path, record: Mapping[str, Any]) -> bool:
+    """Return whether the samples of a plan are not damaged."""
+    try:
+        open_samples(folder / "plans", record)
+    except CacheError:
+        return False
+    return True
+
+
+def _has_equal_values(
+    staged: Path, record: Mapping[str, Any], folder: Path, own: Mapping[str, Any]
+) -> bool:
+    """Return whether two plans have the same samples and previews."""
+    samples = open_samples(staged / "plans", record)
+    own_samples = open_samples(folder / "plans", own)
+    previews = [one["about"]["previews"] for one in (record, own)]
+    return samples.digest == own_samples.digest and previews[0] == previews[1]
+
+
+def _other_values(source: Path, folder: Path, name: str) -> StateError:
+    """Return the error for a plan that would replace one of the cache."""
+    new = unused_name(folder.with_name(f"{folder.name}-imported"))
+    apart = ["dstrain", "cache", "import", str(source), str(new)]
+    removal = ["dstrain", "cache", "prune", str(folder), "--plan", name]
+    return StateError(
+        source,
+        f"contains plan {name}, which {folder} has with other values; nothing was imported",
+        f"to have both, run: {shlex.join(apart)}",
+        f"to replace it, import again after: {shlex.join(removal)}",
+    )
+
+
+def _move(staged: Path, folder: Path, plans: Sequence[Mapping[str, Any]]) -> None:
+    """Move the marker and the shards, then write the plans."""
     # First: a folder with anything else in it is taken for somebody's.
     if not (folder / MARKER).exists():
         (staged / MARKER).replace(folder / MARKER)
@@ -170,10 +239,5 @@ def _move(staged: Path, folder: Path) -> int:
         # One of this name has the same values, or is damaged.
         path.replace(folder / path.relative_to(staged))
     # Opened after that: it must know the shards.
-    FeatureCache.open(folder).write_index()
-    plans = sorted(
-        (record for _, record in stored_plans(staged / "plans")),
-        key=lambda record: int(record["sequence"]),
-    )
+    FeatureCache.open(folder).write_index(bool(readers(folder)))
     commit_plans(folder / "plans", plans)
-    return len(plans)

@@ -18,11 +18,16 @@ from dstrain.cache.addresses import (
     packed,
     prefixes,
 )
-from dstrain.cache.plan_files import open_part, open_samples, read_record
-from dstrain.cache.store import FeatureCache, check_parts
+from dstrain.cache.in_use import reading
+from dstrain.cache.index import own_files
+from dstrain.cache.plan_files import PlanSamples, open_part, open_samples, read_record
+from dstrain.cache.plan_records import literal
+from dstrain.cache.store import DIGESTS, FeatureCache, check_parts
 from dstrain.console import progress_bar, redacted
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.runs.cache_commands.contents import preview_addresses
+from dstrain.storage.columns import open_columns
+from dstrain.storage.file_memory import is_own, is_whole
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,14 @@ def verify(folder: Path, repair: Repair | None = None) -> None:
 
 
 def report(folder: Path) -> Verified:
-    """Read every byte of a cache, print what was found, and return it."""
-    found = verified(folder)
+    """Read every byte of a cache, print what was found, and return it.
+
+    Nothing can be removed from the cache meanwhile. Raises StateError while another
+    process removes something.
+    """
+    check_is_cache(folder)
+    with reading(folder):
+        found = verified(folder)
     for problem in found.problems:
         print(redacted(f"{problem.path}: {problem.what}"))
     print(
@@ -82,7 +93,8 @@ def report(folder: Path) -> Verified:
 def verified(folder: Path) -> Verified:
     """Read every byte of a cache; what is damaged is part of the result.
 
-    Raises StateError if this is no cache, or one of another version.
+    Raises StateError if this is no cache, or one of another version; SystemFault if a
+    file cannot be read, of which nothing is known then.
     """
     check_is_cache(folder)
     shards = _files(folder / "shards", ".safetensors")
@@ -100,8 +112,9 @@ def verified(folder: Path) -> Verified:
         found = np.frombuffer(bytes(present), ADDRESS)
         known = found[in_order(found)]
         for path in plans:
-            problems += _plan(path, known)
+            problems += plan_problems(path, known)
             progress.update()
+    problems += derived_problems(folder)
     return Verified(len(shards), len(known), len(plans), tuple(problems))
 
 
@@ -124,9 +137,13 @@ def shard_problem(folder: Path, path: Path) -> Problem | None:
     return next(found, None)
 
 
-def whole_values(folder: Path, path: Path) -> list[str]:
-    """Return the addresses of the values of a shard that are whole."""
-    return [one for one in _shard(folder, path) if isinstance(one, str)]
+def whole_values(folder: Path, path: Path) -> list[str] | None:
+    """Return the addresses of the values of a damaged shard that are whole; None if all
+    of the shard is.
+    """
+    found = list(_shard(folder, path))
+    values = [one for one in found if isinstance(one, str)]
+    return values if len(values) < len(found) else None
 
 
 def readable_record(path: Path) -> dict[str, Any] | None:
@@ -154,7 +171,25 @@ def _shard(folder: Path, path: Path) -> Iterator[str | Problem]:
             yield address
 
 
-def _plan(path: Path, known: Addresses) -> Iterator[Problem]:
+def derived_problems(folder: Path) -> Iterator[Problem]:
+    """Yield what is wrong with files of a cache that are made from the others: they are
+    not used then, so that opening the cache, or filling it, takes longer.
+    """
+    for path in own_files(folder / "index"):
+        try:
+            open_columns(path)
+        except StateError as error:
+            # One that a run left which died is a temporary file, and stage 1 replaces the
+            # index whenever it adds values.
+            if path.stem != "draft" and path.exists():
+                yield Problem(path, error.what)
+    path = folder / DIGESTS
+    if path.is_file() and not is_whole(path):
+        what = "is damaged" if is_own(path) else "is nothing that stage 1 writes"
+        yield Problem(path, f"{what}, and is not used")
+
+
+def plan_problems(path: Path, known: Addresses) -> Iterator[Problem]:
     """Yield what is wrong with a plan, where the values at these addresses are present,
     sorted.
     """
@@ -162,7 +197,8 @@ def _plan(path: Path, known: Addresses) -> Iterator[Problem]:
     try:
         record = read_record(path)
         for part in record["columns"]:
-            open_part(path.parent, record, part)
+            # What a stranger wrote may lead out of its own columns.
+            open_part(path.parent, record, part).validate(full=True)
         rows = open_samples(path.parent, record)
         lacking = np.zeros(len(rows), np.bool_)
         for name, addresses in rows.stored.items():
@@ -170,6 +206,7 @@ def _plan(path: Path, known: Addresses) -> Iterator[Problem]:
             lacking |= rows.has(name) & (numbers == ABSENT)
         missing = int(lacking.sum())
         previews = packed(preview_addresses(record["about"]["previews"]))
+        _check_literals(rows)
     except StateError as error:
         what = "" if error.where == str(path) else f"{Path(error.where).name} "
         yield Problem(path, what + error.what)
@@ -184,7 +221,17 @@ def _plan(path: Path, known: Addresses) -> Iterator[Problem]:
         yield Problem(path, "needs values of previews that are not here or damaged")
 
 
+def _check_literals(rows: PlanSamples) -> None:
+    """Raise ValueError for a value in a plan itself that is none."""
+    for name, forms in rows.literals.items():
+        for form in forms:
+            for problem in literal(form, name):
+                raise ValueError(problem)
+
+
 def _problem(path: Path, error: Exception) -> Problem:
+    if isinstance(error, SystemFault):
+        raise error
     if isinstance(error, StateError):
         return Problem(path, error.what)
     if isinstance(error, FileNotFoundError):

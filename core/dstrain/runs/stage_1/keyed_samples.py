@@ -17,6 +17,7 @@ from dstrain.cache.addresses import (
 )
 from dstrain.cache.keys import PlanKeys
 from dstrain.cache.store import DIGESTS, FeatureCache
+from dstrain.console import counted
 from dstrain.data.cells import Cell, input_key
 from dstrain.data.dataset import Groups, SampleIds, inputs_of
 from dstrain.graph.plan import Plan, Step
@@ -153,8 +154,9 @@ def _addressed(
     names: list[list[str]] = [[] for _ in plans]
     columns = {name: bytearray() for plan in plans for name in plan.cached_values}
     cells_of_previews = (preview.cells for preview in previews)
+    samples = chain(dataset.rows, cells_of_previews)
     for number, cells in zip(
-        numbers.tolist(), chain(dataset.rows, cells_of_previews), strict=True
+        numbers.tolist(), counted("hash files", samples, len(numbers)), strict=True
     ):
         plan = plans[number]
         inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}

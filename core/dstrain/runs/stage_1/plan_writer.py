@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dstrain.cache.store import FeatureCache
-from dstrain.console import redacted
+from dstrain.console import counted, redacted
 from dstrain.data.files import real_path
 from dstrain.graph.values import serialize
 from dstrain.models.component_files import named_models
@@ -82,7 +82,8 @@ def plan_lines(
     # A byte for each file, not its name.
     is_recorded = np.zeros(len(keyed.digests), np.bool_)
     seen_folders = {""}
-    for sample, group in zip(samples, setup.dataset.groups, strict=True):
+    with_progress = counted("write plan", samples, len(samples))
+    for sample, group in zip(with_progress, setup.dataset.groups, strict=True):
         row, chunk = sample.sample_id
         values = {
             name: serialize(sample.cells[name].literal, {}, name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dstrain.cache.in_use import readers, remove_dead_marks
+from dstrain.cache.plan_files import stored_plans
 from dstrain.cache.store import (
     DIGESTS,
     LOG,
@@ -84,6 +85,8 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
             FeatureCache.create(setup.cache_path)
             remove_dead_marks(setup.cache_path)
             open_log(setup.cache_path / LOG)
+            # A damaged record is refused now, not when all is computed.
+            list(stored_plans(setup.cache_path / "plans"))
             write_list(setup)
         loaded = None
         for one in setup.datasets:

@@ -1,14 +1,23 @@
 """The flags that filled a feature cache, as its plans record them."""
 
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.fields import Flag, flags
+from dstrain.config.fields import (
+    Flag,
+    check_value,
+    flags,
+    parse_model_paths,
+    split_commas,
+)
 from dstrain.config.options.train import TrainConfig, options_affecting
 from dstrain.config.serialize import as_flags
-from dstrain.errors import CacheError
+from dstrain.errors import CacheError, UsageError
+from dstrain.registry.discovery import load_family
 
 NOT_RECORDED = ("feature_cache", "output_path", "versions")
 """Places that are no part of the cache: it may be anywhere."""
@@ -16,9 +25,11 @@ NOT_RECORDED = ("feature_cache", "output_path", "versions")
 
 def recorded_flags(config: TrainConfig) -> dict[str, Any]:
     """Return the flags of stage 1 that are not at their defaults as JSON data, without
-    secrets, by name; folders of the dataset as absolute paths.
+    secrets, by name; paths are absolute, since commands that read them may run elsewhere.
     """
     known = {flag.name: flag for flag in flags(TrainConfig)}
+    paths = {flag.name for flag in known.values() if flag.kind is Path}
+    paths |= _path_options(config)
     recorded = {}
     for name, value in as_flags(config).items():
         flag = known.get(name)
@@ -28,16 +39,49 @@ def recorded_flags(config: TrainConfig) -> dict[str, Any]:
         is_of_start = name in options_affecting("start") or name in NOT_RECORDED
         if is_default or is_of_start:
             continue
-        if flag is not None and flag.kind is Path:
-            value = _absolute(value)
-        recorded[name] = value
+        recorded[name] = _absolute(value) if name in paths else value
+    if "model_paths" in recorded:
+        _record_model_paths(recorded)
     return recorded
 
 
+def _path_options(config: TrainConfig) -> set[str]:
+    """Return the names of the family's options that are paths."""
+    if not config.family_options:
+        return set()
+    try:
+        family = load_family(config.model, config.disabled_plugins)
+    except UsageError:
+        # A run that a library made, of a family that no plugin provides.
+        return set()
+    return {
+        option.name
+        for option in family.options
+        if option.component and not option.is_flag
+    }
+
+
+def _record_model_paths(recorded: dict[str, Any]) -> None:
+    """Make the paths of --model_paths absolute, and those of --offload_models, which names
+    components as --model_paths does.
+    """
+    # Where a secret was replaced, it may be no JSON any more.
+    with suppress(UsageError):
+        groups = parse_model_paths(recorded["model_paths"])
+        recorded["model_paths"] = json.dumps(
+            [one[0] if len(one) == 1 else one for one in map(_absolute, groups)]
+        )
+        typed = {path for group in groups for path in group}
+        names = split_commas(recorded.get("offload_models"))
+        if typed & set(names):
+            moved = [_absolute(one) if one in typed else one for one in names]
+            recorded["offload_models"] = ",".join(moved)
+
+
 def _absolute(value: Any) -> Any:
-    if isinstance(value, list):
-        return [os.path.abspath(one) for one in value]
-    return os.path.abspath(value)
+    if isinstance(value, str):
+        return os.path.abspath(value)
+    return [os.path.abspath(one) for one in value]
 
 
 def config_of(
@@ -69,10 +113,15 @@ def config_of(
                 values[name] = _value(known[name], value)
             elif value is not False:
                 options[name] = str(value)
+        for name, value in values.items():
+            check_value(known[name], value)
         values |= places
         task = str(values.get("task", "sft")).partition(":")[0]
         values |= {"task": f"{task}:data_process", "feature_cache": folder}
         return TrainConfig(**values, family_options=options, disabled_plugins=disabled)
+    except UsageError as error:
+        what = f"records flags that cannot be used: {error.where}: {error.what}"
+        raise CacheError(path, what) from error
     except (TypeError, ValueError, AttributeError) as error:
         what = f"records flags that cannot be used: {error}"
         raise CacheError(path, what) from error

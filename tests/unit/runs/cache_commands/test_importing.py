@@ -2,21 +2,27 @@
 
 import io
 import json
+import os
+import shlex
 import shutil
 import tarfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from dstrain.cache.plan_files import read_record
+from dstrain.cli.main import main
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.runs.cache_commands.contents import Contents
 from dstrain.runs.cache_commands.exporting import export
 from dstrain.runs.cache_commands.importing import import_cache
 from dstrain.runs.cache_commands.verify import verified
+from dstrain.storage.hashing import hash_json
 from dstrain.storage.locks import lock
 
-from tests.support.caching_project import Place, write_rows
+from tests.support.caching_project import Place, noise_image, write_rows
 from tests.support.crashes import events, killed_at
 from tests.support.runs import files, project, train
 
@@ -219,3 +225,118 @@ def test_killed_at_any_moment_it_leaves_nothing_half(
         import_cache(exported, cache)
         assert verified(cache) == whole, event
         assert not list(cache.glob(".tmp-*")), event
+
+
+def hostile(plan: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """Put a plan of a stranger, with a hash that fits, beside another one."""
+    record = read_record(plan)
+    change(record)
+    path = plan.with_stem("0" * 40)
+    head = {"record": record, "digest": hash_json("record", record)}
+    path.write_text(json.dumps(head) + "\n")
+    return path
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no identity": lambda record: record.update(identity={}),
+    "an identity that is a list": lambda record: record.update(identity=[]),
+    "a variant that is none": lambda record: record["identity"].update(variant=None),
+    "a unit without outputs": lambda record: record["identity"].update({"unit x": {}}),
+    "nothing of the run": lambda record: record.update(about={}),
+    "no inputs": lambda record: record["about"].pop("inputs"),
+    "inputs that are lists": lambda record: record["about"].update(inputs=[[["a"]]]),
+    "no previews": lambda record: record["about"].pop("previews"),
+    "previews that are texts": lambda record: record["about"].update(previews=["x"]),
+    "files that are texts": lambda record: record["about"].update(files={"vae": ["x"]}),
+    "no rows": lambda record: record["about"]["dataset"].pop("rows"),
+    "a dataset that is a text": lambda record: record["about"].update(dataset="x"),
+    "no sequence": lambda record: record.pop("sequence"),
+    "a sequence that is a text": lambda record: record.update(sequence="x"),
+    "no columns": lambda record: record.update(columns={}),
+    "a field of another version": lambda record: record["about"].update(more=1),
+    "half of what stage 1 compares": lambda record: record["about"].update(
+        repeatable={"settled": True}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_plan_of_a_stranger_is_refused_in_words_by_every_command(
+    name: str, exported: Path, shared_place: Place, tmp_path: Path
+) -> None:
+    source, cache = tmp_path / "export", tmp_path / "cache"
+    shutil.copytree(exported.with_suffix(""), source)
+    (plan,) = (source / "plans").glob("*.json")
+    path = hostile(plan, CHANGES[name])
+    before = left(shared_place.cache)
+    with pytest.raises(StateError, match=f"{path.name} is damaged: its record: "):
+        import_cache(source, cache)
+    assert left(cache) == []
+    (problem,) = verified(source).problems
+    assert problem.path == path
+    listed, filled = Contents.of, partial(shared_place.fill, feature_cache=source)
+    trained = partial(shared_place.values, feature_cache=source)
+    for use in (partial(listed, source), filled, trained):
+        with pytest.raises(StateError, match="its record: ") as caught:
+            use()
+        assert caught.value.where == str(path)
+        assert caught.value.exit_code == 3
+    assert left(shared_place.cache) == before
+
+
+def test_a_plan_of_a_stranger_that_is_there_twice_is_refused(
+    exported: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "export"
+    shutil.copytree(exported.with_suffix(""), source)
+    hostile(next((source / "plans").glob("*.json")), lambda record: None)
+    with pytest.raises(StateError, match=r"contains plan .* twice"):
+        import_cache(source, tmp_path / "cache")
+    assert left(tmp_path / "cache") == []
+
+
+def test_a_plan_of_the_cache_with_newer_values_is_not_replaced(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(place.cache, tmp_path / "old.tar", [])
+    old = place.values()
+    noise_image(77).save(place.data / "0.png")
+    place.fill()
+    new = place.values()
+    before = left(place.cache)
+    assert main(["cache", "import", str(tmp_path / "old.tar"), str(place.cache)]) == 3
+    said = capsys.readouterr().err
+    assert "with other values; nothing was imported" in said
+    assert left(place.cache) == before
+    assert place.values() == new != old
+    apart, removal = (
+        line.partition(": dstrain ")[2] for line in said.splitlines()[-2:]
+    )
+    assert main(shlex.split(apart)) == 0
+    assert verified(place.cache.with_name("cache-imported")).problems == ()
+    assert main([*shlex.split(removal), "--yes"]) == 0
+    import_cache(tmp_path / "old.tar", place.cache)
+    noise_image(0).save(place.data / "0.png")
+    assert place.values() == old
+
+
+def test_a_plan_of_the_cache_with_the_same_values_stays_as_it_is(
+    place: Place, tmp_path: Path
+) -> None:
+    export(place.cache, tmp_path / "old", [])
+    (plan,) = place.plans
+    os.utime(place.data / "0.png")
+    place.fill()
+    own = read_record(plan)
+    assert own["columns"] != read_record(tmp_path / "old/plans" / plan.name)["columns"]
+    import_cache(tmp_path / "old", place.cache)
+    assert {**read_record(plan), "sequence": 0} == {**own, "sequence": 0}
+    assert verified(place.cache).problems == ()
+
+
+def test_a_damaged_plan_of_the_cache_is_replaced(place: Place, tmp_path: Path) -> None:
+    export(place.cache, tmp_path / "old", [])
+    for path in place.columns:
+        path.write_bytes(path.read_bytes()[:-1])
+    import_cache(tmp_path / "old", place.cache)
+    assert verified(place.cache).problems == ()

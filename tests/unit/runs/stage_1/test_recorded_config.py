@@ -1,5 +1,6 @@
 """The flags that a plan records make the same run of stage 1."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,39 @@ def test_a_secret_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cr3t-s3cr3t")
     config = TrainConfig(model="tiny", model_paths='["/s3cr3t-s3cr3t/x"]')
     assert "s3cr3t" not in str(recorded_flags(config))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_paths_of_models_are_recorded_as_absolute_paths(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig(
+        model="tiny",
+        model_paths='["vae", ["../a", "/b"]]',
+        model_id_with_origin_paths="Tiny/Tiny:vae/*",
+        offload_models="vae,dit",
+        preset_lora_path=Path("lora"),
+        family_options={"tokenizer_path": "tokenizer"},
+    )
+    recorded = recorded_flags(config)
+    here, above = str(tmp_path), str(tmp_path.parent)
+    assert json.loads(recorded["model_paths"]) == [f"{here}/vae", [f"{above}/a", "/b"]]
+    assert recorded["offload_models"] == f"{here}/vae,dit"
+    assert recorded["preset_lora_path"] == f"{here}/lora"
+    assert recorded["tokenizer_path"] == f"{here}/tokenizer"
+    assert recorded["model_id_with_origin_paths"] == "Tiny/Tiny:vae/*"
+
+
+def test_an_option_of_a_family_that_is_no_path_stays() -> None:
+    config = TrainConfig(model="tiny", family_options={"edit_pixels": "9"})
+    assert recorded_flags(config)["edit_pixels"] == "9"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"model": 3}, {"max_pixels": "many"}, {"hub": "x"}, {"max_pixels": -1}]
+)
+def test_a_flag_of_another_kind_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(CacheError, match=f"cannot be used: --{name}: expected"):
+        again({"model": "tiny", **wrong})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.runs.reports.dry_run import as_summary
+from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.resolve import resolve
 
 from tests.support.runs import config, project

@@ -15,15 +15,15 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.build import load_module, total_steps
 from dstrain.runs.checkpoints.directory import refuse_unlisted
 from dstrain.runs.checkpoints.resume import check_start
-from dstrain.runs.launch.limits import refuse_unshardable
-from dstrain.runs.memory.facts import facts_of
-from dstrain.runs.memory.planning import PlannedRun
-from dstrain.runs.memory.report import report
-from dstrain.runs.reports.planned_rows import (
+from dstrain.runs.dry_run.planned_rows import (
     PlannedRows,
     planned_rows,
     samples_per_step,
 )
+from dstrain.runs.launch.limits import refuse_unshardable
+from dstrain.runs.memory.facts import facts_of
+from dstrain.runs.memory.planning import PlannedRun
+from dstrain.runs.memory.report import report
 from dstrain.runs.setup import Setup
 from dstrain.training.module import TrainingModule
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from dstrain.cli.main import main
 from dstrain.runs.build import choose_validation, open_training_data
-from dstrain.runs.reports import planned_rows
-from dstrain.runs.reports.dry_run import as_summary
+from dstrain.runs.dry_run import planned_rows
+from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 from dstrain.storage import file_memory, hashing
