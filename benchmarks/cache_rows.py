@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -36,7 +36,7 @@ from dstrain.runs.stage_1.precompute import data_process
 from dstrain.storage.hashing import SETTLED, file_mark, sha256
 from dstrain.training.batching import Order
 from PIL import Image
-from report import table
+from report import curves, table
 
 ROWS = (1_000, 10_000, 100_000, 1_000_000)
 SHARED = 10
@@ -45,6 +45,8 @@ ENCODED = 8
 """Rows whose values are encoded: the others have copies of these."""
 IN_FOLDER = 1_000
 STEPS = 500
+LIMIT_MB = 700
+"""The most RAM above imports that is promised."""
 HEAD = (
     "rows",
     "what",
@@ -282,10 +284,15 @@ def show(rows: int) -> Iterator[tuple[str, ...]]:
 @click.command(help=__doc__)
 @click.option("--rows", multiple=True, type=int, help="In place of these numbers.")
 @click.option("--small", is_flag=True, help="20 rows.")
+@click.option("--curve", type=Path, help="Write an SVG image of RAM over rows there.")
 @click.option("--measure", type=click.Choice(list(MEASURED)), hidden=True)
 @click.option("--folder", type=Path, hidden=True)
 def main(
-    rows: tuple[int, ...], small: bool, measure: str | None, folder: Path | None
+    rows: tuple[int, ...],
+    small: bool,
+    curve: Path | None,
+    measure: str | None,
+    folder: Path | None,
 ) -> None:
     """Print a table."""
     if measure is not None and folder is not None:
@@ -298,6 +305,18 @@ def main(
     for count in (20,) if small else rows or ROWS:
         lines += show(count)
     print(table(HEAD, lines))
+    if curve is not None:
+        write_curve(curve, lines)
+
+
+def write_curve(path: Path, lines: Sequence[tuple[str, ...]]) -> None:
+    """Draw the last column of the table over its first one."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for count, what, _, megabytes in lines:
+        of_what = points.setdefault(what.replace("`", ""), [])
+        of_what.append((float(count.replace(",", "")), float(megabytes)))
+    title = "peak RAM above imports, MB, by rows of the feature cache"
+    path.write_text(curves(title, points, LIMIT_MB))
 
 
 if __name__ == "__main__":

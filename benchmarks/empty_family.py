@@ -115,13 +115,19 @@ def _load(files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
     return module.to(dtype)
 
 
+def _build(configuration: Any) -> nn.Module:
+    return Empty()
+
+
 def _numbers(text: str, shape: tuple[int, ...]) -> Tensor:
     seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 COMPONENTS = (
-    Component("dit", SimpleNamespace(load=_load), "dit", key_patterns=("scale",)),
+    Component(
+        "dit", SimpleNamespace(load=_load, build=_build), "dit", key_patterns=("scale",)
+    ),
 )
 
 RECORD = ModelFamily(
