@@ -7,6 +7,7 @@ import os
 import pkgutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,16 +17,17 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.store import FeatureCache
+from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.distributed import liveness, world
 from dstrain.distributed.liveness import Heartbeat
 from dstrain.errors import UsageError
-from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.state import damage, states
-from dstrain.runs.stage_1 import precompute
+from dstrain.runs.stage_1 import computing, precompute
+from dstrain.runs.stage_1.computing import WAITING
+from dstrain.storage.hashing import hash_json
 
 from tests.support.caching_project import plain
-from tests.support.family import weights_of
+from tests.support.family import weights_of, write_data
 from tests.support.processes import LIMIT, Ended, commands, in_processes, words
 from tests.support.runs import log, outcome, same, warm_project
 
@@ -309,57 +311,241 @@ def test_a_process_that_ends_ends_the_run_and_the_same_command_completes_it(
         )
 
 
+ROWS = 48
+PER_SHARD = 2
+"""Samples in a shard of the runs of four processes."""
+SAMPLE_BYTES = 328
+"""Of the values of a sample: a text of 7 letters, an image of 16 x 16."""
+LOST = PER_SHARD + WAITING
+"""Most samples that a kill loses: those in the shard in progress, and those that wait to
+be written."""
 ARRIVALS = ((3, 2, 1, 0), (0, 2, 1, 3), (1, 0, 3, 2), (0, 0, 0, 0))
 """When each of four processes comes to its samples, in units of delay."""
+DELAY = 0.1
+PACE = 0.015
+"""Seconds that the others take for a unit: they have shards in progress as one dies."""
 
 
-@pytest.mark.parametrize("launched", [True, False], ids=["launcher", "no launcher"])
-@pytest.mark.parametrize("killed", range(4))
-def test_one_of_four_dies_in_stage_1_and_any_number_of_processes_completes_it(
-    killed: int, launched: bool, here: Path, tmp_path: Path
-) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    arrival = ARRIVALS[killed]
+@dataclass(frozen=True)
+class Death:
+    """A process of four is killed at its call number `call` (from 1) of a function."""
 
-    def run_units(folder: Path, size: int, killed: int | None = None) -> list[int]:
-        """Fill a cache; return how many units each process ran."""
-        ran = [tmp_path / f"{folder.name} {killed} {rank}" for rank in range(size)]
-        compute, run_step = precompute.compute, Pipeline.run
+    rank: int
+    arrival: int
+    """Its number in ARRIVALS."""
+    launched: bool
+    function: str
+    call: int
 
-        def late(*given: Any) -> None:
-            time.sleep(0.1 * arrival[given[5].rank])
-            compute(*given)
+    def __str__(self) -> str:
+        alone = "" if self.launched else ", no launcher"
+        name = self.function.rpartition(".")[2]
+        return f"{self.rank}, arrival {self.arrival}, {name} {self.call}{alone}"
 
-        def noted(pipeline: Pipeline, *given: Any) -> None:
-            run_step(pipeline, *given)
-            rank = int(os.environ["RANK"])
-            with ran[rank].open("a") as file:
-                file.write("x")
-            if rank == killed:
-                kill()
 
+RUN_UNIT = "dstrain.pipeline.pipeline.Pipeline.run"
+FLUSH = "dstrain.cache.store.ShardWriter.flush"
+RENAME = "pathlib.Path.replace"
+"""Of a shard, from its temporary name; other files are not counted."""
+COMMITTED = "dstrain.cache.store.FeatureCache.add"
+"""A shard has its name, and its writer goes on."""
+SHARDS_BEFORE = {FLUSH: 1, RENAME: 1, COMMITTED: 0}
+"""A function -> by how many a process that dies at a call of it has fewer shards."""
+AT_FIRST = tuple(
+    Death(rank, (rank + turn) % 4, launched, RUN_UNIT, 2)
+    for turn, launched in ((0, True), (1, False))
+    for rank in range(4)
+)
+"""After the first unit; nothing is in a shard."""
+IN_A_SHARD = (
+    Death(1, 3, False, RUN_UNIT, 22),
+    Death(2, 0, True, RUN_UNIT, 18),
+    Death(3, 1, False, RUN_UNIT, 20),
+    Death(0, 2, True, RUN_UNIT, 24),
+)
+"""In one of the last samples of a share of twelve, between its two units."""
+AT_A_COMMIT = (
+    Death(2, 3, True, RENAME, 3),
+    Death(0, 3, False, FLUSH, 4),
+    Death(1, 0, True, COMMITTED, 3),
+    Death(3, 2, False, RENAME, 5),
+    Death(0, 1, False, RENAME, 2),
+    Death(3, 3, True, COMMITTED, 5),
+)
+
+
+@pytest.fixture(scope="module")
+def many(here: Path) -> Path:
+    """A dataset in which no two samples have a value in common."""
+    folder = here / "many"
+    write_data(folder, tuple(f"word {i:02}" for i in range(ROWS)), ((16, 16),))
+    return folder
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What the processes of a run computed, by rank: of each unit that ran, the row and
+    the addresses of its values.
+    """
+
+    units: list[list[tuple[str, frozenset[str]]]]
+    ended: Ended
+    unfinished: list[Path]
+    """What shards were called while they were written."""
+
+    def kept(self, folder: Path) -> list[frozenset[str]]:
+        """The units of all processes whose values are in the cache."""
+        there = set(FeatureCache.open(folder))
+        return [values for ran in self.units for _, values in ran if values <= there]
+
+    def rows(self, rank: int) -> set[str]:
+        """The rows of which a process computed something."""
+        return {row for row, _ in self.units[rank]}
+
+    def lost_rows(self, rank: int, folder: Path) -> set[str]:
+        """The rows of which a process computed what is not in the cache."""
+        there = set(FeatureCache.open(folder))
+        return {row for row, values in self.units[rank] if not values <= there}
+
+
+def fill(
+    here: Path, many: Path, folder: Path, size: int, death: Death | None = None
+) -> Computed:
+    """Fill a cache in so many processes, one of which dies if there is a death."""
+    notes = [
+        folder.with_name(f"{folder.name}-{time.monotonic_ns()}-{i}")
+        for i in range(size)
+    ]
+    compute, compute_step = computing.compute, computing.compute_step
+    delays = ARRIVALS[death.arrival] if death else (0,) * size
+
+    def late(*given: Any) -> None:
+        time.sleep(DELAY * delays[given[5].rank])
+        compute(*given)
+
+    def noted(*given: Any) -> None:
+        compute_step(*given)
+        step, sample, rank = given[2], given[3], given[6]
+        row, _ = sample.sample_id
+        values = [sample.addresses[name] for name in step.outputs.values()]
+        with notes[rank].open("a") as file:
+            file.write(f"{' '.join([str(row), *values])}\n")
+        if death and rank != death.rank:
+            time.sleep(PACE)
+
+    line = words(flags(here, STAGE_1, folder, dataset_base_path=many))
+    small = partial(ShardWriter, max_bytes=PER_SHARD * SAMPLE_BYTES)
+    work = commands(line) if death is None else dying(death, line)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precompute, "ShardWriter", small)
+        patch.setattr(precompute, "compute", late)
+        patch.setattr(computing, "compute_step", noted)
+        ended = in_processes(size, work, here, death is None or death.launched)
+    lines = [note.read_text().splitlines() if note.exists() else [] for note in notes]
+    parts = [[line.split() for line in ran] for ran in lines]
+    units = [[(row, frozenset(values)) for row, *values in ran] for ran in parts]
+    return Computed(units, ended, list((folder / "shards").glob(".tmp-*")))
+
+
+def dying(death: Death, line: Sequence[str]) -> Callable[[int], int]:
+    """The command line, in which the process of a death is killed."""
+    if death.function != RENAME:
+        return at(death.function, death.call, death.rank, kill, line)
+    rename = Path.replace
+    watched = until(death.call, rename, kill)
+
+    def replace(path: Path, target: Path) -> Path:
+        function = watched if target.parent.name == "shards" else rename
+        renamed: Path = function(path, target)
+        return renamed
+
+    def work(rank: int) -> int:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(precompute, "compute", late)
-            patch.setattr(Pipeline, "run", noted)
-            line = words(flags(here, STAGE_1, folder))
-            ended = in_processes(size, commands(line), tmp_path, launched)
-        codes = [
-            -9 if rank == killed else 0 if killed is None else 4 for rank in range(size)
-        ]
-        assert list(ended.codes) == codes, ended.said
-        assert len(ended.lines) == (killed is not None)
-        return [file.stat().st_size if file.exists() else 0 for file in ran]
+            if rank == death.rank:
+                patch.setattr(Path, "replace", replace)
+            return commands(line)(rank)
 
-    once = sum(run_units(whole, 1))
-    died = run_units(cut, 4, killed)
-    assert died[killed] == 1
-    # With other numbers of processes than before, one of them alone.
-    again = run_units(cut, 1 + (killed + 1) % 4)
-    assert values(cut) == values(whole)
+    return work
+
+
+@pytest.fixture(scope="module")
+def whole(here: Path, many: Path) -> tuple[Path, Computed]:
+    """A cache that one process filled at once, and what it computed."""
+    folder = here / "whole"
+    computed = fill(here, many, folder, 1)
+    assert computed.ended.codes == (0,), computed.ended.said
+    return folder, computed
+
+
+def check_death(
+    death: Death, here: Path, many: Path, whole: tuple[Path, Computed], cut: Path
+) -> Computed:
+    """A process of four dies and ends the run; it loses the shard in progress and the
+    samples that wait to be written, the others nothing. Another number of processes
+    computes just the rest.
+
+    Returns what the four computed.
+    """
+    folder, once = whole
+    died = fill(here, many, cut, 4, death)
+    codes = [-9 if rank == death.rank else 4 for rank in range(4)]
+    assert list(died.ended.codes) == codes, died.ended.said
+    assert len(died.ended.lines) == 1, died.ended.said
+    for rank in range(4):
+        lost = died.lost_rows(rank, cut)
+        # Who gets the launcher's signal in the middle of a sample loses that one.
+        most = LOST if rank == death.rank else int(death.launched)
+        assert len(lost) <= most, (rank, lost)
+    if death.function in SHARDS_BEFORE:
+        shards = death.call - SHARDS_BEFORE[death.function]
+        stored = died.rows(death.rank) - died.lost_rows(death.rank, cut)
+        assert len(stored) == shards * PER_SHARD
+        assert len(died.unfinished) == (death.function == RENAME)
+    kept = died.kept(cut)
+    size = 1 + (death.rank + 1) % 4  # another number, in one of the cases one process
+    again = fill(here, many, cut, size)
+    assert again.ended.codes == (0,) * size, again.ended.said
+    assert Counter(kept + again.kept(cut)) == Counter(once.kept(folder))
+    assert values(cut) == values(folder)
+    assert plan_digests(cut) == plan_digests(folder)
     assert not list(cut.rglob(".tmp-*"))
-    twice = sum(died) + sum(again) - once
-    # Who gets the launcher's signal in the middle of a sample loses its two units.
-    assert 1 <= twice <= (7 if launched else 1)
+    return died
+
+
+def plan_digests(folder: Path) -> dict[str, str]:
+    """Name of each plan -> a digest of its record, which has those of its columns.
+
+    Without what tells a later run that there is nothing to do: it depends on the clock and
+    on the cache's own folder.
+    """
+    digests = {}
+    for path, record in FeatureCache.open(folder).plans():
+        del record["about"]["repeatable"]
+        digests[path.name] = hash_json("record", record)
+    return digests
+
+
+@pytest.mark.parametrize("death", AT_FIRST, ids=str)
+def test_one_of_four_dies_in_stage_1_and_any_number_of_processes_completes_it(
+    death: Death, here: Path, many: Path, whole: tuple[Path, Computed], tmp_path: Path
+) -> None:
+    died = check_death(death, here, many, whole, tmp_path / "cut")
+    assert len(died.units[death.rank]) == 1
+
+
+@pytest.mark.parametrize("death", IN_A_SHARD, ids=str)
+def test_one_of_four_dies_with_a_shard_in_progress(
+    death: Death, here: Path, many: Path, whole: tuple[Path, Computed], tmp_path: Path
+) -> None:
+    died = check_death(death, here, many, whole, tmp_path / "cut")
+    assert len(died.units[death.rank]) == death.call - 1
+
+
+@pytest.mark.parametrize("death", AT_A_COMMIT, ids=str)
+def test_one_of_four_dies_while_it_commits_a_shard(
+    death: Death, here: Path, many: Path, whole: tuple[Path, Computed], tmp_path: Path
+) -> None:
+    check_death(death, here, many, whole, tmp_path / "cut")
 
 
 def stop() -> None:

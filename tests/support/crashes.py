@@ -74,7 +74,7 @@ def _in_child(
                 and isinstance(arguments[2], int)
                 and arguments[2] & CHANGING
             )
-            place = arguments[0] if arguments else None
+            place: Any = arguments[0] if arguments else None
             # A folder is opened to be synced: after a rename, and before what follows
             # it.
             syncs = (
