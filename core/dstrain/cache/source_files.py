@@ -4,8 +4,9 @@ import os
 import stat
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ FILES_AT_ONCE = 512
 SLOW = 1e-4
 """Seconds a look at a file takes where it is on a server: then many are asked at once."""
 READERS = 16
-ABSENT = (-1,) * MARK_LENGTH
+ABSENT = -1
+IS_REGULAR_MASK = stat.S_IFMT(0xFFFF)
+"""The bits of a mode that say what kind of file it is."""
 Marks = NDArray[np.int64]
 """Size, times and inode of files, (files, 4), as `file_mark` has them; -1 of what is no
 file."""
@@ -78,12 +81,12 @@ class SourceFiles:
             for number in np.flatnonzero(other & (found[:, 0] >= 0)).tolist():
                 digest = self._part(at).column("sha256")[number].as_py().hex()
                 entry = [*marks[number].tolist(), digest]
-                touched.append((os.fsdecode(paths[number]), entry))
+                touched.append((paths.path(number), entry))
         return first_changed(touched)
 
     def _parts(
         self, folders: Sequence[str], trusts: bool
-    ) -> Iterator[tuple[slice, list[bytes], Marks]]:
+    ) -> Iterator[tuple[slice, "_Paths", Marks]]:
         """Yield parts of the files: their numbers, paths and marks.
 
         A name that leads out of the folders was written by a stranger, unless the caller
@@ -92,21 +95,21 @@ class SourceFiles:
 
         roots = [os.fsencode(os.path.join(folder, "")) for folder in folders]
 
-        def look(start: int) -> tuple[slice, list[bytes], Marks]:
-            # Names stay bytes, and paths are made by adding: a million of each.
+        def look(start: int) -> tuple[slice, _Paths, Marks]:
+            # Names stay bytes: a million of them are turned into text for nothing.
             part = self.table.slice(start, FILES_AT_ONCE)
             names: list[bytes] = part.column("place").to_pylist()
             if not trusts:
                 names = _without_leading_out(names)
-            paths = [_within(roots[0], name) for name in names]
-            found = marks_of(paths)
-            for root in roots[1:]:
-                for number in np.flatnonzero(found[:, 0] < 0).tolist():
-                    path = _within(root, names[number])
-                    (mark,) = marks_of([path])
-                    if mark[0] >= 0:
-                        paths[number], found[number] = path, mark
-            return slice(start, start + len(names)), paths, found
+            found = marks_of(names, roots[0])
+            places = np.zeros(len(names), np.intp)
+            for root in range(1, len(roots)):
+                absent = np.flatnonzero(found[:, 0] < 0)
+                if not len(absent):
+                    break
+                found[absent] = marks_of([names[n] for n in absent], roots[root])
+                places[absent] = root
+            return slice(start, start + len(names)), _Paths(names, roots, places), found
 
         return _looked(look, range(0, len(self), FILES_AT_ONCE))
 
@@ -124,24 +127,71 @@ def _looked(look: Any, starts: Sequence[int]) -> Iterator[Any]:
         yield from threads.map(look, starts[1:])
 
 
-def marks_of(paths: Iterable[str | bytes]) -> Marks:
-    """Return the mark of each file."""
-    numbers = array("q")
-    look, is_regular, add = os.stat, stat.S_ISREG, numbers.extend
-    for path in paths:
-        try:
-            found = look(path)
-        except (OSError, ValueError):
-            add(ABSENT)
-            continue
-        if not is_regular(found.st_mode):
-            add(ABSENT)
-            continue
-        inode = found.st_ino
-        if inode >= 2**63:
-            inode -= 2**64
-        add((found.st_size, found.st_mtime_ns, found.st_ctime_ns, inode))
-    return np.frombuffer(numbers, np.int64).reshape(-1, MARK_LENGTH).copy()
+@dataclass(frozen=True)
+class _Paths:
+    """The paths of some files, made when they are asked for."""
+
+    names: Sequence[bytes]
+    roots: Sequence[bytes]
+    places: NDArray[np.intp]
+    """The root that each is in."""
+
+    def path(self, number: int) -> str:
+        """Return the path of one."""
+        return os.fsdecode(self.roots[self.places[number]] + self.names[number])
+
+
+def marks_of(names: Sequence[bytes], root: bytes = b"") -> Marks:
+    """Return the mark of each file.
+
+    Args:
+        names: Their names in a folder.
+        root: The folder, with a separator at its end.
+    """
+    found: list[os.stat_result] = []
+    absent: list[int] = []
+    with _opened(root) as folder:
+        start = b"" if folder is not None else root
+        look, add = os.stat, found.append
+        for number, name in enumerate(names):
+            try:
+                add(look(start + name, dir_fd=folder))
+            except (OSError, ValueError):
+                absent.append(number)
+    numbers = [
+        part
+        for one in found
+        for part in (one.st_mode, one.st_size, one.st_mtime_ns, one.st_ctime_ns)
+    ]
+    # Arrays of Python take numbers faster than those of numpy.
+    rows = np.frombuffer(array("q", numbers), np.int64).reshape(-1, MARK_LENGTH)
+    mode, *of_files = rows.T
+    # An inode has 64 bits.
+    inodes = np.frombuffer(array("Q", [one.st_ino for one in found]), np.int64)
+    marks = np.stack([*of_files, inodes], axis=1)
+    marks[mode & IS_REGULAR_MASK != stat.S_IFREG] = ABSENT
+    # Those that were not found count from the first that is left out.
+    return np.insert(
+        marks, np.array(absent, np.intp) - np.arange(len(absent)), -1, axis=0
+    )
+
+
+@contextmanager
+def _opened(root: bytes) -> Iterator[int | None]:
+    """Yield a descriptor of a folder, so that the system walks its path but once; None
+    where that is not possible.
+    """
+    descriptor = None
+    if root and os.stat in os.supports_dir_fd:
+        # One that may be searched and not read can be opened as a path alone.
+        flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+        with suppress(OSError):
+            descriptor = os.open(root, flags)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def frame_folders(folder: Path, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -153,11 +203,6 @@ def frame_folders(folder: Path, record: Mapping[str, Any]) -> Iterator[tuple[str
         places = batch.column("place").to_pylist()
         for place, names in zip(places, batch.column("names").to_pylist(), strict=True):
             yield os.fsdecode(place), names.hex()
-
-
-def _within(root: bytes, name: bytes) -> bytes:
-    """Return the path of a name in a folder, as `os.path.join` does."""
-    return name if name.startswith(b"/") else root + name
 
 
 def _without_leading_out(names: list[bytes]) -> list[bytes]:

@@ -43,8 +43,17 @@ def recorded(data: Path, *names: str) -> SourceFiles:
 
 
 def test_the_mark_of_a_file_is_the_recorded_one(data: Path) -> None:
-    assert marks_of([str(data / "1.png")]).tolist() == [file_mark(data / "1.png")]
-    assert (marks_of([str(data), str(data / "none"), "a\0b"]) == -1).all()
+    assert marks_of([bytes(data / "1.png")]).tolist() == [file_mark(data / "1.png")]
+    assert (marks_of([bytes(data), bytes(data / "none"), b"a\0b"]) == -1).all()
+    names = [b"none", b"0.png", b"", b"a\0b", b"../data/1.png", b"also none", b"2.png"]
+    for root in (bytes(data) + b"/", bytes(data / "link") + b"/"):
+        (data / "link").unlink(missing_ok=True)
+        (data / "link").symlink_to(data)
+        found = marks_of(names, root).tolist()
+        none = [-1] * 4
+        marks = [file_mark(data / f"{number}.png") for number in range(3)]
+        assert found == [none, marks[0], none, none, marks[1], none, marks[2]]
+    assert (marks_of([b"0.png"], bytes(data / "no folder") + b"/") == -1).all()
 
 
 def rewritten(path: Path) -> None:
