@@ -13,11 +13,14 @@ from dstrain.models.weights import Weights
 from safetensors.torch import save_file
 
 
-def mapped() -> set[str]:
-    """Return the names of weight files that this process has mapped."""
+def mapped(folder: Path) -> set[str]:
+    """Return the names of the files in a folder that this process has mapped.
+
+    Other tests of the process may hold files of their own.
+    """
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = [Path(line.split(maxsplit=5)[-1]) for line in lines]
-    return {path.name for path in paths if path.suffix in (".safetensors", ".pth")}
+    return {path.name for path in paths if path.is_relative_to(folder)}
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
@@ -32,7 +35,7 @@ def test_a_file_is_closed_after_its_last_weight(suffix: str, tmp_path: Path) -> 
     seen: dict[str, set[str]] = {}
     for name, weight in weights.read(wanted, torch.float32):
         assert weight.tolist() == [int(name[-1])] * 9
-        seen[name] = mapped()
+        seen[name] = mapped(tmp_path)
     for number, path in enumerate(paths):
         assert seen[f"a.{number}"] == {path.name}
         assert seen[f"b.{number}"] == set()
@@ -63,8 +66,9 @@ def test_files_are_closed_where_reading_ends_early(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(3), "b": torch.zeros(3)}, path)
     reading = Weights.of(Files((path,))).read({"a": (3,), "b": (3,)}, torch.float32)
     next(reading)
+    assert mapped(tmp_path) == {"one.safetensors"}
     reading.close()  # type: ignore[attr-defined]  # a generator
-    assert not mapped()
+    assert not mapped(tmp_path)
 
 
 def test_a_tensor_that_cannot_be_read_is_named_with_its_file(tmp_path: Path) -> None:
