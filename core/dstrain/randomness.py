@@ -40,6 +40,20 @@ def digest(
     return hashlib.blake2b(packed + stream.encode(), digest_size=16).digest()
 
 
+def choose(key: Sequence[int], stream: str, weights: Sequence[int]) -> int:
+    """Return a number below that of the weights, drawn under a key, each as probable as
+    its weight, which is a whole number of at least 0, is of the sum of all.
+    """
+    drawn = int.from_bytes(digest(key, stream)[:8], "little")
+    # Of 2**64 equally probable numbers, each weight has its share.
+    rest = drawn * sum(weights) >> 64
+    for number, weight in enumerate(weights):
+        rest -= weight
+        if rest < 0:
+            return number
+    raise ValueError("all weights are 0")
+
+
 def seed_global(key: Sequence[int], stream: str) -> None:
     """Seed torch's global generators, which dropout and LoRA initialization use."""
     seed = int.from_bytes(digest(key, stream)[:8], "little") >> 1

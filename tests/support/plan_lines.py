@@ -18,6 +18,7 @@ def plan_line(
         "chunk": chunk,
         "inputs": 0,
         "group": 0,
+        "weight": 1,
         "values": {
             name: {"at": one} if isinstance(one, str) else one
             for name, one in values.items()

@@ -50,8 +50,8 @@ COLUMNS = re.compile(r"[0-9a-f]{32}|draft")
 """Names of column files, without what follows the dot."""
 PLAN = re.compile(r"[0-9a-f]{40}")
 """Names of plans, without what follows the dot; addresses have this form, too."""
-NUMBERS = ("row", "line", "chunk", "inputs", "group")
-"""Facts of a sample that are numbers."""
+NUMBERS = ("row", "line", "chunk", "inputs", "group", "weight")
+"""Facts of a variant of a sample that are numbers."""
 AT = "at "
 """Begins the name of a column of addresses."""
 LITERAL = "literal "

@@ -33,3 +33,22 @@ def as_size(size: float) -> str:
     if size >= 2**20 / 10:
         return f"{size / 2**20:.1f} MiB"
     return f"{size / 2**10:.1f} KiB"
+
+
+def parse_resolutions(text: str | None) -> tuple[int, ...]:
+    """Return the sides in pixels that a value such as 512,768 names; () for None.
+
+    Raises UsageError for what is none, and for one that is named twice.
+    """
+    if text is None:
+        return ()
+    sides: list[int] = []
+    for word in text.split(","):
+        name = word.strip()
+        if not (name.isascii() and name.isdigit()) or int(name) < 1:
+            what = f"expected a number of pixels, such as 1024, or several, comma-separated, got {text!r}"
+            raise UsageError("--resolution", what)
+        if int(name) in sides:
+            raise UsageError("--resolution", f"{name} is named twice")
+        sides.append(int(name))
+    return tuple(sides)

@@ -17,7 +17,7 @@ from dstrain.config.options.optimizer import POLYNOMIAL_END, SCHEDULE_FREE
 from dstrain.config.options.trackers import TRACKERS
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.quantization import parse_storage
-from dstrain.config.sizes import parse_size
+from dstrain.config.sizes import parse_resolutions, parse_size
 from dstrain.console import secrets
 from dstrain.errors import UsageError, nearest, secret_error
 
@@ -36,6 +36,7 @@ def validate(config: ModelChoice) -> None:
         _check_task(config)
         _check_trainables(config)
         _check_pairs(config)
+        _check_samples(config)
         _check_optimizer(config)
         _check_start(config)
         _check_previews(config)
@@ -163,6 +164,29 @@ def _check_pairs(config: TrainConfig) -> None:
     if is_uniform != (config.frame_samples is not None):
         what = "goes together with --frame_sampling uniform"
         raise UsageError("--frame_samples", what, "give both, or neither")
+
+
+def _check_samples(config: TrainConfig) -> None:
+    """Refuse two ways to say how large images are, and options of buckets or of shuffled
+    tags without these.
+    """
+    parse_resolutions(config.resolution)
+    if config.resolution is not None:
+        for flag in flags(TrainConfig):
+            is_other = flag.name in ("height", "width", "max_pixels")
+            if is_other and getattr(config, flag.name) != flag.default:
+                what = f"cannot be combined with --{flag.name}; give one of them"
+                raise UsageError("--resolution", what)
+    for name in ("bucket_step", "bucket_min_side", "bucket_max_side", "bucket_upscale"):
+        if getattr(config, name) and config.resolution is None:
+            raise UsageError(f"--{name}", "has no effect without --resolution")
+    least, greatest = config.bucket_min_side, config.bucket_max_side
+    if least is not None and greatest is not None and least > greatest:
+        what = f"is {least}, more than --bucket_max_side {greatest}"
+        raise UsageError("--bucket_min_side", what)
+    for name in ("keep_tags", "caption_variants"):
+        if getattr(config, name) is not None and not config.shuffle_tags:
+            raise UsageError(f"--{name}", "has no effect without --shuffle_tags")
 
 
 def _check_optimizer(config: TrainConfig) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from dstrain.data.images import (
     load_image,
 )
 from dstrain.data.metadata import RawValue, text_fault
+from dstrain.data.variants.views import PLAIN, View
 from dstrain.data.videos import (
     LOADER_VERSION as VIDEO_LOADER_VERSION,
     Video,
@@ -32,6 +33,9 @@ from dstrain.data.videos import (
 from dstrain.graph.inputs import Column
 from dstrain.storage.file_memory import FileDigests
 from dstrain.storage.hashing import Digests, FileMark, hash_json
+
+VIEW = "view"
+"""Name of the parameter of cells whose images are not seen plainly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,17 @@ class Cell:
         frames = len(parameters["frames"]) if self.kind == "video" else 1
         return tuple((frames, *size) for size in parameters.get("sizes", ()))
 
+    @property
+    def view(self) -> View:
+        """Return how its images are seen."""
+        return View(*dict(self.parameters).get(VIEW, PLAIN))
+
+    def seen(self, view: View) -> "Cell":
+        """Return the cell with its images seen in another way; a literal stays."""
+        if not self.files or view == PLAIN:
+            return self
+        return replace(self, parameters=(*self.parameters, (VIEW, tuple(view))))
+
 
 def load_cell(cell: Cell, check: bool = True) -> Any:
     """Return the value of a cell: its literal, an image, a list of images, or Frames.
@@ -88,7 +103,7 @@ def _load_files(cell: Cell, check: bool) -> Any:
     if "frames" in parameters:
         return _load_clip(cell, parameters, check)
     images = [
-        load_image(Path(file), parameters["mode"], size, check=check)
+        load_image(Path(file), parameters["mode"], size, check=check, view=cell.view)
         for file, size in zip(cell.files, parameters["sizes"], strict=True)
     ]
     return images if cell.kind == "images" else images[0]
@@ -98,11 +113,12 @@ def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
     (size,) = parameters["sizes"]
     if parameters["source"] == "images":
         images = (
-            load_image(Path(file), "RGB", size, check=check) for file in cell.files
+            load_image(Path(file), "RGB", size, check=check, view=cell.view)
+            for file in cell.files
         )
         pixels = np.stack([np.asarray(image) for image in images])
     else:
-        pixels = read_frames(Path(cell.files[0]), parameters["frames"], size)
+        pixels = read_frames(Path(cell.files[0]), parameters["frames"], size, cell.view)
     if cell.kind == "image":
         return convert(Image.fromarray(pixels[0]), parameters["mode"])
     # Late: a dataset is checked without torch, which is slow to import.

@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +31,50 @@ Signature = frozenset[tuple[str, Any]]
 """What the samples of a batch have in common."""
 
 
+Variant = tuple[int, Mapping[str, Cell]]
+"""How probable a variant is, in proportion to the others of its sample, and its cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSample:
+    """A sample before it is part of a dataset."""
+
+    sample_id: tuple[int, int]
+    """Its row and chunk."""
+    variants: Sequence[Variant]
+    """All of the same inputs and sizes; validation takes the first."""
+    cropped: float = 0.0
+    """Share of its image that is cut off."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Checked samples.
 
-    A row with a video gives one sample for each of its clips, any other row gives one.
+    A row with a video gives one sample for each of its clips, any other row gives one;
+    of several resolutions each gives them. A sample has one variant or several, of which
+    each draw takes one: they follow each other, with the same row and chunk.
     """
 
     table: Table
     rows: Sequence[Mapping[str, Cell]]
-    """The cells of each sample by input, without inputs that are absent; made when they
+    """The cells of each variant by input, without inputs that are absent; made when they
     are used.
     """
     sample_ids: SampleIds
-    """(row, chunk) of each sample, (samples, 2): rows of the table and clips of a row,
-    from 0.
+    """(row, chunk) of each variant, (variants, 2): rows of the table and samples of a
+    row, from 0.
     """
     columns: Mapping[str, Column]
     """Input -> the column it is read from."""
     groups: Groups
-    """The number of each sample's signature."""
+    """The number of the signature of each variant, the same for all of a sample."""
     signatures: Sequence[Signature]
     """Those of the samples, in the order of the first that has them."""
+    weights: SampleIds
+    """How probable each variant is, in proportion to the others of its sample."""
+    cropped: Sequence[float]
+    """Mean share that is cut off the images of the samples of each signature."""
     skipped: Sequence[Fault] = ()
     """Why rows of the table give no sample."""
 
@@ -59,11 +82,11 @@ class Dataset:
     def of(
         cls,
         table: Table,
-        samples: Iterable[tuple[tuple[int, int], Mapping[str, Cell]]],
+        samples: Iterable[CheckedSample],
         columns: Mapping[str, Column],
         pads_texts: bool = False,
     ) -> "Dataset":
-        """Return the dataset of samples, each with its row and chunk.
+        """Return the dataset of samples.
 
         Args:
             table: The table.
@@ -75,12 +98,24 @@ class Dataset:
         rows = SampleCells()
         sample_ids = array("q")
         groups = array("i")
+        weights = array("q")
         numbers: dict[Signature, int] = {}
-        for sample_id, cells in samples:
-            rows.append(cells)
-            sample_ids.extend(sample_id)
+        counts: list[int] = []
+        cropped: list[float] = []
+        for sample in samples:
+            cells = [cells for _, cells in sample.variants]
             common = signature_of(cells, columns, pads_texts)
-            groups.append(numbers.setdefault(common, len(numbers)))
+            group = numbers.setdefault(common, len(numbers))
+            if group == len(counts):
+                counts.append(0)
+                cropped.append(0.0)
+            counts[group] += 1
+            cropped[group] += sample.cropped
+            for weight, variant in sample.variants:
+                rows.append(variant)
+                sample_ids.extend(sample.sample_id)
+                groups.append(group)
+                weights.append(weight)
         return cls(
             table,
             rows,
@@ -88,7 +123,14 @@ class Dataset:
             columns,
             np.array(groups, np.int32),
             tuple(numbers),
+            np.array(weights, np.int64),
+            [total / count for total, count in zip(cropped, counts, strict=True)],
         )
+
+    @cached_property
+    def first_variants(self) -> SampleIds:
+        """Return the number of the first variant of each sample."""
+        return first_variants(self.sample_ids)
 
     @property
     def input_sets(self) -> tuple[frozenset[str], ...]:
@@ -164,31 +206,53 @@ class Dataset:
             sample_ids=self.sample_ids[kept],
             groups=np.argsort(order)[groups].astype(np.int32),
             signatures=tuple(self.signatures[number] for number in old[order]),
+            weights=self.weights[kept],
+            cropped=tuple(self.cropped[number] for number in old[order]),
             skipped=skipped,
         )
 
 
+def first_variants(sample_ids: SampleIds) -> SampleIds:
+    """Return the number of the first variant of each sample, given row and chunk of all
+    variants in order.
+    """
+    is_other = (np.diff(sample_ids, axis=0) != 0).any(axis=1)
+    return np.flatnonzero(np.concatenate([[True], is_other])[: len(sample_ids)])
+
+
 def signature_of(
-    cells: Mapping[str, Cell], columns: Mapping[str, Column], pads_texts: bool
+    variants: Sequence[Mapping[str, Cell]],
+    columns: Mapping[str, Column],
+    pads_texts: bool,
 ) -> Signature:
     """Return what the samples of a batch have in common: the inputs, the sizes of their
     files, the values that must be equal, and, where batches are padded, about how long
     their texts are.
+
+    Args:
+        variants: The cells of each variant of a sample; the longest text counts.
+        columns: As of the dataset.
+        pads_texts: As in `Dataset.of`.
     """
     common: dict[str, Any] = {}
-    texts: list[str] = []
-    for name, cell in cells.items():
+    for name, cell in variants[0].items():
         column = columns.get(name)
         is_same = column is not None and column.same_in_batch
         common[name] = cell.literal if is_same else cell.shapes
-        if column is not None and column.kind == "text":
-            texts.append(cell.literal)
-        elif column is not None and column.kind == "texts":
-            texts.extend(cell.literal)
     if pads_texts:
         # No input has this name.
-        common[""] = length_class(texts)
+        common[""] = max(length_class(_texts(cells, columns)) for cells in variants)
     return frozenset(common.items())
+
+
+def _texts(cells: Mapping[str, Cell], columns: Mapping[str, Column]) -> Iterator[str]:
+    """Yield the texts of a sample."""
+    for name, cell in cells.items():
+        column = columns.get(name)
+        if column is not None and column.kind == "text":
+            yield cell.literal
+        elif column is not None and column.kind == "texts":
+            yield from cell.literal
 
 
 def inputs_of(common: Signature) -> frozenset[str]:

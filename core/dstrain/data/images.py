@@ -15,6 +15,8 @@ from dstrain.data.damage.detection import check_content
 from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.damage.truncation import check_end
 from dstrain.data.packets import MAX_FRAME_PIXELS
+from dstrain.data.variants.buckets import Buckets
+from dstrain.data.variants.views import PLAIN, View
 from dstrain.errors import DstrainError, UsageError
 from dstrain.storage.hashing import FileMark
 
@@ -70,13 +72,14 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class Resolution:
-    """The size images are loaded at, in pixels: fixed (height and width), or their own
-    (neither), up to `max_pixels`.
+    """The size images are loaded at, in pixels: fixed (height and width), that of a
+    bucket, or their own (neither), up to `max_pixels`.
     """
 
     height: int | None
     width: int | None
     max_pixels: int
+    buckets: Buckets | None = None
 
     def check(self, multiple: int) -> None:
         """Raise UsageError unless the fixed size is a multiple of `multiple`; 0 allows
@@ -98,14 +101,16 @@ def fit(
 ) -> Size:
     """Return the (height, width) at which an image of size (height, width) is loaded.
 
-    With a multiple of 0 the size stays. Otherwise it is the fixed size, or the image's
-    own: scaled down to max_pixels with its aspect ratio, then both sides cut to
+    With a multiple of 0 the size stays. Otherwise it is the fixed size, that of a bucket,
+    or the image's own: scaled down to max_pixels with its aspect ratio, then both sides cut to
     multiples. Raises ValueError if that leaves nothing.
     """
     if not multiple:
         return size
     if resolution.height is not None and resolution.width is not None:
         return resolution.height, resolution.width
+    if resolution.buckets is not None:
+        return resolution.buckets.fit(size, multiple)
     height, width = size
     limit = resolution.max_pixels
     if height * width > limit:
@@ -174,8 +179,10 @@ def load_image(
     size: Size | None,
     frame: int = 0,
     check: bool = True,
+    view: View = PLAIN,
 ) -> Image.Image:
-    """Load an image upright, scaled to cover `size` and cropped about its centre.
+    """Load an image upright, scaled to cover `size` and cropped, by default about its
+    centre.
 
     Transparent parts are shown over white unless the mode is RGBA; 16-bit grey, and
     float grey from 0 to 1, become 8-bit grey; colour profiles are not applied. Raises
@@ -187,6 +194,7 @@ def load_image(
         size: (height, width) in pixels; None keeps the image's own.
         frame: Which frame of an animated image, from 0.
         check: Whether decoders are asked for damage that shows in no other way.
+        view: Where it is cropped, and whether it is mirrored.
     """
     with _opened(path) as image:
         if check:
@@ -205,20 +213,23 @@ def load_image(
         converted = convert(image, mode)
     if orientation in TRANSPOSES:
         converted = converted.transpose(TRANSPOSES[orientation])
-    loaded = cover(converted, size)
+    loaded = cover(converted, size, view)
     # The feature cache stores pixels: a unit must find no more without it.
     loaded.info = {}
     return loaded
 
 
-def cover(image: Image.Image, size: Size | None) -> Image.Image:
-    """Scale an image to cover `size` (height, width) and crop it about its centre; None
-    leaves it.
-    """
-    if size is None or size == (image.height, image.width):
-        return image
-    height, width = size
-    return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+def cover(image: Image.Image, size: Size | None, view: View = PLAIN) -> Image.Image:
+    """Scale an image to cover `size` (height, width) and crop it; None leaves its size."""
+    if size is not None and size != (image.height, image.width):
+        height, width = size
+        image = ImageOps.fit(
+            image,
+            (width, height),
+            Image.Resampling.LANCZOS,
+            centering=(view.crop, view.crop),
+        )
+    return image.transpose(TRANSPOSES[2]) if view.flip else image
 
 
 @contextmanager

@@ -1,8 +1,16 @@
 """Check every row of a table against the inputs of a variant, before anything is decoded."""
 
+import itertools
 import math
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -20,15 +28,20 @@ from dstrain.data.cells import (
     read_literal,
 )
 from dstrain.data.clips import FrameSampling
-from dstrain.data.dataset import Dataset
+from dstrain.data.dataset import CheckedSample, Dataset, Variant
 from dstrain.data.files import DataRoots, FileInfos, FileInspector
-from dstrain.data.images import ImageInfo, Resolution
+from dstrain.data.images import ImageInfo, Resolution, Size
 from dstrain.data.metadata import Fault, RawValue, Table, find_metadata, read_metadata
+from dstrain.data.variants.buckets import TooSmall, cropped_share
+from dstrain.data.variants.captions import CaptionOptions, WeightedCaption
+from dstrain.data.variants.views import AugmentationOptions
 from dstrain.data.videos import Video
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
 
 MAX_COLUMNS_SHOWN = 50
+NO_AUGMENTATION = AugmentationOptions()
+AS_WRITTEN = CaptionOptions()
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
 """Raises UsageError where a run cannot do with these inputs of a table with these columns."""
 
@@ -53,6 +66,17 @@ class DataConfig:
     on_bad_sample: Literal["error", "skip"] = "error"
     pads_texts: bool = False
     """As in Dataset."""
+    further_resolutions: tuple[Resolution, ...] = ()
+    """Others at which each row gives a sample, too, where they give another size."""
+    captions: CaptionOptions = field(default_factory=CaptionOptions)
+    caption_inputs: frozenset[str] = frozenset()
+    """The inputs that are captions."""
+    augmentation: AugmentationOptions = field(default_factory=AugmentationOptions)
+
+    @property
+    def resolutions(self) -> tuple[Resolution, ...]:
+        """Return all resolutions."""
+        return (self.resolution, *self.further_resolutions)
 
 
 def open_dataset(
@@ -120,6 +144,39 @@ def check_rows(
     return dataset.without(faults)
 
 
+@dataclass
+class _Row:
+    """A row as it is loaded at one resolution."""
+
+    cells: dict[str, Cell] = field(default_factory=dict)
+    videos: dict[str, ResampledVideo] = field(default_factory=dict)
+    blank: set[str] = field(default_factory=set)
+    captions: dict[str, list[WeightedCaption]] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    cropped: float = 0.0
+    """The greatest share of one of its images that is cut off."""
+    is_cropped: bool = False
+    """Whether that is a pixel at least."""
+    is_too_small: bool = False
+    """Whether an image is too small for the buckets of this resolution."""
+
+    def add_image(self, name: str, found: Cell, images: Sequence[ImageInfo]) -> None:
+        """Add a cell of images."""
+        self.cells[name] = found
+        for image, (_, *size) in zip(images, found.shapes, strict=True):
+            self._add_crop(image.size, (size[0], size[1]))
+
+    def add_video(self, name: str, video: ResampledVideo) -> None:
+        """Add a video, which is cut into clips later."""
+        self.videos[name] = video
+        self._add_crop(video.video.size, video.size)
+
+    def _add_crop(self, size: Size, loaded: Size) -> None:
+        share = cropped_share(size, loaded)
+        self.cropped = max(self.cropped, share)
+        self.is_cropped |= share * max(loaded) >= 1
+
+
 def _samples(
     table: Table,
     config: DataConfig,
@@ -127,44 +184,131 @@ def _samples(
     inputs: Mapping[str, Input],
     missing: Callable[[frozenset[str]], Collection[str]],
     faults: list[Fault],
-) -> Iterator[tuple[tuple[int, int], dict[str, Cell]]]:
-    """Yield the samples of all rows with their rows and chunks; add what is wrong to the
-    faults.
-    """
+) -> Iterator[CheckedSample]:
+    """Yield the samples of all rows; add what is wrong to the faults."""
     unreadable = {(fault.row, fault.column) for fault in table.faults}
     inspector = FileInspector(
         columns.values(), config.base_path, config.roots, config.url_cache
     )
     rows = inspector.with_files(table.rows)
     with_progress = counted("check rows", rows, len(table.rows))
-    for row, (values, files) in enumerate(with_progress):
-        cells: dict[str, Cell] = {}
-        videos: dict[str, ResampledVideo] = {}
-        blank: set[str] = set()
-        for name, column in columns.items():
-            if unreadable and unreadable & {(row, ""), (row, column.name)}:
+    for number, (values, files) in enumerate(with_progress):
+        readable = columns
+        if unreadable:
+            readable = {
+                name: column
+                for name, column in columns.items()
+                if not unreadable & {(number, ""), (number, column.name)}
+            }
+        found = [
+            _read_row(number, values, readable, config, resolution, files)
+            for resolution in config.resolutions
+        ]
+        # Where another resolution has a size for them, small images are no fault.
+        large = [row for row in found if not row.is_too_small] or found[:1]
+        earlier: list[Mapping[str, Cell]] = []
+        for row in large:
+            faults += row.faults
+            for name in missing(frozenset(row.blank)):
+                faults.append(Fault(number, columns[name].name, "is blank"))
+            for clips in _clips(row.videos, config.sampling):
+                faults += _too_short(number, clips, columns)
+                cells = row.cells | clips
+                # Two resolutions may have the same size for it.
+                if cells not in earlier:
+                    sample_id = (number, len(earlier))
+                    earlier.append(cells)
+                    cells = cells | _derived(cells, inputs)
+                    variants = _variants(cells, row, config)
+                    yield CheckedSample(sample_id, variants, row.cropped)
+
+
+def _read_row(
+    number: int,
+    values: Mapping[str, RawValue],
+    columns: Mapping[str, Column],
+    config: DataConfig,
+    resolution: Resolution,
+    files: FileInfos,
+) -> _Row:
+    """Read the cells of a row as they are loaded at a resolution."""
+    row = _Row()
+    for name, column in columns.items():
+        value = values[column.name]
+        try:
+            if name in config.caption_inputs and (
+                isinstance(value, list) or config.captions != AS_WRITTEN
+            ):
+                row.captions[name] = config.captions.captions(value)
+                value = row.captions[name][0][1]
+            if not column.is_file:
+                literal = read_literal(value, column)
+                if literal is not None:
+                    row.cells[name] = literal
+                    continue
+            elif found := _files_of(value, column, files):
+                if isinstance(found, Video):
+                    video = ResampledVideo.of(column, resolution, found)
+                    row.add_video(name, video)
+                else:
+                    row.add_image(name, image_cell(column, resolution, found), found)
                 continue
-            try:
-                found = _read(values[column.name], column, config.resolution, files)
-            except ValueError as error:
-                faults.append(Fault(row, column.name, str(error)))
-                continue
-            if found is None:
-                blank.add(name)
-            elif isinstance(found, Cell):
-                cells[name] = found
-            else:
-                videos[name] = found
-        for name in missing(frozenset(blank)):
-            faults.append(Fault(row, columns[name].name, "is blank"))
-        for chunk, clips in enumerate(_clips(videos, config.sampling)):
-            frames = max((cell.shapes[0][0] for cell in clips.values()), default=0)
-            for name in clips:
-                if frames < columns[name].least_frames:
-                    reason = f"gives {frames} frame, which is {name}: nothing is left to train"
-                    faults.append(Fault(row, columns[name].name, reason))
-            sample = cells | clips
-            yield (row, chunk), sample | _derived(sample, inputs)
+            row.blank.add(name)
+        except ValueError as error:
+            row.is_too_small |= isinstance(error, TooSmall)
+            row.faults.append(Fault(number, column.name, str(error)))
+    return row
+
+
+def _files_of(
+    value: RawValue, column: Column, files: FileInfos
+) -> Video | list[ImageInfo]:
+    """Return the files that a cell names; raise ValueError that says what is wrong."""
+    images: list[ImageInfo] = []
+    for name in file_names(value, column):
+        file = files[name, column.from_video]
+        if isinstance(file, str):
+            raise ValueError(file)
+        if isinstance(file, Video):
+            return file
+        images.append(file)
+    return images
+
+
+def _too_short(
+    number: int, clips: Mapping[str, Cell], columns: Mapping[str, Column]
+) -> Iterator[Fault]:
+    """Yield the clips of a sample that have too few frames to train on."""
+    frames = max((cell.shapes[0][0] for cell in clips.values()), default=0)
+    for name in clips:
+        if frames < columns[name].least_frames:
+            reason = f"gives {frames} frame, which is {name}: nothing is left to train"
+            yield Fault(number, columns[name].name, reason)
+
+
+def _variants(
+    cells: Mapping[str, Cell], row: _Row, config: DataConfig
+) -> list[Variant]:
+    """Return the variants of a sample: each of its captions with each view of its
+    images.
+    """
+    if not row.captions and config.augmentation == NO_AUGMENTATION:
+        return [(1, cells)]
+    variants: list[Variant] = []
+    names = list(row.captions)
+    views = [
+        {name: cell.seen(view) for name, cell in cells.items()}
+        for view in config.augmentation.views(row.is_cropped)
+    ]
+    for captions in itertools.product(*row.captions.values()):
+        weight = math.prod(weight for weight, _ in captions)
+        texts = {
+            name: replace(cells[name], literal=text)
+            for name, (_, text) in zip(names, captions, strict=True)
+            if name in cells
+        }
+        variants += [(weight, {**view, **texts}) for view in views]
+    return variants
 
 
 def input_columns(
@@ -202,6 +346,7 @@ def input_columns(
         if column.is_file and column.name not in loaded:
             continue
         config.resolution.check(column.multiple)
+        _check_crops(column, config.augmentation)
         if column.from_video:
             config.sampling.check(column.frame_multiple)
         columns[name] = column
@@ -215,6 +360,15 @@ def input_columns(
                 f"columns whose files are loaded: {', '.join(sorted(loaded)) or 'none'}",
             )
     return columns
+
+
+def _check_crops(column: Column, augmentation: AugmentationOptions) -> None:
+    """Refuse crops of an image that the variant reads at its own size: those of the row
+    would show different parts.
+    """
+    if augmentation.crops > 1 and column.is_file and not column.multiple:
+        what = f"the images of column {column.name!r} keep their size, and cannot be cropped as others are"
+        raise UsageError("--crops", what, "leave it out for this variant")
 
 
 def as_cut_from_video(column: Column, others: Iterable[Input]) -> Column:
@@ -277,26 +431,6 @@ def _missing_inputs(
         return [name for name in columns if name in blank and problem((name,))]
 
     return missing
-
-
-def _read(
-    value: RawValue,
-    column: Column,
-    resolution: Resolution,
-    files: FileInfos,
-) -> Cell | ResampledVideo | None:
-    """Read one cell, None if it is absent; raise ValueError that says what is wrong."""
-    if not column.is_file:
-        return read_literal(value, column)
-    images: list[ImageInfo] = []
-    for name in file_names(value, column):
-        file = files[name, column.from_video]
-        if isinstance(file, str):
-            raise ValueError(file)
-        if isinstance(file, Video):
-            return ResampledVideo.of(column, resolution, file)
-        images.append(file)
-    return image_cell(column, resolution, images) if images else None
 
 
 def _clips(

@@ -24,6 +24,7 @@ from dstrain.data.images import (
     read_size,
 )
 from dstrain.data.packets import DAMAGED, Packets, open_video, read_packets
+from dstrain.data.variants.views import PLAIN, View
 from dstrain.errors import UsageError
 from dstrain.storage.hashing import FileMark, file_mark
 
@@ -93,9 +94,10 @@ def read_frames(
     path: Path,
     indices: Sequence[int],
     size: Size | None,
+    view: View = PLAIN,
 ) -> Pixels:
     """Decode the frames at `indices`, upright, over white, scaled to cover `size`
-    (height, width) and cropped about their centre; None keeps their size.
+    (height, width) and cropped as `view` says; None keeps their size.
 
     Raises UsageError for a frame that the decoder does not return, or returns as damaged.
     """
@@ -104,11 +106,11 @@ def read_frames(
     if is_image(path):
         for index in wanted:
             is_first = index == wanted[0]
-            image = load_image(path, "RGB", size, index, check=is_first)
+            image = load_image(path, "RGB", size, index, is_first, view)
             pixels[index] = np.asarray(image)
     else:
         for index, image in _decode(path, wanted):
-            pixels[index] = np.asarray(cover(image, size))
+            pixels[index] = np.asarray(cover(image, size, view))
     return np.stack([pixels[index] for index in indices])
 
 

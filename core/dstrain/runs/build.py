@@ -9,7 +9,7 @@ from dstrain.cache.plan_files import PlanSamples
 from dstrain.cache.store import FeatureCache
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
-from dstrain.data.dataset import inputs_of
+from dstrain.data.dataset import first_variants, inputs_of
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
@@ -27,7 +27,13 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingData, TrainingRun, ValidationSamples
 from dstrain.storage.spool import Chosen
-from dstrain.training.batching import SKIPPED, Groups, Order, with_skipped_rows
+from dstrain.training.batching import (
+    SKIPPED,
+    Groups,
+    Order,
+    as_groups,
+    with_skipped_rows,
+)
 from dstrain.training.copies import keep_frozen_apart
 from dstrain.training.ema import MovingAverage
 from dstrain.training.held_out import hold_out
@@ -46,6 +52,7 @@ def open_training_data(setup: Setup) -> TrainingData:
     if setup.stage == "train":
         return _open_cached_rows(setup)
     dataset = setup.dataset
+    first = dataset.first_variants
     used_inputs = [
         setup.plan(inputs_of(common)).used_inputs for common in dataset.signatures
     ]
@@ -55,9 +62,10 @@ def open_training_data(setup: Setup) -> TrainingData:
         dataset.sample_ids,
         dataset.damage,
         any(column.is_file for column in dataset.columns.values()),
+        dataset.weights if len(first) < len(dataset.rows) else None,
     )
     groups, sample_ids = with_skipped_rows(
-        dataset.groups, dataset.sample_ids, len(dataset.table.rows)
+        dataset.groups[first], dataset.sample_ids[first], len(dataset.table.rows)
     )
     return TrainingData(setup, source, groups, sample_ids, dataset.input_sets)
 
@@ -76,7 +84,12 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
         # Their files may have been mended since: nothing is recorded of them.
         which = setup.in_words("rows")
         logger.info(f"{skipped} of {count} {which} are skipped, as in stage 1")
-    groups, ids = with_skipped_rows(rows.numbers["group"], rows.sample_ids, count)
+    groups = as_groups(rows.numbers["group"])
+    ids = rows.sample_ids
+    if source.has_variants:
+        first = first_variants(ids)
+        groups, ids = groups[first], ids[first]
+    groups, ids = with_skipped_rows(groups, ids, count)
     return TrainingData(setup, source, groups, ids, source.input_sets, info)
 
 

@@ -45,7 +45,7 @@ from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
-from dstrain.runs.setup import Setup, metadata_path
+from dstrain.runs.setup import Setup, caption_inputs, metadata_path
 from dstrain.runs.trackers import check_trackers
 from dstrain.training.distill import OWN_TASKS
 
@@ -77,6 +77,8 @@ def resolve(config: TrainConfig) -> Setup:
     spec = with_overrides(family.spec(variant), family, config)
     if not spec.reads_videos:
         refuse_unused(config, "video", f"variant {variant} reads no videos")
+    if not caption_inputs(spec):
+        refuse_unused(config, "captions", f"variant {variant} reads no prompts")
     check_component_flags(config, spec)
     check_tiling(Tiling.of(config), family, spec)
     trainables = resolve_experts(trainables_of(config, family), spec, family, models)

@@ -13,6 +13,7 @@ import torch
 from dstrain.config.fields import program_named, split_commas
 from dstrain.config.learning_rates import LearningRates
 from dstrain.config.options.train import TrainConfig
+from dstrain.config.sizes import parse_resolutions
 from dstrain.config.validation import refuse_second_average
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
@@ -20,6 +21,9 @@ from dstrain.data.decoding import skip_undecodable
 from dstrain.data.images import Resolution
 from dstrain.data.metadata import find_metadata
 from dstrain.data.row_checks import DataConfig, open_dataset
+from dstrain.data.variants.buckets import Buckets
+from dstrain.data.variants.captions import CaptionOptions
+from dstrain.data.variants.views import AugmentationOptions
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.graph.code_digest import loading_code
@@ -47,6 +51,8 @@ from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
 from dstrain.training.optimizers.groups import check_names
 from dstrain.training.optimizers.modes import has_modes
 
+ORDERS = 8
+"""Orders of tags that --shuffle_tags takes turns with by default."""
 LIBRARIES = (
     *("core", "torch", "transformers", "diffusers", "accelerate", "safetensors"),
     *("pillow", "av", "numpy"),
@@ -59,6 +65,16 @@ def metadata_path(config: TrainConfig) -> Path | None:
     if config.dataset_base_path is None or config.stage == "train":
         return None
     return config.dataset_metadata_path or find_metadata(config.dataset_base_path)
+
+
+def caption_inputs(spec: PipelineSpec) -> frozenset[str]:
+    """Return the inputs that are captions: those that guidance has a counterpart of."""
+    names = set()
+    for name in spec.cfg_inputs:
+        source = spec.inputs[name]
+        if isinstance(source, Column) and source.kind == "text":
+            names.add(name)
+    return frozenset(names)
 
 
 @dataclass(frozen=True)
@@ -262,7 +278,8 @@ class Setup:
             base_path=config.dataset_base_path,
             metadata_path=config.dataset_metadata_path,
             file_keys=split_commas(config.data_file_keys) or None,
-            resolution=self.resolution,
+            resolution=self.resolutions[0],
+            further_resolutions=self.resolutions[1:],
             extra_inputs=split_commas(config.extra_inputs),
             sampling=FrameSampling(
                 config.num_frames, config.frame_sampling, config.frame_samples or 1
@@ -271,12 +288,59 @@ class Setup:
             url_cache=config.url_cache,
             on_bad_sample=config.on_bad_sample,
             pads_texts=bool(self.spec.padded),
+            captions=self.captions,
+            caption_inputs=caption_inputs(self.spec),
+            augmentation=self.augmentation,
         )
 
     @property
-    def resolution(self) -> Resolution:
-        """Return --height, --width and --max_pixels."""
-        return Resolution(self.config.height, self.config.width, self.config.max_pixels)
+    def resolutions(self) -> tuple[Resolution, ...]:
+        """Return the sizes at which each row gives a sample: --height and --width,
+        --max_pixels, or the buckets of each --resolution.
+        """
+        config = self.config
+        fixed = Resolution(config.height, config.width, config.max_pixels)
+        sides = parse_resolutions(config.resolution)
+        return tuple(
+            replace(
+                fixed,
+                buckets=Buckets(
+                    side,
+                    config.bucket_step,
+                    config.bucket_min_side,
+                    config.bucket_max_side,
+                    config.bucket_upscale,
+                ),
+            )
+            for side in sides
+        ) or (fixed,)
+
+    @property
+    def captions(self) -> CaptionOptions:
+        """Return what is made of captions; those for validation are what they are."""
+        config = self.config
+        options = CaptionOptions(
+            split_lines=config.caption_lines,
+            trigger=config.trigger_word or "",
+            prefix=config.caption_prefix or "",
+            suffix=config.caption_suffix or "",
+        )
+        if self.is_validation:
+            return options
+        return replace(
+            options,
+            dropout=config.caption_dropout,
+            shuffle_tags=config.shuffle_tags,
+            keep_tags=config.keep_tags or 0,
+            variants=config.caption_variants or ORDERS,
+        )
+
+    @property
+    def augmentation(self) -> AugmentationOptions:
+        """Return what is made of images; those for validation are as they are."""
+        if self.is_validation:
+            return AugmentationOptions()
+        return AugmentationOptions(self.config.flip, self.config.crops)
 
     @property
     def mixed_precision(self) -> str:

@@ -25,8 +25,10 @@ from dstrain.cache.addresses import ABSENT, Numbers
 from dstrain.cache.plan_files import NO_LITERAL, PlanSamples
 from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell, load_cell
+from dstrain.data.dataset import first_variants
 from dstrain.errors import DstrainError, SystemFault, UsageError
 from dstrain.graph.values import deserialize
+from dstrain.randomness import SampleKey, choose
 from dstrain.training.batching import MicroBatch, SampleIds, sample_index
 from dstrain.training.read_ahead import NotReady, ReadAhead
 
@@ -38,6 +40,10 @@ HUNG_AFTER = 600.0
 """Seconds without a batch after which what loads counts as hung."""
 AHEAD = 2
 """Decoded batches that wait to be used, at most, where a thread decodes."""
+
+
+VARIANT = "variant"
+"""The stream of the number that chooses a variant."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,36 @@ class Batch:
 
 
 class SampleSource(Protocol):
-    """Anything that returns samples by row and chunk (the clip of the row's video)."""
+    """Anything that returns samples by row and chunk (which sample of the row it is)."""
 
-    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
-        """Return one sample of one row; `check` as in `load_cell`."""
+    def sample(
+        self,
+        row: int,
+        chunk: int = 0,
+        check: bool = True,
+        key: SampleKey | None = None,
+    ) -> Sample:
+        """Return one sample of one row.
+
+        Args:
+            row: The row.
+            chunk: Which of its samples.
+            check: As in `load_cell`.
+            key: Chooses one of its variants; None is the first.
+        """
+
+
+def chosen_variant(first: int, weights: Numbers, key: SampleKey | None) -> int:
+    """Return the number of the variant that a key chooses.
+
+    Args:
+        first: The number of the first variant of the sample.
+        weights: How probable each variant of the sample is.
+        key: The key; None is the first variant.
+    """
+    if key is None or len(weights) == 1:
+        return first
+    return first + choose(key, VARIANT, weights.tolist())
 
 
 @dataclass(frozen=True)
@@ -72,19 +104,30 @@ class DecodedSamples:
     """Samples decoded from a dataset."""
 
     rows: Sequence[Mapping[str, Cell]]
-    """The inputs of each sample."""
+    """The inputs of each variant."""
     used_inputs: Sequence[Collection[str]]
-    """The inputs of each sample that the run uses, and so decodes."""
+    """The inputs of each variant that the run uses, and so decodes."""
     sample_ids: Sequence[tuple[int, int]] | SampleIds
-    """(row, chunk) of each sample, in order."""
+    """(row, chunk) of each variant, in order."""
     at_row: Callable[[int, str, UsageError], UsageError]
     """Adds the place to an error in a cell: (row, input, error) -> error."""
     has_files: bool = True
     """Whether inputs are in files, so that decoding takes time."""
+    weights: Numbers | None = None
+    """How probable each variant is; None where each sample has one."""
 
-    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
+    def sample(
+        self,
+        row: int,
+        chunk: int = 0,
+        check: bool = True,
+        key: SampleKey | None = None,
+    ) -> Sample:
         """Decode the inputs used of one sample; raises UsageError for a damaged file."""
         index = sample_index(self.sample_ids, row, chunk)
+        if self.weights is not None:
+            end = sample_index(self.sample_ids, row, chunk + 1)
+            index = chosen_variant(index, self.weights[index:end], key)
         cells = self.rows[index]
         values = {}
         for name in sorted(self.used_inputs[index]):
@@ -108,6 +151,8 @@ class CachedSamples:
     """Value -> its number in the cache for each sample, `ABSENT` where the cache lacks it,
     `UNUSED` where the sample does not have it.
     """
+    has_variants: bool = False
+    """Whether some samples have more than one variant."""
 
     @classmethod
     def of(
@@ -121,7 +166,8 @@ class CachedSamples:
             name: np.where(rows.has(name), cache.locate(addresses), UNUSED)
             for name, addresses in rows.stored.items()
         }
-        return cls(cache, rows, input_sets, entries)
+        has_variants = len(first_variants(rows.sample_ids)) < len(rows)
+        return cls(cache, rows, input_sets, entries, has_variants)
 
     def lacking(self) -> Numbers:
         """Return the numbers of the samples of which the cache lacks a value."""
@@ -130,10 +176,19 @@ class CachedSamples:
             lacks |= numbers == ABSENT
         return np.flatnonzero(lacks)
 
-    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
+    def sample(
+        self,
+        row: int,
+        chunk: int = 0,
+        check: bool = True,
+        key: SampleKey | None = None,
+    ) -> Sample:
         """Read the values of one sample, which are always checked."""
         rows = self.rows
         index = rows.index(row, chunk)
+        if self.has_variants:
+            weights = rows.numbers["weight"][index : rows.index(row, chunk + 1)]
+            index = chosen_variant(index, weights, key)
         values = {}
         for name, numbers in self.entries.items():
             number = int(numbers[index])
@@ -156,7 +211,9 @@ class _Batches(TorchDataset[Any]):
         try:
             samples = [
                 # Once for each file is enough.
-                self.source.sample(key.row, key.chunk, key.epoch == key.repeat == 0)
+                self.source.sample(
+                    key.row, key.chunk, key.epoch == key.repeat == 0, key
+                )
                 for key in micro_batch.keys
             ]
         except DstrainError as error:

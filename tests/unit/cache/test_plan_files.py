@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from dstrain.cache import plan_files
 from dstrain.cache.plan_files import (
+    NUMBERS,
     PlanSamples,
     commit_plans,
     open_samples,
@@ -55,7 +56,7 @@ def columns(folder: Path) -> set[Path]:
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
     samples = written(tmp_path)
-    facts = ("row", "line", "chunk", "inputs", "group", "values")
+    facts = (*NUMBERS, "values")
     assert list(samples) == [{name: line[name] for name in facts} for line in LINES]
     assert samples.sample_ids.tolist() == [[0, 0], [2, 0], [2, 3], [5, 0]]
     assert [samples.index(*one) for one in samples.sample_ids.tolist()] == [0, 1, 2, 3]

@@ -3,11 +3,12 @@ is about.
 """
 
 import tracemalloc
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from dstrain.data.cells import Cell
-from dstrain.data.dataset import Dataset
+from dstrain.data.dataset import CheckedSample, Dataset
 from dstrain.data.metadata import Fault, Table
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
@@ -25,8 +26,12 @@ def dataset(*samples: dict[str, Cell], pads_texts: bool = False) -> Dataset:
     rows = [{"prompt": "", "image": "", "mode": "", "note": ""} for _ in samples]
     lines = range(2, 2 + len(rows))
     table = Table(Path("metadata.csv"), tuple(rows[0]), rows, lines)
-    numbered = (((row, 0), cells) for row, cells in enumerate(samples))
+    numbered = (sample(row, cells) for row, cells in enumerate(samples))
     return Dataset.of(table, numbered, COLUMNS, pads_texts)
+
+
+def sample(row: int, *variants: Mapping[str, Cell]) -> CheckedSample:
+    return CheckedSample((row, 0), [(1, cells) for cells in variants])
 
 
 def text(words: str) -> Cell:
@@ -130,7 +135,9 @@ def test_a_dataset_keeps_few_bytes_of_a_sample_in_ram() -> None:
             "image", None, ("a.png",), (("sizes", ((64, 96),)),), ([1, 2, 3, 4],)
         )
         samples = (
-            ((row, 0), {"prompt": text(f"{row} " + "a dog " * 80), "input_image": cell})
+            sample(
+                row, {"prompt": text(f"{row} " + "a dog " * 80), "input_image": cell}
+            )
             for row in range(count)
         )
         table = Table(Path("metadata.csv"), ("prompt", "image"), (), ())

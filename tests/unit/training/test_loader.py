@@ -147,7 +147,7 @@ class Failing:
 
     error: BaseException
 
-    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
+    def sample(self, row: int, chunk: int = 0, *_: object) -> Sample:
         if row == 1:
             raise self.error
         return Sample({"row": row}, frozenset())
@@ -301,7 +301,7 @@ def test_a_video_damaged_after_the_check_is_named_with_row_and_column(
 class Stopping:
     """A source whose second row is never read: its process stops."""
 
-    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
+    def sample(self, row: int, chunk: int = 0, *_: object) -> Sample:
         if row == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         return Sample({"row": row}, frozenset())
@@ -311,7 +311,7 @@ class Stopping:
 class Dying:
     """A source whose process is killed."""
 
-    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
+    def sample(self, row: int, chunk: int = 0, *_: object) -> Sample:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 

@@ -9,6 +9,7 @@ from dstrain.config.options.memory import MemoryOptions
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.config.options.output import OutputOptions
+from dstrain.config.options.samples import SampleOptions
 from dstrain.config.options.task import TaskChoice
 from dstrain.config.options.trackers import TrackerOptions
 from dstrain.config.options.training import TrainingOptions
@@ -24,6 +25,7 @@ class TrainConfig(
     OptimizerOptions,
     ValidationOptions,
     TrainingOptions,
+    SampleOptions,
     DataOptions,
     TaskChoice,
     ModelChoice,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dstrain.cache.in_use import reading
+from dstrain.cache.plan_files import PlanSamples
 from dstrain.cache.store import FeatureCache
 from dstrain.config.validation import validate
 from dstrain.console import progress_bar, redacted
@@ -82,7 +83,7 @@ def _recompute(
         info = CacheInfo(**plan.about)
         rows = cache.plan_rows(plan.path)
         with progress_bar("recompute", len(chosen)) as progress:
-            samples = [rows[index] for index in chosen]
+            samples = [_numbered(rows, index) for index in chosen]
             for row, values in _computed(ready, plan, samples):
                 for name, form in row["values"].items():
                     stored = (
@@ -101,6 +102,13 @@ def _recompute(
         f" {compared - differing} of {compared} values are equal bit for bit"
     )
     return differing
+
+
+def _numbered(rows: PlanSamples, index: int) -> dict[str, Any]:
+    """Return a variant of a sample with its number among those of the sample."""
+    found = rows[index]
+    first = rows.index(found["row"], found["chunk"])
+    return {**found, "variant": index - first}
 
 
 def _check(setup: Setup, cache: FeatureCache, plan: PlanContents) -> None:
@@ -130,10 +138,10 @@ def _computed(
     for sample in samples:
         wanted = (sample["row"], sample["chunk"])
         (found,) = np.nonzero((dataset.sample_ids == wanted).all(1))
-        if not len(found):
+        if len(found) <= sample["variant"]:
             what = f"chunk {sample['chunk']} is no sample of the dataset now"
             raise StateError(dataset.table.where(sample["row"]), what)
-        cells.append(dataset.rows[int(found[0])])
+        cells.append(dataset.rows[int(found[sample["variant"]])])
     plans = [setup.plan(frozenset(one)) for one in cells]
     pipeline = Pipeline.from_found(
         setup.family, setup.spec, setup.find(plans), setup.device, setup.dtype

@@ -201,7 +201,9 @@ def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
     row, chunk = map(int, dataset.sample_ids[first])
     # Faults of other rows do not concern this one.
     table = dataset.table.chosen([row])
-    config = replace(setup.data_config, resolution=_resolution(setup))
+    config = replace(
+        setup.data_config, resolution=_resolution(setup), further_resolutions=()
+    )
     return check_rows(table, config, setup.spec.inputs).rows[chunk]
 
 
@@ -228,5 +230,6 @@ def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:
 
 def _resolution(setup: Setup) -> Resolution:
     most = TOY_PIXELS if setup.config.toy else PIXELS
-    most = min(setup.resolution.max_pixels, most)
-    return replace(setup.resolution, max_pixels=most)
+    resolution = setup.resolutions[0]
+    most = min(resolution.max_pixels, most)
+    return replace(resolution, max_pixels=most, buckets=None)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from dstrain.cache.store import ShardWriter
 from dstrain.console import progress_bar
+from dstrain.data.dataset import Dataset
 from dstrain.data.samples import SampleCells
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
@@ -53,7 +55,7 @@ def compute(
     """
     share = work if does_all else share_of(work, processes.rank, processes.size)
     source = _decoded(setup, share)
-    keys = (SampleKey(0, 0, 0, *one.sample.sample_id) for one in share)
+    keys = (SampleKey(0, 0, 0, number) for number in range(len(share)))
     micro_batches = (MicroBatch((key,), (1.0,), 1, ends_step=True) for key in keys)
     loaded = load_batches(source, micro_batches, setup.config.dataset_num_workers)
     title = "data_process"
@@ -79,15 +81,15 @@ def compute(
 
 
 def _decoded(setup: Setup, share: Sequence[Work]) -> DecodedSamples:
-    """Return the samples of a share without their plans, which processes that load them
-    cannot be given.
+    """Return the samples of a share, numbered as rows, without their plans, which
+    processes that load them cannot be given.
     """
-    ids = array("q")
+    rows = array("q")
     cells = SampleCells()
     input_sets: dict[frozenset[str], int] = {}
     inputs = array("l")
     for one in share:
-        ids.extend(one.sample.sample_id)
+        rows.append(one.sample.sample_id[0])
         cells.append(one.sample.cells)
         inputs.append(input_sets.setdefault(one.inputs, len(input_sets)))
     columns = setup.dataset.columns
@@ -95,10 +97,18 @@ def _decoded(setup: Setup, share: Sequence[Work]) -> DecodedSamples:
     return DecodedSamples(
         cells,
         Chosen(list(input_sets), inputs),
-        np.frombuffer(ids, np.int64).reshape(-1, 2),
-        setup.dataset.damage,
+        # Not by row and chunk, which all variants of a sample have.
+        np.stack([np.arange(len(rows)), np.zeros(len(rows), np.int64)], axis=1),
+        partial(_damage, setup.dataset, rows),
         any(used & files for used in input_sets),
     )
+
+
+def _damage(
+    dataset: Dataset, rows: Sequence[int], number: int, name: str, error: UsageError
+) -> UsageError:
+    """Return the error of an input that could not be loaded, with its place."""
+    return dataset.damage(rows[number], name, error)
 
 
 @dataclass

@@ -83,7 +83,10 @@ def plan_lines(
     is_recorded = np.zeros(len(keyed.digests), np.bool_)
     seen_folders = {""}
     with_progress = counted("write plan", samples, len(samples))
-    for sample, group in zip(with_progress, setup.dataset.groups, strict=True):
+    weights = setup.dataset.weights
+    for sample, group, weight in zip(
+        with_progress, setup.dataset.groups, weights, strict=True
+    ):
         row, chunk = sample.sample_id
         values = {
             name: serialize(sample.cells[name].literal, {}, name)
@@ -111,6 +114,7 @@ def plan_lines(
             "chunk": chunk,
             "inputs": input_sets.index(sample.plan.inputs),
             "group": int(group),
+            "weight": int(weight),
             "values": values,
             "files": files,
             "frame folders": frame_folders,

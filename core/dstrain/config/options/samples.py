@@ -1,0 +1,103 @@
+"""The options of what a row gives: captions, sizes and views of its images."""
+
+from dataclasses import dataclass
+
+from dstrain.config.fields import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """How rows become samples, and what of them each draw takes."""
+
+    resolution: str | None = option(
+        "data",
+        "Side of a square whose area images and videos are scaled to, in buckets of similar aspect ratio; "
+        "several, comma-separated, give a sample of each row at each.",
+        affects={"training", "cache"},
+    )
+    bucket_step: int | None = option(
+        "data",
+        "Sides of buckets are multiples of this many pixels. Defaults to a sixteenth of --resolution.",
+        affects={"training", "cache"},
+        minimum=1,
+    )
+    bucket_min_side: int | None = option(
+        "data",
+        "Least side of a bucket in pixels. Defaults to half of --resolution.",
+        affects={"training", "cache"},
+        minimum=1,
+    )
+    bucket_max_side: int | None = option(
+        "data",
+        "Greatest side of a bucket in pixels. Defaults to twice --resolution.",
+        affects={"training", "cache"},
+        minimum=1,
+    )
+    bucket_upscale: bool = option(
+        "data",
+        "Scale images up that are smaller than their bucket; without it they get a smaller one.",
+        False,
+        affects={"training", "cache"},
+    )
+    flip: bool = option(
+        "data",
+        "Show each image or video mirrored left to right in half of the draws.",
+        False,
+        affects={"training", "cache"},
+    )
+    crops: int = option(
+        "data",
+        "Number of places at which images are cropped, evenly spaced; each draw takes one. 1 is the centre.",
+        1,
+        affects={"training", "cache"},
+        minimum=1,
+        maximum=64,
+    )
+    caption_dropout: float = option(
+        "data",
+        "Probability of an empty caption in place of a sample's own, which makes guidance work.",
+        0.0,
+        affects={"training", "cache", "captions"},
+        minimum=0,
+        below=1,
+    )
+    caption_lines: bool = option(
+        "data",
+        "Take each line of a caption as a caption of its own; each draw takes one.",
+        False,
+        affects={"training", "cache", "captions"},
+    )
+    shuffle_tags: bool = option(
+        "data",
+        "Shuffle the comma-separated tags of captions.",
+        False,
+        affects={"training", "cache", "captions"},
+    )
+    keep_tags: int | None = option(
+        "data",
+        "Number of tags at the start of a caption that --shuffle_tags leaves in place.",
+        affects={"training", "cache", "captions"},
+        minimum=0,
+    )
+    caption_variants: int | None = option(
+        "data",
+        "Number of orders of the tags that --shuffle_tags takes turns with, the written one included. Defaults to 8.",
+        affects={"training", "cache", "captions"},
+        minimum=2,
+        maximum=1000,
+    )
+    trigger_word: str | None = option(
+        "data",
+        "Put in place of [trigger] in captions, or before captions that have neither.",
+        affects={"training", "cache", "captions"},
+    )
+    caption_prefix: str | None = option(
+        "data",
+        "Text put before each caption, as it is.",
+        affects={"training", "cache", "captions"},
+    )
+    caption_suffix: str | None = option(
+        "data",
+        "Text put after each caption, as it is.",
+        affects={"training", "cache", "captions"},
+    )

@@ -1,0 +1,89 @@
+"""The captions of a row, of which each draw takes one.
+
+They depend on nothing but what is written in the row and the options: equal rows share
+what is computed from them, and another seed needs nothing new.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TRIGGER = "[trigger]"
+"""Stands for the trigger word in captions."""
+SEPARATOR = ","
+"""Between the tags of a caption."""
+WHOLE = 10**6
+"""The weight of a caption, of which a dropout takes its part."""
+
+WeightedCaption = tuple[int, str]
+"""A caption and how probable it is, in proportion to the others of its row."""
+
+
+@dataclass(frozen=True)
+class CaptionOptions:
+    """What is made of the text in a row."""
+
+    dropout: float = 0.0
+    """How probable the empty caption is, 0 to less than 1."""
+    shuffle_tags: bool = False
+    keep_tags: int = 0
+    """Tags at the start that stay where they are."""
+    variants: int = 1
+    """Orders of the tags, the written one included."""
+    split_lines: bool = False
+    """Whether each line is a caption of its own."""
+    trigger: str = ""
+    """Put in place of TRIGGER; where a caption has neither, before it."""
+    prefix: str = ""
+    suffix: str = ""
+
+    def captions(self, written: str | Sequence[str]) -> list[WeightedCaption]:
+        """Return the captions of a row, each once, the first as it is written.
+
+        Args:
+            written: The text of the cell, or several that are equally probable.
+        """
+        texts = [written] if isinstance(written, str) else list(written)
+        if self.split_lines:
+            lines = [line.strip() for text in texts for line in text.splitlines()]
+            texts = [line for line in lines if line]
+        weights: dict[str, int] = {}
+        weight = round(WHOLE * (1 - self.dropout))
+        dropped = 0
+        for text in texts or [""]:
+            for caption in self._orders(text):
+                complete = self.prefix + self._with_trigger(caption) + self.suffix
+                weights[complete] = weights.get(complete, 0) + weight
+                dropped += WHOLE - weight
+        if dropped:
+            weights[""] = weights.get("", 0) + dropped
+        return [(weight, text) for text, weight in weights.items()]
+
+    def _with_trigger(self, caption: str) -> str:
+        if not self.trigger:
+            return caption
+        if TRIGGER in caption:
+            return caption.replace(TRIGGER, self.trigger)
+        if self.trigger in caption:
+            return caption
+        return f"{self.trigger}, {caption}" if caption else self.trigger
+
+    def _orders(self, caption: str) -> list[str]:
+        """Return the caption as it is written, and with its tags in other orders."""
+        if not self.shuffle_tags:
+            return [caption]
+        tags = [tag.strip() for tag in caption.split(SEPARATOR) if tag.strip()]
+        first, others = tags[: self.keep_tags], tags[self.keep_tags :]
+        orders = [caption]
+        for number in range(1, self.variants):
+            shuffled = sorted(
+                range(len(others)), key=lambda tag: _number(caption, number, tag)
+            )
+            orders.append(", ".join([*first, *(others[tag] for tag in shuffled)]))
+        return orders
+
+
+def _number(caption: str, variant: int, tag: int) -> bytes:
+    """Return a random number of a tag, by which tags are sorted."""
+    key = f"{variant}\n{tag}\n{caption}"
+    return hashlib.blake2b(key.encode(), digest_size=8).digest()

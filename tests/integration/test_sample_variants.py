@@ -1,0 +1,195 @@
+"""Captions, flips, crops and resolutions: each draw of an unsplit run is that of the two
+stages, bit for bit, and the feature cache stores what these need and no more.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dstrain.cache.store import FeatureCache
+from dstrain.errors import CacheError
+from dstrain.randomness import SampleKey
+from dstrain.runs.build import open_training_data
+from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import run
+from PIL import Image
+
+from tests.support.family import write
+from tests.support.runs import config, files, log, same
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+SIZES = ((16, 40), (40, 16), (24, 24), (30, 50))
+CAPTIONS: tuple[Any, ...] = (
+    "a, b, c, d",
+    ["one dog", "two, dogs"],
+    "",
+    "first line\nsecond line",
+)
+FEATURES: dict[str, dict[str, Any]] = {
+    "dropout": {"caption_dropout": 0.4},
+    "tags": {"shuffle_tags": True, "keep_tags": 1, "caption_variants": 9},
+    "words": {"trigger_word": "sks", "caption_prefix": "< ", "caption_suffix": " >"},
+    "lines": {"caption_lines": True},
+    "flip": {"flip": True},
+    "crops": {"crops": 3, "height": 16, "width": 16},
+    "buckets": {"resolution": "24"},
+    "resolutions": {"resolution": "16,24"},
+    "all": {
+        "caption_dropout": 0.2,
+        "shuffle_tags": True,
+        "caption_variants": 2,
+        "caption_lines": True,
+        "flip": True,
+        "crops": 2,
+        "resolution": "16,24",
+        "batch_size": 2,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and images of several sizes with captions of every kind."""
+    folder = tmp_path_factory.mktemp("variants")
+    write(folder / "model")
+    data = folder / "data"
+    data.mkdir()
+    numbers = np.random.default_rng(0)
+    rows = []
+    for number, (size, caption) in enumerate(zip(SIZES, CAPTIONS, strict=True)):
+        pixels = numbers.integers(0, 256, (*size, 3), np.uint8)
+        Image.fromarray(pixels).save(data / f"{number}.png")
+        rows.append({"image": f"{number}.png", "prompt": caption})
+    (data / "metadata.json").write_text(json.dumps(rows))
+    return folder
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_unsplit_and_split_runs_are_equal(
+    name: str, place: Path, tmp_path: Path
+) -> None:
+    changes = {"max_steps": 12, "validation_split": 0.3, **FEATURES[name]}
+    run(config(place, output_path=tmp_path / "unsplit", **changes))
+    cache = tmp_path / "cache"
+    for stage in ("data_process", "train"):
+        task = {"task": f"sft:{stage}", "feature_cache": cache}
+        run(config(place, output_path=tmp_path / "split", **task, **changes))
+    assert same(files(tmp_path / "unsplit"), files(tmp_path / "split"))
+    assert log(tmp_path / "unsplit") == log(tmp_path / "split")
+
+
+def test_an_option_of_variants_changes_what_is_trained(
+    place: Path, tmp_path: Path
+) -> None:
+    losses: dict[tuple[float, ...], str] = {}
+    for name, feature in {"none": {}, **FEATURES}.items():
+        run(config(place, output_path=tmp_path / name, max_steps=12, **feature))
+        own = tuple(row["loss"] for row in log(tmp_path / name))
+        assert losses.setdefault(own, name) == name
+
+
+def drawn(place: Path, row: int, draws: int, **feature: Any) -> Counter[Any]:
+    """How often each caption and view of a row is drawn."""
+    setup = resolve(config(place, **feature))
+    source = open_training_data(setup).source
+    seen: Counter[Any] = Counter()
+    for repeat in range(draws):
+        sample = source.sample(row, key=SampleKey(0, 0, repeat, row))
+        pixels = np.asarray(sample.values["input_image"]).tobytes()
+        seen[sample.values["prompt"], pixels] += 1
+    return seen
+
+
+def test_variants_are_drawn_as_often_as_they_are_probable(place: Path) -> None:
+    seen = drawn(place, 1, 4000, caption_dropout=0.2, flip=True)
+    of_texts: Counter[str] = Counter()
+    of_views: Counter[bytes] = Counter()
+    for (text, pixels), count in seen.items():
+        of_texts[text] += count
+        of_views[pixels] += count
+    assert of_texts.keys() == {"one dog", "two, dogs", ""}
+    # Six standard deviations of a binomial distribution.
+    assert abs(of_texts[""] - 800) < 6 * 25.3
+    assert abs(of_texts["one dog"] - 1600) < 6 * 31
+    assert len(of_views) == 2
+    assert abs(max(of_views.values()) - 2000) < 6 * 31.6
+
+
+def test_a_key_chooses_the_same_variant_each_time(place: Path) -> None:
+    feature = {"crops": 4, "flip": True, "caption_dropout": 0.5, "resolution": "16"}
+    assert drawn(place, 0, 50, **feature) == drawn(place, 0, 50, **feature)
+    assert len(drawn(place, 0, 200, **feature)) == 4 * 2 * 2
+
+
+def test_without_a_key_a_sample_is_the_plain_one(place: Path) -> None:
+    plain = open_training_data(resolve(config(place))).source.sample(0).values
+    feature = {"flip": True, "caption_dropout": 0.9, "shuffle_tags": True}
+    found = open_training_data(resolve(config(place, **feature))).source.sample(0)
+    assert found.values["prompt"] == plain["prompt"]
+    assert found.values["input_image"] == plain["input_image"]
+
+
+def test_the_cache_has_each_text_and_each_view_once(
+    place: Path, tmp_path: Path
+) -> None:
+    """Dropped captions of all rows are one empty prompt; texts and images are stored for
+    themselves, not for each pair of them.
+    """
+    changes = {"caption_dropout": 0.1, "flip": True, "feature_cache": tmp_path}
+    run(config(place, task="sft:data_process", **changes))
+    rows = FeatureCache.open(tmp_path).plan_rows(plan_in(tmp_path))
+    addresses = {name: set(map(bytes, column)) for name, column in rows.stored.items()}
+    # Row 1 has two captions; row 2 is empty itself.
+    texts = {"a, b, c, d", "one dog", "two, dogs", "", CAPTIONS[3]}
+    assert len(addresses["prompt_emb"]) == len(texts)
+    assert len(addresses["input_latents"]) == 2 * len(SIZES)
+    assert len(rows) == 2 * (2 + 3 + 1 + 2)
+
+
+def plan_in(cache: Path) -> Path:
+    (path,) = (cache / "plans").glob("[!.]*.json")
+    return path
+
+
+def test_stage_2_refuses_other_variants(place: Path, tmp_path: Path) -> None:
+    cache = {"feature_cache": tmp_path / "cache"}
+    run(config(place, task="sft:data_process", caption_dropout=0.1, **cache))
+    for other in ({}, {"caption_dropout": 0.2}, {"caption_dropout": 0.1, "flip": True}):
+        with pytest.raises(CacheError, match=r"--caption_dropout|--flip"):
+            run(config(place, task="sft:train", max_steps=1, **cache, **other))
+
+
+def test_resolutions_of_one_size_are_one_sample(place: Path) -> None:
+    """An image that is too small for the larger one is not seen twice."""
+    source = open_training_data(resolve(config(place, resolution="16,24,32")))
+    sizes: dict[int, list[tuple[int, int]]] = {}
+    for row, chunk in source.sample_ids.tolist():
+        image = source.source.sample(row, chunk).values["input_image"]
+        sizes.setdefault(row, []).append((image.height, image.width))
+    assert sizes == {
+        0: [(8, 24), (16, 32), (16, 40)],
+        1: [(24, 8), (32, 16), (40, 16)],
+        2: [(16, 16), (24, 24)],
+        3: [(16, 16), (16, 32), (24, 40)],
+    }
+
+
+def test_crops_lie_evenly_between_the_ends(tmp_path: Path) -> None:
+    write(tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    columns = np.repeat(np.arange(64, dtype=np.uint8)[np.newaxis], 16, axis=0)
+    Image.fromarray(columns).save(tmp_path / "data/ramp.png")
+    rows = [{"image": "ramp.png", "prompt": "a ramp"}]
+    (tmp_path / "data/metadata.json").write_text(json.dumps(rows))
+    feature = {"crops": 3, "height": 16, "width": 16, "flip": True}
+    seen = drawn(tmp_path, 0, 200, **feature)
+    edges = set()
+    for _, pixels in seen:
+        row = np.frombuffer(pixels, np.uint8).reshape(16, 16, 3)[0, :, 0]
+        edges.add((int(row[0]), int(row[-1])))
+    # 48 columns are cut off, at both sides together.
+    assert edges == {(8, 23), (24, 39), (40, 55), (23, 8), (39, 24), (55, 40)}
