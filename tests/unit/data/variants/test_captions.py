@@ -1,0 +1,93 @@
+"""A row's captions: what is made of a text, each once, with how probable it is."""
+
+from collections import Counter
+
+import pytest
+from dstrain.data.variants.captions import WHOLE, CaptionOptions
+
+
+def texts(options: CaptionOptions, written: str | list[str]) -> list[str]:
+    return [text for _, text in options.captions(written)]
+
+
+def share(options: CaptionOptions, written: str | list[str], text: str) -> float:
+    """How probable a caption is."""
+    found = options.captions(written)
+    total = sum(weight for weight, _ in found)
+    return sum(weight for weight, own in found if own == text) / total
+
+
+def test_without_options_a_caption_is_what_is_written() -> None:
+    for written in ("a dog", "", " a,b\n", "[trigger]"):
+        assert CaptionOptions().captions(written) == [(WHOLE, written)]
+
+
+def test_several_captions_are_equally_probable_and_equal_ones_are_one() -> None:
+    options = CaptionOptions()
+    assert options.captions(["a", "b", "a"]) == [(2 * WHOLE, "a"), (WHOLE, "b")]
+    assert texts(options, []) == [""]
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.25, 0.9])
+@pytest.mark.parametrize("written", ["a", ["a", "b", "c"]])
+def test_dropout_is_the_probability_of_the_empty_caption(
+    dropout: float, written: str | list[str]
+) -> None:
+    options = CaptionOptions(dropout=dropout, prefix="photo of ")
+    assert share(options, written, "") == pytest.approx(dropout, abs=1e-6)
+    # Validation takes the first.
+    assert texts(options, written)[0] == "photo of a"
+
+
+def test_an_empty_caption_that_is_dropped_is_one() -> None:
+    assert texts(CaptionOptions(dropout=0.5), "") == [""]
+    assert texts(CaptionOptions(dropout=0.5), ["", "a"]) == ["", "a"]
+    assert share(CaptionOptions(dropout=0.5), ["", "a"], "") == 0.75
+
+
+def test_tags_are_shuffled_but_for_those_that_are_kept() -> None:
+    written = "red, small ,round,  old,wet"
+    options = CaptionOptions(shuffle_tags=True, keep_tags=2, variants=5)
+    found = texts(options, written)
+    assert found[0] == written
+    assert len(found) == 5
+    for text in found[1:]:
+        tags = text.split(", ")
+        assert tags[:2] == ["red", "small"]
+        assert Counter(tags) == Counter(["red", "small", "round", "old", "wet"])
+    assert found == texts(options, written)
+
+
+def test_every_order_is_as_probable_as_the_others() -> None:
+    options = CaptionOptions(shuffle_tags=True, variants=1000)
+    weights = dict(map(reversed, options.captions("a, b, c")))  # type: ignore[arg-type]
+    assert len(weights) == 6
+    assert sum(weights.values()) == 1000 * WHOLE
+    # Six standard deviations of a binomial distribution of 1,000 times 1/6.
+    assert all(abs(weight / WHOLE - 1000 / 6) < 71 for weight in weights.values())
+
+
+def test_each_line_can_be_a_caption() -> None:
+    options = CaptionOptions(split_lines=True)
+    assert texts(options, "a dog\r\n\n  a wet dog \n") == ["a dog", "a wet dog"]
+    assert texts(options, "\n") == [""]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("a photo of [trigger] in rain, [trigger]", "a photo of sks in rain, sks"),
+        ("a photo of sks", "a photo of sks"),
+        ("a dog", "sks, a dog"),
+        ("", "sks"),
+    ],
+)
+def test_the_trigger_word_is_in_every_caption(written: str, expected: str) -> None:
+    assert texts(CaptionOptions(trigger="sks"), written) == [expected]
+
+
+def test_prefix_and_suffix_stand_around_all_but_a_dropped_caption() -> None:
+    options = CaptionOptions(
+        dropout=0.5, trigger="sks", prefix="old ", suffix=" now", variants=1
+    )
+    assert texts(options, "dog") == ["old sks, dog now", ""]
