@@ -183,7 +183,11 @@ ABOUT = _entries(
         "versions": TEXT_BY_NAME,
         "previews": _list_of(PREVIEW),
     },
-    {"config": FACTS, "repeatable": _or({}, REPEATABLE)},
+    {
+        "config": FACTS,
+        "repeatable": _or({}, REPEATABLE),
+        "sizes": _list_of(_items(TEXT, NUMBER, _is("a number", int, float))),
+    },
 )
 PLAN = _entries(
     {

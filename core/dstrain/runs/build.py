@@ -10,6 +10,7 @@ from dstrain.cache.store import FeatureCache
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.dataset import first_variants, inputs_of
+from dstrain.data.group_sizes import GroupSize, group_sizes
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
@@ -67,7 +68,14 @@ def open_training_data(setup: Setup) -> TrainingData:
     groups, sample_ids = with_skipped_rows(
         dataset.groups[first], dataset.sample_ids[first], len(dataset.table.rows)
     )
-    return TrainingData(setup, source, groups, sample_ids, dataset.input_sets)
+    return TrainingData(
+        setup,
+        source,
+        groups,
+        sample_ids,
+        dataset.input_sets,
+        sizes=group_sizes(dataset),
+    )
 
 
 def _open_cached_rows(setup: Setup) -> TrainingData:
@@ -90,7 +98,8 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
         first = first_variants(ids)
         groups, ids = groups[first], ids[first]
     groups, ids = with_skipped_rows(groups, ids, count)
-    return TrainingData(setup, source, groups, ids, source.input_sets, info)
+    sizes = [GroupSize(*one) for one in info.sizes]
+    return TrainingData(setup, source, groups, ids, source.input_sets, info, sizes)
 
 
 def refuse_long_prompts(

@@ -63,6 +63,8 @@ class CacheInfo:
     versions: Mapping[str, str]
     previews: Sequence[Mapping[str, Any]] = ()
     """One line for each preview; see `preview_line`."""
+    sizes: Sequence[Sequence[Any]] = ()
+    """Of each signature, what `GroupSize` says."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The flags of stage 1; see `recorded_flags`."""
     repeatable: Mapping[str, Any] = field(default_factory=dict)

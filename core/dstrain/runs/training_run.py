@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from dstrain.data.group_sizes import GroupSize
 from dstrain.distributed.world import ProcessGroup
 from dstrain.models.needed_components import Found
 from dstrain.runs.feature_plan import CacheInfo
@@ -43,6 +44,8 @@ class TrainingData:
     """The sets of inputs that samples have."""
     cache_info: CacheInfo | None = None
     """The record of the run that filled the feature cache; stage 2 only."""
+    sizes: Sequence[GroupSize] = ()
+    """Those of the samples of each signature; () where stage 1 did not record them."""
 
     def name_row(self, row: int) -> str:
         """Name a row of the dataset in messages, as stage 1 recorded it."""

@@ -147,24 +147,24 @@ class Order:
     @cached_property
     def sample_count(self) -> int:
         """Return the number of samples of the dataset."""
-        return int(self._counts.sum())
+        return int(self.group_counts.sum())
 
     @cached_property
     def steps_per_epoch(self) -> int:
         """Return the number of global batches in an epoch: the left-overs of each
         signature make one smaller batch.
         """
-        drawn = self._counts * self.repeat
+        drawn = self.group_counts * self.repeat
         return int((-(-drawn // self.samples_per_step)).sum())
 
     @property
     def group_count(self) -> int:
         """Return the number of signatures that samples have."""
-        return int(np.count_nonzero(self._counts))
+        return int(np.count_nonzero(self.group_counts))
 
     @cached_property
-    def _counts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The number of samples of each signature."""
+    def group_counts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the number of samples of each signature."""
         return np.bincount(self.groups[self.groups != SKIPPED]).astype(np.int64)
 
     @cached_property
@@ -275,7 +275,7 @@ class Order:
     @cached_property
     def _shortest(self) -> np.dtype[Any]:
         """The shortest type of numbers for all signatures."""
-        return np.min_scalar_type(len(self._counts))
+        return np.min_scalar_type(len(self.group_counts))
 
     def _left_overs(self, end: Position) -> list[Indices]:
         """Return the smaller batches at an epoch's end, one for each signature."""

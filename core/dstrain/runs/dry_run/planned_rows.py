@@ -12,6 +12,7 @@ import numpy as np
 from dstrain.cache.in_use import reading
 from dstrain.cache.store import MARKER
 from dstrain.data.dataset import Dataset
+from dstrain.data.group_sizes import GroupSize, group_sizes
 from dstrain.data.metadata import read_metadata
 from dstrain.data.row_checks import check_rows, without_absent
 from dstrain.graph.plan import Plan
@@ -49,6 +50,8 @@ class PlannedRows:
     """If it is known exactly."""
     largest: LargestSample | None = None
     """Its largest sample, if it is known."""
+    sizes: Sequence[GroupSize] = ()
+    """Those of the samples of each signature, as far as they are known."""
     data: TrainingData | None = None
     """In stage 2 the samples of the feature cache."""
 
@@ -89,6 +92,7 @@ def _of_unchanged(found: Unchanged) -> PlannedRows:
         count,
         _held_out(setup, np.arange(count)),
         largest=None if largest is None else LargestSample(**largest),
+        sizes=[GroupSize(*one) for one in info.sizes],
     )
 
 
@@ -120,6 +124,7 @@ def _of_cache(setup: Setup) -> PlannedRows:
         len(rows),
         held_out,
         order.steps_per_epoch,
+        sizes=data.sizes,
         data=data,
     )
 
@@ -162,6 +167,7 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
         len(rows),
         held_out,
         largest=largest_sample(setup, dataset),
+        sizes=group_sizes(dataset),
     )
 
 

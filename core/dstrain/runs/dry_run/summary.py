@@ -9,6 +9,7 @@ from typing import Any
 from dstrain.config.fields import split_commas
 from dstrain.config.options.train import options_affecting
 from dstrain.console import redacted
+from dstrain.data.group_sizes import size_lines
 from dstrain.errors import MissingFiles
 from dstrain.graph.plan import Plan
 from dstrain.pipeline.pipeline import Pipeline
@@ -68,18 +69,22 @@ class _Length:
     per_epoch: int | None
     """Steps of an epoch; where files were not decoded, as if each row was one sample."""
     steps: int | None
+    is_exact: bool
+    """Whether the steps are known exactly."""
 
     @classmethod
     def of(cls, setup: Setup, rows: PlannedRows) -> "_Length":
         config = setup.config
         batch = samples_per_step(setup)
-        per_epoch = rows.steps_per_epoch
+        per_epoch = _exact_steps(setup, rows, batch)
+        is_exact = per_epoch is not None
         if per_epoch is None and rows.count:
             trained = rows.count - rows.held_out
             per_epoch = math.ceil(trained * config.dataset_repeat / batch)
         if per_epoch is None:
-            return cls(rows, batch, None, config.max_steps)
-        return cls(rows, batch, per_epoch, total_steps(config, per_epoch))
+            return cls(rows, batch, None, config.max_steps, is_exact)
+        steps = total_steps(config, per_epoch)
+        return cls(rows, batch, per_epoch, steps, is_exact)
 
     def lines(self, setup: Setup, second: Sequence[PlannedRows]) -> Iterator[str]:
         """Yield rows and steps."""
@@ -90,13 +95,32 @@ class _Length:
             yield f"    {rows.held_out} of these for validation"
         for one in second:
             yield f"    {one.in_words()} for validation"
-        if setup.stage == "data_process":
+        is_stage_1 = setup.stage == "data_process"
+        # Of rows that are held out the sizes are not known.
+        if not rows.held_out or is_stage_1:
+            repeat = setup.config.dataset_repeat
+            step = None if is_stage_1 else self.samples_per_step
+            for line in size_lines(rows.sizes, repeat, step):
+                yield f"    {line}"
+        if is_stage_1:
             return
         yield f"    samples per step: {self.samples_per_step}"
-        if rows.steps_per_epoch is not None:
+        if self.is_exact:
             yield f"    {self.steps} steps"
         elif rows.count:
             yield f"    {self.steps} steps, if each row is one sample and all have the same size"
+
+
+def _exact_steps(setup: Setup, rows: PlannedRows, batch: int) -> int | None:
+    """Return the steps of an epoch; None where they are not known before files are
+    decoded, or rows are chosen for validation.
+    """
+    if rows.steps_per_epoch is not None or rows.held_out or not rows.sizes:
+        return rows.steps_per_epoch
+    if setup.config.on_bad_sample == "skip":
+        return None
+    repeat = setup.config.dataset_repeat
+    return sum(math.ceil(one.samples * repeat / batch) for one in rows.sizes)
 
 
 def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from dstrain.config.sizes import parse_resolutions
 from dstrain.data.cells import Cell
 from dstrain.data.dataset import Dataset
 from dstrain.graph.inputs import Column, Constant, Measured
@@ -116,9 +117,11 @@ def of_largest(setup: Setup, largest: LargestSample) -> ChosenSample:
 
 def of_flags(setup: Setup) -> ChosenSample:
     """Return a sample of the size that the flags ask for; without --height and --width
-    a square of --max_pixels.
+    a square of --max_pixels, or of the largest --resolution.
     """
     config = setup.config
+    sides = parse_resolutions(config.resolution)
+    pixels = max(sides) ** 2 if sides else config.max_pixels
     inputs = setup.all_inputs()
     used = setup.plan(inputs).used_inputs
     shapes: dict[str, tuple[int, int, int]] = {}
@@ -126,7 +129,7 @@ def of_flags(setup: Setup) -> ChosenSample:
     for name, source in setup.spec.inputs.items():
         if not isinstance(source, Column) or name not in inputs:
             continue
-        side = isqrt(config.max_pixels) // (source.multiple or 1)
+        side = isqrt(pixels) // (source.multiple or 1)
         side *= source.multiple or 1
         height, width = config.height or side, config.width or side
         shapes[name] = (config.num_frames, height, width)

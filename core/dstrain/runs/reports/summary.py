@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from dstrain.console import get_logger
+from dstrain.data.group_sizes import size_lines
 from dstrain.graph.inputs import Column
 from dstrain.graph.noise_schedule import STRATA
 from dstrain.graph.plan import make_plan
@@ -78,6 +79,8 @@ def log_start(run: TrainingRun) -> None:
         f"{config.lr_scheduler}; "
         f"seed {config.seed}"
     )
+    for line in _sizes(run):
+        logger.info(line)
     if run.validation:
         ids = run.validation.sample_ids
         rows = len(np.unique(ids[:, 0]))
@@ -85,6 +88,18 @@ def log_start(run: TrainingRun) -> None:
             f"validation: {len(ids)} samples of {rows} rows, {STRATA} timesteps each"
         )
     logger.info(f"writing to {setup.output}")
+
+
+def _sizes(run: TrainingRun) -> list[str]:
+    """Return the lines that say at which sizes the samples in training are loaded."""
+    order = run.order
+    counts = order.group_counts
+    sizes = [
+        one._replace(samples=int(counts[group]))
+        for group, one in enumerate(run.data.sizes)
+        if group < len(counts)
+    ]
+    return size_lines(sizes, order.repeat, order.samples_per_step)
 
 
 def _weights_of(networks: nn.Module) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from dstrain.cache.store import FeatureCache
 from dstrain.console import counted, redacted
 from dstrain.data.files import real_path
+from dstrain.data.group_sizes import group_sizes
 from dstrain.graph.values import serialize
 from dstrain.models.component_files import named_models
 from dstrain.runs.feature_plan import CacheInfo, dataset_folders, names_digest
@@ -55,6 +56,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
             for name, files in keyed.found.files.items()
         },
         versions=setup.versions,
+        sizes=group_sizes(setup.dataset),
         repeatable=as_repeatable(setup, keyed.digests, keyed.model_digests),
         previews=[
             preview_line(preview, sample.addresses)

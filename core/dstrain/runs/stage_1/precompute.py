@@ -19,6 +19,7 @@ from dstrain.cache.store import (
 )
 from dstrain.config.serialize import command_line
 from dstrain.console import get_logger, logging_to_file, secrets
+from dstrain.data.group_sizes import group_sizes, size_lines
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import StateError, first_few, secret_error
 from dstrain.pipeline.pipeline import Pipeline
@@ -135,6 +136,8 @@ def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded
         note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
     work = missing_work(keyed.samples, cache)
     log_count(setup, len(work), len(keyed.samples), keyed.previews)
+    for line in size_lines(group_sizes(setup.dataset), 1, None):
+        logger.info(line)
     if processes.size > 1 and work:
         # Dealt one by one: no process has more than one sample more than another.
         each = -(-len(work) // processes.size)
