@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from dstrain.randomness import Rng, SampleKey, digest, seed_global
+from dstrain.randomness import Rng, SampleKey, choose, digest, seed_global
 from dstrain.training.batching import Order
 
 GOLDEN = (1.4760138988494873, -0.23928557336330414, 0.715182363986969)
@@ -112,3 +112,26 @@ def test_a_units_streams_are_its_own() -> None:
     ]
     assert not any(torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
     assert torch.equal(rng.scoped("one").normal("noise", (3,)), drawn[1])
+
+
+def test_what_a_key_chooses_is_as_probable_as_its_weight() -> None:
+    weights = (1, 0, 6, 3)
+    counts = [0] * len(weights)
+    for row in range(4000):
+        counts[choose(SampleKey(0, 0, 0, row), "variant", weights)] += 1
+    # Six standard deviations of binomial distributions of 4,000.
+    assert counts[1] == 0
+    for count, weight in zip(counts, weights, strict=True):
+        assert (
+            abs(count - 400 * weight)
+            < 6 * (400 * weight * (1 - weight / 10)) ** 0.5 + 1
+        )
+    assert choose(KEY, "variant", weights) == choose(KEY, "variant", weights)
+    assert {
+        choose(KEY._replace(row=row), "other", (2**62, 2**62)) for row in range(40)
+    } == {0, 1}
+
+
+def test_of_weights_that_are_all_0_nothing_is_chosen() -> None:
+    with pytest.raises(ValueError, match="all weights are 0"):
+        choose(KEY, "variant", (0, 0))

@@ -1,7 +1,7 @@
 """Sizes are read as cards are named, and written for people."""
 
 import pytest
-from dstrain.config.sizes import as_size, parse_size
+from dstrain.config.sizes import as_size, parse_resolutions, parse_size
 from dstrain.errors import UsageError
 
 
@@ -32,3 +32,21 @@ def test_sizes_are_written_in_the_unit_that_shows_them() -> None:
     sizes = {38.06 * 2**30: "38.06 GiB", 512 * 2**20: "0.50 GiB", 3174: "3.1 KiB"}
     assert {size: as_size(size) for size in sizes} == sizes
     assert as_size(50 * 2**20) == "50.0 MiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "sides"),
+    [(None, ()), ("1024", (1024,)), ("512, 768,1024", (512, 768, 1024))],
+)
+def test_resolutions_are_sides_in_pixels(
+    text: str | None, sides: tuple[int, ...]
+) -> None:
+    assert parse_resolutions(text) == sides
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-64", "64,", "512x512", "1e3", "٣", "64,64"]
+)
+def test_what_is_no_resolution_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--resolution"):
+        parse_resolutions(text)

@@ -157,3 +157,32 @@ def test_groups_are_numbered_by_the_rows_that_stay() -> None:
         data.signature(sample) for sample in (2, 3, 4)
     ]
     assert kept.input_sets == (frozenset({"input_image"}),)
+
+
+def test_variants_of_a_sample_are_one_in_all_but_their_cells() -> None:
+    table = Table(Path("metadata.csv"), ("prompt", "image"), ({},) * 3, ())
+    small, large = image(16, 16), image(32, 32)
+    checked = [
+        CheckedSample((0, 0), [(3, {"prompt": text("a"), "input_image": small})], 0.5),
+        CheckedSample(
+            (1, 0),
+            [
+                (1, {"prompt": text(""), "input_image": small}),
+                (2, {"prompt": text("b" * 100), "input_image": small}),
+            ],
+            0.1,
+        ),
+        CheckedSample((1, 1), [(1, {"prompt": text(""), "input_image": large})]),
+        CheckedSample((2, 0), [(1, {"prompt": text("c"), "input_image": small})], 0.3),
+    ]
+    data = Dataset.of(table, checked, COLUMNS, pads_texts=True)
+    assert data.sample_ids.tolist() == [[0, 0], [1, 0], [1, 0], [1, 1], [2, 0]]
+    assert data.weights.tolist() == [3, 1, 2, 1, 1]
+    # A batch is padded to the longest text that a draw may take.
+    assert data.groups.tolist() == [0, 1, 1, 2, 0]
+    assert data.first_variants.tolist() == [0, 1, 3, 4]
+    assert data.cropped == pytest.approx([0.4, 0.1, 0])
+    left = data.without([Fault(0, "", "is bad")])
+    assert left.weights.tolist() == [1, 2, 1, 1]
+    assert left.cropped == pytest.approx([0.1, 0, 0.4])
+    assert left.first_variants.tolist() == [0, 2, 3]

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from dstrain.data import images
 from dstrain.data.images import Resolution, fit, load_image, read_size
+from dstrain.data.variants.buckets import Buckets
+from dstrain.data.variants.views import View
 from dstrain.errors import UsageError
 from PIL import ExifTags, Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
@@ -394,3 +396,24 @@ def test_an_image_is_its_pixels_alone(mode: str, suffix: str, tmp_path: Path) ->
     path = tmp_path / f"image{suffix}"
     Image.new("RGB", (8, 8)).save(path, dpi=(72, 72))
     assert load_image(path, mode, None).info == {}
+
+
+def test_a_view_says_where_an_image_is_cropped_and_whether_it_is_mirrored(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ramp.png"
+    ramp = np.repeat(np.arange(64, dtype=np.uint8)[np.newaxis], 16, axis=0)
+    Image.fromarray(ramp).save(path)
+    for crop, first in ((0.0, 0), (0.5, 24), (1.0, 48)):
+        found = np.asarray(load_image(path, "L", (16, 16), view=View(False, crop)))
+        assert np.array_equal(found, ramp[:, first : first + 16])
+        mirrored = np.asarray(load_image(path, "L", (16, 16), view=View(True, crop)))
+        assert np.array_equal(mirrored, found[:, ::-1])
+    whole = load_image(path, "L", None, view=View(True))
+    assert np.array_equal(np.asarray(whole), ramp[:, ::-1])
+
+
+def test_an_image_takes_the_size_of_its_bucket() -> None:
+    resolution = Resolution(None, None, 1, Buckets(64))
+    assert fit((100, 200), resolution, 16) == (48, 80)
+    assert fit((100, 200), resolution, 0) == (100, 200)

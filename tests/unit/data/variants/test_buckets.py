@@ -11,7 +11,8 @@ from dstrain.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    ("side", "multiple", "step"), [(1024, 16, 64), (512, 16, 32), (64, 16, 16), (48, 8, 8)]
+    ("side", "multiple", "step"),
+    [(1024, 16, 64), (512, 16, 32), (64, 16, 16), (48, 8, 8)],
 )
 def test_the_step_is_a_sixteenth_of_the_side_and_fits_the_model(
     side: int, multiple: int, step: int
@@ -49,7 +50,9 @@ def test_the_bucket_is_the_one_that_cuts_off_the_least() -> None:
         assert found in buckets.sizes(16)
 
 
-@pytest.mark.parametrize("size", [(1500, 1000), (1000, 1500), (4000, 700), (1024, 1024)])
+@pytest.mark.parametrize(
+    "size", [(1500, 1000), (1000, 1500), (4000, 700), (1024, 1024)]
+)
 def test_nothing_is_scaled_up(size: tuple[int, int]) -> None:
     height, width = Buckets(1024).fit(size, 16)
     assert max(height / size[0], width / size[1]) <= 1
