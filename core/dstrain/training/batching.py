@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -97,7 +97,7 @@ class MicroBatch:
 
     keys: Sequence[SampleKey]
     weights: Sequence[float]
-    """1 for each sample, 0 for one that only fills up."""
+    """What the loss of each sample counts, usually 1; 0 for one that only fills up."""
     global_batch_size: int
     """The number of samples of the step, over all processes and micro-batches."""
     ends_step: bool
@@ -120,6 +120,15 @@ class Position:
     """Those of these draws that no full batch has, by signature."""
 
 
+class RepeatedRows(NamedTuple):
+    """Rows that follow each other and are drawn equally often."""
+
+    end: int
+    """The row after the last one."""
+    repeat: int
+    """How often an epoch draws each of their samples, beside the repeat of all."""
+
+
 @dataclass(frozen=True, eq=False)
 class Order:
     """The samples of every epoch."""
@@ -134,6 +143,8 @@ class Order:
     seed: int
     sample_ids: SampleIds
     """(row, chunk) of each sample."""
+    repeated: Sequence[RepeatedRows] = ()
+    """Parts of the table, in order, that together are all of it; () for all rows alike."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", as_groups(self.groups))
@@ -142,7 +153,15 @@ class Order:
     @property
     def draws(self) -> int:
         """Return the number of positions in an epoch's order."""
-        return len(self.groups) * self.repeat
+        return int(self._ranges.first_draws[-1])
+
+    @cached_property
+    def _ranges(self) -> "_Ranges":
+        rows = self.sample_ids[:, 0]
+        count = len(self.groups)
+        ends = [int(rows.searchsorted(part.end)) for part in self.repeated] or [count]
+        factors = [part.repeat for part in self.repeated] or [1]
+        return _Ranges.of(ends, [self.repeat * factor for factor in factors])
 
     @cached_property
     def sample_count(self) -> int:
@@ -154,7 +173,11 @@ class Order:
         """Return the number of global batches in an epoch: the left-overs of each
         signature make one smaller batch.
         """
-        drawn = self.group_counts * self.repeat
+        drawn = np.zeros(len(self.group_counts), np.int64)
+        for start, end, repeat in self._ranges.parts():
+            groups = self.groups[start:end]
+            groups = groups[groups != SKIPPED]
+            drawn += repeat * np.bincount(groups, minlength=len(drawn))
         return int((-(-drawn // self.samples_per_step)).sum())
 
     @property
@@ -170,7 +193,14 @@ class Order:
     @cached_property
     def identity(self) -> str:
         """Return a digest of all that decides which draws share a batch."""
-        numbers = (self.seed, self.repeat, self.samples_per_step, len(self.groups))
+        numbers: tuple[Any, ...] = (
+            self.seed,
+            self.repeat,
+            self.samples_per_step,
+            len(self.groups),
+        )
+        if self.repeated:
+            numbers += (tuple(map(tuple, self.repeated)),)
         state = hashlib.blake2b(repr(numbers).encode(), digest_size=16)
         state.update(self.groups.astype("<i4").tobytes())
         return state.hexdigest()
@@ -229,7 +259,8 @@ class Order:
         """Yield, for chunk after chunk of draws, the batches that it fills, as draws,
         and the position after it.
 
-        A draw is repeat * (number of samples) + sample.
+        A draw is repeat * (number of samples) + sample; of several parts of the table,
+        those of the first part come first.
         """
         made = position.batches
         start = position.draws
@@ -257,7 +288,7 @@ class Order:
         their last samples were drawn, and the draws that are left, by signature.
         """
         size = self.samples_per_step
-        groups = self.groups[draws % len(self.groups)]
+        groups = self.groups[self._ranges.samples(draws)]
         draws = draws[groups != SKIPPED]
         groups = groups[groups != SKIPPED]
         # Sorted stably, the draws of each signature are together, as they were drawn.
@@ -280,19 +311,68 @@ class Order:
     def _left_overs(self, end: Position) -> list[Indices]:
         """Return the smaller batches at an epoch's end, one for each signature."""
         queued = np.array(end.queued, np.uint64)
-        groups = self.groups[queued % len(self.groups)]
+        groups = self.groups[self._ranges.samples(queued)]
         ends = np.flatnonzero(np.diff(groups)) + 1
         return np.split(queued, ends) if len(queued) else []
 
     def _keys(self, epoch: int, batches: Indices) -> Iterator[list[SampleKey]]:
         """Yield the keys of batches of draws, (batches, samples)."""
-        repeats, samples = np.divmod(batches, len(self.groups))
+        samples = self._ranges.samples(batches)
+        repeats = self._ranges.repeats(batches)
         places = self.sample_ids[samples].tolist()
         for of_batch, own_places in zip(repeats.tolist(), places, strict=True):
             yield [
                 SampleKey(self.seed, epoch, repeat, row, chunk)
                 for repeat, (row, chunk) in zip(of_batch, own_places, strict=True)
             ]
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """Parts of the samples, in order, each drawn equally often."""
+
+    first_samples: Indices
+    """The first sample of each part; at the end, the number of samples."""
+    first_draws: Indices
+    """The first draw of each part; at the end, the number of draws."""
+    repeat: Sequence[int]
+    """How often each sample of a part is drawn."""
+
+    @classmethod
+    def of(cls, ends: Sequence[int], repeat: Sequence[int]) -> "_Ranges":
+        first_samples = np.array([0, *ends], np.uint64)
+        counts = np.diff(first_samples) * np.array(repeat, np.uint64)
+        first_draws = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts)])
+        return cls(first_samples, first_draws, repeat)
+
+    def parts(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the first sample of each part, the one after its last, and its repeat."""
+        ends = self.first_samples.tolist()
+        yield from zip(ends, ends[1:], self.repeat, strict=False)
+
+    def samples(self, draws: Indices) -> Indices:
+        """Return the samples of draws."""
+        part, place = self._places(draws)
+        samples: Indices = self.first_samples[part] + place % self._counts[part]
+        return samples
+
+    def repeats(self, draws: Indices) -> Indices:
+        """Return which repeat of its sample each draw is."""
+        part, place = self._places(draws)
+        repeats: Indices = place // self._counts[part]
+        return repeats
+
+    @cached_property
+    def _counts(self) -> Indices:
+        # No draw is of a part without samples.
+        return np.maximum(np.diff(self.first_samples), np.uint64(1))
+
+    def _places(self, draws: Indices) -> tuple[Any, Indices]:
+        """Return the part of each draw, and its place among those of the part."""
+        if len(self.repeat) == 1:
+            return 0, draws
+        part = np.searchsorted(self.first_draws, draws, "right") - 1
+        return part, draws - self.first_draws[part]
 
 
 def with_skipped_rows(
@@ -323,14 +403,23 @@ def split_across_ranks(
     batch_size: int,
     rank: int,
     processes: int,
+    weight_of: Callable[[SampleKey], float] = lambda key: 1.0,
 ) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of one rank of a global batch, as many on every rank."""
+    """Yield the micro-batches of one rank of a global batch, as many on every rank.
+
+    Args:
+        samples: Those of the global batch.
+        batch_size: Samples that one process computes at once.
+        rank: The rank.
+        processes: The number of ranks.
+        weight_of: What the loss of a sample is multiplied by.
+    """
     stride = batch_size * processes
     starts = range(0, len(samples), stride)
     for start in starts:
         of_all_ranks = samples[start : start + stride]
         keys = of_all_ranks[rank * batch_size :][:batch_size]
-        weights = [1.0] * len(keys)
+        weights = [weight_of(key) for key in keys]
         if not keys:
             # Every rank must run equally many forward passes, or collectives hang:
             # repeat a sample with weight 0.

@@ -4,6 +4,7 @@ processes.
 
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, islice, permutations
@@ -19,6 +20,7 @@ from dstrain.training.batching import (
     MicroBatch,
     Order,
     Position,
+    RepeatedRows,
     permute,
     sample_index,
     split_across_ranks,
@@ -160,12 +162,27 @@ def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:
     assert order.steps_per_epoch == len(batches)
 
 
+def drawn_samples(order: Order) -> list[tuple[int, int]]:
+    """(repeat, sample) of each draw."""
+    rows = order.sample_ids[:, 0].tolist()
+    first = 0
+    draws = []
+    for part in order.repeated or (RepeatedRows(rows[-1] + 1, 1),):
+        samples = [n for n, row in enumerate(rows) if first <= row < part.end]
+        for repeat in range(part.repeat * order.repeat):
+            draws += [(repeat, sample) for sample in samples]
+        first = part.end
+    return draws
+
+
 def plain_batches(order: Order, epoch: int) -> list[list[SampleKey]]:
     """The batches of an epoch, draw by draw."""
     queues: dict[int, list[SampleKey]] = {}
     batches = []
+    draws = drawn_samples(order)
+    assert len(draws) == order.draws
     for item in whole(order.draws, order.seed, epoch).tolist():
-        repeat, sample = divmod(item, len(order.groups))
+        repeat, sample = draws[item]
         group = int(order.groups[sample])
         if group == SKIPPED:
             continue
@@ -189,6 +206,53 @@ def test_batches_are_those_that_fill_up_draw_by_draw(
     assert order.draws > 2 * CHUNK
     for epoch in (0, 3):
         assert list(order.global_batches(epoch)) == plain_batches(order, epoch)
+
+
+@pytest.mark.parametrize("repeats", [(1, 1, 1), (3, 1, 20), (1, 5, 2)])
+def test_parts_of_a_table_are_drawn_as_often_as_each_is_to_be(
+    repeats: tuple[int, ...],
+) -> None:
+    generator = np.random.default_rng(3)
+    groups = generator.integers(SKIPPED, 3, 700)
+    ids = np.stack([np.arange(700) // 2, np.arange(700) % 2], axis=1)
+    ends = (100, 100, 350) if repeats[1] == 5 else (30, 200, 350)
+    parts = tuple(map(RepeatedRows, ends, repeats))
+    order = Order(groups, 2, 4, 5, ids, parts)
+    batches = list(order.global_batches(1))
+    assert batches == plain_batches(order, 1)
+    assert order.steps_per_epoch == len(batches)
+    count = Counter(key.row for batch in batches for key in batch)
+    for row in range(350):
+        part = next(part for part in parts if row < part.end)
+        samples = sum(group != SKIPPED for group in groups[2 * row : 2 * row + 2])
+        assert count[row] == 2 * part.repeat * samples
+
+
+def test_an_epoch_of_parts_continues_after_any_batch() -> None:
+    parts = (RepeatedRows(50, 9), RepeatedRows(700, 12))
+    order = replace(mixed(repeat=1), repeated=parts)
+    assert order.identity != mixed(repeat=1).identity
+    passed: list[Position] = []
+    batches = list(order.global_batches(2, on_position=passed.append))
+    for done in (0, 1, 500, len(batches)):
+        for known in (None, *passed):
+            assert list(order.global_batches(2, done, known)) == batches[done:]
+
+
+def test_all_rows_in_one_part_are_as_without_parts() -> None:
+    order = mixed()
+    other = replace(order, repeated=(RepeatedRows(700, 1),))
+    assert list(order.global_batches(0)) == list(other.global_batches(0))
+
+
+def test_a_sample_counts_what_its_weight_is() -> None:
+    samples = keys(5)
+    (first, second), (third, filler) = (
+        list(split_across_ranks(samples, 2, rank, 2, lambda key: key.row / 2))
+        for rank in (0, 1)
+    )
+    assert (first.weights, second.weights) == ([0, 0.5], [2])
+    assert (third.weights, filler.weights) == ([1, 1.5], [0])
 
 
 def mixed(repeat: int = 13, samples_per_step: int = 7) -> Order:
