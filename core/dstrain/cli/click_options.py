@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from dstrain.cli.config_file import default_map, read_file
+from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.fields import (
     Flag,
     Group,
@@ -232,6 +233,8 @@ class FamilyCommand(click.Command):
         """
         several = [flag.name for flag in flags(self.config) if flag.several]
         args = repeat_flags(args, several)
+        if issubclass(self.config, TrainConfig):
+            args = repeated_base_paths(args)
         if not ctx.resilient_parsing:
             self._read_first(ctx, args)
         return super().parse_args(ctx, args)

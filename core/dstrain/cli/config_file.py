@@ -12,6 +12,8 @@ from dstrain.cli.unsupported import no_such
 from dstrain.errors import UsageError
 from dstrain.storage.files import read_limited
 
+TABLES = "dataset"
+"""The only option that has tables: one for each dataset."""
 YAML_NULLS = ("", "~", "null", "Null", "NULL")
 
 
@@ -41,7 +43,7 @@ def read_file(path: Path) -> dict[str, Any]:
         if value is None or key == "versions":
             continue
         if isinstance(value, list):
-            options[key] = [_as_text(one, where) for one in value]
+            options[key] = [_of_list(key, one, where) for one in value]
         else:
             options[key] = _as_text(value, where)
     return options
@@ -70,6 +72,21 @@ def default_map(
             raise UsageError(where, what)
         defaults[str(option.name)] = value
     return defaults
+
+
+def _of_list(key: str, value: Any, where: str) -> str:
+    """Return an entry of a list as text: a table [[dataset]] as JSON."""
+    if key == TABLES and isinstance(value, dict):
+        return json.dumps(
+            {
+                str(name): [_as_text(one, where) for one in own]
+                if isinstance(own, list)
+                else _as_text(own, f"{where}:{name}")
+                for name, own in value.items()
+            },
+            ensure_ascii=False,
+        )
+    return _as_text(value, where)
 
 
 def _as_text(value: Any, where: str) -> str:

@@ -33,6 +33,7 @@ Effect = Literal[
     "length",
     "recipe",
     "cache",
+    "dataset",
     "video",
     "captions",
     "timestep_sampler",
@@ -47,6 +48,7 @@ resolved: these numbers too, but other values may resolve to the same run.
 length: how many steps a run has.
 recipe: recorded in the header of a LoRA file, as those of training are.
 cache: the cached values, so both stages have the same value.
+dataset: one dataset of a run, which may have a value of its own.
 video: which frames of videos are used; refused where no videos are read.
 captions: what is made of prompts; refused where no prompt is read.
 timestep_sampler: acts through it, so refused for a loss that does not use it.

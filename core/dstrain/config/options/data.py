@@ -16,11 +16,20 @@ class DataOptions:
 
     dataset_base_path: Path | None = option(
         "data",
-        "Dataset folder; paths in the metadata are relative to it.",
+        "Dataset folder; paths in the metadata are relative to it. Can be repeated.",
+        affects={"dataset"},
+    )
+    dataset: tuple[str, ...] = option(
+        "data",
+        "Another dataset, as JSON: its dataset_base_path, repeats, loss_weight and options that are its own. "
+        "Can be repeated; a file of --config has a table [[dataset]] for each.",
+        (),
+        affects={"resolved"},
     )
     dataset_metadata_path: Path | None = option(
         "data",
         "Metadata file (csv, json or jsonl). Defaults to metadata.* in --dataset_base_path.",
+        affects={"dataset"},
     )
     dataset_root: tuple[Path, ...] = option(
         "data",
@@ -58,7 +67,7 @@ class DataOptions:
         "data",
         "Without --height and --width, scale larger images down to this many pixels.",
         1048576,
-        affects={"training", "cache"},
+        affects={"training", "cache", "dataset"},
         minimum=1,
     )
     data_file_keys: str | None = option(
@@ -75,7 +84,7 @@ class DataOptions:
         "data",
         "Number of video frames per sample.",
         81,
-        affects={"training", "cache", "video"},
+        affects={"training", "cache", "video", "dataset"},
         minimum=1,
     )
     frame_sampling: SamplingMode = option(
@@ -83,12 +92,12 @@ class DataOptions:
         "Which samples to take from a video: its first frames, consecutive chunks, or "
         "--frame_samples evenly spaced clips.",
         "head",
-        affects={"training", "cache", "video"},
+        affects={"training", "cache", "video", "dataset"},
     )
     frame_samples: int | None = option(
         "data",
         "Number of samples per video with --frame_sampling uniform.",
-        affects={"training", "cache", "video"},
+        affects={"training", "cache", "video", "dataset"},
         minimum=1,
     )
     feature_cache: Path | None = option(

@@ -101,13 +101,13 @@ class ModelChoice:
     height: int | None = option(
         "data",
         "Height of images and videos in pixels; requires --width.",
-        affects={"training", "cache"},
+        affects={"training", "cache", "dataset"},
         minimum=1,
     )
     width: int | None = option(
         "data",
         "Width of images and videos in pixels; requires --height.",
-        affects={"training", "cache"},
+        affects={"training", "cache", "dataset"},
         minimum=1,
     )
     family_options: Mapping[str, str] = field(default_factory=dict)

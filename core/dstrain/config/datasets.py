@@ -1,0 +1,156 @@
+"""Several datasets in one run: what each has of its own beside the options of the run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dstrain.config.fields import Flag, check_value, flags
+from dstrain.config.options.train import TrainConfig
+from dstrain.errors import UsageError, nearest
+
+BASE = "dataset_base_path"
+METADATA = "dataset_metadata_path"
+REPEATS = "repeats"
+LOSS_WEIGHT = "loss_weight"
+EXAMPLE = (
+    'a dataset is a JSON object, \'{"dataset_base_path": "photos", "repeats": 2}\', '
+    "or a table [[dataset]] in a file of --config"
+)
+
+
+@dataclass(frozen=True)
+class DatasetOptions:
+    """One of the datasets of a run."""
+
+    config: TrainConfig
+    """The options of the run with those of this dataset in their place."""
+    repeats: int = 1
+    """How often an epoch draws each of its samples, beside --dataset_repeat."""
+    loss_weight: float = 1.0
+    """What the losses of its samples are multiplied by."""
+
+
+def datasets_of(config: TrainConfig) -> tuple[DatasetOptions, ...]:
+    """Return the datasets of a run: that of --dataset_base_path, then each --dataset.
+
+    Raises UsageError that names the dataset, from 1, and the option.
+    """
+    alone = replace(config, dataset=())
+    entries = [_parsed(text, number) for number, text in enumerate(config.dataset, 1)]
+    found = []
+    if config.dataset_base_path is not None or not entries:
+        found.append(DatasetOptions(alone))
+    known = dataset_flags()
+    for number, entry in enumerate(entries, 1):
+        changes: dict[str, Any] = {METADATA: None}
+        for name, value in entry.items():
+            if name in known:
+                changes[name] = _value(
+                    known[name], value, f"--dataset {number}: {name}"
+                )
+        if BASE not in changes:
+            what = f"is required: the folder of the dataset; {EXAMPLE}"
+            raise UsageError(f"--dataset {number}: {BASE}", what)
+        repeats = _number(entry, REPEATS, number, 1, int)
+        weight = _number(entry, LOSS_WEIGHT, number, 1.0, float)
+        found.append(DatasetOptions(replace(alone, **changes), repeats, weight))
+    return tuple(found)
+
+
+def dataset_flags() -> dict[str, Flag]:
+    """Return the options that a dataset may have of its own, by name."""
+    return {flag.name: flag for flag in flags(TrainConfig) if "dataset" in flag.affects}
+
+
+def with_absolute_paths(text: str) -> str:
+    """Return the JSON of a dataset with its paths absolute; what cannot be parsed stays."""
+    try:
+        entry = _parsed(text, 1)
+    except UsageError:
+        return text
+    for name, flag in dataset_flags().items():
+        if flag.kind is Path and isinstance(entry.get(name), str):
+            entry[name] = str(Path(entry[name]).absolute())
+    return json.dumps(entry, ensure_ascii=False)
+
+
+def repeated_base_paths(words: Sequence[str]) -> list[str]:
+    """Return the words of a command in which each --dataset_base_path after the first
+    one is a --dataset of its own.
+    """
+    found: list[str] = []
+    count = 0
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name.replace("-", "_") != f"__{BASE}":
+            found.append(word)
+            continue
+        count += 1
+        if count == 1:
+            found.append(word)
+            continue
+        path = value if equals else next(rest, "")
+        found += ["--dataset", json.dumps({BASE: path}, ensure_ascii=False)]
+    return found
+
+
+def _parsed(text: str, number: int) -> dict[str, Any]:
+    where = f"--dataset {number}"
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(where, f"is not JSON: {error}", EXAMPLE) from error
+    if not isinstance(entry, dict):
+        raise UsageError(where, "is not an object", EXAMPLE)
+    known = [*dataset_flags(), REPEATS, LOSS_WEIGHT]
+    named = {name.replace("-", "_"): value for name, value in entry.items()}
+    for name in named:
+        if name not in known:
+            what = f"has no option {name!r} of its own{nearest(name, known)}"
+            raise UsageError(where, what, f"a dataset has: {', '.join(known)}")
+    return named
+
+
+def _value(flag: Flag, value: Any, where: str) -> Any:
+    """Return the value of an option, which may be written as text, as in --config."""
+    if flag.many and isinstance(value, list):
+        return tuple(_converted(flag, one, where) for one in value)
+    found = _converted(flag, value, where)
+    try:
+        check_value(flag, (found,) if flag.many else found)
+    except UsageError as error:
+        raise UsageError(where, error.what) from error
+    return (found,) if flag.many else found
+
+
+def _converted(flag: Flag, value: Any, where: str) -> Any:
+    kind = flag.kind
+    if kind is bool and value in ("true", "false"):
+        return value == "true"
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    is_number = kind in (int, float)
+    if isinstance(value, str) and (is_number or kind is Path):
+        try:
+            if value:
+                return kind(value)
+        except ValueError:
+            pass
+        raise UsageError(where, f"{value!r} is not a valid {kind.__name__.lower()}")
+    return value
+
+
+def _number(
+    entry: Mapping[str, Any],
+    name: str,
+    number: int,
+    default: Any,
+    kind: type,
+) -> Any:
+    where = f"--dataset {number}: {name}"
+    least = 1 if kind is int else 0.0
+    flag = Flag(name, kind, "data", "", default, minimum=least, maximum=10**6)
+    return _value(flag, entry[name], where) if name in entry else default
