@@ -22,8 +22,10 @@ from dstrain.data.cells import (
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
 from dstrain.data.files import DataRoots, FileInfos, FileInspector
+from dstrain.data.forms.reading import Reading
+from dstrain.data.forms.source import Source, find_source
 from dstrain.data.images import ImageInfo, Resolution
-from dstrain.data.metadata import Fault, RawValue, Table, find_metadata, read_metadata
+from dstrain.data.metadata import Fault, RawValue, Table
 from dstrain.data.videos import Video
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
@@ -39,7 +41,7 @@ class DataConfig:
 
     base_path: Path
     metadata_path: Path | None
-    """None looks for base_path/metadata.{csv,json,jsonl}."""
+    """None looks in base_path for what `find_source` finds."""
     file_keys: tuple[str, ...] | None
     """The columns whose files are loaded; None loads all that the variant has inputs for."""
     resolution: Resolution
@@ -53,6 +55,20 @@ class DataConfig:
     on_bad_sample: Literal["error", "skip"] = "error"
     pads_texts: bool = False
     """As in Dataset."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """As in Reading."""
+    default_caption: str | None = None
+    """As in Reading."""
+
+    @property
+    def source(self) -> Source:
+        """Return where the rows are; raises UsageError if they are nowhere."""
+        return find_source(self.base_path, self.metadata_path)
+
+    @property
+    def reading(self) -> Reading:
+        """Return how they are read as a table."""
+        return Reading(self.columns, self.default_caption, self.roots)
 
 
 def open_dataset(
@@ -70,8 +86,19 @@ def open_dataset(
         check_inputs: Refuses a set of inputs that the run cannot do with; it decides
             which columns must exist and which cells must not be blank.
     """
-    table = read_metadata(config.metadata_path or find_metadata(config.base_path))
-    return check_rows(table, config, inputs, check_inputs)
+    return check_rows(read_table(config, inputs), config, inputs, check_inputs)
+
+
+def read_table(config: DataConfig, inputs: Mapping[str, Input]) -> Table:
+    """Read the rows of a dataset of any form; raises UsageError and SystemFault."""
+    source = config.source
+    wanted = None
+    if source.has_embedded:
+        # Files are written for the columns that are used alone.
+        header = config.reading.read_columns(source, inputs)
+        columns = input_columns(header, config, inputs).values()
+        wanted = [column.name for column in columns]
+    return config.reading.read(source, inputs, wanted)
 
 
 def without_absent(
@@ -80,7 +107,9 @@ def without_absent(
     """Return the table without the rows that name files which are not on this machine,
     and these files.
     """
-    roots = DataRoots.of(config.base_path, config.roots, config.url_cache)
+    roots = DataRoots.of(
+        config.base_path, (*config.roots, *table.roots), config.url_cache
+    )
     columns = input_columns(table, config, inputs).values()
     absent: dict[str, None] = {}
     kept = array("q")
@@ -133,7 +162,10 @@ def _samples(
     """
     unreadable = {(fault.row, fault.column) for fault in table.faults}
     inspector = FileInspector(
-        columns.values(), config.base_path, config.roots, config.url_cache
+        columns.values(),
+        config.base_path,
+        (*config.roots, *table.roots),
+        config.url_cache,
     )
     rows = inspector.with_files(table.rows)
     with_progress = counted("check rows", rows, len(table.rows))

@@ -22,7 +22,7 @@ from dstrain.console import get_logger, logging_to_file, secrets
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import StateError, first_few, secret_error
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.feature_plan import dataset_folders
+from dstrain.runs.datasets.sources import dataset_folders
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
