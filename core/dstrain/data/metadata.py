@@ -6,9 +6,9 @@ import io
 import json
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, overload
@@ -39,6 +39,8 @@ JSON_ADVICE = (
 )
 RawValue = str | list[str]
 """A cell as written: text, or a list of texts from json. '' is an absent cell."""
+NamePlace = Callable[[int, str], str]
+"""Names a row, from 0, or a cell of it, where its table is not one file with lines."""
 _half_pair = re.compile("[\ud800-\udfff]").search
 
 
@@ -55,18 +57,35 @@ class Fault:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of metadata, each with every column."""
+    """Rows of metadata, each with every column that was read."""
 
     path: Path
+    """The file that it was read from; a folder, where it is not one file."""
     columns: tuple[str, ...]
     rows: Sequence[Mapping[str, RawValue]]
     lines: Numbers
-    """The first line of each row (csv, jsonl), or its number from 1 (json)."""
+    """The first line of each row (csv, jsonl), or its number from 1 (json, and others)."""
     faults: Sequence[Fault] = ()
     """What is wrong with rows. Such a row keeps its place, with '' for what is unreadable."""
+    originals: Mapping[str, str] = field(default_factory=dict)
+    """Column -> its name in the file, where that is another one."""
+    name_place: NamePlace | None = None
+    """Names places where rows are not lines of `path`."""
+    advice: Sequence[str] = ()
+    """What to do about the faults."""
+    digest: str = ""
+    """The digest of all that it was read from, taken before it was read; '' for one file,
+    whose sha256 it is."""
+    form: str = ""
+    """What kind of dataset it was read from, in words; '' for a file of metadata."""
+    roots: tuple[Path, ...] = ()
+    """Folders in which files are that were embedded in it."""
 
     def where(self, row: int, column: str = "") -> str:
         """Name a row, from 0, or a cell of it, for a message: 'metadata.csv:3:prompt'."""
+        column = self.originals.get(column, column)
+        if self.name_place is not None:
+            return self.name_place(row, column)
         place = f"{self.path.name}:{self.lines[row]}"
         return f"{place}:{column}" if column else place
 
@@ -75,7 +94,7 @@ class Table:
         ordered = sorted(dict.fromkeys(faults), key=lambda fault: fault.row)
         kind = "cell" if all(fault.column for fault in ordered) else "row"
         lines = [f"{self.where(one.row, one.column)}: {one.reason}" for one in ordered]
-        refuse(self.path, kind, lines)
+        refuse(self.path, kind, lines, self.advice)
 
     def chosen(self, numbers: Numbers) -> "Table":
         """Return the table of these rows alone, which may have faults."""
@@ -88,9 +107,56 @@ class Table:
             replace(one, row=new[one.row]) for one in self.faults if one.row in new
         ]
         lines = np.asarray(self.lines, np.int64)[np.asarray(numbers, np.int64)]
+        name_place = self.name_place
+        if name_place is not None:
+            name_place = _ChosenPlaces(name_place, numbers)
         return replace(
-            self, rows=Chosen(self.rows, numbers), lines=lines, faults=faults
+            self,
+            rows=Chosen(self.rows, numbers),
+            lines=lines,
+            faults=faults,
+            name_place=name_place,
         )
+
+    def renamed(self, originals: Mapping[str, str]) -> "Table":
+        """Return the table with new names of columns; messages keep those of the file.
+
+        A column whose name another one gets is left out.
+
+        Args:
+            originals: New name -> the column that gets it.
+        """
+        if not originals:
+            return self
+        new = {original: name for name, original in originals.items()}
+
+        def name_of(column: str) -> str:
+            # No column of a file has a NUL character in its name.
+            is_hidden = column in originals and column not in new
+            return f"\0{column}" if is_hidden else new.get(column, column)
+
+        rows = self.rows
+        if isinstance(rows, TableRows):
+            rows = rows.renamed([name_of(column) for column in rows.columns])
+        names = [name_of(column) for column in self.columns]
+        return replace(
+            self,
+            columns=tuple(name for name in names if not name.startswith("\0")),
+            rows=rows,
+            faults=[replace(one, column=name_of(one.column)) for one in self.faults],
+            originals=dict(originals),
+        )
+
+
+@dataclass(frozen=True)
+class _ChosenPlaces:
+    """Names the places of some of the rows."""
+
+    name_place: NamePlace
+    numbers: Numbers
+
+    def __call__(self, row: int, column: str) -> str:
+        return self.name_place(int(self.numbers[row]), column)
 
 
 class TableRows(Sequence[Mapping[str, RawValue]]):
@@ -100,6 +166,13 @@ class TableRows(Sequence[Mapping[str, RawValue]]):
         """Begin without rows."""
         self.columns: Sequence[str] = ()
         self._cells = Spool()
+
+    def renamed(self, columns: Sequence[str]) -> "TableRows":
+        """Return the same rows with other names of their columns."""
+        rows = TableRows()
+        rows.columns = columns
+        rows._cells = self._cells
+        return rows
 
     def append(self, cells: Sequence[RawValue]) -> None:
         """Add a row with the cells of the first columns; the others are blank."""
@@ -135,24 +208,6 @@ def metadata_files(base_path: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def find_metadata(base_path: Path, option: str = "--dataset") -> Path:
-    """Return the only metadata file in a folder; raise UsageError if there is none, or
-    more than one.
-
-    Args:
-        base_path: The folder.
-        option: How the options begin that name it and its metadata file.
-    """
-    if not base_path.is_dir():
-        raise UsageError(f"{option}_base_path", f"{base_path} is not a folder")
-    found = metadata_files(base_path)
-    if len(found) == 1:
-        return found[0]
-    names = " and ".join(path.name for path in found)
-    what = f"has {names or 'no metadata' + ' or '.join(SUFFIXES)}"
-    raise UsageError(base_path, what, f"name one with {option}_metadata_path")
-
-
 def read_metadata(path: Path) -> Table:
     """Read a table in the format that its suffix names.
 
@@ -182,16 +237,24 @@ def refuse(
     where: Path,
     kind: str,
     faults: Sequence[str],
+    advice: Sequence[str] = (),
 ) -> None:
     """Raise one UsageError that lists the first 50 faults and counts the others; do
     nothing without faults.
+
+    Args:
+        where: The file or folder.
+        kind: What is bad, in the singular.
+        faults: Each with its place.
+        advice: What to do about them.
     """
     count = len(faults)
     listed = [*faults[:MAX_FAULTS_SHOWN]]
     if count > MAX_FAULTS_SHOWN:
         listed.append(f"and {count - MAX_FAULTS_SHOWN} more")
     if listed:
-        raise UsageError(where, f"{count} bad {kind}{'s' * (count > 1)}", *listed)
+        what = f"{count} bad {kind}{'s' * (count > 1)}"
+        raise UsageError(where, what, *listed, *advice)
 
 
 def text_fault(text: str) -> str:

@@ -30,8 +30,10 @@ from dstrain.data.cells import (
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import CheckedSample, Dataset, Variant
 from dstrain.data.files import DataRoots, FileInfos, FileInspector
+from dstrain.data.forms.reading import Reading
+from dstrain.data.forms.source import Source, find_source
 from dstrain.data.images import ImageInfo, Resolution, Size
-from dstrain.data.metadata import Fault, RawValue, Table, find_metadata, read_metadata
+from dstrain.data.metadata import Fault, RawValue, Table
 from dstrain.data.variants.buckets import TooSmall, cropped_share
 from dstrain.data.variants.captions import CaptionOptions, WeightedCaption
 from dstrain.data.variants.views import AugmentationOptions
@@ -52,7 +54,7 @@ class DataConfig:
 
     base_path: Path
     metadata_path: Path | None
-    """None looks for base_path/metadata.{csv,json,jsonl}."""
+    """None looks in base_path for what `find_source` finds."""
     file_keys: tuple[str, ...] | None
     """The columns whose files are loaded; None loads all that the variant has inputs for."""
     resolution: Resolution
@@ -66,12 +68,26 @@ class DataConfig:
     on_bad_sample: Literal["error", "skip"] = "error"
     pads_texts: bool = False
     """As in Dataset."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """As in Reading."""
+    default_caption: str | None = None
+    """As in Reading."""
     further_resolutions: tuple[Resolution, ...] = ()
     """Others at which each row gives a sample, too, where they give another size."""
     captions: CaptionOptions = field(default_factory=CaptionOptions)
     caption_inputs: frozenset[str] = frozenset()
     """The inputs that are captions."""
     augmentation: AugmentationOptions = field(default_factory=AugmentationOptions)
+
+    @property
+    def source(self) -> Source:
+        """Return where the rows are; raises UsageError if they are nowhere."""
+        return find_source(self.base_path, self.metadata_path)
+
+    @property
+    def reading(self) -> Reading:
+        """Return how they are read as a table."""
+        return Reading(self.columns, self.default_caption, self.roots)
 
     @property
     def resolutions(self) -> tuple[Resolution, ...]:
@@ -94,8 +110,19 @@ def open_dataset(
         check_inputs: Refuses a set of inputs that the run cannot do with; it decides
             which columns must exist and which cells must not be blank.
     """
-    table = read_metadata(config.metadata_path or find_metadata(config.base_path))
-    return check_rows(table, config, inputs, check_inputs)
+    return check_rows(read_table(config, inputs), config, inputs, check_inputs)
+
+
+def read_table(config: DataConfig, inputs: Mapping[str, Input]) -> Table:
+    """Read the rows of a dataset of any form; raises UsageError and SystemFault."""
+    source = config.source
+    wanted = None
+    if source.has_embedded:
+        # Files are written for the columns that are used alone.
+        header = config.reading.read_columns(source, inputs)
+        columns = input_columns(header, config, inputs).values()
+        wanted = [column.name for column in columns]
+    return config.reading.read(source, inputs, wanted)
 
 
 def without_absent(
@@ -104,7 +131,9 @@ def without_absent(
     """Return the table without the rows that name files which are not on this machine,
     and these files.
     """
-    roots = DataRoots.of(config.base_path, config.roots, config.url_cache)
+    roots = DataRoots.of(
+        config.base_path, (*config.roots, *table.roots), config.url_cache
+    )
     columns = input_columns(table, config, inputs).values()
     absent: dict[str, None] = {}
     kept = array("q")
@@ -188,7 +217,10 @@ def _samples(
     """Yield the samples of all rows; add what is wrong to the faults."""
     unreadable = {(fault.row, fault.column) for fault in table.faults}
     inspector = FileInspector(
-        columns.values(), config.base_path, config.roots, config.url_cache
+        columns.values(),
+        config.base_path,
+        (*config.roots, *table.roots),
+        config.url_cache,
     )
     rows = inspector.with_files(table.rows)
     with_progress = counted("check rows", rows, len(table.rows))

@@ -10,7 +10,6 @@ from dstrain.cache.store import FeatureCache
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.dataset import first_variants, inputs_of
-from dstrain.data.group_sizes import GroupSize, group_sizes
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
@@ -20,6 +19,7 @@ from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
 from dstrain.models.needed_components import Found
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
+from dstrain.runs.datasets.sizes import GroupSize, group_sizes
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded

@@ -12,17 +12,17 @@ from typing import Any
 from dstrain.cache.plan_files import PlanSamples, open_samples
 from dstrain.cache.source_files import SourceFiles, frame_folders
 from dstrain.cache.store import FeatureCache
-from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger, redacted
-from dstrain.data.metadata import find_metadata, metadata_files
+from dstrain.data.forms.source import Source
 from dstrain.data.videos import frames_in
 from dstrain.errors import CacheError, StateError
 from dstrain.models.component_files import named_models
 from dstrain.models.configs import differing_entries
 from dstrain.models.needed_components import Found, find_given
+from dstrain.runs.datasets.sources import dataset_folders, source_here
 from dstrain.runs.plan_identity import USE, VALIDATION, plan_identity
 from dstrain.runs.setup import Setup
-from dstrain.storage.hashing import files_in, hash_json, sha256
+from dstrain.storage.hashing import files_in, hash_json
 from dstrain.storage.recorded_files import first_changed
 from dstrain.training.loader import CachedSamples
 
@@ -197,11 +197,11 @@ def _choose(
     a dataset, of the only one that the cache has this plan for.
     """
     folders = dataset_folders(setup.config)
-    metadata = _metadata(setup.config)
+    source = _source(setup, fitting)
     # As they are recorded.
-    resolved = None if metadata is None else redacted(str(metadata.resolve()))
+    resolved = None if source is None else redacted(str(source.path.resolve()))
     recorded = [redacted(folder) for folder in folders]
-    digest = None if metadata is None else sha256(metadata)
+    digest = None if source is None else source.digest()
     newest: dict[str, StoredPlan] = {}
     for path, plan in sorted(fitting, key=lambda one: int(one[1]["sequence"])):
         dataset = plan["about"]["dataset"]
@@ -209,8 +209,8 @@ def _choose(
             named = f"{dataset['path']} with files in {', '.join(dataset['folders'])}"
             newest.pop(named, None)  # so that the newest of all is the last
             newest[named] = (path, plan)
-    if metadata is not None and not newest:
-        raise _changed(cache, metadata)
+    if source is not None and not newest:
+        raise _changed(cache, source.path)
 
     def is_named(plan: StoredPlan) -> tuple[bool, bool]:
         dataset = plan[1]["about"]["dataset"]
@@ -239,12 +239,6 @@ def _choose(
                 f"name one with --{second}dataset_base_path and --{second}dataset_metadata_path",
             )
     raise _changed(cache, changed)
-
-
-def dataset_folders(config: TrainConfig) -> list[str]:
-    """Return the real paths of the folders in which a run names files of its dataset."""
-    folders = [config.dataset_base_path, *config.dataset_root, config.url_cache]
-    return [os.path.realpath(folder) for folder in folders if folder is not None]
 
 
 def _first_changed(
@@ -287,13 +281,16 @@ def names_digest(folder: Path) -> str:
     return hash_json("frames", [file.name for file in frames_in(folder)])
 
 
-def _metadata(config: TrainConfig) -> Path | None:
-    """Return the metadata of the dataset if it is here; stage 2 does without."""
-    path = config.dataset_metadata_path
-    base = config.dataset_base_path
-    if path is None and base is not None and metadata_files(base):
-        path = find_metadata(base)
-    return path if path is not None and path.is_file() else None
+def _source(setup: Setup, fitting: Sequence[StoredPlan]) -> Source | None:
+    """Return where the rows of the dataset are if they are here; stage 2 does without."""
+    source = source_here(setup.config)
+    if source is None or source.form == "table":
+        return source
+    # What is in a folder is its dataset only if stage 1 took it for that: a table may be
+    # elsewhere.
+    forms = {plan["about"]["dataset"].get("form") for _, plan in fitting}
+    is_named = setup.config.dataset_metadata_path is not None
+    return source if is_named or source.form in forms else None
 
 
 def _changed(cache: FeatureCache, path: str | Path) -> StateError:

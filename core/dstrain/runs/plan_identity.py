@@ -10,6 +10,7 @@ from typing import Any
 from dstrain.config.fields import split_commas
 from dstrain.config.options.train import options_affecting
 from dstrain.data.cells import loader_version
+from dstrain.data.forms.naming import parse_columns
 from dstrain.data.row_checks import as_cut_from_video
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Constant, Measured
@@ -143,6 +144,14 @@ def _flags(setup: Setup) -> dict[str, Any]:
         flags["--max_pixels"] = None
     data_file_keys = split_commas(config.data_file_keys)
     flags["--data_file_keys"] = ",".join(data_file_keys) or None
+    # Recorded where they are given alone: plans from before there were these are the same.
+    del flags["--column"], flags["--default_caption"]
+    columns = parse_columns(config.column)
+    if columns:
+        named = [f"{name}={column}" for name, column in sorted(columns.items())]
+        flags["--column"] = ",".join(named)
+    if config.default_caption is not None:
+        flags["--default_caption"] = config.default_caption
     extra_inputs = sorted(split_commas(config.extra_inputs))
     flags["--extra_inputs"] = ",".join(extra_inputs) or None
     if not setup.spec.reads_videos:

@@ -13,7 +13,8 @@ from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.fields import Effect, changed, split_commas
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
-from dstrain.data.metadata import read_columns
+from dstrain.data.forms.naming import other_names, parse_columns
+from dstrain.data.forms.reading import Reading
 from dstrain.data.row_checks import input_columns
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.graph.inputs import Column, with_measured
@@ -35,6 +36,7 @@ from dstrain.pipeline.kept_choice import (
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.tile_choice import Tiling, check_tiling
 from dstrain.pipeline.variant_choice import (
+    Score,
     Scorer,
     choose_variant,
     score_columns,
@@ -44,8 +46,10 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
+from dstrain.runs.datasets.published import with_folders
+from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
-from dstrain.runs.setup import Setup, caption_inputs, metadata_path
+from dstrain.runs.setup import Setup, caption_inputs
 from dstrain.runs.trackers import check_trackers
 from dstrain.training.distill import OWN_TASKS
 
@@ -57,6 +61,7 @@ def resolve(config: TrainConfig) -> Setup:
     what is unknown.
     """
     family = load_family(config.model, config.disabled_plugins)
+    config = with_folders(config)
     if config.stage != "data_process":
         check_trackers(config)
     # Planning asks no hub.
@@ -135,14 +140,26 @@ def refuse_unused(
 
 def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
     """Return how the dataset's columns, or cached plans, rate a variant."""
-    metadata = metadata_path(config)
-    if metadata is not None:
+    dataset = dataset_source(config)
+    if dataset is not None:
         extra = set(split_commas(config.extra_inputs))
         # The task's own inputs say nothing of the variant.
         for name, source in task.inputs.items():
             extra -= {name, source.name if isinstance(source, Column) else name}
         keys = split_commas(config.data_file_keys) or None
-        return score_columns(read_columns(metadata).columns, extra, keys)
+        choices = parse_columns(config.column)
+        names = Reading().read_columns(dataset, {}).columns
+
+        def score(spec: PipelineSpec) -> Score | None:
+            try:
+                inputs = {**spec.inputs, **task.inputs}
+                others = other_names(names, inputs, choices)
+            except UsageError:
+                return None
+            columns = {*names, *others} - {*others.values()}
+            return score_columns(columns, extra, keys)(spec)
+
+        return score
     cache = config.feature_cache or config.dataset_base_path
     if config.stage != "train" or not cache or not (cache / MARKER).is_file():
         return None
@@ -279,12 +296,13 @@ def loaded_components(setup: Setup) -> list[str]:
 
 def dataset_inputs(setup: Setup) -> frozenset[str]:
     """Return the inputs that the columns of the metadata give; without metadata, all."""
-    metadata = metadata_path(setup.config)
-    if metadata is None:
+    source = dataset_source(setup.config)
+    if source is None:
         return setup.all_inputs()
     inputs = setup.spec.inputs
-    columns = input_columns(read_columns(metadata), setup.data_config, inputs)
-    return with_measured(columns, inputs)
+    data = setup.data_config
+    table = data.reading.read_columns(source, inputs)
+    return with_measured(input_columns(table, data, inputs), inputs)
 
 
 def log_warnings(setup: Setup) -> None:

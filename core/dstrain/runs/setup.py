@@ -18,8 +18,9 @@ from dstrain.config.validation import refuse_second_average
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
 from dstrain.data.decoding import skip_undecodable
+from dstrain.data.forms.naming import parse_columns
+from dstrain.data.forms.source import find_source
 from dstrain.data.images import Resolution
-from dstrain.data.metadata import find_metadata
 from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.data.variants.buckets import Buckets
 from dstrain.data.variants.captions import CaptionOptions
@@ -45,6 +46,7 @@ from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
 from dstrain.registry.family import ModelFamily, Option
 from dstrain.registry.hooks import Extensions
+from dstrain.runs.datasets.published import is_published
 from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import read_tensors
 from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
@@ -58,13 +60,6 @@ LIBRARIES = (
     *("pillow", "av", "numpy"),
 )
 """Distributions whose versions a run records, where they are installed."""
-
-
-def metadata_path(config: TrainConfig) -> Path | None:
-    """Return the metadata of the dataset; None for a run that reads no dataset."""
-    if config.dataset_base_path is None or config.stage == "train":
-        return None
-    return config.dataset_metadata_path or find_metadata(config.dataset_base_path)
 
 
 def caption_inputs(spec: PipelineSpec) -> frozenset[str]:
@@ -119,17 +114,19 @@ class Setup:
         """Return the run with the second dataset in place of its own; None without one.
 
         So all that is done with the rows of a dataset is done in the same way with those.
-        Raises UsageError if there is no such folder, or no metadata file in it; stage 2
-        reads nothing of it.
+        Raises UsageError if there is no such folder, or no dataset in it; stage 2 reads
+        nothing of it.
         """
         config = self.config
         base = config.validation_dataset_base_path
         if base is None:
             return None
         metadata = config.validation_dataset_metadata_path
-        if self.stage != "train" and (metadata is None or not base.is_dir()):
+        is_absent = config.dry_run and is_published(base)
+        is_read = self.stage != "train" and not is_absent
+        if is_read and (metadata is None or not base.is_dir()):
             # Refused here, by the names of the second dataset's own options.
-            find_metadata(base, "--validation_dataset")
+            find_source(base, None, "--validation_dataset")
         # Where the cache is named as the dataset, as in DiffSynth-Studio's commands.
         cache_path = self.cache_path if self.stage == "train" else config.feature_cache
         second = replace(
@@ -161,6 +158,11 @@ class Setup:
         return skip_undecodable(
             found, lambda inputs: self.plan(inputs).used_inputs, self.list_folder
         )
+
+    @property
+    def dataset_digest(self) -> str:
+        """Return the digest of the rows, but for the files that they name."""
+        return self.dataset.table.digest or self.data_config.source.digest()
 
     def name_row(self, row: int) -> str:
         """Name a row of the dataset in messages; rows beyond the last are previews."""
@@ -291,6 +293,8 @@ class Setup:
             captions=self.captions,
             caption_inputs=caption_inputs(self.spec),
             augmentation=self.augmentation,
+            columns=parse_columns(config.column),
+            default_caption=config.default_caption,
         )
 
     @property

@@ -18,8 +18,8 @@ LIST = "bad_samples.jsonl"
 
 
 def read_samples(setup: Setup, processes: ProcessGroup) -> None:
-    """Read the datasets; where files are decoded or fetched, one process does it, and
-    the others find what it left.
+    """Read the datasets; where files are decoded, fetched or written, one process does
+    it, and the others find what it left.
 
     With --on_bad_sample skip, log how many rows are skipped; raises SystemFault if the
     processes do not agree on them.
@@ -30,7 +30,8 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
 
 def _read(setup: Setup, processes: ProcessGroup) -> None:
     skips = setup.config.on_bad_sample == "skip"
-    if skips or setup.config.url_cache is not None:
+    is_written = setup.data_config.source.has_embedded
+    if skips or is_written or setup.config.url_cache is not None:
         if processes.is_main:
             with lock(setup.output) if skips else nullcontext():
                 if skips:

@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dstrain.data.group_sizes import GroupSize
 from dstrain.distributed.world import ProcessGroup
 from dstrain.models.needed_components import Found
+from dstrain.runs.datasets.sizes import GroupSize
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers

@@ -16,7 +16,9 @@ class DataOptions:
 
     dataset_base_path: Path | None = option(
         "data",
-        "Dataset folder; paths in the metadata are relative to it. Can be repeated.",
+        "Dataset: a folder with metadata, with captions beside images or videos, or with parquet files; "
+        "a parquet file; or the id of a published dataset, OWNER/NAME[@REVISION][:FOLDER]. Paths in "
+        "metadata are relative to the folder. Can be repeated.",
         affects={"dataset"},
     )
     dataset: tuple[str, ...] = option(
@@ -28,8 +30,20 @@ class DataOptions:
     )
     dataset_metadata_path: Path | None = option(
         "data",
-        "Metadata file (csv, json or jsonl). Defaults to metadata.* in --dataset_base_path.",
+        "Metadata file (csv, json, jsonl or parquet). Defaults to what is in --dataset_base_path.",
         affects={"dataset"},
+    )
+    column: tuple[str, ...] = option(
+        "data",
+        "Column that an input is read from, as INPUT=COLUMN, such as prompt=text. Several are "
+        "separated by commas, or the option is repeated.",
+        (),
+        affects={"resolved", "cache", "dataset"},
+    )
+    default_caption: str | None = option(
+        "data",
+        "Caption of the images and videos in a folder that have none. Without it, they are refused.",
+        affects={"resolved", "cache", "dataset"},
     )
     dataset_root: tuple[Path, ...] = option(
         "data",

@@ -19,12 +19,12 @@ class ValidationOptions:
     )
     validation_dataset_base_path: Path | None = option(
         "training",
-        "Folder of a second dataset, which is not trained on; its loss is logged.",
+        "A second dataset, of any form, which is not trained on; its loss is logged.",
         affects={"timestep_sampler"},
     )
     validation_dataset_metadata_path: Path | None = option(
         "training",
-        "Metadata file of the second dataset. Defaults to metadata.* in --validation_dataset_base_path.",
+        "Metadata file of the second dataset. Defaults to what is in --validation_dataset_base_path.",
     )
     validation_steps: int | None = option(
         "training",

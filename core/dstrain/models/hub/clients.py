@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from contextlib import redirect_stderr
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from dstrain.console import redacted, shown
 from dstrain.models.hub.record import RemoteFile
 
+Kind = Literal["model", "dataset"]
 Listing = tuple[str, dict[str, RemoteFile]]
 """The commit, '' if the hub does not tell it, and the files of a model."""
 
@@ -36,12 +38,12 @@ class ModelScope:
         self.endpoint = config.endpoint or ""
         self.api = HubApi(config)
 
-    def list_files(self, model_id: str, revision: str) -> Listing:
+    def list_files(self, model_id: str, revision: str, kind: Kind) -> Listing:
         """List the files with their sha256, which `modelscope`'s own HubApi leaves
         out.
         """
         files = {}
-        for file in self.api.list_repo_files(model_id, "model", revision=revision):
+        for file in self.api.list_repo_files(model_id, kind, revision=revision):
             if file.type != "tree":
                 digest = f"sha256:{file.sha256}" if file.sha256 else ""
                 files[file.path] = RemoteFile(file.size or 0, digest)
@@ -53,14 +55,16 @@ class ModelScope:
         revision: str,
         name: str,
         folder: Path,
+        kind: Kind,
     ) -> None:
         """Download one file; what an earlier attempt left in the folder is continued."""
-        from modelscope import model_file_download
+        from modelscope import dataset_file_download, model_file_download
 
+        download = model_file_download if kind == "model" else dataset_file_download
         # It draws progress bars in log files, too.
         bars = sys.stderr if sys.stderr.isatty() else io.StringIO()
         with redirect_stderr(bars):
-            model_file_download(
+            download(
                 model_id,
                 name,
                 revision=revision,
@@ -82,11 +86,11 @@ class HuggingFace:
         self.api = HfApi()
         self.endpoint = self.api.endpoint
 
-    def list_files(self, model_id: str, revision: str) -> Listing:
+    def list_files(self, model_id: str, revision: str, kind: Kind) -> Listing:
         """List the files, large ones with their sha256."""
-        info = self.api.model_info(
-            model_id, revision=revision, files_metadata=True, timeout=30
-        )
+        is_model = kind == "model"
+        ask = self.api.model_info if is_model else self.api.dataset_info
+        info = ask(model_id, revision=revision, files_metadata=True, timeout=30)
         files = {}
         for file in info.siblings or ():
             digest = f"sha256:{file.lfs.sha256}" if file.lfs else ""
@@ -99,9 +103,12 @@ class HuggingFace:
         revision: str,
         name: str,
         folder: Path,
+        kind: Kind,
     ) -> None:
         """Download one file; a later attempt starts it again."""
-        self.api.hf_hub_download(model_id, name, revision=revision, local_dir=folder)
+        self.api.hf_hub_download(
+            model_id, name, repo_type=kind, revision=revision, local_dir=folder
+        )
 
 
 CLIENTS: Mapping[str, type[ModelScope | HuggingFace]] = MappingProxyType(

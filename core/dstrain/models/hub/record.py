@@ -112,7 +112,7 @@ class Record:
 
 def select(names: Iterable[str], pattern: str) -> list[str]:
     """Return the files that a pattern means: `*` stays within a folder, and a folder
-    ends in "/".
+    ends in "/"; "" is the whole.
 
     Files that may hold programs are left out unless the pattern names their ending.
     """
@@ -120,16 +120,21 @@ def select(names: Iterable[str], pattern: str) -> list[str]:
     for name in names:
         # Only a pattern that begins at the root must match the whole path.
         path = PurePosixPath("/", name)
-        inside = pattern.endswith("/") and name.startswith(pattern)
+        inside = _is_folder(pattern) and name.startswith(pattern)
         allowed = path.suffix not in CODE or pattern.endswith(path.suffix)
-        if (inside or path.match(f"/{pattern}")) and allowed and path.name[0] != ".":
+        is_meant = inside or bool(pattern and path.match(f"/{pattern}"))
+        if is_meant and allowed and path.name[0] != ".":
             found.append(name)
     return sorted(found)
 
 
+def _is_folder(pattern: str) -> bool:
+    return not pattern or pattern.endswith("/")
+
+
 def local_files(folder: Path, pattern: str) -> list[str]:
     """Return the files in a folder that a pattern means, without hidden ones."""
-    found = folder.glob(f"{pattern}**/*" if pattern.endswith("/") else pattern)
+    found = folder.glob(f"{pattern}**/*" if _is_folder(pattern) else pattern)
     names = [path.relative_to(folder).as_posix() for path in found if path.is_file()]
     return sorted(name for name in names if "/." not in f"/{name}")
 

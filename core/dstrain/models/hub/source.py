@@ -4,7 +4,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -19,14 +20,20 @@ from dstrain.errors import (
     UsageError,
     nearest,
 )
-from dstrain.models.hub.clients import CLIENTS, first_line, is_absent
+from dstrain.models.hub.clients import CLIENTS, Kind, first_line, is_absent
 from dstrain.models.hub.record import Record, local_files, missing_shards, select
 from dstrain.storage.hashing import file_mark
 from dstrain.storage.locks import FolderLock
 
 T = TypeVar("T")
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
+DATASET_BASE_VARIABLE = "DSTRAIN_DATASET_BASE_PATH"
+RECORD_EVERY = 5.0
+"""Seconds between two records of a dataset's files, of which there may be thousands. A file
+that is not recorded is compared again, not downloaded again."""
 OFFLINE_VARIABLES = ("DSTRAIN_SKIP_DOWNLOAD", "DIFFSYNTH_SKIP_DOWNLOAD")
+ID = r"\w[\w.-]*/\w[\w.-]*"
+"""The pattern of an id: owner and name."""
 STAGING = ".fetching"
 """The folder, beside a model's files, of files that are not verified yet."""
 QUIET_WAIT = 5.0
@@ -43,6 +50,11 @@ def model_base() -> Path:
     return Path("models")
 
 
+def dataset_base() -> Path:
+    """Return the folder of published datasets, by default ./data."""
+    return Path(os.environ.get(DATASET_BASE_VARIABLE) or "data")
+
+
 def offline() -> str:
     """Return the environment variable that forbids every request, or ''."""
     for name in OFFLINE_VARIABLES:
@@ -53,18 +65,32 @@ def offline() -> str:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A published model."""
+    """A published model, or a dataset."""
 
     model_id: str
     revision: str = ""
     """A branch, tag or commit; '' for the hub's default."""
     hub: Hub | None = "modelscope"
     """None forbids fetching."""
+    kind: Kind = "model"
 
     @property
     def folder(self) -> Path:
         """Return the folder of its files."""
-        return model_base() / self.model_id
+        base = model_base() if self.kind == "model" else dataset_base()
+        return base / self.model_id
+
+    @property
+    def base_variable(self) -> str:
+        """Return the environment variable that names the folder of all such folders."""
+        is_model = self.kind == "model"
+        return MODEL_BASE_VARIABLES[0] if is_model else DATASET_BASE_VARIABLE
+
+    def missing_shards(self, names: Collection[str]) -> list[str]:
+        """Return the absent files that the names of others count; parts of datasets,
+        which count from 0, are not looked at.
+        """
+        return missing_shards(names) if self.kind == "model" else []
 
     @property
     def named(self) -> str:
@@ -90,7 +116,7 @@ def find_local(source: ModelSource, pattern: str) -> list[str]:
         if names:
             return names if all(record.has(name, folder) for name in names) else []
     names = local_files(folder, pattern)
-    return [] if source.revision or missing_shards(names) else names
+    return [] if source.revision or source.missing_shards(names) else names
 
 
 def _missing_error(source: ModelSource, pattern: str) -> MissingFiles:
@@ -98,12 +124,13 @@ def _missing_error(source: ModelSource, pattern: str) -> MissingFiles:
     downloaded.
     """
     what = "not all of its files are on this machine"
-    shards = missing_shards(local_files(source.folder, pattern))
+    shards = source.missing_shards(local_files(source.folder, pattern))
     if shards:
         what = f"{len(shards)} shards are missing, such as {shards[0]}"
     if source.revision:
         what += f", or not at revision {source.revision}"
-    advice = [f"models are searched for in {MODEL_BASE_VARIABLES[0]}={model_base()}"]
+    base = model_base() if source.kind == "model" else dataset_base()
+    advice = [f"{source.kind}s are searched for in {source.base_variable}={base}"]
     if offline():
         advice.append(f"nothing is downloaded because {offline()} is set; unset it")
     return MissingFiles(source.folder / pattern, what, *advice)
@@ -123,7 +150,7 @@ def fetch(source: ModelSource, pattern: str) -> list[str]:
     if source.hub is None or offline():
         raise _missing_error(source, pattern)
     # The id becomes a path, which must lie in the folder of models.
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source.model_id):
+    if not re.fullmatch(ID, source.model_id):
         raise UsageError(
             "--model_id_with_origin_paths",
             f"{source.model_id!r} is not a model id; expected OWNER/NAME",
@@ -163,7 +190,7 @@ class _Download:
                 folder,
                 f"cannot be written: {error.strerror or error}",
                 "complete files are kept: free some space, or choose another disk with "
-                + MODEL_BASE_VARIABLES[0],
+                + self.source.base_variable,
             ) from error
         return names
 
@@ -175,13 +202,14 @@ class _Download:
             # A folder holds one revision: a branch that moved on is not mixed in.
             return old
         revision = asked or self.client.default_revision
-        commit, files = self._ask("", self.client.list_files, revision)
+        kind = self.source.kind
+        commit, files = self._ask("", self.client.list_files, revision, kind)
         for name in files:
             outside = name.startswith("/") or ".." in PurePosixPath(name).parts
             if outside or "\\" in name:
                 raise SystemFault(
                     self.source.model_id,
-                    f"the hub lists a file outside the model's folder: {name!r}",
+                    f"the hub lists a file outside the {kind}'s folder: {name!r}",
                 )
         return Record(self.hub, self.source.model_id, revision, commit, files, {})
 
@@ -222,11 +250,13 @@ class _Download:
             size = record.tree[name].size - sum(part.stat().st_size for part in parts)
             total += max(0, size)
         self._announce(missing, total)
+        recorded = time.monotonic()
         for name in missing:
             staged = folder / STAGING / name
             path = folder / name
             at = record.commit or record.revision
-            self._ask(name, self.client.download, at, name, folder / STAGING)
+            staging = folder / STAGING
+            self._ask(name, self.client.download, at, name, staging, self.source.kind)
             done = record.tree[name].verify(staged)
             if done is None:
                 staged.unlink()
@@ -241,7 +271,10 @@ class _Download:
             path.parent.mkdir(parents=True, exist_ok=True)
             staged.replace(path)
             kept[name] = replace(done, mark=file_mark(path))
-            record.write(folder)
+            is_due = time.monotonic() - recorded > RECORD_EVERY
+            if is_due or self.source.kind == "model" or name == missing[-1]:
+                record.write(folder)
+                recorded = time.monotonic()
         shutil.rmtree(folder / STAGING, ignore_errors=True)
 
     def _announce(self, missing: list[str], total: int) -> None:
@@ -252,7 +285,7 @@ class _Download:
             raise SystemFault(
                 folder,
                 f"{total:,} bytes are to be downloaded, but only {free:,} are free",
-                f"free some space, or choose another disk with {MODEL_BASE_VARIABLES[0]}",
+                f"free some space, or choose another disk with {self.source.base_variable}",
             )
         if missing:
             logger.info(
@@ -283,7 +316,7 @@ class _Download:
             what = "cannot be downloaded from"
             if not name and is_absent(error):
                 kind = StateError
-                what = "no such model or revision on"
+                what = f"no such {self.source.kind} or revision on"
             text = f"{name}: {first_line(str(error))}".removeprefix(": ")
             raise kind(
                 self.source.named,

@@ -14,7 +14,8 @@ from torch import Tensor
 from dstrain.cache.in_use import reading
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger, progress_bar, redacted
-from dstrain.data.metadata import read_metadata
+from dstrain.data.forms.naming import parse_columns
+from dstrain.data.forms.reading import Reading
 from dstrain.errors import (
     CacheError,
     DstrainError,
@@ -37,10 +38,9 @@ from dstrain.registry.family import ModelFamily
 from dstrain.runs.cache_commands.contents import Contents, PlanContents
 from dstrain.runs.cache_commands.page import Card, write_page
 from dstrain.runs.cache_commands.prune import named_plan
+from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.plan_identity import USE
-from dstrain.runs.setup import metadata_path
 from dstrain.runs.stage_1.recorded_config import config_of
-from dstrain.storage.hashing import sha256
 
 logger = get_logger(__name__)
 
@@ -207,19 +207,21 @@ def texts(source: Source, plan: PlanContents) -> Callable[[int], str]:
 
     Raises UsageError where the metadata is not here, or has changed.
     """
-    path = metadata_path(source.config)
-    if path is None or not path.is_file():
+    dataset = dataset_source(source.config)
+    if dataset is None or not dataset.path.exists():
         raise UsageError(plan.about["dataset"]["path"], "is not here")
-    if sha256(path) != plan.about["dataset"]["sha256"]:
-        raise UsageError(path, "is not what the plan was made from, or has changed")
-    table = read_metadata(path)
-    columns = [
+    if dataset.digest() != plan.about["dataset"]["sha256"]:
+        what = "is not what the plan was made from, or has changed"
+        raise UsageError(dataset.path, what)
+    names = [
         one.name
         for one in source.spec.inputs.values()
-        if isinstance(one, Column)
-        and one.kind in ("text", "texts")
-        and one.name in table.columns
+        if isinstance(one, Column) and one.kind in ("text", "texts")
     ]
+    config = source.config
+    reading = Reading(parse_columns(config.column), config.default_caption)
+    table = reading.read(dataset, source.spec.inputs, names)
+    columns = [name for name in names if name in table.columns]
     return lambda row: "\n".join(str(table.rows[row][name]) for name in columns)
 
 

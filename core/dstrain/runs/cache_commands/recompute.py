@@ -28,7 +28,6 @@ from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import toy_models
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.recorded_config import config_of
-from dstrain.storage.hashing import sha256
 
 
 def recompute(
@@ -114,8 +113,8 @@ def _numbered(rows: PlanSamples, index: int) -> dict[str, Any]:
 def _check(setup: Setup, cache: FeatureCache, plan: PlanContents) -> None:
     """Raise StateError for other metadata or model files than those of the plan."""
     table = setup.dataset.table
-    if sha256(table.path) != plan.about["dataset"]["sha256"]:
-        what = f"is not the metadata that plan {plan.path.stem} was made from, or has changed"
+    if setup.dataset_digest != plan.about["dataset"]["sha256"]:
+        what = f"is not the dataset that plan {plan.path.stem} was made from, or has changed"
         raise StateError(table.path, what)
     check_components(setup, cache, CacheInfo(**plan.about))
 

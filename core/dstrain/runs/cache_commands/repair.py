@@ -16,6 +16,7 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import command_line
 from dstrain.config.validation import validate
 from dstrain.console import get_logger
+from dstrain.data.forms.source import Source
 from dstrain.errors import (
     CacheError,
     DstrainError,
@@ -33,12 +34,11 @@ from dstrain.runs.cache_commands.verify import (
     readable_record,
     whole_values,
 )
+from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.plan_identity import USE, VALIDATION
 from dstrain.runs.runner import start
-from dstrain.runs.setup import metadata_path
 from dstrain.runs.stage_1.recorded_config import config_of
 from dstrain.storage.file_memory import is_own
-from dstrain.storage.hashing import sha256
 
 logger = get_logger(__name__)
 
@@ -49,16 +49,16 @@ class Incomplete:
 
     path: Path
     sha256: str
-    """Of its metadata."""
+    """Of its dataset, as it was."""
     config: TrainConfig
     """The run of stage 1 that made it."""
-    metadata: Path | None
-    """Its metadata as it is now; None if it is not here."""
+    source: Source | None
+    """Its dataset as it is now; None if it is not here."""
 
     @property
     def is_outdated(self) -> bool:
-        """Return whether stage 1 would make another plan, of other metadata."""
-        return self.metadata is not None and sha256(self.metadata) != self.sha256
+        """Return whether stage 1 would make another plan, of other rows."""
+        return self.source is not None and self.source.digest() != self.sha256
 
 
 def repair(
@@ -172,12 +172,12 @@ def _plan(
             if not name.startswith("dataset_")
         }
     config = config_of(record, path, folder, **places)
-    metadata = None
+    source = None
     with suppress(UsageError):
-        metadata = metadata_path(config)
-    if metadata is not None and not metadata.is_file():
-        metadata = None
-    return Incomplete(path, record["about"]["dataset"]["sha256"], config, metadata)
+        source = dataset_source(config)
+    if source is not None and not source.path.exists():
+        source = None
+    return Incomplete(path, record["about"]["dataset"]["sha256"], config, source)
 
 
 def _with_second_dataset(own: TrainConfig, runs: Iterable[Incomplete]) -> TrainConfig:
@@ -188,7 +188,7 @@ def _with_second_dataset(own: TrainConfig, runs: Iterable[Incomplete]) -> TrainC
     for run in runs:
         has_base = run.config.validation_dataset_base_path == base
         has_metadata = run.config.validation_dataset_metadata_path == metadata
-        is_here = run.metadata is not None and not run.is_outdated
+        is_here = run.source is not None and not run.is_outdated
         if has_base and has_metadata and is_here:
             return run.config
     return replace(

@@ -25,6 +25,7 @@ from dstrain.config.serialize import (
     read_resolved,
 )
 from dstrain.console import get_logger
+from dstrain.data.forms.naming import parse_columns
 from dstrain.errors import StateError, UsageError
 from dstrain.models.device import precision
 from dstrain.pipeline.tile_choice import tiles_of
@@ -33,7 +34,7 @@ from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.storage.files import unused_name
-from dstrain.storage.hashing import hash_json, sha256
+from dstrain.storage.hashing import hash_json
 from dstrain.storage.run_files import RUN, RunFiles
 from dstrain.training.batching import Position
 from dstrain.training.loader import CachedSamples
@@ -103,7 +104,7 @@ def _content(data: TrainingData) -> dict[str, str]:
         files = [file for name in used for file in row[name].files]
         sizes.append([os.path.getsize(file) for file in files])
     return {
-        "metadata": sha256(dataset.table.path),
+        "metadata": setup.dataset_digest,
         "files (by their sizes)": hash_json("sizes", sizes),
     }
 
@@ -166,6 +167,8 @@ def config_digest(run: TrainingRun) -> str:
         numbers.append(optimizer)
     if config.compile:
         numbers.append({"compile": True})
+    if config.column or config.default_caption is not None:
+        numbers.append([parse_columns(config.column), config.default_caption])
     if setup.modifiers:
         numbers.append({"modify step": dict(setup.modifiers)})
     if setup.preset is not None:
@@ -406,6 +409,9 @@ def _resolved(run: TrainingRun, flags: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = value
     for name in ("extra_inputs", "data_file_keys"):
         found[name] = ",".join(sorted(split_commas(found.get(name)))) or None
+    if "column" in found:
+        columns = parse_columns(found["column"])
+        found["column"] = [f"{name}={columns[name]}" for name in sorted(columns)]
     if found.get("lora_alpha", 0) is None:
         found["lora_alpha"] = found["lora_rank"]
     custom = found.pop("customized_optimizer", None)

@@ -12,11 +12,12 @@ import numpy as np
 from dstrain.cache.in_use import reading
 from dstrain.cache.store import MARKER
 from dstrain.data.dataset import Dataset
-from dstrain.data.group_sizes import GroupSize, group_sizes
-from dstrain.data.metadata import read_metadata
-from dstrain.data.row_checks import check_rows, without_absent
+from dstrain.data.row_checks import check_rows, read_table, without_absent
 from dstrain.graph.plan import Plan
 from dstrain.runs.build import choose_validation, open_training_data
+from dstrain.runs.datasets.published import is_published
+from dstrain.runs.datasets.sizes import GroupSize, group_sizes
+from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.feature_plan import check_configs
 from dstrain.runs.launch.variables import world_size
 from dstrain.runs.memory.samples import LargestSample, largest_sample
@@ -25,7 +26,7 @@ from dstrain.runs.reports.preview_plans import (
     recorded_plan,
     stored_previews,
 )
-from dstrain.runs.setup import Setup, metadata_path
+from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import Unchanged, find_unchanged, may_be_unchanged
 from dstrain.runs.training_run import TrainingData
 from dstrain.training.batching import SKIPPED, Order
@@ -88,7 +89,7 @@ def _of_unchanged(found: Unchanged) -> PlannedRows:
     return PlannedRows(
         [setup.plan(frozenset(names)) for names in info.inputs],
         [recorded_plan(setup, line) for line in info.previews],
-        metadata_path(setup.config),
+        found.source.path,
         count,
         _held_out(setup, np.arange(count)),
         largest=None if largest is None else LargestSample(**largest),
@@ -134,11 +135,15 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
     if setup.stage == "train" and _trains_from_cache(setup):
         folder = setup.cache_path
         absent.append(f"{folder} is not a feature cache yet: stage 1 fills it")
-    path = metadata_path(setup.config)
-    if path is None:
-        place = setup.config.dataset_base_path if setup.is_validation else None
+    source = dataset_source(setup.config)
+    if source is None:
+        base = setup.config.dataset_base_path
+        if base is not None and setup.stage != "train" and is_published(base):
+            absent.append(f"dataset {base} is not on this machine: a run downloads it")
+        place = base if setup.is_validation else None
         return PlannedRows([setup.plan(setup.all_inputs())], place=place)
-    table = read_metadata(path)
+    path = source.path
+    table = read_table(setup.data_config, setup.spec.inputs)
     bad = {fault.row for fault in table.faults}
     rows = np.setdiff1d(np.arange(len(table.rows)), [*bad])
     table, missing = without_absent(table, setup.data_config, setup.spec.inputs)

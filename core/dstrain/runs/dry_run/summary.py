@@ -9,13 +9,13 @@ from typing import Any
 from dstrain.config.fields import split_commas
 from dstrain.config.options.train import options_affecting
 from dstrain.console import redacted
-from dstrain.data.group_sizes import size_lines
 from dstrain.errors import MissingFiles
 from dstrain.graph.plan import Plan
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.build import load_module, total_steps
 from dstrain.runs.checkpoints.directory import refuse_unlisted
 from dstrain.runs.checkpoints.resume import check_start
+from dstrain.runs.datasets.sizes import size_lines
 from dstrain.runs.dry_run.planned_rows import (
     PlannedRows,
     planned_rows,

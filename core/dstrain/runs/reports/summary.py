@@ -12,7 +12,6 @@ import numpy as np
 from torch import nn
 
 from dstrain.console import get_logger
-from dstrain.data.group_sizes import size_lines
 from dstrain.graph.inputs import Column
 from dstrain.graph.noise_schedule import STRATA
 from dstrain.graph.plan import make_plan
@@ -21,6 +20,7 @@ from dstrain.models.components import components_of
 from dstrain.models.execution.kept import described
 from dstrain.models.quantization.linear import StoredLinear
 from dstrain.pipeline.sampling import generate_task
+from dstrain.runs.datasets.sizes import size_lines
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.run_files import averaged_name
 

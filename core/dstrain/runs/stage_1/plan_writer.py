@@ -11,17 +11,18 @@ import numpy as np
 from dstrain.cache.store import FeatureCache
 from dstrain.console import counted, redacted
 from dstrain.data.files import real_path
-from dstrain.data.group_sizes import group_sizes
 from dstrain.graph.values import serialize
 from dstrain.models.component_files import named_models
-from dstrain.runs.feature_plan import CacheInfo, dataset_folders, names_digest
+from dstrain.runs.datasets.sizes import group_sizes
+from dstrain.runs.datasets.sources import dataset_folders
+from dstrain.runs.feature_plan import CacheInfo, names_digest
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.reports.preview_plans import preview_line
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import KeyedSample, KeyedSamples
 from dstrain.runs.stage_1.recorded_config import recorded_flags
 from dstrain.runs.stage_1.unchanged import as_repeatable
-from dstrain.storage.hashing import files_in, sha256
+from dstrain.storage.hashing import files_in
 
 
 def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
@@ -31,12 +32,15 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     count = len(setup.dataset.rows)
     samples = keyed.samples[:count]
     input_sets = setup.dataset.input_sets
+    source = setup.data_config.source
     dataset = {
         "path": redacted(str(table.path.resolve())),
-        "sha256": sha256(table.path),
+        "sha256": setup.dataset_digest,
         "rows": len(table.rows),
         "folders": [redacted(folder) for folder in dataset_folders(setup.config)],
     }
+    if source.form != "table":
+        dataset["form"] = source.form
     info = CacheInfo(
         dataset=dataset,
         columns=table.columns,

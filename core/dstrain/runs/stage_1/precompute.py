@@ -19,11 +19,11 @@ from dstrain.cache.store import (
 )
 from dstrain.config.serialize import command_line
 from dstrain.console import get_logger, logging_to_file, secrets
-from dstrain.data.group_sizes import group_sizes, size_lines
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import StateError, first_few, secret_error
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.feature_plan import dataset_folders
+from dstrain.runs.datasets.sizes import group_sizes, size_lines
+from dstrain.runs.datasets.sources import dataset_folders
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup

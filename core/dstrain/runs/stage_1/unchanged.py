@@ -19,28 +19,23 @@ from dstrain.cache.store import DIGESTS, MARKER, FeatureCache
 from dstrain.config.options.train import options_affecting
 from dstrain.config.serialize import as_flags
 from dstrain.console import get_logger, redacted, secrets
+from dstrain.data.forms.reading import texts_of
+from dstrain.data.forms.source import Source
 from dstrain.errors import DstrainError
 from dstrain.graph.inputs import Column
-from dstrain.runs.feature_plan import (
-    CacheInfo,
-    changed_folder,
-    dataset_folders,
-    identity_of,
-)
+from dstrain.runs.datasets.sources import dataset_folders, dataset_source
+from dstrain.runs.feature_plan import CacheInfo, changed_folder, identity_of
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
 from dstrain.runs.memory.samples import largest_sample
 from dstrain.runs.reports.preview_plans import recorded_plan
 from dstrain.runs.resolve import warnings_of_rows
-from dstrain.runs.setup import Setup, metadata_path
+from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import code_of_rows, component_keys
 from dstrain.storage.file_memory import FileDigests
-from dstrain.storage.hashing import Digests, files_in, hash_json, sha256
+from dstrain.storage.hashing import Digests, files_in, hash_json
 from dstrain.training.loader import CachedSamples
 
 logger = get_logger(__name__)
-
-AS_TEXT = (".csv", ".json", ".jsonl")
-"""Metadata in which a text stands as it is."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +43,7 @@ class Unchanged:
     """A dataset whose values and plan are in the cache."""
 
     setup: Setup
+    source: Source
     info: CacheInfo
     samples: CachedSamples
 
@@ -138,15 +134,15 @@ def log_unchanged(found: list[Unchanged]) -> None:
 
 def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | None:
     plans = cache.folder / "plans"
-    metadata = metadata_path(setup.config)
-    record = None if metadata is None else _newest(setup, plans, metadata)
-    if record is None or metadata is None:
+    source = dataset_source(setup.config)
+    record = None if source is None else _newest(setup, plans, source)
+    if record is None or source is None:
         return None
     info = CacheInfo(**record["about"])
     folders = dataset_folders(setup.config)
     if not (
         _has_equal_facts(setup, info)
-        and not _has_secrets(metadata)
+        and not _has_secrets(source)
         and _has_equal_components(setup, info, may_fetch)
         and SourceFiles.open(plans, record).are_as_recorded(folders)
         and changed_folder(plans, record, folders) is None
@@ -157,10 +153,10 @@ def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | Non
     previews = [one for line in info.previews for one in _addresses(line)]
     if len(samples.lacking()) or not all(one in cache for one in previews):
         return None
-    return Unchanged(setup, info, samples)
+    return Unchanged(setup, source, info, samples)
 
 
-def _newest(setup: Setup, plans: Path, metadata: Path) -> dict[str, Any] | None:
+def _newest(setup: Setup, plans: Path, source: Source) -> dict[str, Any] | None:
     """Return the newest plan of this identity, if it is of this dataset."""
     newest: dict[str, Any] | None = None
     for _, record in stored_plans(plans):
@@ -172,8 +168,8 @@ def _newest(setup: Setup, plans: Path, metadata: Path) -> dict[str, Any] | None:
         return None
     dataset = newest["about"]["dataset"]
     here = {
-        "path": redacted(str(metadata.resolve())),
-        "sha256": sha256(metadata),
+        "path": redacted(str(source.path.resolve())),
+        "sha256": source.digest(),
         "folders": [redacted(folder) for folder in dataset_folders(setup.config)],
     }
     return newest if here == {name: dataset[name] for name in here} else None
@@ -195,15 +191,15 @@ def _has_equal_facts(setup: Setup, info: CacheInfo) -> bool:
     )
 
 
-def _has_secrets(metadata: Path) -> bool:
-    """Return whether a secret may stand in the metadata: its rows are refused then."""
+def _has_secrets(source: Source) -> bool:
+    """Return whether a secret may stand in the dataset: its rows are refused then."""
     values = secrets()
     if not values:
         return False
-    if metadata.suffix not in AS_TEXT:
-        return True
+    if source.form != "table":
+        return any(any(one in text for one in values) for text in texts_of(source))
     with (
-        metadata.open("rb") as file,
+        source.path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
     ):
         if text.find(b"\\u") >= 0:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from dstrain.data.cells import Cell
 from dstrain.data.dataset import CheckedSample, Dataset
-from dstrain.data.group_sizes import GroupSize, group_sizes, size_lines
 from dstrain.data.metadata import Table
 from dstrain.graph.inputs import Column
+from dstrain.runs.datasets.sizes import GroupSize, group_sizes, size_lines
 
 COLUMNS = {"image": Column("image", "image"), "video": Column("video", "video")}
 

@@ -1,0 +1,1 @@
+"""The forms in which people have datasets, each read as one table."""

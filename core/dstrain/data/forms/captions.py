@@ -1,0 +1,61 @@
+"""Captions in files of their own beside images and videos."""
+
+import json
+from pathlib import Path
+
+from dstrain.data.metadata import BOM, MAX_CELL_LENGTH, text_fault
+from dstrain.storage.files import read_limited
+
+SUFFIXES = (".txt", ".caption", ".json")
+"""Endings of files with captions."""
+KEYS = ("caption", "prompt", "text")
+"""Where an object of json has the caption; the first that there is."""
+MAX_BYTES = 4 * MAX_CELL_LENGTH
+
+
+def read_caption(path: Path) -> str:
+    """Return the caption in a file; '' if it has none.
+
+    Of a .json file that is no object with a caption nothing is wrong: other programs write
+    what they know of an image under its name. Raises ValueError that says what is wrong,
+    UsageError for what is no file of this size, and OSError.
+    """
+    text = _decoded(read_limited(path, MAX_BYTES))
+    if path.suffix.lower() == ".json":
+        text = _in_json(text)
+    if fault := text_fault(text):
+        raise ValueError(fault)
+    return as_caption(text)
+
+
+def as_caption(text: str) -> str:
+    """Return the caption that a text is: all of its lines, without blanks at its ends."""
+    # As an editor shows it: a file from Windows is the caption of one from elsewhere.
+    return text.replace("\r\n", "\n").strip()
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.removeprefix(BOM).decode()
+    except UnicodeDecodeError as error:
+        at = error.start + len(data) - len(data.removeprefix(BOM)) + 1
+        what = f"is not UTF-8 text (byte {at} is 0x{error.object[error.start]:02x})"
+        raise ValueError(f"{what}; save it as UTF-8") from error
+
+
+def _in_json(text: str) -> str:
+    """Return the caption in a text of json, '' if it has none; raise ValueError."""
+    if not text.strip():
+        return ""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        return ""
+    for key in KEYS:
+        if content.get(key) is not None:
+            if isinstance(content[key], str):
+                return str(content[key])
+            raise ValueError(f"has a {key} that is not text")
+    return ""

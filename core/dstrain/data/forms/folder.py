@@ -1,0 +1,203 @@
+"""Read a folder of images or videos, with a file for the caption of each, as a table."""
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from dstrain.data.damage.faults import raise_system_fault
+from dstrain.data.forms.captions import MAX_BYTES, read_caption
+from dstrain.data.forms.listing import IMAGES, MEDIA, Medium, folder_digest, list_media
+from dstrain.data.forms.naming import FILE_NAME, TEXT
+from dstrain.data.metadata import Fault, RawValue, Table, TableRows
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column
+from dstrain.storage.files import read_limited
+
+CAPTION = "\0caption"
+"""The column of the file that a caption is from, which no table shows."""
+READERS = 16
+"""Threads that read captions: more than processors, since they wait for the disk."""
+AT_ONCE = 2048
+CAPTIONS_PER_TASK = 64
+ADVICE = "to use one caption for all images and videos without a caption, give --default_caption TEXT"
+
+
+def folder_columns(folder: Path) -> Table:
+    """Return the table of a folder without its rows."""
+    return _table(folder, TableRows(), ())
+
+
+def read_folder(
+    folder: Path,
+    column: Column | None,
+    default_caption: str | None,
+    roots: Sequence[Path] = (),
+) -> Table:
+    """Read a folder: a row for each image or video, with its name and its caption.
+
+    What is wrong with captions is among the faults of the table. Raises UsageError for a
+    folder without images or videos, or with a link to another folder; SystemFault.
+
+    Args:
+        folder: The folder, which is read with all folders below it.
+        column: What the files are read for; for an image, videos are left out.
+        default_caption: The caption of those without one; None makes that a fault.
+        roots: Other folders that a link may lead to.
+    """
+    digest = folder_digest(folder)
+    is_image = column is not None and not column.from_video
+    suffixes = IMAGES if is_image else MEDIA
+    captions = _Captions(folder, default_caption, roots)
+    rows = TableRows()
+    faults: list[Fault] = []
+    is_list = column is not None and column.kind == "images"
+    found = captions.with_texts(list_media(folder, suffixes))
+    for row, (medium, caption) in enumerate(found):
+        name: RawValue = [medium.name] if is_list else medium.name
+        rows.append([name, caption.text, caption.file])
+        if caption.fault:
+            faults.append(Fault(row, TEXT, caption.fault))
+    if not len(rows):
+        kind = "image" if is_image else "image or video"
+        raise UsageError(folder, f"has no {kind}, and no metadata")
+    advice = (ADVICE,) if captions.are_missing else ()
+    return _table(folder, rows, faults, advice, digest)
+
+
+def _table(
+    folder: Path,
+    rows: TableRows,
+    faults: Sequence[Fault],
+    advice: Sequence[str] = (),
+    digest: str = "",
+) -> Table:
+    rows.columns = (FILE_NAME, TEXT, CAPTION)
+    lines = np.arange(1, len(rows) + 1)
+    return Table(
+        folder,
+        (FILE_NAME, TEXT),
+        rows,
+        lines,
+        faults,
+        name_place=_Places(rows),
+        advice=advice,
+        digest=digest,
+        form="folder with captions",
+    )
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Names rows by their files."""
+
+    rows: Sequence[Mapping[str, RawValue]]
+
+    def __call__(self, row: int, column: str) -> str:
+        cells = self.rows[row]
+        file = cells[CAPTION] if column == TEXT else ""
+        name = file or cells[FILE_NAME]
+        return printable(name if isinstance(name, str) else name[0])
+
+
+def printable(name: str) -> str:
+    """Return the name of a file as it may stand in a line of a message."""
+    return name if name.isprintable() else repr(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Caption:
+    """The caption of an image or a video."""
+
+    text: str = ""
+    file: str = ""
+    """The file that it is in, '' for none."""
+    fault: str = ""
+
+
+class _Captions:
+    """Reads the captions of a folder."""
+
+    def __init__(
+        self, folder: Path, default: str | None, roots: Sequence[Path]
+    ) -> None:
+        self.folder = folder
+        self.default = default
+        self.roots = [os.path.realpath(one) for one in (folder, *roots)]
+        self.are_missing = False
+
+    def with_texts(self, media: Iterator[Medium]) -> Iterator[tuple[Medium, _Caption]]:
+        """Yield each image and video with its caption."""
+        with ThreadPoolExecutor(READERS) as threads:
+            while part := list(islice(media, AT_ONCE)):
+                starts = range(0, len(part), CAPTIONS_PER_TASK)
+                tasks = [part[at : at + CAPTIONS_PER_TASK] for at in starts]
+                for task, captions in zip(
+                    tasks, threads.map(self._read_all, tasks), strict=True
+                ):
+                    yield from zip(task, captions, strict=True)
+
+    def _read_all(self, media: Collection[Medium]) -> list[_Caption]:
+        return [self._read(medium) for medium in media]
+
+    def _read(self, medium: Medium) -> _Caption:
+        """Return the caption of an image or a video; what is wrong with it is its fault."""
+        found: list[_Caption] = []
+        for file in medium.captions:
+            caption = self._in_file(file)
+            if caption.fault:
+                return caption
+            if caption.text:
+                found.append(caption)
+        if len(found) > 1:
+            files = " and ".join(printable(one.file) for one in found)
+            return _Caption(fault=f"has two captions, in {files}: remove one of them")
+        if found and medium.twins:
+            names = " and ".join(map(printable, medium.twins))
+            what = f"is the caption of {printable(medium.name)} and of {names}"
+            return _Caption("", found[0].file, f"{what}: give each a name of its own")
+        if found:
+            return found[0]
+        if self.default is not None:
+            return _Caption(self.default)
+        self.are_missing = True
+        if medium.captions:
+            return _Caption("", medium.captions[0], "has no caption in it")
+        name = printable(f"{Path(medium.name).stem}.txt")
+        return _Caption("", "", f"has no caption, such as {name}")
+
+    def _in_file(self, file: str) -> _Caption:
+        path = self.folder / file
+        try:
+            if path.is_symlink() and not self._contains(os.path.realpath(path)):
+                # It may lead to anything that this user can read.
+                what = f"points outside the dataset's folder, to {path.readlink()}"
+                return _Caption("", file, what)
+            return _Caption(read_caption(path), file)
+        except UsageError as error:
+            return _Caption("", file, error.what)
+        except (OSError, ValueError) as error:
+            raise_system_fault(path, error)
+            if isinstance(error, OSError):
+                return _Caption("", file, f"cannot be read: {error.strerror}")
+            return _Caption("", file, str(error))
+
+    def _contains(self, path: str) -> bool:
+        return any(path.startswith(os.path.join(root, "")) for root in self.roots)
+
+
+def folder_texts(folder: Path) -> Iterator[str]:
+    """Yield the names of images and videos in a folder, and the files of their captions as
+    text, whatever is in them.
+    """
+    for medium in list_media(folder):
+        yield medium.name
+        for file in medium.captions:
+            try:
+                yield read_limited(folder / file, MAX_BYTES).decode(errors="replace")
+            except (OSError, UsageError):
+                continue

@@ -1,0 +1,115 @@
+"""Files that are embedded in a table: written once, each under the digest of its bytes, so
+that they are files like any others.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dstrain.errors import UsageError
+from dstrain.storage.files import check_writable, replacing
+from dstrain.storage.hashing import file_mark, hash_json
+from dstrain.storage.user_cache import VARIABLE, user_cache
+
+FOLDER = "pictures"
+LISTS = "lists"
+"""Below it, the names of the files that rows had, for later runs."""
+END = "null\n"
+"""The last line of such a list, without which it is not whole."""
+SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
+
+
+def pictures_folder() -> Path:
+    """Return the folder of embedded files; raises UsageError for a user without a home."""
+    cache = user_cache()
+    if cache is None:
+        what = "is not set, and there is no home folder: embedded files need a place"
+        raise UsageError(VARIABLE, what, f"set {VARIABLE} to a folder")
+    return Path(os.path.realpath(cache)) / FOLDER
+
+
+class Pictures:
+    """Writes embedded files to the user's folder of them."""
+
+    def __init__(self) -> None:
+        self.folder = pictures_folder()
+        check_writable(self.folder)
+
+    def keep(self, data: bytes, name: str = "") -> str:
+        """Return the path of the file with these bytes, which is written unless it is
+        there; raises SystemFault.
+
+        Args:
+            data: Its bytes.
+            name: What it was called, for its ending.
+        """
+        suffix = PurePosixPath(name).suffix.lower()
+        if not SUFFIX.fullmatch(suffix):
+            suffix = ""
+        digest = hashlib.sha256(data).hexdigest()
+        # Many files in one folder are slow on some file systems.
+        path = self.folder / digest[:2] / f"{digest}{suffix}"
+        if not self._is_there(path, len(data)):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with replacing(path, len(data)) as building:
+                building.write_bytes(data)
+        return str(path)
+
+    def _is_there(self, path: Path, size: int) -> bool:
+        try:
+            return path.stat().st_size == size and not path.is_symlink()
+        except OSError:
+            return False
+
+    def recall(self, file: Path, columns: Sequence[str]) -> Iterator[Any] | None:
+        """Return what `noting` noted of columns of a file; None if the file has changed
+        since, or a file that it names is gone.
+        """
+        path = self._list(file, columns)
+        try:
+            is_whole = all(map(self._are_there, _lines(path)))
+        except (OSError, ValueError, TypeError):
+            return None
+        return _lines(path) if is_whole else None
+
+    def noting(
+        self, file: Path, columns: Sequence[str], rows: Iterable[list[Any]]
+    ) -> Iterator[list[Any]]:
+        """Yield the rows, and note them when there are no more.
+
+        Each has what these columns of a file have in a row: the path of an embedded file,
+        the name of another one, '' for none, or a list of these.
+        """
+        path = self._list(file, columns)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(path) as building, building.open("w") as lines:
+            for row in rows:
+                lines.write(json.dumps(row) + "\n")
+                yield row
+            lines.write(END)
+
+    def _list(self, file: Path, columns: Sequence[str]) -> Path:
+        facts = [os.path.realpath(file), file_mark(file), list(columns)]
+        return self.folder / LISTS / f"{hash_json('embedded files', facts)}.jsonl"
+
+    def _are_there(self, row: list[Any]) -> bool:
+        for cell in row:
+            for name in cell if isinstance(cell, list) else [cell]:
+                # Others are looked for in the folders of the dataset.
+                if os.path.isabs(name) and not os.path.isfile(name):
+                    return False
+        return True
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    """Yield the rows of a list; raise ValueError at the end of one that is not whole."""
+    with path.open() as lines:
+        for line in lines:
+            if line == END:
+                return
+            yield json.loads(line)
+    raise ValueError("the list has no end")

@@ -1,0 +1,193 @@
+"""Find which form a dataset has, and what identifies its content."""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from dstrain.data.forms.columnar import ARROW, PARQUET
+from dstrain.data.forms.listing import folder_digest, has_media
+from dstrain.data.metadata import SUFFIXES
+from dstrain.errors import UsageError, first_few
+from dstrain.storage.files import read_limited
+from dstrain.storage.hashing import hash_json, sha256
+from dstrain.storage.user_cache import ModelDigests
+
+Form = Literal["table", "folder", "parquet", "arrow"]
+SPLITS_FILE, STATE_FILE = "dataset_dict.json", "state.json"
+"""What `save_to_disk` of `datasets` writes beside splits, and beside the files of one."""
+TRAIN = "train"
+SPLITS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+}
+"""Words in the name of a parquet file that say of which split it is, as on Hugging Face."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows of a dataset are, and in which form."""
+
+    form: Form
+    path: Path
+    """The file of the table; the folder, where it is not one file."""
+    base: Path
+    """The folder in which the files are that rows name."""
+    files: tuple[Path, ...] = ()
+    """Those of parquet and arrow, in the order of their rows."""
+    left_out: tuple[str, ...] = ()
+    """Splits beside that of the files, which are not read."""
+
+    @property
+    def has_embedded(self) -> bool:
+        """Return whether files may be embedded in the table."""
+        return self.form in ("parquet", "arrow")
+
+    @property
+    def in_words(self) -> str:
+        """Return the form in words."""
+        if self.form == "table":
+            return self.path.name
+        if self.form == "folder":
+            return "folder with captions"
+        if self.path.is_file():
+            return f"{self.form} file"
+        return f"{len(self.files)} {self.form} file{'s' * (len(self.files) > 1)}"
+
+    def digest(self) -> str:
+        """Return the digest of the rows: of all that they are read from, but for the files
+        that they name. It is that of the folder's content, wherever the folder is.
+
+        Raises DstrainError for what cannot be read, and OSError.
+        """
+        if self.form == "table":
+            return sha256(self.path)
+        if self.form == "folder":
+            return folder_digest(self.path)
+        digests = ModelDigests()
+        found = [[file.name, digests.of(file)] for file in self.files]
+        digests.save()
+        return found[0][1] if self.path.is_file() else hash_json(self.form, found)
+
+
+def metadata_files(base: Path) -> list[Path]:
+    """Return the metadata files in a folder."""
+    paths = [base / f"metadata{suffix}" for suffix in SUFFIXES]
+    return [path for path in paths if path.is_file()]
+
+
+def find_source(
+    base: Path, metadata: Path | None = None, option: str = "--dataset"
+) -> Source:
+    """Find the rows of a dataset: in the metadata file that is named, else in a folder's
+    own metadata, what `datasets` saved there, its parquet files, or its images and videos.
+
+    Raises UsageError for a folder in which none of these is, or of one several.
+
+    Args:
+        base: The folder.
+        metadata: Its metadata, where it is named.
+        option: How the options begin that name these.
+    """
+    if metadata is not None:
+        if metadata.suffix in (PARQUET, ARROW):
+            form: Form = "parquet" if metadata.suffix == PARQUET else "arrow"
+            return Source(form, metadata, base, (metadata,))
+        return Source("table", metadata, base)
+    if not base.is_dir():
+        raise UsageError(f"{option}_base_path", f"{base} is not a folder")
+    advice = f"name one with {option}_metadata_path"
+    tables = metadata_files(base)
+    if len(tables) > 1:
+        names = " and ".join(path.name for path in tables)
+        raise UsageError(base, f"has {names}", advice)
+    if tables:
+        return Source("table", tables[0], base)
+    found = _saved(base, option) or _parquet(base, advice)
+    if found is not None:
+        return found
+    if has_media(base):
+        return Source("folder", base, base)
+    raise UsageError(
+        base,
+        f"has no metadata{' or '.join(SUFFIXES)}, no {PARQUET} files, nothing that "
+        "`datasets` saved, and no images or videos",
+        advice,
+    )
+
+
+def _saved(base: Path, option: str) -> Source | None:
+    """Return the source of a folder that `save_to_disk` of `datasets` wrote."""
+    if (base / SPLITS_FILE).is_file():
+        names = _names(base / SPLITS_FILE, _json(base / SPLITS_FILE).get("splits"))
+        splits = [name for name in names if (base / name / STATE_FILE).is_file()]
+        split = _chosen_split(base, splits, f"name one with {option}_base_path")
+        saved = _saved(base / split, option)
+        left_out = tuple(name for name in splits if name != split)
+        return None if saved is None else replace(saved, left_out=left_out)
+    if not (base / STATE_FILE).is_file():
+        return None
+    files = _json(base / STATE_FILE).get("_data_files")
+    if not isinstance(files, list):
+        return None
+    found = [one.get("filename") if isinstance(one, dict) else one for one in files]
+    names = _names(base / STATE_FILE, found)
+    return Source("arrow", base, base, tuple(base / name for name in names))
+
+
+def _parquet(base: Path, advice: str) -> Source | None:
+    """Return the source of the parquet files in a folder, or in its folder `data`, where
+    hubs have them.
+    """
+    for folder in (base, base / "data"):
+        by_split: dict[str, list[Path]] = {}
+        for path in sorted(folder.glob(f"*{PARQUET}")):
+            if not path.name.startswith("."):
+                by_split.setdefault(_split_of(path), []).append(path)
+        if by_split:
+            split = _chosen_split(folder, list(by_split), advice)
+            left_out = tuple(name or "others" for name in by_split if name != split)
+            return Source("parquet", folder, base, tuple(by_split[split]), left_out)
+    return None
+
+
+def _split_of(path: Path) -> str:
+    """Return the split that the name of a file says, '' for none."""
+    words = re.split(r"[^a-z]+", path.stem.lower())
+    return next((SPLITS[word] for word in words if word in SPLITS), "")
+
+
+def _chosen_split(base: Path, splits: list[str], advice: str) -> str:
+    """Return the only split, else the one for training; raise UsageError without it."""
+    if len(splits) == 1:
+        return splits[0]
+    if TRAIN in splits:
+        return TRAIN
+    named = first_few(name or "others" for name in splits) or "none"
+    raise UsageError(base, f"has no split named {TRAIN}; splits: {named}", advice)
+
+
+def _json(path: Path) -> dict[str, object]:
+    """Return an object of a small file of json; raises UsageError."""
+    try:
+        content = json.loads(read_limited(path))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(path, f"is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(path, "is not a JSON object")
+    return content
+
+
+def _names(path: Path, values: object) -> list[str]:
+    """Return the names in a file of what is in its folder; raise UsageError for one that
+    leads out of it.
+    """
+    names = []
+    for value in values if isinstance(values, list) else ():
+        if not isinstance(value, str) or "/" in value or value in ("", ".", ".."):
+            what = f"{value!r} is not the name of anything in this folder"
+            raise UsageError(path, what)
+        names.append(value)
+    return names

@@ -1,0 +1,1 @@
+"""Where the datasets of a run are, and what is said of them."""
