@@ -76,6 +76,15 @@ def with_absolute_paths(text: str) -> str:
     return json.dumps(entry, ensure_ascii=False)
 
 
+def with_places(text: str, base: Path | None, metadata: Path | None) -> str:
+    """Return the JSON of a dataset with these places in it."""
+    entry = _parsed(text, 1)
+    for name, place in ((BASE, base), (METADATA, metadata)):
+        if place is not None and entry.get(name) != str(place):
+            entry[name] = str(place)
+    return json.dumps(entry, ensure_ascii=False)
+
+
 def repeated_base_paths(words: Sequence[str]) -> list[str]:
     """Return the words of a command in which each --dataset_base_path after the first
     one is a --dataset of its own.

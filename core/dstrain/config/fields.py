@@ -33,6 +33,7 @@ Effect = Literal[
     "length",
     "recipe",
     "cache",
+    "if_given",
     "dataset",
     "video",
     "captions",
@@ -48,6 +49,7 @@ resolved: these numbers too, but other values may resolve to the same run.
 length: how many steps a run has.
 recipe: recorded in the header of a LoRA file, as those of training are.
 cache: the cached values, so both stages have the same value.
+if_given: nothing where it is at its default, so it is recorded only where it is not.
 dataset: one dataset of a run, which may have a value of its own.
 video: which frames of videos are used; refused where no videos are read.
 captions: what is made of prompts; refused where no prompt is read.

@@ -75,6 +75,9 @@ def open_training_data(setup: Setup) -> TrainingData:
         sample_ids,
         dataset.input_sets,
         sizes=group_sizes(dataset),
+        rows_of_parts=[
+            len(part.setup.checked_dataset.table.rows) for part in setup.parts
+        ],
     )
 
 
@@ -99,7 +102,16 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
         groups, ids = groups[first], ids[first]
     groups, ids = with_skipped_rows(groups, ids, count)
     sizes = [GroupSize(*one) for one in info.sizes]
-    return TrainingData(setup, source, groups, ids, source.input_sets, info, sizes)
+    return TrainingData(
+        setup,
+        source,
+        groups,
+        ids,
+        source.input_sets,
+        info,
+        sizes,
+        info.rows_of_parts,
+    )
 
 
 def refuse_long_prompts(
@@ -141,6 +153,7 @@ def prepare(
         processes.size * config.batch_size * config.gradient_accumulation_steps,
         config.seed,
         data.sample_ids,
+        data.repeated,
     )
     steps = total_steps(config, order.steps_per_epoch)
     optimizer = build_optimizer(setup.optimizer, module.trained.parameters)

@@ -72,7 +72,20 @@ class CacheInfo:
 
     def name_row(self, row: Mapping[str, Any]) -> str:
         """Name a row of the plan in messages: 'metadata.csv:3'."""
-        return f"{Path(self.dataset['path']).name}:{row['line']}"
+        number = row["row"]
+        path = self.dataset["path"]
+        for part in self.dataset.get("parts", ()):
+            path = part["path"]
+            if number < part["rows"]:
+                break
+            number -= part["rows"]
+        return f"{Path(path).name}:{row['line']}"
+
+    @property
+    def rows_of_parts(self) -> list[int]:
+        """Return the number of rows of each dataset."""
+        parts = self.dataset.get("parts") or [self.dataset]
+        return [int(part["rows"]) for part in parts]
 
 
 def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheInfo]:

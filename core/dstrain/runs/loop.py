@@ -373,4 +373,6 @@ def micro_batches(
     size = run.processes.size
     batches = run.order.global_batches(epoch, done, run.position, run.pass_position)
     for samples in islice(batches, left):
-        yield from split_across_ranks(samples, run.setup.config.batch_size, rank, size)
+        yield from split_across_ranks(
+            samples, run.setup.config.batch_size, rank, size, run.data.loss_weight
+        )

@@ -3,12 +3,17 @@ known before a file is opened.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
+from dstrain.config.datasets import datasets_of
 from dstrain.config.fields import split_commas
-from dstrain.config.options.train import options_affecting
+from dstrain.config.options.train import (
+    TrainConfig,
+    options_affecting,
+    recorded_values,
+)
 from dstrain.data.cells import loader_version
 from dstrain.data.forms.naming import parse_columns
 from dstrain.data.row_checks import as_cut_from_video
@@ -139,22 +144,36 @@ def _flags(setup: Setup) -> dict[str, Any]:
     it can be written.
     """
     config = setup.config
-    flags = {f"--{name}": getattr(config, name) for name in options_affecting("cache")}
+    flags = {
+        f"--{name}": value for name, value in recorded_values(config, "cache").items()
+    }
     if config.height:
         flags["--max_pixels"] = None
     data_file_keys = split_commas(config.data_file_keys)
+    flags |= _flags_of_datasets(config)
     flags["--data_file_keys"] = ",".join(data_file_keys) or None
-    # Recorded where they are given alone: plans from before there were these are the same.
-    del flags["--column"], flags["--default_caption"]
     columns = parse_columns(config.column)
     if columns:
         named = [f"{name}={column}" for name, column in sorted(columns.items())]
         flags["--column"] = ",".join(named)
-    if config.default_caption is not None:
-        flags["--default_caption"] = config.default_caption
     extra_inputs = sorted(split_commas(config.extra_inputs))
     flags["--extra_inputs"] = ",".join(extra_inputs) or None
     if not setup.spec.reads_videos:
         for name in options_affecting("video"):
             del flags[f"--{name}"]
+    return flags
+
+
+def _flags_of_datasets(config: TrainConfig) -> dict[str, Any]:
+    """Return the options that cached values of a dataset depend on and that are its own,
+    with its number, from 1; for each dataset at least that there is one.
+    """
+    flags: dict[str, Any] = {}
+    entries = replace(config, dataset_base_path=None)
+    for number, one in enumerate(datasets_of(entries) if config.dataset else (), 1):
+        flags[f"--dataset {number}"] = "given"
+        for name in options_affecting("cache"):
+            value = getattr(one.config, name)
+            if value != getattr(config, name):
+                flags[f"--dataset {number} {name}"] = value
     return flags

@@ -341,11 +341,12 @@ def warnings_of_rows(setup: Setup) -> list[str]:
             f"{short.total()} of {clips} clips have fewer than --num_frames {wanted} "
             f"frames; the shortest has {min(short)}"
         )
-    unused = setup.dataset.unused_columns
-    if unused:
-        names = first_few(map(repr, unused))
-        which = f"{len(unused)} columns are" if len(unused) > 1 else "a column is"
-        lines.append(
-            f"{setup.dataset.table.path}: {which} not used by this variant: {names}"
-        )
+    for part in setup.parts:
+        found = part.setup.checked_dataset
+        unused = found.unused_columns
+        if unused:
+            names = first_few(map(repr, unused))
+            which = f"{len(unused)} columns are" if len(unused) > 1 else "a column is"
+            place = found.table.path
+            lines.append(f"{place}: {which} not used by this variant: {names}")
     return lines

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dstrain.config.datasets import datasets_of
 from dstrain.config.fields import program_named, split_commas
 from dstrain.config.learning_rates import LearningRates
 from dstrain.config.options.train import TrainConfig
@@ -18,6 +19,7 @@ from dstrain.config.validation import refuse_second_average
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
 from dstrain.data.decoding import skip_undecodable
+from dstrain.data.forms.joined import join_datasets
 from dstrain.data.forms.naming import parse_columns
 from dstrain.data.forms.source import find_source
 from dstrain.data.images import Resolution
@@ -135,6 +137,7 @@ class Setup:
             dataset_metadata_path=metadata,
             validation_dataset_base_path=None,
             validation_dataset_metadata_path=None,
+            dataset=(),
             feature_cache=cache_path,
             preview_prompt=(),
         )
@@ -152,17 +155,48 @@ class Setup:
         Raises UsageError for blank cells that the run needs. With --on_bad_sample skip,
         every file that the run reads was decoded, and bad rows are skipped.
         """
-        found = open_dataset(self.data_config, self.spec.inputs, self.check_inputs)
+        found = self.checked_dataset
         if self.config.on_bad_sample == "error":
             return found
         return skip_undecodable(
             found, lambda inputs: self.plan(inputs).used_inputs, self.list_folder
         )
 
+    @cached_property
+    def checked_dataset(self) -> Dataset:
+        """Return the dataset with its rows checked, but no file decoded."""
+        if len(self.parts) == 1:
+            return open_dataset(self.data_config, self.spec.inputs, self.check_inputs)
+        found = [part.setup.checked_dataset for part in self.parts]
+        return join_datasets(found, [part.setup.dataset_digest for part in self.parts])
+
+    @cached_property
+    def parts(self) -> "tuple[DatasetPart, ...]":
+        """Return the datasets that are trained on, one or several, in the order of their
+        rows.
+        """
+        found = datasets_of(self.config)
+        if len(found) == 1 and not self.config.dataset:
+            return (DatasetPart(self),)
+        return tuple(
+            DatasetPart(replace(self, config=one.config), one.repeats, one.loss_weight)
+            for one in found
+        )
+
     @property
     def dataset_digest(self) -> str:
         """Return the digest of the rows, but for the files that they name."""
-        return self.dataset.table.digest or self.data_config.source.digest()
+        table = self.checked_dataset.table
+        return table.digest or self.data_config.source.digest()
+
+    def row_of_part(self, row: int) -> "tuple[Setup, int]":
+        """Return the dataset that a row is of, and the number of the row there."""
+        for part in self.parts:
+            count = len(part.setup.checked_dataset.table.rows)
+            if row < count:
+                return part.setup, row
+            row -= count
+        raise IndexError(row)
 
     def name_row(self, row: int) -> str:
         """Name a row of the dataset in messages; rows beyond the last are previews."""
@@ -470,3 +504,15 @@ class Setup:
                 continue
             names.append(name)
         return frozenset(names)
+
+
+@dataclass(frozen=True)
+class DatasetPart:
+    """One of the datasets that a run trains on."""
+
+    setup: Setup
+    """The run with this dataset alone."""
+    repeats: int = 1
+    """How often an epoch draws each of its samples, beside --dataset_repeat."""
+    loss_weight: float = 1.0
+    """What the losses of its samples are multiplied by."""

@@ -66,11 +66,12 @@ def write_list(setup: Setup) -> None:
     path = setup.list_folder / LIST
     lines = []
     for one in setup.datasets:
-        table = one.dataset.table
         for fault in one.dataset.skipped:
+            part, row = one.row_of_part(fault.row)
+            table = part.checked_dataset.table
             line = {
                 "file": table.path.name,
-                "row": int(table.lines[fault.row]),
+                "row": int(table.lines[row]),
                 "column": fault.column,
                 "reason": redacted(fault.reason),
             }

@@ -4,6 +4,9 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -11,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.distributed.world import ProcessGroup
 from dstrain.models.needed_components import Found
+from dstrain.randomness import SampleKey
 from dstrain.runs.datasets.sizes import GroupSize
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
@@ -19,6 +23,7 @@ from dstrain.training.batching import (
     Groups,
     Order,
     Position,
+    RepeatedRows,
     SampleIds,
 )
 from dstrain.training.ema import MovingAverage
@@ -27,6 +32,15 @@ from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.build import effective_rate
 from dstrain.training.optimizers.modes import in_eval_mode
 from dstrain.training.sharded_networks import keeping_gradients
+
+
+class PartRows(NamedTuple):
+    """The rows of one of several datasets."""
+
+    end: int
+    """The row after the last one."""
+    repeats: int
+    loss_weight: float
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,36 @@ class TrainingData:
     """The record of the run that filled the feature cache; stage 2 only."""
     sizes: Sequence[GroupSize] = ()
     """Those of the samples of each signature; () where stage 1 did not record them."""
+    rows_of_parts: Sequence[int] = ()
+    """The rows of each of the datasets."""
+
+    @cached_property
+    def parts(self) -> Sequence[PartRows]:
+        """Return what holds for the rows of each of several datasets; () for one without
+        options of its own.
+        """
+        if not self.setup.config.dataset:
+            return ()
+        ends = list(accumulate(self.rows_of_parts))
+        own = [(part.repeats, part.loss_weight) for part in self.setup.parts]
+        # Stage 2 need not name the dataset of --dataset_base_path.
+        own = [(1, 1.0)] * (len(ends) - len(own)) + own
+        return [
+            PartRows(end, repeats, weight)
+            for end, (repeats, weight) in zip(ends, own, strict=True)
+        ]
+
+    @property
+    def repeated(self) -> tuple[RepeatedRows, ...]:
+        """Return how often the rows of each of several datasets are drawn."""
+        return tuple(RepeatedRows(part.end, part.repeats) for part in self.parts)
+
+    def loss_weight(self, key: SampleKey) -> float:
+        """Return what the loss of a sample is multiplied by."""
+        for part in self.parts:
+            if key.row < part.end:
+                return part.loss_weight
+        return 1.0
 
     def name_row(self, row: int) -> str:
         """Name a row of the dataset in messages, as stage 1 recorded it."""

@@ -173,12 +173,17 @@ class Order:
         """Return the number of global batches in an epoch: the left-overs of each
         signature make one smaller batch.
         """
+        return int((-(-self.draws_of_groups // self.samples_per_step)).sum())
+
+    @cached_property
+    def draws_of_groups(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return how many samples of each signature an epoch draws."""
         drawn = np.zeros(len(self.group_counts), np.int64)
         for start, end, repeat in self._ranges.parts():
             groups = self.groups[start:end]
             groups = groups[groups != SKIPPED]
             drawn += repeat * np.bincount(groups, minlength=len(drawn))
-        return int((-(-drawn // self.samples_per_step)).sum())
+        return drawn
 
     @property
     def group_count(self) -> int:

@@ -56,7 +56,7 @@ def test_bad_rows_are_skipped_whole_and_listed_with_their_places(
         f'{{"image": "{number}.png", "prompt": "p{number}"}}' for number in range(6)
     ]
     rows[1] = '{"image": "1.png", "prompt": '
-    rows.insert(2, '{"image": "none.png", "prompt": ["a", "b"]}')
+    rows.insert(2, '{"image": "none.png", "prompt": {"en": "a"}}')
     rows.append('{"image": "", "prompt": "nothing"}')
     (folder / "data/metadata.json").unlink()
     (folder / "data/metadata.jsonl").write_text("\n".join(rows))

@@ -38,12 +38,12 @@ class DataOptions:
         "Column that an input is read from, as INPUT=COLUMN, such as prompt=text. Several are "
         "separated by commas, or the option is repeated.",
         (),
-        affects={"resolved", "cache", "dataset"},
+        affects={"resolved", "cache", "if_given", "dataset"},
     )
     default_caption: str | None = option(
         "data",
         "Caption of the images and videos in a folder that have none. Without it, they are refused.",
-        affects={"resolved", "cache", "dataset"},
+        affects={"resolved", "cache", "if_given", "dataset"},
     )
     dataset_root: tuple[Path, ...] = option(
         "data",

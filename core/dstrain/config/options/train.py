@@ -1,6 +1,7 @@
 """The configuration of a training run."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from dstrain.config.fields import Effect, flags, option
 from dstrain.config.options.data import DataOptions
@@ -46,3 +47,18 @@ def options_affecting(*effects: Effect) -> tuple[str, ...]:
     return tuple(
         flag.name for flag in flags(TrainConfig) if flag.affects & set(effects)
     )
+
+
+def recorded_values(config: TrainConfig, *effects: Effect) -> dict[str, Any]:
+    """Return the values of the options that have one of these effects, by name, as runs
+    and caches record and compare them.
+
+    What was recorded before there was an option that is `if_given` stays the same.
+    """
+    values = {}
+    for flag in flags(TrainConfig):
+        value = getattr(config, flag.name)
+        is_left_out = "if_given" in flag.affects and value == flag.default
+        if flag.affects & set(effects) and not is_left_out:
+            values[flag.name] = value
+    return values

@@ -82,6 +82,8 @@ def _columns(source: Source) -> Table:
 
 def texts_of(source: Source) -> Iterator[str]:
     """Yield every text that rows of a folder, of parquet or arrow files are read from."""
+    for part in source.parts:
+        yield from texts_of(part)
     if source.form == "folder":
         yield from folder_texts(source.path)
     elif source.has_embedded:

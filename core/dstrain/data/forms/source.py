@@ -14,7 +14,7 @@ from dstrain.storage.files import read_limited
 from dstrain.storage.hashing import hash_json, sha256
 from dstrain.storage.user_cache import ModelDigests
 
-Form = Literal["table", "folder", "parquet", "arrow"]
+Form = Literal["table", "folder", "parquet", "arrow", "several"]
 SPLITS_FILE, STATE_FILE = "dataset_dict.json", "state.json"
 """What `save_to_disk` of `datasets` writes beside splits, and beside the files of one."""
 TRAIN = "train"
@@ -39,11 +39,14 @@ class Source:
     """Those of parquet and arrow, in the order of their rows."""
     left_out: tuple[str, ...] = ()
     """Splits beside that of the files, which are not read."""
+    parts: tuple["Source", ...] = ()
+    """Those of several datasets; `path` and `base` are of the first one."""
 
     @property
     def has_embedded(self) -> bool:
         """Return whether files may be embedded in the table."""
-        return self.form in ("parquet", "arrow")
+        is_one = self.form in ("parquet", "arrow")
+        return is_one or any(part.has_embedded for part in self.parts)
 
     @property
     def in_words(self) -> str:
@@ -52,6 +55,8 @@ class Source:
             return self.path.name
         if self.form == "folder":
             return "folder with captions"
+        if self.form == "several":
+            return f"{len(self.parts)} datasets"
         if self.path.is_file():
             return f"{self.form} file"
         return f"{len(self.files)} {self.form} file{'s' * (len(self.files) > 1)}"
@@ -66,6 +71,8 @@ class Source:
             return sha256(self.path)
         if self.form == "folder":
             return folder_digest(self.path)
+        if self.form == "several":
+            return hash_json("datasets", [part.digest() for part in self.parts])
         digests = ModelDigests()
         found = [[file.name, digests.of(file)] for file in self.files]
         digests.save()

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from dstrain.config.options.train import options_affecting
+from dstrain.config.options.train import recorded_values
 from dstrain.config.serialize import CONFIG, write_resolved
 from dstrain.console import get_logger, logging_to_file, redacted
 from dstrain.distributed.signals import is_interrupt
@@ -320,8 +320,7 @@ class RunDirectory:
         if lora_config is None:
             save_full(path, network, model_config, header, key_format(setup, component))
             return
-        options = options_affecting("recipe", "training")
-        values = {name: getattr(setup.config, name) for name in options}
+        values = recorded_values(setup.config, "recipe", "training")
         recipe = {
             name: redacted(value) if isinstance(value, str) else value
             for name, value in values.items()

@@ -17,7 +17,11 @@ from torch import Tensor, nn
 from dstrain.config.fields import split_commas
 from dstrain.config.learning_rates import parse_learning_rates
 from dstrain.config.options.optimizer import ENDING_AT_LAST_STEP
-from dstrain.config.options.train import TrainConfig, options_affecting
+from dstrain.config.options.train import (
+    TrainConfig,
+    options_affecting,
+    recorded_values,
+)
 from dstrain.config.serialize import (
     NEW_START,
     as_flags,
@@ -158,7 +162,7 @@ def config_digest(run: TrainingRun) -> str:
         [[one.component, dict(one.entries)] for one in setup.models if one.entries],
         [setup.spec.variant, *(sorted(split_commas(names)) for names in columns)],
         {
-            **{name: getattr(config, name) for name in options_affecting("training")},
+            **recorded_values(config, "training"),
             "learning_rate": setup.optimizer.rates.plain,
         },
     ]
@@ -187,7 +191,9 @@ def config_digest(run: TrainingRun) -> str:
     }
     if used_tiles:
         numbers.append({"tiles": used_tiles})
-    order = [run.order.groups.tolist(), run.order.samples_per_step]
+    order: list[Any] = [run.order.groups.tolist(), run.order.samples_per_step]
+    if run.data.parts:
+        order.append([list(part) for part in run.data.parts])
     trainables = asdict(setup.trainables)
     return hash_json("run", [setup.task.name, trainables, order, numbers])
 

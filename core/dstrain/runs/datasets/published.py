@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dstrain.config.datasets import datasets_of, with_places
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.forms.columnar import ARROW, PARQUET
@@ -29,7 +30,13 @@ def with_folders(config: TrainConfig) -> TrainConfig:
     """
     for prefix in PREFIXES:
         config = _with_folder(config, prefix)
-    return config
+    entries = []
+    for entry in config.dataset:
+        (part,) = datasets_of(replace(config, dataset_base_path=None, dataset=(entry,)))
+        found = _with_folder(part.config, "")
+        places = (found.dataset_base_path, found.dataset_metadata_path)
+        entries.append(with_places(entry, *places))
+    return replace(config, dataset=tuple(entries))
 
 
 def _with_folder(config: TrainConfig, prefix: str) -> TrainConfig:

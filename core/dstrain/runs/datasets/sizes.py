@@ -11,6 +11,7 @@ import numpy as np
 
 from dstrain.data.dataset import Dataset, Signature
 from dstrain.graph.inputs import Column
+from dstrain.training.batching import Order
 
 MOST_LINES = 30
 """Most sizes that are listed each by itself."""
@@ -57,24 +58,29 @@ def group_sizes(dataset: Dataset) -> list[GroupSize]:
     ]
 
 
-def size_lines(
-    sizes: Iterable[GroupSize], repeat: int, samples_per_step: int | None
-) -> list[str]:
+def trained_sizes(order: Order, sizes: Iterable[GroupSize]) -> list[GroupSize]:
+    """Return the sizes with the samples of an epoch of each, repeated ones as often as
+    they are drawn.
+    """
+    counts = order.draws_of_groups.tolist()
+    return [
+        one._replace(samples=count) for one, count in zip(sizes, counts, strict=False)
+    ]
+
+
+def size_lines(sizes: Iterable[GroupSize], samples_per_step: int | None) -> list[str]:
     """Return a line for each size, and one for all; none if all samples are of one size
     and nothing is cropped away.
 
     Args:
         sizes: The sizes of the samples that are used.
-        repeat: How often each sample is used in an epoch.
         samples_per_step: Samples of a batch, over all processes; None where nothing is
             trained.
     """
     by_size: dict[str, _Total] = {}
     total = _Total()
     for size, samples, cropped in sizes:
-        batches = (
-            math.ceil(samples * repeat / samples_per_step) if samples_per_step else 0
-        )
+        batches = math.ceil(samples / samples_per_step) if samples_per_step else 0
         if size and samples:
             by_size.setdefault(size, _Total()).add(samples, batches, cropped)
             total.add(samples, batches, cropped)

@@ -2,9 +2,12 @@
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 from dstrain.cache.store import MARKER
+from dstrain.config.datasets import datasets_of
 from dstrain.config.options.train import TrainConfig
+from dstrain.data.forms.joined import join_sources
 from dstrain.data.forms.pictures import pictures_folder
 from dstrain.data.forms.source import Source, find_source
 from dstrain.errors import UsageError
@@ -12,19 +15,28 @@ from dstrain.runs.datasets.published import is_published
 
 
 def dataset_source(config: TrainConfig) -> Source | None:
-    """Return where the rows of the dataset are; None for a run that reads no dataset, and
-    where a dry run names one that is not on this machine.
+    """Return where the rows of the datasets are; None for a run that reads none, and where
+    a dry run names one that is not on this machine.
     """
-    base = config.dataset_base_path
-    if base is None or config.stage == "train":
-        return None
-    if config.dry_run and is_published(base):
-        return None
-    return find_source(base, config.dataset_metadata_path)
+    found = []
+    for part in datasets_of(config):
+        base = part.config.dataset_base_path
+        if base is None or config.stage == "train":
+            return None
+        if config.dry_run and is_published(base):
+            return None
+        found.append(find_source(base, part.config.dataset_metadata_path))
+    return join_sources(found)
 
 
 def source_here(config: TrainConfig) -> Source | None:
-    """Return where the rows of the dataset are if it is here; stage 2 does without."""
+    """Return where the rows of the datasets are if all are here; stage 2 does without."""
+    found = [_one_here(part.config) for part in datasets_of(config)]
+    here = [source for source in found if source is not None]
+    return join_sources(here) if here and len(here) == len(found) else None
+
+
+def _one_here(config: TrainConfig) -> Source | None:
     base = config.dataset_base_path
     metadata = config.dataset_metadata_path
     if metadata is not None:
@@ -38,10 +50,13 @@ def source_here(config: TrainConfig) -> Source | None:
 
 
 def dataset_folders(config: TrainConfig) -> list[str]:
-    """Return the real paths of the folders in which a run names files of its dataset."""
-    folders = [config.dataset_base_path, *config.dataset_root, config.url_cache]
+    """Return the real paths of the folders in which a run names files of its datasets."""
+    folders: list[Path | None] = []
+    for part in datasets_of(config):
+        folders += [part.config.dataset_base_path, *part.config.dataset_root]
+    folders.append(config.url_cache)
     found = [os.path.realpath(folder) for folder in folders if folder is not None]
     source = source_here(config)
     if source is not None and source.has_embedded:
         found.append(str(pictures_folder()))
-    return found
+    return list(dict.fromkeys(found))

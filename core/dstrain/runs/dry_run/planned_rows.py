@@ -4,7 +4,7 @@ them, or else from the metadata, row by row.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,12 @@ import numpy as np
 from dstrain.cache.in_use import reading
 from dstrain.cache.store import MARKER
 from dstrain.data.dataset import Dataset
+from dstrain.data.metadata import Table
 from dstrain.data.row_checks import check_rows, read_table, without_absent
 from dstrain.graph.plan import Plan
 from dstrain.runs.build import choose_validation, open_training_data
 from dstrain.runs.datasets.published import is_published
-from dstrain.runs.datasets.sizes import GroupSize, group_sizes
+from dstrain.runs.datasets.sizes import GroupSize, trained_sizes
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.feature_plan import check_configs
 from dstrain.runs.launch.variables import world_size
@@ -29,7 +30,7 @@ from dstrain.runs.reports.preview_plans import (
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import Unchanged, find_unchanged, may_be_unchanged
 from dstrain.runs.training_run import TrainingData
-from dstrain.training.batching import SKIPPED, Order
+from dstrain.training.batching import SKIPPED, Groups, Order
 from dstrain.training.held_out import hold_out
 from dstrain.training.loader import CachedSamples
 
@@ -109,13 +110,7 @@ def _of_cache(setup: Setup) -> PlannedRows:
             cached = stored_previews(setup, data.source.cache, data.cache_info.previews)
             previews = [preview.plan for preview in cached]
     groups, validation = choose_validation(setup, data)
-    order = Order(
-        groups,
-        setup.config.dataset_repeat,
-        samples_per_step(setup),
-        setup.config.seed,
-        data.sample_ids,
-    )
+    order = order_of(setup, data, groups)
     rows = np.unique(data.sample_ids[data.groups != SKIPPED, 0])
     held_out = 0 if setup.validation else len(np.unique(validation.sample_ids[:, 0]))
     return PlannedRows(
@@ -125,7 +120,7 @@ def _of_cache(setup: Setup) -> PlannedRows:
         len(rows),
         held_out,
         order.steps_per_epoch,
-        sizes=data.sizes,
+        sizes=trained_sizes(order, data.sizes),
         data=data,
     )
 
@@ -142,38 +137,77 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
             absent.append(f"dataset {base} is not on this machine: a run downloads it")
         place = base if setup.is_validation else None
         return PlannedRows([setup.plan(setup.all_inputs())], place=place)
-    path = source.path
-    table = read_table(setup.data_config, setup.spec.inputs)
-    bad = {fault.row for fault in table.faults}
-    rows = np.setdiff1d(np.arange(len(table.rows)), [*bad])
-    table, missing = without_absent(table, setup.data_config, setup.spec.inputs)
-    dataset: Dataset | None = None
-    if missing:
-        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        absent.append(f"{path}: {missing[0]}{others}")
-    is_any_left = len(table.rows) > len({fault.row for fault in table.faults})
-    if missing and not is_any_left:
-        if setup.config.on_bad_sample == "error":
-            table.refuse(table.faults)
-    else:
-        dataset = check_rows(
-            table, setup.data_config, setup.spec.inputs, setup.check_inputs
-        )
-    held_out = _held_out(setup, rows)
-    if dataset is None:
-        plans = [setup.plan(setup.all_inputs())]
-        return PlannedRows(plans, (), path, len(rows), held_out)
+    rows: list[int] = []
+    first = 0
+    is_whole = True
+    for part in setup.parts:
+        whole, table, lacks_files = _check_part(part.setup, absent)
+        bad = {fault.row for fault in whole.faults}
+        rows += [first + row for row in range(len(whole.rows)) if row not in bad]
+        first += len(whole.rows)
+        is_whole &= not lacks_files
+        if table is None:
+            plans = [setup.plan(setup.all_inputs())]
+            held_out = _held_out(setup, np.array(rows))
+            return PlannedRows(plans, (), source.path, len(rows), held_out)
+    dataset = setup.checked_dataset
     # It is checked already, and by no file's content.
     vars(setup)["dataset"] = dataset
-    return PlannedRows(
+    found = PlannedRows(
         [setup.plan(inputs) for inputs in dataset.input_sets],
         [preview.plan for preview in plan_previews(setup)],
-        path,
+        source.path,
         len(rows),
-        held_out,
+        _held_out(setup, np.array(rows)),
         largest=largest_sample(setup, dataset),
-        sizes=group_sizes(dataset),
     )
+    if not is_whole or setup.config.on_bad_sample == "skip":
+        return found
+    return _with_steps(setup, found)
+
+
+def _check_part(setup: Setup, absent: list[str]) -> tuple[Table, Dataset | None, bool]:
+    """Check the rows of one dataset whose files are here.
+
+    Returns its table, the dataset if any row is left, and whether files are missing.
+    """
+    whole = read_table(setup.data_config, setup.spec.inputs)
+    table, missing = without_absent(whole, setup.data_config, setup.spec.inputs)
+    if missing:
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        absent.append(f"{whole.path}: {missing[0]}{others}")
+        if len(table.rows) <= len({fault.row for fault in table.faults}):
+            if setup.config.on_bad_sample == "error":
+                table.refuse(table.faults)
+            return whole, None, True
+    dataset = check_rows(
+        table, setup.data_config, setup.spec.inputs, setup.check_inputs
+    )
+    vars(setup)["checked_dataset"] = dataset
+    return whole, dataset, bool(missing)
+
+
+def _with_steps(setup: Setup, rows: PlannedRows) -> PlannedRows:
+    """Add the steps of an epoch and the sizes of what is trained on."""
+    data = open_training_data(setup)
+    groups = data.groups
+    if setup.validation is None:
+        config = setup.config
+        fraction = config.validation_split
+        groups, _ = hold_out(groups, data.sample_ids, config.seed, fraction)
+    order = order_of(setup, data, groups)
+    sizes = trained_sizes(order, data.sizes)
+    return replace(rows, steps_per_epoch=order.steps_per_epoch, sizes=sizes)
+
+
+def order_of(setup: Setup, data: TrainingData, groups: Groups) -> Order:
+    """Return the order in which a run on so many processes as the launcher says draws
+    these samples.
+    """
+    config = setup.config
+    per_step = samples_per_step(setup)
+    ids, repeated = data.sample_ids, data.repeated
+    return Order(groups, config.dataset_repeat, per_step, config.seed, ids, repeated)
 
 
 def _trains_from_cache(setup: Setup) -> bool:

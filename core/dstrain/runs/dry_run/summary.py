@@ -76,7 +76,7 @@ class _Length:
     def of(cls, setup: Setup, rows: PlannedRows) -> "_Length":
         config = setup.config
         batch = samples_per_step(setup)
-        per_epoch = _exact_steps(setup, rows, batch)
+        per_epoch = rows.steps_per_epoch
         is_exact = per_epoch is not None
         if per_epoch is None and rows.count:
             trained = rows.count - rows.held_out
@@ -96,12 +96,10 @@ class _Length:
         for one in second:
             yield f"    {one.in_words()} for validation"
         is_stage_1 = setup.stage == "data_process"
-        # Of rows that are held out the sizes are not known.
-        if not rows.held_out or is_stage_1:
-            repeat = setup.config.dataset_repeat
-            step = None if is_stage_1 else self.samples_per_step
-            for line in size_lines(rows.sizes, repeat, step):
-                yield f"    {line}"
+        for line in size_lines(
+            rows.sizes, None if is_stage_1 else self.samples_per_step
+        ):
+            yield f"    {line}"
         if is_stage_1:
             return
         yield f"    samples per step: {self.samples_per_step}"
@@ -109,18 +107,6 @@ class _Length:
             yield f"    {self.steps} steps"
         elif rows.count:
             yield f"    {self.steps} steps, if each row is one sample and all have the same size"
-
-
-def _exact_steps(setup: Setup, rows: PlannedRows, batch: int) -> int | None:
-    """Return the steps of an epoch; None where they are not known before files are
-    decoded, or rows are chosen for validation.
-    """
-    if rows.steps_per_epoch is not None or rows.held_out or not rows.sizes:
-        return rows.steps_per_epoch
-    if setup.config.on_bad_sample == "skip":
-        return None
-    repeat = setup.config.dataset_repeat
-    return sum(math.ceil(one.samples * repeat / batch) for one in rows.sizes)
 
 
 def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:

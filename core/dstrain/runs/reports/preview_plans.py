@@ -199,12 +199,16 @@ def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
     counts = [len(wanted & inputs_of(common)) for common in dataset.signatures]
     first = np.array(counts)[dataset.groups].argmax()
     row, chunk = map(int, dataset.sample_ids[first])
+    setup, row = setup.row_of_part(row)
     # Faults of other rows do not concern this one.
-    table = dataset.table.chosen([row])
+    table = setup.checked_dataset.table.chosen([row])
     config = replace(
         setup.data_config, resolution=_resolution(setup), further_resolutions=()
     )
-    return check_rows(table, config, setup.spec.inputs).rows[chunk]
+    found = check_rows(table, config, setup.spec.inputs)
+    of_samples = found.first_variants
+    # Other resolutions may have given more samples.
+    return found.rows[int(of_samples[min(chunk, len(of_samples) - 1)])]
 
 
 def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:

@@ -20,7 +20,7 @@ from dstrain.models.components import components_of
 from dstrain.models.execution.kept import described
 from dstrain.models.quantization.linear import StoredLinear
 from dstrain.pipeline.sampling import generate_task
-from dstrain.runs.datasets.sizes import size_lines
+from dstrain.runs.datasets.sizes import size_lines, trained_sizes
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.run_files import averaged_name
 
@@ -92,14 +92,8 @@ def log_start(run: TrainingRun) -> None:
 
 def _sizes(run: TrainingRun) -> list[str]:
     """Return the lines that say at which sizes the samples in training are loaded."""
-    order = run.order
-    counts = order.group_counts
-    sizes = [
-        one._replace(samples=int(counts[group]))
-        for group, one in enumerate(run.data.sizes)
-        if group < len(counts)
-    ]
-    return size_lines(sizes, order.repeat, order.samples_per_step)
+    sizes = trained_sizes(run.order, run.data.sizes)
+    return size_lines(sizes, run.order.samples_per_step)
 
 
 def _weights_of(networks: nn.Module) -> int:

@@ -14,7 +14,7 @@ from dstrain.data.files import real_path
 from dstrain.graph.values import serialize
 from dstrain.models.component_files import named_models
 from dstrain.runs.datasets.sizes import group_sizes
-from dstrain.runs.datasets.sources import dataset_folders
+from dstrain.runs.datasets.sources import dataset_folders, dataset_source
 from dstrain.runs.feature_plan import CacheInfo, names_digest
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.reports.preview_plans import preview_line
@@ -32,15 +32,21 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     count = len(setup.dataset.rows)
     samples = keyed.samples[:count]
     input_sets = setup.dataset.input_sets
-    source = setup.data_config.source
-    dataset = {
+    dataset: dict[str, Any] = {
         "path": redacted(str(table.path.resolve())),
         "sha256": setup.dataset_digest,
         "rows": len(table.rows),
         "folders": [redacted(folder) for folder in dataset_folders(setup.config)],
     }
-    if source.form != "table":
+    source = dataset_source(setup.config)
+    if source is not None and source.form != "table":
         dataset["form"] = source.form
+    if len(setup.parts) > 1:
+        tables = [part.setup.checked_dataset.table for part in setup.parts]
+        dataset["parts"] = [
+            {"path": redacted(str(one.path.resolve())), "rows": len(one.rows)}
+            for one in tables
+        ]
     info = CacheInfo(
         dataset=dataset,
         columns=table.columns,

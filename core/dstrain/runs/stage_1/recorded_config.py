@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dstrain.config.datasets import with_absolute_paths
 from dstrain.config.fields import (
     Flag,
     check_value,
@@ -40,6 +41,8 @@ def recorded_flags(config: TrainConfig) -> dict[str, Any]:
         if is_default or is_of_start:
             continue
         recorded[name] = _absolute(value) if name in paths else value
+    if "dataset" in recorded:
+        recorded["dataset"] = [with_absolute_paths(one) for one in recorded["dataset"]]
     if "model_paths" in recorded:
         _record_model_paths(recorded)
     return recorded

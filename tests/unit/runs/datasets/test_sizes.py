@@ -34,25 +34,25 @@ def test_each_size_has_a_line_with_what_all_its_groups_have() -> None:
         GroupSize("32 x 96", 6, 0.1),
         GroupSize("32 x 96", 3, 0.4),
     ]
-    assert size_lines(sizes, 2, 4) == [
+    assert size_lines(sizes, 4) == [
         "2 sizes (height x width), batches of up to 4:",
-        "    32 x 96: 9 samples, 5 batches, 20.0% cropped away",
-        "    64 x 64: 5 samples, 3 batches, 0.0% cropped away",
-        "    in all: 14 samples, 8 batches, 12.9% cropped away",
+        "    32 x 96: 9 samples, 3 batches, 20.0% cropped away",
+        "    64 x 64: 5 samples, 2 batches, 0.0% cropped away",
+        "    in all: 14 samples, 5 batches, 12.9% cropped away",
     ]
-    assert size_lines(sizes, 2, None)[1] == "    32 x 96: 9 samples, 20.0% cropped away"
+    assert size_lines(sizes, None)[1] == "    32 x 96: 9 samples, 20.0% cropped away"
 
 
 def test_one_size_of_which_nothing_is_cropped_needs_no_word() -> None:
-    assert size_lines([GroupSize("64 x 64", 5, 0.0)] * 2, 1, 4) == []
-    assert size_lines([], 1, 4) == []
+    assert size_lines([GroupSize("64 x 64", 5, 0.0)] * 2, 4) == []
+    assert size_lines([], 4) == []
     # Nothing is left of a group that is held out.
     sizes = [GroupSize("64 x 64", 5, 0.0), GroupSize("32 x 32", 0, 0.3)]
-    assert size_lines(sizes, 1, 4) == []
+    assert size_lines(sizes, 4) == []
 
 
 def test_of_many_sizes_the_most_frequent_are_listed() -> None:
-    lines = size_lines([GroupSize(f"{n} x 8", n, 0.0) for n in range(1, 41)], 1, None)
+    lines = size_lines([GroupSize(f"{n} x 8", n, 0.0) for n in range(1, 41)], None)
     assert len(lines) == 33
     assert lines[1].startswith("    40 x 8: 40 samples")
     assert lines[-2:] == [
