@@ -106,7 +106,7 @@ GOOD = {"image": "good.png", "prompt": "a"}
 NEED = "image,prompt,edit_image,mask,clip,tags,seed,strength\n"
 CASES = (
     # The file of the metadata
-    Case("none", "", (), ("has no metadata",), kind="none"),
+    Case("none", "", (), ("good.png: has no caption", "there is no metadata"), kind="none"),
     Case("two", "image,prompt\ngood.png,a\n", (), ("metadata.csv and metadata.json",), {"metadata.json": "[]"}),
     Case("empty", "", (), ("is empty",)),
     Case("a header alone", "image,prompt\n", (), ("has no rows",)),

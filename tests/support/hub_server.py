@@ -137,11 +137,12 @@ class Handler(BaseHTTPRequestHandler):
             for name in ("Authorization", "Cookie")
             if (value := self.headers.get(name))
         }
+        path = self.without_kind(path)
         if hit := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self.listing(hit[1], hit[2] or "main", self.huggingface)
         elif hit := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.file(hit[1], hit[2], hit[3])
-        elif hit := re.fullmatch(r"/api/v1/models/([^/]+/[^/]+)/repo/files", path):
+        elif hit := re.fullmatch(r"/api/v1/models/([^/]+/[^/]+)/repo/(?:files|tree)", path):
             self.listing(hit[1], query.get("Revision", "master"), self.modelscope)
         elif hit := re.fullmatch(r"/api/v1/models/([^/]+/[^/]+)/repo", path):
             self.file(
@@ -153,6 +154,14 @@ class Handler(BaseHTTPRequestHandler):
             )
 
     do_HEAD = do_POST = do_GET
+
+    def without_kind(self, path: str) -> str:
+        """Return the path of a model in place of that of a dataset with its id."""
+        if path.startswith("/api/datasets/"):  # of Hugging Face
+            return path.replace("/api/datasets/", "/api/models/", 1)
+        if path.startswith("/datasets/"):
+            return path.removeprefix("/datasets")
+        return path.replace("/api/v1/datasets/", "/api/v1/models/", 1)
 
     def listing(self, model_id: str, revision: str, form: Any) -> None:
         """Answer with the files of a model."""

@@ -169,7 +169,8 @@ REPEATABLE = _entries(
         "settled": _is("true or false", bool),
         "warnings": TEXTS,
         "largest": _or(None, LARGEST),
-    }
+    },
+    {"dataset": TEXT},
 )
 ABOUT = _entries(
     {

@@ -81,6 +81,11 @@ class Table:
     roots: tuple[Path, ...] = ()
     """Folders in which files are that were embedded in it."""
 
+    @property
+    def names_in_file(self) -> tuple[str, ...]:
+        """Return the columns by their names in the file."""
+        return tuple(self.originals.get(name, name) for name in self.columns)
+
     def where(self, row: int, column: str = "") -> str:
         """Name a row, from 0, or a cell of it, for a message: 'metadata.csv:3:prompt'."""
         column = self.originals.get(column, column)

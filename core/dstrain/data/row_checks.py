@@ -388,7 +388,7 @@ def input_columns(
                 "--extra_inputs",
                 f"no column of {table.path.name} gives input {wanted!r}",
                 f"inputs: {', '.join(known)}",
-                f"columns: {', '.join(table.columns)}",
+                f"columns: {', '.join(table.names_in_file)}",
                 f"columns whose files are loaded: {', '.join(sorted(loaded)) or 'none'}",
             )
     return columns
@@ -446,7 +446,7 @@ def _missing_inputs(
     if error is not None:
         # A column may be absent because only bad rows have it.
         table.refuse(table.faults)
-        names = ", ".join(map(repr, table.columns[:MAX_COLUMNS_SHOWN]))
+        names = ", ".join(map(repr, table.names_in_file[:MAX_COLUMNS_SHOWN]))
         if len(table.columns) > MAX_COLUMNS_SHOWN:
             names += f" and {len(table.columns) - MAX_COLUMNS_SHOWN} more"
         advice = [*error.help_lines, f"columns of {table.path.name}: {names}"]

@@ -47,6 +47,7 @@ from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
 from dstrain.runs.datasets.published import with_folders
+from dstrain.runs.datasets.said import dataset_line
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.setup import Setup, caption_inputs
@@ -106,6 +107,7 @@ def resolve(config: TrainConfig) -> Setup:
         kept=kept_components(config, family, spec, models, lambda: extensions, swapped),
     )
     check_saved_names(setup)
+    check_default_caption(config)
     path = config.preset_lora_path
     if not config.dry_run or (path is not None and path.exists()):
         check_preset(setup)
@@ -261,6 +263,23 @@ def check_saved_names(setup: Setup) -> None:
             raise UsageError(flag, what, f"programs that have: {', '.join(formats)}")
 
 
+def check_default_caption(config: TrainConfig) -> None:
+    """Refuse a caption for images without one where no dataset is a folder of these."""
+    if config.default_caption is None or config.stage == "train":
+        return
+    found = [dataset_source(config)]
+    second = config.validation_dataset_base_path
+    if second is not None:
+        metadata = config.validation_dataset_metadata_path
+        places = replace(
+            config, dataset_base_path=second, dataset_metadata_path=metadata
+        )
+        found.append(dataset_source(places))
+    if all(one is not None and one.form != "folder" for one in found):
+        what = "has no effect: no dataset is a folder with captions"
+        raise UsageError("--default_caption", what)
+
+
 def check_preset(setup: Setup) -> None:
     """Refuse a preset of a component that neither training nor a preview loads, in any
     stage.
@@ -317,6 +336,8 @@ def log_warnings(setup: Setup) -> None:
         logger.warning(
             f"--feature_cache has no effect in a single run; it is used by --task {setup.task.name}:train"
         )
+    for one in setup.datasets:
+        logger.info(one.in_words(dataset_line(one.data_config.source, one.dataset)))
     for line in warnings_of_rows(setup):
         logger.warning(line)
 

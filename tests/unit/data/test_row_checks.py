@@ -17,7 +17,7 @@ import pytest
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
 from dstrain.data.images import Resolution
-from dstrain.data.metadata import find_metadata, read_metadata
+from dstrain.data.metadata import read_metadata
 from dstrain.data.row_checks import DataConfig, input_columns, open_dataset
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Constant, InferenceOnly, Input, Measured
@@ -370,15 +370,8 @@ def test_extra_inputs_may_be_named_as_input_or_as_column(base: Path) -> None:
     )
 
 
-def test_a_dataset_has_one_metadata_file_and_rows(base: Path) -> None:
-    with pytest.raises(UsageError, match="has no metadata"):
-        find_metadata(base)
-    with pytest.raises(UsageError, match="is not a folder"):
-        find_metadata(base / "none")
+def test_a_dataset_has_rows(base: Path) -> None:
     assert "has no rows" in str(refused(base, "image,prompt\n"))
-    (base / "metadata.jsonl").write_text("")
-    with pytest.raises(UsageError, match=r"has metadata\.csv and metadata\.jsonl"):
-        find_metadata(base)
 
 
 def test_metadata_may_lie_elsewhere_and_files_need_their_folder(base: Path) -> None:

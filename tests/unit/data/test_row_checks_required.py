@@ -59,11 +59,11 @@ def test_blank_cells_that_are_needed_are_reported_with_the_other_bad_ones(
     "columns, missing, absent",
     [
         (
-            "image,caption",
+            "image,description",
             "prompt",
             ["1 file that it names cannot be found: none.png"],
         ),
-        ("file_name,prompt", "image", []),
+        ("file,prompt", "image", []),
         ("a.png,b", "image", []),
     ],
 )

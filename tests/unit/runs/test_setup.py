@@ -12,7 +12,6 @@ from dstrain.models.device import default_device
 from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.needed_components import component_digests
 from dstrain.runs.resolve import resolve
-from dstrain.runs.setup import metadata_path
 from dstrain.storage.hashing import Digests
 
 from tests.support.runs import config, project
@@ -64,14 +63,6 @@ def test_precision_is_the_flags_else_the_launchers_else_that_of_the_device(
         setup.dtype
         == {"bf16": torch.bfloat16, "no": torch.float32}[setup.mixed_precision]
     )
-
-
-def test_a_run_that_reads_no_dataset_has_no_metadata(here: Path) -> None:
-    assert metadata_path(config(here)) == here / "data/metadata.json"
-    assert metadata_path(config(here, task="sft:train")) is None
-    assert metadata_path(TrainConfig(model="tiny")) is None
-    with pytest.raises(UsageError, match="is not a folder"):
-        metadata_path(config(here, dataset_base_path=here / "absent"))
 
 
 def test_a_plan_is_made_once_for_each_set_of_inputs(here: Path) -> None:

@@ -247,11 +247,10 @@ def test_bad_rows_are_named_or_skipped_as_those_of_the_dataset(
     assert table(tmp_path / "split") == table(tmp_path / "out")
 
 
-def test_a_folder_without_a_table_is_refused_by_the_option_of_its_own(
+def test_a_folder_without_a_dataset_is_refused_by_the_option_of_its_own(
     here: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(here / "val", tmp_path / "val")
-    (tmp_path / "val/metadata.json").unlink()
+    (tmp_path / "val").mkdir()
     with pytest.raises(UsageError, match="--validation_dataset_metadata_path"):
         train(
             here,

@@ -24,6 +24,9 @@ READERS = 16
 """Threads that read captions: more than processors, since they wait for the disk."""
 AT_ONCE = 2048
 CAPTIONS_PER_TASK = 64
+NO_METADATA = (
+    "there is no metadata, so captions are read from files beside the images and videos"
+)
 ADVICE = "to use one caption for all images and videos without a caption, give --default_caption TEXT"
 
 
@@ -65,7 +68,7 @@ def read_folder(
     if not len(rows):
         kind = "image" if is_image else "image or video"
         raise UsageError(folder, f"has no {kind}, and no metadata")
-    advice = (ADVICE,) if captions.are_missing else ()
+    advice = (NO_METADATA, ADVICE) if captions.are_missing else ()
     return _table(folder, rows, faults, advice, digest)
 
 

@@ -23,6 +23,7 @@ from dstrain.data.forms.reading import texts_of
 from dstrain.data.forms.source import Source
 from dstrain.errors import DstrainError
 from dstrain.graph.inputs import Column
+from dstrain.runs.datasets.said import dataset_line
 from dstrain.runs.datasets.sources import dataset_folders, dataset_source
 from dstrain.runs.feature_plan import CacheInfo, changed_folder, identity_of
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
@@ -91,10 +92,15 @@ def as_repeatable(setup: Setup, *digests: Digests | FileDigests) -> dict[str, An
         "code": code_of_rows(setup),
         # A file that changes again at once may keep its times.
         "settled": not any(one.unsettled for one in digests),
+        "dataset": redacted(_dataset_line(setup)),
         "warnings": [redacted(line) for line in warnings_of_rows(setup)],
         # For a dry run, which says what memory it needs.
         "largest": None if largest is None else asdict(largest),
     }
+
+
+def _dataset_line(setup: Setup) -> str:
+    return setup.in_words(dataset_line(setup.data_config.source, setup.dataset))
 
 
 def may_be_unchanged(setup: Setup) -> bool:
@@ -126,7 +132,13 @@ def find_unchanged(setup: Setup, may_fetch: bool = True) -> list[Unchanged]:
 def log_unchanged(found: list[Unchanged]) -> None:
     """Say what stage 1 says of these datasets."""
     setup = found[0].setup
-    for line in [*setup.extensions.broken, *found[0].info.repeatable["warnings"]]:
+    for reason in setup.extensions.broken:
+        logger.warning(reason)
+    for one in found:
+        line = one.info.repeatable.get("dataset")
+        if line:  # a plan of an earlier version has none
+            logger.info(line)
+    for line in found[0].info.repeatable["warnings"]:
         logger.warning(line)
     for one in found:
         one.log()

@@ -11,6 +11,8 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "dataset_num_workers": (0, ""),
     "dataset_repeat": (1, "training"),
     "dataset_root": ((), ""),
+    "column": ((), "cache resolved"),
+    "default_caption": (None, "cache resolved"),
     "extra_inputs": (None, "cache resolved"),
     "feature_cache": (None, ""),
     "frame_samples": (None, "cache training video"),

@@ -49,7 +49,7 @@ def test_the_options_of_the_run_itself_are_these() -> None:
 
 def test_options_of_several_effects_are_named_once_in_the_order_of_the_fields() -> None:
     assert options_affecting("cache", "video") == options_affecting("cache")
-    assert options_affecting("cache")[:3] == ("height", "width", "max_pixels")
+    assert options_affecting("cache")[:3] == ("height", "width", "column")
 
 
 def test_schedules_that_end_with_the_run_are_schedules() -> None:

@@ -131,7 +131,7 @@ def test_other_metadata_is_refused(here: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"cat", b"cow"))
     try:
-        with pytest.raises(StateError, match="is not the metadata"):
+        with pytest.raises(StateError, match="is not the dataset"):
             recompute(here / "cache", 2, 0, [], {})
     finally:
         path.write_bytes(whole)

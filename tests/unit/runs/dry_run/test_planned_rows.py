@@ -52,7 +52,7 @@ def test_stage_1_with_nothing_to_do_reads_no_row_and_says_the_same(
         patch.setattr(planned_rows, "find_unchanged", lambda *_, **__: [])
         want = said()
     with monkeypatch.context() as patch:
-        for name in ("read_metadata", "check_rows", "largest_sample"):
+        for name in ("read_table", "check_rows", "largest_sample"):
             patch.setattr(planned_rows, name, refuse)
         patch.setattr("dstrain.runs.setup.open_dataset", refuse)
         assert said() == want
@@ -65,7 +65,7 @@ def test_another_caption_is_seen(
 ) -> None:
     metadata = tmp_path / "data/metadata.json"
     metadata.write_text(metadata.read_text().replace("bridge", "road"))
-    monkeypatch.setattr(planned_rows, "read_metadata", refuse)
+    monkeypatch.setattr(planned_rows, "read_table", refuse)
     with pytest.raises(AssertionError, match="rows are read"):
         as_summary(resolve(cached("data_process", preview_prompt=("a cat",))))
 
