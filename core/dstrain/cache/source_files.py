@@ -42,6 +42,10 @@ class SourceFiles:
         """Open those of a plan; raises StateError if they are damaged or missing."""
         return cls(open_part(folder, record, "files"))
 
+    def of_samples(self, samples: range) -> "SourceFiles":
+        """Return the files that are recorded with these samples."""
+        return SourceFiles(_of_samples(self.table, samples))
+
     def __len__(self) -> int:
         """Return the number of files."""
         return len(self.table)
@@ -194,11 +198,22 @@ def _opened(root: bytes) -> Iterator[int | None]:
             os.close(descriptor)
 
 
-def frame_folders(folder: Path, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the frame folders of a plan, each with the digest of its names; raises
-    StateError if they are damaged or missing.
+def _of_samples(table: Any, samples: range) -> Any:
+    """Return the lines of a table, in the order of their samples, that are of these."""
+    numbers = table.column("sample").to_numpy()
+    start, stop = numbers.searchsorted([samples.start, samples.stop]).tolist()
+    return table.slice(start, stop - start)
+
+
+def frame_folders(
+    folder: Path, record: Mapping[str, Any], samples: range | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield the frame folders of a plan, or those recorded with some samples, each with
+    the digest of its names; raises StateError if they are damaged or missing.
     """
     table = open_part(folder, record, "folders")
+    if samples is not None:
+        table = _of_samples(table, samples)
     for batch in table.to_batches():
         places = batch.column("place").to_pylist()
         for place, names in zip(places, batch.column("names").to_pylist(), strict=True):

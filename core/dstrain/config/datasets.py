@@ -32,18 +32,20 @@ class DatasetOptions:
     """What the losses of its samples are multiplied by."""
 
 
-def datasets_of(config: TrainConfig) -> tuple[DatasetOptions, ...]:
+def datasets_of(config: TrainConfig, first: int = 1) -> tuple[DatasetOptions, ...]:
     """Return the datasets of a run: that of --dataset_base_path, then each --dataset.
 
-    Raises UsageError that names the dataset, from 1, and the option.
+    Raises UsageError that names the dataset, the first by this number, and the option.
     """
     alone = replace(config, dataset=())
-    entries = [_parsed(text, number) for number, text in enumerate(config.dataset, 1)]
+    entries = [
+        _parsed(text, number) for number, text in enumerate(config.dataset, first)
+    ]
     found = []
     if config.dataset_base_path is not None or not entries:
         found.append(DatasetOptions(alone))
     known = dataset_flags()
-    for number, entry in enumerate(entries, 1):
+    for number, entry in enumerate(entries, first):
         changes: dict[str, Any] = {METADATA: None}
         for name, value in entry.items():
             if name in known:

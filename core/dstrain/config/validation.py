@@ -2,6 +2,9 @@
 contradict each other.
 """
 
+from dataclasses import replace
+
+from dstrain.config.datasets import datasets_of
 from dstrain.config.fields import (
     changed,
     check_value,
@@ -37,6 +40,7 @@ def validate(config: ModelChoice) -> None:
         _check_trainables(config)
         _check_pairs(config)
         _check_samples(config)
+        _check_datasets(config)
         _check_optimizer(config)
         _check_start(config)
         _check_previews(config)
@@ -81,6 +85,10 @@ def _check_model(config: ModelChoice) -> None:
             "give --model_paths for local files, or --toy for a tiny model with random weights",
         )
     check_tiles(config.tiled, config.tile_size, config.tile_stride)
+    _check_sides(config)
+
+
+def _check_sides(config: ModelChoice) -> None:
     for one, other in (("height", "width"), ("width", "height")):
         if getattr(config, one) is not None and getattr(config, other) is None:
             what = f"is given without --{other}; give both, or neither"
@@ -164,6 +172,21 @@ def _check_pairs(config: TrainConfig) -> None:
     if is_uniform != (config.frame_samples is not None):
         what = "goes together with --frame_sampling uniform"
         raise UsageError("--frame_samples", what, "give both, or neither")
+
+
+def _check_datasets(config: TrainConfig) -> None:
+    """Check the options that datasets have of their own."""
+    for number, entry in enumerate(config.dataset, 1):
+        alone = replace(config, dataset_base_path=None, dataset=(entry,))
+        (found,) = datasets_of(alone, number)
+        try:
+            _check_sides(found.config)
+            _check_pairs(found.config)
+            _check_samples(found.config)
+        except UsageError as error:
+            raise UsageError(
+                f"--dataset {number}: {error.where}", error.what, *error.help_lines
+            ) from error
 
 
 def _check_samples(config: TrainConfig) -> None:
@@ -282,6 +305,8 @@ def _check_places(config: TrainConfig) -> None:
     ):
         is_cache = config.stage == stage
         is_given = getattr(config, name) is not None
+        if name == "dataset_base_path" and config.dataset:
+            continue
         if not is_given and not (is_cache and config.feature_cache is not None):
             what = f"is required: {meaning}"
             if is_cache:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from dstrain.errors import CacheError, StateError
 from dstrain.models.component_files import named_models
 from dstrain.models.configs import differing_entries
 from dstrain.models.needed_components import Found, find_given
-from dstrain.runs.datasets.sources import dataset_folders, source_here
+from dstrain.runs.datasets.sources import (
+    dataset_folders,
+    folders_of_parts,
+    source_here,
+)
 from dstrain.runs.plan_identity import USE, VALIDATION, plan_identity
 from dstrain.runs.setup import Setup
 from dstrain.storage.hashing import files_in, hash_json
@@ -236,7 +241,7 @@ def _choose(
         datasets = {}
         for dataset, (path, plan) in newest.items():
             if (is_named((path, plan)) == best) == is_best:
-                found = _first_changed(path.parent, plan, folders)
+                found = _first_changed(setup, path.parent, plan)
                 if found is None:
                     datasets[dataset] = plan, open_samples(path.parent, plan)
                 else:
@@ -254,29 +259,62 @@ def _choose(
     raise _changed(cache, changed)
 
 
-def _first_changed(
-    plans: Path, plan: Mapping[str, Any], folders: Sequence[str]
-) -> str | None:
-    """Return the first file in these folders that is not what the plan was made from;
-    None if there is none, or if there are too many to look at.
+def _first_changed(setup: Setup, plans: Path, plan: Mapping[str, Any]) -> str | None:
+    """Return the first file in the folders of the run that is not what the plan was made
+    from; None if there is none, or if there are too many to look at.
     """
-    here = [folder for folder in folders if os.path.isdir(folder)]
-    if not here:
-        return None
     if plan["about"]["dataset"]["rows"] > MOST_ROWS:
         logger.info(
             f"files of more than {MOST_ROWS} rows are not compared with those that stage 1 read"
         )
         return None
-    changed = SourceFiles.open(plans, plan).first_changed(here)
-    return changed or changed_folder(plans, plan, here)
+    for part in planned_parts(setup, plans, plan):
+        here = [folder for folder in part.folders if os.path.isdir(folder)]
+        if here:
+            files = SourceFiles.open(plans, plan).of_samples(part.samples)
+            changed = files.first_changed(here)
+            changed = changed or changed_folder(plans, plan, here, part.samples)
+            if changed is not None:
+                return changed
+    return None
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """One of the datasets of a plan."""
+
+    samples: range
+    """Its samples among those of the plan."""
+    folders: Sequence[str]
+    """Where this run names its files; none if the run does not name the dataset."""
+
+
+def planned_parts(
+    setup: Setup, plans: Path, plan: Mapping[str, Any]
+) -> list[PlannedPart]:
+    """Return the datasets of a plan, with the folders in which this run names the files
+    of each.
+    """
+    folders = folders_of_parts(setup.config)
+    counts = CacheInfo(**plan["about"]).rows_of_parts
+    rows = open_samples(plans, plan).numbers["row"]
+    ends = rows.searchsorted(list(accumulate(counts))).tolist()
+    # Stage 2 need not name the dataset of --dataset_base_path, which is the first.
+    named: list[list[str]] = [[]] * (len(counts) - len(folders)) + folders
+    return [
+        PlannedPart(range(start, end), own)
+        for start, end, own in zip([0, *ends], ends, named, strict=False)
+    ]
 
 
 def changed_folder(
-    plans: Path, plan: Mapping[str, Any], folders: Sequence[str]
+    plans: Path,
+    plan: Mapping[str, Any],
+    folders: Sequence[str],
+    samples: range | None = None,
 ) -> str | None:
     """Return the first frame folder with other names of frames than the plan recorded."""
-    for name, digest in frame_folders(plans, plan):
+    for name, digest in frame_folders(plans, plan, samples):
         # A name leads out of the folders only if a stranger wrote it.
         if os.path.isabs(name) or ".." in Path(name).parts:
             continue
@@ -297,6 +335,12 @@ def names_digest(folder: Path) -> str:
 def _source(setup: Setup, fitting: Sequence[StoredPlan]) -> Source | None:
     """Return where the rows of the dataset are if they are here; stage 2 does without."""
     source = source_here(setup.config)
+    if setup.config.dataset and source is not None:
+        # Stage 2 need not name the dataset of --dataset_base_path.
+        datasets = {
+            len(plan["about"]["dataset"].get("parts", (None,))) for _, plan in fitting
+        }
+        return source if len(source.parts or (None,)) in datasets else None
     if source is None or source.form == "table":
         return source
     # What is in a folder is its dataset only if stage 1 took it for that: a table may be

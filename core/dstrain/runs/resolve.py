@@ -319,7 +319,7 @@ def dataset_inputs(setup: Setup) -> frozenset[str]:
     if source is None:
         return setup.all_inputs()
     inputs = setup.spec.inputs
-    data = setup.data_config
+    data = setup.parts[0].setup.data_config
     table = data.reading.read_columns(source, inputs)
     return with_measured(input_columns(table, data, inputs), inputs)
 
@@ -337,9 +337,24 @@ def log_warnings(setup: Setup) -> None:
             f"--feature_cache has no effect in a single run; it is used by --task {setup.task.name}:train"
         )
     for one in setup.datasets:
-        logger.info(one.in_words(dataset_line(one.data_config.source, one.dataset)))
+        for line in lines_of_datasets(one):
+            logger.info(line)
     for line in warnings_of_rows(setup):
         logger.warning(line)
+
+
+def lines_of_datasets(setup: Setup) -> list[str]:
+    """Return a line for each dataset that is trained on: what is read, and from where."""
+    lines = []
+    for part in setup.parts:
+        source, dataset = part.setup.data_config.source, part.setup.checked_dataset
+        line = setup.in_words(dataset_line(source, dataset))
+        if part.repeats != 1:
+            line += f"; {part.repeats} times in an epoch"
+        if part.loss_weight != 1:
+            line += f"; its loss counts {part.loss_weight:g}"
+        lines.append(line)
+    return lines
 
 
 def warnings_of_rows(setup: Setup) -> list[str]:

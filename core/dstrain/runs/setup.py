@@ -165,7 +165,7 @@ class Setup:
     @cached_property
     def checked_dataset(self) -> Dataset:
         """Return the dataset with its rows checked, but no file decoded."""
-        if len(self.parts) == 1:
+        if not self.config.dataset:
             return open_dataset(self.data_config, self.spec.inputs, self.check_inputs)
         found = [part.setup.checked_dataset for part in self.parts]
         return join_datasets(found, [part.setup.dataset_digest for part in self.parts])
@@ -175,9 +175,9 @@ class Setup:
         """Return the datasets that are trained on, one or several, in the order of their
         rows.
         """
-        found = datasets_of(self.config)
-        if len(found) == 1 and not self.config.dataset:
+        if not self.config.dataset:
             return (DatasetPart(self),)
+        found = datasets_of(self.config)
         return tuple(
             DatasetPart(replace(self, config=one.config), one.repeats, one.loss_weight)
             for one in found

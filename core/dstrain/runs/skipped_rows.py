@@ -30,7 +30,7 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
 
 def _read(setup: Setup, processes: ProcessGroup) -> None:
     skips = setup.config.on_bad_sample == "skip"
-    is_written = setup.data_config.source.has_embedded
+    is_written = any(part.setup.data_config.source.has_embedded for part in setup.parts)
     if skips or is_written or setup.config.url_cache is not None:
         if processes.is_main:
             with lock(setup.output) if skips else nullcontext():

@@ -73,6 +73,8 @@ class Reading:
 
 
 def _columns(source: Source) -> Table:
+    if source.form == "several":
+        return _columns(source.parts[0])
     if source.form == "table":
         return read_columns(source.path)
     if source.form == "folder":

@@ -2,7 +2,6 @@
 
 import os
 from contextlib import suppress
-from pathlib import Path
 
 from dstrain.cache.store import MARKER
 from dstrain.config.datasets import datasets_of
@@ -51,12 +50,19 @@ def _one_here(config: TrainConfig) -> Source | None:
 
 def dataset_folders(config: TrainConfig) -> list[str]:
     """Return the real paths of the folders in which a run names files of its datasets."""
-    folders: list[Path | None] = []
+    folders = [one for of_part in folders_of_parts(config) for one in of_part]
+    return list(dict.fromkeys(folders))
+
+
+def folders_of_parts(config: TrainConfig) -> list[list[str]]:
+    """Return the real paths of the folders in which each dataset names files."""
+    found = []
     for part in datasets_of(config):
-        folders += [part.config.dataset_base_path, *part.config.dataset_root]
-    folders.append(config.url_cache)
-    found = [os.path.realpath(folder) for folder in folders if folder is not None]
-    source = source_here(config)
-    if source is not None and source.has_embedded:
-        found.append(str(pictures_folder()))
-    return list(dict.fromkeys(found))
+        own = part.config
+        places = [own.dataset_base_path, *own.dataset_root, own.url_cache]
+        folders = [os.path.realpath(place) for place in places if place is not None]
+        source = _one_here(own)
+        if source is not None and source.has_embedded:
+            folders.append(str(pictures_folder()))
+        found.append(folders)
+    return found

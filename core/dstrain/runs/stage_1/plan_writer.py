@@ -1,8 +1,10 @@
 """Write the plan file that stage 2 trains from."""
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,11 @@ from dstrain.data.files import real_path
 from dstrain.graph.values import serialize
 from dstrain.models.component_files import named_models
 from dstrain.runs.datasets.sizes import group_sizes
-from dstrain.runs.datasets.sources import dataset_folders, dataset_source
+from dstrain.runs.datasets.sources import (
+    dataset_folders,
+    dataset_source,
+    folders_of_parts,
+)
 from dstrain.runs.feature_plan import CacheInfo, names_digest
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.reports.preview_plans import preview_line
@@ -44,8 +50,8 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     if len(setup.parts) > 1:
         tables = [part.setup.checked_dataset.table for part in setup.parts]
         dataset["parts"] = [
-            {"path": redacted(str(one.path.resolve())), "rows": len(one.rows)}
-            for one in tables
+            {"path": redacted(str(one.path.resolve())), "rows": count}
+            for one, count in zip(tables, rows_of_parts(setup), strict=True)
         ]
     info = CacheInfo(
         dataset=dataset,
@@ -81,6 +87,11 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     cache.write_plan(identity, asdict(info), lines)
 
 
+def rows_of_parts(setup: Setup) -> list[int]:
+    """Return the number of rows of each dataset."""
+    return [len(part.setup.checked_dataset.table.rows) for part in setup.parts]
+
+
 def plan_lines(
     setup: Setup,
     keyed: KeyedSamples,
@@ -90,7 +101,8 @@ def plan_lines(
     """Yield what a plan has of each sample; `inputs` and `group` number the
     set of inputs and the signature. A file is recorded with the first sample that uses it.
     """
-    folders = dataset_folders(setup.config)
+    folders_by_part = folders_of_parts(setup.config)
+    ends = list(accumulate(rows_of_parts(setup)))
     # A byte for each file, not its name.
     is_recorded = np.zeros(len(keyed.digests), np.bool_)
     seen_folders = {""}
@@ -100,6 +112,7 @@ def plan_lines(
         with_progress, setup.dataset.groups, weights, strict=True
     ):
         row, chunk = sample.sample_id
+        folders = folders_by_part[bisect_right(ends, row)]
         values = {
             name: serialize(sample.cells[name].literal, {}, name)
             for name in sample.plan.cached_values

@@ -23,13 +23,17 @@ from dstrain.data.forms.reading import texts_of
 from dstrain.data.forms.source import Source
 from dstrain.errors import DstrainError
 from dstrain.graph.inputs import Column
-from dstrain.runs.datasets.said import dataset_line
 from dstrain.runs.datasets.sources import dataset_folders, dataset_source
-from dstrain.runs.feature_plan import CacheInfo, changed_folder, identity_of
+from dstrain.runs.feature_plan import (
+    CacheInfo,
+    changed_folder,
+    identity_of,
+    planned_parts,
+)
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
 from dstrain.runs.memory.samples import largest_sample
 from dstrain.runs.reports.preview_plans import recorded_plan
-from dstrain.runs.resolve import warnings_of_rows
+from dstrain.runs.resolve import lines_of_datasets, warnings_of_rows
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import code_of_rows, component_keys
 from dstrain.storage.file_memory import FileDigests
@@ -92,15 +96,11 @@ def as_repeatable(setup: Setup, *digests: Digests | FileDigests) -> dict[str, An
         "code": code_of_rows(setup),
         # A file that changes again at once may keep its times.
         "settled": not any(one.unsettled for one in digests),
-        "dataset": redacted(_dataset_line(setup)),
+        "dataset": redacted("\n".join(lines_of_datasets(setup))),
         "warnings": [redacted(line) for line in warnings_of_rows(setup)],
         # For a dry run, which says what memory it needs.
         "largest": None if largest is None else asdict(largest),
     }
-
-
-def _dataset_line(setup: Setup) -> str:
-    return setup.in_words(dataset_line(setup.data_config.source, setup.dataset))
 
 
 def may_be_unchanged(setup: Setup) -> bool:
@@ -151,13 +151,11 @@ def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | Non
     if record is None or source is None:
         return None
     info = CacheInfo(**record["about"])
-    folders = dataset_folders(setup.config)
     if not (
         _has_equal_facts(setup, info)
         and not _has_secrets(source)
         and _has_equal_components(setup, info, may_fetch)
-        and SourceFiles.open(plans, record).are_as_recorded(folders)
-        and changed_folder(plans, record, folders) is None
+        and _has_equal_files(setup, plans, record)
     ):
         return None
     input_sets = [frozenset(names) for names in info.inputs]
@@ -166,6 +164,18 @@ def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | Non
     if len(samples.lacking()) or not all(one in cache for one in previews):
         return None
     return Unchanged(setup, source, info, samples)
+
+
+def _has_equal_files(setup: Setup, plans: Path, record: dict[str, Any]) -> bool:
+    """Return whether no file of a dataset was touched since the plan was written."""
+    files = SourceFiles.open(plans, record)
+    for part in planned_parts(setup, plans, record):
+        folders, samples = part.folders, part.samples
+        if not files.of_samples(samples).are_as_recorded(folders):
+            return False
+        if changed_folder(plans, record, folders, samples) is not None:
+            return False
+    return True
 
 
 def _newest(setup: Setup, plans: Path, source: Source) -> dict[str, Any] | None:
