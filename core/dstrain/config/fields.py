@@ -34,6 +34,7 @@ Effect = Literal[
     "recipe",
     "cache",
     "video",
+    "mask",
     "timestep_sampler",
     "LoRA",
     "weights",
@@ -47,6 +48,7 @@ length: how many steps a run has.
 recipe: recorded in the header of a LoRA file, as those of training are.
 cache: the cached values, so both stages have the same value.
 video: which frames of videos are used; refused where no videos are read.
+mask: what of images the loss counts; no part of what identifies a run without masks.
 timestep_sampler: acts through it, so refused for a loss that does not use it.
 LoRA: the layers that are trained; refused where none are.
 weights: names weights to start from, in addition to the model's.

@@ -21,12 +21,19 @@ from dstrain.data.cells import (
 )
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
-from dstrain.data.files import DataRoots, FileInfos, FileInspector
+from dstrain.data.files import DataRoots, FileInfos, FileInspector, read_mask
 from dstrain.data.images import ImageInfo, Resolution
 from dstrain.data.metadata import Fault, RawValue, Table, find_metadata, read_metadata
 from dstrain.data.videos import Video
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
+from dstrain.graph.inputs import (
+    Column,
+    Constant,
+    Input,
+    MaskColumn,
+    Measured,
+    with_measured,
+)
 
 MAX_COLUMNS_SHOWN = 50
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
@@ -144,8 +151,13 @@ def _samples(
         for name, column in columns.items():
             if unreadable and unreadable & {(row, ""), (row, column.name)}:
                 continue
+            found: Cell | ResampledVideo | None
             try:
-                found = _read(values[column.name], column, config.resolution, files)
+                if isinstance(column, MaskColumn):
+                    masked = cells.get(column.of) or videos.get(column.of)
+                    found = read_mask(values, column, columns[column.of], masked, files)
+                else:
+                    found = _read(values[column.name], column, config.resolution, files)
             except ValueError as error:
                 faults.append(Fault(row, column.name, str(error)))
                 continue
@@ -195,11 +207,14 @@ def input_columns(
                 f"no input loads a file from column {key!r}{nearest(key, files)}",
                 f"columns with files: {', '.join(sorted(files)) or 'none'}",
             )
+    _check_masks(table, known, present)
     columns: dict[str, Column] = {}
     for name, column in present.items():
         if column.optional and name not in config.extra_inputs:
             continue
-        if column.is_file and column.name not in loaded:
+        # Masks are loaded where a flag names their column.
+        is_mask = isinstance(column, MaskColumn)
+        if column.is_file and column.name not in loaded and not is_mask:
             continue
         config.resolution.check(column.multiple)
         if column.from_video:
@@ -215,6 +230,22 @@ def input_columns(
                 f"columns whose files are loaded: {', '.join(sorted(loaded)) or 'none'}",
             )
     return columns
+
+
+def _check_masks(
+    table: Table, known: Mapping[str, Column], present: Mapping[str, Column]
+) -> None:
+    """Refuse masks whose column is absent, unless that of what they mask is, too."""
+    for name, column in known.items():
+        if not isinstance(column, MaskColumn) or name in present:
+            continue
+        if column.of in present:
+            raise UsageError(
+                "--mask_column",
+                f"{table.path.name} has no column {column.name!r}{nearest(column.name, table.columns)}",
+                f"columns: {', '.join(table.columns)}",
+                "a row without a mask has a blank cell there",
+            )
 
 
 def as_cut_from_video(column: Column, others: Iterable[Input]) -> Column:

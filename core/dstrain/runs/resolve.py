@@ -32,6 +32,12 @@ from dstrain.pipeline.kept_choice import (
     given_expert,
     kept_components,
 )
+from dstrain.pipeline.loss_masks import (
+    Masks,
+    check_masks,
+    rows_without_masks,
+    with_masks,
+)
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.tile_choice import Tiling, check_tiling
 from dstrain.pipeline.variant_choice import (
@@ -81,10 +87,11 @@ def resolve(config: TrainConfig) -> Setup:
     check_tiling(Tiling.of(config), family, spec)
     trainables = resolve_experts(trainables_of(config, family), spec, family, models)
     swapped = blocks_to_swap(config, trainables)
+    masks = Masks(config.mask_column, config.alpha_mask, config.unmasked_weight)
     setup = Setup(
         config=config,
         family=family,
-        spec=spec.with_task_inputs(task),
+        spec=with_masks(spec.with_task_inputs(task), task, masks),
         task=task,
         stage=config.stage,
         trainables=trainables,
@@ -98,6 +105,7 @@ def resolve(config: TrainConfig) -> Setup:
         modifiers=extensions.modifiers(),
         kept=kept_components(config, family, spec, models, lambda: extensions, swapped),
     )
+    check_masks(setup.plan(setup.all_inputs()))
     check_saved_names(setup)
     path = config.preset_lora_path
     if not config.dry_run or (path is not None and path.exists()):
@@ -321,6 +329,7 @@ def warnings_of_rows(setup: Setup) -> list[str]:
             f"{short.total()} of {clips} clips have fewer than --num_frames {wanted} "
             f"frames; the shortest has {min(short)}"
         )
+    lines += rows_without_masks(dataset)
     unused = setup.dataset.unused_columns
     if unused:
         names = first_few(map(repr, unused))

@@ -36,6 +36,7 @@ from dstrain.models.device import DTYPES, precision
 from dstrain.models.execution.kept import Kept
 from dstrain.models.needed_components import Found, find
 from dstrain.pipeline.kept_choice import storage_options, with_kept
+from dstrain.pipeline.loss_masks import refuse_no_masks
 from dstrain.pipeline.tile_choice import Tiling, with_tiles
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
@@ -140,6 +141,8 @@ class Setup:
         every file that the run reads was decoded, and bad rows are skipped.
         """
         found = open_dataset(self.data_config, self.spec.inputs, self.check_inputs)
+        if not self.is_validation:
+            refuse_no_masks(found)
         if self.config.on_bad_sample == "error":
             return found
         return skip_undecodable(
