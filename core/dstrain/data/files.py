@@ -300,12 +300,11 @@ def read_mask(
     if not names:
         return None
     mask = files[names[0], False]
-    is_alpha = column.name == masked.name
-    if isinstance(mask, str) and not is_alpha:
+    if isinstance(mask, str) and column.name != masked.name:
         raise ValueError(mask)
     if loaded is None or not isinstance(mask, ImageInfo):
         return None
-    if is_alpha and not mask.has_alpha:
+    if column.mode == "RGBA" and not mask.has_alpha:
         return None
     (name,) = file_names(values[masked.name], masked)
     own = files[name, masked.from_video]

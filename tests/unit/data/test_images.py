@@ -5,12 +5,12 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from dstrain.data import images
-from dstrain.data.images import Resolution, fit, load_image, read_size
+from dstrain.data.images import Resolution, fit, load_image, read_header, read_size
 from dstrain.errors import UsageError
 from PIL import ExifTags, Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
@@ -394,3 +394,21 @@ def test_an_image_is_its_pixels_alone(mode: str, suffix: str, tmp_path: Path) ->
     path = tmp_path / f"image{suffix}"
     Image.new("RGB", (8, 8)).save(path, dpi=(72, 72))
     assert load_image(path, mode, None).info == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "has_alpha"),
+    [
+        ("RGB", {}, False),
+        ("L", {}, False),
+        ("RGBA", {}, True),
+        ("LA", {}, True),
+        ("P", {}, False),
+        ("P", {"transparency": 0}, True),
+    ],
+)
+def test_a_header_tells_whether_parts_may_be_transparent(
+    tmp_path: Path, mode: str, options: dict[str, Any], has_alpha: bool
+) -> None:
+    Image.new(mode, (4, 2)).save(tmp_path / "a.png", **options)
+    assert read_header(tmp_path / "a.png") == ((2, 4), has_alpha)

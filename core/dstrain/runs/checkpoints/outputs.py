@@ -18,6 +18,7 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
 from dstrain.lora.header import base_weights
 from dstrain.lora.writer import save_lora, save_lora_for
+from dstrain.pipeline.loss_masks import MASK
 from dstrain.runs.checkpoints.directory import (
     LOG,
     LOSS_CSV,
@@ -321,6 +322,8 @@ class RunDirectory:
             save_full(path, network, model_config, header, key_format(setup, component))
             return
         options = options_affecting("recipe", "training")
+        if MASK in setup.spec.inputs:
+            options += options_affecting("mask")
         values = {name: getattr(setup.config, name) for name in options}
         recipe = {
             name: redacted(value) if isinstance(value, str) else value

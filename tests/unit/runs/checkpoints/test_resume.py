@@ -183,6 +183,8 @@ OTHER: dict[str, dict[str, Any]] = {
     "batch_size": {"batch_size": 2},
     "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
     "mixed_precision": {"mixed_precision": "bf16"},
+    "mask_column": {"mask_column": "image"},
+    "unmasked_weight": {"mask_column": "image", "unmasked_weight": 0.5},
     "what is trained": {"lora_rank": 4},
 }
 
