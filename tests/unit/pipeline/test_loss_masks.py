@@ -31,6 +31,7 @@ from dstrain.pipeline.loss_masks import (
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.build import open_training_data
+from dstrain.runs.cache_commands.recompute import recompute
 from dstrain.runs.resolve import resolve, warnings_of_rows
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1 import computing
@@ -336,15 +337,19 @@ def stage_1(here: Path, **flags: Any) -> Counter[str]:
     return ran
 
 
-def test_masks_and_their_weight_compute_only_masks_anew(here: Path) -> None:
+def test_masks_and_their_weight_compute_only_masks_anew(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_masks(here, noise_masks())
     assert stage_1(here) == {"encode_prompt": 6, "encode_image": 6}
+    assert "loading text_encoder, tokenizer, vae" in capsys.readouterr().err
     assert stage_1(here, mask_column="mask") == {"weigh_latents": 6}
     half: dict[str, Any] = {"mask_column": "mask", "unmasked_weight": 0.5}
     assert stage_1(here, **half) == {"weigh_latents": 6}
     assert stage_1(here) == stage_1(here, mask_column="mask") == {}
     noise_mask(9).save(here / "data/mask-0.png")
     assert stage_1(here, mask_column="mask") == {"weigh_latents": 1}
+    assert "loading" not in capsys.readouterr().err
 
 
 def test_stage_2_says_which_masks_the_cache_was_filled_with(here: Path) -> None:
@@ -366,3 +371,75 @@ def test_rows_without_any_mask_are_refused(here: Path) -> None:
         open_training_data(resolve(config(here, mask_column="mask")))
     with pytest.raises(UsageError, match="no image in column 'image' has an alpha"):
         open_training_data(resolve(config(here, alpha_mask=True)))
+
+
+@pytest.mark.parametrize("stage", ["", ":data_process", ":train"])
+def test_a_dry_run_with_masks_computes_what_memory_it_needs(
+    here: Path, stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_masks(here, noise_masks())
+    flags: dict[str, Any] = {"mask_column": "mask", "mixed_precision": "bf16"}
+    if stage == ":train":
+        stage_1(here, **flags)
+    place = {"task": f"sft{stage}", "feature_cache": here / "cache"}
+    train(here, **place, **flags, dry_run=True, device_memory="8GB")
+    printed = capsys.readouterr().out
+    assert ("activations" in printed) == (stage != ":data_process")
+    assert "fits" in printed
+
+
+def test_what_was_stored_of_masks_is_what_is_computed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_masks(here, noise_masks(blank=(1,)))
+    stage_1(here, mask_column="mask", unmasked_weight=0.25)
+    recompute(here / "cache", 6, 0, [], {})
+    printed = capsys.readouterr().out
+    # Latents, two values of the prompt, and five masks.
+    assert "recomputed 6 of 6 samples; 23 of 23 values are equal" in printed
+
+
+def test_a_black_mask_is_named_or_its_row_skipped_in_both_stages(here: Path) -> None:
+    masks = noise_masks()
+    masks[3] = mask_of(np.zeros((16, 24)))
+    write_masks(here, masks)
+    with pytest.raises(UsageError, match="masks out the whole image") as caught:
+        stage_1(here, mask_column="mask")
+    assert caught.value.where.endswith("metadata.json:4:mask")
+    assert "'mask-3.png'" in caught.value.what
+    flags: dict[str, Any] = {"mask_column": "mask", "feature_cache": here / "cache"}
+    stage_1(here, mask_column="mask", on_bad_sample="skip")
+    (line,) = (here / "cache/bad_samples.jsonl").read_text().splitlines()
+    assert json.loads(line)["row"] == 4 and json.loads(line)["column"] == "mask"
+    split = train(here, output_path=here / "a", task="sft:train", max_steps=7, **flags)
+    flags = {"mask_column": "mask", "on_bad_sample": "skip", "max_steps": 7}
+    assert log(split) == log(train(here, output_path=here / "b", **flags))
+    # What is masked out counts a little, so nothing is bad.
+    assert stage_1(here, mask_column="mask", unmasked_weight=0.5)["weigh_latents"] == 6
+
+
+def test_a_student_is_compared_where_its_mask_is(here: Path) -> None:
+    write_masks(here, noise_masks())
+    table = here / "data/metadata.json"
+    rows = json.loads(table.read_text())
+    table.write_text(
+        json.dumps([{**row, "seed": 1, "num_inference_steps": 2} for row in rows])
+    )
+    flags: dict[str, Any] = {"task": "direct_distill"}
+    assert (
+        losses(here, [0, 2], **flags)
+        != losses(here, [0, 2], mask_column="mask", **flags)
+    ).all()
+
+
+def test_a_second_dataset_may_do_without_masks(here: Path, tmp_path: Path) -> None:
+    write_masks(here, noise_masks())
+    second = project(tmp_path / "second")
+    write_masks(second, [None] * 6)
+    out = train(
+        here,
+        mask_column="mask",
+        validation_dataset_base_path=second / "data",
+        max_steps=1,
+    )
+    assert (out / "logs/validation.csv").exists()
