@@ -212,9 +212,9 @@ def refuse_no_masks(dataset: Dataset) -> None:
 
 def _count(dataset: Dataset) -> tuple[int, int]:
     """Return how many rows lack the mask that is asked for, and how many there are."""
-    rows = len(np.unique(dataset.sample_ids[:, 0]))
     if MASK not in dataset.columns:
-        return 0, rows
+        return 0, 0
+    rows = len(np.unique(dataset.sample_ids[:, 0]))
     lacks = np.array([MASK not in inputs_of(one) for one in dataset.signatures])
     without = dataset.sample_ids[lacks[dataset.groups], 0]
     return len(np.unique(without)), rows
