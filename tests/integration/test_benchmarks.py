@@ -30,6 +30,10 @@ ARGUMENTS = MappingProxyType(
             *("--full_steps", "1", "--lora_steps", "1"),
             *("--seeds", "1", "--each", "1", "--images", "8"),
         ),
+        "masks": (
+            *("--full_steps", "1", "--lora_steps", "1"),
+            *("--seeds", "1", "--images", "8"),
+        ),
     }
 )
 SMALLER = MappingProxyType(

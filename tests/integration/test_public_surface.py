@@ -47,6 +47,7 @@ FLAGS = {
         lora_alpha lora_base_model lora_checkpoint lora_format lora_rank
         lora_target_modules
         validation_dataset_base_path validation_dataset_metadata_path validation_split validation_steps
+        alpha_mask mask_column unmasked_weight
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model
         model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt

@@ -84,6 +84,20 @@ def video(name: str, content: Content, *words: str, file: str = "bad.mp4") -> Ca
     )
 
 
+def mask_case(name: str, content: Content, *words: str, **more: Any) -> Case:
+    """A case of one bad mask in two of five rows; one row has none."""
+    rows = "good.png,a,bad.png\ngood.png,b,good.png\n"
+    return Case(
+        name,
+        f"image,prompt,shape\n{2 * rows}good.png,c,\n",
+        more.pop("places", ("2:shape", "4:shape")),
+        words,
+        {"bad.png": content},
+        flags=("--mask_column", "shape", *more.pop("flags", ())),
+        **more,
+    )
+
+
 def table(
     name: str,
     places: tuple[str, ...],
@@ -217,6 +231,30 @@ CASES = (
     video("a frame cut off", frames(32, more=lambda path: (path / "9.png").write_bytes(cut("PNG"))),
           "9.png is truncated", file="bad"),
     video("a small video", film(size=4), "is too small for sides that are multiples of 8"),
+    # Masks of the loss
+    mask_case("half a mask", cut("PNG"), "'bad.png' is truncated or damaged"),
+    mask_case("a mask that is a video", film(), "is not an image in a supported format"),
+    mask_case("a mask that is a folder", Path.mkdir, "is not a regular file"),
+    mask_case("a mask of another shape", encoded("PNG", Image.new("L", (64, 32))),
+              "'bad.png' is 32 x 64, and what it masks 64 x 64 (height x width); expected that size"),
+    mask_case("a mask damaged in the middle", hurt(encoded("PNG")), "'bad.png' cannot be read", at_once=False),
+    mask_case("a black mask", encoded("PNG", Image.new("L", (64, 64))),
+              "'bad.png' masks out the whole image", "--unmasked_weight", at_once=False),
+    mask_case("a black mask of another size", encoded("PNG", Image.new("L", (16, 16))), "nothing is left to train",
+              at_once=False),
+    Case("a mask that is not there", "image,prompt,shape\ngood.png,a,good.png\ngood.png,b,none.png\n", ("3:shape",),
+         ("no such file 'none.png'",), flags=("--mask_column", "shape")),
+    Case("an image and its mask", "image,prompt,shape\nno.png,a,none.png\n", ("2:image", "2:shape"), ("2 bad cells",),
+         flags=("--mask_column", "shape")),
+    Case("a column of masks that is not there", "image,prompt,shape\ngood.png,a,good.png\n", (),
+         ("--mask_column", "no column 'shapes'; did you mean 'shape'"), flags=("--mask_column", "shapes")),
+    Case("no mask at all", "image,prompt,shape\ngood.png,a,\n", (), ("all cells of column 'shape' are blank",),
+         flags=("--mask_column", "shape")),
+    Case("no alpha channel at all", "image,prompt\ngood.png,a\n", (), ("no image in column 'image' has an alpha",),
+         flags=("--alpha_mask",)),
+    Case("an alpha channel that leaves nothing", "image,prompt\ngood.png,a\nclear.png,b\n", ("3:image",),
+         ("'clear.png' masks out the whole image",), {"clear.png": encoded("PNG", Image.new("RGBA", (64, 64)))},
+         flags=("--alpha_mask",), at_once=False),
     # Sizes and columns asked for
     Case("a size off the multiples", "image,prompt\ngood.png,a\n", (), ("the nearest is 16",), flags=("--height", "20",
          "--width", "24")),

@@ -37,6 +37,7 @@ Effect = Literal[
     "dataset",
     "video",
     "captions",
+    "mask",
     "timestep_sampler",
     "LoRA",
     "weights",
@@ -53,6 +54,7 @@ if_given: nothing where it is at its default, so it is recorded only where it is
 dataset: one dataset of a run, which may have a value of its own.
 video: which frames of videos are used; refused where no videos are read.
 captions: what is made of prompts; refused where no prompt is read.
+mask: what of images the loss counts; no part of what identifies a run without masks.
 timestep_sampler: acts through it, so refused for a loss that does not use it.
 LoRA: the layers that are trained; refused where none are.
 weights: names weights to start from, in addition to the model's.

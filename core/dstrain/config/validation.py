@@ -41,6 +41,7 @@ def validate(config: ModelChoice) -> None:
         _check_pairs(config)
         _check_samples(config)
         _check_datasets(config)
+        _check_masks(config)
         _check_optimizer(config)
         _check_start(config)
         _check_previews(config)
@@ -210,6 +211,19 @@ def _check_samples(config: TrainConfig) -> None:
     for name in ("keep_tags", "caption_variants"):
         if getattr(config, name) is not None and not config.shuffle_tags:
             raise UsageError(f"--{name}", "has no effect without --shuffle_tags")
+
+
+def _check_masks(config: TrainConfig) -> None:
+    """Refuse two kinds of masks, and a weight of what masks leave out without any."""
+    if config.mask_column is not None and not config.mask_column.strip():
+        raise UsageError("--mask_column", "is empty")
+    if config.mask_column is not None and config.alpha_mask:
+        what = "cannot be combined with --mask_column; give one of them"
+        raise UsageError("--alpha_mask", what)
+    if config.mask_column is None and not config.alpha_mask:
+        for flag in changed(config, "mask"):
+            what = "has no effect without --mask_column or --alpha_mask"
+            raise UsageError(f"--{flag.name}", what)
 
 
 def _check_optimizer(config: TrainConfig) -> None:

@@ -30,12 +30,15 @@ from dstrain.data.videos import (
     Video,
     read_frames,
 )
-from dstrain.graph.inputs import Column
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column, MaskColumn
 from dstrain.storage.file_memory import FileDigests
 from dstrain.storage.hashing import Digests, FileMark, hash_json
 
 VIEW = "view"
 """Name of the parameter of cells whose images are not seen plainly."""
+NOT_EMPTY = "not empty"
+"""The parameter of a mask that is refused where it is 0 everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,12 @@ def _load_files(cell: Cell, check: bool) -> Any:
         load_image(Path(file), parameters["mode"], size, check=check, view=cell.view)
         for file, size in zip(cell.files, parameters["sizes"], strict=True)
     ]
+    if NOT_EMPTY in parameters and not any(mask_channel(images[0]).getextrema()):
+        raise UsageError(
+            cell.files[0],
+            "masks out the whole image as it is loaded: nothing is left to train",
+            "leave out the row, or let what is masked out count with --unmasked_weight",
+        )
     return images if cell.kind == "images" else images[0]
 
 
@@ -167,6 +176,39 @@ def image_cell(
     parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", sizes))
     marks = tuple(image.mark for image in images)
     return Cell(column.kind, None, files, parameters, marks)
+
+
+def mask_cell(column: MaskColumn, mask: ImageInfo, own: Size, loaded: Size) -> Cell:
+    """Return the cell of a mask, which is cut as what it is of is.
+
+    Args:
+        column: The mask's.
+        mask: Its file.
+        own: (height, width) of the image or video itself.
+        loaded: (height, width) at which that is loaded.
+
+    Raises ValueError for a mask of another aspect ratio.
+    """
+    height, width = mask.size
+    # That of the same ratio, whose sides were rounded to pixels, is at most this far off.
+    if abs(height * own[1] - width * own[0]) > max(own):
+        sizes = f"{height} x {width}, and what it masks {own[0]} x {own[1]} (height x width)"
+        raise ValueError(
+            f"{Path(mask.path).name!r} is {sizes}; expected that size or its aspect ratio"
+        )
+    parameters: list[tuple[str, Any]] = [
+        ("loader", LOADER_VERSION),
+        ("mode", column.mode),
+        ("sizes", (loaded,)),
+    ]
+    if column.not_empty:
+        parameters.append((NOT_EMPTY, True))
+    return Cell(column.kind, None, (mask.path,), tuple(parameters), (mask.mark,))
+
+
+def mask_channel(image: Image.Image) -> Image.Image:
+    """Return the channel of a mask that says what counts: its only one, or the alpha."""
+    return image.getchannel(image.getbands()[-1])
 
 
 @dataclass(frozen=True)

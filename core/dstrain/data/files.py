@@ -14,14 +14,14 @@ from pathlib import Path, PurePosixPath
 from stat import S_ISDIR, S_ISREG
 
 from dstrain.console import shown
-from dstrain.data.cells import file_names
+from dstrain.data.cells import Cell, ResampledVideo, file_names, mask_cell
 from dstrain.data.damage.faults import raise_system_fault
-from dstrain.data.images import ImageInfo, read_size
+from dstrain.data.images import ImageInfo, read_header
 from dstrain.data.metadata import RawValue
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
+from dstrain.graph.inputs import Column, MaskColumn
 from dstrain.storage.hashing import file_mark
 
 HEADER_READERS = 16
@@ -264,7 +264,8 @@ def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
         if is_video:
             return probe(path)
         mark = file_mark(path)
-        return ImageInfo(str(path), read_size(path), mark)
+        size, has_alpha = read_header(path)
+        return ImageInfo(str(path), size, mark, has_alpha)
     except FileNotFoundError:
         return f"no such file {name!r}{roots.nearest(name)}"
     except UsageError as error:
@@ -275,3 +276,38 @@ def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
         raise_system_fault(path or name, error)
         reason = getattr(error, "strerror", None) or error
         return f"{shown(name)!r} cannot be read: {reason}"
+
+
+def read_mask(
+    values: Row,
+    column: MaskColumn,
+    masked: Column,
+    loaded: Cell | ResampledVideo | None,
+    files: FileInfos,
+) -> Cell | None:
+    """Return the mask of an image or a video, None if the row has none.
+
+    Args:
+        values: The row.
+        column: The mask's column.
+        masked: The column of what is masked.
+        loaded: What is masked, None if it is absent or cannot be used.
+        files: What the row's files were found to be.
+
+    Raises ValueError that says what is wrong with the mask.
+    """
+    names = file_names(values[column.name], column)
+    if not names:
+        return None
+    mask = files[names[0], False]
+    if isinstance(mask, str) and column.name != masked.name:
+        raise ValueError(mask)
+    if loaded is None or not isinstance(mask, ImageInfo):
+        return None
+    if column.mode == "RGBA" and not mask.has_alpha:
+        return None
+    (name,) = file_names(values[masked.name], masked)
+    own = files[name, masked.from_video]
+    assert not isinstance(own, str)  # it is loaded
+    size = loaded.shapes[0][1:] if isinstance(loaded, Cell) else loaded.size
+    return mask_cell(column, mask, own.size, size)

@@ -68,6 +68,8 @@ class ImageInfo:
     """(height, width), upright."""
     mark: FileMark
     """The file's mark when it was inspected."""
+    has_alpha: bool = False
+    """Whether parts of it may be transparent."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,17 @@ def read_size(path: Path) -> Size:
 
     Raises UsageError if the file is not an image, has too many pixels, or is truncated.
     """
+    return read_header(path)[0]
+
+
+def read_header(path: Path) -> tuple[Size, bool]:
+    """Return what `read_size` returns, and whether parts of the image may be transparent."""
     with _opened(path) as image:
         check_end(image, path)
         width, height = image.size
-        return (width, height) if _orientation(image) in SIDEWAYS else (height, width)
+        is_sideways = _orientation(image) in SIDEWAYS
+        size = (width, height) if is_sideways else (height, width)
+        return size, image.has_transparency_data
 
 
 def is_image(path: Path) -> bool:

@@ -29,7 +29,7 @@ from dstrain.data.cells import (
 )
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import CheckedSample, Dataset, Variant
-from dstrain.data.files import DataRoots, FileInfos, FileInspector
+from dstrain.data.files import DataRoots, FileInfos, FileInspector, read_mask
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source, find_source
 from dstrain.data.images import ImageInfo, Resolution, Size
@@ -39,7 +39,14 @@ from dstrain.data.variants.captions import CaptionOptions, WeightedCaption
 from dstrain.data.variants.views import AugmentationOptions
 from dstrain.data.videos import Video
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
+from dstrain.graph.inputs import (
+    Column,
+    Constant,
+    Input,
+    MaskColumn,
+    Measured,
+    with_measured,
+)
 
 MAX_COLUMNS_SHOWN = 50
 NO_AUGMENTATION = AugmentationOptions()
@@ -78,6 +85,8 @@ class DataConfig:
     caption_inputs: frozenset[str] = frozenset()
     """The inputs that are captions."""
     augmentation: AugmentationOptions = field(default_factory=AugmentationOptions)
+    may_lack_masks: bool = False
+    """Whether it may have no column of masks, as one of several datasets."""
 
     @property
     def source(self) -> Source:
@@ -273,7 +282,13 @@ def _read_row(
             ):
                 row.captions[name] = config.captions.captions(value)
                 value = row.captions[name][0][1]
-            if not column.is_file:
+            if isinstance(column, MaskColumn):
+                masked = row.cells.get(column.of) or row.videos.get(column.of)
+                mask = read_mask(values, column, columns[column.of], masked, files)
+                if mask is not None:
+                    row.cells[name] = mask
+                    continue
+            elif not column.is_file:
                 literal = read_literal(value, column)
                 if literal is not None:
                     row.cells[name] = literal
@@ -371,11 +386,15 @@ def input_columns(
                 f"no input loads a file from column {key!r}{nearest(key, files)}",
                 f"columns with files: {', '.join(sorted(files)) or 'none'}",
             )
+    if not config.may_lack_masks:
+        _check_masks(table, known, present)
     columns: dict[str, Column] = {}
     for name, column in present.items():
         if column.optional and name not in config.extra_inputs:
             continue
-        if column.is_file and column.name not in loaded:
+        # Masks are loaded where a flag names their column.
+        is_mask = isinstance(column, MaskColumn)
+        if column.is_file and column.name not in loaded and not is_mask:
             continue
         config.resolution.check(column.multiple)
         _check_crops(column, config.augmentation)
@@ -401,6 +420,22 @@ def _check_crops(column: Column, augmentation: AugmentationOptions) -> None:
     if augmentation.crops > 1 and column.is_file and not column.multiple:
         what = f"the images of column {column.name!r} keep their size, and cannot be cropped as others are"
         raise UsageError("--crops", what, "leave it out for this variant")
+
+
+def _check_masks(
+    table: Table, known: Mapping[str, Column], present: Mapping[str, Column]
+) -> None:
+    """Refuse masks whose column is absent, unless that of what they mask is, too."""
+    for name, column in known.items():
+        if not isinstance(column, MaskColumn) or name in present:
+            continue
+        if column.of in present:
+            raise UsageError(
+                "--mask_column",
+                f"{table.path.name} has no column {column.name!r}{nearest(column.name, table.columns)}",
+                f"columns: {', '.join(table.columns)}",
+                "a row without a mask has a blank cell there",
+            )
 
 
 def as_cut_from_video(column: Column, others: Iterable[Input]) -> Column:

@@ -52,6 +52,21 @@ class Column:
 
 
 @dataclass(frozen=True)
+class MaskColumn(Column):
+    """A column of masks, images as large as those of another input as it is loaded: their
+    last channel says what of that input counts, from 0, nothing, to 255. A blank cell
+    stands for all of it.
+
+    Its input comes after the one that it is of.
+    """
+
+    of: str = ""
+    """Name of the other input, an image or a video."""
+    not_empty: bool = False
+    """Refuse a mask that is 0 everywhere."""
+
+
+@dataclass(frozen=True)
 class Measured:
     """An input that is the size of another one as it is loaded."""
 

@@ -162,6 +162,11 @@ class Plan:
             for stage, used in self._used_components.items()
         }
 
+    def components_of(self, steps: Iterable[Step]) -> frozenset[str]:
+        """Return the components that some steps load."""
+        used = {name for step in steps for name in self._components(step.unit)}
+        return frozenset(name for name in self.spec.components if name in used)
+
     @cached_property
     def configs(self) -> dict[str, tuple[str, ...]]:
         """Return the components of which each stage reads only the configuration."""

@@ -139,6 +139,10 @@ class Unit(FunctionSpec):
             "code": code.digest,
         }
 
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the function with all that it is given and asks for."""
+        return self.function(**arguments)
+
     def run(
         self,
         values: Mapping[str, Any],
@@ -155,7 +159,7 @@ class Unit(FunctionSpec):
         inputs = {name: values[name] for name in self.inputs if name in values}
         used = {name: components[name] for name in self.components}
         with read_only(where, {**inputs, **given}):
-            outputs = self.function(**given, **inputs, **used)
+            outputs = self.call({**given, **inputs, **used})
         if not isinstance(outputs, Mapping):
             what = f"returned {type(outputs).__name__}; declared outputs: {list(self.outputs)}"
             raise UsageError(where, what)

@@ -23,6 +23,7 @@ from dstrain.graph.plan import Plan
 from dstrain.graph.task import NEGATIVE
 from dstrain.models.execution.kept import AS_LOADED
 from dstrain.models.formats import Config
+from dstrain.pipeline.loss_masks import MASK
 from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.setup import Setup
 
@@ -30,7 +31,7 @@ NO_CONFIGS: Mapping[str, Config] = MappingProxyType({})
 USE = "use"
 VALIDATION = "validation"
 """What the rows of a plan are for, where not for training."""
-NO_CONTENT = ("optional", "check")
+NO_CONTENT = ("optional", "check", "not_empty")
 """Fields of a column that decide which rows there are, but no value."""
 
 
@@ -160,6 +161,9 @@ def _flags(setup: Setup) -> dict[str, Any]:
     flags["--extra_inputs"] = ",".join(extra_inputs) or None
     if not setup.spec.reads_videos:
         for name in options_affecting("video"):
+            del flags[f"--{name}"]
+    if MASK not in setup.spec.inputs:
+        for name in options_affecting("mask"):
             del flags[f"--{name}"]
     return flags
 

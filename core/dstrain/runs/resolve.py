@@ -33,6 +33,12 @@ from dstrain.pipeline.kept_choice import (
     given_expert,
     kept_components,
 )
+from dstrain.pipeline.loss_masks import (
+    Masks,
+    check_masks,
+    rows_without_masks,
+    with_masks,
+)
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.tile_choice import Tiling, check_tiling
 from dstrain.pipeline.variant_choice import (
@@ -89,10 +95,11 @@ def resolve(config: TrainConfig) -> Setup:
     check_tiling(Tiling.of(config), family, spec)
     trainables = resolve_experts(trainables_of(config, family), spec, family, models)
     swapped = blocks_to_swap(config, trainables)
+    masks = Masks(config.mask_column, config.alpha_mask, config.unmasked_weight)
     setup = Setup(
         config=config,
         family=family,
-        spec=spec.with_task_inputs(task),
+        spec=with_masks(spec.with_task_inputs(task), task, masks),
         task=task,
         stage=config.stage,
         trainables=trainables,
@@ -106,6 +113,7 @@ def resolve(config: TrainConfig) -> Setup:
         modifiers=extensions.modifiers(),
         kept=kept_components(config, family, spec, models, lambda: extensions, swapped),
     )
+    check_masks(setup.plan(setup.all_inputs()))
     check_saved_names(setup)
     check_default_caption(config)
     path = config.preset_lora_path
@@ -377,6 +385,7 @@ def warnings_of_rows(setup: Setup) -> list[str]:
             f"{short.total()} of {clips} clips have fewer than --num_frames {wanted} "
             f"frames; the shortest has {min(short)}"
         )
+    lines += rows_without_masks(dataset)
     for part in setup.parts:
         found = part.setup.checked_dataset
         unused = found.unused_columns

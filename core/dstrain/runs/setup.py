@@ -43,6 +43,7 @@ from dstrain.models.device import DTYPES, precision
 from dstrain.models.execution.kept import Kept
 from dstrain.models.needed_components import Found, find
 from dstrain.pipeline.kept_choice import storage_options, with_kept
+from dstrain.pipeline.loss_masks import refuse_no_masks
 from dstrain.pipeline.tile_choice import Tiling, with_tiles
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
@@ -110,6 +111,8 @@ class Setup:
     """How trained networks are sharded among processes, if they are."""
     is_validation: bool = False
     """Whether the dataset is the second one, whose rows are not trained on."""
+    is_part: bool = False
+    """Whether the dataset is one of several that the run trains on."""
 
     @cached_property
     def validation(self) -> "Setup | None":
@@ -156,6 +159,8 @@ class Setup:
         every file that the run reads was decoded, and bad rows are skipped.
         """
         found = self.checked_dataset
+        if not self.is_validation:
+            refuse_no_masks(found)
         if self.config.on_bad_sample == "error":
             return found
         return skip_undecodable(
@@ -179,7 +184,11 @@ class Setup:
             return (DatasetPart(self),)
         found = datasets_of(self.config)
         return tuple(
-            DatasetPart(replace(self, config=one.config), one.repeats, one.loss_weight)
+            DatasetPart(
+                replace(self, config=one.config, is_part=True),
+                one.repeats,
+                one.loss_weight,
+            )
             for one in found
         )
 
@@ -327,6 +336,7 @@ class Setup:
             captions=self.captions,
             caption_inputs=caption_inputs(self.spec),
             augmentation=self.augmentation,
+            may_lack_masks=self.is_part,
             columns=parse_columns(config.column),
             default_caption=config.default_caption,
         )

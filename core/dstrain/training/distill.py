@@ -21,6 +21,7 @@ def direct_distill(
     num_inference_steps: int,
     seed: list[int],
     rand_device: list[str] | None = None,
+    loss_weight: Tensor | None = None,
     *,
     sampler: Sampler,
 ) -> Tensor:
@@ -31,7 +32,7 @@ def direct_distill(
     are run with gradients and without guidance. What the variant keeps fixed is masked
     out.
 
-    input_latents: (batch, channels, ...).
+    input_latents: (batch, channels, ...). loss_weight: as in `mean_square`.
     """
     devices = rand_device or [NOISE_DEVICE] * len(seed)
     shape = (1, *input_latents.shape[1:])
@@ -40,7 +41,7 @@ def direct_distill(
         noise = seeded_noise(shape, own_seed, device)
         noises.append(noise.to(input_latents.device))
     final = sampler(predict, torch.cat(noises), num_inference_steps)
-    return mean_square(final.latents - input_latents, final.mask)
+    return mean_square(final.latents - input_latents, final.mask, loss_weight)
 
 
 def _check_device(device: str) -> str:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
+from dstrain.errors import UsageError
 from dstrain.graph.noise_schedule import (
     TRAIN_TIMESTEPS,
     ConstrainLatents,
@@ -23,6 +25,7 @@ Sampler = Callable[[Velocity, Tensor, int], LatentConstraint]
 def flow_match(
     predict: Callable[..., Tensor],
     input_latents: Tensor,
+    loss_weight: Tensor | None = None,
     *,
     timestep_sampler: TimestepSampler,
     constrain_latents: ConstrainLatents,
@@ -32,7 +35,7 @@ def flow_match(
     (batch,) fp32.
 
     input_latents: (batch, channels, ...). Noise and timesteps are fp32, drawn on the
-    CPU per sample.
+    CPU per sample. loss_weight: as in `mean_square`.
     """
     sigma = timestep_sampler.draw(rng)
     weight = timestep_sampler.weight(sigma)
@@ -46,19 +49,47 @@ def flow_match(
     constrained = constrain_latents(noisy_latents, sigma * TRAIN_TIMESTEPS, noise)
     prediction = predict(constrained.latents, constrained.timestep).float()
     error = prediction - (noise - input_latents)
-    return weight * mean_square(error, constrained.mask)
+    return weight * mean_square(error, constrained.mask, loss_weight)
 
 
-def mean_square(error: Tensor, mask: Tensor | None) -> Tensor:
+def mean_square(
+    error: Tensor, mask: Tensor | None, loss_weight: Tensor | None = None
+) -> Tensor:
     """Return the mean square of each sample's error where the mask is 1: (batch,).
 
-    mask: broadcasts over the error; None for all.
+    Args:
+        error: (batch, channels, ..., latent height, latent width).
+        mask: Broadcasts over the error; None for all.
+        loss_weight: How much each position counts in the mean, (batch, 1, ..., latent
+            height, latent width); None for all alike.
+
+    Raises UsageError for weights of another height and width.
     """
     square = error.square()
+    if loss_weight is not None:
+        square = square * _relative(loss_weight, mask, error)
     if mask is None:
         return square.flatten(1).mean(1)
     mask = mask.expand_as(square)
     return (square * mask).flatten(1).sum(1) / mask.flatten(1).sum(1)
+
+
+def _relative(loss_weight: Tensor, mask: Tensor | None, error: Tensor) -> Tensor:
+    """Return weights divided by their mean where the mask is 1.
+
+    The mean over them is then the weighted mean, and equal weights are exactly 1: they
+    change no bit.
+    """
+    if loss_weight.shape[-2:] != error.shape[-2:]:
+        sizes = f"{list(loss_weight.shape)}, and the latents are {list(error.shape)}"
+        what = f"is {sizes}: latent_shape of the variant says something else than its encoder"
+        raise UsageError("loss_weight", what)
+    counted = torch.ones_like(loss_weight)
+    if mask is not None:
+        counted = counted * mask
+    total = (counted * loss_weight).flatten(1).sum(1)
+    mean = total / counted.flatten(1).sum(1)
+    return loss_weight / mean.view(-1, *[1] * (loss_weight.ndim - 1))
 
 
 SFT = Task.of("sft", flow_match)

@@ -187,3 +187,35 @@ def test_generation_is_checked_too() -> None:
     ):
         with pytest.raises(UsageError):
             validate(dataclasses.replace(good, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag", "words"),
+    [
+        ({"mask_column": " "}, "--mask_column", "is empty"),
+        (
+            {"mask_column": "mask", "alpha_mask": True},
+            "--alpha_mask",
+            "cannot be combined with --mask_column",
+        ),
+        (
+            {"unmasked_weight": 0.1},
+            "--unmasked_weight",
+            "has no effect without --mask_column or --alpha_mask",
+        ),
+        (
+            {"alpha_mask": True, "unmasked_weight": 1.0},
+            "--unmasked_weight",
+            "less than 1",
+        ),
+        ({"alpha_mask": True, "unmasked_weight": -0.1}, "--unmasked_weight", "0"),
+    ],
+)
+def test_masks_that_say_nothing_or_two_things_are_refused(
+    changes: dict[str, Any], flag: str, words: str
+) -> None:
+    validate(toy_config(mask_column="mask", unmasked_weight=0.9))
+    validate(toy_config(alpha_mask=True))
+    with pytest.raises(UsageError, match=words) as caught:
+        validate(toy_config(**changes))
+    assert caught.value.where == flag

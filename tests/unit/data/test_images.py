@@ -5,12 +5,12 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from dstrain.data import images
-from dstrain.data.images import Resolution, fit, load_image, read_size
+from dstrain.data.images import Resolution, fit, load_image, read_header, read_size
 from dstrain.data.variants.buckets import Buckets
 from dstrain.data.variants.views import View
 from dstrain.errors import UsageError
@@ -417,3 +417,21 @@ def test_an_image_takes_the_size_of_its_bucket() -> None:
     resolution = Resolution(None, None, 1, Buckets(64))
     assert fit((100, 200), resolution, 16) == (48, 80)
     assert fit((100, 200), resolution, 0) == (100, 200)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "has_alpha"),
+    [
+        ("RGB", {}, False),
+        ("L", {}, False),
+        ("RGBA", {}, True),
+        ("LA", {}, True),
+        ("P", {}, False),
+        ("P", {"transparency": 0}, True),
+    ],
+)
+def test_a_header_tells_whether_parts_may_be_transparent(
+    tmp_path: Path, mode: str, options: dict[str, Any], has_alpha: bool
+) -> None:
+    Image.new(mode, (4, 2)).save(tmp_path / "a.png", **options)
+    assert read_header(tmp_path / "a.png") == ((2, 4), has_alpha)

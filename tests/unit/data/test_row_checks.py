@@ -20,7 +20,14 @@ from dstrain.data.images import Resolution
 from dstrain.data.metadata import read_metadata
 from dstrain.data.row_checks import DataConfig, input_columns, open_dataset
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Constant, InferenceOnly, Input, Measured
+from dstrain.graph.inputs import (
+    Column,
+    Constant,
+    InferenceOnly,
+    Input,
+    MaskColumn,
+    Measured,
+)
 from PIL import Image
 
 DYNAMIC = Resolution(None, None, 1024 * 1024)
@@ -431,3 +438,108 @@ def test_constants_of_the_variant_are_cells_of_every_row(base: Path) -> None:
             "mode": ("text", "plain"),
         }
     assert [*map(tuple, data.sample_ids.tolist())] == [*((0, 0), (1, 0))]
+
+
+# Masks: `mask` is of `input_image`, which is first.
+MASKS: Mapping[str, Input] = {
+    "prompt": Column("prompt"),
+    "input_image": Column("image", "image", multiple=16),
+    "loss_mask": MaskColumn(
+        "mask", "image", mode="L", of="input_image", not_empty=True
+    ),
+}
+ALPHA: Mapping[str, Input] = {
+    **MASKS,
+    "loss_mask": MaskColumn("image", "image", mode="RGBA", of="input_image"),
+}
+
+
+def write_mask(base: Path, name: str, size: tuple[int, int], level: int = 255) -> None:
+    Image.new("L", size, level).save(base / name)
+
+
+def test_a_mask_is_cut_as_the_image_that_it_is_of(base: Path) -> None:
+    write_mask(base, "whole.png", (100, 64))
+    write_mask(base, "half.png", (50, 32))
+    table = (
+        "image,mask,prompt\nwide.png,whole.png,a\nwide.png,half.png,b\nwide.png,,c\n"
+    )
+    rows = opened(base, table, inputs=MASKS).rows
+    assert [row["loss_mask"].shapes for row in rows[:2]] == [((1, 64, 96),)] * 2
+    assert "loss_mask" not in rows[2]
+    assert load_cell(rows[1]["loss_mask"]).size == (96, 64)
+    assert load_cell(rows[1]["loss_mask"]).mode == "L"
+    fixed = Resolution(32, 32, 2**20)
+    (row,) = opened(
+        base, "\n".join(table.splitlines()[:2]), inputs=MASKS, resolution=fixed
+    ).rows
+    assert row["loss_mask"].shapes == row["input_image"].shapes
+
+
+def test_masks_that_do_not_fit_are_named_with_all_other_bad_cells(base: Path) -> None:
+    write_mask(base, "tall-mask.png", (64, 100))
+    write_mask(base, "nearly.png", (33, 21))
+    (base / "broken.png").write_bytes((base / "tall-mask.png").read_bytes()[:50])
+    faults = refused(
+        base,
+        "image,mask,prompt\n"
+        "wide.png,tall-mask.png,a\n"
+        "wide.png,nearly.png,b\n"
+        "wide.png,none.png,c\n"
+        "none.png,tall-mask.png,d\n"
+        "none.png,broken.png,e\n",
+        inputs=MASKS,
+    ).help_lines
+    assert [line.split(": ")[0].strip() for line in faults] == [
+        "metadata.csv:2:mask",
+        "metadata.csv:4:mask",
+        "metadata.csv:5:image",
+        "metadata.csv:6:image",
+        "metadata.csv:6:mask",
+    ]
+    assert "'tall-mask.png' is 100 x 64, and what it masks 64 x 100" in faults[0]
+    assert "expected that size or its aspect ratio" in faults[0]
+
+
+def test_only_images_with_an_alpha_channel_have_it_as_their_mask(base: Path) -> None:
+    Image.new("RGBA", (64, 64), (255, 0, 0, 128)).save(base / "alpha.png")
+    table = "image,prompt\nwide.png,a\nalpha.png,b\n"
+    first, second = opened(base, table, inputs=ALPHA).rows
+    assert "loss_mask" not in first
+    assert load_cell(second["loss_mask"]).getpixel((0, 0))[-1] == 128
+    assert load_cell(second["input_image"]).mode == "RGB"
+    # A bad image is bad once.
+    error = refused(base, "image,prompt\nno.png,a\n", inputs=ALPHA)
+    assert error.what == "1 bad cell"
+
+
+def test_a_column_of_masks_that_is_absent_is_named_with_its_flag(base: Path) -> None:
+    with pytest.raises(UsageError, match="no column 'mask'") as caught:
+        opened(base, "image,masks,prompt\nwide.png,,a\n", inputs=MASKS)
+    assert caught.value.where == "--mask_column"
+    assert "did you mean 'masks'?" in caught.value.what
+    # Where images are absent, that is what is to be said.
+    assert "loss_mask" not in opened(base, "prompt\na\n", inputs=MASKS).columns
+
+
+def test_masks_are_loaded_whatever_the_file_keys(base: Path) -> None:
+    write_mask(base, "mask.png", (100, 64))
+    table = "image,mask,prompt\nwide.png,mask.png,a\n"
+    dataset = opened(base, table, inputs=MASKS, file_keys=("image",))
+    assert set(dataset.columns) == {"prompt", "input_image", "loss_mask"}
+
+
+def test_a_mask_that_leaves_nothing_is_refused_where_it_is_loaded(base: Path) -> None:
+    write_mask(base, "black.png", (100, 64), 0)
+    # White where the image is cut off.
+    strip = Image.new("L", (100, 64), 0)
+    strip.paste(255, (0, 0, 1, 64))
+    strip.save(base / "strip.png")
+    table = "image,mask,prompt\nwide.png,black.png,a\nwide.png,strip.png,b\n"
+    for row in opened(base, table, inputs=MASKS).rows:
+        with pytest.raises(UsageError, match="nothing is left to train") as caught:
+            load_cell(row["loss_mask"])
+        assert "--unmasked_weight" in caught.value.help_lines[0]
+    allowed = MaskColumn("mask", "image", mode="L", of="input_image")
+    rows = opened(base, table, inputs={**MASKS, "loss_mask": allowed}).rows
+    assert load_cell(rows[0]["loss_mask"]).getextrema() == (0, 0)

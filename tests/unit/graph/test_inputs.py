@@ -6,6 +6,7 @@ from dstrain.graph.inputs import (
     Constant,
     InferenceOnly,
     Kind,
+    MaskColumn,
     Measured,
     as_column,
     at_least,
@@ -79,3 +80,10 @@ def test_a_size_is_present_where_what_it_is_measured_on_is() -> None:
     }
     assert with_measured(["image"], inputs) == {"image", "height"}
     assert with_measured([], inputs) == set()
+
+
+def test_a_column_of_masks_says_what_it_is_of() -> None:
+    column = MaskColumn("mask", "image", mode="L", of="input_image")
+    assert column.is_file and not column.from_video
+    assert (column.of, column.not_empty) == ("input_image", False)
+    assert column != Column("mask", "image", mode="L")

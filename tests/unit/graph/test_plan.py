@@ -180,6 +180,13 @@ def test_components_follow_from_what_the_functions_use() -> None:
     assert (made.configs["train"], made.configs[""]) == ((), ())
 
 
+def test_steps_load_what_their_functions_use() -> None:
+    made = plan("dit")
+    assert made.components_of(made.cached_steps) == set(made.components["data_process"])
+    (encoding,) = [s for s in made.cached_steps if s.unit.name == "encode_image"]
+    assert made.components_of([encoding]) == {"vae"}
+
+
 def test_unused_units_never_run_in_any_task_nor_load_anything() -> None:
     for task in (TASK, GUIDED):
         made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=task)

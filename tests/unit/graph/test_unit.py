@@ -1,6 +1,6 @@
 """A unit's signature is its declaration, and it returns what it declares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, TypedDict
 
@@ -17,6 +17,10 @@ from torch import Tensor
 class Prompt(TypedDict):
     emb: Tensor
     mask: Tensor | None
+
+
+class Number(TypedDict):
+    result: int
 
 
 class Record(TypedDict):
@@ -304,3 +308,14 @@ def test_a_unit_without_source_needs_a_version() -> None:
     with pytest.raises(UsageError, match=what):
         assert Unit(without).identity
     assert Unit(without, version=1).identity["version"] == 1
+
+
+def test_a_unit_may_call_its_function_in_its_own_way() -> None:
+    class Twice(Unit):
+        def call(self, arguments: Mapping[str, Any]) -> Any:
+            return super().call({**arguments, "number": 2 * arguments["number"]})
+
+    def double(number: int) -> Number:
+        return {"result": number}
+
+    assert Twice(double).run({"number": 3}, {}) == {"result": 6}

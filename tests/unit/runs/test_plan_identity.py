@@ -114,3 +114,10 @@ def test_a_frame_of_a_video_has_the_frame_rate_of_the_video(place: Place) -> Non
     assert found["input input_image"]["frame"] == "first"
     assert found["input input_image"]["fps"] == 15.0
     assert found["input input_image"]["frame_multiple"] == 4
+
+
+def test_a_run_without_masks_is_identified_as_before_there_were_masks(
+    place: Place,
+) -> None:
+    facts = plan_identity(place.setup(), place.setup().dataset.input_sets)
+    assert not [fact for fact in facts if "mask" in fact]

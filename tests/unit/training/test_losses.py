@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 import pytest
 import torch
+from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.graph.noise_schedule import (
     FlowMatchSchedule,
@@ -38,12 +39,14 @@ def loss(
     predict: Any,
     latents: Tensor = LATENTS,
     constrain_latents: Any = hold_nothing,
+    loss_weight: Tensor | None = None,
     **timestep_sampler: Any,
 ) -> Tensor:
     keys = KEYS[: len(latents)]
     return flow_match(
         predict,
         latents,
+        loss_weight,
         timestep_sampler=TimestepSampler(SCHEDULE, **timestep_sampler),
         constrain_latents=constrain_latents,
         rng=Rng(keys),
@@ -221,3 +224,79 @@ def test_accumulation_and_processes_give_the_gradient_of_one_batch(
     for one, other in zip(wanted, have, strict=True):
         assert bool(one.abs().max() > 1e-3)
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+# Masks
+
+
+def off_by(error: Tensor) -> Any:
+    """A prediction with this error."""
+    _, noise = drawn()
+    return lambda noisy_latents, timestep: noise - LATENTS + error
+
+
+ERROR = torch.arange(16.0).view(1, 1, 4, 4)
+LEFT = torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(3, 1, 4, 4)
+
+
+def test_a_weighted_loss_is_the_mean_over_what_counts() -> None:
+    weight = torch.tensor([1.0, 0.5, 0.0, 0.0]).expand(3, 1, 4, 4)
+    square = ERROR.square()
+    expected = ((square * weight).sum((1, 2, 3)) / weight.sum((1, 2, 3))).tolist()
+    found = loss(off_by(ERROR), loss_weight=weight, weighting="none")
+    assert found.tolist() == pytest.approx(expected)
+
+
+def test_a_small_mask_does_not_make_a_small_loss() -> None:
+    one = torch.zeros(3, 1, 4, 4)
+    one[:, :, 2, 1] = 1
+    found = loss(off_by(torch.tensor(3.0)), loss_weight=one, weighting="none")
+    assert found.tolist() == pytest.approx([9, 9, 9])
+
+
+def test_what_has_no_weight_has_no_gradient() -> None:
+    error = torch.ones(3, 2, 4, 4, requires_grad=True)
+    loss(off_by(error), loss_weight=LEFT, weighting="none").sum().backward()
+    assert error.grad is not None
+    assert error.grad[..., :2].all() and not error.grad[..., 2:].any()
+    # As large as if these were all latents: 2 x error / (2 channels x 8 positions).
+    assert error.grad[..., :2].flatten().tolist() == pytest.approx([2 / 16] * 48)
+
+
+@pytest.mark.parametrize("value", [1.0, 0.3])
+def test_equal_weights_change_no_bit(value: float) -> None:
+    def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
+        return noisy_latents
+
+    weight = torch.full((3, 1, 4, 4), value)
+    weighted = loss(predict, loss_weight=weight)
+    assert torch.equal(weighted, loss(predict)) or value != 1
+    torch.testing.assert_close(weighted, loss(predict))
+
+
+def test_of_what_a_variant_holds_nothing_counts_whatever_its_weight() -> None:
+    lower = torch.zeros(1, 1, 4, 1)
+    lower[:, :, 2:] = 1
+
+    def constrain_latents(
+        latents: Tensor, timestep: Tensor, noise: Tensor
+    ) -> LatentConstraint:
+        return LatentConstraint(latents, timestep, lower)
+
+    given: dict[str, Any] = {
+        "constrain_latents": constrain_latents,
+        "weighting": "none",
+    }
+    weight = LEFT * torch.tensor([2.0, 1.0, 3.0, 1.0]).view(4, 1)
+    counted = weight * lower
+    square = ERROR.square()
+    expected = (square * counted).sum((1, 2, 3)) / counted.sum((1, 2, 3))
+    found = loss(off_by(ERROR), loss_weight=weight, **given)
+    assert found.tolist() == pytest.approx(expected.tolist())
+    ones = loss(off_by(ERROR), loss_weight=torch.ones(3, 1, 4, 4), **given)
+    assert torch.equal(ones, loss(off_by(ERROR), **given))
+
+
+def test_weights_of_another_size_than_the_latents_are_refused() -> None:
+    with pytest.raises(UsageError, match="latent_shape of the variant"):
+        loss(off_by(ERROR), loss_weight=torch.ones(3, 1, 1, 4))

@@ -94,6 +94,26 @@ class DataOptions:
         "Additional dataset columns to use as model inputs, comma-separated.",
         affects={"resolved", "cache"},
     )
+    mask_column: str | None = option(
+        "data",
+        "Dataset column of masks: the loss counts an image fully where its mask is white, and by "
+        "--unmasked_weight where it is black.",
+        affects={"resolved", "cache", "mask"},
+    )
+    alpha_mask: bool = option(
+        "data",
+        "Use the alpha channel of training images as their masks.",
+        False,
+        affects={"resolved", "cache", "mask"},
+    )
+    unmasked_weight: float = option(
+        "data",
+        "How much the loss counts what a mask leaves out, from 0 to below 1.",
+        0.0,
+        affects={"resolved", "cache", "mask"},
+        minimum=0,
+        below=1,
+    )
     num_frames: int = option(
         "data",
         "Number of video frames per sample.",

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from dstrain.config.fields import Effect
 from dstrain.config.options.train import recorded_values
 from dstrain.config.serialize import CONFIG, write_resolved
 from dstrain.console import get_logger, logging_to_file, redacted
@@ -18,6 +19,7 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
 from dstrain.lora.header import base_weights
 from dstrain.lora.writer import save_lora, save_lora_for
+from dstrain.pipeline.loss_masks import MASK
 from dstrain.runs.checkpoints.directory import (
     LOG,
     LOSS_CSV,
@@ -320,7 +322,10 @@ class RunDirectory:
         if lora_config is None:
             save_full(path, network, model_config, header, key_format(setup, component))
             return
-        values = recorded_values(setup.config, "recipe", "training")
+        effects: tuple[Effect, ...] = ("recipe", "training")
+        if MASK in setup.spec.inputs:
+            effects += ("mask",)
+        values = recorded_values(setup.config, *effects)
         recipe = {
             name: redacted(value) if isinstance(value, str) else value
             for name, value in values.items()

@@ -31,7 +31,9 @@ from dstrain.config.serialize import (
 from dstrain.console import get_logger
 from dstrain.data.forms.naming import parse_columns
 from dstrain.errors import StateError, UsageError
+from dstrain.graph.inputs import MaskColumn
 from dstrain.models.device import precision
+from dstrain.pipeline.loss_masks import MASK
 from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
@@ -173,6 +175,10 @@ def config_digest(run: TrainingRun) -> str:
         numbers.append({"compile": True})
     if config.column or config.default_caption is not None:
         numbers.append([parse_columns(config.column), config.default_caption])
+    mask = setup.spec.inputs.get(MASK)
+    if isinstance(mask, MaskColumn):
+        # How much of it counts is one of the constants.
+        numbers.append({"masks": [mask.name, mask.mode]})
     if setup.modifiers:
         numbers.append({"modify step": dict(setup.modifiers)})
     if setup.preset is not None:

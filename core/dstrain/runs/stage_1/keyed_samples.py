@@ -218,6 +218,17 @@ class MissingWork(Sequence[Work]):
         steps, inputs = _steps(sample.plan, frozenset(values))
         return Work(sample, values, steps, inputs)
 
+    @property
+    def components(self) -> frozenset[str]:
+        """Return the components that compute these values, for any plan."""
+        columns = list(self.samples.columns)
+        missing = frozenset(columns[number] for number in np.unique(self.values))
+        found: set[str] = set()
+        for plan in self.samples.plans:
+            steps, _ = _steps(plan, missing)
+            found |= plan.components_of(steps)
+        return frozenset(found)
+
 
 def _steps(plan: Plan, values: frozenset[str]) -> tuple[list[Step], frozenset[str]]:
     """Return the steps that compute these values, and the inputs that they use."""

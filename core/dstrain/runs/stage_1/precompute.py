@@ -2,9 +2,9 @@
 in the feature cache.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dstrain.cache.in_use import readers, remove_dead_marks
@@ -146,14 +146,16 @@ def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded
     processes.wait()
     if work:
         writer = ShardWriter(cache, setup.versions)
-        loaded = _load(setup, keyed, loaded)
+        loaded = _load(setup, keyed, loaded, work.components)
         compute(setup, loaded.pipeline, work, writer, long_prompts, processes)
     processes.wait()
     if processes.is_main:
-        left = left_over(keyed.samples, setup.cache_path) if processes.size > 1 else []
+        left = None
+        if processes.size > 1:
+            left = left_over(keyed.samples, setup.cache_path)
         if left:
             writer = ShardWriter(FeatureCache.open(setup.cache_path), setup.versions)
-            loaded = _load(setup, keyed, loaded)
+            loaded = _load(setup, keyed, loaded, left.components)
             compute(setup, loaded.pipeline, left, writer, long_prompts, processes, True)
         # Also of rows that share a prompt, or whose values were there already.
         note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
@@ -166,24 +168,27 @@ def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded
     return loaded
 
 
-def _load(setup: Setup, keyed: KeyedSamples, loaded: Loaded | None) -> Loaded:
-    """Load the components of the samples, unless just these were loaded: keys say from
-    which files values are, and files may have been replaced since.
+def _load(
+    setup: Setup, keyed: KeyedSamples, loaded: Loaded | None, names: Collection[str]
+) -> Loaded:
+    """Load the named components, unless just these were loaded: keys say from which files
+    values are, and files may have been replaced since.
     """
     found = keyed.found
+    files = {name: one for name, one in found.files.items() if name in names}
     if (
         loaded is None
         or found.configs.keys() - loaded.pipeline.configs.keys()
-        or any(
-            loaded.components.get(name) != keyed.components[name]
-            for name in found.files
-        )
+        or any(loaded.components.get(name) != keyed.components[name] for name in files)
     ):
-        logger.info(f"loading {', '.join(sorted(found.files))}")
+        if files:
+            logger.info(f"loading {', '.join(sorted(files))}")
+        needed = replace(found, files=files)
         pipeline = Pipeline.from_found(
-            setup.family, setup.spec, found, setup.device, setup.dtype
+            setup.family, setup.spec, needed, setup.device, setup.dtype
         )
-        loaded = Loaded(pipeline, keyed.components)
+        digests = {name: keyed.components[name] for name in files}
+        loaded = Loaded(pipeline, digests)
     for component in found.files.values():
         keyed.model_digests.check_unchanged(component.paths)
     return loaded

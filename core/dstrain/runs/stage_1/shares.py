@@ -9,7 +9,12 @@ import numpy as np
 
 from dstrain.cache.addresses import ADDRESS
 from dstrain.cache.store import FeatureCache
-from dstrain.runs.stage_1.keyed_samples import AddressedSamples, Work, missing_work
+from dstrain.runs.stage_1.keyed_samples import (
+    AddressedSamples,
+    MissingWork,
+    Work,
+    missing_work,
+)
 from dstrain.storage.files import check_writable
 from dstrain.storage.spool import Chosen
 
@@ -47,7 +52,7 @@ def share_of(work: Sequence[Work], rank: int, size: int) -> Sequence[Work]:
     return Chosen(work, np.sort(dealt[rank::size]))
 
 
-def left_over(samples: AddressedSamples, folder: Path) -> Sequence[Work]:
+def left_over(samples: AddressedSamples, folder: Path) -> MissingWork:
     """Return the work that is still to be done once every process has done its share.
 
     There is some only if they did not see the same files in the cache when it was

@@ -5,6 +5,7 @@ from dstrain.config.options.data import DataOptions
 from tests.support.options import options_of
 
 OPTIONS: dict[str, tuple[object, str]] = {
+    "alpha_mask": (False, "cache mask resolved"),
     "data_file_keys": (None, "cache resolved"),
     "dataset_base_path": (None, ""),
     "dataset_metadata_path": (None, ""),
@@ -17,10 +18,12 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "feature_cache": (None, ""),
     "frame_samples": (None, "cache training video"),
     "frame_sampling": ("head", "cache training video"),
+    "mask_column": (None, "cache mask resolved"),
     "max_pixels": (1048576, "cache training"),
     "num_frames": (81, "cache training video"),
     "on_bad_sample": ("error", ""),
     "on_long_prompt": ("truncate", ""),
+    "unmasked_weight": (0.0, "cache mask resolved"),
     "url_cache": (None, ""),
 }
 """Name -> default and effects. Stored files are compared by the effects."""

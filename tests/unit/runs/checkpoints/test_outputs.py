@@ -392,3 +392,13 @@ def test_the_average_is_that_of_the_weights_of_every_step(
         assert file.metadata()["ema_decay"] == "0.15"
     with safe_open(tmp_path / "step-4.safetensors", "pt") as file:
         assert "ema_decay" not in file.metadata()
+
+
+def test_a_header_records_masks_where_the_loss_has_them(
+    here: Path, tmp_path: Path
+) -> None:
+    flags = {"mask_column": "image", "unmasked_weight": 0.5}
+    out = train(here, output_path=tmp_path, max_steps=1, **flags)
+    _, header = read_tensors(out / "step-1.safetensors")
+    recipe = json.loads(header["recipe"])
+    assert recipe.items() >= {**flags, "alpha_mask": False}.items()

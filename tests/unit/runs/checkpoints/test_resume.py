@@ -198,6 +198,8 @@ OTHER: dict[str, dict[str, Any]] = {
     "batch_size": {"batch_size": 2},
     "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
     "mixed_precision": {"mixed_precision": "bf16"},
+    "mask_column": {"mask_column": "image"},
+    "unmasked_weight": {"mask_column": "image", "unmasked_weight": 0.5},
     "what is trained": {"lora_rank": 4},
 }
 
@@ -577,3 +579,16 @@ def test_the_middle_of_an_epoch_is_reached_without_the_draws_before_it(
     expected = outcome(tmp_path / "whole")
     assert same(outcome(tmp_path / "cut"), expected)
     assert same(outcome(tmp_path / "walked"), expected)
+
+
+def test_a_run_with_masks_of_another_column_is_not_resumed(tmp_path: Path) -> None:
+    project(tmp_path)
+    table = tmp_path / "data/metadata.json"
+    rows = json.loads(table.read_text())
+    table.write_text(json.dumps([{**row, "copy": row["image"]} for row in rows]))
+    given: dict[str, Any] = {"output_path": tmp_path / "out", "resume": "auto"}
+    train(tmp_path, **given, max_steps=1, mask_column="image")
+    train(tmp_path, **given, max_steps=2, mask_column="image")
+    with pytest.raises(StateError) as caught:
+        train(tmp_path, **given, max_steps=3, mask_column="copy")
+    assert caught.value.help_lines[0] == "--mask_column: saved image, this run copy"

@@ -50,13 +50,25 @@ def test_what_is_new_is_work_of_the_first_row_that_needs_it(
         ],
     )
     keyed = key_rows(place.setup())
-    work = list(missing_work(keyed.samples, FeatureCache.open(place.cache)))
+    missing = missing_work(keyed.samples, FeatureCache.open(place.cache))
+    assert missing.components == {"text_encoder", "tokenizer", "vae"}
+    work = list(missing)
     assert [one.sample.sample_id for one in work] == [(1, 0), (2, 0)]
     assert [[step.unit.name for step in one.steps] for one in work] == [
         ["encode_image"],
         ["encode_prompt", "describe"],
     ]
     assert [one.inputs for one in work] == [{"input_image"}, {"prompt"}]
+
+
+def test_only_components_that_compute_what_is_missing_are_asked_for(
+    place: Place,
+) -> None:
+    noise_image(9).save(place.data / "new.png")
+    write_rows(place.data, [place.rows[0], {**place.rows[0], "image": "new.png"}])
+    keyed = key_rows(place.setup())
+    missing = missing_work(keyed.samples, FeatureCache.open(place.cache))
+    assert missing.components == {"vae"}
 
 
 def test_work_is_made_when_it_is_used(place: Place, tmp_path: Path) -> None:
