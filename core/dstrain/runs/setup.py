@@ -97,6 +97,8 @@ class Setup:
     """How trained networks are sharded among processes, if they are."""
     is_validation: bool = False
     """Whether the dataset is the second one, whose rows are not trained on."""
+    is_one_of_both: bool = False
+    """Whether the command runs both stages, of which this is one."""
 
     @cached_property
     def validation(self) -> "Setup | None":
@@ -236,6 +238,13 @@ class Setup:
         return with_tiles(replace(found, files=files), self.family, self.tiling)
 
     @property
+    def typed(self) -> TrainConfig:
+        """Return the configuration as it was typed: the same command again."""
+        if not self.is_one_of_both:
+            return self.config
+        return replace(self.config, task=self.config.task_name)
+
+    @property
     def recorded(self) -> TrainConfig:
         """Return the configuration as it is written for other commands to read: it means
         the same there with other model files.
@@ -244,7 +253,7 @@ class Setup:
         if self.preset is not None:
             # Found by its header, or its keys, where no flag names it.
             changes["preset_lora_model"] = self.preset.component
-        return replace(self.config, **changes)
+        return replace(self.typed, **changes)
 
     @property
     def tiling(self) -> Tiling:

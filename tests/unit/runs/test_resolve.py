@@ -44,7 +44,6 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
     config = {
         "on_bad_sample": "skip",
         "url_cache": "urls",
-        "feature_cache": None,
         "num_frames": 9,
         **changes,
     }
@@ -72,7 +71,6 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
         (
             "",
             [
-                "--feature_cache has no effect in a single run; it is used by --task sft:train",
                 "1 of 2 clips",
                 "a column is not used by this variant: 'mood'",
             ],
@@ -89,7 +87,7 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
 def test_a_warning_says_and_neither_waits_nor_takes_a_lock(
     stage: str, more: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    log_warnings(setup_with_videos(stage, feature_cache="cache"))
+    log_warnings(setup_with_videos(stage))
     said = caplog.messages
     assert len(said) == 1 + len(more)
     assert all(

@@ -321,7 +321,7 @@ class RunDirectory:
             save_full(path, network, model_config, header, key_format(setup, component))
             return
         options = options_affecting("recipe", "training")
-        values = {name: getattr(setup.config, name) for name in options}
+        values = {name: getattr(setup.typed, name) for name in options}
         recipe = {
             name: redacted(value) if isinstance(value, str) else value
             for name, value in values.items()
