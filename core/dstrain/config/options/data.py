@@ -93,6 +93,6 @@ class DataOptions:
     )
     feature_cache: Path | None = option(
         "data",
-        "Folder of the feature cache: what it lacks is computed first, then the run trains from it, the encoders freed. "
+        "Folder of the feature cache: what it lacks is computed first, then training reads it, the encoders freed. "
         "For one stage alone, defaults to --output_path (stage 1) or --dataset_base_path (stage 2).",
     )

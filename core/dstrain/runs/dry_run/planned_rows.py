@@ -4,7 +4,7 @@ them, or else from the metadata, row by row.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from dstrain.runs.reports.preview_plans import (
     recorded_plan,
     stored_previews,
 )
+from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup, metadata_path
 from dstrain.runs.stage_1.unchanged import Unchanged, find_unchanged, may_be_unchanged
 from dstrain.runs.training_run import TrainingData
@@ -47,6 +48,8 @@ class PlannedRows:
     """Of these, rows for validation."""
     steps_per_epoch: int | None = None
     """If it is known exactly."""
+    is_cached: bool = False
+    """Whether stage 1 has nothing to compute of it."""
     largest: LargestSample | None = None
     """Its largest sample, if it is known."""
     data: TrainingData | None = None
@@ -65,6 +68,8 @@ def planned_rows(setup: Setup, absent: list[str]) -> list[PlannedRows]:
     Raises what the run raises before it computes anything; files that are absent are
     added to `absent`.
     """
+    if setup.config.runs_both_stages:
+        return _of_both_stages(setup, absent)
     if setup.stage == "data_process" and may_be_unchanged(setup):
         found = find_unchanged(setup, may_fetch=False)
         if found:
@@ -74,6 +79,25 @@ def planned_rows(setup: Setup, absent: list[str]) -> list[PlannedRows]:
         if one.stage == "train" and (one.cache_path / MARKER).exists()
         else _of_table(one, absent)
         for one in setup.datasets
+    ]
+
+
+def _of_both_stages(setup: Setup, absent: list[str]) -> list[PlannedRows]:
+    """Take the rows of stage 1, and the exact steps of stage 2 if the cache has all."""
+    stage_1 = of_stage(setup, "data_process")
+    found = (
+        find_unchanged(stage_1, may_fetch=False) if may_be_unchanged(stage_1) else []
+    )
+    if not found:
+        return [_of_table(one, absent) for one in setup.datasets]
+    cached = [_of_cache(one) for one in of_stage(setup, "train").datasets]
+    return [
+        replace(
+            _of_unchanged(one),
+            held_out=rows.held_out,
+            steps_per_epoch=rows.steps_per_epoch,
+        )
+        for one, rows in zip(found, cached, strict=True)
     ]
 
 
@@ -88,6 +112,7 @@ def _of_unchanged(found: Unchanged) -> PlannedRows:
         metadata_path(setup.config),
         count,
         _held_out(setup, np.arange(count)),
+        is_cached=True,
         largest=None if largest is None else LargestSample(**largest),
     )
 
