@@ -2,30 +2,34 @@
 take hours, and stage 2 may come at night.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from dstrain.distributed.world import ProcessGroup
+from dstrain.errors import SystemFault
 from dstrain.runs.build import load_module
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.setup import Setup
-from dstrain.storage.files import check_writable
 from dstrain.training.module import TrainingModule
 
 
 def check_output(stage_2: Setup, processes: ProcessGroup) -> None:
-    """Refuse an output folder that the run refuses, or that cannot be written; nothing is
-    left there.
+    """Refuse an output folder that the run refuses; raises SystemFault for one that cannot
+    be written.
     """
     directory = RunDirectory(stage_2, processes)
     directory.check_available()
-    if processes.is_main:
-        check_writable(_nearest_folder(directory.folder))
+    place = _nearest(directory.folder)
+    # Asked, not tried: a process that is killed here leaves nothing in it.
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        what = f"cannot be written: {place} is no folder that can"
+        raise SystemFault(directory.folder, what)
 
 
-def _nearest_folder(folder: Path) -> Path:
-    """Return the folder, or the one in which it will be made."""
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or what is there of the path to it."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder

@@ -49,7 +49,7 @@ def test_a_folder_with_a_run_is_refused(here: Path, tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_refused(here: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SystemFault, match="file"):
+    with pytest.raises(SystemFault, match="file is no folder that can"):
         check_output(stage_2(here, output_path=tmp_path / "file/out"), alone())
 
 
