@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.cli.main import main
 
 from tests.support.crashes import again, events, everything, killed_at
 from tests.support.runs import warm_project
@@ -93,3 +94,53 @@ def test_a_killed_run_ends_as_one_that_was_not(
     assert not list(out.rglob(".tmp-*"))
     counted("kills", sum(kills))
     shutil.rmtree(out)
+
+
+BOTH_STAGES = 40
+"""Trials of a command that runs both stages."""
+
+
+@pytest.fixture(scope="module")
+def both_stages(
+    here: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, int, dict[str, Any]]:
+    """Of a command that runs both stages: the file-system events of both and of stage 2
+    alone, and all that it leaves, uninterrupted.
+    """
+    folder = tmp_path_factory.mktemp("both")
+    total = events(partial(in_both_stages, here, folder), folder)
+    wanted = everything(folder / "out")
+    shutil.rmtree(folder / "out")
+    return total, events(partial(in_both_stages, here, folder), folder), wanted
+
+
+def in_both_stages(here: Path, folder: Path) -> None:
+    """Run the command, whatever the folder holds."""
+    flags = {"feature_cache": folder / "cache", "num_epochs": 2, "save_steps": 4}
+    again(here, folder / "out", flags)
+
+
+@pytest.mark.parametrize("seed", range(BOTH_STAGES))
+def test_a_command_of_both_stages_is_killed_in_either_and_repeated(
+    seed: int,
+    here: Path,
+    tmp_path: Path,
+    both_stages: tuple[int, int, dict[str, Any]],
+    counted: Callable[[str, int], None],
+) -> None:
+    total, of_stage_2, wanted = both_stages
+    chance = random.Random(seed)
+    body = partial(in_both_stages, here, tmp_path)
+    # Half of the first kills come before the output folder is there.
+    first = total - of_stage_2 if seed % 2 else total
+    kills = killed_at(chance.randrange(first), body, tmp_path, chance.random() < 0.5)
+    assert kills
+    counted("in stage 1", not (tmp_path / "out").exists())
+    for _ in range(chance.choice((0, 1, 2))):
+        event, torn = chance.randrange(total), chance.random() < 0.5
+        kills += killed_at(event, body, tmp_path, torn)
+    in_both_stages(here, tmp_path)
+    assert everything(tmp_path / "out") == wanted, f"{kills} kills"
+    assert main(["cache", "verify", str(tmp_path / "cache")]) == 0
+    assert not list(tmp_path.rglob(".tmp-*"))
+    counted("kills", kills)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -276,6 +277,73 @@ def test_stage_1_and_inference_end_in_time_with_words_that_fit_and_nothing_half_
         for folder in ("whole", "cut")
     }
     assert left["whole"] == left["cut"]
+
+
+BOTH_STAGES = tuple(
+    (SIGNALS[trial % 3], BEFORE_LAST_STEP * CHANCE.random(), bool(trial % 2))
+    for trial in range(10)
+)
+"""The signal, when it comes, and whether stage 1 has nothing to do."""
+
+
+def in_both_stages(here: Path, folder: Path) -> list[str]:
+    """A command line that runs both stages, with its folders in this one."""
+    places = [
+        "--feature_cache",
+        str(folder / "cache"),
+        "--output_path",
+        str(folder / "out"),
+    ]
+    return words(here, *RUNS["LoRA"], *places)
+
+
+@pytest.fixture(scope="module")
+def both_stages(
+    here: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, tuple[int, int], dict[str, Any]]:
+    """A full cache; the events of such a command, without and with a full cache; and all
+    that it leaves, undisturbed.
+    """
+    # Imports, which are most of the events of a command, are made here once.
+    assert main(in_both_stages(here, tmp_path_factory.mktemp("warm"))) == 0
+    folder = tmp_path_factory.mktemp("both")
+    line, stderr = in_both_stages(here, folder), folder / "stderr"
+    totals = undisturbed(line, stderr), undisturbed([*line, "--overwrite"], stderr)
+    return folder / "cache", totals, everything(folder / "out")
+
+
+@pytest.mark.parametrize(
+    ("number", "moment", "is_cached"),
+    BOTH_STAGES,
+    ids=[f"{number.name} at {moment:.2f}" for number, moment, _ in BOTH_STAGES],
+)
+def test_a_command_of_both_stages_is_signalled_in_either_and_repeated(
+    number: int,
+    moment: float,
+    is_cached: bool,
+    here: Path,
+    tmp_path: Path,
+    both_stages: tuple[Path, tuple[int, int], dict[str, Any]],
+    counted: Callable[[str, int], None],
+) -> None:
+    cache, totals, wanted = both_stages
+    out, stderr = tmp_path / "out", tmp_path / "stderr"
+    line = in_both_stages(here, tmp_path)
+    if is_cached:
+        shutil.copytree(cache, tmp_path / "cache")
+    code, _ = signalled(line, number, int(moment * totals[is_cached]), stderr)
+    said = stderr.read_text()
+    assert code == 75, said
+    check_message(said)
+    assert not list(tmp_path.rglob(".tmp-*"))
+    begun = ["--resume"] if states(out) else ["--overwrite"] if run_in(out) else []
+    assert ("run the same command again\n" in said) is (not begun), said
+    assert all(flag in said for flag in begun), said
+    counted("interrupted", 1)
+    counted("before stage 2", not out.exists())
+    stopped = int(log(out)[-1]["step"]) if (out / LOSS_CSV).exists() and log(out) else 0
+    undisturbed([*line, *begun], stderr)
+    check_same(out, wanted, stopped)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -35,6 +35,13 @@ SHORT = (*LORA, "--max_steps", "2", "--save_steps", "1")
 CACHE = (*LORA, "--feature_cache", "cache", "--max_steps", "1")
 STAGE_1 = (*CACHE, "--task", "sft:data_process")
 STAGE_2 = (*CACHE, "--task", "sft:train")
+FILES = (
+    "--model", "tiny", "--dataset_base_path", "data", "--lora_rank", "2", "--output_path", "out", "--max_steps", "1",
+    "--model_paths", '[["model/transformer/model-1-of-2.safetensors", "model/transformer/model-2-of-2.safetensors"], '
+    '"model/text_encoder/model-1-of-1.safetensors", "model/vae/model-1-of-1.safetensors"]',
+    "--feature_cache", "cache",
+)  # fmt: skip
+"""Both stages, of model files."""
 Words = tuple[str, ...]
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -211,12 +218,29 @@ CASES = (
          patch=raising(STEP, KeyboardInterrupt(), 1)),
     Case("Ctrl-C in stage 1", STAGE_1, "run the same command (again)", 75,
          patch=raising("dstrain.runs.stage_1.precompute.compute", KeyboardInterrupt())),
+    Case("both stages, the dataset gone", (*CACHE, "--overwrite"), RUN, 2, first=(CACHE,), prepare=remove("data")),
+    Case("both stages, an encoder gone", (*FILES, "--overwrite"), RUN, first=(FILES,),
+         prepare=remove("model/text_encoder")),
+    Case("both stages without a dataset", ("--model", "tiny", "--toy", "--feature_cache", "cache", "--lora_rank", "2",
+         "--output_path", "next"), "give (--task sft:train)", 2, first=(CACHE,)),
+    Case("both stages, a damaged shard", CACHE, RUN, first=(STAGE_1,), prepare=damage("cache/shards/*", 20),
+         mend=remove("cache/shards/*")),
+    Case("both stages, a damaged plan", CACHE, RUN, first=(STAGE_1,), prepare=damage("cache/plans/*"),
+         mend=remove("cache/plans/*")),
+    Case("both stages, a full disk in the first", CACHE, "run the same command (again)", 4,
+         patch=full("dstrain.cache.store.write_shard")),
+    Case("both stages, Ctrl-C in the first", CACHE, "run the same command (again)", 75,
+         patch=raising("dstrain.runs.stage_1.precompute.compute", KeyboardInterrupt())),
+    Case("both stages, Ctrl-C between them", CACHE, "run the same command (again)", 75,
+         patch=raising("dstrain.runs.loop.prepare", KeyboardInterrupt())),
+    Case("both stages, Ctrl-C after a save", (*CACHE, "--max_steps", "2", "--save_steps", "1"),
+         "same command with (--resume)", 75, patch=raising(STEP, KeyboardInterrupt(), 1)),
+    Case("both stages, a loss that diverged", CACHE, RUN, 5, patch=diverging(0)),
+    Case("both stages, a dataset that changed", (*CACHE, "--resume", "--max_steps", "2"), RUN, first=(CACHE,),
+         prepare=caption),
     Case("Ctrl-C while generating", GENERATE, "run the same command (again)", 75,
          patch=raising("dstrain.generation.run.open_source", KeyboardInterrupt())),
-    Case("no memory to load: stage 1", LORA, "first run: (.+)", 6,
-         patch=raising("dstrain.runs.loop.prepare", NO_MEMORY)),
-    Case("no memory to load: stage 2", LORA, "then run: (.+)", 6, patch=raising("dstrain.runs.loop.prepare", NO_MEMORY),
-         mend=lambda: main([*LORA, "--task", "sft:data_process", "--feature_cache", "cache"])),
+    Case("no memory to load", LORA, RUN, 6, patch=raising("dstrain.runs.loop.prepare", NO_MEMORY)),
     Case("a loss that diverged at once", SHORT, RUN, 5, patch=diverging(0)),
     Case("a loss that diverged after a save", SHORT, RUN, 5, patch=diverging(1)),
     Case("a LoRA without alpha", (*EXPORT, "lost file.safetensors", "x.safetensors"), r"\n +(dstrain .+)",

@@ -325,4 +325,10 @@ def _check_places(config: TrainConfig) -> None:
             what = f"is required: {meaning}"
             if is_cache:
                 what += ", or --feature_cache: the folder of the feature cache"
-            raise UsageError(f"--{name}", what)
+            advice: tuple[str, ...] = ()
+            if name == "dataset_base_path" and config.runs_both_stages:
+                task = f"{config.task_name}:train"
+                advice = (
+                    f"to train from a full feature cache alone, give --task {task}",
+                )
+            raise UsageError(f"--{name}", what, *advice)

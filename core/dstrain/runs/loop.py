@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -103,14 +102,8 @@ def _in_two_stages(setup: Setup) -> list[str]:
     """Return what to do with less memory about a run that is not split."""
     if setup.stage:
         return []
-    config = replace(
-        setup.config, feature_cache=setup.config.feature_cache or Path("cache")
-    )
-    return [
-        "or train in two stages, the second without the encoders; first run: "
-        + command_line(config, task=f"{config.task}:data_process", **NEW_START),
-        f"then run: {command_line(config, task=f'{config.task}:train')}",
-    ]
+    command = command_line(setup.config, feature_cache=Path("cache"))
+    return [f"or train in two stages, the second without the encoders; run: {command}"]
 
 
 def run_steps(
@@ -308,7 +301,7 @@ def diverged(
     more = f" and those of {others} other processes" if others else ""
     whole = (state for state in states(run.setup.output) if not damage(state))
     weights = RunFiles.read(run.setup.output).newest_weights()
-    config = run.setup.config
+    config = run.setup.typed
     lower = run.setup.optimizer.rates.times(0.1).plain
     changes: dict[str, Any] = {**NEW_START, "learning_rate": lower}
     if weights or config.resume_from_checkpoint:

@@ -131,6 +131,21 @@ def resolve(config: TrainConfig) -> Setup:
     return setup
 
 
+def of_stage(setup: Setup, stage: str) -> Setup:
+    """Return one stage, 'data_process' or 'train', of a command that runs both.
+
+    All that was resolved is that of both; nothing that either of them has read is shared.
+    """
+    return replace(
+        setup,
+        config=replace(setup.config, task=f"{setup.config.task_name}:{stage}"),
+        stage=stage,
+        is_one_of_both=True,
+        # Stage 1 trains nothing.
+        sharding=setup.sharding if stage == "train" else None,
+    )
+
+
 def refuse_precision(setup: Setup) -> None:
     """Refuse bf16 weights where the rest computes in fp32."""
     if setup.optimizer.rounds and setup.mixed_precision != "bf16":
@@ -340,10 +355,6 @@ def log_warnings(setup: Setup) -> None:
         logger.warning(reason)
     if setup.stage == "train":
         return
-    if not setup.stage and setup.config.feature_cache is not None:
-        logger.warning(
-            f"--feature_cache has no effect in a single run; it is used by --task {setup.task.name}:train"
-        )
     for one in setup.datasets:
         for line in lines_of_datasets(one):
             logger.info(line)

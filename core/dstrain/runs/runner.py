@@ -3,20 +3,22 @@
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from dstrain.cache.store import MARKER
 from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import refill_advice
+from dstrain.config.serialize import command_line, refill_advice
 from dstrain.config.validation import validate
 from dstrain.console import get_logger, is_main_process
-from dstrain.distributed.world import distributed_run
-from dstrain.errors import CacheError, SystemFault
+from dstrain.distributed.world import ProcessGroup, distributed_run
+from dstrain.errors import CacheError, MissingFiles, SystemFault, UsageError
 from dstrain.graph.plan import Plan
 from dstrain.graph.render import as_text
 from dstrain.models.execution.kept import described
 from dstrain.models.toy import write_toy
+from dstrain.runs.datasets.published import is_published
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
@@ -24,8 +26,9 @@ from dstrain.runs.launch.start import meet, without_accelerates_own
 from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.loop import train
 from dstrain.runs.memory.kept_bytes import described_with_bytes
-from dstrain.runs.resolve import dataset_inputs, resolve
+from dstrain.runs.resolve import dataset_inputs, of_stage, resolve
 from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1.before_stage_2 import check_output
 from dstrain.runs.stage_1.precompute import data_process
 from dstrain.training.memory import STAGE_1_ADVICE, oom_as_error
 from dstrain.training.module import TrainingModule
@@ -69,6 +72,8 @@ def run(
 ) -> None:
     """Run a task or one stage of it, with a TrainingModule of your own if you give one.
 
+    A task with a feature cache is run in two stages, one after the other.
+
     Raises a DstrainError, whose exit code says what kind of thing went wrong, or the
     OSError of files that cannot be removed.
     """
@@ -82,22 +87,32 @@ def start(
     """Run a configuration that is valid; see `run`."""
     launch = read_launch(os.environ)
     check_launch(config, launch, world_size(os.environ))
+    in_stage_1 = config.stage == "data_process"
+    kept = values_are_kept() if in_stage_1 else nullcontext()
     try:
-        with without_accelerates_own():
+        with without_accelerates_own(), kept:
             _start(config, module_class, launch)
     except CacheError as error:
         error.help_lines += (refill_advice(config),)
         raise
+
+
+@contextmanager
+def values_are_kept() -> Iterator[None]:
+    """Say of a fault of the system in stage 1 that what was computed is not lost."""
+    try:
+        yield
     except SystemFault as error:
-        if config.stage == "data_process":
-            advice = "once that is mended, run the same command again"
-            error.help_lines += (f"computed values are kept: {advice}",)
+        advice = "once that is mended, run the same command again"
+        error.help_lines += (f"computed values are kept: {advice}",)
         raise
 
 
 def _start(
     config: TrainConfig, module_class: type[TrainingModule], launch: Launch
 ) -> None:
+    if config.runs_both_stages:
+        refuse_absent_dataset(config)
     setup = resolve(config)
     launch = in_stage(launch, setup.stage, world_size(os.environ))
     setup = replace(setup, sharding=launch.sharding)
@@ -122,8 +137,45 @@ def _start(
         logger.info(STREAMED)
     setup = replace(setup, device=accelerator.device)
     with distributed_run(accelerator) as processes, toy_models(setup) as ready:
-        if ready.stage == "data_process":
+        if config.runs_both_stages:
+            run_both_stages(ready, processes, module_class)
+        elif ready.stage == "data_process":
             with oom_as_error("stage 1", *STAGE_1_ADVICE):
                 data_process(ready, processes)
         else:
             train(ready, processes, module_class)
+
+
+def run_both_stages(
+    setup: Setup, processes: ProcessGroup, module_class: type[TrainingModule]
+) -> None:
+    """Fill the feature cache, free what that loaded, and train from it: as the commands
+    of the two stages do one after the other.
+    """
+    stage_2 = of_stage(setup, "train")
+    check_output(stage_2, processes)
+    with values_are_kept(), oom_as_error("stage 1", *STAGE_1_ADVICE):
+        try:
+            # Held by nobody, so that the rows it has read are gone when it returns.
+            data_process(of_stage(setup, "data_process"), processes, stage_2)
+        except MissingFiles as error:
+            error.help_lines += without_stage_1(setup.config)
+            raise
+    train(stage_2, processes, module_class)
+
+
+def without_stage_1(config: TrainConfig) -> tuple[str, ...]:
+    """Return the command that trains from the cache as it is, in words, if there is one."""
+    folder = config.feature_cache
+    if folder is None or not (folder / MARKER).is_file():
+        return ()
+    command = command_line(config, task=f"{config.task_name}:train")
+    return (f"to train from {folder} as it is, run: {command}",)
+
+
+def refuse_absent_dataset(config: TrainConfig) -> None:
+    """Raise UsageError for a dataset that is gone, of which the cache may have all."""
+    base = config.dataset_base_path
+    if base is not None and not base.exists() and not is_published(base):
+        what = f"{base} does not exist"
+        raise UsageError("--dataset_base_path", what, *without_stage_1(config))

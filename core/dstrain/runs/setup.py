@@ -113,6 +113,8 @@ class Setup:
     """Whether the dataset is the second one, whose rows are not trained on."""
     is_part: bool = False
     """Whether the dataset is one of several that the run trains on."""
+    is_one_of_both: bool = False
+    """Whether the command runs both stages, of which this is one."""
 
     @cached_property
     def validation(self) -> "Setup | None":
@@ -297,6 +299,13 @@ class Setup:
         return with_tiles(replace(found, files=files), self.family, self.tiling)
 
     @property
+    def typed(self) -> TrainConfig:
+        """Return the configuration as it was typed: the same command again."""
+        if not self.is_one_of_both:
+            return self.config
+        return replace(self.config, task=self.config.task_name)
+
+    @property
     def recorded(self) -> TrainConfig:
         """Return the configuration as it is written for other commands to read: it means
         the same there with other model files.
@@ -305,7 +314,7 @@ class Setup:
         if self.preset is not None:
             # Found by its header, or its keys, where no flag names it.
             changes["preset_lora_model"] = self.preset.component
-        return replace(self.config, **changes)
+        return replace(self.typed, **changes)
 
     @property
     def tiling(self) -> Tiling:

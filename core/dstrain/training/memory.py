@@ -49,6 +49,19 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / RSS_UNITS_PER_GIB
 
 
+def collect_memory() -> None:
+    """Collect what nothing uses any more, give the device's cached memory back, and let
+    the peak of a GPU begin anew.
+    """
+    import torch
+    from accelerate.utils import release_memory
+
+    # Collects garbage, too: networks may lie in circles of references.
+    release_memory()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
 @contextmanager
 def oom_as_error(where: str, *advice: str) -> Iterator[None]:
     """Raise OutOfMemory, with advice on using less, if memory runs out within."""

@@ -219,3 +219,12 @@ def test_masks_that_say_nothing_or_two_things_are_refused(
     with pytest.raises(UsageError, match=words) as caught:
         validate(toy_config(**changes))
     assert caught.value.where == flag
+
+
+def test_without_a_dataset_the_stage_that_needs_none_is_named() -> None:
+    both = toy_config(dataset_base_path=None, feature_cache=Path("cache"))
+    with pytest.raises(UsageError) as refused:
+        validate(both)
+    advice = "to train from a full feature cache alone, give --task sft:train"
+    assert refused.value.help_lines == (advice,)
+    validate(dataclasses.replace(both, task="sft:train"))

@@ -1,15 +1,20 @@
 """Flags that have no effect are refused, or logged where they do no harm."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.registry.family import Option
-from dstrain.runs.resolve import check_saved_names, log_warnings
+from dstrain.runs.resolve import check_saved_names, log_warnings, of_stage, resolve
+
+from tests.support.runs import config, project
 
 FULL, OTHER = (
     Trainables(("dit2",)),
@@ -44,7 +49,6 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
     config = {
         "on_bad_sample": "skip",
         "url_cache": "urls",
-        "feature_cache": None,
         "num_frames": 9,
         **changes,
     }
@@ -72,7 +76,6 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
         (
             "",
             [
-                "--feature_cache has no effect in a single run; it is used by --task sft:train",
                 "1 of 2 clips",
                 "a column is not used by this variant: 'mood'",
             ],
@@ -89,10 +92,27 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
 def test_a_warning_says_and_neither_waits_nor_takes_a_lock(
     stage: str, more: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    log_warnings(setup_with_videos(stage, feature_cache="cache"))
+    log_warnings(setup_with_videos(stage))
     said = caplog.messages
     assert len(said) == 1 + len(more)
     assert all(
         words in line
         for words, line in zip(["plugin bad 1.0: no", *more], said, strict=True)
     )
+
+
+@pytest.mark.usefixtures("tiny")
+def test_stages_share_what_was_resolved_and_nothing_that_was_read(
+    tmp_path: Path,
+) -> None:
+    both = resolve(config(project(tmp_path), feature_cache=tmp_path / "cache"))
+    both = replace(both, sharding=Sharding())
+    stage_1, stage_2 = of_stage(both, "data_process"), of_stage(both, "train")
+    _ = both.dataset, stage_1.dataset
+    assert "dataset" not in vars(stage_2)
+    assert stage_1.extensions is stage_2.extensions is both.extensions
+    assert (stage_1.spec, stage_1.trainables) == (stage_2.spec, stage_2.trainables)
+    # Stage 1 trains nothing.
+    assert (stage_1.sharding, stage_2.sharding) == (None, both.sharding)
+    assert stage_1.cache_path == stage_1.output == stage_2.cache_path
+    assert stage_2.output == tmp_path / "out"

@@ -11,7 +11,7 @@ from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.device import default_device
 from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.needed_components import component_digests
-from dstrain.runs.resolve import resolve
+from dstrain.runs.resolve import of_stage, resolve
 from dstrain.storage.hashing import Digests
 
 from tests.support.runs import config, project
@@ -118,3 +118,15 @@ def test_files_say_how_their_component_is_kept_and_their_digests_depend_on_its_m
     assert stored == [Kept(), kept]
     differing = [name for name in before if before[name] != after[name]]
     assert differing == ["text_encoder"]
+
+
+def test_a_stage_of_a_command_that_runs_both_is_recorded_as_it_was_typed(
+    here: Path,
+) -> None:
+    both = resolve(config(here, feature_cache=here / "cache"))
+    for stage in ("data_process", "train"):
+        one = of_stage(both, stage)
+        assert (one.stage, one.config.task) == (stage, f"sft:{stage}")
+        assert one.typed.task == one.recorded.task == "sft"
+        alone = resolve(config(here, feature_cache=here / "cache", task=f"sft:{stage}"))
+        assert alone.typed.task == alone.recorded.task == f"sft:{stage}"

@@ -2,15 +2,22 @@
 one, and the peak is said.
 """
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from dstrain.cli.errors import explain
 from dstrain.errors import OutOfMemory
-from dstrain.training.memory import is_out_of_memory, oom_as_error, peak_memory
+from dstrain.training.memory import (
+    collect_memory,
+    is_out_of_memory,
+    oom_as_error,
+    peak_memory,
+)
 
 LACKING = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"),
@@ -86,3 +93,18 @@ def test_the_peak_is_that_of_the_process_without_a_gpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**30)
     assert peak_memory() == 3
+
+
+def test_what_lies_in_a_circle_of_references_is_collected() -> None:
+    circle: list[object] = []
+    weight = torch.zeros(2)
+    circle += [circle, weight]
+    known = weakref.ref(weight)
+    gc.disable()
+    try:
+        del circle, weight
+        assert known() is not None
+        collect_memory()
+        assert known() is None
+    finally:
+        gc.enable()

@@ -136,6 +136,6 @@ class DataOptions:
     )
     feature_cache: Path | None = option(
         "data",
-        "Folder of the feature cache, which stage 1 writes and stage 2 reads. Defaults to "
-        "stage 1's --output_path and stage 2's --dataset_base_path.",
+        "Folder of the feature cache: what it lacks is computed first, then training reads it, the encoders freed. "
+        "For one stage alone, defaults to --output_path (stage 1) or --dataset_base_path (stage 2).",
     )

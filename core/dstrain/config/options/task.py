@@ -7,11 +7,11 @@ from dstrain.config.fields import option
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
-    """What a run does: a task, or one of its two stages."""
+    """What a run does: a task, or one of its two stages alone."""
 
     task: str = option(
         "training",
-        "Training task. TASK:data_process and TASK:train run its two stages separately.",
+        "Training task, with --feature_cache in two stages. TASK:data_process and TASK:train run one of them alone.",
         "sft",
         affects={"recipe"},
     )
@@ -23,5 +23,8 @@ class TaskChoice:
 
     @property
     def stage(self) -> str:
-        """Return 'data_process', 'train', or '' for a run that is not split."""
+        """Return 'data_process', 'train', or '' for a command that names no stage: it
+        runs both one after the other if it has a feature cache, else a run that is not
+        split.
+        """
         return self.task.partition(":")[2]

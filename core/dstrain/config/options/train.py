@@ -41,6 +41,11 @@ class TrainConfig(
         affects={"start"},
     )
 
+    @property
+    def runs_both_stages(self) -> bool:
+        """Return whether the command fills a feature cache, then trains from it."""
+        return not self.stage and self.feature_cache is not None
+
 
 def options_affecting(*effects: Effect) -> tuple[str, ...]:
     """Return the names of a training run's options that have one of these effects."""

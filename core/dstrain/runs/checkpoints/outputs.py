@@ -325,7 +325,7 @@ class RunDirectory:
         effects: tuple[Effect, ...] = ("recipe", "training")
         if MASK in setup.spec.inputs:
             effects += ("mask",)
-        values = recorded_values(setup.config, *effects)
+        values = recorded_values(setup.typed, *effects)
         recipe = {
             name: redacted(value) if isinstance(value, str) else value
             for name, value in values.items()

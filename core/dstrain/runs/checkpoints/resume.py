@@ -365,7 +365,7 @@ def _new_run(run: TrainingRun) -> list[str]:
         "resume_from_checkpoint": ",".join(map(str, weights)),
         "output_path": unused_name(output),
     }
-    command = command_line(run.setup.config, **changes)
+    command = command_line(run.setup.typed, **changes)
     return [f"or start a new run from the saved weights; run: {command}"]
 
 

@@ -27,6 +27,7 @@ from dstrain.runs.reports.preview_plans import (
     recorded_plan,
     stored_previews,
 )
+from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import Unchanged, find_unchanged, may_be_unchanged
 from dstrain.runs.training_run import TrainingData
@@ -50,6 +51,8 @@ class PlannedRows:
     """Of these, rows for validation."""
     steps_per_epoch: int | None = None
     """If it is known exactly."""
+    is_cached: bool = False
+    """Whether stage 1 has nothing to compute of it."""
     largest: LargestSample | None = None
     """Its largest sample, if it is known."""
     sizes: Sequence[GroupSize] = ()
@@ -70,6 +73,8 @@ def planned_rows(setup: Setup, absent: list[str]) -> list[PlannedRows]:
     Raises what the run raises before it computes anything; files that are absent are
     added to `absent`.
     """
+    if setup.config.runs_both_stages:
+        return _of_both_stages(setup, absent)
     if setup.stage == "data_process" and may_be_unchanged(setup):
         found = find_unchanged(setup, may_fetch=False)
         if found:
@@ -79,6 +84,26 @@ def planned_rows(setup: Setup, absent: list[str]) -> list[PlannedRows]:
         if one.stage == "train" and (one.cache_path / MARKER).exists()
         else _of_table(one, absent)
         for one in setup.datasets
+    ]
+
+
+def _of_both_stages(setup: Setup, absent: list[str]) -> list[PlannedRows]:
+    """Take the rows of stage 1, and the exact steps of stage 2 if the cache has all."""
+    stage_1 = of_stage(setup, "data_process")
+    found = (
+        find_unchanged(stage_1, may_fetch=False) if may_be_unchanged(stage_1) else []
+    )
+    if not found:
+        return [_of_table(one, absent) for one in setup.datasets]
+    cached = [_of_cache(one) for one in of_stage(setup, "train").datasets]
+    return [
+        replace(
+            _of_unchanged(one),
+            held_out=rows.held_out,
+            steps_per_epoch=rows.steps_per_epoch,
+            sizes=rows.sizes,
+        )
+        for one, rows in zip(found, cached, strict=True)
     ]
 
 
@@ -93,6 +118,7 @@ def _of_unchanged(found: Unchanged) -> PlannedRows:
         found.source.path,
         count,
         _held_out(setup, np.arange(count)),
+        is_cached=True,
         largest=None if largest is None else LargestSample(**largest),
         sizes=[GroupSize(*one) for one in info.sizes],
     )

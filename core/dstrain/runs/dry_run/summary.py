@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dstrain.cache.store import MARKER
 from dstrain.config.fields import split_commas
 from dstrain.config.options.train import options_affecting
 from dstrain.console import redacted
@@ -100,6 +101,8 @@ class _Length:
             rows.sizes, None if is_stage_1 else self.samples_per_step
         ):
             yield f"    {line}"
+        if setup.config.runs_both_stages:
+            yield f"    {_work(setup, [rows, *second])}"
         if is_stage_1:
             return
         yield f"    samples per step: {self.samples_per_step}"
@@ -107,6 +110,17 @@ class _Length:
             yield f"    {self.steps} steps"
         elif rows.count:
             yield f"    {self.steps} steps, if each row is one sample and all have the same size"
+
+
+def _work(setup: Setup, datasets: Sequence[PlannedRows]) -> str:
+    """Say how many rows stage 1 computes before stage 2 trains."""
+    cache = setup.cache_path
+    if all(rows.is_cached for rows in datasets):
+        return f"stage 1 computes nothing: {cache} has the values of all rows"
+    count = sum(rows.count for rows in datasets)
+    if (cache / MARKER).exists():
+        return f"stage 1 computes what {cache} lacks of {count} rows"
+    return f"stage 1 computes {count} rows into {cache}"
 
 
 def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:

@@ -28,7 +28,7 @@ class Way:
     config: TrainConfig
     changes: Mapping[str, Any] = field(default_factory=dict)
     stage_1: Mapping[str, Any] = field(default_factory=dict)
-    """Of two stages that are made of a run: the flags to add to the first."""
+    """Of two stages, the flags to add to the first."""
 
     def with_changes(self, **changes: Any) -> "Way":
         """Return the way with more flags."""
@@ -46,8 +46,14 @@ class Way:
         return {name: self.changes[name] for name in CACHED if name in self.changes}
 
     def with_first_stage(self, first: "Way") -> "Way":
-        """Return the way of both stages: what cached values depend on is in both."""
+        """Return the way of both stages: what cached values depend on is in both, and one
+        command for both has the flags of both.
+        """
         changes = first.shared
+        if self.config.runs_both_stages:
+            changes = {
+                name: one for name, one in first.changes.items() if name != "task"
+            }
         if "quant_options" in changes:
             own = self.config.quant_options
             changes["quant_options"] = _joined(changes["quant_options"], own)
@@ -93,7 +99,7 @@ def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
     if possible.resumes:
         yield from _in_other_places(way, possible)
         return
-    if possible.can_split and not config.stage:
+    if possible.can_split and not config.stage and not config.runs_both_stages:
         way = way.with_changes(
             task=f"{config.task_name}:train", feature_cache=_cache_of(config)
         )
@@ -119,7 +125,7 @@ def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
 
 
 def first_stage(config: TrainConfig, way: Way) -> Way:
-    """Return the way of stage 1 where a way makes two stages of a run."""
+    """Return the way of stage 1 where a way has two stages."""
     shared = ("feature_cache", "mixed_precision")
     changes = {name: way.changes[name] for name in shared if name in way.changes}
     task = f"{config.task_name}:data_process"
@@ -135,6 +141,12 @@ def encoding_ways(way: Way, possible: Possible) -> Iterator[Way]:
     config = way.config
     takes_turns = len(possible.borrowed) > 1 and config.offload_models is None
     names = ",".join(possible.borrowed)
+    if possible.resumes:
+        # Other cached values would be another dataset to the run.
+        yield way
+        if takes_turns:
+            yield way.with_changes(offload_models=names)
+        return
     for options in _stored_encoders(config, possible):
         stored = way.with_changes(quant_options=options) if options else way
         for tiled in (False, True) if possible.has_tiles else (False,):

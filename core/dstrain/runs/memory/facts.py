@@ -1,6 +1,6 @@
 """What an estimate is computed from: sizes of components and counted activations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,6 +40,15 @@ class Facts:
     """The sample that was counted, in words, or why none was."""
     absent: tuple[str, ...] = ()
     """Components with weights whose files are not on this machine."""
+
+    def of_components(self, names: Collection[str]) -> "Facts":
+        """Return the facts of a part of the components, those that a stage loads."""
+        return replace(
+            self,
+            components={n: one for n, one in self.components.items() if n in names},
+            unknown=tuple(name for name in self.unknown if name in names),
+            absent=tuple(name for name in self.absent if name in names),
+        )
 
 
 def facts_of(

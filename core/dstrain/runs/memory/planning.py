@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import chain
 
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import silenced
@@ -21,7 +22,7 @@ from dstrain.runs.memory.estimate import Choice, Estimate, estimate, state_bytes
 from dstrain.runs.memory.facts import Facts, encoding_in_tiles
 from dstrain.runs.memory.samples import LargestSample
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
-from dstrain.runs.resolve import refuse_precision
+from dstrain.runs.resolve import of_stage, refuse_precision
 from dstrain.runs.setup import Setup
 
 
@@ -36,6 +37,11 @@ class PlannedRun:
     """The largest sample of its dataset, if it is known."""
     typed: TrainConfig | None = None
     """Its flags as they were given, where files that they name are not here."""
+
+    def of_stage(self, stage: str) -> "PlannedRun":
+        """Return one stage of a command that runs both."""
+        facts = self.facts.of_components(self.components(stage))
+        return replace(self, setup=of_stage(self.setup, stage), facts=facts)
 
     def components(self, stage: str) -> tuple[str, ...]:
         """Return the components that a stage loads."""
@@ -85,8 +91,8 @@ class PlannedRun:
 
     def cheapest(self, size: int) -> Way | None:
         """Return the cheapest way with which the run fits on a device of this size, a
-        run that loads encoders beside the denoiser perhaps in two stages; None if none
-        is known.
+        run that loads encoders beside the denoiser perhaps in two stages, a command of
+        both with what each of them needs; None if none is known.
         """
         config = self.setup.config
         with silenced():
@@ -96,11 +102,14 @@ class PlannedRun:
                     way = way.with_changes(mixed_precision="bf16")
                 return self._cheapest_encoding(way, size)
             encodings: dict[str | None, Way | None] = {}
-            for way in ways(config, self.possible):
-                stage = "train" if way.is_split else self.setup.stage
+            # Of a command that runs both stages, the first may be all that does not fit.
+            as_given = [Way(config)] if config.runs_both_stages else []
+            for way in chain(as_given, ways(config, self.possible)):
+                has_stages = way.is_split or config.runs_both_stages
+                stage = "train" if has_stages else self.setup.stage
                 if not self._fits(way.config, stage, size):
                     continue
-                if not way.is_split:
+                if not has_stages:
                     return way
                 precision = way.config.mixed_precision
                 if precision not in encodings:
@@ -112,7 +121,7 @@ class PlannedRun:
         return None
 
     def estimate_stages(self, way: Way) -> list[Estimate]:
-        """Estimate both stages of a way that makes two."""
+        """Estimate both stages of a way that has two."""
         config = replace(self.setup.config, **way.stage_1)
         return [
             self.estimate(config, "data_process"),

@@ -1,6 +1,6 @@
 """Say in a table what a run needs in memory and on disk, and with which flags it fits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -35,9 +35,29 @@ def report(
         per_epoch: Those of an epoch, if they are known.
         rows: Rows of the dataset; 0 if they are not known.
     """
+    if not run.setup.config.runs_both_stages:
+        found = run.estimate(run.setup.config, run.setup.stage)
+        yield from _memory(run, found)
+        yield from _fit(run, [found])
+        yield from _disk(run, steps, per_epoch, rows)
+        return
+    stages = [run.of_stage("data_process"), run.of_stage("train")]
+    peaks = [one.estimate(one.setup.config, one.setup.stage) for one in stages]
+    for one, found in zip(stages, peaks, strict=True):
+        yield from _memory(one, found)
+    yield ""
+    larger = max(peaks, key=lambda found: found.peak)
+    number = 1 + peaks.index(larger)
+    yield f"the larger peak decides, that of stage {number}: {as_size(larger.peak)}"
+    yield from _fit(run, peaks)
+    for one in stages:
+        yield from _disk(one, steps, per_epoch, rows)
+
+
+def _memory(run: PlannedRun, found: Estimate) -> Iterator[str]:
+    """Yield what a stage needs at its peak."""
     setup, facts = run.setup, run.facts
     stage = setup.stage
-    found = run.estimate(setup.config, stage)
     yield ""
     yield f"memory of one device at the peak of {_stage_name(stage)}, computed from shapes"
     for name in run.components(stage):
@@ -63,8 +83,6 @@ def report(
         offloads = setup.sharding is not None and setup.sharding.offload
         what = "RAM for what is sharded" if offloads else "RAM for weights"
         yield _line(what, as_size(found.ram))
-    yield from _fit(run, found)
-    yield from _disk(run, steps, per_epoch, rows)
 
 
 def _stage_name(stage: str) -> str:
@@ -132,23 +150,23 @@ def device_memory(setup: Setup) -> tuple[int, str] | None:
     return properties.total_memory, str(properties.name)
 
 
-def _fit(run: PlannedRun, found: Estimate) -> Iterator[str]:
-    """Yield whether it fits on the device, and what makes it fit."""
+def _fit(run: PlannedRun, stages: Sequence[Estimate]) -> Iterator[str]:
+    """Yield whether all stages fit on the device, and what makes them fit."""
     device = device_memory(run.setup)
     if device is None:
         yield "    no GPU is here; --device_memory 24GB says whether it fits on one"
         return
     size, name = device
-    fits = found.fits(size)
+    fits = [found.fits(size) for found in stages]
     where = f"{name} ({as_size(size)})"
-    if fits is None:
-        yield f"    whether it fits on {where} is not known"
-        return
-    if fits:
+    if all(fits):
         yield f"    it fits on {where}"
         return
+    if False not in fits:
+        yield f"    whether it fits on {where} is not known"
+        return
     yield f"    it does not fit on {where}"
-    if found.activations is not None:
+    if all(found.activations is not None for found in stages):
         yield from _advice(run, size)
 
 
@@ -168,6 +186,11 @@ def _advice(run: PlannedRun, size: int) -> Iterator[str]:
         ]
     else:
         commands = as_commands(run.typed or run.setup.config, way)
+    if run.setup.config.runs_both_stages:
+        first, second = map(_needs, run.estimate_stages(way))
+        yield f"    it fits, in stage 1 with {first}, in stage 2 with {second}:"
+        yield f"        {commands[0]}"
+        return
     if not way.is_split:
         found = run.estimate(way.config, run.setup.stage)
         yield f"    it fits, with {_needs(found)}:"
@@ -192,7 +215,7 @@ def _disk(
     setup, facts = run.setup, run.facts
     config = setup.config
     yield ""
-    yield "disk"
+    yield f"disk, {_stage_name(setup.stage)}" if setup.is_one_of_both else "disk"
     fetched = CAST * sum(facts.components[name].parameters for name in facts.absent)
     if fetched:
         note = "about, if they are published in bf16"

@@ -5,6 +5,7 @@ in the feature cache.
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from dstrain.cache.in_use import readers, remove_dead_marks
@@ -28,7 +29,9 @@ from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import LIST, read_samples, write_list
+from dstrain.runs.stage_1.before_stage_2 import check_training
 from dstrain.runs.stage_1.computing import compute
+from dstrain.runs.stage_1.freeing import LoadedWeights
 from dstrain.runs.stage_1.keyed_samples import (
     KeyedSamples,
     addresses_of,
@@ -62,9 +65,17 @@ class Loaded:
     """Component -> digest of what it was loaded from."""
 
 
-def data_process(setup: Setup, processes: ProcessGroup) -> None:
+def data_process(
+    setup: Setup, processes: ProcessGroup, stage_2: Setup | None = None
+) -> None:
     """Fill the feature cache with everything that the rows of the datasets need; what is
     there already is not computed again.
+
+    Args:
+        setup: The run.
+        processes: Its processes.
+        stage_2: Stage 2, if the same command runs it next. What it needs is checked
+            before anything is computed, and what was loaded is freed in the end.
     """
     found: list[Unchanged] = []
     with ExitStack() as stack:
@@ -81,6 +92,11 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         log_warnings(setup)
         for one in setup.datasets:
             refuse_secrets(one)
+        if stage_2 is not None:
+            check_training(
+                stage_2,
+                chain.from_iterable(one.dataset.input_sets for one in setup.datasets),
+            )
         if processes.is_main:
             stack.enter_context(lock(setup.cache_path))
             FeatureCache.create(setup.cache_path)
@@ -92,8 +108,12 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         loaded = None
         for one in setup.datasets:
             loaded = fill(one, processes, loaded)
-        if processes.is_main:
-            logger.info(f"to train on it, run: {_stage_2(setup)}")
+        _log_next(setup)
+        if stage_2 is not None and loaded is not None:
+            weights = LoadedWeights.of(loaded.pipeline.components)
+            # The last reference: `fill` has returned.
+            loaded = None
+            weights.free()
         processes.wait()
 
 
@@ -112,7 +132,7 @@ def _unchanged(setup: Setup, open_log: Callable[[Path], None]) -> list[Unchanged
             open_log(folder / LOG)
             (setup.list_folder / LIST).unlink(missing_ok=True)
             log_unchanged(found)
-            logger.info(f"to train on it, run: {_stage_2(setup)}")
+            _log_next(setup)
     return found
 
 
@@ -194,19 +214,23 @@ def _load(
     return loaded
 
 
-def _stage_2(setup: Setup) -> str:
+def _log_next(setup: Setup) -> None:
+    """Say which command trains on the cache, unless this one does."""
+    if setup.is_one_of_both:
+        return
     config = setup.config
     output = config.output_path
     if output is None or config.feature_cache is None:
         # DiffSynth-Studio's commands fill the output folder.
         cache = nameable(setup.cache_path)
         output = cache.with_name(f"{cache.name}-trained")
-    return command_line(
+    command = command_line(
         config,
         task=f"{config.task_name}:train",
         feature_cache=setup.cache_path,
         output_path=output,
     )
+    logger.info(f"to train on it, run: {command}")
 
 
 def refuse_files(folder: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def recorded_flags(config: TrainConfig) -> dict[str, Any]:
     """Return the flags of stage 1 that are not at their defaults as JSON data, without
     secrets, by name; paths are absolute, since commands that read them may run elsewhere.
     """
+    # A command that runs both stages fills the cache as stage 1 alone does.
+    config = replace(config, task=f"{config.task_name}:data_process")
     known = {flag.name: flag for flag in flags(TrainConfig)}
     paths = {flag.name for flag in known.values() if flag.kind is Path}
     paths |= _path_options(config)

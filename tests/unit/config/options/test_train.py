@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import typing
+from pathlib import Path
 
 from dstrain.config.fields import Effect, Group, flags
 from dstrain.config.options.generate import GenerateConfig
@@ -25,6 +26,15 @@ def test_every_flag_says_in_one_sentence_what_it_does() -> None:
     for flag in (*flags(TrainConfig), *flags(GenerateConfig)):
         assert flag.help.endswith(".") or flag.help.endswith("..."), flag.name
         assert flag.group in typing.get_args(Group), flag.name
+
+
+def test_a_task_with_a_feature_cache_and_no_stage_is_run_in_both() -> None:
+    cached = toy_config(feature_cache=Path("cache"))
+    assert cached.runs_both_stages
+    assert not toy_config().runs_both_stages
+    for stage in ("data_process", "train"):
+        alone = dataclasses.replace(cached, task=f"sft:{stage}")
+        assert not alone.runs_both_stages
 
 
 def test_the_effects_are_known_ones() -> None:

@@ -2,7 +2,9 @@
 did; of stage 2 it knows the steps exactly.
 """
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,27 @@ def test_stage_2_without_values_for_a_preview_is_refused_as_by_the_run(
     assert main(words) == 3
     said = capsys.readouterr().err
     assert "contains no values for previews of 'a horse'" in said
+
+
+def test_a_command_of_both_stages_says_what_stage_1_computes_and_the_steps_of_stage_2(
+    cached: Callable[..., Any], tmp_path: Path
+) -> None:
+    flags = {"preview_prompt": ("a cat",), "dry_run": True, "batch_size": 4}
+    alone = as_summary(resolve(cached("train", **flags)))
+
+    def said(**more: Any) -> str:
+        typed = replace(cached("train", **flags), task="sft", **more)
+        return as_summary(resolve(typed))
+
+    cache = tmp_path / "cache"
+    assert f"    stage 1 computes what {cache} lacks of 6 rows\n" in said()
+    new = tmp_path / "new"
+    assert f"    stage 1 computes 6 rows into {new}\n" in said(feature_cache=new)
+    assert not new.exists()
+    run(cached("data_process", **{**flags, "dry_run": False}))
+    full = said()
+    assert f"stage 1 computes nothing: {cache} has the values of all rows" in full
+    # Two sizes of three rows each, of which a step has four: that needs their files.
+    steps = re.findall(r"    \d+ steps.*\n", alone)
+    assert steps == ["    2 steps\n"] and steps[0] in full
+    assert "to fetch" not in full

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
+from dstrain.errors import StateError
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.resolve import resolve
 
-from tests.support.runs import config, project
+from tests.support.runs import config, project, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 IDS = "Tiny/Tiny:transformer/model*.safetensors,Tiny/Tiny:vae/*.safetensors,Tiny/Tiny:text_encoder/*.safetensors"
@@ -172,3 +173,19 @@ def test_what_is_wrong_is_found_without_a_run(
     ):
         assert main([*words, *more]) == 2
         assert capsys.readouterr().err.startswith(f"dstrain: error: {said}")
+
+
+def test_saved_weights_to_start_from_are_compared_with_what_is_trained(
+    tmp_path: Path,
+) -> None:
+    here = project(tmp_path)
+    for kind in ({"lora_rank": 2}, {"trainable_models": "dit"}):
+        (name,) = kind
+        out = train(here, output_path=tmp_path / name, max_steps=1, **kind)
+        start = {"resume_from_checkpoint": out / "step-1.safetensors", "dry_run": True}
+        assert "    1 steps" in as_summary(
+            resolve(config(here, max_steps=1, **kind, **start))
+        )
+    start["resume_from_checkpoint"] = tmp_path / "lora_rank/step-1.safetensors"
+    with pytest.raises(StateError, match="has rank 2, but the LoRA layers to train"):
+        as_summary(resolve(config(here, lora_rank=4, **start)))

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from dstrain.cli.main import main
+from dstrain.runs.memory.components import ComponentSize
+from dstrain.runs.memory.facts import Facts
 
 from tests.support.family import IDS
 
@@ -69,3 +71,15 @@ def test_a_unit_that_needs_numbers_makes_it_unknown(
     )
     assert re.search(r"peak +more than [\d.]+ GiB", out)
     assert "whether it fits on --device_memory 24 (22.35 GiB) is not known" in out
+
+
+def test_a_stage_has_the_facts_of_its_own_components() -> None:
+    sizes = {name: ComponentSize(name, "fp32", ()) for name in ("dit", "vae")}
+    facts = Facts(sizes, ("clip",), None, "why", ("vae", "dit"))
+    part = facts.of_components(("vae", "clip"))
+    assert (set(part.components), part.unknown, part.absent) == (
+        {"vae"},
+        ("clip",),
+        ("vae",),
+    )
+    assert part.origin == "why"

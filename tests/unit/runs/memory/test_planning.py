@@ -71,6 +71,44 @@ def test_both_stages_of_a_run_that_is_split_fit(tmp_path: Path) -> None:
     assert run.cheapest(needed(1)) is None
 
 
+@pytest.mark.parametrize(
+    ("gib", "changes"),
+    [
+        (17, {"offload_models": "text_encoder,vae"}),
+        (11.5, {"quant_options": "text_encoder:int8_block"}),
+    ],
+)
+def test_a_command_of_both_stages_gets_what_either_needs_and_no_more(
+    tmp_path: Path, gib: float, changes: dict[str, Any]
+) -> None:
+    run = planned(tmp_path, feature_cache=tmp_path / "cache")
+    way = run.cheapest(needed(gib))
+    assert way is not None and not way.is_split
+    assert way.changes == changes
+    assert all(one.fits(needed(gib)) for one in run.estimate_stages(way))
+
+
+def test_a_command_of_both_stages_that_resumes_keeps_its_cached_values(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "out/states/step-1").mkdir(parents=True)
+    (tmp_path / "out/states/step-1/record.json").write_text("{}")
+    run = planned(tmp_path, feature_cache=tmp_path / "cache", resume="auto")
+    way = run.cheapest(needed(17))
+    assert way is not None and way.changes == {"offload_models": "text_encoder,vae"}
+    assert run.cheapest(needed(11.5)) is None
+
+
+def test_a_stage_of_both_has_its_own_components(tmp_path: Path) -> None:
+    run = planned(tmp_path, feature_cache=tmp_path / "cache")
+    parts = [run.of_stage(stage) for stage in ("data_process", "train")]
+    assert [one.setup.stage for one in parts] == ["data_process", "train"]
+    assert [set(one.facts.components) for one in parts] == [
+        {"text_encoder", "vae"},
+        {"dit"},
+    ]
+
+
 def test_tiles_are_counted_only_where_weights_leave_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,3 +105,8 @@ def test_a_flag_of_another_kind_is_named(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(CacheError, match=f"cannot be used: --{name}: expected"):
         again({"model": "tiny", **wrong})
+
+
+def test_a_command_of_both_stages_records_what_stage_1_alone_does() -> None:
+    both = TrainConfig(**{**GIVEN, "task": "sft"})
+    assert recorded_flags(both) == recorded_flags(TrainConfig(**GIVEN))

@@ -1,0 +1,369 @@
+"""A task with --feature_cache runs both stages in one command: what is computed, cached
+and saved is what the two commands leave, and the encoders are gone in between.
+"""
+
+import gc
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from dstrain.cli.main import main
+from dstrain.config.options.train import TrainConfig
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.runs.resolve import resolve
+from dstrain.runs.stage_1.freeing import LoadedWeights
+from dstrain.testing.rows import usual_size, write_rows
+
+from tests.support.family import weights_of
+from tests.support.fixtures import FakePlugin
+from tests.support.launchers import FSDP_2, launched
+from tests.support.processes import commands, in_processes, words
+from tests.support.runs import files, log, outcome, project, same
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+BALLAST = 2**27
+"""Bytes that an encoder has more in a test that measures memory."""
+
+
+@pytest.fixture(scope="module")
+def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose denoiser has dropout, and a second dataset for validation."""
+    folder = project(tmp_path_factory.mktemp("project"), dropout=0.2)
+    shutil.copytree(folder / "data", folder / "second")
+    table = folder / "second/metadata.json"
+    table.write_text(table.read_text().replace("dog", "horse"))
+    return folder
+
+
+def flags(here: Path, **changes: Any) -> dict[str, Any]:
+    """A run of the tiny family."""
+    return {
+        "model": "tiny", "dataset_base_path": here / "data", "learning_rate": 1e-2, "num_epochs": 2, "batch_size": 2,
+        "model_paths": json.dumps(list(weights_of(here / "model").values())),
+        "tokenizer_path": here / "model/tokenizer", **changes,
+    }  # fmt: skip
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "LoRA": {"lora_rank": 2, "save_steps": 3},
+    "an encoder and LoRA": {"trainable_models": "text_encoder", "lora_base_model": "dit", "lora_rank": 2},
+    "previews and a second dataset": {
+        "lora_rank": 2, "preview_prompt": "a horse", "validation_dataset_base_path": "{here}/second",
+        "ema_decay": 0.9, "on_bad_sample": "skip",
+    },
+    "held-out rows": {"lora_rank": 2, "validation_split": 0.4, "dataset_repeat": 2},
+}  # fmt: skip
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """All that a run leaves, previews and validation losses included."""
+    more = [*folder.glob("previews/*"), *folder.glob("logs/validation.csv")]
+    return {**outcome(folder), **{path.name: path.read_bytes() for path in more}}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_one_command_leaves_what_two_commands_and_an_unsplit_run_leave(
+    name: str, here: Path, tmp_path: Path
+) -> None:
+    given = {flag: str(value).format(here=here) for flag, value in RUNS[name].items()}
+    given = flags(here, **given)
+    lines = {
+        "unsplit": [{}],
+        "two": [{"task": "sft:data_process"}, {"task": "sft:train"}],
+        "one": [{"task": "sft"}],
+    }
+    for way, stages in lines.items():
+        cache = {} if way == "unsplit" else {"feature_cache": tmp_path / way / "cache"}
+        for stage in stages:
+            more = {**cache, **stage, "output_path": tmp_path / way / "out"}
+            assert main(words({**given, **more})) == 0
+    found = {way: left(tmp_path / way / "out") for way in lines}
+    for way in ("two", "one"):
+        for part in ("files", "log", "validation.csv"):
+            assert same(found[way].get(part), found["unsplit"].get(part)), part
+    assert same(found["one"], found["two"])
+    # Only the names of files are random, in both.
+    for part in ("shards", "plans"):
+        contents = [
+            Counter(
+                path.stat().st_size
+                for path in (tmp_path / way / "cache" / part).iterdir()
+            )
+            for way in ("two", "one")
+        ]
+        assert contents[0] == contents[1]
+    recorded = json.loads((tmp_path / "one/out/logs/config.json").read_text())
+    assert recorded["task"] == "sft"
+
+
+FAMILIES = ("qwen_image", "flux", "wan")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(
+            name, marks=() if name == "qwen_image" else pytest.mark.all_variants
+        )
+        for name in FAMILIES
+    ],
+)
+def test_every_family_gets_it(family: str, tmp_path: Path) -> None:
+    spec = resolve(TrainConfig(model=family, toy=True)).spec
+    size = usual_size(spec)
+    given = {
+        "model": family, "toy": True, "dataset_base_path": write_rows(spec, tmp_path / "data"), "max_steps": 2,
+        "height": size.height, "width": size.width, "lora_rank": 4, "mixed_precision": "no",
+        "num_frames": size.frames if "video" in str(spec.inputs) else None,
+    }  # fmt: skip
+    assert main(words({**given, "output_path": tmp_path / "unsplit"})) == 0
+    cached = {
+        **given,
+        "feature_cache": tmp_path / "cache",
+        "output_path": tmp_path / "one",
+    }
+    assert main(words(cached)) == 0
+    assert same(files(tmp_path / "one"), files(tmp_path / "unsplit"))
+    assert log(tmp_path / "one") == log(tmp_path / "unsplit")
+
+
+TASK = """
+from dstrain.graph.task import Task
+from dstrain.registry.hooks import hookimpl
+from dstrain.training.losses import flow_match
+
+@hookimpl
+def dstrain_tasks():
+    return [Task.of("of_a_plugin", flow_match)]
+"""
+
+
+@pytest.mark.parametrize("task", ["direct_distill", "of_a_plugin"])
+def test_every_task_gets_it(
+    task: str, here: Path, tmp_path: Path, fake_plugin: FakePlugin
+) -> None:
+    fake_plugin("extra", {"extra": "extra_task"}, {"extra_task": TASK}, group="dstrain")
+    shutil.copytree(here / "data", tmp_path / "data")
+    table = tmp_path / "data/metadata.json"
+    rows = json.loads(table.read_text())
+    if task == "direct_distill":
+        rows = [{**row, "seed": 1, "num_inference_steps": 2} for row in rows]
+    table.write_text(json.dumps(rows))
+    given = flags(here, dataset_base_path=tmp_path / "data", task=task, lora_rank=2)
+    assert main(words({**given, "output_path": tmp_path / "unsplit"})) == 0
+    cached = {**given, "feature_cache": tmp_path / "cache"}
+    assert main(words({**cached, "output_path": tmp_path / "one"})) == 0
+    assert same(files(tmp_path / "one"), files(tmp_path / "unsplit"))
+    assert log(tmp_path / "one") == log(tmp_path / "unsplit")
+    stage_2 = {**cached, "task": f"{task}:train", "output_path": tmp_path / "two"}
+    assert main(words(stage_2)) == 0
+    assert same(files(tmp_path / "two"), files(tmp_path / "unsplit"))
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[str]]]:
+    """What a command loads with its weights, one entry for each pipeline."""
+    real, found = Pipeline.from_found.__func__, []  # type: ignore[attr-defined]
+
+    def from_found(
+        cls: type, family: Any, spec: Any, parts: Any, *rest: Any, **more: Any
+    ) -> Any:
+        if not more.get("empty") and True not in rest:
+            found.append(set(parts.files))
+        return real(cls, family, spec, parts, *rest, **more)
+
+    monkeypatch.setattr(Pipeline, "from_found", classmethod(from_found))
+    yield found
+
+
+def test_a_repeated_command_loads_no_encoder(
+    here: Path, tmp_path: Path, loads: list[set[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = words(
+        flags(
+            here,
+            lora_rank=2,
+            feature_cache=tmp_path / "cache",
+            output_path=tmp_path / "out",
+        )
+    )
+    assert main(line) == 0
+    assert loads == [{"text_encoder", "tokenizer", "vae"}, {"dit"}]
+    loads.clear()
+    assert main([*line, "--overwrite"]) == 0
+    assert loads == [{"dit"}]
+    said = capfd.readouterr().err
+    assert "precomputing 0 of 6 samples" in said
+    assert said.count("encoders freed") == 1
+    assert "to train on it, run" not in said
+
+
+def test_the_encoders_are_gone_before_the_denoiser_is_loaded(
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Measured as they are referred to, and as the system counts this process's memory."""
+    real = Pipeline.from_found.__func__  # type: ignore[attr-defined]
+    encoders: list[LoadedWeights] = []
+    resident: list[int] = []
+
+    def from_found(
+        cls: type, family: Any, spec: Any, found: Any, *rest: Any, **more: Any
+    ) -> Any:
+        is_empty = more.get("empty") or True in rest
+        if not is_empty and "dit" in found.files:
+            (weights,) = encoders
+            assert weights.in_memory() == {}
+            resident.append(psutil.Process().memory_info().rss)
+        pipeline = real(cls, family, spec, found, *rest, **more)
+        if not is_empty and "dit" not in found.files:
+            text_encoder = pipeline.components["text_encoder"]
+            text_encoder.register_buffer("ballast", torch.ones(BALLAST // 4))
+            # Nothing but the collector frees what refers to itself.
+            text_encoder.__dict__["circle"] = [text_encoder]
+            encoders.append(LoadedWeights.of(pipeline.components))
+            assert encoders[0].in_memory().keys() == {"text_encoder", "vae"}
+            resident.append(psutil.Process().memory_info().rss)
+        return pipeline
+
+    monkeypatch.setattr(Pipeline, "from_found", classmethod(from_found))
+    given = flags(
+        here,
+        lora_rank=2,
+        feature_cache=tmp_path / "cache",
+        output_path=tmp_path / "out",
+    )
+    gc.disable()
+    try:
+        assert main(words(given)) == 0
+    finally:
+        gc.enable()
+    with_encoders, before_denoiser = resident
+    assert with_encoders - before_denoiser > 0.9 * BALLAST
+    assert "encoders freed: 0.13 GiB of 0.13 GiB" in capfd.readouterr().err
+    assert "encoders freed" in (tmp_path / "cache/dstrain.log").read_text()
+
+
+def test_two_processes_run_both_stages(here: Path, tmp_path: Path) -> None:
+    def line(way: str, **more: Any) -> list[str]:
+        places = {
+            "feature_cache": tmp_path / way / "cache",
+            "output_path": tmp_path / way / "out",
+        }
+        return words(flags(here, lora_rank=2, batch_size=1, **places, **more))
+
+    stages = [line("two", task=f"sft:{stage}") for stage in ("data_process", "train")]
+    assert in_processes(2, commands(*stages), tmp_path).codes == (0, 0)
+    ended = in_processes(2, commands(line("one"), line("one", resume=True)), tmp_path)
+    assert ended.codes == (0, 0), ended.said
+    said = ended.said[0]
+    assert "each of 2 processes computes up to 3 of them" in said
+    assert said.count("encoders freed") == 1
+    assert "precomputing 0 of 6 samples" in said and "nothing left to do" in said
+    assert log(tmp_path / "one/out") == log(tmp_path / "two/out")
+    assert same(files(tmp_path / "one/out"), files(tmp_path / "two/out"))
+
+
+def test_a_launchers_sharding_holds_for_stage_2(here: Path, tmp_path: Path) -> None:
+    given = flags(here, trainable_models="dit", batch_size=1, max_steps=2)
+    two = {
+        **given,
+        "feature_cache": tmp_path / "cache",
+        "output_path": tmp_path / "two",
+    }
+    one = {**given, "gradient_accumulation_steps": 2, "output_path": tmp_path / "one"}
+    assert main(words(one)) == 0
+    settings = {**FSDP_2, "mixed_precision": "no"}
+    ended = in_processes(2, launched((settings, words(two))), tmp_path)
+    assert ended.codes == (0, 0), ended.said
+    assert "sharding: dit sharded over all processes" in ended.said[0]
+    for a, b in zip(log(tmp_path / "two"), log(tmp_path / "one"), strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+@pytest.mark.parametrize("order", ["unsplit one", "one unsplit", "one two", "two one"])
+def test_each_way_resumes_what_another_began(
+    order: str, here: Path, tmp_path: Path
+) -> None:
+    given = flags(here, lora_rank=2)
+    cache = {"feature_cache": tmp_path / "cache"}
+    ways: dict[str, list[dict[str, Any]]] = {
+        "unsplit": [{}],
+        "one": [cache],
+        "two": [{**cache, "task": "sft:data_process"}, {**cache, "task": "sft:train"}],
+    }
+    assert main(words({**given, "output_path": tmp_path / "whole"})) == 0
+    for way, length in zip(
+        order.split(), ({"num_epochs": 1}, {"resume": True}), strict=True
+    ):
+        for stage in ways[way]:
+            assert (
+                main(
+                    words({**given, **length, **stage, "output_path": tmp_path / "out"})
+                )
+                == 0
+            )
+    assert log(tmp_path / "out") == log(tmp_path / "whole")
+    assert same(files(tmp_path / "out"), files(tmp_path / "whole"))
+
+
+def without_the_dataset(line: dict[str, Any], folder: Path) -> None:
+    line["dataset_base_path"] = folder / "gone"
+
+
+def without_the_denoiser(line: dict[str, Any], folder: Path) -> None:
+    paths = json.loads(line["model_paths"])
+    line["model_paths"] = json.dumps([["gone.safetensors"], *paths[1:]])
+
+
+def with_other_layers(line: dict[str, Any], folder: Path) -> None:
+    line["lora_target_modules"] = "to_x"
+
+
+def with_a_run_in_the_way(line: dict[str, Any], folder: Path) -> None:
+    unsplit = {**line, "feature_cache": None, "max_steps": 1}
+    assert main(words(unsplit)) == 0
+
+
+def with_a_file_in_the_way(line: dict[str, Any], folder: Path) -> None:
+    (folder / "file").touch()
+    line["output_path"] = folder / "file/out"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (without_the_dataset, 2, "--dataset_base_path: "),
+        (without_the_denoiser, 3, "gone.safetensors: does not exist"),
+        (with_other_layers, 2, "to_x"),
+        (with_a_run_in_the_way, 3, "already contains a run"),
+        (with_a_file_in_the_way, 4, "file"),
+    ],
+)
+def test_what_stage_2_would_refuse_is_refused_before_anything_is_computed(
+    change: Callable[[dict[str, Any], Path], None],
+    code: int,
+    said: str,
+    here: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    line = flags(
+        here,
+        lora_rank=2,
+        feature_cache=tmp_path / "cache",
+        output_path=tmp_path / "out",
+    )
+    change(line, tmp_path)
+    assert main(words(line)) == code
+    assert said in capfd.readouterr().err
+    assert not (tmp_path / "cache").exists()
