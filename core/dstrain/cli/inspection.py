@@ -24,7 +24,6 @@ from dstrain.registry.discovery import (
     refuse_clash,
 )
 from dstrain.registry.family import ModelFamily
-from dstrain.registry.hooks import registered
 
 IMPORT_TIMEOUT = 60.0
 """Seconds after which the import of a plugin is given up."""
@@ -138,6 +137,8 @@ def _report() -> None:
 
 def _additions(plugin: Installed) -> tuple[list[str], str]:
     """Return what an extension adds, in words, and why part of it cannot be used."""
+    from dstrain.registry.hooks import registered  # imports pluggy
+
     alone = registered((plugin,))
     commands = alone.offered("dstrain_commands", click.Command, COMMAND_NAMES)
     adds = [f"command {name}" for name in commands]
