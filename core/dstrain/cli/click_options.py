@@ -1,6 +1,7 @@
 """Make click options from the fields of a configuration."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -140,8 +141,11 @@ def shared_options() -> tuple[click.Option, ...]:
 
 def model_options() -> tuple[click.Option, ...]:
     """Return --model, --variant and --seed, for a command without a configuration."""
-    names = ("model", "variant", "seed")
-    return tuple(as_option(flag) for flag in flags(ModelChoice) if flag.name in names)
+    known = {flag.name: flag for flag in flags(ModelChoice)}
+    # Nothing else tells the family here.
+    help_of_model = "Model family (`dstrain models` lists the installed ones)."
+    known["model"] = replace(known["model"], help=help_of_model)
+    return tuple(as_option(known[name]) for name in ("model", "variant", "seed"))
 
 
 def as_option(flag: Flag) -> click.Option:
