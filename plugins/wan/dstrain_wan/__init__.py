@@ -2,6 +2,8 @@
 imports no torch.
 """
 
+from collections.abc import Mapping
+
 from dstrain.plugin import ModelFamily, Option
 
 DIT_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
@@ -36,9 +38,17 @@ DIFFUSERS = {
     "vae": "vae/diffusion_pytorch_model.safetensors",
     "image_encoder": "image_encoder/model.safetensors",
 }
-MODEL_FILES = dict(ORIGINALS)
-for model_id, files in ORIGINALS.items():
-    MODEL_FILES[f"{model_id}-Diffusers"] = {name: DIFFUSERS[name] for name in files}
+
+
+def in_diffusers_layout(files: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of the same components in the layout of diffusers."""
+    return {name: DIFFUSERS[name] for name in files}
+
+
+MODEL_FILES = ORIGINALS | {
+    f"{model_id}-Diffusers": in_diffusers_layout(files)
+    for model_id, files in ORIGINALS.items()
+}
 
 MODEL = ModelFamily(
     name="wan",
