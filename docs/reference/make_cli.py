@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 from dstrain import errors
-from dstrain.cli.click_options import FamilyCommand
+from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.main import command_group
 from dstrain.config.fields import Flag, Group, flags
 from dstrain.config.options.generate import GenerateConfig

@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +29,7 @@ from dstrain.pipeline.variant_choice import with_overrides
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tests.support import ROOT
 
@@ -187,15 +187,42 @@ def write_toys(page: str, folder: Path) -> None:
     """Write a toy in the place of each published model that a page names: of the
     variant that its id means.
     """
-    ids = dict.fromkeys(["Qwen/Qwen-Image", *re.findall(r"[\w.-]+/[\w.-]+(?=:)", page)])
+    named = re.findall(r"[\w.-]+/[\w.-]+(?=:)", page)
+    named += re.findall(r"(?<=--model_id )[\w.-]+/[\w.-]+", page)
     for family in (load_family(name) for name in FAMILIES):
-        for variant, patterns in family.model_ids.items():
-            for model_id in ids:
-                if (
-                    any(fnmatchcase(model_id, pattern) for pattern in patterns)
-                    and not (folder / model_id).exists()
-                ):
-                    family.load("toy")(folder / model_id, variant)
+        ids = dict.fromkeys(["Qwen/Qwen-Image", *named])
+        for model_id in list(ids):
+            for pattern in family.model_files.get(model_id, {}).values():
+                ids.update(dict.fromkeys(filter(None, [pattern.rpartition(":")[0]])))
+        written = []
+        for model_id in ids:
+            variants = family.variants_of(model_id)
+            if variants and not (folder / model_id).exists():
+                family.load("toy")(folder / model_id, variants[0])
+                written.append(model_id)
+        for model_id in written:
+            write_named_files(family, folder, model_id)
+
+
+def write_named_files(family: ModelFamily, folder: Path, model_id: str) -> None:
+    """Write the files of a toy's components where --model_id looks for them: under their
+    original names, or in the model that several share them with.
+    """
+    known = {one.name: one for one in family.load("components")}
+    for name, pattern in family.model_files.get(model_id, {}).items():
+        place = folder / model_id / known[name].folder
+        other, _, own = pattern.rpartition(":")
+        target = folder / (other or model_id)
+        if other not in ("", model_id) and place.exists():
+            shutil.copytree(place, target / known[name].folder, dirs_exist_ok=True)
+        if "/" in own or not own.endswith(".safetensors") or not place.exists():
+            continue
+        weights = {}
+        for path in place.glob("*.safetensors"):
+            weights |= load_file(path)
+        settings = (place / "config.json").read_text()
+        header = {"family": family.name, "config": settings}
+        save_file(weights, target / own.replace("*", ""), header)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ FLAGS = {
         alpha_mask mask_column unmasked_weight
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model
-        model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt
+        model_id model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt
         output_path overwrite preset_lora_model preset_lora_path preview_prompt quant_options
         preview_steps remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
         seed task timestep_sampling toy trainable_models url_cache
@@ -62,7 +62,7 @@ FLAGS = {
     """,
     GenerateConfig: """
         dataset disabled_plugins family_options fp8_models guidance_scale height hub input lora
-        mixed_precision model model_id_with_origin_paths model_paths negative_prompt
+        mixed_precision model model_id model_id_with_origin_paths model_paths negative_prompt
         num_frames num_inference_steps offload_models on_long_prompt output prompt quant_options run
         seed toy variant width
         framewise_decoding tile_size tile_stride tiled

@@ -346,6 +346,14 @@ MODEL = ModelFamily(
     toy=f"{__name__}:write",
     variants=("base", "other"),
     model_ids=MappingProxyType({"other": ("Tiny/Other*",)}),
+    model_files=MappingProxyType(
+        {
+            "Tiny/Tiny": MappingProxyType(
+                {name: f"{place}/model*.safetensors" for name, place in FOLDERS.items()}
+            )
+        }
+    ),
+    pipeline_classes=("TinyPipeline",),
     default_trainable="dit",
     lora_targets=MappingProxyType(
         {"dit": ("to_q", "to_out"), "text_encoder": ("layer",)}

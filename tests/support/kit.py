@@ -76,6 +76,9 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         "the_files_of_every_network_are_recognized": (
             ("components.py", '"layer.weight"', '"layers.weight"'),
         ),
+        "model_files_are_those_of_every_network": (
+            ("__init__.py", '            "vae": "vae/*.safetensors",\n', ""),
+        ),
         "everything_declared_is_used": (
             (
                 "pipeline.py",

@@ -16,7 +16,7 @@ from dstrain.errors import UsageError
 
 CACHE = "CACHE"
 PLACES = (
-    *("model_paths", "model_id_with_origin_paths"),
+    *("model_id", "model_paths", "model_id_with_origin_paths"),
     *("dataset_base_path", "dataset_metadata_path"),
 )
 """Options of training that `verify` takes in place of recorded ones: models and data may
@@ -111,7 +111,7 @@ def show(
 ) -> None:
     """Write samples of a feature cache as one HTML page.
 
-    Latents are decoded, with the recorded model or --model_paths.
+    Latents are decoded, with the recorded model, --model_id or --model_paths.
     """
     from dstrain.runs.cache_commands.contact_sheet import Wanted, show as run
 

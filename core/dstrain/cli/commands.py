@@ -9,12 +9,8 @@ from typing import Literal
 import click
 
 from dstrain.cli.cache import cache_group
-from dstrain.cli.click_options import (
-    FamilyCommand,
-    file_path,
-    model_options,
-    shared_options,
-)
+from dstrain.cli.click_options import file_path, model_options, shared_options
+from dstrain.cli.family_command import FamilyCommand
 from dstrain.config.fields import parse_alpha, program_named
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
@@ -83,11 +79,7 @@ def toy(
         raise UsageError("--output", what)
     advice = "free some space, remove what was written, and run the same command again"
     fill_folder(family, chosen, seed, output, advice)
-    paths = ["--model_paths"]
-    for option in family.options:
-        if option.component and not option.field:
-            paths.append(f"--{option.name}")
-    click.echo(f"wrote {output}; pass its files to {', '.join(paths)}")
+    click.echo(f"wrote {output}; use it with --model_id {output}")
 
 
 def export(
@@ -108,13 +100,20 @@ def export(
 
 
 def models(disabled_plugins: tuple[str, ...]) -> None:
-    """List the installed model families."""
-    from dstrain.registry.discovery import installed
+    """List the installed model families and the models they know."""
+    from dstrain.cli.inspection import inspect_all
+    from dstrain.registry.discovery import GROUP
 
-    rows = [
-        (one.name, one.distribution, one.version) for one in installed(disabled_plugins)
-    ]
+    found = inspect_all(disabled_plugins, (GROUP,))
+    rows = [(one.name, one.distribution, one.version) for one in found]
     click.echo(as_table(("name", "distribution", "version"), rows))
+    ids = [
+        (model_id, one.name, variant)
+        for one in found
+        for model_id, variant in one.model_ids.items()
+    ]
+    if ids:
+        click.echo("\n" + as_table(("--model_id", "family", "variant"), ids))
 
 
 def plugins(as_json: bool, disabled_plugins: tuple[str, ...]) -> None:

@@ -97,5 +97,5 @@ def _no_such_option(error: click.NoSuchOption) -> UsageError:
     is_misspelt = get_close_matches(error.option_name, known, cutoff=0.8)
     may_be_a_familys = "--model" in known and error.ctx and not error.ctx.meta
     if may_be_a_familys and not lines and not is_misspelt:
-        lines = ["a family's own flags need --model"]
+        lines = ["a family's own flags need --model or --model_id"]
     return UsageError(error.option_name, what, *lines)

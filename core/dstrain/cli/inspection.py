@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
+from functools import partial
+from typing import Any
 
 import click
 
@@ -17,9 +20,10 @@ from dstrain.registry.discovery import (
     Installed,
     checked_family,
     installed,
+    load_family,
     refuse_clash,
 )
-from dstrain.registry.hooks import registered
+from dstrain.registry.family import ModelFamily
 
 IMPORT_TIMEOUT = 60.0
 """Seconds after which the import of a plugin is given up."""
@@ -34,6 +38,8 @@ class Finding:
     version: str
     variants: list[str] = field(default_factory=list)
     """Variants of a family."""
+    model_ids: dict[str, str] = field(default_factory=dict)
+    """Model ids that a family knows, and patterns of further ones -> variant, or ''."""
     adds: list[str] = field(default_factory=list)
     """Additions of another plugin, in words."""
     state: str = "ready"
@@ -42,28 +48,50 @@ class Finding:
     """Why it is broken."""
 
 
-def inspect_all(disabled_plugins: Collection[str] = ()) -> list[Finding]:
+def inspect_all(
+    disabled_plugins: Collection[str] = (), groups: Sequence[str] = (GROUP, HOOK_GROUP)
+) -> list[Finding]:
     """Import every plugin in a process of its own, so that a broken one harms nothing
     else.
+
+    Args:
+        disabled_plugins: Names of plugins, or of distributions, to leave out.
+        groups: The groups of entry points whose plugins are meant.
     """
-    findings = []
-    for group in (GROUP, HOOK_GROUP):
-        plugins = installed(disabled_plugins, group)
-        for plugin in plugins:
-            found = Finding(plugin.name, plugin.distribution, plugin.version)
-            try:
-                refuse_clash(plugin, plugins)
-                found.variants, found.adds, found.reason = _inspect(plugin)
-            except DstrainError as error:
-                found.reason = error.what
-            if found.reason:
-                found.state = "broken"
-            findings.append(found)
+    findings: list[Finding] = []
+    # Starting a process takes longer than what it does.
+    with ThreadPoolExecutor() as threads:
+        for group in groups:
+            plugins = installed(disabled_plugins, group)
+            findings += threads.map(partial(_finding, plugins=plugins), plugins)
     return findings
 
 
-def _inspect(plugin: Installed) -> tuple[list[str], list[str], str]:
-    """Return a plugin's variants, what it adds, and why it cannot be used."""
+def ready_families(
+    disabled_plugins: Collection[str] = (),
+) -> tuple[list[ModelFamily], list[Finding]]:
+    """Import the record of every family that can be used; returns also the broken ones."""
+    findings = inspect_all(disabled_plugins, (GROUP,))
+    broken = [found for found in findings if found.reason]
+    names = {found.name for found in findings} - {found.name for found in broken}
+    families = [load_family(name, disabled_plugins) for name in sorted(names)]
+    return families, broken
+
+
+def _finding(plugin: Installed, plugins: Collection[Installed]) -> Finding:
+    found = Finding(plugin.name, plugin.distribution, plugin.version)
+    try:
+        refuse_clash(plugin, plugins)
+        _inspect(plugin, found)
+    except DstrainError as error:
+        found.reason = error.what
+    if found.reason:
+        found.state = "broken"
+    return found
+
+
+def _inspect(plugin: Installed, found: Finding) -> None:
+    """Note what a plugin offers, or why it cannot be used."""
     code = "from dstrain.cli.inspection import _report; _report()"
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
@@ -76,12 +104,14 @@ def _inspect(plugin: Installed) -> tuple[list[str], list[str], str]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return [], [], f"its import took longer than {IMPORT_TIMEOUT:.0f} s"
+        found.reason = f"its import took longer than {IMPORT_TIMEOUT:.0f} s"
+        return
     if child.returncode != 0 or not child.stdout:
-        reason = f"its import ended the process (exit code {child.returncode}) {child.stderr[-200:]}"
-        return [], [], reason.strip()
-    variants, adds, reason = json.loads(child.stdout)
-    return variants, adds, reason
+        code_and_end = f"(exit code {child.returncode}) {child.stderr[-200:]}"
+        found.reason = f"its import ended the process {code_and_end}".strip()
+        return
+    for name, value in json.loads(child.stdout).items():
+        setattr(found, name, value)
 
 
 def _report() -> None:
@@ -91,22 +121,24 @@ def _report() -> None:
     with os.fdopen(os.dup(1), "w") as channel:
         os.dup2(2, 1)
         plugin = Installed(*json.loads(sys.argv[1]))
-        variants: tuple[str, ...] = ()
-        adds: list[str] = []
+        offer: dict[str, Any] = {}
         try:
             if plugin.group == HOOK_GROUP:
-                adds, reason = _additions(plugin)
+                offer["adds"], offer["reason"] = _additions(plugin)
             else:
                 family = checked_family(plugin)
-                variants = family.variants
-                reason = next(family.missing_targets(), "")
+                offer["variants"] = family.variants
+                offer["model_ids"] = family.known_models
+                offer["reason"] = next(family.missing_targets(), "")
         except DstrainError as error:
-            reason = error.what
-        json.dump([variants, adds, reason], channel)
+            offer = {"reason": error.what}
+        json.dump(offer, channel)
 
 
 def _additions(plugin: Installed) -> tuple[list[str], str]:
     """Return what an extension adds, in words, and why part of it cannot be used."""
+    from dstrain.registry.hooks import registered  # imports pluggy
+
     alone = registered((plugin,))
     commands = alone.offered("dstrain_commands", click.Command, COMMAND_NAMES)
     adds = [f"command {name}" for name in commands]

@@ -29,6 +29,8 @@ NEW_START = MappingProxyType(
     }
 )
 """The ways to start, none of which is chosen."""
+MODEL_FILES = ("model_id", "model_paths", "model_id_with_origin_paths")
+"""The options that name model files."""
 CONFIG = "logs/config.json"
 """Where a run writes its configuration, below its output folder."""
 
@@ -126,8 +128,8 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
     # Either may say how a component is stored that the run's other one stores.
     if config.fp8_models is None and config.quant_options is None:
         names += ["fp8_models", "quant_options"]
-    if not (config.model_paths or config.model_id_with_origin_paths or config.toy):
-        names += ["model_paths", "model_id_with_origin_paths", "toy", "hub"]
+    if not any(getattr(config, name) for name in (*MODEL_FILES, "toy")):
+        names += [*MODEL_FILES, "toy", "hub"]
     if not config.tiled and not config.framewise_decoding:
         names += ["tiled", "framewise_decoding"]
         if config.tile_size is None and config.tile_stride is None:

@@ -72,18 +72,22 @@ def _check_model(config: ModelChoice) -> None:
     files = parse_model_paths(config.model_paths) + parse_origins(
         config.model_id_with_origin_paths
     )
-    if config.toy and files:
+    if config.model_id is not None and not config.model_id.strip():
+        raise UsageError("--model_id", "is empty")
+    has_files = bool(files) or config.model_id is not None
+    if config.toy and has_files:
         raise UsageError(
             "--toy",
             "builds a toy model, so model files would not be read; give one or the other",
         )
     if config.toy and config.hub != "modelscope":
         raise UsageError("--hub", "has no effect: --toy builds its own model")
-    if not files and not config.toy and not getattr(config, "dry_run", False):
+    if not has_files and not config.toy and not getattr(config, "dry_run", False):
         raise UsageError(
-            "--model_id_with_origin_paths",
-            "no model files are given",
-            "give --model_paths for local files, or --toy for a tiny model with random weights",
+            "--model_id",
+            "no model files are given: a published model's id, a folder or a file",
+            "give --model_paths or --model_id_with_origin_paths for single files, "
+            "or --toy for a tiny model with random weights",
         )
     check_tiles(config.tiled, config.tile_size, config.tile_stride)
     _check_sides(config)

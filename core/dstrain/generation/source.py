@@ -15,10 +15,11 @@ from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
-from dstrain.models.component_files import ModelConfig, model_configs, saved_weights
+from dstrain.models.component_files import ModelConfig, saved_weights
 from dstrain.models.components import Files
 from dstrain.models.device import DTYPES, default_device, precision
 from dstrain.models.execution.kept import AS_LOADED, Kept
+from dstrain.models.naming.model_files import model_configs
 from dstrain.models.needed_components import Found
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.kept_choice import (

@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dstrain.config.fields import parse_model_paths, parse_origins
-from dstrain.config.options.model import Hub, ModelChoice
+from dstrain.config.options.model import Hub
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.formats import Config
@@ -67,32 +66,6 @@ class ModelConfig:
         if self.pattern.endswith("/"):
             names = [self.pattern]
         return Files(tuple(source.folder / name for name in names), source.model_id)
-
-
-def model_configs(
-    config: ModelChoice,
-    family: ModelFamily,
-    offline: bool = False,
-) -> tuple[ModelConfig, ...]:
-    """Return the model files of a command line: --model_paths,
-    --model_id_with_origin_paths, and the family's path flags and switches.
-
-    With `offline`, no hub is asked for missing files.
-    """
-    hub = None if offline else config.hub
-    found = [
-        ModelConfig(paths, hub=hub) for paths in parse_model_paths(config.model_paths)
-    ]
-    for name, pattern, revision in parse_origins(config.model_id_with_origin_paths):
-        found.append(ModelConfig(None, name, pattern, revision=revision, hub=hub))
-    for option in family.options:
-        value = config.family_options.get(option.name)
-        if value and option.field:
-            entries = {option.field: True}
-            found.append(ModelConfig(component=option.component, entries=entries))
-        elif value and option.component:
-            found.append(ModelConfig(value, component=option.component, hub=hub))
-    return tuple(found)
 
 
 def assign(
@@ -171,7 +144,7 @@ class Assignment:
         Raises what `_parts` raises, and UsageError for a second set of a component.
         """
         for fitting, part in _parts(config, files, self.components):
-            name = _owner(fitting, part)
+            name = owner_of(fitting, part)
             if name:
                 self._settle(name, part)
             else:
@@ -198,7 +171,7 @@ class Assignment:
             raise UsageError("model files", f"two sets of files match {name}: {both}")
 
 
-def _owner(fitting: Sequence[Component], files: Files) -> str:
+def owner_of(fitting: Sequence[Component], files: Files) -> str:
     """Return the component that the files are; of several, the one that wrote them, by
     their header, or whose folder they are in; '' if neither tells.
     """

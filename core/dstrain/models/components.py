@@ -72,6 +72,10 @@ class Component:
     """Its folders in other published layouts."""
     original_filenames: tuple[str, ...] = ()
     """Patterns of its files' names where they are published in none of these."""
+    expert_filenames: tuple[str, ...] = ()
+    """Patterns, in lower case, of the names that its files have where no key and no folder
+    tells them from those of a component with the same keys.
+    """
     default_configs: Mapping[str, Path | Mapping[str, Any]] = field(
         default_factory=dict
     )

@@ -57,6 +57,11 @@ def find(
     known = list(by_name.values())
     wanted = tuple(components)
     files = assign(configs, _usable(known, among), wanted, absent)
+    lacking = [
+        name for name in wanted if name not in files and not by_name[name].is_folder
+    ]
+    if lacking and not absent:  # else they may be its files
+        raise _no_files(lacking)
     published = [config for config in configs if config.model_id]
     roots: list[Path] = []
     for part in files.values():
@@ -65,13 +70,7 @@ def find(
         if name in files:
             continue
         if not by_name[name].is_folder:
-            if absent:
-                continue  # they may be its files
-            raise StateError(
-                name,
-                "no model files for it on the command line",
-                "add them to --model_paths or --model_id_with_origin_paths, or use --toy",
-            )
+            continue
         source = published[0] if published else None
         hub = configs[0].hub if configs else None
         default = family.default_ids.get(name, "")
@@ -95,6 +94,17 @@ def find(
                 raise
     here = {name: files[name] for name in wanted if name in files}
     return Found(here, found_configs)
+
+
+def _no_files(lacking: Sequence[str]) -> StateError:
+    """Return the error for components that no model file is given for."""
+    them = "it" if len(lacking) == 1 else "them"
+    return StateError(
+        ", ".join(lacking),
+        f"no model files for {them} on the command line",
+        "add them to --model_paths or --model_id_with_origin_paths, or name a whole model "
+        "with --model_id, whose files these replace; or use --toy",
+    )
 
 
 def find_given(

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
-from dstrain.config.fields import parse_model_paths, parse_origins, split_commas
+from dstrain.config.fields import split_commas
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.quantization import FP8_FLAG, parse_storage
 from dstrain.errors import MissingFiles, UsageError, nearest
@@ -15,6 +15,7 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.models.component_files import ModelConfig, component_at
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.execution.kept import AS_LOADED, Kept, StoredLayers
+from dstrain.models.naming.model_files import named_files
 from dstrain.models.quantization.methods import METHODS, method_named
 from dstrain.models.weights import recognize
 from dstrain.registry.family import ModelFamily
@@ -46,7 +47,7 @@ def kept_components(
         swapped: Component -> how many of its blocks are swapped.
     """
     known = components_of(family)
-    names = _Names(config, known, spec, given_expert(spec, family, models))
+    names = _Names(config, family, known, spec, given_expert(spec, family, models))
     requests = parse_storage(config.fp8_models, config.quant_options)
     fp8 = [one for one in requests if one.flag == FP8_FLAG]
     methods = known_methods(extensions()) if config.quant_options else METHODS
@@ -176,6 +177,7 @@ class _Names:
     """What the flags of a command can call a component."""
 
     config: ModelChoice
+    family: ModelFamily
     known: Mapping[str, Component]
     spec: PipelineSpec
     expert: str
@@ -189,7 +191,7 @@ class _Names:
     @cached_property
     def entries(self) -> dict[str, ModelConfig]:
         """Return the files of the model flags by how they were typed."""
-        return _entries(self.config)
+        return _entries(self.config, self.family)
 
     def meant(self, flag: str, what: str) -> list[str]:
         """Return the components that an entry of a flag names, by the name or by the
@@ -216,20 +218,16 @@ class _Names:
         return found
 
 
-def _entries(config: ModelChoice) -> dict[str, ModelConfig]:
-    """Return the files of the model flags by how they were typed; each file of several
-    stands for all.
+def _entries(config: ModelChoice, family: ModelFamily) -> dict[str, ModelConfig]:
+    """Return the files of the model flags by how they are typed, those of --model_id as the
+    long flags name them; each file of several stands for all.
     """
-    found = {
-        path: ModelConfig(paths, hub=None)
-        for paths in parse_model_paths(config.model_paths)
-        for path in paths
-    }
-    for name, pattern, revision in parse_origins(config.model_id_with_origin_paths):
-        at = f"@{revision}" if revision else ""
-        found[f"{name}{at}:{pattern}"] = ModelConfig(
-            None, name, pattern, revision=revision, hub=None
-        )
+    found = {}
+    for one in named_files(config, family, None):
+        if one.source is not None:
+            found[f"{one.source.named}:{one.pattern}"] = one
+        for path in [one.path] if isinstance(one.path, str) else one.path or ():
+            found[path] = one
     return found
 
 

@@ -1,6 +1,5 @@
 """Choose the variant of a family that a run means, and apply flags to its constants."""
 
-import fnmatch
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -161,11 +160,8 @@ def _narrow(variants: Sequence[str], fitting: Collection[str]) -> Sequence[str]:
 def _by_id(family: ModelFamily, models: Iterable[ModelConfig]) -> list[str]:
     """Return the variants that some model id means."""
     ids = [config.model_id for config in models if config.model_id]
-    found = []
-    for variant, patterns in family.model_ids.items():
-        if any(fnmatch.filter(ids, pattern) for pattern in patterns):
-            found.append(variant)
-    return found
+    meant = {variant for model_id in ids for variant in family.variants_of(model_id)}
+    return [variant for variant in family.model_ids if variant in meant]
 
 
 def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection[str]:

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -66,6 +67,13 @@ class ModelFamily:
     """Another name of a target -> patterns."""
     model_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Variant -> patterns of the model ids of its published models."""
+    model_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Model id -> component -> its files in what `--model_id` means by this id: a pattern of
+    the model's own files, or "model id:pattern" of another one's. Tokenizers and processors
+    are not named here: they are found beside these files, or by `default_ids`.
+    """
+    pipeline_classes: tuple[str, ...] = ()
+    """What model_index.json of the published models has as `_class_name`."""
     other_models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Name of a published denoiser that no variant is for -> entries of its config.json
     that tell it, as in `PipelineSpec.denoiser_config`.
@@ -78,6 +86,32 @@ class ModelFamily:
 
     def __post_init__(self) -> None:
         freeze(self)
+
+    def variants_of(self, model_id: str) -> list[str]:
+        """Return the variants that a model id means, by `model_ids`."""
+        return [
+            variant
+            for variant, patterns in self.model_ids.items()
+            if any(fnmatchcase(model_id, pattern) for pattern in patterns)
+        ]
+
+    def knows(self, model_id: str) -> bool:
+        """Return whether a model id is one of the family's."""
+        return model_id in self.model_files or bool(self.variants_of(model_id))
+
+    @property
+    def known_models(self) -> dict[str, str]:
+        """Return the model ids that the record knows, and patterns of further ones, each with
+        its variant, or '' where the id does not tell it.
+        """
+        known = {}
+        for model_id in self.model_files:
+            known[model_id] = ", ".join(self.variants_of(model_id))
+        for variant, patterns in self.model_ids.items():
+            for pattern in patterns:
+                if not any(fnmatchcase(one, pattern) for one in self.model_files):
+                    known[pattern] = variant
+        return known
 
     def spec(self, variant: str) -> "PipelineSpec":
         """Import the pipeline spec of a variant, and with it torch; raise UsageError if

@@ -23,10 +23,11 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.key_names import key_formats
 from dstrain.lora.layers import LoraConfig, Trainables
-from dstrain.models.component_files import ModelConfig, model_configs
+from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
 from dstrain.models.device import default_device
 from dstrain.models.formats import NATIVE
+from dstrain.models.naming.model_files import model_configs
 from dstrain.pipeline.kept_choice import (
     check_loaded,
     check_trained,

@@ -13,7 +13,7 @@ from torch import nn
 
 from dstrain.graph.inputs import Measured
 from dstrain.lora.layers import LoraConfig, inject
-from dstrain.models.component_files import assign
+from dstrain.models.component_files import ModelConfig, assign, component_at
 from dstrain.registry.discovery import GROUP, load_family
 from dstrain.storage.hashing import sha256
 from dstrain.testing.contract import Contract
@@ -100,6 +100,28 @@ class Declared(Contract):
             if not component.is_folder and component.name in tested.spec.components
         }
         assert set(assign(tested.models, known, networks)) == networks
+
+    def test_model_files_are_those_of_every_network(
+        self, tested: FamilyUnderTest
+    ) -> None:
+        """Each model that the record lists has files for every network of its variant, in
+        places that are no other component's.
+        """
+        family = tested.family
+        known = family.load("components")
+        places = {one.name: one for one in known if not one.is_folder}
+        needed = places.keys() & set(tested.spec.components)
+        for model_id, files in family.model_files.items():
+            assert files.keys() <= places.keys(), f"{model_id}: {list(files)}"
+            if tested.variant in family.variants_of(model_id):
+                lacking = needed - files.keys()
+                assert not lacking, f"{model_id} has no files of {sorted(lacking)}"
+            for name, files_of in files.items():
+                pattern = files_of.rpartition(":")[2]
+                config = ModelConfig(None, model_id, pattern)
+                assert component_at(config, known) in (name, ""), (
+                    f"{model_id}: the place {pattern} is not that of {name}"
+                )
 
     def test_everything_declared_is_used(self, tested: FamilyUnderTest) -> None:
         """Some function uses each component, and each input.

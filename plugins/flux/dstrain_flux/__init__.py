@@ -46,6 +46,26 @@ LORA_ALIASES = {
     ),
 }
 
+DEV = "black-forest-labs/FLUX.1-dev"
+TRANSFORMERS = {
+    DEV: "flux1-dev.safetensors",
+    "black-forest-labs/FLUX.1-Krea-dev": "flux1-krea-dev.safetensors",
+    "black-forest-labs/FLUX.1-Kontext-dev": "flux1-kontext-dev.safetensors",
+    "black-forest-labs/FLUX.1-schnell": "flux1-schnell.safetensors",
+}
+OTHERS = {
+    "text_encoder_1": "text_encoder/model.safetensors",
+    "text_encoder_2": "text_encoder_2/*.safetensors",
+    "vae": "ae.safetensors",
+}
+# All of them have the text encoders and the VAE of the first: they are downloaded once.
+# But schnell's own are free, while the first wants its terms to be accepted.
+SHARED = {name: f"{DEV}:{pattern}" for name, pattern in OTHERS.items()}
+MODEL_FILES = {
+    model_id: {"dit": pattern, **(OTHERS if "schnell" in model_id else SHARED)}
+    for model_id, pattern in TRANSFORMERS.items()
+}
+
 MODEL = ModelFamily(
     name="flux",
     pipelines="dstrain_flux.pipeline:PIPELINES",
@@ -68,6 +88,8 @@ MODEL = ModelFamily(
         "dev": ("*/FLUX.1-dev", "*/FLUX.1-Krea-dev", "*/FLUX.1-schnell"),
         "kontext": ("*/FLUX.1-Kontext-dev",),
     },
+    model_files=MODEL_FILES,
+    pipeline_classes=("FluxPipeline", "FluxKontextPipeline"),
     other_models={
         "FLUX.1-Fill-dev": {"in_channels": 384},
         "FLUX.1-Canny-dev or FLUX.1-Depth-dev": {"in_channels": 128},

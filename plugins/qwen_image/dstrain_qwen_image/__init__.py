@@ -19,6 +19,22 @@ DIT_LORA_TARGETS = (
     "txt_mod.1",
 )
 
+TRANSFORMERS = {
+    "Qwen/Qwen-Image": "transformer/diffusion_pytorch_model*.safetensors",
+    "Qwen/Qwen-Image-2512": "transformer/diffusion_pytorch_model*.safetensors",
+    "Qwen/Qwen-Image-Edit": "transformer/diffusion_pytorch_model*.safetensors",
+    "Qwen/Qwen-Image-Edit-2509": "transformer/diffusion_pytorch_model*.safetensors",
+    "Qwen/Qwen-Image-Edit-2511": "transformer/diffusion_pytorch_model*.safetensors",
+    "DiffSynth-Studio/Qwen-Image-Distill-Full": "diffusion_pytorch_model*.safetensors",
+    "FireRedTeam/FireRed-Image-Edit-1.0": "transformer/diffusion_pytorch_model*.safetensors",
+    "FireRedTeam/FireRed-Image-Edit-1.1": "transformer/diffusion_pytorch_model*.safetensors",
+}
+# All of them have the text encoder and the VAE of the first: they are downloaded once.
+SHARED = {
+    "text_encoder": "Qwen/Qwen-Image:text_encoder/model*.safetensors",
+    "vae": "Qwen/Qwen-Image:vae/diffusion_pytorch_model.safetensors",
+}
+
 MODEL = ModelFamily(
     name="qwen_image",
     pipelines="dstrain_qwen_image.pipeline:PIPELINES",
@@ -31,6 +47,15 @@ MODEL = ModelFamily(
         "edit-2509": ("Qwen/Qwen-Image-Edit-2509",),
         "edit-2511": ("Qwen/Qwen-Image-Edit-2511",),
     },
+    model_files={
+        model_id: {"dit": pattern, **SHARED}
+        for model_id, pattern in TRANSFORMERS.items()
+    },
+    pipeline_classes=(
+        "QwenImagePipeline",
+        "QwenImageEditPipeline",
+        "QwenImageEditPlusPipeline",
+    ),
     other_models={"Qwen-Image-Layered": {"use_layer3d_rope": True}},
     default_trainable="dit",
     lora_targets={

@@ -25,7 +25,8 @@ from diffusers.pipelines.qwenimage import (
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.graph.plan import make_plan
-from dstrain.models.component_files import ModelConfig, model_configs
+from dstrain.models.component_files import ModelConfig
+from dstrain.models.naming.model_files import model_configs
 from dstrain.models.needed_components import find
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.variant_choice import choose_variant, score_columns

@@ -2,9 +2,53 @@
 imports no torch.
 """
 
+from collections.abc import Mapping
+
 from dstrain.plugin import ModelFamily, Option
 
 DIT_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
+
+DIT = "diffusion_pytorch_model*.safetensors"
+EXPERTS = {
+    "dit": "high_noise_model/diffusion_pytorch_model*.safetensors",
+    "dit2": "low_noise_model/diffusion_pytorch_model*.safetensors",
+}
+TEXT_ENCODER = "models_t5_umt5-xxl-enc-bf16.pth"
+IMAGE_ENCODER = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
+VAE = "Wan2.1_VAE.pth"
+
+# The original repositories.
+TEXT_TO_VIDEO = {"dit": DIT, "text_encoder": TEXT_ENCODER, "vae": VAE}
+IMAGE_TO_VIDEO = {**TEXT_TO_VIDEO, "image_encoder": IMAGE_ENCODER}
+TWO_EXPERTS = {**EXPERTS, "text_encoder": TEXT_ENCODER, "vae": VAE}
+ORIGINALS = {
+    "Wan-AI/Wan2.1-T2V-1.3B": TEXT_TO_VIDEO,
+    "Wan-AI/Wan2.1-T2V-14B": TEXT_TO_VIDEO,
+    "Wan-AI/Wan2.1-I2V-14B-480P": IMAGE_TO_VIDEO,
+    "Wan-AI/Wan2.1-I2V-14B-720P": IMAGE_TO_VIDEO,
+    "Wan-AI/Wan2.2-T2V-A14B": TWO_EXPERTS,
+    "Wan-AI/Wan2.2-I2V-A14B": TWO_EXPERTS,
+    "Wan-AI/Wan2.2-TI2V-5B": {**TEXT_TO_VIDEO, "vae": "Wan2.2_VAE.pth"},
+}
+# Those in the layout of diffusers.
+DIFFUSERS = {
+    "dit": "transformer/diffusion_pytorch_model*.safetensors",
+    "dit2": "transformer_2/diffusion_pytorch_model*.safetensors",
+    "text_encoder": "text_encoder/model*.safetensors",
+    "vae": "vae/diffusion_pytorch_model.safetensors",
+    "image_encoder": "image_encoder/model.safetensors",
+}
+
+
+def in_diffusers_layout(files: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of the same components in the layout of diffusers."""
+    return {name: DIFFUSERS[name] for name in files}
+
+
+MODEL_FILES = ORIGINALS | {
+    f"{model_id}-Diffusers": in_diffusers_layout(files)
+    for model_id, files in ORIGINALS.items()
+}
 
 MODEL = ModelFamily(
     name="wan",
@@ -19,6 +63,8 @@ MODEL = ModelFamily(
         "i2v-a14b": ("Wan-AI/Wan2.2-I2V-A14B*",),
         "ti2v-5b": ("Wan-AI/Wan2.2-TI2V-5B*",),
     },
+    model_files=MODEL_FILES,
+    pipeline_classes=("WanPipeline", "WanImageToVideoPipeline"),
     other_models={
         "LongCat-Video": {"num_attention_heads": 32, "num_layers": 48},
         "Wan2.1-FLF2V": {"in_channels": 36, "pos_embed_seq_len": True},

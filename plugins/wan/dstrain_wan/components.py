@@ -112,7 +112,7 @@ KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json", {"original": original_config
 
 def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
     """Return one of the two experts, or the only transformer: they differ in their
-    folders alone.
+    folders and, in those of ComfyUI, in the files' names alone.
     """
     return Component(
         name,
@@ -122,6 +122,7 @@ def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
         default_configs=of_published(DIT_CONFIGS),
         infer=infer_dit,
         original_filenames=filenames,
+        expert_filenames=(f"*{original.partition('_')[0]}*noise*",),
         unquantized=("condition_embedder.*", "proj_out"),
         **KEY_MAPS["dit"],
     )

@@ -1,7 +1,6 @@
-"""Options follow from the fields of a configuration, and from the family."""
+"""Options follow from the fields of a configuration."""
 
 import typing
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,6 @@ from dstrain.config.fields import Group, flags
 from dstrain.config.options.train import TrainConfig
 
 from tests.support.command_lines import BASE
-
-Install = Callable[..., Path]
-Source = Callable[..., str]
 
 
 def test_help_names_every_flag_as_documented(
@@ -25,16 +21,6 @@ def test_help_names_every_flag_as_documented(
     groups = [group for group in typing.get_args(Group) if group != "generation"]
     places = [words.index(f"{group}:") for group in groups]
     assert places == sorted(places)
-
-
-def test_the_family_adds_its_flags_to_help(
-    runs: list[TrainConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command in ("train", "graph", "generate"):
-        assert main([command, "--help"]) == 0
-        assert "--tokenizer_path" not in capsys.readouterr().out
-        assert main([command, "--model", "faky", "--help"]) == 0
-        assert "--tokenizer_path" in capsys.readouterr().out
 
 
 def test_values_reach_the_configuration_with_their_types(
@@ -121,48 +107,3 @@ def test_resume_may_stand_alone_or_name_a_path(runs: list[TrainConfig]) -> None:
         assert main([*BASE, *more]) == 0
     assert [config.resume for config in runs] == [None, "auto", "auto", "somewhere"]
     assert runs[2].seed == 3
-
-
-def test_the_familys_flags_reach_the_configuration(
-    runs: list[TrainConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = (
-        "--model_paths",
-        '["a"]',
-        "--dataset_base_path",
-        "d",
-        "--output_path",
-        "o",
-        "--tokenizer-path",
-        "here",
-    )
-    assert main([*given, "--model", "faky"]) == 0
-    assert runs[0].family_options == {"tokenizer_path": "here"}
-    assert main([*BASE, "--tokenizer_path", "here"]) == 2
-    assert (
-        "--tokenizer_path: has no effect: --toy builds its own tokenizer"
-        in capsys.readouterr().err
-    )
-
-
-def test_a_familys_flag_without_its_value_is_refused(
-    runs: list[TrainConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ("--model_paths", '["a"]', "--dataset_base_path", "d", "--output_path", "o")
-    assert main([*given, "--model", "faky", "--tokenizer_path"]) == 2
-    assert not runs
-    assert "--tokenizer_path" in capsys.readouterr().err
-
-
-def test_a_family_flag_named_like_one_of_dstrain_is_refused(
-    fake_plugin: Install, family_source: Source, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = family_source("clashy", options="(Option('seed', 'Another seed.'),)")
-    fake_plugin(
-        "plugin-clashy", {"clashy": "clashy_record:MODEL"}, {"clashy_record": source}
-    )
-    assert main(["--model", "clashy"]) == 2
-    assert (
-        "plugin plugin-clashy 1.0: its flag --seed is already one of dstrain's own"
-        in capsys.readouterr().err
-    )

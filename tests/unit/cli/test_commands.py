@@ -101,22 +101,18 @@ def test_toy_writes_a_new_folder_and_touches_no_users_file(
     assert main([*words[:-1], str(tmp_path / "more"), "--variant", "none"]) == 2
 
 
-def test_toy_names_the_options_of_the_family_that_take_its_files(
+def test_toy_says_how_its_model_is_named(
     fake_plugin: Install,
     family_source: Source,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    paths = "Option('clip_path', 'A.', 'clip'), Option('t5_path', 'B.', 't5')"
-    others = "Option('bare', 'C.', 'dit', 'bare'), Option('area', 'D.')"
-    options = f"({paths}, {others})"
-    modules = {"faky_record": family_source("faky", options=options) + TOY}
+    modules = {"faky_record": family_source("faky") + TOY}
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
     place = tmp_path / "toy"
     assert main(["toy", "--model", "faky", "--output", str(place)]) == 0
     printed = capsys.readouterr().out
-    advice = "pass its files to --model_paths, --clip_path, --t5_path"
-    assert printed == f"wrote {place}; {advice}\n"
+    assert printed == f"wrote {place}; use it with --model_id {place}\n"
 
 
 @pytest.mark.parametrize("name", ["diffsynth", "reference"])
@@ -152,10 +148,14 @@ def test_the_public_commands_are_these() -> None:
 def test_plugins_are_listed_as_table_and_as_data(
     fake_plugin: Install, family_source: Source, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    ids = {
+        "model_files": "{'Some/Model': {'dit': 'dit/*'}}",
+        "model_ids": "{'edit': ('Some/*',)}",
+    }
     fake_plugin(
         "plugin-faky",
         {"faky": "faky_record:MODEL"},
-        {"faky_record": family_source("faky")},
+        {"faky_record": family_source("faky", **ids)},
     )
     fake_plugin(
         "plugin-bad",
@@ -168,7 +168,8 @@ def test_plugins_are_listed_as_table_and_as_data(
         row["name"]: row for row in json.loads(capsys.readouterr().out)
     }
     assert found["faky"] == {"name": "faky", "distribution": "plugin-faky", "version": "1.0",
-                             "variants": ["base", "edit"], "adds": [], "state": "ready", "reason": ""}  # fmt: skip
+                             "variants": ["base", "edit"], "model_ids": {"Some/Model": "edit"},
+                             "adds": [], "state": "ready", "reason": ""}  # fmt: skip
     assert (found["bad"]["state"], found["bad"]["version"]) == ("broken", "3.1")
     assert "ZeroDivisionError" in found["bad"]["reason"]
     assert main(["plugins"]) == 0
@@ -176,9 +177,9 @@ def test_plugins_are_listed_as_table_and_as_data(
     assert ["faky", "plugin-faky", "1.0", "ready", "base,", "edit"] in rows
     assert main(["models", "-p", "no:bad"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["faky", "plugin-faky", "1.0"] in rows and not any(
-        row[0] == "bad" for row in rows
-    )
+    assert ["faky", "plugin-faky", "1.0"] in rows
+    assert ["Some/Model", "faky", "edit"] in rows
+    assert not any(row and row[0] == "bad" for row in rows)
 
 
 def test_help_shows_each_command_in_a_whole_line(

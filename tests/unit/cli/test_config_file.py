@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cli.click_options import FamilyCommand
+from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.main import main
 from dstrain.config.fields import Flag, LoraFile, NamedInput, flags
 from dstrain.config.options.generate import GenerateConfig
@@ -374,7 +374,7 @@ def test_a_file_without_a_model_needs_one(
         (here / "a.toml").write_text(text)
         assert main(["--config", "a.toml"]) == 2
         assert capsys.readouterr().err == (
-            "dstrain: error: --model: is required: model family "
+            "dstrain: error: --model: is required: model family, unless --model_id tells it "
             "(`dstrain models` lists the installed ones)\n"
         )
     (here / "a.yaml").write_text("")

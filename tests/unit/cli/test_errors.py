@@ -85,7 +85,8 @@ def test_no_family_flags_without_a_model_is_reported(
 ) -> None:
     assert main(["--tokenizer_path", "x"]) == 2
     assert (
-        capsys.readouterr().err.splitlines()[1] == "  a family's own flags need --model"
+        capsys.readouterr().err.splitlines()[1]
+        == "  a family's own flags need --model or --model_id"
     )
 
 

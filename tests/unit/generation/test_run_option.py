@@ -50,6 +50,32 @@ def test_a_run_gives_model_files_variant_and_its_newest_lora(here: Path) -> None
     )
 
 
+def test_a_run_gives_its_model_in_one_word_and_a_new_one_replaces_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    train(here, max_steps=1, model_paths=None, model_id="model")
+    words = [
+        "generate",
+        "--run",
+        "out",
+        "--prompt",
+        "dog",
+        "--num_inference_steps",
+        "1",
+    ]
+    assert main([*words, "--output", "a.png"]) == 0
+    shutil.copytree("model", "copy")
+    assert main([*words, "--model_id", "copy", "--output", "b.png"]) == 0
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+    config = GenerateConfig(
+        model="tiny", prompt="a", output=Path("c.png"), run=Path("out")
+    )
+    assert with_run_options(config).model_id == "model"
+    given = replace(config, model_paths='["a"]')
+    assert with_run_options(given).model_id is None
+
+
 def test_the_command_line_needs_no_model_with_a_run(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,8 @@ def test_published_files_are_named_as_the_model_flags_have_them(here: Path) -> N
         "dry_run": True,
     }
     assert kept(here, quant_options=f"{entry}:fp8", **flags) == fp8("dit")
+    short = {**flags, "model_id_with_origin_paths": None, "model_id": "Tiny/Tiny"}
+    assert kept(here, fp8_models=entry, **short) == fp8("dit")
     pinned = entry.replace(":", "@v1:", 1)
     flags["model_id_with_origin_paths"] = IDS.replace(entry, pinned)
     assert kept(here, fp8_models=pinned, **flags) == fp8("dit")

@@ -42,3 +42,15 @@ def test_mappings_of_a_record_are_frozen() -> None:
     assert dict(record.lora_targets) == {"dit": ("to_q",)}
     with pytest.raises(TypeError):
         record.lora_targets["vae"] = ()  # type: ignore[index]  # what is tested
+
+
+def test_known_models_are_those_listed_and_patterns_that_mean_more() -> None:
+    assert MODEL.known_models == {"Tiny/Tiny": "", "Tiny/Other*": "other"}
+    listed = replace(MODEL, model_files={"Tiny/Other-1": {}})
+    assert listed.known_models == {"Tiny/Other-1": "other"}
+    assert MODEL.variants_of("Tiny/Other-1") == ["other"]
+    assert [MODEL.knows(f"Tiny/{name}") for name in ("Tiny", "Other-1", "Third")] == [
+        True,
+        True,
+        False,
+    ]

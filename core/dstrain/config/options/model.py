@@ -17,7 +17,7 @@ class ModelChoice:
     model: str = field(
         metadata={
             "group": "model",
-            "help": "Model family (`dstrain models` lists the installed ones).",
+            "help": "Model family, unless --model_id tells it (`dstrain models` lists the installed ones).",
             "affects": {"training"},
         }
     )
@@ -25,6 +25,11 @@ class ModelChoice:
         "model",
         "Variant of the family. Defaults to the one that fits the model files and inputs (the first, for a toy).",
         affects={"resolved"},
+    )
+    model_id: str | None = option(
+        "model",
+        "The model in one word: a published id, ID or ID@REVISION (`dstrain models` lists those that are known), "
+        "a folder, or a file. Files that the next two flags name replace its own of the same component.",
     )
     model_paths: str | None = option(
         "model",

@@ -26,8 +26,9 @@ from dstrain.errors import (
 from dstrain.graph.inputs import Column
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.values import Frames, deserialize
-from dstrain.models.component_files import ModelConfig, model_configs
+from dstrain.models.component_files import ModelConfig
 from dstrain.models.device import DTYPES, default_device, precision
+from dstrain.models.naming.model_files import model_configs
 from dstrain.models.needed_components import find
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.pipeline import Pipeline

@@ -17,9 +17,11 @@ from dstrain.config.fields import (
     split_commas,
 )
 from dstrain.config.options.train import TrainConfig, options_affecting
-from dstrain.config.serialize import as_flags
+from dstrain.config.serialize import MODEL_FILES, as_flags
 from dstrain.errors import CacheError, UsageError
+from dstrain.models.naming.location import absolute
 from dstrain.registry.discovery import load_family
+from dstrain.registry.family import ModelFamily
 
 NOT_RECORDED = ("feature_cache", "output_path", "versions")
 """Places that are no part of the cache: it may be anywhere."""
@@ -33,7 +35,9 @@ def recorded_flags(config: TrainConfig) -> dict[str, Any]:
     config = replace(config, task=f"{config.task_name}:data_process")
     known = {flag.name: flag for flag in flags(TrainConfig)}
     paths = {flag.name for flag in known.values() if flag.kind is Path}
-    paths |= _path_options(config)
+    family = _family_of(config)
+    if family is not None:
+        paths |= _path_options(family)
     recorded = {}
     for name, value in as_flags(config).items():
         flag = known.get(name)
@@ -46,20 +50,25 @@ def recorded_flags(config: TrainConfig) -> dict[str, Any]:
         recorded[name] = _absolute(value) if name in paths else value
     if "dataset" in recorded:
         recorded["dataset"] = [with_absolute_paths(one) for one in recorded["dataset"]]
+    if "model_id" in recorded and family is not None:
+        recorded["model_id"] = absolute(recorded["model_id"], [family])
     if "model_paths" in recorded:
         _record_model_paths(recorded)
     return recorded
 
 
-def _path_options(config: TrainConfig) -> set[str]:
-    """Return the names of the family's options that are paths."""
-    if not config.family_options:
-        return set()
+def _family_of(config: TrainConfig) -> ModelFamily | None:
+    """Return the family; None for a run that a library made, of a family that no plugin
+    provides.
+    """
     try:
-        family = load_family(config.model, config.disabled_plugins)
+        return load_family(config.model, config.disabled_plugins)
     except UsageError:
-        # A run that a library made, of a family that no plugin provides.
-        return set()
+        return None
+
+
+def _path_options(family: ModelFamily) -> set[str]:
+    """Return the names of the family's options that are paths."""
     return {
         option.name
         for option in family.options
@@ -121,6 +130,10 @@ def config_of(
                 options[name] = str(value)
         for name, value in values.items():
             check_value(known[name], value)
+        if "model_id" in places:
+            # It is the whole model, which recorded files would replace in part.
+            for name in MODEL_FILES:
+                values.pop(name, None)
         values |= places
         task = str(values.get("task", "sft")).partition(":")[0]
         values |= {"task": f"{task}:data_process", "feature_cache": folder}

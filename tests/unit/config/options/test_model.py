@@ -11,6 +11,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "hub": ("modelscope", ""),
     "mixed_precision": (None, "resolved"),
     "model": (None, "training"),
+    "model_id": (None, ""),
     "model_id_with_origin_paths": (None, ""),
     "model_paths": (None, ""),
     "offload_models": (None, ""),

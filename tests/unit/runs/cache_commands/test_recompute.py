@@ -120,10 +120,13 @@ def test_models_and_data_may_be_elsewhere(here: Path, capsys: Printed) -> None:
         paths = json.dumps(list(weights_of(here / "model_2").values()))
         places = {"dataset_base_path": here / "moved", "model_paths": paths}
         recompute(here / "cache", 2, 0, [], places)
+        del places["model_paths"]
+        places["model_id"] = str(here / "model_2")
+        recompute(here / "cache", 2, 0, [], places)
     finally:
         (here / "moved").rename(here / "data")
         (here / "model_2").rename(here / "model")
-    assert "6 of 6 values are equal" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("6 of 6 values are equal") == 2
 
 
 def test_other_metadata_is_refused(here: Path) -> None:

@@ -93,6 +93,29 @@ def test_paths_of_models_are_recorded_as_absolute_paths(
     assert recorded["model_id_with_origin_paths"] == "Tiny/Tiny:vae/*"
 
 
+@pytest.mark.usefixtures("tiny")
+def test_a_model_named_in_one_word_is_recorded_so_that_it_means_the_same_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my/model").mkdir(parents=True)
+    for given, recorded in (
+        ("my/model", str(tmp_path / "my/model")),
+        ("Tiny/Tiny@v1", "Tiny/Tiny@v1"),
+    ):
+        config = TrainConfig(model="tiny", model_id=given)
+        assert recorded_flags(config)["model_id"] == recorded
+
+
+def test_a_model_given_in_place_of_the_recorded_one_is_the_whole_model() -> None:
+    recorded = {"model": "tiny", "model_paths": '["a"]', "model_id": "Tiny/Tiny"}
+    record = {"about": {"config": recorded}}
+    moved = config_of(record, Path("plan"), Path("cache"), model_id="elsewhere")
+    assert (moved.model_id, moved.model_paths) == ("elsewhere", None)
+    replaced = config_of(record, Path("plan"), Path("cache"), model_paths='["b"]')
+    assert (replaced.model_id, replaced.model_paths) == ("Tiny/Tiny", '["b"]')
+
+
 def test_an_option_of_a_family_that_is_no_path_stays() -> None:
     config = TrainConfig(model="tiny", family_options={"edit_pixels": "9"})
     assert recorded_flags(config)["edit_pixels"] == "9"

@@ -14,4 +14,13 @@ MODEL = ModelFamily(
         "text_encoder": ("layer",),
     },
     lora_prefixes={"dit": "transformer", "text_encoder": "text_encoder"},
+    # What --model_id means; other models in the layout of diffusers need no entry.
+    model_ids={"base": ("my-model/my-model",)},
+    model_files={
+        "my-model/my-model": {
+            "dit": "transformer/*.safetensors",
+            "text_encoder": "text_encoder/*.safetensors",
+            "vae": "vae/*.safetensors",
+        },
+    },
 )

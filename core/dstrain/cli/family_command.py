@@ -1,0 +1,202 @@
+"""The commands that open a model: they have the options of a configuration and, once it is
+known, of the model's family.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import click
+
+from dstrain.cli.click_options import (
+    CONFIG_FILE,
+    GroupedOption,
+    as_option,
+    file_path,
+    place,
+    repeat_flags,
+    shared_options,
+)
+from dstrain.cli.config_file import default_map, read_file
+from dstrain.config.datasets import repeated_base_paths
+from dstrain.config.fields import Group, flags
+from dstrain.config.options.model import ModelChoice
+from dstrain.config.options.train import TrainConfig
+from dstrain.config.serialize import read_resolved
+from dstrain.errors import UsageError
+from dstrain.registry.family import ModelFamily, Option
+
+FAMILY = "dstrain.family"
+"""Key of `Context.meta` for the family that --model names, or --model_id tells."""
+
+
+class FamilyCommand(click.Command):
+    """A command with the options of a configuration, and of the family that --model names
+    or --model_id tells.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: type[ModelChoice],
+        body: Callable[..., None],
+        extra: Sequence[click.Option] = (),
+    ) -> None:
+        """Make a command whose help is the body's docstring.
+
+        Args:
+            name: The word that stands for the command.
+            config: The configuration whose fields are options.
+            body: What is called with the configuration and the values of `extra`.
+            extra: Options that are not in the configuration.
+        """
+        file = GroupedOption(
+            "--config",
+            type=file_path,
+            metavar="FILE",
+            in_files=False,
+            help="Read options from a TOML, YAML or JSON file. The command line takes precedence.",
+        )
+        own: list[click.Parameter] = [as_option(flag) for flag in flags(config)]
+        params = [*own, *extra, file, *shared_options()]
+        super().__init__(name, params=params, help=body.__doc__)
+        self.config = config
+        self.body = body
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's options and, once the family is known, the family's."""
+        params = super().get_params(ctx)
+        family: ModelFamily | None = ctx.meta.get(FAMILY)
+        if family is None:
+            return params
+        options = [
+            GroupedOption(
+                f"--{option.name}",
+                group=family.name,
+                help=option.help,
+                # click takes False to mean that the value may be left out.
+                is_flag=option.is_flag or None,
+            )
+            for option in self._family_options(family)
+        ]
+        return [*options, *params]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read --config, --model, --model_id and -p first: what the other options are
+        depends on them.
+        """
+        several = [flag.name for flag in flags(self.config) if flag.several]
+        args = repeat_flags(args, several)
+        if issubclass(self.config, TrainConfig):
+            args = repeated_base_paths(args)
+        if not ctx.resilient_parsing:
+            self._read_first(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _read_first(self, ctx: click.Context, args: list[str]) -> None:
+        # Imported once a command runs, since they import pluggy.
+        from dstrain.cli.model_family import family_of
+        from dstrain.registry.discovery import load_family
+
+        first = self.make_context(
+            ctx.info_name,
+            list(args),
+            parent=ctx.parent,
+            resilient_parsing=True,
+            ignore_unknown_options=True,
+            allow_extra_args=True,
+        ).params
+        file = first["config"]
+        values = read_file(file) if file is not None else {}
+        if first.get("run") is not None:
+            values.setdefault("model", read_resolved(first["run"])["model"])
+        model = first["model"] or values.get("model")
+        named = first["model_id"] or values.get("model_id")
+        disabled = first["disabled_plugins"] or [
+            name.removeprefix("no:") for name in values.get("p", ())
+        ]
+        if model is not None:
+            ctx.meta[FAMILY] = load_family(str(model), disabled)
+        elif named is not None:
+            told = family_of(str(named), disabled, in_help="--help" in args)
+            if told is None:
+                return
+            ctx.meta[FAMILY] = told
+            ctx.default_map = {"model": told.name}
+        else:
+            return  # click says that it is required
+        if values:
+            path = file or first["run"]
+            ctx.meta[CONFIG_FILE] = path
+            options = {
+                param.opts[0].lstrip("-"): param
+                for param in self.get_params(ctx)
+                if isinstance(param, GroupedOption) and param.in_files
+            }
+            ctx.default_map = {
+                **(ctx.default_map or {}),
+                **default_map(path, values, options),
+            }
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Build the configuration and call the body with it."""
+        from dstrain.distributed.signals import interrupt_on_signals
+
+        family: ModelFamily = ctx.meta[FAMILY]
+        family_options = {}
+        for option in self._family_options(family):
+            value = ctx.params.pop(option.name)
+            if value not in (None, False):
+                family_options[option.name] = str(value)
+        values = {flag.name: ctx.params.pop(flag.name) for flag in flags(self.config)}
+        ctx.params.pop("config")
+        config = self.config(
+            **values,
+            family_options=family_options,
+            disabled_plugins=ctx.params.pop("disabled_plugins"),
+        )
+        try:
+            _check_family(config, family)
+            with interrupt_on_signals():
+                self.body(config, **ctx.params)
+        except UsageError as error:
+            for param in self.get_params(ctx):
+                if error.where == param.opts[0]:
+                    error.where = place(param, ctx)
+            raise
+
+    def format_options(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Write the options group by group; the family's follow the model's."""
+        family: ModelFamily | None = ctx.meta.get(FAMILY)
+        groups: list[str] = list(get_args(Group))
+        if family is not None:
+            groups.insert(1, family.name)
+        records = [(one, one.get_help_record(ctx)) for one in self.get_params(ctx)]
+        for group in groups:
+            rows = [
+                record
+                for param, record in records
+                if record and getattr(param, "group", "general") == group
+            ]
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
+
+    def _family_options(self, family: ModelFamily) -> list[Option]:
+        """Return the family's options that act here; what is saved is for training."""
+        is_training = issubclass(self.config, TrainConfig)
+        return [option for option in family.options if is_training or not option.saves]
+
+
+def _check_family(config: ModelChoice, family: ModelFamily) -> None:
+    """Refuse what the family's record refuses, before anything of it is imported."""
+    from dstrain.registry.discovery import variant_of
+
+    if config.variant is not None:
+        variant_of(family, config.variant)
+    for option in family.options:
+        names_file = option.component and not option.field
+        if config.toy and names_file and option.name in config.family_options:
+            what = f"has no effect: --toy builds its own {option.component}"
+            raise UsageError(f"--{option.name}", what)

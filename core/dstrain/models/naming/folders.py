@@ -1,0 +1,183 @@
+"""Find the components in a folder: one in a published layout, or one of parts, as ComfyUI
+has them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from dstrain.errors import MissingFiles, UsageError
+from dstrain.models.component_files import ModelConfig
+from dstrain.models.components import Component, Files
+from dstrain.models.hub.record import SHARD, missing_shards
+from dstrain.models.naming.location import FLAG
+from dstrain.models.weight_files import TORCH_SUFFIXES
+from dstrain.models.weights import find_weights
+
+SAFETENSORS = ".safetensors"
+PART_FOLDERS = (
+    "diffusion_models",
+    "unet",
+    "text_encoders",
+    "clip",
+    "clip_vision",
+    "vae",
+)
+"""The folders of ComfyUI that hold components."""
+SHARED_WITH_PUBLISHED = "vae"
+"""The one of them that published layouts have, too."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files that `--model_id` stands for."""
+
+    config: ModelConfig
+    components: tuple[str, ...]
+    """The components that they may be: several where their keys do not tell which."""
+
+    @property
+    def first(self) -> str:
+        """Return the first of its files."""
+        path = self.config.path or ""
+        return path if isinstance(path, str) else path[0]
+
+
+def parts_of_folder(folder: Path, components: Sequence[Component]) -> list[Part]:
+    """Return the files of components in a folder; files of other models are passed over.
+
+    In a published layout places tell what files are; otherwise, their keys do. Raises
+    MissingFiles if there is none, and StateError if shards are absent.
+    """
+    parts: list[Part] = []
+    if not _has_part_folders(folder, components):
+        parts = _published(folder, components)
+    placed = {name for part in parts for name in part.components}
+    if any(one.name not in placed for one in components if not one.is_folder):
+        found = _recognized(folder, components)
+        parts += [part for part in found if not placed.intersection(part.components)]
+    if not parts:
+        names = [one.name for one in components if not one.is_folder]
+        raise MissingFiles(
+            folder,
+            f"contains no files of {', '.join(names)}",
+            "expected the folders of a published model, those of ComfyUI "
+            f"({', '.join(PART_FOLDERS)}), or {SAFETENSORS} files",
+        )
+    return parts
+
+
+def config_of(paths: Sequence[Path], component: str = "") -> ModelConfig:
+    """Return files of one component as model files, a single one as `--model_paths` has it."""
+    return ModelConfig(tuple(map(str, paths)), component=component)
+
+
+def fitting(paths: Sequence[Path], components: Iterable[Component]) -> list[Component]:
+    """Return the components whose weights files have, by their keys; raises StateError for
+    a file that cannot be read.
+    """
+    names = list(find_weights(paths))
+    files = Files(tuple(paths))
+    return [one for one in components if one.part_of(files, names) is not None]
+
+
+def loose_weights(folder: Path) -> list[Path]:
+    """Return the files of weights in the folders of ComfyUI, and beside them."""
+    found = list(folder.glob(f"*{SAFETENSORS}"))
+    for name in PART_FOLDERS:
+        found += (folder / name).rglob(f"*{SAFETENSORS}")
+    return found
+
+
+def weight_sets(paths: Iterable[Path]) -> list[list[Path]]:
+    """Return files with the shards of one model together, sorted; raises MissingFiles for
+    absent ones.
+    """
+    found: dict[Path, list[Path]] = {}
+    for path in sorted(paths):
+        shard = SHARD.fullmatch(path.name)
+        stem = f"{shard[1]}-of-{shard[3]}{shard[4]}" if shard else path.name
+        found.setdefault(path.with_name(stem), []).append(path)
+    for shards in found.values():
+        missing = missing_shards([path.name for path in shards])
+        if missing:
+            what = f"{len(missing)} shards are missing, such as {missing[0]}"
+            raise MissingFiles(shards[0].parent, what)
+    return list(found.values())
+
+
+def refuse_doubt(parts: Sequence[Part]) -> None:
+    """Refuse several sets of files for one component, naming them."""
+    for name in dict.fromkeys(name for part in parts for name in part.components):
+        able = [part.first for part in parts if name in part.components]
+        if len(able) > 1:
+            raise UsageError(
+                FLAG,
+                f"has several files that can be {name}: {', '.join(able)}",
+                f"""name the right one as well: --model_paths '["{able[0]}"]'""",
+            )
+
+
+def _has_part_folders(folder: Path, components: Iterable[Component]) -> bool:
+    """Return whether a folder has one that ComfyUI has, and no published layout."""
+    published = {place for one in components for place in one.folders}
+    names = set(PART_FOLDERS) - published - {SHARED_WITH_PUBLISHED}
+    return any((folder / name).is_dir() for name in names)
+
+
+def _published(folder: Path, components: Iterable[Component]) -> list[Part]:
+    """Return the files that are in the place of a component in a published layout, that of
+    diffusers first.
+    """
+    parts = []
+    for component in components:
+        if component.is_folder:
+            continue
+        sets: list[list[Path]] = []
+        for place in component.folders:
+            sets = sets or weight_sets((folder / place).glob(f"*{SAFETENSORS}"))
+        sets = sets or weight_sets(_originals(folder, component))
+        parts += [Part(config_of(paths), (component.name,)) for paths in sets]
+    return parts
+
+
+def _recognized(folder: Path, components: Sequence[Component]) -> list[Part]:
+    """Return the files that are components by their keys."""
+    parts = []
+    for paths in weight_sets(loose_weights(folder)):
+        names = tuple(one.name for one in fitting(paths, components))
+        named = _by_filename(paths, names, components)
+        if named:
+            parts.append(Part(config_of(paths, named), (named,)))
+        elif names:
+            parts.append(Part(config_of(paths), names))
+    return parts
+
+
+def _originals(folder: Path, component: Component) -> list[Path]:
+    """Return the files in a folder that are published under a component's original names."""
+    return [
+        path
+        for path in folder.iterdir()
+        if path.suffix in (SAFETENSORS, *TORCH_SUFFIXES)
+        and any(fnmatchcase(path.name, one) for one in component.original_filenames)
+    ]
+
+
+def _by_filename(
+    paths: Sequence[Path], names: Sequence[str], components: Iterable[Component]
+) -> str:
+    """Return the one of components with the same keys whose files are named so; '' if the
+    name does not tell.
+    """
+    if len(names) < 2:
+        return ""
+    file = paths[0].name.lower()
+    named = [
+        one.name
+        for one in components
+        if one.name in names
+        and any(fnmatchcase(file, mark) for mark in one.expert_filenames)
+    ]
+    return named[0] if len(named) == 1 else ""

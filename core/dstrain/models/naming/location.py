@@ -1,0 +1,80 @@
+"""Tell what the value of `--model_id` is: a published model, or a folder or file on this
+machine. Imports no torch.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dstrain.errors import MissingFiles, UsageError, nearest
+from dstrain.models.hub.source import ModelSource
+from dstrain.registry.family import ModelFamily
+
+FLAG = "--model_id"
+PUBLISHED = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([^@:]+))?")
+"""ID or ID@REVISION; what begins with '/', './' or '../' is none."""
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A model on a hub."""
+
+    model_id: str
+    revision: str = ""
+    """A branch, tag or commit; '' for the hub's default."""
+
+
+def located(value: str, families: Iterable[ModelFamily]) -> PublishedModel | Path:
+    """Return what a value means: an existing path means itself, and OWNER/NAME else a
+    published model.
+
+    Raises UsageError for a path that is the id of a published model, too, and MissingFiles
+    for what is neither a path nor an id.
+
+    Args:
+        value: The value of `--model_id`.
+        families: The families that may know it.
+    """
+    families = list(families)
+    path = Path(value)
+    written = PUBLISHED.fullmatch(value)
+    if written is None:
+        if path.exists():
+            return path
+        known = [one for family in families for one in family.model_files]
+        raise MissingFiles(
+            value,
+            f"does not exist{nearest(value, known)}",
+            "a published model is written OWNER/NAME: `dstrain models` lists those that are known",
+        )
+    model_id, revision = written.groups(default="")
+    published = PublishedModel(model_id, revision)
+    if not path.exists() or _is_its_own_folder(path, published):
+        return published
+    if any(family.knows(model_id) for family in families):
+        kind = "folder" if path.is_dir() else "file"
+        raise UsageError(
+            FLAG,
+            f"{value} is a published model and the path of a {kind}",
+            f"for the {kind}, write ./{value}; for the published model, move the {kind}, or run this elsewhere",
+        )
+    return path
+
+
+def absolute(value: str, families: Iterable[ModelFamily]) -> str:
+    """Return a value as it means the same in another working directory; one that means
+    nothing here stays as it is.
+    """
+    try:
+        where = located(value, families)
+    except (MissingFiles, UsageError):
+        return value
+    return value if isinstance(where, PublishedModel) else os.path.abspath(value)
+
+
+def _is_its_own_folder(path: Path, published: PublishedModel) -> bool:
+    """Return whether a path is where the files of the published model are kept."""
+    folder = ModelSource(published.model_id).folder
+    return folder.exists() and path.samefile(folder)

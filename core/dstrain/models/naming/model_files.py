@@ -1,0 +1,111 @@
+"""Find the model files that a command line names."""
+
+from dataclasses import replace
+
+from dstrain.config.fields import parse_model_paths, parse_origins
+from dstrain.config.options.model import Hub, ModelChoice
+from dstrain.console import get_logger
+from dstrain.errors import nearest
+from dstrain.models.component_files import ModelConfig
+from dstrain.models.components import Component, components_of
+from dstrain.models.naming.folders import Part, config_of, fitting, parts_of_folder
+from dstrain.models.naming.location import FLAG, PublishedModel, located
+from dstrain.models.naming.replacing import without_replaced
+from dstrain.registry.family import ModelFamily
+
+logger = get_logger(__name__)
+
+
+def model_configs(
+    config: ModelChoice,
+    family: ModelFamily,
+    offline: bool = False,
+) -> tuple[ModelConfig, ...]:
+    """Return the model files of a command line: those of --model_id, --model_paths and
+    --model_id_with_origin_paths, and of the family's path flags and switches.
+
+    With `offline`, no hub is asked for missing files. Raises UsageError and StateError for
+    a --model_id that means nothing, or leaves doubts.
+    """
+    hub = None if offline else config.hub
+    found = list(named_files(config, family, hub))
+    for option in family.options:
+        value = config.family_options.get(option.name)
+        if value and option.field:
+            entries = {option.field: True}
+            found.append(ModelConfig(component=option.component, entries=entries))
+        elif value and option.component:
+            found.append(ModelConfig(value, component=option.component, hub=hub))
+    return tuple(found)
+
+
+def named_files(
+    config: ModelChoice, family: ModelFamily, hub: Hub | None
+) -> tuple[ModelConfig, ...]:
+    """Return the files of the three options that name a model's files; those of --model_id
+    are left out whose component the others name.
+    """
+    paths = [
+        ModelConfig(paths, hub=hub) for paths in parse_model_paths(config.model_paths)
+    ]
+    origins = [
+        ModelConfig(None, name, pattern, revision=revision, hub=hub)
+        for name, pattern, revision in parse_origins(config.model_id_with_origin_paths)
+    ]
+    if config.model_id is None:
+        return (*paths, *origins)
+    parts = parts_of(config.model_id, family, hub)
+    kept = without_replaced(parts, [*paths, *origins], family)
+    return (*paths, *kept, *origins)
+
+
+def parts_of(value: str, family: ModelFamily, hub: Hub | None) -> list[Part]:
+    """Return what the value of --model_id stands for; as long options would name it.
+
+    Args:
+        value: The value.
+        family: The family of the model.
+        hub: The hub to fetch missing files from; None forbids fetching.
+    """
+    components = list(components_of(family).values())
+    where = located(value, [family])
+    if isinstance(where, PublishedModel):
+        return _published_parts(where, family, components, hub)
+    if where.is_dir():
+        parts = parts_of_folder(where, components)
+    else:
+        names = tuple(one.name for one in fitting([where], components))
+        parts = [Part(config_of([where]), names)]
+    return [replace(part, config=replace(part.config, hub=hub)) for part in parts]
+
+
+def _published_parts(
+    published: PublishedModel,
+    family: ModelFamily,
+    components: list[Component],
+    hub: Hub | None,
+) -> list[Part]:
+    """Return the files of a published model that the family's record names, or for another
+    id, those in the layout of diffusers.
+    """
+    patterns = family.model_files.get(published.model_id)
+    if patterns is None:
+        hint = nearest(published.model_id, family.model_files)
+        logger.info(
+            f"{FLAG}: the family {family.name} does not list {published.model_id}, whose files are "
+            f"therefore expected in the folders of diffusers{hint}"
+        )
+        patterns = {
+            one.name: f"{one.folder}/*.safetensors"
+            for one in components
+            if not one.is_folder
+        }
+    parts = []
+    for name, pattern in patterns.items():
+        other, _, own = pattern.rpartition(":")
+        model_id = other or published.model_id
+        # A revision is one of the model that is named.
+        revision = published.revision if model_id == published.model_id else ""
+        config = ModelConfig(None, model_id, own, revision=revision, hub=hub)
+        parts.append(Part(config, (name,)))
+    return parts

@@ -1,0 +1,37 @@
+"""--model_id means what DiffSynth-Studio's commands write out; a local toy is told, too."""
+
+from pathlib import Path
+
+import pytest
+from dstrain.cli.main import main
+from dstrain_flux import MODEL
+from dstrain_flux.toy import write
+
+from tests.support.short_forms import long_form, short_form
+
+OWNER = "black-forest-labs"
+SHARED = f"""{OWNER}/FLUX.1-dev:text_encoder/model.safetensors
+    {OWNER}/FLUX.1-dev:text_encoder_2/*.safetensors {OWNER}/FLUX.1-dev:ae.safetensors"""
+
+
+@pytest.mark.parametrize("name", ["dev", "Krea-dev", "Kontext-dev"])
+def test_an_id_is_the_files_of_the_published_command(name: str) -> None:
+    model_id = f"{OWNER}/FLUX.1-{name}"
+    file = f"flux1-{name.lower()}.safetensors"
+    long = long_form(MODEL, f"{model_id}:{file} {SHARED}")
+    assert short_form(MODEL, model_id) == long
+
+
+def test_schnell_needs_no_file_whose_terms_must_be_accepted() -> None:
+    model_id = f"{OWNER}/FLUX.1-schnell"
+    assert {one.model_id for one in short_form(MODEL, model_id)} == {model_id}
+
+
+@pytest.mark.parametrize("variant", MODEL.variants)
+def test_a_toy_is_named_by_its_folder(
+    variant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "toy", variant)
+    words = ["graph", "--model_id", str(tmp_path / "toy"), "--variant", variant]
+    assert main([*words, "--tokenizer_1_path", "elsewhere"]) == 0
+    assert f"flux {variant}, task sft" in capsys.readouterr().out

@@ -1,0 +1,83 @@
+"""The value of --model_id is a path or a published model, and never a guess."""
+
+from pathlib import Path
+
+import pytest
+from dstrain.errors import MissingFiles, UsageError
+from dstrain.models.naming.location import PublishedModel, absolute, located
+
+from tests.support.family import MODEL
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DSTRAIN_MODEL_BASE_PATH", raising=False)
+    monkeypatch.delenv("DIFFSYNTH_MODEL_BASE_PATH", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("value", "model_id", "revision"),
+    [
+        ("Tiny/Tiny", "Tiny/Tiny", ""),
+        ("Tiny/Tiny@v1.0", "Tiny/Tiny", "v1.0"),
+        ("Some-One/FLUX.1_x@refs/pr/1", "Some-One/FLUX.1_x", "refs/pr/1"),
+    ],
+)
+def test_owner_and_name_are_a_published_model(
+    value: str, model_id: str, revision: str
+) -> None:
+    assert located(value, [MODEL]) == PublishedModel(model_id, revision)
+    assert absolute(value, [MODEL]) == value
+
+
+@pytest.mark.parametrize(
+    "value", ["model", "./Tiny/Tiny", "models/mine", "a/b/c.safetensors", "Tiny/"]
+)
+def test_a_path_that_exists_is_itself(value: str, here: Path) -> None:
+    path = here / value
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir()
+    assert located(value, [MODEL]) == Path(value)
+    assert located(str(path), [MODEL]) == path
+    assert absolute(value, [MODEL]) == str(path)
+
+
+def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
+    here: Path,
+) -> None:
+    (here / "Tiny/Tiny").mkdir(parents=True)
+    with pytest.raises(
+        UsageError, match="a published model and the path of a folder"
+    ) as caught:
+        located("Tiny/Tiny", [MODEL])
+    assert "write ./Tiny/Tiny" in caught.value.help_lines[0]
+    assert located("./Tiny/Tiny", [MODEL]) == Path("Tiny/Tiny")
+    # Of a family that is not asked it is only a path.
+    assert located("Tiny/Tiny", []) == Path("Tiny/Tiny")
+
+
+def test_the_folder_of_the_published_model_itself_is_no_other(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "Tiny/Tiny").mkdir(parents=True)
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", ".")
+    assert located("Tiny/Tiny", [MODEL]) == PublishedModel("Tiny/Tiny")
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("Tiny", "did you mean 'Tiny/Tiny'"),
+        ("./nothing", "./nothing: does not exist"),
+        ("a/b/c.safetensors", "does not exist"),
+        ("Tiny/Tiny:vae/*", "did you mean 'Tiny/Tiny'"),
+    ],
+)
+def test_what_is_neither_is_refused_with_the_nearest_id(value: str, hint: str) -> None:
+    with pytest.raises(MissingFiles) as caught:
+        located(value, [MODEL])
+    assert hint in str(caught.value)
+    assert "OWNER/NAME" in str(caught.value)
+    assert absolute(value, [MODEL]) == value
