@@ -10,6 +10,7 @@ from dstrain.config.fields import (
     parse_origins,
     split_commas,
 )
+from dstrain.config.layer_numbers import parse_alphas, parse_ranks
 from dstrain.config.learning_rates import parse_learning_rates
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
@@ -112,6 +113,8 @@ def _check_trainables(config: TrainConfig) -> None:
         text = getattr(config, name)
         if text is not None and not split_commas(text):
             raise UsageError(f"--{name}", "is empty")
+    parse_ranks(config.lora_rank)
+    parse_alphas(config.lora_alpha)
     trained = {name.partition(".")[0] for name in split_commas(config.trainable_models)}
     if config.lora_base_model in trained:
         what = f"{config.lora_base_model} is also in --trainable_models"

@@ -6,7 +6,7 @@ that fits.
 """
 
 import json
-from collections import UserDict
+from collections import Counter, UserDict
 from collections.abc import Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -20,7 +20,12 @@ from dstrain.lora.key_names import base_shapes
 from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED, KEY, is_folded, parse_keys
 from dstrain.lora.layers import rescaled
 from dstrain.lora.reader import Alpha, Lora, read_lora
-from dstrain.lora.writer import adapter_fields, key_format_of, layers_in
+from dstrain.lora.writer import (
+    adapter_fields,
+    in_header,
+    key_format_of,
+    layers_in,
+)
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import recorded_config
 from dstrain.models.formats import NATIVE, Shapes, from_checkpoint, to_checkpoint
@@ -149,9 +154,13 @@ def _convert_lora(
     if not is_folded(header):
         header |= FOLDED
         header.pop("alpha", None)
-        alphas = {layer.alpha for lora in loras for layer in lora.layers.values()}
-        if len(alphas) == 1:
-            header["alpha"] = str(alphas.pop())
+        alphas = {
+            name: layer.alpha for lora in loras for name, layer in lora.layers.items()
+        }
+        usual, _ = Counter(alphas.values()).most_common(1)[0]
+        if len(loras) == 1 or set(alphas.values()) == {usual}:
+            for name, value in in_header("alpha", alphas, usual).items():
+                header[name] = json.dumps(value)
     summary = ", ".join(
         f"{len(lora.layers)} layers of {lora.component}" for lora in loras
     )

@@ -4,6 +4,7 @@ The naming is recognized by the keys. Every key is used, every layer is complete
 nothing is guessed: what is ambiguous is refused by name.
 """
 
+import json
 import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -69,12 +70,16 @@ class Lora:
         if text is None or not is_folded(self.header):
             return self.layers
         try:
-            alpha = float(text)
-        except ValueError:
-            alpha = math.nan
-        if not 0 < alpha < math.inf:
-            raise StateError(path, f"its header has no valid alpha: {text!r}")
-        return {name: layer.with_alpha(alpha) for name, layer in self.layers.items()}
+            others = json.loads(self.header.get("alphas", "{}"))
+            alphas = {name: float(others.get(name, text)) for name in self.layers}
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            alphas = {"": math.nan}
+        if not all(0 < alpha < math.inf for alpha in alphas.values()):
+            given = self.header.get("alphas", text)
+            raise StateError(path, f"its header has no valid alpha: {given!r}")
+        return {
+            name: layer.with_alpha(alphas[name]) for name, layer in self.layers.items()
+        }
 
 
 @dataclass(frozen=True)

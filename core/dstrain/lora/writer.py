@@ -14,17 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.errors import UsageError
+from dstrain.lora.adapters import ADAPTER, UP, lora_layers, lora_state
 from dstrain.lora.key_names import Rows, base_shapes, key_formats, key_table
 from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED
-from dstrain.lora.layers import (
-    ADAPTER,
-    UP,
-    LoraConfig,
-    LoraLayer,
-    lora_layers,
-    lora_state,
-    rescaled,
-)
+from dstrain.lora.layers import LoraConfig, LoraLayer, rescaled
 from dstrain.lora.reader import Lora
 from dstrain.models.components import components_of
 from dstrain.models.formats import LoraKeyFormat, Shapes
@@ -51,18 +44,25 @@ def save_lora(
         metadata: Family, base, step, versions and the like; values that are not strings
             are stored as JSON.
     """
-    rank = lora_config.rank
+    layers = lora_layers(module)
     tensors = {}
     for name, value in lora_state(module).items():
-        if UP.search(name):
-            value = rescaled(value, lora_config.alpha, rank)
+        found = UP.search(name)
+        if found is not None:
+            layer = layers[name[: found.start()]]
+            value = rescaled(value, layer.alpha, layer.rank)
         tensors[f"{prefix}.{name}"] = value.float()
     header = lora_header(module, lora_config, metadata)
+    ranks = {name: layer.rank for name, layer in layers.items()}
     adapter = {
-        f"{prefix}.r": rank,
-        f"{prefix}.lora_alpha": rank,
+        f"{prefix}.r": lora_config.rank,
+        f"{prefix}.lora_alpha": lora_config.rank,
         f"{prefix}.target_modules": header["targets"].split(","),
     }
+    exceptions = peft_exceptions(ranks, lora_config.rank)
+    if exceptions:
+        adapter[f"{prefix}.rank_pattern"] = exceptions
+        adapter[f"{prefix}.alpha_pattern"] = exceptions
     header[ADAPTER_HEADER] = json.dumps(adapter, sort_keys=True)
     write_tensors(path, tensors, header, checksum=True)
 
@@ -79,7 +79,7 @@ def save_lora_for(
     program than diffusers.
     """
     key_format = key_format_of(path, lora_config.component, family, program)
-    layers = lora_layers(network, lora_config)
+    layers = lora_layers(network)
     lora = Lora(lora_config.component, layers, {})
     named = layers_in(lora, key_format, base_shapes(network))
     tensors = {name: value.float() for name, value in named.items()}
@@ -93,14 +93,17 @@ def lora_header(
     metadata: Mapping[str, Any],
 ) -> dict[str, str]:
     """Return the header of a file of the trained layers, whichever program it is for;
-    metadata as in `save_lora`. Its alpha is that of the training.
+    metadata as in `save_lora`. Its alphas are those of the training.
     """
+    layers = lora_layers(module)
+    ranks = {name: layer.rank for name, layer in layers.items()}
+    alphas = {name: layer.alpha for name, layer in layers.items()}
     adapters: Any = module.peft_config
     fields = {
         **metadata,
         "component": lora_config.component,
-        "rank": lora_config.rank,
-        "alpha": lora_config.alpha,
+        **in_header("rank", ranks, lora_config.rank),
+        **in_header("alpha", alphas, adapters[ADAPTER].lora_alpha),
         "targets": ",".join(sorted(adapters[ADAPTER].target_modules)),
         **FOLDED,
     }
@@ -169,7 +172,7 @@ def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
     """
     ranks = {name: layer.rank for name, layer in lora.layers.items()}
     rank = max(ranks.values())
-    others = {name: one for name, one in ranks.items() if one != rank}
+    others = peft_exceptions(ranks, rank)
     targets = sorted(lora.layers)
     if "targets" in lora.header:
         targets = lora.header["targets"].split(",")
@@ -181,6 +184,26 @@ def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
         "alpha_pattern": others,
     }
     return {prefix + name: value for name, value in fields.items() if value != {}}
+
+
+def in_header(name: str, numbers: Mapping[str, float], usual: float) -> dict[str, Any]:
+    """Return the header's entries for the ranks or alphas of layers: the usual one, and
+    those of the layers that have another.
+    """
+    others = {layer: number for layer, number in numbers.items() if number != usual}
+    return {name: usual, **({f"{name}s": others} if others else {})}
+
+
+def peft_exceptions(numbers: Mapping[str, int], usual: int) -> dict[str, int]:
+    """Return peft's patterns for the layers that have another rank than the usual one."""
+    found = {}
+    for name, number in numbers.items():
+        if number == usual:
+            continue
+        # peft also matches layers whose names end with a pattern.
+        is_ending = any(other.endswith(f".{name}") for other in numbers)
+        found[f"^{name}" if is_ending else name] = number
+    return found
 
 
 def key_format_of(

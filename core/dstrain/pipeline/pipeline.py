@@ -30,9 +30,9 @@ from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.task import NEGATIVE, POSITIVE
 from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.graph.values import read_only
+from dstrain.lora.adapters import add_layers
 from dstrain.lora.header import training_differences
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.layers import add_layers
 from dstrain.lora.reader import read_lora
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Files, components_of

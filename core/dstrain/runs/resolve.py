@@ -176,8 +176,7 @@ def trainables_of(config: TrainConfig, family: ModelFamily) -> Trainables:
             f"is required: {family.name} has no default targets for {component!r}",
             f"it has targets for {', '.join(family.lora_targets)}",
         )
-    alpha = config.lora_rank if config.lora_alpha is None else config.lora_alpha
-    lora = LoraConfig(component, tuple(targets), config.lora_rank, float(alpha))
+    lora = LoraConfig.of(config, component, tuple(targets))
     return Trainables(full, (lora,))
 
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from dstrain.config.fields import option
 
+DEFAULT_RANK = 32
+"""The rank of layers for which no rank is given."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoraOptions:
@@ -20,16 +23,18 @@ class LoraOptions:
         "Module names to add LoRA to, comma-separated. Defaults to the family's list.",
         affects={"resolved", "LoRA"},
     )
-    lora_rank: int = option(
+    lora_rank: int | str = option(
         "LoRA",
-        "LoRA rank.",
-        32,
+        "LoRA rank, or ranks of the layers that patterns match: 16,ff=8 or attn=32,ff=8. "
+        "A pattern is a dotted part of a layer's name, or its beginning.",
+        DEFAULT_RANK,
         affects={"resolved", "LoRA"},
         minimum=1,
     )
-    lora_alpha: float | None = option(
+    lora_alpha: float | str | None = option(
         "LoRA",
-        "LoRA alpha; the layers are scaled by alpha / rank. Defaults to the rank.",
+        "LoRA alpha; the layers are scaled by alpha / rank. Defaults to the rank. Takes "
+        "patterns as --lora_rank does.",
         affects={"resolved", "LoRA"},
         above=0,
     )

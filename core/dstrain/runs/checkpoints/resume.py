@@ -185,7 +185,7 @@ def config_digest(run: TrainingRun) -> str:
     if used_tiles:
         numbers.append({"tiles": used_tiles})
     order = [run.order.groups.tolist(), run.order.samples_per_step]
-    trainables = asdict(setup.trainables)
+    trainables = setup.trainables.identity
     return hash_json("run", [setup.task.name, trainables, order, numbers])
 
 

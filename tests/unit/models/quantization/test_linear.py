@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.lora.layers import LoraConfig, inject, lora_state
+from dstrain.lora.adapters import inject, lora_state
+from dstrain.lora.layers import LoraConfig
 from dstrain.models.quantization.linear import StoredLinear
 from dstrain.models.quantization.methods import METHODS
 from torch import Tensor, nn

@@ -9,16 +9,9 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError, UsageError
+from dstrain.lora.adapters import add_layers, inject, load_layers, lora_state
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.layers import (
-    LoraConfig,
-    LoraLayer,
-    add_layers,
-    inject,
-    load_layers,
-    lora_state,
-    merge_layers,
-)
+from dstrain.lora.layers import LoraConfig, LoraLayer, merge_layers
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.lora.writer import save_lora
 from dstrain.models.components import Component
@@ -72,9 +65,9 @@ def load(
     add_layers(module, read(path, module).layers, scale, adapter_name)
 
 
-def start(path: Path, module: nn.Module, lora_config: LoraConfig = SPEC) -> None:
+def start(path: Path, module: nn.Module) -> None:
     layers = read(path, module).trained_layers(path)
-    load_layers(module, layers, lora_config, path)
+    load_layers(module, layers, path)
 
 
 def run(module: nn.Module) -> Tensor:
@@ -222,7 +215,7 @@ def test_a_saved_lora_acts_alike_and_training_goes_on_from_it(
     assert not torch.equal(run(other), run(net()))
     again = net()
     inject(again, lora_config, {})
-    start(tmp_path / "a.safetensors", again, lora_config)
+    start(tmp_path / "a.safetensors", again)
     for name, value in lora_state(module).items():
         got = lora_state(again)[name]
         assert torch.allclose(got, value, rtol=0 if exact else 1.2e-7, atol=0)
@@ -318,7 +311,7 @@ def test_another_rank_or_alpha_is_refused(
     saved: tuple[Path, nn.Module], lora_config: LoraConfig, flag: str
 ) -> None:
     with pytest.raises(StateError, match=flag):
-        start(saved[0], trained(lora_config), lora_config)
+        start(saved[0], trained(lora_config))
 
 
 def test_other_targets_are_refused_both_ways(
@@ -328,7 +321,7 @@ def test_other_targets_are_refused_both_ways(
     with pytest.raises(
         StateError, match=r"2 layers in the file but not trained: blocks\.0\.to_out\.0"
     ):
-        start(saved[0], trained(fewer), fewer)
+        start(saved[0], trained(fewer))
     save_lora(tmp_path / "b.safetensors", trained(fewer), fewer, "transformer", {})
     with pytest.raises(
         StateError, match=r"2 layers trained but not in the file: blocks\.0\.to_out\.0"
@@ -346,18 +339,18 @@ def test_layers_that_no_loss_reaches_may_be_missing_or_without_effect(
     }
     module = net()
     inject(module, SPEC, {})
-    load_layers(module, fewer, SPEC, Path("file"), optional_layers)
+    load_layers(module, fewer, Path("file"), optional_layers)
     assert torch.equal(
         lora_state(module)["blocks.0.to_q.lora_B.weight"], layers["blocks.0.to_q"].up
     )
     with pytest.raises(StateError, match="1 layers trained but not in the file"):
-        load_layers(module, fewer, SPEC, Path("file"))
+        load_layers(module, fewer, Path("file"))
     module, three = net(), LoraConfig("net", ("to_q", "0.to_out.0"), 4, 8.0)
     inject(module, three, {})
     with pytest.raises(StateError, match="1 layers in the file but not trained"):
-        load_layers(module, layers, three, Path("file"), optional_layers)
+        load_layers(module, layers, Path("file"), optional_layers)
     layers[optional_layers[0]].up.zero_()
-    load_layers(module, layers, three, Path("file"), optional_layers)
+    load_layers(module, layers, Path("file"), optional_layers)
 
 
 def test_layers_of_several_ranks_and_alphas_act_exactly() -> None:
