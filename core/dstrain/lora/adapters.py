@@ -17,6 +17,7 @@ from dstrain.lora.key_names import base_shapes, layers_of
 from dstrain.lora.key_parser import LoraWeights, parse_keys
 from dstrain.lora.layers import LoraConfig, LoraLayer
 from dstrain.lora.patterns import exact_pattern, is_target, numbers_of_layers
+from dstrain.models.quantization.linear import StoredLinear
 from dstrain.storage.safetensors import whole
 
 ADAPTER = "default"
@@ -61,12 +62,16 @@ def inject(
         raise UsageError(
             "--lora_target_modules", what, f"its layers: {first_few(layers)}"
         )
-    numbers = _numbers(
-        [name for name in layers if name in chosen], lora_config, aliases
-    )
+    wanted = [name for name in layers if name in chosen]
+    settings = _numbers(wanted, lora_config, aliases)
+    if lora_config.dropout:
+        settings["lora_dropout"] = lora_config.dropout
+    if lora_config.type == "dora":
+        _refuse_other_kinds(module, wanted)
+        settings["use_dora"] = True
     module.requires_grad_(False)
     try:
-        _add(module, ADAPTER, target_modules=sorted(peft_targets), **numbers)
+        _add(module, ADAPTER, target_modules=sorted(peft_targets), **settings)
     except ValueError as error:
         # A target also matches a module of a kind that peft cannot wrap.
         raise UsageError("--lora_target_modules", str(error)) from error
@@ -89,13 +94,19 @@ def lora_state(module: nn.Module, adapter_name: str = ADAPTER) -> dict[str, Tens
     return {name: whole(value) for name, value in state.items()}
 
 
+def lora_names(module: nn.Module) -> list[str]:
+    """Return the names of the layers that have LoRA."""
+    return list(_lora_modules(module))
+
+
 def lora_layers(module: nn.Module) -> dict[str, LoraLayer]:
     """Return the trained layers by the module's own names, sharing memory with it."""
     wrapped = _lora_modules(module)
-    return {
-        name: LoraLayer(one.down, one.up, wrapped[name].lora_alpha[ADAPTER])
-        for name, one in _weights(module, ADAPTER).items()
-    }
+    found = {}
+    for name, one in _weights(module, ADAPTER).items():
+        alpha = wrapped[name].lora_alpha[ADAPTER]
+        found[name] = LoraLayer(one.down, one.up, alpha, one.magnitude)
+    return found
 
 
 @torch.no_grad()
@@ -108,13 +119,14 @@ def add_layers(
     """Add an adapter with these layers, frozen; ranks and alphas may differ between
     layers.
 
-    Adapters of other names stay active, and no other parameter changes.
+    Adapters of other names stay active, and no other parameter changes. Raises
+    UsageError for DoRA on layers that have one.
 
     Args:
         module: The network.
         layers: The layers by the module's own names, with fitting shapes (`read_lora`
             checks both).
-        scale: A factor of the adapter's effect.
+        scale: A factor of the adapter's effect; of DoRA, only 1 (`with_strength`).
         adapter_name: The name of the adapter.
     """
     trainable = [
@@ -123,17 +135,16 @@ def add_layers(
     ranks = {name: layer.rank for name, layer in layers.items()}
     alphas = {name: layer.alpha for name, layer in layers.items()}
     first = next(iter(layers))
-    _add(
-        module,
-        adapter_name,
-        target_modules="|".join(map(re.escape, layers)),
-        **_peft_numbers(ranks, ranks[first], alphas, alphas[first]),
-    )
+    settings = _peft_numbers(ranks, ranks[first], alphas, alphas[first])
+    if layers[first].type == "dora":
+        _refuse_others_below(module, layers)
+        settings["use_dora"] = True
+    targets = "|".join(map(re.escape, layers))
+    _add(module, adapter_name, target_modules=targets, **settings)
     for parameter in trainable:
         parameter.requires_grad_(True)
     for name, added in _weights(module, adapter_name).items():
-        added.down.copy_(layers[name].down)
-        added.up.copy_(layers[name].up)
+        _fill(added, layers[name])
     for layer in _lora_modules(module).values():
         layer.set_scale(adapter_name, scale)
 
@@ -159,6 +170,7 @@ def load_layers(
     own = lora_layers(module)
     for name, layer in layers.items():
         if name in own:
+            _check_type(layer, own[name], path)
             _check_numbers(name, layer, own, path)
     trained = own.keys()
     untrained = [
@@ -179,8 +191,22 @@ def load_layers(
         what = f"does not fit: it has LoRA on {len(layers)} layers, but {len(trained)} are trained"
         raise StateError(path, what, *lines, advice)
     for name in trained & layers.keys():
-        own[name].down.copy_(layers[name].down)
-        own[name].up.copy_(layers[name].up)
+        _fill(own[name], layers[name])
+
+
+def _fill(own: LoraWeights | LoraLayer, layer: LoraLayer) -> None:
+    """Copy a layer into the memory of another one of its type."""
+    own.down.copy_(layer.down)
+    own.up.copy_(layer.up)
+    if own.magnitude is not None and layer.magnitude is not None:
+        own.magnitude.copy_(layer.magnitude)
+
+
+def _check_type(layer: LoraLayer, trained: LoraLayer, path: Path) -> None:
+    """Refuse LoRA where DoRA is trained, and the other way round."""
+    if layer.type != trained.type:
+        what = f"contains {layer.type}, but the LoRA layers to train are {trained.type}"
+        raise StateError(path, what, f"give --lora_type {layer.type}")
 
 
 def _check_numbers(
@@ -211,6 +237,45 @@ def _check_numbers(
 def _weights(module: nn.Module, adapter_name: str) -> dict[str, LoraWeights]:
     """Return the matrices of an adapter by layer, sharing memory with the module."""
     return parse_keys(Path(type(module).__name__), lora_state(module, adapter_name))
+
+
+def with_strength(
+    module: nn.Module, layers: Mapping[str, LoraLayer], strength: float
+) -> dict[str, LoraLayer]:
+    """Return DoRA layers that change the module's own weights `strength` times as much
+    as these; the weights must be readable.
+    """
+    found = {}
+    for name, layer in layers.items():
+        linear = module.get_submodule(name)
+        own = linear.get_parameter("weight")
+        weight = linear.dequantize() if isinstance(linear, StoredLinear) else own
+        found[name] = layer.at_strength(weight.detach().float(), strength)
+    return found
+
+
+def _refuse_other_kinds(module: nn.Module, names: Collection[str]) -> None:
+    """Refuse DoRA on what is no linear layer."""
+    for name in names:
+        layer: Any = module.get_submodule(name)
+        kind = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
+        if not isinstance(kind, nn.Linear):
+            what = f"dora is for linear layers; {name} is {type(kind).__name__}"
+            raise UsageError(
+                "--lora_type", what, "leave it out of --lora_target_modules"
+            )
+
+
+def _refuse_others_below(module: nn.Module, names: Collection[str]) -> None:
+    """Refuse DoRA on layers that have a LoRA already: it rescales the model's own
+    weights, and what it makes of those that another LoRA has changed was not trained.
+    """
+    wrapped = _lora_modules(module)
+    taken = [name for name in names if name in wrapped]
+    if taken:
+        what = f"{len(taken)} layers have a LoRA below this DoRA: {first_few(taken)}"
+        advice = "give the DoRA first, or merge one with --preset_lora_path in training"
+        raise UsageError("--lora", what, advice)
 
 
 def _numbers(

@@ -1,19 +1,24 @@
 """The LoRA layers to train, and the LoRA of one layer.
 
 LoRA (Hu et al. 2021, "LoRA: low-rank adaptation of large language models"):
-y = W x + (alpha / rank) B A x.
+y = W x + (alpha / rank) B A x. DoRA (Liu et al. 2024, "DoRA: weight-decomposed low-rank
+adaptation"): the rows of W + (alpha / rank) B A get lengths that are trained, too.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dstrain.config.layer_numbers import parse_alphas, parse_ranks
-from dstrain.config.options.lora import DEFAULT_RANK, LoraOptions
+from dstrain.config.options.lora import DEFAULT_RANK, LoraOptions, LoraType
+
+EARLIER = MappingProxyType({"ranks": (), "alphas": (), "type": "lora", "dropout": 0.0})
+"""Fields of a LoraConfig that were added later -> what all layers had before."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,9 @@ class LoraConfig:
     """Patterns of `lora.patterns` with the ranks of the layers that they match."""
     alphas: tuple[tuple[str, float], ...] = ()
     """The same with alphas."""
+    type: LoraType = "lora"
+    dropout: float = 0.0
+    """Of the layers' input, in training."""
 
     @classmethod
     def of(
@@ -53,6 +61,8 @@ class LoraConfig:
             alpha if alpha is None else float(alpha),
             ranks.by_pattern,
             alphas.by_pattern,
+            options.lora_type,
+            options.lora_dropout,
         )
 
     @property
@@ -61,8 +71,8 @@ class LoraConfig:
         where that is as it was.
         """
         found = asdict(self)
-        for name in ("ranks", "alphas"):
-            if not found[name]:
+        for name, earlier in EARLIER.items():
+            if found[name] == earlier:
                 del found[name]
         return found
 
@@ -90,7 +100,7 @@ class Trainables:
 
 @dataclass(frozen=True)
 class LoraLayer:
-    """The LoRA of one layer: (alpha / rank) up down."""
+    """The LoRA of one layer: (alpha / rank) up down. With a magnitude, it is DoRA."""
 
     down: Tensor
     """(rank, in), followed by the kernel's axes for a convolution. The `in` of an
@@ -99,6 +109,13 @@ class LoraLayer:
     up: Tensor
     """(out, rank)."""
     alpha: float
+    magnitude: Tensor | None = None
+    """(out,): the lengths of the rows of the changed weight."""
+
+    @property
+    def type(self) -> LoraType:
+        """Return what `--lora_type` trains such layers."""
+        return "lora" if self.magnitude is None else "dora"
 
     @property
     def rank(self) -> int:
@@ -117,6 +134,39 @@ class LoraLayer:
     def folded(self) -> "LoraLayer":
         """Return a layer with the same effect whose scale is 1: what files contain."""
         return self.with_alpha(float(self.rank))
+
+    def changed(self, weight: Tensor) -> Tensor:
+        """Return an fp32 weight (out, in, ...) as the layer changes it."""
+        total = self._added(weight)
+        if self.magnitude is None:
+            return total
+        return (self._magnitude_on(weight) / row_lengths(total))[:, None] * total
+
+    def at_strength(self, weight: Tensor, strength: float) -> "LoraLayer":
+        """Return a DoRA layer whose change of this fp32 weight is `strength` times this
+        one's: peft would scale the product alone, and not what the lengths change.
+        """
+        ratio = strength * self._magnitude_on(weight) / row_lengths(self._added(weight))
+        # W + s (m / n (W + BA) - W) = (1 - s + s m / n) W + (s m / n) BA
+        own = 1 - strength + ratio
+        up = self.up.float() * (ratio / own)[:, None].to(self.up.device)
+        scaled = replace(self, up=up)
+        magnitude = own * row_lengths(scaled._added(weight))
+        return replace(scaled, magnitude=magnitude)
+
+    def _added(self, weight: Tensor) -> Tensor:
+        product = self.up.float().flatten(1) @ self.down.float().flatten(1)
+        return weight + (self.scale * product).reshape(weight.shape).to(weight.device)
+
+    def _magnitude_on(self, weight: Tensor) -> Tensor:
+        assert self.magnitude is not None
+        return self.magnitude.float().to(weight.device)
+
+
+def row_lengths(weight: Tensor) -> Tensor:
+    """Return the length of each row (out,) of a weight (out, in)."""
+    lengths: Tensor = torch.linalg.vector_norm(weight, dim=1)
+    return lengths
 
 
 def rescaled(up: Tensor, alpha: float, new_alpha: float) -> Tensor:
@@ -142,8 +192,8 @@ def merged(module: nn.Module, weight: Tensor, layer: LoraLayer) -> Tensor:
     """Return the weight of a module with a layer's effect added, computed in fp32 and
     then rounded to the weight's dtype.
     """
-    change = layer.scale * (layer.up.float().flatten(1) @ layer.down.float().flatten(1))
+    exact = weight.float()
     if isinstance(module, nn.Embedding):
-        change = change.T  # its weight is (vocabulary, channels)
-    total = weight.float() + change.reshape(weight.shape).to(weight.device)
-    return total.to(weight.dtype)
+        # Its weight is (vocabulary, channels).
+        return layer.changed(exact.T).T.contiguous().to(weight.dtype)
+    return layer.changed(exact).to(weight.dtype)

@@ -13,16 +13,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from dstrain.config.options.lora import LoraType
 from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError, first_few
+from dstrain.lora.fusing import split_fused
 from dstrain.lora.key_names import (
     PEFT_PREFIX,
     KeyTable,
     Prefix,
-    Rows,
     key_tables,
     layers_of,
     prefixes,
@@ -58,6 +58,11 @@ class Lora:
     layers: Mapping[str, LoraLayer]
     """The layers by the network's own names."""
     header: Mapping[str, str]
+
+    @property
+    def type(self) -> LoraType:
+        """Return the type of the layers, which is the same for all."""
+        return next(iter(self.layers.values())).type
 
     def trained_layers(self, path: Path) -> Mapping[str, LoraLayer]:
         """Return the layers with the alpha that they were trained with, which the header
@@ -165,32 +170,6 @@ def groups_in(
     return [Group(prefix, peft, layers) for (prefix, peft), layers in found.items()]
 
 
-def split_fused(layer: LoraLayer, rows: tuple[Rows, ...]) -> dict[str, LoraLayer]:
-    """Split a layer of a file exactly into those of the network that it stands for:
-    each has the same `down`, and its own rows of `up`.
-
-    If every column of `up` acts on one of them alone, which is how `export.fuse` writes
-    several as one, each gets its own columns back.
-    """
-    if len(rows) == 1:
-        return {rows[0].layer: layer}
-    pieces: dict[str, list[Tensor]] = {}
-    for one in sorted(rows, key=lambda one: one.offset):
-        pieces.setdefault(one.layer, []).append(layer.up[one.start : one.stop])
-    ups = {name: torch.cat(parts) for name, parts in pieces.items()}
-    columns = {name: up.flatten(1).bool().any(0) for name, up in ups.items()}
-    users = torch.stack(list(columns.values())).sum(0)
-    if len(ups) == 1 or users.max() != 1:
-        columns = dict.fromkeys(ups, torch.ones_like(users, dtype=torch.bool))
-    layers = {}
-    for name, used in columns.items():
-        rank = int(used.sum())
-        if rank:
-            alpha = layer.alpha * (rank / layer.rank)
-            layers[name] = LoraLayer(layer.down[used], ups[name][:, used], alpha)
-    return layers
-
-
 @dataclass(frozen=True)
 class _Reader:
     """Turns the groups of one file into LoRAs; the fields are `read_lora`'s arguments."""
@@ -214,7 +193,9 @@ class _Reader:
         own = layers_of(shapes)
         layers: dict[str, LoraLayer] = {}
         for rest, weights in group.layers.items():
-            stored = LoraLayer(weights.down, weights.up, alphas[rest])
+            stored = LoraLayer(
+                weights.down, weights.up, alphas[rest], weights.magnitude
+            )
             rows = table[rest]
             split = split_fused(stored, rows)
             is_whole = len(rows) == 1 or len(stored.up) == rows[-1].stop
@@ -224,6 +205,10 @@ class _Reader:
                 what = f"does not fit {name}: {rest} has matrices of shapes {have}, for {wanted}"
                 raise StateError(self.path, what)
             layers |= split
+        is_dora = any(one.magnitude is not None for one in layers.values())
+        if adapter is not None and adapter.dora and not is_dora:
+            what = "its header says that it is DoRA, but no key has lengths of rows"
+            raise StateError(self.path, what)
         targets: Sequence[str] = ()
         if self.header.get("component") == name and "targets" in self.header:
             targets = self.header["targets"].split(",")

@@ -13,9 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dstrain.config.options.lora import LoraType
 from dstrain.errors import UsageError
-from dstrain.lora.adapters import ADAPTER, UP, lora_layers, lora_state
-from dstrain.lora.key_names import Rows, base_shapes, key_formats, key_table
+from dstrain.lora.adapters import (
+    ADAPTER,
+    UP,
+    lora_layers,
+    lora_names,
+    lora_state,
+)
+from dstrain.lora.fusing import fuse, refuse_parts
+from dstrain.lora.key_names import base_shapes, key_formats, key_table
 from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED
 from dstrain.lora.layers import LoraConfig, LoraLayer, rescaled
 from dstrain.lora.reader import Lora
@@ -63,6 +71,8 @@ def save_lora(
     if exceptions:
         adapter[f"{prefix}.rank_pattern"] = exceptions
         adapter[f"{prefix}.alpha_pattern"] = exceptions
+    if lora_config.type == "dora":
+        adapter[f"{prefix}.use_dora"] = True
     header[ADAPTER_HEADER] = json.dumps(adapter, sort_keys=True)
     write_tensors(path, tensors, header, checksum=True)
 
@@ -87,6 +97,30 @@ def save_lora_for(
     write_tensors(path, tensors, header, checksum=True)
 
 
+def check_names(
+    network: nn.Module, lora_config: LoraConfig, family: ModelFamily, program: str
+) -> None:
+    """Raise UsageError if the trained layers cannot be written with a program's names,
+    before anything is trained.
+    """
+    if lora_config.type == "lora":
+        return
+    names = lora_names(network)
+    key_format = key_format_of(
+        "what is trained", lora_config.component, family, program
+    )
+    refuse_lora_type(lora_config.type, program)
+    for rows in key_table(key_format.checkpoint_format, base_shapes(network)).values():
+        refuse_parts(names, rows)
+
+
+def refuse_lora_type(lora_type: LoraType, program: str) -> None:
+    """Raise UsageError for a program that reads LoRA alone."""
+    if lora_type != "lora" and program == "diffsynth":
+        what = f"{program} has no key names for {lora_type}, and ignores its keys"
+        raise UsageError("--lora_format", what, "give diffusers or comfyui")
+
+
 def lora_header(
     module: nn.Module,
     lora_config: LoraConfig,
@@ -107,6 +141,10 @@ def lora_header(
         "targets": ",".join(sorted(adapters[ADAPTER].target_modules)),
         **FOLDED,
     }
+    if lora_config.type != "lora":
+        fields["type"] = lora_config.type
+    if lora_config.dropout:
+        fields["dropout"] = lora_config.dropout
     header = {"format": "pt"}
     for name, value in fields.items():
         is_text = isinstance(value, str)
@@ -129,6 +167,7 @@ def layers_in(
         key_format: The program's names for it.
         shapes: The shapes of the component's network.
     """
+    refuse_lora_type(lora.type, key_format.program)
     found: dict[str, Tensor] = {}
     for name, rows in key_table(key_format.checkpoint_format, shapes).items():
         if not any(one.layer in lora.layers for one in rows):
@@ -139,31 +178,6 @@ def layers_in(
         for ending, tensor in matrices.items():
             found[f"{key_format.prefixes[0]}{name}.{ending}"] = tensor
     return found
-
-
-def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
-    """Return the one layer of a file that stands for one or several of the network,
-    with alpha / rank as part of `up`.
-
-    Several are joined exactly, block by block: of n layers of rank r it has rank n r. A
-    layer without LoRA has no block.
-    """
-    parts = {
-        one.layer: layers[one.layer].folded() for one in rows if one.layer in layers
-    }
-    if len(rows) == 1:
-        return parts[rows[0].layer]
-    height = max(one.stop for one in rows)
-    blocks = []
-    for name, layer in parts.items():
-        block = layer.up.new_zeros(height, *layer.up.shape[1:])
-        for one in rows:
-            if one.layer == name:
-                part = layer.up[one.offset :][: one.stop - one.start]
-                block[one.start : one.stop] = part
-        blocks.append(block)
-    down = torch.cat([layer.down for layer in parts.values()])
-    return LoraLayer(down, torch.cat(blocks, 1), float(len(down)))
 
 
 def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
@@ -182,6 +196,7 @@ def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
         "target_modules": targets,
         "rank_pattern": others,
         "alpha_pattern": others,
+        "use_dora": {} if lora.type == "lora" else True,
     }
     return {prefix + name: value for name, value in fields.items() if value != {}}
 
@@ -207,7 +222,7 @@ def peft_exceptions(numbers: Mapping[str, int], usual: int) -> dict[str, int]:
 
 
 def key_format_of(
-    source: Path,
+    source: Path | str,
     component: str,
     family: ModelFamily,
     program: str,
@@ -225,6 +240,13 @@ def _matrices(layer: LoraLayer, program: str) -> dict[str, Tensor]:
     # DiffSynth-Studio's trainer writes `lora_A.default.weight`, which not all of its
     # loaders find; all of them find these.
     if program in ("diffusers", "diffsynth"):
-        return {"lora_A.weight": layer.down, "lora_B.weight": layer.up}
+        found = {"lora_A.weight": layer.down, "lora_B.weight": layer.up}
+        if layer.magnitude is not None:
+            found["lora_magnitude_vector"] = layer.magnitude
+        return found
     alpha = torch.tensor(layer.alpha)
-    return {"lora_down.weight": layer.down, "lora_up.weight": layer.up, "alpha": alpha}
+    found = {"lora_down.weight": layer.down, "lora_up.weight": layer.up, "alpha": alpha}
+    if layer.magnitude is not None:
+        # ComfyUI multiplies the weight with it.
+        found["dora_scale"] = layer.magnitude[:, None]
+    return found

@@ -7,10 +7,9 @@ from typing import NamedTuple
 import pytest
 import torch
 from dstrain.lora.adapters import add_layers
+from dstrain.lora.fusing import fuse, split_fused
 from dstrain.lora.key_names import key_table
 from dstrain.lora.layers import LoraConfig, LoraLayer
-from dstrain.lora.reader import split_fused
-from dstrain.lora.writer import fuse
 from dstrain.storage.safetensors import CHECKSUM, read_tensors
 
 from tests.support.lora_family import (

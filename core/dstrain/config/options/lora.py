@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dstrain.config.fields import option
 
+LoraType = Literal["lora", "dora"]
 DEFAULT_RANK = 32
 """The rank of layers for which no rank is given."""
 
@@ -37,6 +39,21 @@ class LoraOptions:
         "patterns as --lora_rank does.",
         affects={"resolved", "LoRA"},
         above=0,
+    )
+    lora_type: LoraType = option(
+        "LoRA",
+        "What is trained in place of a layer's weight: its change (lora), or its change and "
+        "the length of each of its rows (dora).",
+        "lora",
+        affects={"resolved", "LoRA"},
+    )
+    lora_dropout: float = option(
+        "LoRA",
+        "Dropout of the input of LoRA layers, in training alone.",
+        0.0,
+        affects={"resolved", "LoRA"},
+        minimum=0,
+        below=1,
     )
     lora_checkpoint: Path | None = option(
         "LoRA",

@@ -60,6 +60,7 @@ OF_TRAINED_WEIGHTS = frozenset(
         "lora_base_model",
         "lora_rank",
         "lora_target_modules",
+        "lora_type",
         "trainable_models",
     }
 )

@@ -4,10 +4,11 @@ computes with the restored weight, and autograd keeps no restored weight.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from dstrain.config.options.lora import LoraType
 from dstrain.lora.adapters import inject, lora_state
 from dstrain.lora.layers import LoraConfig
 from dstrain.models.quantization.linear import StoredLinear
@@ -138,21 +139,24 @@ class Net(nn.Module):
         return y
 
 
-def with_lora(first: nn.Module, dtype: torch.dtype) -> Net:
+def with_lora(
+    first: nn.Module, dtype: torch.dtype, lora_type: LoraType = "lora"
+) -> Net:
     net = Net(first, dtype)
     torch.manual_seed(2)
-    inject(net, LoraConfig("net", ("to_q", "to_out"), 4, 4.0), {})
+    inject(net, LoraConfig("net", ("to_q", "to_out"), 4, 4.0, type=lora_type), {})
     return net
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("lora_type", get_args(LoraType))
 def test_lora_starts_and_trains_as_on_the_restored_weight(
-    method: str, dtype: torch.dtype
+    lora_type: LoraType, method: str, dtype: torch.dtype
 ) -> None:
     results: list[Any] = []
     for layer in pair(method, dtype=dtype):
-        net = with_lora(layer, dtype)
+        net = with_lora(layer, dtype, lora_type)
         for name, weight in lora_state(net).items():
             assert weight.dtype == torch.float32
             if ".lora_B" in name:
