@@ -45,7 +45,7 @@ FLAGS = {
         family_options feature_cache find_unused_parameters fp8_models frame_samples frame_sampling
         gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
         lora_alpha lora_base_model lora_checkpoint lora_dropout lora_format lora_rank
-        lora_target_modules lora_type
+        lora_target_modules lora_type lokr_factor
         validation_dataset_base_path validation_dataset_metadata_path validation_split validation_steps
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model

@@ -19,7 +19,7 @@ from diffusers import FluxPipeline, QwenImagePipeline, WanPipeline
 from dstrain.cli.main import main
 from dstrain.graph.inputs import Column
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.layers import merge_layers
+from dstrain.lora.merging import merge_layers
 from dstrain.lora.reader import read_lora
 from dstrain.registry.discovery import load_family
 from dstrain.testing.family_under_test import FamilyUnderTest
@@ -514,3 +514,38 @@ def test_layers_of_every_type_act_in_diffusers_and_come_back_from_others(
         before, after = load_file(file), load_file(back)
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.promise("R18", "what training writes acts at the right strength elsewhere")
+@pytest.mark.parametrize("factor", [2, 4])
+@pytest.mark.parametrize("case", [QWEN, FLUX, WAN], ids=lambda case: case.family)
+def test_a_lokr_acts_in_diffusers(
+    case: Case,
+    factor: int,
+    tested: Callable[[Case], FamilyUnderTest],
+    tmp_path: Path,
+) -> None:
+    subject = tested(case)
+    words = command(case, subject, tmp_path / "out")
+    words += ["--lora_base_model", case.part, "--lora_type", "lokr"]
+    words += ["--lora_rank", "2", "--lora_alpha", "3", "--lokr_factor", str(factor)]
+    assert main(words) == 0
+    file = tmp_path / "out/step-2.safetensors"
+    ours = subject.open()
+    ours.load_lora(file)
+    theirs: Any = subject.open().components[case.part]
+    theirs.load_lora_adapter(load_file(file), prefix="transformer")
+    count = acting = 0
+    for name, module in ours.components[case.part].named_modules():
+        layer: Any = module
+        if not hasattr(layer, "lokr_w1"):
+            continue
+        (adapter,) = layer.active_adapters
+        change = layer.get_delta_weight(adapter)
+        other = theirs.get_submodule(name)
+        (adapter,) = other.active_adapters
+        assert torch.equal(change, other.get_delta_weight(adapter))
+        acting += bool(change.any())
+        count += 1
+    assert count == len({key.split(".lokr_")[0] for key in load_file(file)})
+    assert acting >= count / 2

@@ -1,6 +1,5 @@
 """Add LoRA layers to a network, and fill them, through peft."""
 
-import math
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -11,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.errors import StateError, UsageError, first_few, nearest
+from dstrain.config.options.lora import LoraType
+from dstrain.errors import UsageError, first_few, nearest
 from dstrain.lazy import import_name, without_quantizers
+from dstrain.lora.initial_layers import fill
 from dstrain.lora.key_names import base_shapes, layers_of
-from dstrain.lora.key_parser import LoraWeights, parse_keys
+from dstrain.lora.key_parser import LoraWeights, Weights, parse_keys
 from dstrain.lora.layers import LoraConfig, LoraLayer
+from dstrain.lora.lokr import Layer, LokrLayer
 from dstrain.lora.patterns import exact_pattern, is_target, numbers_of_layers
 from dstrain.models.quantization.linear import StoredLinear
 from dstrain.storage.safetensors import whole
@@ -66,12 +68,18 @@ def inject(
     settings = _numbers(wanted, lora_config, aliases)
     if lora_config.dropout:
         settings["lora_dropout"] = lora_config.dropout
+    kind = "LoraConfig"
+    if lora_config.type != "lora":
+        _refuse_other_kinds(module, wanted, lora_config.type)
     if lora_config.type == "dora":
-        _refuse_other_kinds(module, wanted)
         settings["use_dora"] = True
+    if lora_config.type == "lokr":
+        kind = "LoKrConfig"
+        settings["alpha"] = settings.pop("lora_alpha")
+        settings["decompose_factor"] = lora_config.factor
     module.requires_grad_(False)
     try:
-        _add(module, ADAPTER, target_modules=sorted(peft_targets), **settings)
+        _add(module, ADAPTER, kind, target_modules=sorted(peft_targets), **settings)
     except ValueError as error:
         # A target also matches a module of a kind that peft cannot wrap.
         raise UsageError("--lora_target_modules", str(error)) from error
@@ -99,20 +107,24 @@ def lora_names(module: nn.Module) -> list[str]:
     return list(_lora_modules(module))
 
 
-def lora_layers(module: nn.Module) -> dict[str, LoraLayer]:
+def lora_layers(module: nn.Module) -> dict[str, Layer]:
     """Return the trained layers by the module's own names, sharing memory with it."""
     wrapped = _lora_modules(module)
-    found = {}
+    found: dict[str, Layer] = {}
     for name, one in _weights(module, ADAPTER).items():
-        alpha = wrapped[name].lora_alpha[ADAPTER]
-        found[name] = LoraLayer(one.down, one.up, alpha, one.magnitude)
+        layer = wrapped[name]
+        if isinstance(one, LoraWeights):
+            found[name] = one.layer(layer.lora_alpha[ADAPTER])
+            continue
+        rank, alpha = layer.r[ADAPTER], layer.alpha[ADAPTER]
+        found[name] = LokrLayer(one.first, one.second, rank, alpha)
     return found
 
 
 @torch.no_grad()
 def add_layers(
     module: nn.Module,
-    layers: Mapping[str, LoraLayer],
+    layers: Mapping[str, Layer],
     scale: float = 1.0,
     adapter_name: str = ADAPTER,
 ) -> None:
@@ -132,121 +144,75 @@ def add_layers(
     trainable = [
         parameter for parameter in module.parameters() if parameter.requires_grad
     ]
-    ranks = {name: layer.rank for name, layer in layers.items()}
-    alphas = {name: layer.alpha for name, layer in layers.items()}
-    first = next(iter(layers))
-    settings = _peft_numbers(ranks, ranks[first], alphas, alphas[first])
-    if layers[first].type == "dora":
-        _refuse_others_below(module, layers)
-        settings["use_dora"] = True
-    targets = "|".join(map(re.escape, layers))
-    _add(module, adapter_name, target_modules=targets, **settings)
+    pairs = {name: one for name, one in layers.items() if isinstance(one, LoraLayer)}
+    if pairs:
+        _add_pairs(module, pairs, adapter_name)
+    else:
+        _add_lokr(module, layers, adapter_name)
     for parameter in trainable:
         parameter.requires_grad_(True)
-    for name, added in _weights(module, adapter_name).items():
-        _fill(added, layers[name])
     for layer in _lora_modules(module).values():
         layer.set_scale(adapter_name, scale)
 
 
-@torch.no_grad()
-def load_layers(
-    module: nn.Module,
-    layers: Mapping[str, LoraLayer],
-    path: Path,
-    optional_layers: Collection[str] = (),
+def _add_pairs(
+    module: nn.Module, layers: Mapping[str, LoraLayer], adapter_name: str
 ) -> None:
-    """Fill the layers that `inject` added.
+    """Add LoRA or DoRA."""
+    ranks = {name: layer.rank for name, layer in layers.items()}
+    alphas = {name: layer.alpha for name, layer in layers.items()}
+    first = next(iter(layers))
+    settings = _peft_numbers(ranks, ranks[first], alphas, alphas[first])
+    _refuse_below(module, layers, layers[first].type)
+    if layers[first].type == "dora":
+        settings["use_dora"] = True
+    targets = "|".join(map(re.escape, layers))
+    _add(module, adapter_name, target_modules=targets, **settings)
+    for name, added in _weights(module, adapter_name).items():
+        assert isinstance(added, LoraWeights)
+        fill(added.layer(1.0), layers[name])
 
-    Raises StateError unless names, ranks and alphas are those in training.
 
-    Args:
-        module: The network with LoRA layers.
-        layers: The layers to copy from, by the module's own names.
-        path: The file that the layers are from.
-        optional_layers: Layers that no loss reaches: the file may lack them, and may
-            have others if these have no effect.
-    """
-    own = lora_layers(module)
+def _add_lokr(
+    module: nn.Module, layers: Mapping[str, Layer], adapter_name: str
+) -> None:
+    """Add LoKr, whose matrices may have any shapes: they replace those of peft."""
+    _refuse_below(module, layers, "lokr")
+    for name in layers:
+        if isinstance(module.get_submodule(name), StoredLinear):
+            what = f"LoKr cannot be added to {name}, which is quantized"
+            raise UsageError("--lora", what, "leave the component as it is loaded")
+    targets = "|".join(map(re.escape, layers))
+    settings = {"r": 1, "alpha": 1, "decompose_factor": 1}
+    _add(module, adapter_name, "LoKrConfig", target_modules=targets, **settings)
+    wrapped = _lora_modules(module)
     for name, layer in layers.items():
-        if name in own:
-            _check_type(layer, own[name], path)
-            _check_numbers(name, layer, own, path)
-    trained = own.keys()
-    untrained = [
-        name
-        for name in sorted(layers.keys() - trained)
-        if name not in optional_layers or layers[name].up.any()
-    ]
-    absent = sorted(trained - layers.keys() - set(optional_layers))
-    lines = []
-    for difference, names in (
-        ("in the file but not trained", untrained),
-        ("trained but not in the file", absent),
-    ):
-        if names:
-            lines.append(f"{len(names)} layers {difference}: {first_few(names)}")
-    if lines:
-        advice = "--lora_target_modules chooses the layers to train"
-        what = f"does not fit: it has LoRA on {len(layers)} layers, but {len(trained)} are trained"
-        raise StateError(path, what, *lines, advice)
-    for name in trained & layers.keys():
-        _fill(own[name], layers[name])
+        assert isinstance(layer, LokrLayer)
+        own = wrapped[name]
+        device = own.lokr_w1[adapter_name].device
+        for part in ("lokr_w1", "lokr_w2", "lokr_w2_a", "lokr_w2_b"):
+            matrices = getattr(own, part)
+            if adapter_name in matrices:
+                del matrices[adapter_name]
+        for part, matrix in layer.folded().parts().items():
+            weight = matrix.detach().float().to(device)
+            getattr(own, part)[adapter_name] = nn.Parameter(weight, requires_grad=False)
 
 
-def _fill(own: LoraWeights | LoraLayer, layer: LoraLayer) -> None:
-    """Copy a layer into the memory of another one of its type."""
-    own.down.copy_(layer.down)
-    own.up.copy_(layer.up)
-    if own.magnitude is not None and layer.magnitude is not None:
-        own.magnitude.copy_(layer.magnitude)
-
-
-def _check_type(layer: LoraLayer, trained: LoraLayer, path: Path) -> None:
-    """Refuse LoRA where DoRA is trained, and the other way round."""
-    if layer.type != trained.type:
-        what = f"contains {layer.type}, but the LoRA layers to train are {trained.type}"
-        raise StateError(path, what, f"give --lora_type {layer.type}")
-
-
-def _check_numbers(
-    name: str,
-    layer: LoraLayer,
-    trained: Mapping[str, LoraLayer],
-    path: Path,
-) -> None:
-    """Refuse a layer with another rank or alpha than the one in training."""
-    for number in ("rank", "alpha"):
-        have = getattr(layer, number)
-        wanted = getattr(trained[name], number)
-        # Files store alpha in fp32.
-        if math.isclose(have, wanted, rel_tol=1e-6):
-            continue
-        if len({getattr(one, number) for one in trained.values()}) == 1:
-            what = (
-                f"has {number} {have:g}, but the LoRA layers to train have {wanted:g}"
-            )
-            raise StateError(path, what, f"give --lora_{number} {have:g}")
-        what = (
-            f"has {number} {have:g} of {name}, which is to be trained with {wanted:g}"
-        )
-        advice = f"--lora_{number} chooses it, for some layers as PATTERN=NUMBER"
-        raise StateError(path, what, advice)
-
-
-def _weights(module: nn.Module, adapter_name: str) -> dict[str, LoraWeights]:
+def _weights(module: nn.Module, adapter_name: str) -> Mapping[str, Weights]:
     """Return the matrices of an adapter by layer, sharing memory with the module."""
     return parse_keys(Path(type(module).__name__), lora_state(module, adapter_name))
 
 
 def with_strength(
-    module: nn.Module, layers: Mapping[str, LoraLayer], strength: float
-) -> dict[str, LoraLayer]:
+    module: nn.Module, layers: Mapping[str, Layer], strength: float
+) -> dict[str, Layer]:
     """Return DoRA layers that change the module's own weights `strength` times as much
     as these; the weights must be readable.
     """
-    found = {}
+    found: dict[str, Layer] = {}
     for name, layer in layers.items():
+        assert isinstance(layer, LoraLayer)
         linear = module.get_submodule(name)
         own = linear.get_parameter("weight")
         weight = linear.dequantize() if isinstance(linear, StoredLinear) else own
@@ -254,27 +220,42 @@ def with_strength(
     return found
 
 
-def _refuse_other_kinds(module: nn.Module, names: Collection[str]) -> None:
-    """Refuse DoRA on what is no linear layer."""
+def _refuse_other_kinds(
+    module: nn.Module, names: Collection[str], lora_type: LoraType
+) -> None:
+    """Refuse DoRA and LoKr on what is no linear layer, and LoKr on a quantized one."""
     for name in names:
         layer: Any = module.get_submodule(name)
         kind = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
+        if lora_type == "lokr" and isinstance(kind, StoredLinear):
+            what = f"lokr needs weights as they are loaded; {name} is quantized"
+            raise UsageError("--lora_type", what, "train lora or dora")
         if not isinstance(kind, nn.Linear):
-            what = f"dora is for linear layers; {name} is {type(kind).__name__}"
-            raise UsageError(
-                "--lora_type", what, "leave it out of --lora_target_modules"
-            )
+            what = f"{lora_type} is for linear layers; {name} is {type(kind).__name__}"
+            advice = "leave it out of --lora_target_modules"
+            raise UsageError("--lora_type", what, advice)
 
 
-def _refuse_others_below(module: nn.Module, names: Collection[str]) -> None:
-    """Refuse DoRA on layers that have a LoRA already: it rescales the model's own
-    weights, and what it makes of those that another LoRA has changed was not trained.
+def _refuse_below(
+    module: nn.Module, names: Collection[str], lora_type: LoraType
+) -> None:
+    """Refuse DoRA and LoKr on layers that have a LoRA already, and LoRA on LoKr.
+
+    DoRA rescales the model's own weights, and what it makes of those that another LoRA
+    has changed was not trained. peft cannot have LoKr and another on one layer.
     """
+    lokr = import_name("peft.tuners.lokr", "LoKrLayer")
     wrapped = _lora_modules(module)
-    taken = [name for name in names if name in wrapped]
+    taken = [
+        name
+        for name in names
+        if name in wrapped and (lora_type != "lora" or isinstance(wrapped[name], lokr))
+    ]
     if taken:
-        what = f"{len(taken)} layers have a LoRA below this DoRA: {first_few(taken)}"
-        advice = "give the DoRA first, or merge one with --preset_lora_path in training"
+        kinds = {"dora": "a LoRA below this DoRA", "lokr": "a LoRA beside this LoKr"}
+        kind = kinds.get(lora_type, "a LoKr beside this LoRA")
+        what = f"{len(taken)} layers have {kind}: {first_few(taken)}"
+        advice = "give the DoRA first; of LoKr, give one file of a layer"
         raise UsageError("--lora", what, advice)
 
 
@@ -323,21 +304,27 @@ def _exceptions(numbers: Mapping[str, float], usual: float) -> dict[str, float]:
 
 def _lora_modules(module: nn.Module) -> dict[str, Any]:
     """Return the layers that peft has wrapped, by name."""
-    kind = import_name("peft.tuners.lora", "LoraLayer")
+    kinds = (
+        import_name("peft.tuners.lora", "LoraLayer"),
+        import_name("peft.tuners.lokr", "LoKrLayer"),
+    )
     return {
-        name: layer for name, layer in module.named_modules() if isinstance(layer, kind)
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, kinds)
     }
 
 
 def _add(
     module: nn.Module,
     adapter_name: str,
+    kind: str = "LoraConfig",
     **settings: Any,
 ) -> None:
     """Add an adapter in fp32 beside the others, all active and frozen; the settings are
-    those of `peft.LoraConfig`.
+    those of peft's configuration of that kind.
     """
-    make_config = import_name("peft", "LoraConfig")
+    make_config = import_name("peft", kind)
     inject_adapter = import_name("peft", "inject_adapter_in_model")
     cast_adapter = import_name("peft.tuners.tuners_utils", "cast_adapter_dtype")
     with warnings.catch_warnings(), without_quantizers(), _drawn_in_fp32(module):

@@ -5,9 +5,36 @@ from collections.abc import Container, Mapping
 import torch
 from torch import Tensor
 
+from dstrain.config.options.lora import LoraType
 from dstrain.errors import UsageError
 from dstrain.lora.key_names import Rows
 from dstrain.lora.layers import LoraLayer
+from dstrain.lora.lokr import Layer, LokrLayer
+
+
+def joined(layers: Mapping[str, Layer], rows: tuple[Rows, ...]) -> Layer:
+    """Return the one layer of a file that stands for one or several of the network,
+    with its scale as part of its matrices; raises UsageError for several that cannot be
+    one exactly.
+    """
+    first = layers[next(one.layer for one in rows if one.layer in layers)]
+    if isinstance(first, LokrLayer):
+        refuse_parts(layers, rows, first.type)
+        return first.folded()
+    pairs = {name: one for name, one in layers.items() if isinstance(one, LoraLayer)}
+    return fuse(pairs, rows)
+
+
+def divided(layer: Layer, rows: tuple[Rows, ...]) -> dict[str, Layer]:
+    """Split a layer of a file into those of the network that it stands for; raises
+    UsageError for LoKr of several.
+    """
+    if isinstance(layer, LoraLayer):
+        return dict(split_fused(layer, rows))
+    if len(rows) > 1:
+        names = ", ".join(dict.fromkeys(one.layer for one in rows))
+        raise UsageError("LoKr", f"a Kronecker product cannot be divided among {names}")
+    return {rows[0].layer: layer}
 
 
 def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
@@ -35,7 +62,7 @@ def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
     up = torch.cat(blocks, 1)
     if all(layer.magnitude is None for layer in parts.values()):
         return LoraLayer(down, up, float(len(down)))
-    refuse_parts(layers, rows)
+    refuse_parts(layers, rows, "dora")
     lengths = down.new_empty(height)
     for one in rows:
         own = layers[one.layer].magnitude
@@ -44,11 +71,20 @@ def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
     return LoraLayer(down, up, float(len(down)), lengths)
 
 
-def refuse_parts(names: Container[str], rows: tuple[Rows, ...]) -> None:
+def refuse_parts(
+    names: Container[str], rows: tuple[Rows, ...], lora_type: LoraType
+) -> None:
     """Raise UsageError for a layer of a program that stands for several of the network
-    of which only some have DoRA: nothing says what lengths the rows of the others have.
+    of which only some have DoRA, since nothing says what lengths the rows of the others
+    have, or of which any has LoKr: no Kronecker product is several at once.
     """
     every = dict.fromkeys(one.layer for one in rows)
+    if lora_type == "lokr":
+        if len(rows) > 1 and any(name in names for name in every):
+            what = f"the program has one layer for {', '.join(every)}"
+            advice = "no LoKr of it is one of each of these; give diffusers"
+            raise UsageError("--lora_format", what, advice)
+        return
     absent = [name for name in every if name not in names]
     if absent and len(absent) < len(every):
         what = f"the program has one layer for {', '.join(every)}, not all with DoRA"

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from dstrain.errors import StateError, first_few
 from dstrain.lazy import import_name
+from dstrain.lora.layers import LoraLayer
+from dstrain.lora.lokr import LokrWeights, parse_lokr
 from dstrain.storage.files import read_limited
 
 ADAPTER_HEADER = "lora_adapter_metadata"
@@ -67,6 +69,18 @@ class LoraWeights:
     magnitude: Tensor | None = None
     """(out,): of DoRA, the lengths of the rows of the changed weight."""
 
+    @property
+    def rank(self) -> int:
+        """Return the number of rows of `down`."""
+        return len(self.down)
+
+    def layer(self, alpha: float) -> LoraLayer:
+        """Return the layer with an alpha."""
+        return LoraLayer(self.down, self.up, alpha, self.magnitude)
+
+
+Weights = LoraWeights | LokrWeights
+
 
 @dataclass(frozen=True)
 class AdapterConfig:
@@ -93,7 +107,24 @@ def is_folded(header: Mapping[str, str]) -> bool:
     return header.items() >= FOLDED.items()
 
 
-def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
+def is_lora_key(key: str) -> bool:
+    """Return whether a key is that of a matrix of LoRA; an alpha may be a network's own."""
+    found = KEY.fullmatch(key)
+    is_pair = found and (found["ab"] or found["way"] or found["embedding"])
+    return bool(is_pair) or ".lokr_" in key
+
+
+def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> Mapping[str, Weights]:
+    """Return the matrices by layer, those of LoKr too.
+
+    Raises StateError as `parse_pairs` and `parse_lokr` do.
+    """
+    if any(".lokr_" in key for key in tensors):
+        return parse_lokr(path, tensors)
+    return parse_pairs(path, tensors)
+
+
+def parse_pairs(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
     """Pair the matrices by layer.
 
     Raises StateError for keys that are missing, duplicate, unknown or of another kind
@@ -123,9 +154,7 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
     if unknown or not parts:
         what = f"{len(unknown)} of its {len(tensors)} keys are of no LoRA layer"
         first = f"the first: {first_few(unknown)}" if unknown else "it has no keys"
-        advice = (
-            "LoHa, LoKr, OFT, biases and differences of whole weights are not supported"
-        )
+        advice = "LoHa, OFT, biases and differences of whole weights are not supported"
         raise StateError(path, what, first, advice)
     expected = {"A", "B"}.union(*parts.values())
     incomplete = [name for name, found in parts.items() if found.keys() != expected]

@@ -6,18 +6,19 @@ adaptation"): the rows of W + (alpha / rank) B A get lengths that are trained, t
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dstrain.config.layer_numbers import parse_alphas, parse_ranks
 from dstrain.config.options.lora import DEFAULT_RANK, LoraOptions, LoraType
 
-EARLIER = MappingProxyType({"ranks": (), "alphas": (), "type": "lora", "dropout": 0.0})
+EARLIER = MappingProxyType(
+    {"ranks": (), "alphas": (), "type": "lora", "dropout": 0.0, "factor": -1}
+)
 """Fields of a LoraConfig that were added later -> what all layers had before."""
 
 
@@ -40,6 +41,8 @@ class LoraConfig:
     type: LoraType = "lora"
     dropout: float = 0.0
     """Of the layers' input, in training."""
+    factor: int = -1
+    """Rows and columns of the first matrix of a LoKr; -1: about those of the second."""
 
     @classmethod
     def of(
@@ -63,6 +66,7 @@ class LoraConfig:
             alphas.by_pattern,
             options.lora_type,
             options.lora_dropout,
+            options.lokr_factor or -1,
         )
 
     @property
@@ -127,6 +131,17 @@ class LoraLayer:
         """Return what up down is multiplied by."""
         return self.alpha / self.rank
 
+    @property
+    def acts(self) -> bool:
+        """Return whether it changes a weight, as far as that follows from itself."""
+        return bool(self.up.any())
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether it is for a weight of this shape."""
+        product = (len(self.up), *self.down.shape[1:])
+        # An embedding's weight is (vocabulary, channels): the other way round.
+        return shape in (product, product[::-1])
+
     def with_alpha(self, alpha: float) -> "LoraLayer":
         """Return a layer with the same effect that has this alpha."""
         return replace(self, up=rescaled(self.up, self.alpha, alpha), alpha=alpha)
@@ -177,23 +192,3 @@ def rescaled(up: Tensor, alpha: float, new_alpha: float) -> Tensor:
     if math.isclose(alpha, new_alpha, rel_tol=1e-6):
         return up
     return up.float() * alpha / new_alpha
-
-
-@torch.no_grad()
-def merge_layers(module: nn.Module, layers: Mapping[str, LoraLayer]) -> None:
-    """Add the layers' effect to the module's own weights, as `merged` does."""
-    for name, layer in layers.items():
-        weight = module.get_parameter(f"{name}.weight")
-        weight.copy_(merged(module.get_submodule(name), weight, layer))
-
-
-@torch.no_grad()
-def merged(module: nn.Module, weight: Tensor, layer: LoraLayer) -> Tensor:
-    """Return the weight of a module with a layer's effect added, computed in fp32 and
-    then rounded to the weight's dtype.
-    """
-    exact = weight.float()
-    if isinstance(module, nn.Embedding):
-        # Its weight is (vocabulary, channels).
-        return layer.changed(exact.T).T.contiguous().to(weight.dtype)
-    return layer.changed(exact).to(weight.dtype)

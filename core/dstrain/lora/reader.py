@@ -18,7 +18,7 @@ from torch import Tensor
 from dstrain.config.options.lora import LoraType
 from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError, first_few
-from dstrain.lora.fusing import split_fused
+from dstrain.lora.fusing import divided
 from dstrain.lora.key_names import (
     PEFT_PREFIX,
     KeyTable,
@@ -31,12 +31,13 @@ from dstrain.lora.key_names import (
 from dstrain.lora.key_parser import (
     ADAPTER_HEADER,
     AdapterConfig,
-    LoraWeights,
+    Weights,
     is_folded,
     parse_keys,
     read_adapter_config,
 )
 from dstrain.lora.layers import LoraLayer
+from dstrain.lora.lokr import Layer
 from dstrain.models.components import components_of
 from dstrain.models.formats import Shapes
 from dstrain.registry.family import ModelFamily
@@ -55,7 +56,7 @@ class Lora:
     """The LoRA of one component."""
 
     component: str
-    layers: Mapping[str, LoraLayer]
+    layers: Mapping[str, Layer]
     """The layers by the network's own names."""
     header: Mapping[str, str]
 
@@ -64,7 +65,7 @@ class Lora:
         """Return the type of the layers, which is the same for all."""
         return next(iter(self.layers.values())).type
 
-    def trained_layers(self, path: Path) -> Mapping[str, LoraLayer]:
+    def trained_layers(self, path: Path) -> Mapping[str, Layer]:
         """Return the layers with the alpha that they were trained with, which the header
         records where it is part of B; raises StateError if the header has no valid one.
 
@@ -83,7 +84,11 @@ class Lora:
             given = self.header.get("alphas", text)
             raise StateError(path, f"its header has no valid alpha: {given!r}")
         return {
-            name: layer.with_alpha(alphas[name]) for name, layer in self.layers.items()
+            # Of LoKr, whoever fills layers rescales them.
+            name: layer.with_alpha(alphas[name])
+            if isinstance(layer, LoraLayer)
+            else layer
+            for name, layer in self.layers.items()
         }
 
 
@@ -94,7 +99,7 @@ class Group:
     prefix: Prefix
     peft: bool
     """Whether peft's prefix comes before it."""
-    layers: Mapping[str, LoraWeights]
+    layers: Mapping[str, Weights]
     """The rest of the name -> the layer."""
 
 
@@ -161,7 +166,7 @@ def groups_in(
     raises.
     """
     known = prefixes(family)
-    found: dict[tuple[Prefix, bool], dict[str, LoraWeights]] = {}
+    found: dict[tuple[Prefix, bool], dict[str, Weights]] = {}
     for name, weights in parse_keys(path, tensors).items():
         rest = name.removeprefix(PEFT_PREFIX)
         prefix = next(prefix for prefix in known if rest.startswith(prefix.text))
@@ -191,21 +196,23 @@ class _Reader:
         alphas = self._alphas(group, adapter)
         shapes = self.networks[name]
         own = layers_of(shapes)
-        layers: dict[str, LoraLayer] = {}
+        layers: dict[str, Layer] = {}
         for rest, weights in group.layers.items():
-            stored = LoraLayer(
-                weights.down, weights.up, alphas[rest], weights.magnitude
-            )
+            stored = weights.layer(alphas[rest])
             rows = table[rest]
-            split = split_fused(stored, rows)
-            is_whole = len(rows) == 1 or len(stored.up) == rows[-1].stop
-            if not is_whole or not all(_fits(split[one], own[one]) for one in split):
-                have = f"{tuple(stored.down.shape)} and {tuple(stored.up.shape)}"
+            try:
+                split = divided(stored, rows)
+            except UsageError as error:
+                raise StateError(self.path, f"{rest}: {error.what}") from error
+            is_whole = len(rows) == 1
+            if isinstance(stored, LoraLayer):
+                is_whole = is_whole or len(stored.up) == rows[-1].stop
+            if not is_whole or not all(split[one].fits(own[one]) for one in split):
                 wanted = ", ".join(f"{one.layer} {own[one.layer]}" for one in rows)
-                what = f"does not fit {name}: {rest} has matrices of shapes {have}, for {wanted}"
+                what = f"does not fit {name}: {rest} has matrices of shapes {_shapes(stored)}, for {wanted}"
                 raise StateError(self.path, what)
             layers |= split
-        is_dora = any(one.magnitude is not None for one in layers.values())
+        is_dora = any(one.type == "dora" for one in layers.values())
         if adapter is not None and adapter.dora and not is_dora:
             what = "its header says that it is DoRA, but no key has lengths of rows"
             raise StateError(self.path, what)
@@ -278,7 +285,7 @@ class _Reader:
     ) -> Mapping[str, float]:
         """Return each layer's alpha."""
         layers = group.layers
-        ranks = {rest: float(len(weights.down)) for rest, weights in layers.items()}
+        ranks = {rest: float(weights.rank) for rest, weights in layers.items()}
         stated = {
             rest: weights.alpha
             for rest, weights in layers.items()
@@ -322,7 +329,7 @@ class _Reader:
         return ranks
 
 
-def _fits(layer: LoraLayer, shape: tuple[int, ...]) -> bool:
-    product = (len(layer.up), *layer.down.shape[1:])
-    # An embedding's weight is (vocabulary, channels): the other way round.
-    return shape in (product, product[::-1])
+def _shapes(layer: Layer) -> str:
+    if isinstance(layer, LoraLayer):
+        return f"{tuple(layer.down.shape)} and {tuple(layer.up.shape)}"
+    return " and ".join(str(tuple(one.shape)) for one in layer.parts().values())

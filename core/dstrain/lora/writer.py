@@ -22,10 +22,11 @@ from dstrain.lora.adapters import (
     lora_names,
     lora_state,
 )
-from dstrain.lora.fusing import fuse, refuse_parts
+from dstrain.lora.fusing import joined, refuse_parts
 from dstrain.lora.key_names import base_shapes, key_formats, key_table
 from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED
-from dstrain.lora.layers import LoraConfig, LoraLayer, rescaled
+from dstrain.lora.layers import LoraConfig, rescaled
+from dstrain.lora.lokr import Layer, LokrLayer
 from dstrain.lora.reader import Lora
 from dstrain.models.components import components_of
 from dstrain.models.formats import LoraKeyFormat, Shapes
@@ -52,7 +53,16 @@ def save_lora(
         metadata: Family, base, step, versions and the like; values that are not strings
             are stored as JSON.
     """
+    header = lora_header(module, lora_config, metadata)
     layers = lora_layers(module)
+    if lora_config.type == "lokr":
+        tensors = {
+            f"{prefix}.{name}.{part}": value.float()
+            for name, layer in layers.items()
+            for part, value in _matrices(layer.folded(), "diffusers").items()
+        }
+        write_tensors(path, tensors, header, checksum=True)
+        return
     tensors = {}
     for name, value in lora_state(module).items():
         found = UP.search(name)
@@ -60,13 +70,12 @@ def save_lora(
             layer = layers[name[: found.start()]]
             value = rescaled(value, layer.alpha, layer.rank)
         tensors[f"{prefix}.{name}"] = value.float()
-    header = lora_header(module, lora_config, metadata)
-    ranks = {name: layer.rank for name, layer in layers.items()}
     adapter = {
         f"{prefix}.r": lora_config.rank,
         f"{prefix}.lora_alpha": lora_config.rank,
         f"{prefix}.target_modules": header["targets"].split(","),
     }
+    ranks = {name: layer.rank for name, layer in layers.items()}
     exceptions = peft_exceptions(ranks, lora_config.rank)
     if exceptions:
         adapter[f"{prefix}.rank_pattern"] = exceptions
@@ -111,7 +120,7 @@ def check_names(
     )
     refuse_lora_type(lora_config.type, program)
     for rows in key_table(key_format.checkpoint_format, base_shapes(network)).values():
-        refuse_parts(names, rows)
+        refuse_parts(names, rows, lora_config.type)
 
 
 def refuse_lora_type(lora_type: LoraType, program: str) -> None:
@@ -130,19 +139,23 @@ def lora_header(
     metadata as in `save_lora`. Its alphas are those of the training.
     """
     layers = lora_layers(module)
+    adapters: Any = module.peft_config
+    adapter = adapters[ADAPTER]
+    usual = adapter.alpha if lora_config.type == "lokr" else adapter.lora_alpha
     ranks = {name: layer.rank for name, layer in layers.items()}
     alphas = {name: layer.alpha for name, layer in layers.items()}
-    adapters: Any = module.peft_config
     fields = {
         **metadata,
         "component": lora_config.component,
         **in_header("rank", ranks, lora_config.rank),
-        **in_header("alpha", alphas, adapters[ADAPTER].lora_alpha),
+        **in_header("alpha", alphas, usual),
         "targets": ",".join(sorted(adapters[ADAPTER].target_modules)),
         **FOLDED,
     }
     if lora_config.type != "lora":
         fields["type"] = lora_config.type
+    if lora_config.factor != -1:
+        fields["factor"] = lora_config.factor
     if lora_config.dropout:
         fields["dropout"] = lora_config.dropout
     header = {"format": "pt"}
@@ -174,7 +187,7 @@ def layers_in(
             continue
         if key_format.underscored:
             name = name.replace(".", "_")
-        matrices = _matrices(fuse(lora.layers, rows), key_format.program)
+        matrices = _matrices(joined(lora.layers, rows), key_format.program)
         for ending, tensor in matrices.items():
             found[f"{key_format.prefixes[0]}{name}.{ending}"] = tensor
     return found
@@ -182,8 +195,11 @@ def layers_in(
 
 def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
     """Return the fields of `lora_adapter_metadata`, where diffusers finds rank and
-    alpha; in files that dstrain writes they are equal.
+    alpha; in files that dstrain writes they are equal. There are none of LoKr, for
+    which diffusers reads them off the shapes.
     """
+    if lora.type == "lokr":
+        return {}
     ranks = {name: layer.rank for name, layer in lora.layers.items()}
     rank = max(ranks.values())
     others = peft_exceptions(ranks, rank)
@@ -236,7 +252,12 @@ def key_format_of(
     return found[program]
 
 
-def _matrices(layer: LoraLayer, program: str) -> dict[str, Tensor]:
+def _matrices(layer: Layer, program: str) -> dict[str, Tensor]:
+    if isinstance(layer, LokrLayer):
+        parts = layer.parts()
+        if program != "diffusers":
+            parts["alpha"] = torch.tensor(layer.alpha)
+        return parts
     # DiffSynth-Studio's trainer writes `lora_A.default.weight`, which not all of its
     # loaders find; all of them find these.
     if program in ("diffusers", "diffsynth"):

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from dstrain.errors import UsageError, nearest
-from dstrain.lora.adapters import inject, load_layers
+from dstrain.lora.adapters import inject, lora_layers
+from dstrain.lora.initial_layers import load_layers
 from dstrain.lora.key_names import base_shapes, matching_names, unused_layers
 from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.lora.reader import read_lora
@@ -64,7 +65,7 @@ def start_from_lora(
             path, pipeline.family, {component: shapes}, component, patterns
         ):
             layers = lora.trained_layers(path)
-            load_layers(network, layers, path, unused)
+            load_layers(lora_layers(network), layers, path, unused)
 
 
 def prepare_trainables(

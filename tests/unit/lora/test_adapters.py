@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.adapters import add_layers, inject, load_layers, lora_state
+from dstrain.lora.adapters import add_layers, inject, lora_layers, lora_state
+from dstrain.lora.initial_layers import load_layers
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.layers import LoraConfig, LoraLayer, merge_layers
+from dstrain.lora.layers import LoraConfig, LoraLayer
+from dstrain.lora.merging import merge_layers
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.lora.writer import save_lora
 from dstrain.models.components import Component
@@ -67,7 +69,7 @@ def load(
 
 def start(path: Path, module: nn.Module) -> None:
     layers = read(path, module).trained_layers(path)
-    load_layers(module, layers, path)
+    load_layers(lora_layers(module), layers, path)
 
 
 def run(module: nn.Module) -> Tensor:
@@ -339,18 +341,18 @@ def test_layers_that_no_loss_reaches_may_be_missing_or_without_effect(
     }
     module = net()
     inject(module, SPEC, {})
-    load_layers(module, fewer, Path("file"), optional_layers)
+    load_layers(lora_layers(module), fewer, Path("file"), optional_layers)
     assert torch.equal(
         lora_state(module)["blocks.0.to_q.lora_B.weight"], layers["blocks.0.to_q"].up
     )
     with pytest.raises(StateError, match="1 layers trained but not in the file"):
-        load_layers(module, fewer, Path("file"))
+        load_layers(lora_layers(module), fewer, Path("file"))
     module, three = net(), LoraConfig("net", ("to_q", "0.to_out.0"), 4, 8.0)
     inject(module, three, {})
     with pytest.raises(StateError, match="1 layers in the file but not trained"):
-        load_layers(module, layers, Path("file"), optional_layers)
+        load_layers(lora_layers(module), layers, Path("file"), optional_layers)
     layers[optional_layers[0]].up.zero_()
-    load_layers(module, layers, Path("file"), optional_layers)
+    load_layers(lora_layers(module), layers, Path("file"), optional_layers)
 
 
 def test_layers_of_several_ranks_and_alphas_act_exactly() -> None:
@@ -386,15 +388,6 @@ def test_one_layer_is_added_where_its_name_ends_another(tmp_path: Path) -> None:
     assert [name for name, _ in module.named_modules() if name.endswith("lora_A")] == [
         "out.lora_A"
     ]
-
-
-def test_merging_is_computed_in_fp32_and_keeps_the_dtype() -> None:
-    module = net().to(torch.bfloat16)
-    weight = module.get_submodule("blocks.0.to_q").weight.clone()
-    layer = LoraLayer(torch.full((1, 6), 1 / 3), torch.full((8, 1), 1 / 3), 1.0)
-    merge_layers(module, {"blocks.0.to_q": layer})
-    merged = module.get_submodule("blocks.0.to_q").weight
-    assert torch.equal(merged, (weight.float() + torch.full((8, 6), 1 / 9)).bfloat16())
 
 
 def test_an_embedding_is_saved_added_and_merged(tmp_path: Path) -> None:

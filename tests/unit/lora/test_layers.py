@@ -6,7 +6,8 @@ import peft
 import pytest
 import torch
 from dstrain.config.options.train import TrainConfig
-from dstrain.lora.layers import LoraConfig, LoraLayer, Trainables, merged, row_lengths
+from dstrain.lora.layers import LoraConfig, LoraLayer, Trainables, row_lengths
+from dstrain.lora.merging import merged
 from torch import nn
 
 

@@ -85,7 +85,7 @@ REFUSED: tuple[tuple[str, Change, Header, str], ...] = (
     ("DoRA of other rows", with_lengths(5), adapter(), r"has 6 rows and the lengths of DoRA of shape \(5,\)"),
     ("DoRA without numbers", with_lengths(6, number=float("nan")), adapter(), "not a finite vector of numbers"),
     ("LoHa", plus(hada_w1_a=ONE), adapter(), r"of no LoRA layer\n.*hada_w1_a\n.*LoHa"),
-    ("LoKr", plus(lokr_w1=ONE), adapter(), "of no LoRA layer"),
+    ("LoKr beside LoRA", plus(lokr_w1=ONE[None]), adapter(), "4 of its 5 keys are of no LoKr layer"),
     ("a whole difference", plus(diff=ONE), adapter(), "of no LoRA layer"),
     ("a bias's difference", plus(diff_b=ONE), adapter(), "of no LoRA layer"),
     ("Tucker", lambda t: t | {"transformer.blocks.0.attn.to_q.lora_mid.weight": ONE}, adapter(), "of no LoRA layer"),

@@ -1,6 +1,7 @@
 """What is written for a program reads back as the layers that were trained, exactly."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,13 +168,17 @@ def dora(*targets: str) -> LoraConfig:
     [
         (("to_q", "to_v"), "comfyui", r"one layer for .*to_q, .*to_k, .*to_v, not all"),
         (("to_q",), "diffsynth", "diffsynth has no key names for dora"),
+        (("to_q", "to_k", "to_v"), "lokr in comfyui", "no LoKr of it is one of each"),
         (("to_q",), "else", "else has no key names for LoRA on dit"),
     ],
 )
-def test_dora_that_no_file_could_hold_is_refused_before_it_is_trained(
+def test_what_no_file_could_hold_is_refused_before_it_is_trained(
     targets: tuple[str, ...], program: str, words: str
 ) -> None:
     lora_config = dora(*targets)
+    if program.startswith("lokr in "):
+        program = program.removeprefix("lokr in ")
+        lora_config = replace(lora_config, type="lokr")
     with pytest.raises(UsageError, match=words):
         check_names(trained(lora_config), lora_config, MODEL, program)
 
@@ -183,6 +188,8 @@ def test_dora_that_a_file_can_hold_is_not_refused() -> None:
         (dora("to_q", "to_k", "to_v"), "comfyui"),
         (dora("to_q"), "diffusers"),
         (LoraConfig("dit", ("to_q",), 4, 6.0), "comfyui"),
+        (LoraConfig("dit", ("to_q",), 1, 6.0, type="lokr"), "diffusers"),
+        (LoraConfig("dit", ("to_out.0",), 1, 6.0, type="lokr"), "comfyui"),
     ):
         check_names(trained(lora_config), lora_config, MODEL, program)
 

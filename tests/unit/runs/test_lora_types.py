@@ -14,7 +14,7 @@ from dstrain.cli.main import main
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.export import export
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.layers import merge_layers
+from dstrain.lora.merging import merge_layers
 from dstrain.lora.reader import read_lora
 from dstrain.randomness import SampleKey
 from dstrain.runs.checkpoints.state import load_state, states
@@ -48,6 +48,13 @@ TYPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "lora_type": "dora",
             "lora_rank": "3,to_out=2",
             "lora_dropout": 0.3,
+        },
+        "lokr": {"lora_type": "lokr", "lora_rank": 1, "lora_alpha": 2.0},
+        "lokr of factor 4": {
+            "lora_type": "lokr",
+            "lokr_factor": 4,
+            "lora_rank": "2,to_out=1",
+            "lora_alpha": 3.0,
         },
     }
 )
@@ -335,6 +342,12 @@ def test_the_header_says_what_was_trained(here: Path, tmp_path: Path) -> None:
         ({"lora_rank": "to_k=4"}, r"--lora_rank: 'to_k' matches no layer with LoRA"),
         ({"lora_alpha": "to_q=4,blocks=2"}, r"'to_q' has no effect: later patterns"),
         ({"lora_type": "dora", "lora_format": "diffsynth"}, "no key names for dora"),
+        ({"lora_type": "lokr", "lora_format": "diffsynth"}, "no key names for lokr"),
+        (
+            {"lora_type": "lokr", "lora_dropout": 0.1},
+            "lokr has no dropout of its input",
+        ),
+        ({"lokr_factor": 4}, "--lokr_factor: has no effect without --lora_type lokr"),
         ({"lora_rank": "to_q=0"}, "--lora_rank: expected 1 or more, got 0"),
         ({"lora_dropout": 1.0}, "--lora_dropout: expected less than 1, got 1.0"),
     ],

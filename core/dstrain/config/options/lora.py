@@ -6,7 +6,7 @@ from typing import Literal
 
 from dstrain.config.fields import option
 
-LoraType = Literal["lora", "dora"]
+LoraType = Literal["lora", "dora", "lokr"]
 DEFAULT_RANK = 32
 """The rank of layers for which no rank is given."""
 
@@ -42,10 +42,17 @@ class LoraOptions:
     )
     lora_type: LoraType = option(
         "LoRA",
-        "What is trained in place of a layer's weight: its change (lora), or its change and "
-        "the length of each of its rows (dora).",
+        "What is trained of a layer's weight: its change (lora), its change and the length "
+        "of each of its rows (dora), or a change that is a Kronecker product (lokr).",
         "lora",
         affects={"resolved", "LoRA"},
+    )
+    lokr_factor: int | None = option(
+        "LoRA",
+        "Rows and columns of the first matrix of a LoKr, in layers that can be divided so. "
+        "Defaults to about as many as the second has.",
+        affects={"resolved", "LoRA"},
+        minimum=1,
     )
     lora_dropout: float = option(
         "LoRA",

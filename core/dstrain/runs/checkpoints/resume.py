@@ -56,6 +56,7 @@ NO_FLAG = "no flag differs: other rows are skipped or have other sizes, or the m
 OF_TRAINED_WEIGHTS = frozenset(
     {
         "model",
+        "lokr_factor",
         "lora_alpha",
         "lora_base_model",
         "lora_rank",

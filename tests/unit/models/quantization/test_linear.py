@@ -4,13 +4,15 @@ computes with the restored weight, and autograd keeps no restored weight.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from dstrain.config.options.lora import LoraType
-from dstrain.lora.adapters import inject, lora_state
+from dstrain.errors import UsageError
+from dstrain.lora.adapters import add_layers, inject, lora_state
 from dstrain.lora.layers import LoraConfig
+from dstrain.lora.lokr import LokrLayer
 from dstrain.models.quantization.linear import StoredLinear
 from dstrain.models.quantization.methods import METHODS
 from torch import Tensor, nn
@@ -150,7 +152,7 @@ def with_lora(
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize("method", METHOD_NAMES)
-@pytest.mark.parametrize("lora_type", get_args(LoraType))
+@pytest.mark.parametrize("lora_type", ["lora", "dora"])
 def test_lora_starts_and_trains_as_on_the_restored_weight(
     lora_type: LoraType, method: str, dtype: torch.dtype
 ) -> None:
@@ -184,3 +186,13 @@ def test_lora_starts_from_the_same_numbers_whatever_the_layer_is_stored_as() -> 
             assert torch.equal(weight, starts[0][name]), name
     first = starts[0]["to_q.lora_A.weight"]
     assert first.unique().numel() == first.numel()
+
+
+def test_lokr_on_a_stored_weight_is_refused() -> None:
+    """peft gives its product the shape of what is stored."""
+    stored, _ = pair("int8_block", dtype=torch.float32)
+    with pytest.raises(UsageError, match="lokr needs weights as they are loaded; to_q"):
+        with_lora(stored, torch.float32, "lokr")
+    matrices = (torch.ones(1, 1),), (torch.ones(16, 72),)
+    with pytest.raises(UsageError, match="LoKr cannot be added to to_q"):
+        add_layers(Net(stored, torch.float32), {"to_q": LokrLayer(*matrices, 1, 1.0)})
