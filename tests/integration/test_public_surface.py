@@ -44,8 +44,8 @@ FLAGS = {
         loraplus_lr_ratio optimizer optimizer_args trainable_dtype
         family_options feature_cache find_unused_parameters fp8_models frame_samples frame_sampling
         gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
-        lora_alpha lora_base_model lora_checkpoint lora_format lora_rank
-        lora_target_modules
+        lora_alpha lora_base_model lora_checkpoint lora_dropout lora_format lora_rank
+        lora_target_modules lora_type lokr_factor
         validation_dataset_base_path validation_dataset_metadata_path validation_split validation_steps
         alpha_mask mask_column unmasked_weight
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps

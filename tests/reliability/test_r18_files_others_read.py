@@ -19,7 +19,7 @@ from diffusers import FluxPipeline, QwenImagePipeline, WanPipeline
 from dstrain.cli.main import main
 from dstrain.graph.inputs import Column
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.layers import merge_layers
+from dstrain.lora.merging import merge_layers
 from dstrain.lora.reader import read_lora
 from dstrain.registry.discovery import load_family
 from dstrain.testing.family_under_test import FamilyUnderTest
@@ -455,3 +455,97 @@ def older_file(case: Case, trained: Trained, path: Path) -> Path:
     }
     save_file(tensors, path, header)
     return path
+
+
+BLOCK = MappingProxyType(
+    {
+        "qwen_image": "transformer_blocks.0",
+        "flux": "transformer_blocks.0",
+        "wan": "blocks.0",
+    }
+)
+"""The first block of each denoiser, by its name in diffusers."""
+
+
+def of_types(case: Case) -> Mapping[str, list[str]]:
+    """Flags of layers that are not all alike, or not plain LoRA."""
+    ranks = ["--lora_rank", f"4,{BLOCK[case.family]}=2", "--lora_alpha", "6"]
+    return {
+        "ranks": ranks,
+        "dora": ["--lora_type", "dora", "--lora_rank", "4", "--lora_alpha", "6"],
+        "dora of ranks": ["--lora_type", "dora", *ranks, "--lora_dropout", "0.1"],
+    }
+
+
+@pytest.mark.promise("R18", "what training writes acts at the right strength elsewhere")
+@pytest.mark.parametrize("types", ["ranks", "dora", "dora of ranks"])
+@pytest.mark.parametrize("case", [QWEN, FLUX, WAN], ids=lambda case: case.family)
+def test_layers_of_every_type_act_in_diffusers_and_come_back_from_others(
+    case: Case,
+    types: str,
+    tested: Callable[[Case], FamilyUnderTest],
+    tmp_path: Path,
+) -> None:
+    subject = tested(case)
+    words = command(case, subject, tmp_path / "out")
+    flags = ["--lora_base_model", case.part, *of_types(case)[types]]
+    assert main([*words, *flags]) == 0
+    file = tmp_path / "out/step-2.safetensors"
+    ours = subject.open()
+    ours.load_lora(file)
+    parts = subject.open().components
+    given = {name: parts.get(own) for name, own in PIPELINE_PARTS[case.family].items()}
+    theirs: Any = PIPELINES[case.family](**given, scheduler=None)  # type: ignore[operator]
+    theirs.load_lora_weights(file.parent, weight_name=file.name)
+    count = 0
+    for name, module in ours.components[case.part].named_modules():
+        layer: Any = module
+        if not hasattr(layer, "lora_A"):
+            continue
+        x = torch.randn(2, layer.in_features)
+        with torch.no_grad():
+            assert torch.equal(layer(x), theirs.transformer.get_submodule(name)(x))
+        count += 1
+    assert count == len({key.split(".lora_")[0] for key in load_file(file)})
+    for program in ("comfyui", "kohya"):
+        there, back = tmp_path / f"{program}.safetensors", tmp_path / f"{program}-2"
+        assert main(["export", "--format", program, str(file), str(there)]) == 0
+        assert main(["export", "--format", "diffusers", str(there), str(back)]) == 0
+        before, after = load_file(file), load_file(back)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.promise("R18", "what training writes acts at the right strength elsewhere")
+@pytest.mark.parametrize("factor", [2, 4])
+@pytest.mark.parametrize("case", [QWEN, FLUX, WAN], ids=lambda case: case.family)
+def test_a_lokr_acts_in_diffusers(
+    case: Case,
+    factor: int,
+    tested: Callable[[Case], FamilyUnderTest],
+    tmp_path: Path,
+) -> None:
+    subject = tested(case)
+    words = command(case, subject, tmp_path / "out")
+    words += ["--lora_base_model", case.part, "--lora_type", "lokr"]
+    words += ["--lora_rank", "2", "--lora_alpha", "3", "--lokr_factor", str(factor)]
+    assert main(words) == 0
+    file = tmp_path / "out/step-2.safetensors"
+    ours = subject.open()
+    ours.load_lora(file)
+    theirs: Any = subject.open().components[case.part]
+    theirs.load_lora_adapter(load_file(file), prefix="transformer")
+    count = acting = 0
+    for name, module in ours.components[case.part].named_modules():
+        layer: Any = module
+        if not hasattr(layer, "lokr_w1"):
+            continue
+        (adapter,) = layer.active_adapters
+        change = layer.get_delta_weight(adapter)
+        other = theirs.get_submodule(name)
+        (adapter,) = other.active_adapters
+        assert torch.equal(change, other.get_delta_weight(adapter))
+        acting += bool(change.any())
+        count += 1
+    assert count == len({key.split(".lokr_")[0] for key in load_file(file)})
+    assert acting >= count / 2

@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from dstrain.lora.adapters import inject, lora_state
 from dstrain.lora.key_names import base_shapes, key_formats
-from dstrain.lora.layers import LoraConfig, LoraLayer, inject, lora_state
+from dstrain.lora.layers import LoraConfig, LoraLayer
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.lora.writer import layers_in, save_lora
 from dstrain.models.components import Component

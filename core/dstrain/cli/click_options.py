@@ -37,16 +37,26 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
-def number_or_names(text: str) -> float | str:
+def number_or_names(text: object) -> object:
     """Return a number, or NAME=NUMBER,... as it is: what parses it says what is wrong
     in it.
     """
-    if "=" in text:
+    return _or_names(text, float)
+
+
+def integer_or_names(text: object) -> object:
+    """Return an integer, or NAME=INTEGER,... as it is."""
+    return _or_names(text, int)
+
+
+def _or_names(text: object, kind: type) -> object:
+    if "=" in str(text):
         return text
     try:
-        return float(text)
+        return kind(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a valid float.") from None
+        what = f"{text!r} is not a valid {NAMES_OF_NUMBERS[kind]}."
+        raise click.BadParameter(what) from None
 
 
 def repeat_flags(args: Sequence[str], names: Collection[str]) -> list[str]:
@@ -103,6 +113,9 @@ KINDS = MappingProxyType(
 )
 """Type of an option -> how click parses it, and how help shows it (None: click's own)."""
 
+NAMES_OF_NUMBERS = MappingProxyType({int: "integer", float: "float"})
+"""Type of a number -> what click calls it."""
+
 
 class GroupedOption(click.Option):
     """An option with a group of --help, which a file of --config may have or not."""
@@ -158,8 +171,10 @@ def as_option(flag: Flag) -> click.Option:
         return GroupedOption(f"--{flag.name}", is_flag=True, **settings)
     settings["type"], settings["metavar"] = KINDS[flag.kind]
     if flag.by_name:
-        settings["type"] = number_or_names
-        settings["metavar"] = "FLOAT|NAME=FLOAT,..."
+        is_integer = flag.kind is int
+        settings["type"] = integer_or_names if is_integer else number_or_names
+        number = NAMES_OF_NUMBERS[flag.kind].upper()
+        settings["metavar"] = f"{number}|NAME={number},..."
     if flag.choices:
         settings["metavar"] = f"[{'|'.join(flag.choices)}]"
     if flag.bare is not None:

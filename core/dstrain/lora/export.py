@@ -6,7 +6,7 @@ that fits.
 """
 
 import json
-from collections import UserDict
+from collections import Counter, UserDict
 from collections.abc import Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -17,10 +17,22 @@ from torch import Tensor
 
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED, KEY, is_folded, parse_keys
+from dstrain.lora.key_parser import (
+    ADAPTER_HEADER,
+    FOLDED,
+    KEY,
+    is_folded,
+    is_lora_key,
+    parse_pairs,
+)
 from dstrain.lora.layers import rescaled
 from dstrain.lora.reader import Alpha, Lora, read_lora
-from dstrain.lora.writer import adapter_fields, key_format_of, layers_in
+from dstrain.lora.writer import (
+    adapter_fields,
+    in_header,
+    key_format_of,
+    layers_in,
+)
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import recorded_config
 from dstrain.models.formats import NATIVE, Shapes, from_checkpoint, to_checkpoint
@@ -86,7 +98,7 @@ def export(
         raise UsageError("--model", what)
     family = load_family(name, disabled_plugins)
     header = {"format": "pt", "family": name, **header}
-    is_lora = any(KEY.fullmatch(key) for key in tensors)
+    is_lora = any(KEY.fullmatch(key) or is_lora_key(key) for key in tensors)
     if alpha is not None and not is_lora:
         raise UsageError("--alpha", f"has no effect: {source} is not a LoRA file")
     if is_lora:
@@ -113,7 +125,10 @@ def _with_alpha(
     if alpha is None:
         raise UsageError("--format", "is required: program whose key names to use")
     found = dict(tensors)
-    for name, layer in parse_keys(source, tensors).items():
+    if any(".lokr_" in key for key in tensors):
+        what = "is for pairs of matrices; LoKr without alpha is given one by --format"
+        raise UsageError("--alpha", what, "export --format diffusers --alpha rank")
+    for name, layer in parse_pairs(source, tensors).items():
         if layer.alpha is not None:
             what = f"has no effect: {source} states its own alpha"
             raise UsageError("--alpha", what)
@@ -144,14 +159,18 @@ def _convert_lora(
         tensors |= layers_in(lora, key_format, networks[lora.component])
         fields |= adapter_fields(lora, key_format.prefixes[0])
     header.pop(ADAPTER_HEADER, None)
-    if program == "diffusers":
+    if program == "diffusers" and fields:
         header[ADAPTER_HEADER] = json.dumps(fields, sort_keys=True)
     if not is_folded(header):
         header |= FOLDED
         header.pop("alpha", None)
-        alphas = {layer.alpha for lora in loras for layer in lora.layers.values()}
-        if len(alphas) == 1:
-            header["alpha"] = str(alphas.pop())
+        alphas = {
+            name: layer.alpha for lora in loras for name, layer in lora.layers.items()
+        }
+        usual, _ = Counter(alphas.values()).most_common(1)[0]
+        if len(loras) == 1 or set(alphas.values()) == {usual}:
+            for name, value in in_header("alpha", alphas, usual).items():
+                header[name] = json.dumps(value)
     summary = ", ".join(
         f"{len(lora.layers)} layers of {lora.component}" for lora in loras
     )

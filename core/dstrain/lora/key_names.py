@@ -63,7 +63,7 @@ def base_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
     return {
         name.replace(".base_layer.", "."): shape
         for name, shape in shapes.items()
-        if ".lora_" not in name
+        if ".lora_" not in name and ".lokr_" not in name
     }
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from dstrain.errors import StateError, first_few
 from dstrain.lazy import import_name
+from dstrain.lora.layers import LoraLayer
+from dstrain.lora.lokr import LokrWeights, parse_lokr
 from dstrain.storage.files import read_limited
 
 ADAPTER_HEADER = "lora_adapter_metadata"
@@ -24,10 +26,13 @@ FOLDED = MappingProxyType({"scale": "in lora_B"})
 KEY = re.compile(
     r"(?P<layer>.+)\.(?:"
     r"lora_(?P<ab>[AB])(?:\.(?P<adapter>[^.]+))?\.weight|lora[_.](?P<way>down|up)\.weight"
-    r"|lora_embedding_(?P<embedding>[AB])|alpha)"
+    r"|lora_embedding_(?P<embedding>[AB])|alpha|(?:lora_magnitude_vector"
+    r"(?:\.(?P<vector>(?!weight$)[^.]+))?(?:\.weight)?|dora_scale)(?P<length>))"
 )
 MATRICES = MappingProxyType({"A": "A", "B": "B", "down": "A", "up": "B"})
 """What a key calls a matrix -> which it is."""
+LENGTHS = "the lengths of DoRA"
+"""What errors call them."""
 HARMLESS_FIELDS = frozenset(
     {
         "r",
@@ -43,6 +48,7 @@ HARMLESS_FIELDS = frozenset(
         "auto_mapping",
         "base_model_name_or_path",
         "revision",
+        "use_dora",
     }
 )
 """Fields of a peft configuration that are read here, or that change nothing once the
@@ -60,6 +66,20 @@ class LoraWeights:
     """The value of its alpha key, if there is one."""
     named: bool
     """Whether its keys contain the name of an adapter."""
+    magnitude: Tensor | None = None
+    """(out,): of DoRA, the lengths of the rows of the changed weight."""
+
+    @property
+    def rank(self) -> int:
+        """Return the number of rows of `down`."""
+        return len(self.down)
+
+    def layer(self, alpha: float) -> LoraLayer:
+        """Return the layer with an alpha."""
+        return LoraLayer(self.down, self.up, alpha, self.magnitude)
+
+
+Weights = LoraWeights | LokrWeights
 
 
 @dataclass(frozen=True)
@@ -74,6 +94,7 @@ class AdapterConfig:
     """Layer name, or the end of one -> rank, where it is not `rank`."""
     alphas: Mapping[str, float]
     """Layer name, or the end of one -> alpha, where it is not `alpha`."""
+    dora: bool = False
 
     def of(self, layer: str) -> tuple[float, float]:
         """Return a layer's rank and alpha."""
@@ -86,7 +107,24 @@ def is_folded(header: Mapping[str, str]) -> bool:
     return header.items() >= FOLDED.items()
 
 
-def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
+def is_lora_key(key: str) -> bool:
+    """Return whether a key is that of a matrix of LoRA; an alpha may be a network's own."""
+    found = KEY.fullmatch(key)
+    is_pair = found and (found["ab"] or found["way"] or found["embedding"])
+    return bool(is_pair) or ".lokr_" in key
+
+
+def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> Mapping[str, Weights]:
+    """Return the matrices by layer, those of LoKr too.
+
+    Raises StateError as `parse_pairs` and `parse_lokr` do.
+    """
+    if any(".lokr_" in key for key in tensors):
+        return parse_lokr(path, tensors)
+    return parse_pairs(path, tensors)
+
+
+def parse_pairs(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
     """Pair the matrices by layer.
 
     Raises StateError for keys that are missing, duplicate, unknown or of another kind
@@ -102,30 +140,29 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
             continue
         name = hit["layer"]
         part = MATRICES.get(hit["ab"] or hit["way"] or hit["embedding"], "alpha")
+        if hit["length"] is not None:
+            part = LENGTHS
         if part in parts.setdefault(name, {}):
             raise StateError(path, f"contains {name} twice; one of its keys is {key}")
-        is_valid = tensor.numel() == 1
-        if part != "alpha":
-            is_valid = (
-                tensor.is_floating_point() and tensor.ndim > 1 and len(tensor) > 0
-            )
         # Where a run is only checked, its own layers have no memory, and no numbers.
         is_finite = tensor.is_meta or bool(tensor.float().isfinite().all())
-        if not (is_valid and is_finite):
-            kind = "number" if part == "alpha" else "matrix of numbers"
+        if not (_has_form(part, tensor) and is_finite):
+            kinds = {"alpha": "number", LENGTHS: "vector of numbers"}
+            kind = kinds.get(part, "matrix of numbers")
             raise StateError(path, f"{key} is not a finite {kind}")
         parts[name][part] = tensor
-        if hit["adapter"]:
+        if hit["adapter"] or hit["vector"]:
             named.add(name)
     if unknown or not parts:
         what = f"{len(unknown)} of its {len(tensors)} keys are of no LoRA layer"
         first = f"the first: {first_few(unknown)}" if unknown else "it has no keys"
-        advice = "DoRA, LoHa, LoKr, OFT, biases and differences of whole weights are not supported"
+        advice = "LoHa, OFT, biases and differences of whole weights are not supported"
         raise StateError(path, what, first, advice)
     expected = {"A", "B"}.union(*parts.values())
     incomplete = [name for name, found in parts.items() if found.keys() != expected]
     if incomplete:
-        what = f"incomplete LoRA file: {len(incomplete)} of {len(parts)} layers lack lora_A, lora_B or an alpha"
+        lack = f"lora_A, lora_B{f', {LENGTHS}' * (LENGTHS in expected)} or an alpha"
+        what = f"incomplete LoRA file: {len(incomplete)} of {len(parts)} layers lack {lack}"
         lines = [f"{name} has only {', '.join(parts[name])}" for name in incomplete[:3]]
         raise StateError(path, what, *lines)
     layers = {}
@@ -135,8 +172,33 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
             what = f"{name} has matrices of different ranks: {tuple(down.shape)} and {tuple(up.shape)}"
             raise StateError(path, what)
         alpha = float(found["alpha"]) if "alpha" in found else None
-        layers[name] = LoraWeights(down, up, alpha, name in named)
+        lengths = _lengths_of_rows(path, name, found.get(LENGTHS), up)
+        layers[name] = LoraWeights(down, up, alpha, name in named, lengths)
     return layers
+
+
+def _has_form(part: str, tensor: Tensor) -> bool:
+    """Return whether a tensor may be this part of a layer."""
+    if part == "alpha":
+        return tensor.numel() == 1
+    least = 1 if part == LENGTHS else 2
+    is_array = tensor.ndim >= least and len(tensor) > 0
+    return tensor.is_floating_point() and is_array
+
+
+def _lengths_of_rows(
+    path: Path, name: str, stored: Tensor | None, up: Tensor
+) -> Tensor | None:
+    """Return DoRA's lengths of rows (out,), which a file may have as (out, 1) to
+    multiply a weight with.
+    """
+    if stored is None:
+        return None
+    if stored.shape not in ((len(up),), (len(up), 1)) or up.ndim != 2:
+        what = f"{name} has {len(up)} rows and {LENGTHS} of shape {tuple(stored.shape)}"
+        advice = "DoRA is supported for the rows (outputs) of linear layers"
+        raise StateError(path, what, advice)
+    return stored.reshape(-1)
 
 
 def read_adapter_config(
@@ -203,6 +265,7 @@ def _adapter(fields: Mapping[str, Any]) -> AdapterConfig:
         targets=tuple(map(str, targets)),
         ranks={name: int(value) for name, value in ranks.items()},
         alphas={name: float(value) for name, value in alphas.items()},
+        dora=bool(fields.get("use_dora")),
     )
 
 

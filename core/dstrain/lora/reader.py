@@ -4,6 +4,7 @@ The naming is recognized by the keys. Every key is used, every layer is complete
 nothing is guessed: what is ambiguous is refused by name.
 """
 
+import json
 import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -12,16 +13,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from dstrain.config.options.lora import LoraType
 from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError, first_few
+from dstrain.lora.fusing import divided
 from dstrain.lora.key_names import (
     PEFT_PREFIX,
     KeyTable,
     Prefix,
-    Rows,
     key_tables,
     layers_of,
     prefixes,
@@ -30,12 +31,13 @@ from dstrain.lora.key_names import (
 from dstrain.lora.key_parser import (
     ADAPTER_HEADER,
     AdapterConfig,
-    LoraWeights,
+    Weights,
     is_folded,
     parse_keys,
     read_adapter_config,
 )
 from dstrain.lora.layers import LoraLayer
+from dstrain.lora.lokr import Layer
 from dstrain.models.components import components_of
 from dstrain.models.formats import Shapes
 from dstrain.registry.family import ModelFamily
@@ -54,11 +56,16 @@ class Lora:
     """The LoRA of one component."""
 
     component: str
-    layers: Mapping[str, LoraLayer]
+    layers: Mapping[str, Layer]
     """The layers by the network's own names."""
     header: Mapping[str, str]
 
-    def trained_layers(self, path: Path) -> Mapping[str, LoraLayer]:
+    @property
+    def type(self) -> LoraType:
+        """Return the type of the layers, which is the same for all."""
+        return next(iter(self.layers.values())).type
+
+    def trained_layers(self, path: Path) -> Mapping[str, Layer]:
         """Return the layers with the alpha that they were trained with, which the header
         records where it is part of B; raises StateError if the header has no valid one.
 
@@ -69,12 +76,20 @@ class Lora:
         if text is None or not is_folded(self.header):
             return self.layers
         try:
-            alpha = float(text)
-        except ValueError:
-            alpha = math.nan
-        if not 0 < alpha < math.inf:
-            raise StateError(path, f"its header has no valid alpha: {text!r}")
-        return {name: layer.with_alpha(alpha) for name, layer in self.layers.items()}
+            others = json.loads(self.header.get("alphas", "{}"))
+            alphas = {name: float(others.get(name, text)) for name in self.layers}
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            alphas = {"": math.nan}
+        if not all(0 < alpha < math.inf for alpha in alphas.values()):
+            given = self.header.get("alphas", text)
+            raise StateError(path, f"its header has no valid alpha: {given!r}")
+        return {
+            # Of LoKr, whoever fills layers rescales them.
+            name: layer.with_alpha(alphas[name])
+            if isinstance(layer, LoraLayer)
+            else layer
+            for name, layer in self.layers.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,7 @@ class Group:
     prefix: Prefix
     peft: bool
     """Whether peft's prefix comes before it."""
-    layers: Mapping[str, LoraWeights]
+    layers: Mapping[str, Weights]
     """The rest of the name -> the layer."""
 
 
@@ -151,39 +166,13 @@ def groups_in(
     raises.
     """
     known = prefixes(family)
-    found: dict[tuple[Prefix, bool], dict[str, LoraWeights]] = {}
+    found: dict[tuple[Prefix, bool], dict[str, Weights]] = {}
     for name, weights in parse_keys(path, tensors).items():
         rest = name.removeprefix(PEFT_PREFIX)
         prefix = next(prefix for prefix in known if rest.startswith(prefix.text))
         layers = found.setdefault((prefix, rest != name), {})
         layers[rest.removeprefix(prefix.text)] = weights
     return [Group(prefix, peft, layers) for (prefix, peft), layers in found.items()]
-
-
-def split_fused(layer: LoraLayer, rows: tuple[Rows, ...]) -> dict[str, LoraLayer]:
-    """Split a layer of a file exactly into those of the network that it stands for:
-    each has the same `down`, and its own rows of `up`.
-
-    If every column of `up` acts on one of them alone, which is how `export.fuse` writes
-    several as one, each gets its own columns back.
-    """
-    if len(rows) == 1:
-        return {rows[0].layer: layer}
-    pieces: dict[str, list[Tensor]] = {}
-    for one in sorted(rows, key=lambda one: one.offset):
-        pieces.setdefault(one.layer, []).append(layer.up[one.start : one.stop])
-    ups = {name: torch.cat(parts) for name, parts in pieces.items()}
-    columns = {name: up.flatten(1).bool().any(0) for name, up in ups.items()}
-    users = torch.stack(list(columns.values())).sum(0)
-    if len(ups) == 1 or users.max() != 1:
-        columns = dict.fromkeys(ups, torch.ones_like(users, dtype=torch.bool))
-    layers = {}
-    for name, used in columns.items():
-        rank = int(used.sum())
-        if rank:
-            alpha = layer.alpha * (rank / layer.rank)
-            layers[name] = LoraLayer(layer.down[used], ups[name][:, used], alpha)
-    return layers
 
 
 @dataclass(frozen=True)
@@ -207,18 +196,26 @@ class _Reader:
         alphas = self._alphas(group, adapter)
         shapes = self.networks[name]
         own = layers_of(shapes)
-        layers: dict[str, LoraLayer] = {}
+        layers: dict[str, Layer] = {}
         for rest, weights in group.layers.items():
-            stored = LoraLayer(weights.down, weights.up, alphas[rest])
+            stored = weights.layer(alphas[rest])
             rows = table[rest]
-            split = split_fused(stored, rows)
-            is_whole = len(rows) == 1 or len(stored.up) == rows[-1].stop
-            if not is_whole or not all(_fits(split[one], own[one]) for one in split):
-                have = f"{tuple(stored.down.shape)} and {tuple(stored.up.shape)}"
+            try:
+                split = divided(stored, rows)
+            except UsageError as error:
+                raise StateError(self.path, f"{rest}: {error.what}") from error
+            is_whole = len(rows) == 1
+            if isinstance(stored, LoraLayer):
+                is_whole = is_whole or len(stored.up) == rows[-1].stop
+            if not is_whole or not all(split[one].fits(own[one]) for one in split):
                 wanted = ", ".join(f"{one.layer} {own[one.layer]}" for one in rows)
-                what = f"does not fit {name}: {rest} has matrices of shapes {have}, for {wanted}"
+                what = f"does not fit {name}: {rest} has matrices of shapes {_shapes(stored)}, for {wanted}"
                 raise StateError(self.path, what)
             layers |= split
+        is_dora = any(one.type == "dora" for one in layers.values())
+        if adapter is not None and adapter.dora and not is_dora:
+            what = "its header says that it is DoRA, but no key has lengths of rows"
+            raise StateError(self.path, what)
         targets: Sequence[str] = ()
         if self.header.get("component") == name and "targets" in self.header:
             targets = self.header["targets"].split(",")
@@ -288,7 +285,7 @@ class _Reader:
     ) -> Mapping[str, float]:
         """Return each layer's alpha."""
         layers = group.layers
-        ranks = {rest: float(len(weights.down)) for rest, weights in layers.items()}
+        ranks = {rest: float(weights.rank) for rest, weights in layers.items()}
         stated = {
             rest: weights.alpha
             for rest, weights in layers.items()
@@ -332,7 +329,7 @@ class _Reader:
         return ranks
 
 
-def _fits(layer: LoraLayer, shape: tuple[int, ...]) -> bool:
-    product = (len(layer.up), *layer.down.shape[1:])
-    # An embedding's weight is (vocabulary, channels): the other way round.
-    return shape in (product, product[::-1])
+def _shapes(layer: Layer) -> str:
+    if isinstance(layer, LoraLayer):
+        return f"{tuple(layer.down.shape)} and {tuple(layer.up.shape)}"
+    return " and ".join(str(tuple(one.shape)) for one in layer.parts().values())

@@ -13,18 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dstrain.config.options.lora import LoraType
 from dstrain.errors import UsageError
-from dstrain.lora.key_names import Rows, base_shapes, key_formats, key_table
-from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED
-from dstrain.lora.layers import (
+from dstrain.lora.adapters import (
     ADAPTER,
     UP,
-    LoraConfig,
-    LoraLayer,
     lora_layers,
+    lora_names,
     lora_state,
-    rescaled,
 )
+from dstrain.lora.fusing import joined, refuse_parts
+from dstrain.lora.key_names import base_shapes, key_formats, key_table
+from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED
+from dstrain.lora.layers import LoraConfig, rescaled
+from dstrain.lora.lokr import Layer, LokrLayer
 from dstrain.lora.reader import Lora
 from dstrain.models.components import components_of
 from dstrain.models.formats import LoraKeyFormat, Shapes
@@ -51,18 +53,35 @@ def save_lora(
         metadata: Family, base, step, versions and the like; values that are not strings
             are stored as JSON.
     """
-    rank = lora_config.rank
+    header = lora_header(module, lora_config, metadata)
+    layers = lora_layers(module)
+    if lora_config.type == "lokr":
+        tensors = {
+            f"{prefix}.{name}.{part}": value.float()
+            for name, layer in layers.items()
+            for part, value in _matrices(layer.folded(), "diffusers").items()
+        }
+        write_tensors(path, tensors, header, checksum=True)
+        return
     tensors = {}
     for name, value in lora_state(module).items():
-        if UP.search(name):
-            value = rescaled(value, lora_config.alpha, rank)
+        found = UP.search(name)
+        if found is not None:
+            layer = layers[name[: found.start()]]
+            value = rescaled(value, layer.alpha, layer.rank)
         tensors[f"{prefix}.{name}"] = value.float()
-    header = lora_header(module, lora_config, metadata)
     adapter = {
-        f"{prefix}.r": rank,
-        f"{prefix}.lora_alpha": rank,
+        f"{prefix}.r": lora_config.rank,
+        f"{prefix}.lora_alpha": lora_config.rank,
         f"{prefix}.target_modules": header["targets"].split(","),
     }
+    ranks = {name: layer.rank for name, layer in layers.items()}
+    exceptions = peft_exceptions(ranks, lora_config.rank)
+    if exceptions:
+        adapter[f"{prefix}.rank_pattern"] = exceptions
+        adapter[f"{prefix}.alpha_pattern"] = exceptions
+    if lora_config.type == "dora":
+        adapter[f"{prefix}.use_dora"] = True
     header[ADAPTER_HEADER] = json.dumps(adapter, sort_keys=True)
     write_tensors(path, tensors, header, checksum=True)
 
@@ -79,12 +98,36 @@ def save_lora_for(
     program than diffusers.
     """
     key_format = key_format_of(path, lora_config.component, family, program)
-    layers = lora_layers(network, lora_config)
+    layers = lora_layers(network)
     lora = Lora(lora_config.component, layers, {})
     named = layers_in(lora, key_format, base_shapes(network))
     tensors = {name: value.float() for name, value in named.items()}
     header = lora_header(network, lora_config, metadata)
     write_tensors(path, tensors, header, checksum=True)
+
+
+def check_names(
+    network: nn.Module, lora_config: LoraConfig, family: ModelFamily, program: str
+) -> None:
+    """Raise UsageError if the trained layers cannot be written with a program's names,
+    before anything is trained.
+    """
+    if lora_config.type == "lora":
+        return
+    names = lora_names(network)
+    key_format = key_format_of(
+        "what is trained", lora_config.component, family, program
+    )
+    refuse_lora_type(lora_config.type, program)
+    for rows in key_table(key_format.checkpoint_format, base_shapes(network)).values():
+        refuse_parts(names, rows, lora_config.type)
+
+
+def refuse_lora_type(lora_type: LoraType, program: str) -> None:
+    """Raise UsageError for a program that reads LoRA alone."""
+    if lora_type != "lora" and program == "diffsynth":
+        what = f"{program} has no key names for {lora_type}, and ignores its keys"
+        raise UsageError("--lora_format", what, "give diffusers or comfyui")
 
 
 def lora_header(
@@ -93,17 +136,28 @@ def lora_header(
     metadata: Mapping[str, Any],
 ) -> dict[str, str]:
     """Return the header of a file of the trained layers, whichever program it is for;
-    metadata as in `save_lora`. Its alpha is that of the training.
+    metadata as in `save_lora`. Its alphas are those of the training.
     """
+    layers = lora_layers(module)
     adapters: Any = module.peft_config
+    adapter = adapters[ADAPTER]
+    usual = adapter.alpha if lora_config.type == "lokr" else adapter.lora_alpha
+    ranks = {name: layer.rank for name, layer in layers.items()}
+    alphas = {name: layer.alpha for name, layer in layers.items()}
     fields = {
         **metadata,
         "component": lora_config.component,
-        "rank": lora_config.rank,
-        "alpha": lora_config.alpha,
+        **in_header("rank", ranks, lora_config.rank),
+        **in_header("alpha", alphas, usual),
         "targets": ",".join(sorted(adapters[ADAPTER].target_modules)),
         **FOLDED,
     }
+    if lora_config.type != "lora":
+        fields["type"] = lora_config.type
+    if lora_config.factor != -1:
+        fields["factor"] = lora_config.factor
+    if lora_config.dropout:
+        fields["dropout"] = lora_config.dropout
     header = {"format": "pt"}
     for name, value in fields.items():
         is_text = isinstance(value, str)
@@ -126,50 +180,29 @@ def layers_in(
         key_format: The program's names for it.
         shapes: The shapes of the component's network.
     """
+    refuse_lora_type(lora.type, key_format.program)
     found: dict[str, Tensor] = {}
     for name, rows in key_table(key_format.checkpoint_format, shapes).items():
         if not any(one.layer in lora.layers for one in rows):
             continue
         if key_format.underscored:
             name = name.replace(".", "_")
-        matrices = _matrices(fuse(lora.layers, rows), key_format.program)
+        matrices = _matrices(joined(lora.layers, rows), key_format.program)
         for ending, tensor in matrices.items():
             found[f"{key_format.prefixes[0]}{name}.{ending}"] = tensor
     return found
 
 
-def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
-    """Return the one layer of a file that stands for one or several of the network,
-    with alpha / rank as part of `up`.
-
-    Several are joined exactly, block by block: of n layers of rank r it has rank n r. A
-    layer without LoRA has no block.
-    """
-    parts = {
-        one.layer: layers[one.layer].folded() for one in rows if one.layer in layers
-    }
-    if len(rows) == 1:
-        return parts[rows[0].layer]
-    height = max(one.stop for one in rows)
-    blocks = []
-    for name, layer in parts.items():
-        block = layer.up.new_zeros(height, *layer.up.shape[1:])
-        for one in rows:
-            if one.layer == name:
-                part = layer.up[one.offset :][: one.stop - one.start]
-                block[one.start : one.stop] = part
-        blocks.append(block)
-    down = torch.cat([layer.down for layer in parts.values()])
-    return LoraLayer(down, torch.cat(blocks, 1), float(len(down)))
-
-
 def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
     """Return the fields of `lora_adapter_metadata`, where diffusers finds rank and
-    alpha; in files that dstrain writes they are equal.
+    alpha; in files that dstrain writes they are equal. There are none of LoKr, for
+    which diffusers reads them off the shapes.
     """
+    if lora.type == "lokr":
+        return {}
     ranks = {name: layer.rank for name, layer in lora.layers.items()}
     rank = max(ranks.values())
-    others = {name: one for name, one in ranks.items() if one != rank}
+    others = peft_exceptions(ranks, rank)
     targets = sorted(lora.layers)
     if "targets" in lora.header:
         targets = lora.header["targets"].split(",")
@@ -179,12 +212,33 @@ def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
         "target_modules": targets,
         "rank_pattern": others,
         "alpha_pattern": others,
+        "use_dora": {} if lora.type == "lora" else True,
     }
     return {prefix + name: value for name, value in fields.items() if value != {}}
 
 
+def in_header(name: str, numbers: Mapping[str, float], usual: float) -> dict[str, Any]:
+    """Return the header's entries for the ranks or alphas of layers: the usual one, and
+    those of the layers that have another.
+    """
+    others = {layer: number for layer, number in numbers.items() if number != usual}
+    return {name: usual, **({f"{name}s": others} if others else {})}
+
+
+def peft_exceptions(numbers: Mapping[str, int], usual: int) -> dict[str, int]:
+    """Return peft's patterns for the layers that have another rank than the usual one."""
+    found = {}
+    for name, number in numbers.items():
+        if number == usual:
+            continue
+        # peft also matches layers whose names end with a pattern.
+        is_ending = any(other.endswith(f".{name}") for other in numbers)
+        found[f"^{name}" if is_ending else name] = number
+    return found
+
+
 def key_format_of(
-    source: Path,
+    source: Path | str,
     component: str,
     family: ModelFamily,
     program: str,
@@ -198,10 +252,22 @@ def key_format_of(
     return found[program]
 
 
-def _matrices(layer: LoraLayer, program: str) -> dict[str, Tensor]:
+def _matrices(layer: Layer, program: str) -> dict[str, Tensor]:
+    if isinstance(layer, LokrLayer):
+        parts = layer.parts()
+        if program != "diffusers":
+            parts["alpha"] = torch.tensor(layer.alpha)
+        return parts
     # DiffSynth-Studio's trainer writes `lora_A.default.weight`, which not all of its
     # loaders find; all of them find these.
     if program in ("diffusers", "diffsynth"):
-        return {"lora_A.weight": layer.down, "lora_B.weight": layer.up}
+        found = {"lora_A.weight": layer.down, "lora_B.weight": layer.up}
+        if layer.magnitude is not None:
+            found["lora_magnitude_vector"] = layer.magnitude
+        return found
     alpha = torch.tensor(layer.alpha)
-    return {"lora_down.weight": layer.down, "lora_up.weight": layer.up, "alpha": alpha}
+    found = {"lora_down.weight": layer.down, "lora_up.weight": layer.up, "alpha": alpha}
+    if layer.magnitude is not None:
+        # ComfyUI multiplies the weight with it.
+        found["dora_scale"] = layer.magnitude[:, None]
+    return found

@@ -15,7 +15,7 @@ from dstrain.models.components import Component, Files
 from dstrain.models.formats import Shape, Shapes, TensorSlice, join
 from dstrain.models.weight_files import OpenFiles, TensorInfo, shapes_in
 
-LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b")
+LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b|\.lokr_w[12]")
 SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 """The name of one of the files in which a model is published."""
 

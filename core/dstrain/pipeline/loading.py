@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from dstrain.console import get_logger
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.layers import LoraLayer, merge_layers, merged
+from dstrain.lora.lokr import Layer
+from dstrain.lora.merging import merge_layers, merged
 from dstrain.lora.reader import read_lora
 from dstrain.models.components import Component, Files
 from dstrain.models.execution.blocks import repeated_blocks
@@ -32,7 +33,7 @@ from dstrain.models.quantization.layers import LayerStore
 from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
-NO_LAYERS: Mapping[str, LoraLayer] = MappingProxyType({})
+NO_LAYERS: Mapping[str, Layer] = MappingProxyType({})
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Loader:
     """Takes the rows of weights that this process has; None for all."""
     tiles: Tiles | None = None
     """How a VAE computes a large image, if not as a whole."""
-    _layers: Mapping[str, LoraLayer] | None = field(default=None, init=False)
+    _layers: Mapping[str, Layer] | None = field(default=None, init=False)
     """The preset's layers by parameter."""
     _swapped: tuple[str, ...] | None = field(default=None, init=False)
     """What the names of weights of swapped blocks begin with."""
@@ -173,7 +174,7 @@ class Loader:
             {name.removesuffix(".weight"): layer for name, layer in late.items()},
         )
 
-    def _layers_of(self, network: nn.Module) -> Mapping[str, LoraLayer]:
+    def _layers_of(self, network: nn.Module) -> Mapping[str, Layer]:
         if self._layers is None:
             self._layers = NO_LAYERS
             if self.files is not None and self.files.preset is not None:

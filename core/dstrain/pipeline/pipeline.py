@@ -30,9 +30,9 @@ from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.task import NEGATIVE, POSITIVE
 from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.graph.values import read_only
+from dstrain.lora.adapters import add_layers, with_strength
 from dstrain.lora.header import training_differences
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.layers import add_layers
 from dstrain.lora.reader import read_lora
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Files, components_of
@@ -211,7 +211,13 @@ class Pipeline:
                 logger.warning(f"{path}: {line}")
             module = self.components[name]
             adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
-            add_layers(module, lora.layers, scale, adapter_name)
+            if scale == 1 or lora.type != "dora":
+                add_layers(module, lora.layers, scale, adapter_name)
+                continue
+            in_ram = self.in_ram.get(name)
+            with in_ram.readable() if in_ram else nullcontext():
+                layers = with_strength(module, lora.layers, scale)
+            add_layers(module, layers, adapter_name=adapter_name)
 
     def damaged(self, names: Iterable[str]) -> list[str]:
         """Say which of these components have weights with NaN or infinity, and where."""

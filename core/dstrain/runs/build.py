@@ -14,6 +14,7 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
 from dstrain.lora.reader import check_lora_file
+from dstrain.lora.writer import check_names
 from dstrain.models.execution.compilation import compile_blocks
 from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
 from dstrain.models.needed_components import Found
@@ -229,6 +230,13 @@ def load_module(
     dtype = torch.bfloat16 if setup.optimizer.rounds else torch.float32
     module.switch_to_training_mode(setup.trainables, config.seed, dtype)
     check_fit(setup.optimizer, module.trained.parameters)
+    for name, lora_config in module.trained.lora.items():
+        check_names(
+            pipeline.components[name],
+            lora_config,
+            setup.family,
+            setup.saved_names(name),
+        )
     if setup.sharding is not None:
         for name in module.trained.components:
             refuse_single_numbers(pipeline.components[name])

@@ -23,6 +23,7 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.key_names import key_formats
 from dstrain.lora.layers import LoraConfig, Trainables
+from dstrain.lora.writer import refuse_lora_type
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
 from dstrain.models.device import default_device
@@ -221,8 +222,7 @@ def trainables_of(config: TrainConfig, family: ModelFamily) -> Trainables:
             f"is required: {family.name} has no default targets for {component!r}",
             f"it has targets for {', '.join(family.lora_targets)}",
         )
-    alpha = config.lora_rank if config.lora_alpha is None else config.lora_alpha
-    lora = LoraConfig(component, tuple(targets), config.lora_rank, float(alpha))
+    lora = LoraConfig.of(config, component, tuple(targets))
     return Trainables(full, (lora,))
 
 
@@ -280,6 +280,8 @@ def check_saved_names(setup: Setup) -> None:
                 if one.checkpoint_format in whole and not one.underscored
             }
         program = setup.saved_names(name)
+        if program in formats and name in with_lora:
+            refuse_lora_type(setup.config.lora_type, program)
         if program not in formats:
             flag = "--lora_format" if chosen else "--remove_prefix_in_ckpt"
             kind = "LoRA on" if name in with_lora else "all of"

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from dstrain.graph.inputs import Measured
-from dstrain.lora.layers import LoraConfig, inject
+from dstrain.lora.adapters import inject
+from dstrain.lora.layers import LoraConfig
 from dstrain.models.component_files import ModelConfig, assign, component_at
 from dstrain.registry.discovery import GROUP, load_family
 from dstrain.storage.hashing import sha256

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.lora.layers import LoraConfig, inject
+from dstrain.lora.adapters import inject
+from dstrain.lora.layers import LoraConfig
 from dstrain.models.formats import CheckpointFormat, from_checkpoint, to_checkpoint
 
 PAIRS = (

@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from dstrain.errors import UsageError, nearest
+from dstrain.lora.adapters import inject, lora_layers
+from dstrain.lora.initial_layers import load_layers
 from dstrain.lora.key_names import base_shapes, matching_names, unused_layers
-from dstrain.lora.layers import LoraConfig, Trainables, inject, load_layers
+from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.lora.reader import read_lora
 from dstrain.pipeline.pipeline import Pipeline
 
@@ -55,7 +57,7 @@ def start_from_lora(
     Raises StateError unless every key, rank and alpha fits.
     """
     patterns = pipeline.spec.unused_parameters
-    for component, lora_config in trained.items():
+    for component in trained:
         network = pipeline.components[component]
         shapes = base_shapes(network)
         unused = unused_layers(patterns.get(component, ()), shapes)
@@ -63,7 +65,7 @@ def start_from_lora(
             path, pipeline.family, {component: shapes}, component, patterns
         ):
             layers = lora.trained_layers(path)
-            load_layers(network, layers, lora_config, path, unused)
+            load_layers(lora_layers(network), layers, path, unused)
 
 
 def prepare_trainables(

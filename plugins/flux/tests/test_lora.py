@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from dstrain.lora.layers import LoraConfig, inject
+from dstrain.lora.adapters import inject
+from dstrain.lora.layers import LoraConfig
 from dstrain.lora.writer import save_lora
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.functional import pack

@@ -11,7 +11,8 @@ import pytest
 import torch
 from diffusers import FluxKontextPipeline, FluxPipeline
 from dstrain.errors import UsageError
-from dstrain.lora.layers import LoraConfig, inject
+from dstrain.lora.adapters import inject
+from dstrain.lora.layers import LoraConfig
 from dstrain.models.functional import pack, unpack
 from dstrain_flux import LORA_ALIASES, MODEL
 from dstrain_flux.model_fn import image_ids, latent_shape, predict, predict_kontext

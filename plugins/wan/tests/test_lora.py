@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from diffusers import WanPipeline
-from dstrain.lora.layers import LoraConfig, inject
+from dstrain.lora.adapters import inject
+from dstrain.lora.layers import LoraConfig
 from dstrain.lora.writer import save_lora
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain_wan import MODEL

@@ -10,7 +10,8 @@ import pytest
 import torch
 from dstrain.errors import UsageError
 from dstrain.graph.noise_schedule import TimestepSampler
-from dstrain.lora.layers import LoraConfig, inject
+from dstrain.lora.adapters import inject
+from dstrain.lora.layers import LoraConfig
 from dstrain.randomness import Rng, SampleKey
 from dstrain.training.losses import flow_match
 from dstrain_wan import MODEL

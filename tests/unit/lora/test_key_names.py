@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from dstrain.lora.adapters import inject
 from dstrain.lora.key_names import (
     Rows,
     base_shapes,
@@ -16,7 +17,7 @@ from dstrain.lora.key_names import (
     unused_layers,
     with_underscores,
 )
-from dstrain.lora.layers import LoraConfig, inject
+from dstrain.lora.layers import LoraConfig
 from dstrain.models.formats import NATIVE, LoraKeyFormat
 
 from tests.support.lora_family import COMPONENTS, MODEL, ORIGINAL, SHAPES, network

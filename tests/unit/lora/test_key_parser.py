@@ -112,9 +112,7 @@ def test_the_file_of_peft_beside_is_read_for_its_own_names_alone(
 def test_a_setting_that_would_change_the_result_is_refused_and_others_are_not() -> None:
     ordinary = header(r=1, lora_alpha=1, use_dora=False, bias="none", revision="x")
     assert read_adapter_config(PATH, ordinary, "dit.", peft=False) is not None
-    with pytest.raises(
-        StateError, match="needs use_dora, use_rslora, which is not sup"
-    ):
+    with pytest.raises(StateError, match="needs use_rslora, which is not sup"):
         read_adapter_config(
             PATH,
             header(r=1, lora_alpha=1, use_rslora=True, use_dora=True),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError
-from dstrain.lora.layers import LoraConfig, add_layers
+from dstrain.lora.adapters import add_layers
+from dstrain.lora.layers import LoraConfig
 from dstrain.lora.reader import read_lora
 from dstrain.lora.writer import save_lora
 from safetensors.torch import load_file

@@ -44,6 +44,18 @@ def without(part: str) -> Change:
     }
 
 
+def with_lengths(*shape: int, number: float = 1.0) -> Change:
+    """DoRA on every layer."""
+    return lambda tensors: (
+        tensors
+        | {
+            key.replace("lora_A.weight", "dora_scale"): torch.full(shape, number)
+            for key in tensors
+            if "lora_A" in key
+        }
+    )
+
+
 ONE = torch.ones(1)
 META = "lora_adapter_metadata"
 MIXED = "diffusion_model.blocks.1"
@@ -68,10 +80,12 @@ REFUSED: tuple[tuple[str, Change, Header, str], ...] = (
     ("one block too many", renamed("blocks.1", "blocks.9"), adapter(), r"1 of its 2 layers.*\n.*blocks\.9"),
     ("peft that matches nothing", lambda t: with_alpha(renamed("transf", "base_model.model.unet")(t)), {}, "match no "),
     ("two namings in one", lambda t: with_alpha(renamed("transformer.blocks.1", MIXED)(t)), {}, "two naming schemes"),
-    ("DoRA", plus(dora_scale=ONE), adapter(), r"1 of its 5 keys are of no LoRA layer\n.*dora_scale"),
-    ("DoRA of peft", plus(lora_magnitude_vector=ONE), adapter(), "DoRA, LoHa"),
+    ("DoRA of one layer", plus(dora_scale=torch.ones(6, 1)), adapter(), "1 of 2 layers lack .* the lengths of DoRA"),
+    ("DoRA of columns", with_lengths(1, 6), adapter(), r"has 6 rows and the lengths of DoRA of shape \(1, 6\)"),
+    ("DoRA of other rows", with_lengths(5), adapter(), r"has 6 rows and the lengths of DoRA of shape \(5,\)"),
+    ("DoRA without numbers", with_lengths(6, number=float("nan")), adapter(), "not a finite vector of numbers"),
     ("LoHa", plus(hada_w1_a=ONE), adapter(), r"of no LoRA layer\n.*hada_w1_a\n.*LoHa"),
-    ("LoKr", plus(lokr_w1=ONE), adapter(), "of no LoRA layer"),
+    ("LoKr beside LoRA", plus(lokr_w1=ONE[None]), adapter(), "4 of its 5 keys are of no LoKr layer"),
     ("a whole difference", plus(diff=ONE), adapter(), "of no LoRA layer"),
     ("a bias's difference", plus(diff_b=ONE), adapter(), "of no LoRA layer"),
     ("Tucker", lambda t: t | {"transformer.blocks.0.attn.to_q.lora_mid.weight": ONE}, adapter(), "of no LoRA layer"),
@@ -88,7 +102,7 @@ REFUSED: tuple[tuple[str, Change, Header, str], ...] = (
     ("vectors", lambda t: {k: v.flatten() for k, v in t.items()}, adapter(), "is not a finite matrix"),
     ("another family", dict, {**adapter(), "family": "other"}, "is a LoRA for family other, not for fused"),
     ("rslora", dict, adapter(use_rslora=True), "needs use_rslora, which is not supported"),
-    ("DoRA in the header", dict, adapter(use_dora=True), "needs use_dora, which is not supported"),
+    ("DoRA in the header", dict, adapter(use_dora=True), "says that it is DoRA, but no key has lengths of rows"),
     ("bias in the header", dict, adapter(bias="all"), "needs bias, which is not supported"),
     ("something new in the header", dict, adapter(something=1), "needs something, which is not supported"),
     ("a header that is no JSON", dict, {META: "no"}, "no valid rank and alpha for 'transformer.'"),

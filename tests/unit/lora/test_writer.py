@@ -1,18 +1,23 @@
 """What is written for a program reads back as the layers that were trained, exactly."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
-from dstrain.lora.key_names import key_table
-from dstrain.lora.layers import LoraConfig, LoraLayer, add_layers
-from dstrain.lora.reader import split_fused
-from dstrain.lora.writer import fuse
+from dstrain.errors import UsageError
+from dstrain.lora.adapters import add_layers
+from dstrain.lora.fusing import fuse, split_fused
+from dstrain.lora.key_names import key_formats, key_table
+from dstrain.lora.layers import LoraConfig, LoraLayer
+from dstrain.lora.writer import check_names, layers_in, peft_exceptions
 from dstrain.storage.safetensors import CHECKSUM, read_tensors
 
 from tests.support.lora_family import (
+    COMPONENTS,
+    MODEL,
     ORIGINAL,
     SHAPES,
     SPEC,
@@ -23,6 +28,7 @@ from tests.support.lora_family import (
     output,
     read,
     same,
+    trained,
     written,
 )  # fmt: skip
 
@@ -151,3 +157,56 @@ def test_the_file_says_all_that_is_needed_to_use_it(tmp_path: Path) -> None:
         for name in lora_config.targets
         for matrix in "AB"
     )
+
+
+def dora(*targets: str) -> LoraConfig:
+    return LoraConfig("dit", targets, 4, 6.0, type="dora")
+
+
+@pytest.mark.parametrize(
+    ("targets", "program", "words"),
+    [
+        (("to_q", "to_v"), "comfyui", r"one layer for .*to_q, .*to_k, .*to_v, not all"),
+        (("to_q",), "diffsynth", "diffsynth has no key names for dora"),
+        (("to_q", "to_k", "to_v"), "lokr in comfyui", "no LoKr of it is one of each"),
+        (("to_q",), "else", "else has no key names for LoRA on dit"),
+    ],
+)
+def test_what_no_file_could_hold_is_refused_before_it_is_trained(
+    targets: tuple[str, ...], program: str, words: str
+) -> None:
+    lora_config = dora(*targets)
+    if program.startswith("lokr in "):
+        program = program.removeprefix("lokr in ")
+        lora_config = replace(lora_config, type="lokr")
+    with pytest.raises(UsageError, match=words):
+        check_names(trained(lora_config), lora_config, MODEL, program)
+
+
+def test_dora_that_a_file_can_hold_is_not_refused() -> None:
+    for lora_config, program in (
+        (dora("to_q", "to_k", "to_v"), "comfyui"),
+        (dora("to_q"), "diffusers"),
+        (LoraConfig("dit", ("to_q",), 4, 6.0), "comfyui"),
+        (LoraConfig("dit", ("to_q",), 1, 6.0, type="lokr"), "diffusers"),
+        (LoraConfig("dit", ("to_out.0",), 1, 6.0, type="lokr"), "comfyui"),
+    ):
+        check_names(trained(lora_config), lora_config, MODEL, program)
+
+
+def test_dora_is_exported_to_no_program_that_ignores_it(tmp_path: Path) -> None:
+    path, _ = ours(tmp_path, dora("to_q", "to_k", "to_v"))
+    lora = read(path)
+    assert lora.type == "dora"
+    for program, count in (("diffusers", 3), ("comfyui", 4), ("kohya", 4)):
+        key_format = key_formats(COMPONENTS[0], MODEL)[program]
+        tensors = layers_in(lora, key_format, SHAPES)
+        layers = 6 if program == "diffusers" else 2
+        assert len(tensors) == count * layers
+    with pytest.raises(UsageError, match="diffsynth has no key names for dora"):
+        layers_in(lora, key_formats(COMPONENTS[0], MODEL)["diffsynth"], SHAPES)
+
+
+def test_a_rank_of_a_layer_whose_name_ends_another_is_that_of_it_alone() -> None:
+    ranks = {"out": 2, "block.out": 4, "block.in": 2}
+    assert peft_exceptions(ranks, 4) == {"^out": 2, "block.in": 2}

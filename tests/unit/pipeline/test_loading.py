@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError
-from dstrain.lora.layers import LoraLayer, merge_layers
+from dstrain.lora.layers import LoraLayer
+from dstrain.lora.merging import merge_layers
 from dstrain.models.components import Component, Files
 from dstrain.models.execution.kept import ALL_BLOCKS, Kept, StoredLayers
 from dstrain.models.networks import DiffusersNetwork, keep, load_network

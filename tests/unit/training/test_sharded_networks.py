@@ -14,7 +14,8 @@ import pytest
 import torch
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
-from dstrain.lora.layers import LoraConfig, inject
+from dstrain.lora.adapters import inject
+from dstrain.lora.layers import LoraConfig
 from dstrain.models import weight_files
 from dstrain.models.components import Component, Files
 from dstrain.models.networks import DiffusersNetwork, Place, keep, place_weights

@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dstrain.config.fields import option
+
+LoraType = Literal["lora", "dora", "lokr"]
+DEFAULT_RANK = 32
+"""The rank of layers for which no rank is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,18 +25,42 @@ class LoraOptions:
         "Module names to add LoRA to, comma-separated. Defaults to the family's list.",
         affects={"resolved", "LoRA"},
     )
-    lora_rank: int = option(
+    lora_rank: int | str = option(
         "LoRA",
-        "LoRA rank.",
-        32,
+        "LoRA rank, or ranks of the layers that patterns match: 16,ff=8 or attn=32,ff=8. "
+        "A pattern is a dotted part of a layer's name, or its beginning.",
+        DEFAULT_RANK,
         affects={"resolved", "LoRA"},
         minimum=1,
     )
-    lora_alpha: float | None = option(
+    lora_alpha: float | str | None = option(
         "LoRA",
-        "LoRA alpha; the layers are scaled by alpha / rank. Defaults to the rank.",
+        "LoRA alpha; the layers are scaled by alpha / rank. Defaults to the rank. Takes "
+        "patterns as --lora_rank does.",
         affects={"resolved", "LoRA"},
         above=0,
+    )
+    lora_type: LoraType = option(
+        "LoRA",
+        "What is trained of a layer's weight: its change (lora), its change and the length "
+        "of each of its rows (dora), or a change that is a Kronecker product (lokr).",
+        "lora",
+        affects={"resolved", "LoRA"},
+    )
+    lokr_factor: int | None = option(
+        "LoRA",
+        "Rows and columns of the first matrix of a LoKr, in layers that can be divided so. "
+        "Defaults to about as many as the second has.",
+        affects={"resolved", "LoRA"},
+        minimum=1,
+    )
+    lora_dropout: float = option(
+        "LoRA",
+        "Dropout of the input of LoRA layers, in training alone.",
+        0.0,
+        affects={"resolved", "LoRA"},
+        minimum=0,
+        below=1,
     )
     lora_checkpoint: Path | None = option(
         "LoRA",

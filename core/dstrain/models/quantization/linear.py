@@ -58,6 +58,15 @@ class StoredLinear(nn.Linear):
         """Return the weight (out, in) that the layer computes with."""
         return self.restore(tuple(one.detach() for one in self.stored), self.dtype)
 
+    @property
+    def W_q(self) -> Tensor:
+        """Return the stored weight: peft calls `dequantize` of a layer that has this."""
+        return self.weight
+
+    def dequantize(self) -> Tensor:
+        """Return the restored weight (out, in), which DoRA computes with."""
+        return self.restore(self.stored, self.dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b: (..., in) -> (..., out)."""
         dtype = self.dtype

@@ -8,7 +8,7 @@ from typing import Any
 
 from dstrain.config.fields import split_commas
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.key_parser import KEY
+from dstrain.lora.key_parser import is_lora_key
 from dstrain.models.component_files import saved_weights
 from dstrain.models.configs import differing_entries
 from dstrain.models.needed_components import Found
@@ -72,14 +72,8 @@ def _read_header(path: Path, setup: Setup) -> dict[str, str]:
 
 
 def _is_lora(path: Path) -> bool:
-    """Return whether a file has matrices of LoRA layers, in any program's names; an
-    alpha may be a network's own.
-    """
-    for name in find_weights((path,)):
-        found = KEY.fullmatch(name)
-        if found and (found["ab"] or found["way"] or found["embedding"]):
-            return True
-    return False
+    """Return whether a file has matrices of LoRA layers, in any program's names."""
+    return any(map(is_lora_key, find_weights((path,))))
 
 
 def _check_trained(

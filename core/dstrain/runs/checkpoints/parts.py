@@ -4,8 +4,8 @@ them.
 
 from collections.abc import Mapping
 
+from dstrain.lora.adapters import lora_state
 from dstrain.lora.key_names import key_formats
-from dstrain.lora.layers import lora_state
 from dstrain.models.components import components_of
 from dstrain.models.formats import CheckpointFormat
 from dstrain.runs.checkpoints.resume import training_state

@@ -63,10 +63,12 @@ NO_FLAG = "no flag differs: other rows are skipped or have other sizes, or the m
 OF_TRAINED_WEIGHTS = frozenset(
     {
         "model",
+        "lokr_factor",
         "lora_alpha",
         "lora_base_model",
         "lora_rank",
         "lora_target_modules",
+        "lora_type",
         "trainable_models",
     }
 )
@@ -200,7 +202,7 @@ def config_digest(run: TrainingRun) -> str:
     order: list[Any] = [run.order.groups.tolist(), run.order.samples_per_step]
     if run.data.parts:
         order.append([list(part) for part in run.data.parts])
-    trainables = asdict(setup.trainables)
+    trainables = setup.trainables.identity
     return hash_json("run", [setup.task.name, trainables, order, numbers])
 
 

@@ -42,6 +42,9 @@ def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:
             "sharding puts other weights in the place of those that were compiled with"
         )
         raise UsageError("--compile", what, "leave it out", WITHOUT)
+    if config.lora_type != "lora":
+        what = f"{config.lora_type} computes with whole weights, not with rows of them"
+        raise UsageError("--lora_type", what, "train lora", WITHOUT)
     optimizer = setup.optimizer
     if optimizer.rounds:
         # Each number is rounded by its own draw, which follows from its place in the

@@ -16,6 +16,7 @@ from dstrain.graph.inputs import Column
 from dstrain.graph.noise_schedule import STRATA
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
+from dstrain.lora.key_names import key_formats
 from dstrain.models.components import components_of
 from dstrain.models.execution.kept import described
 from dstrain.models.quantization.linear import StoredLinear
@@ -179,13 +180,18 @@ def _size_flags(run: TrainingRun) -> list[str]:
 
 def weights_to_convert(run: TrainingRun, weights: Sequence[Path]) -> list[Path]:
     """Return the LoRA files of components that ComfyUI knows, by what the family
-    declares, which it does not read as they are.
+    declares, which it does not read as they are: of DoRA, those in any other names.
     """
     setup = run.setup
     known = components_of(setup.family)
     found = []
     for name, path in zip(run.module.trained.components, weights, strict=True):
         if name not in run.module.trained.lora:
+            continue
+        is_comfyui = setup.saved_names(name) == "comfyui"
+        if run.module.trained.lora[name].type == "dora":
+            if "comfyui" in key_formats(known[name], setup.family) and not is_comfyui:
+                found.append(path)
             continue
         for names in known[name].lora:
             readable = (names.program, *names.also_reads)

@@ -7,7 +7,7 @@ from torch import nn
 
 from dstrain.config.learning_rates import FLAG, LearningRates
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.lora.layers import UP
+from dstrain.lora.adapters import UP
 
 
 def check_names(

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.lora.layers import LoraConfig, inject, lora_state
+from dstrain.config.options.lora import LoraType
+from dstrain.errors import UsageError
+from dstrain.lora.adapters import add_layers, inject, lora_state
+from dstrain.lora.layers import LoraConfig
+from dstrain.lora.lokr import LokrLayer
 from dstrain.models.quantization.linear import StoredLinear
 from dstrain.models.quantization.methods import METHODS
 from torch import Tensor, nn
@@ -137,21 +141,24 @@ class Net(nn.Module):
         return y
 
 
-def with_lora(first: nn.Module, dtype: torch.dtype) -> Net:
+def with_lora(
+    first: nn.Module, dtype: torch.dtype, lora_type: LoraType = "lora"
+) -> Net:
     net = Net(first, dtype)
     torch.manual_seed(2)
-    inject(net, LoraConfig("net", ("to_q", "to_out"), 4, 4.0), {})
+    inject(net, LoraConfig("net", ("to_q", "to_out"), 4, 4.0, type=lora_type), {})
     return net
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("lora_type", ["lora", "dora"])
 def test_lora_starts_and_trains_as_on_the_restored_weight(
-    method: str, dtype: torch.dtype
+    lora_type: LoraType, method: str, dtype: torch.dtype
 ) -> None:
     results: list[Any] = []
     for layer in pair(method, dtype=dtype):
-        net = with_lora(layer, dtype)
+        net = with_lora(layer, dtype, lora_type)
         for name, weight in lora_state(net).items():
             assert weight.dtype == torch.float32
             if ".lora_B" in name:
@@ -179,3 +186,13 @@ def test_lora_starts_from_the_same_numbers_whatever_the_layer_is_stored_as() -> 
             assert torch.equal(weight, starts[0][name]), name
     first = starts[0]["to_q.lora_A.weight"]
     assert first.unique().numel() == first.numel()
+
+
+def test_lokr_on_a_stored_weight_is_refused() -> None:
+    """peft gives its product the shape of what is stored."""
+    stored, _ = pair("int8_block", dtype=torch.float32)
+    with pytest.raises(UsageError, match="lokr needs weights as they are loaded; to_q"):
+        with_lora(stored, torch.float32, "lokr")
+    matrices = (torch.ones(1, 1),), (torch.ones(16, 72),)
+    with pytest.raises(UsageError, match="LoKr cannot be added to to_q"):
+        add_layers(Net(stored, torch.float32), {"to_q": LokrLayer(*matrices, 1, 1.0)})

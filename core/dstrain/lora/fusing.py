@@ -1,0 +1,130 @@
+"""Join layers of the network that a file has as one, and split them again."""
+
+from collections.abc import Container, Mapping
+
+import torch
+from torch import Tensor
+
+from dstrain.config.options.lora import LoraType
+from dstrain.errors import UsageError
+from dstrain.lora.key_names import Rows
+from dstrain.lora.layers import LoraLayer
+from dstrain.lora.lokr import Layer, LokrLayer
+
+
+def joined(layers: Mapping[str, Layer], rows: tuple[Rows, ...]) -> Layer:
+    """Return the one layer of a file that stands for one or several of the network,
+    with its scale as part of its matrices; raises UsageError for several that cannot be
+    one exactly.
+    """
+    first = layers[next(one.layer for one in rows if one.layer in layers)]
+    if isinstance(first, LokrLayer):
+        refuse_parts(layers, rows, first.type)
+        return first.folded()
+    pairs = {name: one for name, one in layers.items() if isinstance(one, LoraLayer)}
+    return fuse(pairs, rows)
+
+
+def divided(layer: Layer, rows: tuple[Rows, ...]) -> dict[str, Layer]:
+    """Split a layer of a file into those of the network that it stands for; raises
+    UsageError for LoKr of several.
+    """
+    if isinstance(layer, LoraLayer):
+        return dict(split_fused(layer, rows))
+    if len(rows) > 1:
+        names = ", ".join(dict.fromkeys(one.layer for one in rows))
+        raise UsageError("LoKr", f"a Kronecker product cannot be divided among {names}")
+    return {rows[0].layer: layer}
+
+
+def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
+    """Return the one layer of a file that stands for one or several of the network,
+    with alpha / rank as part of `up`; raises UsageError for DoRA of some of them.
+
+    Several are joined exactly, block by block: of n layers of rank r it has rank n r. A
+    layer without LoRA has no block.
+    """
+    parts = {
+        one.layer: layers[one.layer].folded() for one in rows if one.layer in layers
+    }
+    if len(rows) == 1:
+        return parts[rows[0].layer]
+    height = max(one.stop for one in rows)
+    blocks = []
+    for name, layer in parts.items():
+        block = layer.up.new_zeros(height, *layer.up.shape[1:])
+        for one in rows:
+            if one.layer == name:
+                part = layer.up[one.offset :][: one.stop - one.start]
+                block[one.start : one.stop] = part
+        blocks.append(block)
+    down = torch.cat([layer.down for layer in parts.values()])
+    up = torch.cat(blocks, 1)
+    if all(layer.magnitude is None for layer in parts.values()):
+        return LoraLayer(down, up, float(len(down)))
+    refuse_parts(layers, rows, "dora")
+    lengths = down.new_empty(height)
+    for one in rows:
+        own = layers[one.layer].magnitude
+        assert own is not None
+        lengths[one.start : one.stop] = own[one.offset :][: one.stop - one.start]
+    return LoraLayer(down, up, float(len(down)), lengths)
+
+
+def refuse_parts(
+    names: Container[str], rows: tuple[Rows, ...], lora_type: LoraType
+) -> None:
+    """Raise UsageError for a layer of a program that stands for several of the network
+    of which only some have DoRA, since nothing says what lengths the rows of the others
+    have, or of which any has LoKr: no Kronecker product is several at once.
+    """
+    every = dict.fromkeys(one.layer for one in rows)
+    if lora_type == "lokr":
+        if len(rows) > 1 and any(name in names for name in every):
+            what = f"the program has one layer for {', '.join(every)}"
+            advice = "no LoKr of it is one of each of these; give diffusers"
+            raise UsageError("--lora_format", what, advice)
+        return
+    absent = [name for name in every if name not in names]
+    if absent and len(absent) < len(every):
+        what = f"the program has one layer for {', '.join(every)}, not all with DoRA"
+        raise UsageError("--lora_format", what, f"without it: {', '.join(absent)}")
+
+
+def split_fused(layer: LoraLayer, rows: tuple[Rows, ...]) -> dict[str, LoraLayer]:
+    """Split a layer of a file exactly into those of the network that it stands for:
+    each has the same `down`, and its own rows of `up`.
+
+    If every column of `up` acts on one of them alone, which is how `export.fuse` writes
+    several as one, each gets its own columns back.
+    """
+    if len(rows) == 1:
+        return {rows[0].layer: layer}
+    names = [one.layer for one in sorted(rows, key=lambda one: one.offset)]
+    ups = {name: _own_rows(layer.up, name, rows) for name in names}
+    columns = {name: up.flatten(1).bool().any(0) for name, up in ups.items()}
+    users = torch.stack(list(columns.values())).sum(0)
+    if len(ups) == 1 or users.max() != 1:
+        columns = dict.fromkeys(ups, torch.ones_like(users, dtype=torch.bool))
+    layers = {}
+    for name, used in columns.items():
+        lengths = None
+        if layer.magnitude is not None:
+            lengths = _own_rows(layer.magnitude, name, rows)
+            if not used.any():
+                # Its lengths change it nevertheless.
+                used = next((one for one in columns.values() if one.any()), ~used)
+        rank = int(used.sum())
+        if rank:
+            alpha = layer.alpha * (rank / layer.rank)
+            up = ups[name][:, used]
+            layers[name] = LoraLayer(layer.down[used], up, alpha, lengths)
+    return layers
+
+
+def _own_rows(fused: Tensor, layer: str, rows: tuple[Rows, ...]) -> Tensor:
+    """Return the rows of one of the network's layers, in its order."""
+    own = sorted(
+        (one for one in rows if one.layer == layer), key=lambda one: one.offset
+    )
+    return torch.cat([fused[one.start : one.stop] for one in own])

@@ -1,0 +1,38 @@
+"""Layers of every type are merged in fp32, and a weight keeps its dtype."""
+
+import pytest
+import torch
+from dstrain.lora.layers import LoraLayer
+from dstrain.lora.lokr import Layer, LokrLayer
+from dstrain.lora.merging import merge_layers, merged
+from torch import nn
+
+THIRD = 1 / 3
+LAYERS: tuple[Layer, ...] = (
+    LoraLayer(torch.full((1, 6), THIRD), torch.full((8, 1), THIRD), 1.0),
+    LoraLayer(torch.full((1, 6), THIRD), torch.full((8, 1), THIRD), 1.0, torch.rand(8)),
+    LokrLayer((torch.full((2, 3), THIRD),), (torch.full((4, 2), THIRD),), 1, 1.0),
+)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=["lora", "dora", "lokr"])
+def test_merging_is_computed_in_fp32_and_keeps_the_dtype(layer: Layer) -> None:
+    module = nn.ModuleDict({"a": nn.Linear(6, 8), "b": nn.Linear(6, 8)}).bfloat16()
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    merge_layers(module, {"a": layer})
+    after = module.state_dict()
+    wanted = before["a.weight"].float() + torch.full((8, 6), THIRD * THIRD)
+    if layer.type == "dora":
+        assert isinstance(layer, LoraLayer) and layer.magnitude is not None
+        wanted *= (layer.magnitude / wanted.norm(dim=1))[:, None]
+    assert torch.equal(after["a.weight"], wanted.bfloat16())
+    assert torch.equal(after["b.weight"], before["b.weight"])
+
+
+def test_the_weight_of_an_embedding_is_the_other_way_round() -> None:
+    embedding = nn.Embedding(5, 3)
+    layer = LoraLayer(torch.randn(2, 5), torch.randn(3, 2), 2.0)
+    with torch.no_grad():
+        found = merged(embedding, embedding.weight, layer)
+        wanted = embedding.weight + (layer.up @ layer.down).T
+    assert torch.equal(found, wanted) and found.is_contiguous()
