@@ -142,7 +142,9 @@ class Handler(BaseHTTPRequestHandler):
             self.listing(hit[1], hit[2] or "main", self.huggingface)
         elif hit := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.file(hit[1], hit[2], hit[3])
-        elif hit := re.fullmatch(r"/api/v1/models/([^/]+/[^/]+)/repo/(?:files|tree)", path):
+        elif hit := re.fullmatch(
+            r"/api/v1/models/([^/]+/[^/]+)/repo/(?:files|tree)", path
+        ):
             self.listing(hit[1], query.get("Revision", "master"), self.modelscope)
         elif hit := re.fullmatch(r"/api/v1/models/([^/]+/[^/]+)/repo", path):
             self.file(

@@ -14,9 +14,7 @@ ID = "someone/photos"
 
 
 @pytest.fixture
-def published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path
-) -> Hub:
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> Hub:
     """A hub with a dataset of two folders."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DSTRAIN_DATASET_BASE_PATH", raising=False)
