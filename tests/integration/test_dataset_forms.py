@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from dstrain.cache.store import FeatureCache
+from dstrain.errors import CacheError, UsageError
 
 from tests.support.dataset_forms import FORMS, rows_in, write_form
 from tests.support.family import write_data
@@ -76,3 +77,134 @@ def test_stage_1_computes_nothing_for_another_form_of_a_cached_dataset(
         capsys.readouterr()
         train(here, dataset_base_path=here / form, **cache)
         assert "precomputing 0 of 5" in capsys.readouterr().err
+
+
+CHANGES = {
+    "captions": lambda data: (data / "0.txt").write_text("a wolf"),
+    "added": lambda data: [
+        shutil.copy(data / "0.png", data / "9.png"),
+        (data / "9.txt").write_text("a wolf"),
+    ],
+    "renamed": lambda data: [
+        (data / "0.png").rename(data / "00.png"),
+        (data / "0.txt").rename(data / "00.txt"),
+    ],
+    "image": lambda data: shutil.copy(data / "2.png", data / "0.png"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_folder_is_seen_by_both_stages(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(here / "captions", data)
+    given = {"dataset_base_path": data, "feature_cache": tmp_path / "cache"}
+    train(here, task="sft:data_process", **given)
+    train(here, task="sft:train", output_path=tmp_path / "a", max_steps=1, **given)
+    CHANGES[change](data)
+    refuse = {"output_path": tmp_path / "b", "max_steps": 1, **given}
+    with pytest.raises(CacheError, match="is not what the feature cache"):
+        train(here, task="sft:train", **refuse)
+    capsys.readouterr()
+    train(here, task="sft:data_process", **given)
+    said = capsys.readouterr().err
+    # The values of a renamed image, and of one in place of another, are in the cache.
+    wanted = 0 if change in ("renamed", "image") else 1
+    assert f"precomputing {wanted} of {6 if change == 'added' else 5}" in said
+    train(here, task="sft:train", **refuse)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_stage_1_with_nothing_to_do_reads_no_row(
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
+) -> None:
+    # As if all had been written long ago.
+    monkeypatch.setattr("dstrain.storage.hashing.SETTLED", -(10**18))
+    monkeypatch.setattr("dstrain.storage.file_memory.SETTLED", -(10**18))
+    monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path / "user"))
+    given = {"dataset_base_path": here / form, "feature_cache": tmp_path / "cache"}
+    train(here, task="sft:data_process", **given)
+    said = [line for line in capsys.readouterr().err.splitlines() if "dataset " in line]
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("rows are read")
+
+    monkeypatch.setattr("dstrain.runs.setup.open_dataset", refuse)
+    for secret in (False, True):
+        if secret:
+            monkeypatch.setenv("SOME_TOKEN", "hf_abcdefghijklmnopqrst")
+        train(here, task="sft:data_process", **given)
+        again = capsys.readouterr().err.splitlines()
+        assert said[0] in again
+        assert any("precomputing 0 of 5" in line for line in again)
+
+
+def test_the_default_caption_and_chosen_columns_belong_to_the_cache(
+    here: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(here / "captions", data)
+    (data / "0.txt").unlink()
+    given = {"dataset_base_path": data, "feature_cache": tmp_path / "cache"}
+    with pytest.raises(UsageError, match="1 bad cell"):
+        train(here, task="sft:data_process", **given)
+    train(here, task="sft:data_process", default_caption="a wolf", **given)
+    with pytest.raises(
+        CacheError, match="--default_caption: cache a wolf, this run no"
+    ):
+        train(here, task="sft:train", output_path=tmp_path / "a", **given)
+    with pytest.raises(UsageError, match="--default_caption: has no effect"):
+        train(here, dataset_base_path=here / "data", default_caption="a wolf")
+    table = here / "imagefolder csv"
+    other = {"dataset_base_path": table, "feature_cache": tmp_path / "other"}
+    train(here, task="sft:data_process", **other)
+    chosen = {**other, "column": ("input_image=file_name", "prompt=text")}
+    with pytest.raises(
+        CacheError, match="--column: cache nothing, this run input_imag"
+    ):
+        train(here, task="sft:train", output_path=tmp_path / "b", max_steps=1, **chosen)
+
+
+def test_a_dry_run_says_the_rows_of_every_form(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for form in FORMS:
+        train(here, dataset_base_path=here / form, dry_run=True)
+        assert "5 rows in" in capsys.readouterr().out
+
+
+def test_a_second_dataset_may_have_another_form(here: Path, tmp_path: Path) -> None:
+    losses = []
+    for form in ("data", "captions", "parquet"):
+        out = train(
+            here,
+            output_path=tmp_path / form,
+            max_steps=2,
+            validation_steps=1,
+            validation_dataset_base_path=here / form,
+        )
+        losses.append((out / "logs/validation.csv").read_text())
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_name_in_parquet_leads_nowhere_else(here: Path, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "x"
+    folder.mkdir()
+    shutil.copy(here / "data/0.png", tmp_path / "secret.png")
+    for name in ("../secret.png", str(tmp_path / "secret.png")):
+        images = [{"bytes": None, "path": name}]
+        rows = pa.table({"image": images, "text": ["a"]})
+        pq.write_table(rows, folder / "rows.parquet")
+        with pytest.raises(UsageError) as caught:
+            train(here, dataset_base_path=folder, output_path=tmp_path / "out")
+        (line,) = caught.value.help_lines
+        assert line.startswith("rows.parquet:1:image: ")
+        assert "points outside the dataset's folder" in line

@@ -37,7 +37,11 @@ def write_form(form: str, source: Path, rows: Rows, folder: Path) -> None:
         with (folder / "metadata.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("file_name", "text"), *rows])
     else:
-        lines = [json.dumps({"file_name": name, "text": text}) for name, text in rows]
+        lines = [
+            # As it is: an escape might spell a secret, for which rows are read.
+            json.dumps({"file_name": name, "text": text}, ensure_ascii=False)
+            for name, text in rows
+        ]
         (folder / "metadata.jsonl").write_text("\n".join(lines))
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.forms.captions import SUFFIXES as CAPTIONS
 from dstrain.errors import SystemFault, UsageError
-from dstrain.storage.hashing import FileMemory, file_mark, sha256
+from dstrain.storage.hashing import FileMemory, sha256
 from dstrain.storage.user_cache import user_cache
 
 IMAGES = frozenset(
@@ -40,9 +41,7 @@ def has_media(folder: Path) -> bool:
     return any(True for _ in list_media(folder))
 
 
-def list_media(
-    folder: Path, suffixes: Collection[str] = MEDIA, marks: "Marks | None" = None
-) -> Iterator[Medium]:
+def list_media(folder: Path, suffixes: Collection[str] = MEDIA) -> Iterator[Medium]:
     """Yield the images and videos in a folder and below it, in the order of the bytes of
     their names; what is hidden is left out.
 
@@ -51,47 +50,51 @@ def list_media(
     Args:
         folder: The folder.
         suffixes: The endings of files that are listed.
-        marks: Gets the files with captions.
     """
-    yield from _list(folder, "", suffixes, marks)
+    yield from _list(folder, "", suffixes)
 
 
-def _list(
-    folder: Path, prefix: str, suffixes: Collection[str], marks: "Marks | None"
-) -> Iterator[Medium]:
+def _list(folder: Path, prefix: str, suffixes: Collection[str]) -> Iterator[Medium]:
     names = _names_in(folder / prefix if prefix else folder)
-    # The list is sorted; among these a file is looked up.
-    known = set(names)
-    for name in names:
+    for data in names:
+        name = os.fsdecode(data)
         if name.endswith("/"):
-            yield from _list(folder, prefix + name, suffixes, marks)
+            yield from _list(folder, prefix + name, suffixes)
             continue
         stem, suffix = os.path.splitext(name)
-        if suffix.lower() not in suffixes:
-            continue
-        captions = [prefix + one for one in _having(stem, CAPTIONS, known)]
-        twins = [prefix + one for one in _having(stem, suffixes, known) if one != name]
-        if marks is not None:
-            for one in captions:
-                marks.add(folder, one)
-        yield Medium(prefix + name, tuple(captions), tuple(sorted(twins)))
+        if suffix.lower() in suffixes:
+            captions = []
+            twins = []
+            for other in _of_stem(names, stem):
+                ending = other[len(stem) :].lower()
+                if ending in CAPTIONS:
+                    captions.append(other)
+                elif ending in suffixes and other != name:
+                    twins.append(prefix + other)
+            captions.sort(key=lambda one: CAPTIONS.index(Path(one).suffix.lower()))
+            files = tuple(prefix + one for one in captions)
+            yield Medium(prefix + name, files, tuple(twins))
 
 
-def _having(stem: str, suffixes: Collection[str], names: Collection[str]) -> list[str]:
-    """Return the names that are a stem with one of these endings, in small letters or in
-    capitals.
-    """
-    wanted = (stem + one for suffix in suffixes for one in (suffix, suffix.upper()))
-    return [name for name in wanted if name in names]
+def _of_stem(names: list[bytes], stem: str) -> Iterator[str]:
+    """Yield the names that are a stem and an ending."""
+    start = os.fsencode(stem) + b"."
+    # Sorted, they are one after the other.
+    for at in range(bisect_left(names, start), len(names)):
+        if not names[at].startswith(start):
+            return
+        if b"." not in names[at][len(start) :]:
+            yield os.fsdecode(names[at])
 
 
-def _names_in(folder: Path) -> list[str]:
+def _names_in(folder: Path) -> list[bytes]:
     """Return the names of files in a folder, and of folders with '/' at the end, sorted."""
-    names = []
+    # There may be a million: bytes take half of what texts do that are sorted as bytes.
+    names: list[bytes] = []
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(os.fsencode(folder)) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
+                if entry.name.startswith(b"."):
                     continue
                 if not entry.is_dir():
                     names.append(entry.name)
@@ -99,44 +102,41 @@ def _names_in(folder: Path) -> list[str]:
                     # It may lead anywhere, and around in a circle.
                     what = "is a link to a folder, which is not followed"
                     advice = "put the folder itself there, or move the link away"
-                    raise UsageError(folder / entry.name, what, advice)
+                    raise UsageError(folder / os.fsdecode(entry.name), what, advice)
                 else:
-                    names.append(f"{entry.name}/")
+                    names.append(entry.name + b"/")
     except OSError as error:
         raise_system_fault(folder, error)
         raise SystemFault(folder, f"cannot be read: {error.strerror}") from error
-    names.sort(key=os.fsencode)
+    names.sort()
     return names
 
 
-class Marks:
-    """What changes with any of many files: one mark for all of them."""
-
-    def __init__(self) -> None:
-        """Begin without files."""
-        self._count = 0
-        self._newest = [0, 0]
-        self._hash = hashlib.blake2b(digest_size=7)
-
-    def add(self, folder: Path, name: str) -> None:
-        """Add a file; one that is gone, or a broken link, has no times."""
-        try:
-            mark = file_mark(folder / name)
-        except OSError:
-            mark = [0, 0, 0, 0]
-        self._count += 1
-        self._newest = [max(pair) for pair in zip(self._newest, mark[1:3], strict=True)]
-        self.add_text(f"{name}\0{mark}")
-
-    def add_text(self, text: str) -> None:
-        """Add a text."""
-        self._hash.update(os.fsencode(text) + b"\0")
-
-    @property
-    def mark(self) -> list[int]:
-        """Return a mark as `file_mark` has it, whose inode is a hash of all of them."""
-        number = int.from_bytes(self._hash.digest(), "big")
-        return [self._count, *self._newest, number]
+def _mark_of(folder: Path) -> list[int]:
+    """Return one mark for the names of images and videos in a folder and for the files of
+    their captions: as `file_mark` has it, with their number for a size, and a hash of all
+    for an inode.
+    """
+    count = 0
+    times = [0, 0]
+    whole = hashlib.blake2b(digest_size=7)
+    root = os.path.join(folder, "")
+    for medium in list_media(folder):
+        parts = [medium.name]
+        for name in medium.captions:
+            count += 1
+            try:
+                stat = os.stat(root + name)
+            except OSError:
+                # Gone, or a broken link, which reading it finds out.
+                parts.append(name)
+                continue
+            times[0] = max(times[0], stat.st_mtime_ns)
+            times[1] = max(times[1], stat.st_ctime_ns)
+            parts += [name, f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"]
+            parts.append(str(stat.st_ino))
+        whole.update(os.fsencode("\0".join(parts)) + b"\0\0")
+    return [count, *times, int.from_bytes(whole.digest(), "big")]
 
 
 def folder_digest(folder: Path) -> str:
@@ -146,16 +146,14 @@ def folder_digest(folder: Path) -> str:
     It does not change where the folder is copied or moved. Captions are read again only
     if a file has another mark. Raises as `list_media`.
     """
-    marks = Marks()
-    for medium in list_media(folder, marks=marks):
-        marks.add_text(medium.name)
+    mark = _mark_of(folder)
     cache = user_cache()
     memory = FileMemory((cache or Path(os.devnull)) / MEMORY)
     key = os.path.realpath(folder)
-    found = memory.recall(key, marks.mark)
+    found = memory.recall(key, mark)
     if found is None:
         found = _content_digest(folder, sha256)
-        memory.remember(key, marks.mark, found)
+        memory.remember(key, mark, found)
         if cache is not None:
             _save(memory)
     return str(found)
