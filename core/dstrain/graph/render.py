@@ -62,7 +62,8 @@ def as_text(plan: Plan, kept: Mapping[str, str] | None = None) -> str:
     if constraint.function is not constrain_nothing:
         lines.append(_reader(plan, constraint, GIVEN_TO_CONSTRAIN_LATENTS))
     loss = plan.task.loss
-    arguments = ", ".join(["predict", *loss.inputs])
+    used = [name for name in loss.inputs if name in plan.available]
+    arguments = ", ".join(["predict", *used])
     lines.append(f"    {loss.name}({arguments}) -> loss")
     if plan.skipped or plan.unused_units:
         lines += ["", "not run"]
