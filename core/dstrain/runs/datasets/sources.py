@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from dstrain.cache.store import MARKER
 from dstrain.config.options.train import TrainConfig
-from dstrain.data.forms.pictures import pictures_folder
+from dstrain.data.forms.embedded import embedded_folder
 from dstrain.data.forms.source import Source, find_source
 from dstrain.errors import UsageError
 from dstrain.runs.datasets.published import is_published
@@ -43,5 +43,5 @@ def dataset_folders(config: TrainConfig) -> list[str]:
     found = [os.path.realpath(folder) for folder in folders if folder is not None]
     source = source_here(config)
     if source is not None and source.has_embedded:
-        found.append(str(pictures_folder()))
+        found.append(str(embedded_folder()))
     return found
