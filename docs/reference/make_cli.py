@@ -33,8 +33,9 @@ VARIABLES = """## Environment
 | variable | meaning |
 |---|---|
 | `DSTRAIN_MODEL_BASE_PATH`, else `DIFFSYNTH_MODEL_BASE_PATH` | folder of published models; defaults to `models` |
+| `DSTRAIN_DATASET_BASE_PATH` | folder of published datasets; defaults to `data` |
 | `DSTRAIN_SKIP_DOWNLOAD`, else `DIFFSYNTH_SKIP_DOWNLOAD` | `True` forbids downloads |
-| `DSTRAIN_CACHE`, else `XDG_CACHE_HOME/dstrain` | digests of model files; defaults to `~/.cache/dstrain` |
+| `DSTRAIN_CACHE`, else `XDG_CACHE_HOME/dstrain` | digests, and embedded images; defaults to `~/.cache/dstrain` |
 """
 
 

@@ -62,6 +62,7 @@ FOREIGN_FLAGS = frozenset(
         "--no-index",
         "--find-links",
         "--local-dir",
+        *("--dataset", "--include", "--local_dir", "--repo-type"),
         "--help",
         "--config_file",
         "--use_fsdp",

@@ -121,6 +121,11 @@ NEED = "image,prompt,edit_image,mask,clip,tags,seed,strength\n"
 CASES = (
     # The file of the metadata
     Case("none", "", (), ("good.png: has no caption", "there is no metadata"), kind="none"),
+    Case("a caption in another encoding", "", (), ("good.txt: is not UTF-8 text (byte 4 is 0xe9)", "save it as UTF-8"),
+         {"good.txt": "caf\xe9".encode("latin-1")}, kind="none"),
+    Case("two captions", "", (), ("good.png: has two captions, in good.txt and good.caption",),
+         {"good.txt": b"a", "good.caption": b"b"}, kind="none"),
+    Case("damaged parquet", "", (), ("a.parquet: cannot be read as parquet",), {"a.parquet": b"PAR1"}, kind="none"),
     Case("two", "image,prompt\ngood.png,a\n", (), ("metadata.csv and metadata.json",), {"metadata.json": "[]"}),
     Case("empty", "", (), ("is empty",)),
     Case("a header alone", "image,prompt\n", (), ("has no rows",)),

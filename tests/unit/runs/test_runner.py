@@ -92,7 +92,7 @@ def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(
 def test_a_dataset_without_its_columns_gets_all_of_them_listed(
     here: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "metadata.csv").write_text("picture,caption\n0.png,a dog\n")
+    (tmp_path / "metadata.csv").write_text("picture,words\n0.png,a dog\n")
     with pytest.raises(
         UsageError, match=r"no column 'image' .* and no column 'prompt'"
     ):

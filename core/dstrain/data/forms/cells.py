@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dstrain.data.forms.pictures import Pictures
+from dstrain.data.forms.embedded import EmbeddedFiles
 from dstrain.data.metadata import RawValue, text_fault
 from dstrain.errors import UsageError
 
@@ -27,7 +27,7 @@ def is_embedded(kind: Any) -> bool:
 
 
 def converter(
-    name: str, kind: Any, is_file: bool, pictures: Pictures | None
+    name: str, kind: Any, is_file: bool, store: EmbeddedFiles | None
 ) -> Convert:
     """Return what turns the values of a column into cells.
 
@@ -37,7 +37,7 @@ def converter(
         name: The column.
         kind: Its type, a `pyarrow.DataType`.
         is_file: Whether its cells name files, or have files in them.
-        pictures: Keeps embedded files; their cells are the names of these in its folder.
+        store: Keeps embedded files; their cells are the names of these in its folder.
     """
     import pyarrow as pa
 
@@ -45,7 +45,7 @@ def converter(
     convert: Convert
     has_path = pa.types.is_struct(item) and item.get_field_index("path") >= 0
     if is_file and (has_path or is_embedded(item)):
-        convert = partial(_file, pictures=pictures)
+        convert = partial(_file, store=store)
     elif pa.types.is_floating(item):
         convert = _number
     elif _is_plain(item):
@@ -115,7 +115,7 @@ def _list(value: Any, convert: Convert) -> RawValue:
     return cells if cells else ""
 
 
-def _file(value: Any, pictures: Pictures | None) -> str:
+def _file(value: Any, store: EmbeddedFiles | None) -> str:
     """Return the cell of a file: as `datasets` has it, a record of its bytes and its path,
     of which one may be absent; or its bytes alone.
     """
@@ -124,8 +124,8 @@ def _file(value: Any, pictures: Pictures | None) -> str:
         path = value.get("path")
         name = path if isinstance(path, str) else ""
         value = value.get("bytes")
-    if value is None or pictures is None:
+    if value is None or store is None:
         return _text(name)
     if len(value) > MAX_EMBEDDED:
         raise ValueError(f"has a file of more than {MAX_EMBEDDED:,} bytes")
-    return pictures.keep(value, name)
+    return store.keep(value, name)

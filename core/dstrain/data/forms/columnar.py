@@ -17,7 +17,7 @@ import numpy as np
 
 from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.forms.cells import Convert, converter, is_embedded
-from dstrain.data.forms.pictures import Pictures
+from dstrain.data.forms.embedded import EmbeddedFiles
 from dstrain.data.metadata import Fault, RawValue, Table, TableRows, refuse
 from dstrain.errors import SystemFault, UsageError
 
@@ -55,17 +55,17 @@ def read_columnar(
         wanted: Columns, and whether their cells name files, or have files in them.
     """
     columns = _columns(path, files)
-    pictures = None
+    store = None
     kinds = {one.name: one.type for one in _schema(files[0])}
     if any(wanted[name] and is_embedded(kinds[name]) for name in wanted):
-        pictures = Pictures()
+        store = EmbeddedFiles()
     rows = TableRows()
     rows.columns = [name for name in columns if name in wanted]
     faults: list[Fault] = []
     starts = []
     for file in files:
         starts.append(len(rows))
-        reader = _Reader(file, rows.columns, wanted, pictures)
+        reader = _Reader(file, rows.columns, wanted, store)
         for cells, reasons in reader.rows():
             faults += [
                 Fault(len(rows), name, reason) for name, reason in reasons.items()
@@ -80,7 +80,7 @@ def read_columnar(
         faults,
         name_place=_Places(tuple(files), tuple(starts)),
         form=form,
-        roots=() if pictures is None else (pictures.folder,),
+        roots=() if store is None else (store.folder,),
     )
 
 
@@ -128,17 +128,17 @@ class _Reader:
         file: Path,
         columns: Sequence[str],
         wanted: Mapping[str, bool],
-        pictures: Pictures | None,
+        store: EmbeddedFiles | None,
     ) -> None:
         self.file = file
         self.columns = columns
-        self.pictures = pictures
+        self.store = store
         kinds = {field.name: field.type for field in _schema(file)}
         self.convert: dict[str, Convert] = {}
         for name in columns:
             try:
                 self.convert[name] = converter(
-                    name, kinds[name], wanted[name], self.pictures
+                    name, kinds[name], wanted[name], self.store
                 )
             except UsageError as error:
                 raise UsageError(f"{file}:{error.where}", error.what) from error
@@ -164,12 +164,12 @@ class _Reader:
 
     def _kept(self) -> Iterator[list[Any]] | None:
         """Return the cells of embedded files; None if there are no columns of them."""
-        if not self.embedded or self.pictures is None:
+        if not self.embedded or self.store is None:
             return None
-        recalled = self.pictures.recall(self.file, self.embedded)
+        recalled = self.store.recall(self.file, self.embedded)
         if recalled is not None:
             return recalled
-        return self.pictures.noting(self.file, self.embedded, self._written())
+        return self.store.noting(self.file, self.embedded, self._written())
 
     def _written(self) -> Iterator[list[RawValue]]:
         for number, (cells, reasons) in enumerate(

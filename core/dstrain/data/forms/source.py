@@ -2,8 +2,10 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from dstrain.data.forms.columnar import ARROW, PARQUET
@@ -18,11 +20,13 @@ Form = Literal["table", "folder", "parquet", "arrow", "several"]
 SPLITS_FILE, STATE_FILE = "dataset_dict.json", "state.json"
 """What `save_to_disk` of `datasets` writes beside splits, and beside the files of one."""
 TRAIN = "train"
-SPLITS = {
-    **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-}
+SPLITS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("train", "training"), TRAIN),
+        **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+        **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    }
+)
 """Words in the name of a parquet file that say of which split it is, as on Hugging Face."""
 
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 from dstrain.cache.store import MARKER
 from dstrain.config.datasets import datasets_of
 from dstrain.config.options.train import TrainConfig
+from dstrain.data.forms.embedded import embedded_folder
 from dstrain.data.forms.joined import join_sources
-from dstrain.data.forms.pictures import pictures_folder
 from dstrain.data.forms.source import Source, find_source
 from dstrain.errors import UsageError
 from dstrain.runs.datasets.published import is_published
@@ -63,6 +63,6 @@ def folders_of_parts(config: TrainConfig) -> list[list[str]]:
         folders = [os.path.realpath(place) for place in places if place is not None]
         source = _one_here(own)
         if source is not None and source.has_embedded:
-            folders.append(str(pictures_folder()))
+            folders.append(str(embedded_folder()))
         found.append(folders)
     return found

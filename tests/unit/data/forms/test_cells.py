@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from dstrain.data.forms.cells import converter, is_embedded
-from dstrain.data.forms.pictures import Pictures
+from dstrain.data.forms.embedded import EmbeddedFiles
 from dstrain.errors import UsageError
 
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -57,15 +57,15 @@ def test_files_are_bytes_or_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path))
-    pictures = Pictures()
-    convert = converter("x", PICTURE, True, pictures)
+    store = EmbeddedFiles()
+    convert = converter("x", PICTURE, True, store)
     written = convert({"bytes": b"pixels", "path": "a.png"})
     assert isinstance(written, str)
     assert Path(written).read_bytes() == b"pixels"
     assert convert({"bytes": None, "path": "a.png"}) == "a.png"
     assert convert({"bytes": None, "path": None}) == convert(None) == ""
-    assert converter("x", pa.binary(), True, pictures)(b"pixels") == written[:-4]
-    several = converter("x", pa.list_(PICTURE), True, pictures)
+    assert converter("x", pa.binary(), True, store)(b"pixels") == written[:-4]
+    several = converter("x", pa.list_(PICTURE), True, store)
     assert several([{"bytes": b"pixels", "path": "a.png"}]) == [written]
     assert is_embedded(pa.list_(PICTURE))
     assert not is_embedded(pa.string())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from dstrain.config.options.train import TrainConfig
-from dstrain.data.forms.pictures import pictures_folder
+from dstrain.data.forms.embedded import embedded_folder
 from dstrain.errors import UsageError
 from dstrain.runs.datasets.sources import (
     dataset_folders,
@@ -51,4 +51,4 @@ def test_embedded_files_are_in_a_folder_of_their_own(
     assert dataset_folders(config(dataset_base_path=data)) == [str(data)]
     write_form("parquet", data, rows_in(data), tmp_path / "x")
     folders = dataset_folders(config(dataset_base_path=tmp_path / "x"))
-    assert folders == [str(tmp_path / "x"), str(pictures_folder())]
+    assert folders == [str(tmp_path / "x"), str(embedded_folder())]

@@ -15,7 +15,7 @@ from dstrain.storage.files import check_writable, replacing
 from dstrain.storage.hashing import file_mark, hash_json
 from dstrain.storage.user_cache import VARIABLE, user_cache
 
-FOLDER = "pictures"
+FOLDER = "embedded_files"
 LISTS = "lists"
 """Below it, the names of the files that rows had, for later runs."""
 END = "null\n"
@@ -23,7 +23,7 @@ END = "null\n"
 SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 
 
-def pictures_folder() -> Path:
+def embedded_folder() -> Path:
     """Return the folder of embedded files; raises UsageError for a user without a home."""
     cache = user_cache()
     if cache is None:
@@ -32,11 +32,11 @@ def pictures_folder() -> Path:
     return Path(os.path.realpath(cache)) / FOLDER
 
 
-class Pictures:
+class EmbeddedFiles:
     """Writes embedded files to the user's folder of them."""
 
     def __init__(self) -> None:
-        self.folder = pictures_folder()
+        self.folder = embedded_folder()
         check_writable(self.folder)
 
     def keep(self, data: bytes, name: str = "") -> str:
