@@ -7,7 +7,7 @@ from tests.support.options import options_of
 OPTIONS: dict[str, tuple[object, str]] = {
     "fp8_models": (None, "resolved"),
     "framewise_decoding": (False, "resolved"),
-    "height": (None, "cache training"),
+    "height": (None, "cache dataset training"),
     "hub": ("modelscope", ""),
     "mixed_precision": (None, "resolved"),
     "model": (None, "training"),
@@ -22,7 +22,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "tiled": (False, "resolved"),
     "toy": (False, ""),
     "variant": (None, "resolved"),
-    "width": (None, "cache training"),
+    "width": (None, "cache dataset training"),
 }
 """Name -> default and effects. Stored files are compared by the effects."""
 
