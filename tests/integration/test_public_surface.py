@@ -48,6 +48,9 @@ FLAGS = {
         lora_target_modules lora_type lokr_factor
         validation_dataset_base_path validation_dataset_metadata_path validation_split validation_steps
         alpha_mask mask_column unmasked_weight
+        bucket_max_side bucket_min_side bucket_step bucket_upscale caption_dropout caption_lines
+        caption_prefix caption_suffix caption_variants crops dataset flip keep_tags resolution
+        shuffle_tags trigger_word column default_caption
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model
         model_id model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt

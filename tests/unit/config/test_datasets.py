@@ -1,0 +1,107 @@
+"""Several datasets: each is the run's options with its own in their place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.config.datasets import (
+    dataset_flags,
+    datasets_of,
+    repeated_base_paths,
+    with_absolute_paths,
+    with_places,
+)
+from dstrain.errors import UsageError
+
+from tests.support.command_lines import toy_config
+
+
+def entry(**options: Any) -> str:
+    return json.dumps({"dataset_base_path": "more", **options})
+
+
+def test_without_tables_there_is_the_dataset_of_the_options() -> None:
+    (only,) = datasets_of(toy_config(dataset_base_path=Path("data")))
+    assert only.config.dataset_base_path == Path("data")
+    assert (only.repeats, only.loss_weight) == (1, 1.0)
+
+
+def test_each_table_has_its_own_options_and_the_others_of_the_run() -> None:
+    config = toy_config(
+        dataset_base_path=Path("data"),
+        dataset_metadata_path=Path("data/rows.csv"),
+        flip=True,
+        max_pixels=4096,
+        dataset=(
+            entry(repeats=3, resolution=512, caption_dropout="0.1", flip="false"),
+            entry(**{"loss-weight": 2, "column": ["prompt=text"], "keep_tags": "2"}),
+        ),
+    )
+    first, second, third = datasets_of(config)
+    assert first.config.dataset_metadata_path == Path("data/rows.csv")
+    assert all(one.config.dataset == () for one in (first, second, third))
+    assert (second.repeats, second.loss_weight) == (3, 1.0)
+    own = second.config
+    assert (own.resolution, own.caption_dropout, own.flip) == ("512", 0.1, False)
+    # The metadata of one dataset is that of no other.
+    assert (own.dataset_metadata_path, own.max_pixels) == (None, 4096)
+    assert (third.repeats, third.loss_weight) == (1, 2.0)
+    assert (third.config.column, third.config.keep_tags) == (("prompt=text",), 2)
+    assert third.config.flip
+
+
+def test_tables_may_be_all_datasets() -> None:
+    config = toy_config(dataset_base_path=None, dataset=(entry(), entry()))
+    assert len(datasets_of(config)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("{", "--dataset 1", "is not JSON"),
+        ("3", "--dataset 1", "is not an object"),
+        (entry(fliip=True), "--dataset 1", "did you mean 'flip'"),
+        (entry(seed=1), "--dataset 1", "has no option 'seed' of its own"),
+        (entry(repeats=0), "--dataset 1: repeats", "1 or more"),
+        (entry(repeats="two"), "--dataset 1: repeats", "'two' is not a valid int"),
+        (entry(loss_weight=-1), "--dataset 1: loss_weight", "0.0 or more"),
+        (entry(flip=1), "--dataset 1: flip", "expected bool"),
+        (entry(crops=1.5), "--dataset 1: crops", "expected int"),
+        (entry(frame_sampling="tail"), "--dataset 1: frame_sampling", "one of head"),
+        (entry(dataset_base_path=""), "--dataset 1: dataset_base_path", "not a valid"),
+        ("{}", "--dataset 1: dataset_base_path", "is required"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named(text: str, where: str, what: str) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        datasets_of(toy_config(dataset=(text,)))
+    assert caught.value.where == where
+
+
+def test_options_of_a_run_are_no_options_of_a_dataset() -> None:
+    names = set(dataset_flags())
+    assert {"dataset_base_path", "resolution", "caption_dropout", "num_frames"} <= names
+    assert not names & {"dataset", "seed", "batch_size", "learning_rate", "model"}
+
+
+def test_paths_that_are_repeated_become_datasets() -> None:
+    words = ["--seed", "1", "--dataset_base_path", "a", "--dataset-base-path=b c"]
+    words += ["--flip", "--dataset_base_path", "d", "--dataset_repeat", "2"]
+    assert repeated_base_paths(words) == [
+        *("--seed", "1", "--dataset_base_path", "a"),
+        *("--dataset", '{"dataset_base_path": "b c"}', "--flip"),
+        *("--dataset", '{"dataset_base_path": "d"}', "--dataset_repeat", "2"),
+    ]
+
+
+def test_places_of_a_table_can_be_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    absolute = json.loads(with_absolute_paths(entry(flip=True)))
+    assert absolute == {"dataset_base_path": str(tmp_path / "more"), "flip": True}
+    assert with_absolute_paths("{") == "{"
+    moved = json.loads(with_places(entry(), Path("x"), Path("x/a.parquet")))
+    assert moved == {"dataset_base_path": "x", "dataset_metadata_path": "x/a.parquet"}
+    assert json.loads(with_places(entry(), Path("more"), None)) == json.loads(entry())
