@@ -98,6 +98,14 @@ def mask_case(name: str, content: Content, *words: str, **more: Any) -> Case:
     )
 
 
+def other_dataset(folder: Path) -> None:
+    """A dataset with two bad rows of three."""
+    folder.mkdir()
+    (folder / "good.png").write_bytes(encoded("PNG"))
+    rows = "none.png,a\ngood.png,b\nnone.png,c\n"
+    (folder / "metadata.csv").write_text(f"image,prompt\n{rows}")
+
+
 def table(
     name: str,
     places: tuple[str, ...],
@@ -263,6 +271,15 @@ CASES = (
     # Sizes and columns asked for
     Case("a size off the multiples", "image,prompt\ngood.png,a\n", (), ("the nearest is 16",), flags=("--height", "20",
          "--width", "24")),
+    Case("too small for a bucket", "image,prompt\ngood.png,a\n", ("2:image",),
+         ("is too small for a bucket of --resolution 512", "--bucket_upscale"), flags=("--resolution", "512")),
+    Case("no bucket at all", "image,prompt\ngood.png,a\n", (), ("64 has no bucket with sides of 128 to 128",),
+         flags=("--resolution", "64", "--bucket_min_side", "128")),
+    Case("another dataset that is damaged", "image,prompt\ngood.png,a\n", (),
+         ("data/more/metadata.csv: 2 bad cells", "metadata.csv:2:image: no such file 'none.png'", "metadata.csv:4:image"),
+         {"more": other_dataset}, flags=("--dataset", '{"dataset_base_path": "data/more"}')),
+    Case("another dataset that is nothing", "image,prompt\ngood.png,a\n", (), ("no images or videos",),
+         {"more": Path.mkdir}, flags=("--dataset", '{"dataset_base_path": "data/more"}')),
     Case("a column that is not there", "image,prompt\ngood.png,a\n", (),
          ("no input loads a file from column 'imag'; did you mean 'image'",),
          flags=("--data_file_keys", "imag")),
