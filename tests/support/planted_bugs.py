@@ -139,10 +139,10 @@ BUGS = (
     Bug(
         "missing_lora_keys_are_ignored",
         "P20: LoRA files are strict both ways",
-        f"{CORE}/lora/layers.py",
+        f"{CORE}/lora/initial_layers.py",
         "sorted(trained - layers.keys() - set(optional_layers))\n",
         "sorted(())\n",
-        ("tests/unit/lora/test_layers.py", "tests/unit/lora/test_refusals.py"),
+        ("tests/unit/lora/test_initial_layers.py", "tests/unit/lora/test_refusals.py"),
     ),
     Bug(
         "captions_lose_their_mark",
@@ -300,10 +300,10 @@ BUGS = (
     Bug(
         "the_wrong_rows_of_a_fused_layer",
         "P26: a fused LoRA layer splits exactly",
-        f"{CORE}/lora/reader.py",
-        "layer.up[one.start : one.stop])",
-        "layer.up[: one.stop - one.start])",
-        ("tests/unit/lora/test_reader.py",),
+        f"{CORE}/lora/fusing.py",
+        "torch.cat([fused[one.start : one.stop] for one in own])",
+        "torch.cat([fused[: one.stop - one.start] for one in own])",
+        ("tests/unit/lora/test_fusing.py", "tests/unit/lora/test_reader.py"),
     ),
     Bug(
         "fp8_without_its_scale",
@@ -383,7 +383,7 @@ BUGS = (
     Bug(
         "lora_is_drawn_in_the_dtype_of_its_layer",
         "LoRA starts from the same numbers, however its layer is stored",
-        f"{CORE}/lora/layers.py",
+        f"{CORE}/lora/adapters.py",
         "without_quantizers(), _drawn_in_fp32(module):",
         "without_quantizers():",
         (

@@ -42,19 +42,19 @@ TYPOS: tuple[tuple[str, str], ...] = (
     # the most similar name, though not the one that is meant
     ("data_path", "dataset_repeat"),
     ("resume_from", "resume"),
-    ("lora", "lora_rank"),
+    ("lora", "lora_type"),
     ("vae_path", "model_paths"),
     ("ema", "ema_decay"),
     ("write", "overwrite"),
     # nothing that is similar
-    ("resolution", ""),
+    ("resolutions", "resolution"),
     ("optimiser", "optimizer"),
     ("device", "device_memory"),
     ("size", "tile_size"),
     ("use", ""),
     ("path", ""),
     ("token", ""),
-    ("dropout", ""),
+    ("dropout", "lora_dropout"),
     ("-", ""),
     ("zzz", ""),
 )

@@ -107,11 +107,21 @@ def lora_names(module: nn.Module) -> list[str]:
     return list(_lora_modules(module))
 
 
-def lora_layers(module: nn.Module) -> dict[str, Layer]:
-    """Return the trained layers by the module's own names, sharing memory with it."""
+def lora_layers(
+    module: nn.Module, state: Mapping[str, Tensor] | None = None
+) -> dict[str, Layer]:
+    """Return the trained layers by the module's own names, sharing memory with it.
+
+    Args:
+        module: The network with LoRA layers.
+        state: What `lora_state` returned, where it was called already: of a network that
+            is sharded each process must call it, and equally often.
+    """
     wrapped = _lora_modules(module)
     found: dict[str, Layer] = {}
-    for name, one in _weights(module, ADAPTER).items():
+    kind = Path(type(module).__name__)
+    weights = parse_keys(kind, lora_state(module) if state is None else dict(state))
+    for name, one in weights.items():
         layer = wrapped[name]
         if isinstance(one, LoraWeights):
             found[name] = one.layer(layer.lora_alpha[ADAPTER])

@@ -53,8 +53,10 @@ def save_lora(
         metadata: Family, base, step, versions and the like; values that are not strings
             are stored as JSON.
     """
-    header = lora_header(module, lora_config, metadata)
-    layers = lora_layers(module)
+    # Once: of a network that is sharded, the other processes take part in this one.
+    state = lora_state(module)
+    layers = lora_layers(module, state)
+    header = lora_header(module, lora_config, layers, metadata)
     if lora_config.type == "lokr":
         tensors = {
             f"{prefix}.{name}.{part}": value.float()
@@ -64,7 +66,7 @@ def save_lora(
         write_tensors(path, tensors, header, checksum=True)
         return
     tensors = {}
-    for name, value in lora_state(module).items():
+    for name, value in state.items():
         found = UP.search(name)
         if found is not None:
             layer = layers[name[: found.start()]]
@@ -102,7 +104,7 @@ def save_lora_for(
     lora = Lora(lora_config.component, layers, {})
     named = layers_in(lora, key_format, base_shapes(network))
     tensors = {name: value.float() for name, value in named.items()}
-    header = lora_header(network, lora_config, metadata)
+    header = lora_header(network, lora_config, layers, metadata)
     write_tensors(path, tensors, header, checksum=True)
 
 
@@ -133,12 +135,12 @@ def refuse_lora_type(lora_type: LoraType, program: str) -> None:
 def lora_header(
     module: nn.Module,
     lora_config: LoraConfig,
+    layers: Mapping[str, Layer],
     metadata: Mapping[str, Any],
 ) -> dict[str, str]:
     """Return the header of a file of the trained layers, whichever program it is for;
     metadata as in `save_lora`. Its alphas are those of the training.
     """
-    layers = lora_layers(module)
     adapters: Any = module.peft_config
     adapter = adapters[ADAPTER]
     usual = adapter.alpha if lora_config.type == "lokr" else adapter.lora_alpha

@@ -42,7 +42,12 @@ def record() -> dict[str, Any]:
     }
     identity = {**IDENTITY, "use": "validation", UNIT: {"outputs": {"a": "tensor"}}}
     files = {"vae": [["/vae", "", [1, 2, 3, 4, "d"]]]}
-    more = {"previews": [preview], "config": {}, "repeatable": repeatable}
+    more = {
+        "previews": [preview],
+        "sizes": [["8 x 8", 1, 0.5]],
+        "config": {},
+        "repeatable": repeatable,
+    }
     return {
         "identity": identity,
         "about": {**about(), **more, "files": files, "configs": {"vae": {"a": 1}}},

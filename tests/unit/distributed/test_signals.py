@@ -267,7 +267,7 @@ PLACES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "dstrain.pipeline.pipeline.Pipeline.from_found",
         {},
         "loading: out of memory",
-        "--task sft:data_process",
+        "--feature_cache",
     ),
     "training": (
         "dstrain.runs.loop.update",

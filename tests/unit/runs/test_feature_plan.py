@@ -336,7 +336,7 @@ def test_what_is_recorded_comes_back_and_keeps_the_words_of_the_format(
     about = stored[1]["about"]
     assert list(about) == [
         *("dataset", "columns", "inputs", "components", "configs", "models"),
-        *("files", "versions", "previews", "config", "repeatable"),
+        *("files", "versions", "previews", "sizes", "config", "repeatable"),
     ]
     info = CacheInfo(**about)
     assert asdict(info) == about

@@ -52,8 +52,10 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
         "num_frames": 9,
         **changes,
     }
-    return SimpleNamespace(
+    found = SimpleNamespace(
         stage=stage,
+        datasets=(),
+        parts=(),
         config=SimpleNamespace(**config),
         task=SimpleNamespace(name="sft"),
         extensions=SimpleNamespace(broken=("plugin bad 1.0: no",)),
@@ -67,6 +69,9 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
             table=SimpleNamespace(path="metadata.csv"),
         ),
     )
+    found.checked_dataset = found.dataset
+    found.parts = (SimpleNamespace(setup=found),)
+    return found
 
 
 @pytest.mark.parametrize(
