@@ -182,7 +182,7 @@ CASES = (
          ("is not an integer",)),
     Case("no numbers", f"{NEED}good.png,a,,,,,,inf\ngood.png,a,,,,,,1_0\n", ("2:strength", "3:strength"),
          ("is not a finite number",)),
-    table("lists where one is read", ("1:prompt", "2:image"), ("is a list, but",), {**GOOD, "prompt": ["a"]}, {**GOOD,
+    table("a list where one is read", ("2:image",), ("is a list, but",), {**GOOD, "prompt": ["a", "b"]}, {**GOOD,
           "image": ["good.png"]}),
     Case("Python's lists", f"{NEED}good.png,a,['good.png'],,,,,\n", ("2:edit_image",), ('["a.png", "b.png"]',)),
     Case("lists with semicolons", f"{NEED}good.png,a,good.png;good.png,,,,,\n", ("2:edit_image",),
