@@ -1,6 +1,6 @@
 """Say who reads and who writes a feature cache, so that nothing is removed under them.
 
-    .reading-HOST-PROCESS-ID.json    the mark of a process that reads the cache
+    .reading-HOST-PROCESS-HEX.json   the mark of a process that reads the cache
     .removing.json                   the mark of the process that removes values
 
 The one who writes has the lock of the folder. A reader takes no lock: values are only
@@ -32,6 +32,8 @@ from dstrain.storage.marks import (
 READING = ".reading-"
 """How the names of readers' marks begin."""
 REMOVING = ".removing.json"
+NAMES = re.compile(r"\.removing\.json|\.reading-[\w.-]+-\d+-[0-9a-f]{8}\.json")
+"""Names of marks: a file of another name is somebody else's."""
 READ_ONLY = frozenset(
     {errno.EROFS, errno.EACCES, errno.EPERM}
     | {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -131,7 +133,8 @@ def _marks(folder: Path, beginning: str) -> Iterator[tuple[Path, Mark | None]]:
     being made, another user's, of another version of dstrain, or none.
     """
     for path in sorted(folder.glob(f"{beginning}*")):
-        if path.is_file() and not path.is_symlink():
+        is_mark = NAMES.fullmatch(path.name) is not None
+        if is_mark and path.is_file() and not path.is_symlink():
             mark = None
             with suppress(ValueError, OSError):
                 mark = read_mark(path)

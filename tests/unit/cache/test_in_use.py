@@ -116,7 +116,7 @@ def test_a_reader_on_another_machine_counts_until_it_is_silent(
 def test_a_mark_that_cannot_be_read_counts_until_it_is_silent(
     why: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = cache / f"{READING}node-7.json"
+    path = cache / f"{READING}node-7-0123abcd.json"
     path.write_text("" if why == "just being made" else '{"version": 2}')
     opened = Path.open
 
