@@ -4,6 +4,7 @@ stage 2 trains on.
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -297,8 +298,11 @@ def planned_parts(
     """
     folders = folders_of_parts(setup.config)
     counts = CacheInfo(**plan["about"]).rows_of_parts
-    rows = open_samples(plans, plan).numbers["row"]
-    ends = rows.searchsorted(list(accumulate(counts))).tolist()
+    ends = [sys.maxsize]
+    if len(counts) > 1:
+        # Of a single dataset are all samples: a million of them need not be opened.
+        rows = open_samples(plans, plan).numbers["row"]
+        ends = rows.searchsorted(list(accumulate(counts))).tolist()
     # Stage 2 need not name the dataset of --dataset_base_path, which is the first.
     named: list[list[str]] = [[]] * (len(counts) - len(folders)) + folders
     return [
