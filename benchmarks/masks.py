@@ -17,8 +17,7 @@ from typing import Any
 
 import click
 import numpy as np
-from PIL import Image
-from quantized_gate import (
+from on_digits import (
     DEMO,
     HELD_OUT,
     base_of,
@@ -26,6 +25,7 @@ from quantized_gate import (
     train_config,
     two_stages,
 )
+from PIL import Image
 from report import table
 
 CASES: Mapping[str, Mapping[str, Any]] = MappingProxyType(

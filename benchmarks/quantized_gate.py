@@ -7,35 +7,28 @@ saw: the mean loss, and the share of generated digits that the demo's judge read
 the look's colours.
 """
 
-import csv
-import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
-import torch
-from accelerate import Accelerator
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import with_run_options
-from dstrain.distributed.world import ProcessGroup
-from dstrain.generation.run import start as generate
-from dstrain.randomness import SampleKey
-from dstrain.runs.build import open_training_data, prepare
-from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.training.module import TrainingModule
-from PIL import Image
+from on_digits import (
+    DEMO,
+    HELD_OUT,
+    asked_for,
+    base_of,
+    generated,
+    held_out_loss,
+    train_config,
+    two_stages,
+)
 from report import table
 
-DEMO = Path(__file__).parents[1] / "demo"
 METHODS: Mapping[str, str | None] = MappingProxyType(
     {
         "bf16": None,
@@ -52,55 +45,6 @@ HEAD = (
     "read right, of 100",
     "least and most",
 )
-HELD_OUT = 64
-"""Digits of other writers whose loss is measured, each with four draws of noise."""
-DRAWS = 4
-INFERENCE_STEPS = 20
-
-
-def train_config(out: Path, weights: list[str], **more: Any) -> TrainConfig:
-    """Return a run on the demo's model with these weights of the denoiser."""
-    model = out / "model"
-    encoders = [
-        str(model / "text_encoder/model.safetensors"),
-        str(model / "vae/diffusion_pytorch_model.safetensors"),
-    ]
-    return TrainConfig(
-        model="qwen_image",
-        model_paths=json.dumps([weights, *encoders]),
-        mixed_precision="bf16",
-        loss_weighting="none",
-        **more,
-    )
-
-
-def two_stages(config: TrainConfig) -> None:
-    """Run both stages of a configuration."""
-    for stage in ("data_process", "train"):
-        run(replace(config, task=f"sft:{stage}"))
-
-
-def held_out_loss(config: TrainConfig, data: Path, lora: Path) -> float:
-    """Return the mean loss of a LoRA on the rows of a dataset, without training."""
-    given = replace(
-        config,
-        dataset_base_path=data,
-        lora_checkpoint=lora,
-        task="sft",
-        feature_cache=None,
-        seed=0,
-    )
-    setup = resolve(given)
-    samples = open_training_data(setup)
-    processes = ProcessGroup(Accelerator(cpu=True))
-    module = prepare(setup, processes, samples, TrainingModule).module.eval()
-    losses = []
-    with torch.no_grad():
-        for row in range(len(samples.groups)):
-            sample = samples.source.sample(row)
-            for draw in range(DRAWS):
-                losses.append(module.losses([sample], [SampleKey(1, draw, 0, row)]))
-    return float(torch.cat(losses).mean())
 
 
 def read_right(folder: Path, run_folder: Path, each: int, judge: Any) -> float:
@@ -109,65 +53,13 @@ def read_right(folder: Path, run_folder: Path, each: int, judge: Any) -> float:
     """
     from digits import LOOK, caption, in_look
 
-    prompts = folder / "prompts.jsonl"
-    rows = [
-        {"prompt": caption(digit, LOOK), "seed": seed}
-        for digit in range(10)
-        for seed in range(each)
-    ]
-    folder.mkdir(parents=True)
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    generate(
-        with_run_options(
-            GenerateConfig(
-                model="qwen_image",
-                run=run_folder,
-                dataset=prompts,
-                output=folder / "images",
-                height=64,
-                width=64,
-                num_inference_steps=INFERENCE_STEPS,
-                guidance_scale=1.0,
-            )
-        )
-    )
-    made = folder / "images"
-    with (made / "metadata.csv").open(encoding="utf-8", newline="") as file:
-        images = [Image.open(made / row["image"]) for row in csv.DictReader(file)]
-    digits = [digit for digit in range(10) for _ in range(each)]
-    right = judge.read(images) == digits
+    prompts = [caption(digit, LOOK) for digit in range(10)]
+    images = generated(folder, prompts, each, run=run_folder)
+    right = judge.read(images) == asked_for(each)
     looks = [in_look(image, LOOK) for image in images]
     return statistics.fmean(
         bool(one) and look for one, look in zip(right, looks, strict=True)
     )
-
-
-def base_of(out: Path, demo: Path | None, full_steps: int) -> list[str]:
-    """Return the files of the base: those that `make demo` left, or else trained here."""
-    if demo is not None:
-        (out / "model").symlink_to((demo / "model").resolve())
-        return [str(next((demo / "full").glob("step-*.safetensors")))]
-    from model import main as write_model
-
-    write_model.main([str(out / "model")], standalone_mode=False)
-    shards = sorted(map(str, (out / "model/transformer").glob("*.safetensors")))
-    full = train_config(
-        out,
-        shards,
-        dataset_base_path=out / "digits",
-        feature_cache=out / "cache",
-        output_path=out / "full",
-        trainable_models="dit",
-        learning_rate=1e-3,
-        batch_size=64,
-        lr_scheduler="cosine",
-        lr_warmup_steps=min(50, full_steps // 2),
-        max_steps=full_steps,
-        save_steps=full_steps,
-    )
-    # The base is that of `make demo`, in fp32: only what LoRA is trained on is stored.
-    two_stages(replace(full, mixed_precision="no"))
-    return [str(out / f"full/step-{full_steps}.safetensors")]
 
 
 def rows_of(

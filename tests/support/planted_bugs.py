@@ -147,10 +147,10 @@ BUGS = (
     Bug(
         "captions_lose_their_mark",
         "P22: a byte order mark is no part of the first column's name",
-        f"{CORE}/data/metadata.py",
+        f"{CORE}/data/forms/metadata.py",
         "            if file.read(len(BOM)) != BOM:\n                file.seek(0)\n",
         "            file.seek(0)\n",
-        ("tests/unit/data/test_metadata.py",),
+        ("tests/unit/data/forms/test_metadata.py",),
     ),
     Bug(
         "work_is_divided_by_position",

@@ -23,7 +23,7 @@ from dstrain.data.images import (
     fit,
     load_image,
 )
-from dstrain.data.metadata import RawValue, text_fault
+from dstrain.data.table import RawValue, text_fault
 from dstrain.data.variants.views import PLAIN, View
 from dstrain.data.videos import (
     LOADER_VERSION as VIDEO_LOADER_VERSION,

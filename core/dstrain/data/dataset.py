@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from dstrain.data.cells import Cell
-from dstrain.data.metadata import Fault, Table
 from dstrain.data.samples import SampleCells
+from dstrain.data.table import Fault, Table
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.storage.spool import Chosen

@@ -13,7 +13,7 @@ from pathlib import Path
 from dstrain.console import progress_bar
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
-from dstrain.data.metadata import Fault
+from dstrain.data.table import Fault
 from dstrain.errors import UsageError
 from dstrain.storage.file_memory import ManyFiles
 from dstrain.storage.hashing import hash_json

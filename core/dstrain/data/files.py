@@ -17,7 +17,7 @@ from dstrain.console import shown
 from dstrain.data.cells import Cell, ResampledVideo, file_names, mask_cell
 from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.images import ImageInfo, read_header
-from dstrain.data.metadata import RawValue
+from dstrain.data.table import RawValue
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
 from dstrain.errors import UsageError

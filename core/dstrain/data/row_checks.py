@@ -33,7 +33,7 @@ from dstrain.data.files import DataRoots, FileInfos, FileInspector, read_mask
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source, find_source
 from dstrain.data.images import ImageInfo, Resolution, Size
-from dstrain.data.metadata import Fault, RawValue, Table
+from dstrain.data.table import Fault, RawValue, Table
 from dstrain.data.variants.buckets import TooSmall, cropped_share
 from dstrain.data.variants.captions import CaptionOptions, WeightedCaption
 from dstrain.data.variants.views import AugmentationOptions

@@ -17,9 +17,10 @@ from typing import Any
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.console import get_logger, progress_bar, secrets
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
-from dstrain.data.metadata import Table, read_metadata
+from dstrain.data.forms.metadata import read_metadata
 from dstrain.data.output import save_image_or_video
 from dstrain.data.row_checks import check_rows
+from dstrain.data.table import Table
 from dstrain.errors import StateError, UsageError, secret_error
 from dstrain.generation.inputs import (
     SAMPLING,

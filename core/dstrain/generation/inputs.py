@@ -10,8 +10,8 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.data.cells import load_cell
 from dstrain.data.clips import FrameSampling
 from dstrain.data.images import Resolution
-from dstrain.data.metadata import Table
 from dstrain.data.row_checks import DataConfig, check_rows
+from dstrain.data.table import Table
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Input, as_column
 from dstrain.graph.spec import PipelineSpec

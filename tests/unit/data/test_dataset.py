@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from dstrain.data.cells import Cell
 from dstrain.data.dataset import CheckedSample, Dataset
-from dstrain.data.metadata import Fault, Table
+from dstrain.data.table import Fault, Table
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
+from dstrain.data.forms.metadata import read_metadata
 from dstrain.data.images import Resolution
-from dstrain.data.metadata import read_metadata
 from dstrain.data.row_checks import DataConfig, input_columns, open_dataset
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import (

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from dstrain.data.metadata import BOM, MAX_CELL_LENGTH, text_fault
+from dstrain.data.forms.metadata import BOM
+from dstrain.data.table import MAX_CELL_LENGTH, text_fault
 from dstrain.storage.files import read_limited
 
 SUFFIXES = (".txt", ".caption", ".json")

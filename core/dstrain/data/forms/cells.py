@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from dstrain.data.forms.embedded import EmbeddedFiles
-from dstrain.data.metadata import RawValue, text_fault
+from dstrain.data.table import RawValue, text_fault
 from dstrain.errors import UsageError
 
 MAX_EMBEDDED = 2**31

@@ -18,7 +18,7 @@ import numpy as np
 from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.forms.cells import Convert, converter, is_embedded
 from dstrain.data.forms.embedded import EmbeddedFiles
-from dstrain.data.metadata import Fault, RawValue, Table, TableRows, refuse
+from dstrain.data.table import Fault, RawValue, Table, TableRows, refuse
 from dstrain.errors import SystemFault, UsageError
 
 PARQUET, ARROW = ".parquet", ".arrow"

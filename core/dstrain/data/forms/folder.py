@@ -13,7 +13,7 @@ from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.forms.captions import MAX_BYTES, read_caption
 from dstrain.data.forms.listing import IMAGES, MEDIA, Medium, folder_digest, list_media
 from dstrain.data.forms.naming import FILE_NAME, TEXT
-from dstrain.data.metadata import Fault, RawValue, Table, TableRows
+from dstrain.data.table import Fault, RawValue, Table, TableRows
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.storage.files import read_limited

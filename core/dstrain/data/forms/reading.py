@@ -10,9 +10,10 @@ from dstrain.data.forms.columnar import (
     read_columnar,
 )
 from dstrain.data.forms.folder import folder_columns, folder_texts, read_folder
+from dstrain.data.forms.metadata import read_columns, read_metadata
 from dstrain.data.forms.naming import main_column, other_names
 from dstrain.data.forms.source import Source
-from dstrain.data.metadata import Table, read_columns, read_metadata
+from dstrain.data.table import Table
 from dstrain.graph.inputs import Column, Input
 
 

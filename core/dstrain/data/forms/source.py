@@ -10,7 +10,7 @@ from typing import Literal
 
 from dstrain.data.forms.columnar import ARROW, PARQUET
 from dstrain.data.forms.listing import folder_digest, has_media
-from dstrain.data.metadata import SUFFIXES
+from dstrain.data.forms.metadata import SUFFIXES
 from dstrain.errors import UsageError, first_few
 from dstrain.storage.files import read_limited
 from dstrain.storage.hashing import hash_json, sha256

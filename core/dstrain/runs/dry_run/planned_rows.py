@@ -12,8 +12,8 @@ import numpy as np
 from dstrain.cache.in_use import reading
 from dstrain.cache.store import MARKER
 from dstrain.data.dataset import Dataset
-from dstrain.data.metadata import Table
 from dstrain.data.row_checks import check_rows, read_table, without_absent
+from dstrain.data.table import Table
 from dstrain.graph.plan import Plan
 from dstrain.runs.build import choose_validation, open_training_data
 from dstrain.runs.datasets.published import is_published

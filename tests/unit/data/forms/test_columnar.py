@@ -13,7 +13,7 @@ from dstrain.data.forms.columnar import (
     columnar_texts,
     read_columnar,
 )
-from dstrain.data.metadata import Table
+from dstrain.data.table import Table
 from dstrain.errors import UsageError
 
 WANTED = {"image": True, "text": False}

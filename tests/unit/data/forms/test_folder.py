@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from dstrain.data.forms.folder import folder_columns, folder_texts, read_folder
-from dstrain.data.metadata import Table
+from dstrain.data.table import Table
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 

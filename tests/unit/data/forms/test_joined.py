@@ -9,7 +9,7 @@ from dstrain.data.cells import Cell
 from dstrain.data.dataset import CheckedSample, Dataset
 from dstrain.data.forms.joined import first_rows, join_datasets, join_sources
 from dstrain.data.forms.source import find_source
-from dstrain.data.metadata import Fault, Table
+from dstrain.data.table import Fault, Table
 from dstrain.graph.inputs import Column
 
 COLUMNS = {"image": Column("image", "image"), "prompt": Column("prompt")}

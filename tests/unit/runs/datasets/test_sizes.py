@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dstrain.data.cells import Cell
 from dstrain.data.dataset import CheckedSample, Dataset
-from dstrain.data.metadata import Table
+from dstrain.data.table import Table
 from dstrain.graph.inputs import Column
 from dstrain.runs.datasets.sizes import GroupSize, group_sizes, size_lines
 

@@ -6,7 +6,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from dstrain.data.metadata import Table, read_columns, read_metadata, refuse
+from dstrain.data.forms.metadata import read_columns, read_metadata
+from dstrain.data.table import Table
 from dstrain.errors import UsageError
 
 TOO_LONG = "x" * (2**20 + 1)
@@ -250,18 +251,6 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_header_alone_is_a_table_without_rows(tmp_path: Path) -> None:
     assert read(tmp_path, "m.csv", "image,prompt\n").columns == ("image", "prompt")
-
-
-def test_fifty_faults_are_listed_and_the_others_counted(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        read(tmp_path, "m.csv", "image,prompt\n" + "a.png\n" * 53)
-    assert caught.value.what == "53 bad rows"
-    assert len(caught.value.help_lines) == 51
-    assert caught.value.help_lines[-1] == "and 3 more"
-
-
-def test_no_fault_is_no_error() -> None:
-    refuse(Path("m.csv"), "row", [])
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])

@@ -1,210 +1,42 @@
-"""Metadata tables: csv, json or jsonl, read strictly; cells stay as they are written."""
+"""Metadata tables: csv, json or jsonl, read strictly."""
 
 import codecs
 import csv
 import io
 import json
-import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import IO, Any
 
 import numpy as np
 
+from dstrain.data.table import (
+    Fault,
+    RawValue,
+    Table,
+    TableRows,
+    refuse,
+    text_fault,
+)
 from dstrain.errors import SystemFault, UsageError
 from dstrain.storage.columns import BATCH_ROWS
 from dstrain.storage.files import open_limited
-from dstrain.storage.spool import Chosen, Numbers, Spool
 
 SUFFIXES = (".csv", ".json", ".jsonl")
-MAX_FAULTS_SHOWN = 50
 MAX_BYTES = 2**30
 """Bytes of the largest table: millions of rows, and still a part of a machine's RAM."""
 CHUNK = 2**20
 """Bytes that are decoded at once."""
 BOM = codecs.BOM_UTF8
-MAX_CELL_LENGTH = 2**20
-"""Characters: above any caption or list of files; a longer cell is a quote that was never
-closed.
-"""
 DELIMITERS = ";\t|"
 """What separates cells in files that are called csv and are not."""
 JSON_ADVICE = (
     'a .json file contains a list, [{"image": "a.png", "prompt": "a dog"}, ...]; for one object '
     "per line, use .jsonl"
 )
-RawValue = str | list[str]
-"""A cell as written: text, or a list of texts from json. '' is an absent cell."""
-NamePlace = Callable[[int, str], str]
-"""Names a row, from 0, or a cell of it, where its table is not one file with lines."""
-_half_pair = re.compile("[\ud800-\udfff]").search
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What is wrong with a row, or with one cell of it."""
-
-    row: int
-    """From 0."""
-    column: str
-    """'' for the row as a whole."""
-    reason: str
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of metadata, each with every column that was read."""
-
-    path: Path
-    """The file that it was read from; a folder, where it is not one file."""
-    columns: tuple[str, ...]
-    rows: Sequence[Mapping[str, RawValue]]
-    lines: Numbers
-    """The first line of each row (csv, jsonl), or its number from 1 (json, and others)."""
-    faults: Sequence[Fault] = ()
-    """What is wrong with rows. Such a row keeps its place, with '' for what is unreadable."""
-    originals: Mapping[str, str] = field(default_factory=dict)
-    """Column -> its name in the file, where that is another one."""
-    name_place: NamePlace | None = None
-    """Names places where rows are not lines of `path`."""
-    advice: Sequence[str] = ()
-    """What to do about the faults."""
-    digest: str = ""
-    """The digest of all that it was read from, taken before it was read; '' for one file,
-    whose sha256 it is."""
-    form: str = ""
-    """What kind of dataset it was read from, in words; '' for a file of metadata."""
-    roots: tuple[Path, ...] = ()
-    """Folders in which files are that were embedded in it."""
-
-    @property
-    def names_in_file(self) -> tuple[str, ...]:
-        """Return the columns by their names in the file."""
-        return tuple(self.originals.get(name, name) for name in self.columns)
-
-    def where(self, row: int, column: str = "") -> str:
-        """Name a row, from 0, or a cell of it, for a message: 'metadata.csv:3:prompt'."""
-        column = self.originals.get(column, column)
-        if self.name_place is not None:
-            return self.name_place(row, column)
-        place = f"{self.path.name}:{self.lines[row]}"
-        return f"{place}:{column}" if column else place
-
-    def refuse(self, faults: Iterable[Fault]) -> None:
-        """Raise one UsageError with the place of each fault; do nothing without faults."""
-        ordered = sorted(dict.fromkeys(faults), key=lambda fault: fault.row)
-        kind = "cell" if all(fault.column for fault in ordered) else "row"
-        lines = [f"{self.where(one.row, one.column)}: {one.reason}" for one in ordered]
-        refuse(self.path, kind, lines, self.advice)
-
-    def chosen(self, numbers: Numbers) -> "Table":
-        """Return the table of these rows alone, which may have faults."""
-        new = (
-            {int(row): number for number, row in enumerate(numbers)}
-            if self.faults
-            else {}
-        )
-        faults = [
-            replace(one, row=new[one.row]) for one in self.faults if one.row in new
-        ]
-        lines = np.asarray(self.lines, np.int64)[np.asarray(numbers, np.int64)]
-        name_place = self.name_place
-        if name_place is not None:
-            name_place = _ChosenPlaces(name_place, numbers)
-        return replace(
-            self,
-            rows=Chosen(self.rows, numbers),
-            lines=lines,
-            faults=faults,
-            name_place=name_place,
-        )
-
-    def renamed(self, originals: Mapping[str, str]) -> "Table":
-        """Return the table with new names of columns; messages keep those of the file.
-
-        A column whose name another one gets is left out.
-
-        Args:
-            originals: New name -> the column that gets it.
-        """
-        if not originals:
-            return self
-        new = {original: name for name, original in originals.items()}
-
-        def name_of(column: str) -> str:
-            # No column of a file has a NUL character in its name.
-            is_hidden = column in originals and column not in new
-            return f"\0{column}" if is_hidden else new.get(column, column)
-
-        rows = self.rows
-        if isinstance(rows, TableRows):
-            rows = rows.renamed([name_of(column) for column in rows.columns])
-        names = [name_of(column) for column in self.columns]
-        return replace(
-            self,
-            columns=tuple(name for name in names if not name.startswith("\0")),
-            rows=rows,
-            faults=[replace(one, column=name_of(one.column)) for one in self.faults],
-            originals=dict(originals),
-        )
-
-
-@dataclass(frozen=True)
-class _ChosenPlaces:
-    """Names the places of some of the rows."""
-
-    name_place: NamePlace
-    numbers: Numbers
-
-    def __call__(self, row: int, column: str) -> str:
-        return self.name_place(int(self.numbers[row]), column)
-
-
-class TableRows(Sequence[Mapping[str, RawValue]]):
-    """Rows of a table, of which only the one that is looked at is an object."""
-
-    def __init__(self) -> None:
-        """Begin without rows."""
-        self.columns: Sequence[str] = ()
-        self._cells = Spool()
-
-    def renamed(self, columns: Sequence[str]) -> "TableRows":
-        """Return the same rows with other names of their columns."""
-        rows = TableRows()
-        rows.columns = columns
-        rows._cells = self._cells
-        return rows
-
-    def append(self, cells: Sequence[RawValue]) -> None:
-        """Add a row with the cells of the first columns; the others are blank."""
-        self._cells.append(cells)
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self._cells)
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, RawValue]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Mapping[str, RawValue]]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return a row, or those of a slice."""
-        if isinstance(index, slice):
-            return Chosen(self, range(len(self))[index])
-        return self._row(self._cells[index])
-
-    def __iter__(self) -> Iterator[Mapping[str, RawValue]]:
-        """Yield the rows in order."""
-        return map(self._row, self._cells)
-
-    def _row(self, cells: list[RawValue]) -> dict[str, RawValue]:
-        if len(cells) < len(self.columns):
-            cells += [""] * (len(self.columns) - len(cells))
-        return dict(zip(self.columns, cells, strict=True))
 
 
 def metadata_files(base_path: Path) -> list[Path]:
@@ -236,42 +68,6 @@ def read_columns(path: Path) -> Table:
         return read_metadata(path)
     with _opened(path) as file:
         return _read_csv(path, file, rows=False)
-
-
-def refuse(
-    where: Path,
-    kind: str,
-    faults: Sequence[str],
-    advice: Sequence[str] = (),
-) -> None:
-    """Raise one UsageError that lists the first 50 faults and counts the others; do
-    nothing without faults.
-
-    Args:
-        where: The file or folder.
-        kind: What is bad, in the singular.
-        faults: Each with its place.
-        advice: What to do about them.
-    """
-    count = len(faults)
-    listed = [*faults[:MAX_FAULTS_SHOWN]]
-    if count > MAX_FAULTS_SHOWN:
-        listed.append(f"and {count - MAX_FAULTS_SHOWN} more")
-    if listed:
-        what = f"{count} bad {kind}{'s' * (count > 1)}"
-        raise UsageError(where, what, *listed, *advice)
-
-
-def text_fault(text: str) -> str:
-    """Say why a cell is not text that can be read and written; '' if it is."""
-    if len(text) > MAX_CELL_LENGTH:
-        return f"has {len(text):,} characters; the limit is {MAX_CELL_LENGTH:,}"
-    if "\0" in text:
-        return "contains a NUL character, which is not text"
-    # Text that is ASCII says so at once.
-    if not text.isascii() and _half_pair(text):
-        return "contains half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
-    return ""
 
 
 @contextmanager

@@ -1,0 +1,154 @@
+"""What benchmarks on the demo's digits share: runs on the demo's small Qwen-Image, its
+images, and losses on digits that no training saw.
+"""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
+from dstrain.config.serialize import with_run_options
+from dstrain.distributed.world import ProcessGroup
+from dstrain.generation.run import start as generate
+from dstrain.randomness import SampleKey
+from dstrain.runs.build import open_training_data, prepare
+from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import run
+from dstrain.training.module import TrainingModule
+from PIL import Image
+
+DEMO = Path(__file__).parents[1] / "demo"
+SIDE = 64
+"""Height and width of every image, in pixels."""
+HELD_OUT = 64
+"""Digits of other writers whose loss is measured, each with four draws of noise."""
+DRAWS = 4
+INFERENCE_STEPS = 20
+
+
+def model_files(out: Path, weights: list[str]) -> str:
+    """Return --model_paths of the demo's model with these weights of the denoiser."""
+    model = out / "model"
+    encoders = [
+        str(model / "text_encoder/model.safetensors"),
+        str(model / "vae/diffusion_pytorch_model.safetensors"),
+    ]
+    return json.dumps([weights, *encoders])
+
+
+def train_config(out: Path, weights: list[str], **more: Any) -> TrainConfig:
+    """Return a run on the demo's model with these weights of the denoiser."""
+    given = {"mixed_precision": "bf16", "loss_weighting": "none"} | more
+    return TrainConfig(
+        model="qwen_image", model_paths=model_files(out, weights), **given
+    )
+
+
+def two_stages(config: TrainConfig) -> None:
+    """Run both stages of a configuration."""
+    for stage in ("data_process", "train"):
+        run(replace(config, task=f"sft:{stage}"))
+
+
+def held_out_loss(config: TrainConfig, data: Path, lora: Path) -> float:
+    """Return the mean loss of a LoRA on the rows of a dataset, without training."""
+    given = replace(
+        config,
+        dataset_base_path=data,
+        lora_checkpoint=lora,
+        task="sft",
+        feature_cache=None,
+        seed=0,
+    )
+    setup = resolve(given)
+    samples = open_training_data(setup)
+    processes = ProcessGroup(Accelerator(cpu=True))
+    module = prepare(setup, processes, samples, TrainingModule).module.eval()
+    losses = []
+    with torch.no_grad():
+        for row in range(len(samples.groups)):
+            sample = samples.source.sample(row)
+            for draw in range(DRAWS):
+                losses.append(module.losses([sample], [SampleKey(1, draw, 0, row)]))
+    return float(torch.cat(losses).mean())
+
+
+def asked_for(each: int) -> list[int]:
+    """Return the digits that `generated` was asked for, in its order."""
+    return [digit for digit in range(10) for _ in range(each)]
+
+
+def generated(
+    folder: Path,
+    prompts: Sequence[str],
+    each: int,
+    guidance_scale: float = 1.0,
+    first_seed: int = 0,
+    **more: Any,
+) -> list[Image.Image]:
+    """Return images of each of the prompts, with as many seeds.
+
+    Args:
+        folder: Gets the table of prompts, and the images as a dataset below `images`.
+        prompts: What is asked for, in order.
+        each: Images of each prompt.
+        guidance_scale: Scale of classifier-free guidance; 1 is none.
+        first_seed: Seed of the first image of each prompt.
+        more: Further options of `dstrain generate`.
+    """
+    table = folder / "prompts.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"prompt": prompt, "seed": seed}
+        for prompt in prompts
+        for seed in range(first_seed, first_seed + each)
+    ]
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = folder / "images"
+    config = GenerateConfig(
+        model="qwen_image",
+        dataset=table,
+        output=made,
+        height=SIDE,
+        width=SIDE,
+        num_inference_steps=INFERENCE_STEPS,
+        guidance_scale=guidance_scale,
+        **more,
+    )
+    generate(with_run_options(config))
+    with (made / "metadata.csv").open(encoding="utf-8", newline="") as file:
+        return [Image.open(made / row["image"]) for row in csv.DictReader(file)]
+
+
+def base_of(out: Path, demo: Path | None, full_steps: int) -> list[str]:
+    """Return the files of the base: those that `make demo` left, or else trained here."""
+    if demo is not None:
+        (out / "model").symlink_to((demo / "model").resolve())
+        return [str(next((demo / "full").glob("step-*.safetensors")))]
+    from model import main as write_model
+
+    write_model.main([str(out / "model")], standalone_mode=False)
+    shards = sorted(map(str, (out / "model/transformer").glob("*.safetensors")))
+    full = train_config(
+        out,
+        shards,
+        dataset_base_path=out / "digits",
+        feature_cache=out / "cache",
+        output_path=out / "full",
+        trainable_models="dit",
+        learning_rate=1e-3,
+        batch_size=64,
+        lr_scheduler="cosine",
+        lr_warmup_steps=min(50, full_steps // 2),
+        max_steps=full_steps,
+        save_steps=full_steps,
+    )
+    # The base is that of `make demo`, in fp32: only what LoRA is trained on is stored.
+    two_stages(replace(full, mixed_precision="no"))
+    return [str(out / f"full/step-{full_steps}.safetensors")]

@@ -1,0 +1,183 @@
+"""What prior preservation keeps: the demo's model, which knows digits in black ink on
+white paper, and LoRAs of a new look, with and without images that the model itself made
+of the old one.
+
+Each LoRA sees as many images of the new look. Their captions say nothing of
+colours, as those of a subject say nothing that tells it from others of its class, but
+begin with a word of their own, `sks`. What is asked for without this word should still be
+black on white.
+"""
+
+import csv
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import click
+from on_digits import (
+    DEMO,
+    asked_for,
+    base_of,
+    generated,
+    model_files,
+    train_config,
+    two_stages,
+)
+from PIL import Image
+from report import table
+
+CASES: Mapping[str, float | None] = MappingProxyType(
+    {
+        "the new look alone": None,
+        "with images of the old one, loss_weight 0.5": 0.5,
+        "with images of the old one, loss_weight 1": 1.0,
+    }
+)
+"""Name in the table -> weight of the loss on images of the old look."""
+HEAD = (
+    "LoRA trained on",
+    "asked for the new look: right, in it",
+    "least and most",
+    "asked for the old look: right, in it",
+    "least and most",
+)
+TRIGGER = "sks, "
+"""What the captions of the new look begin with."""
+FIRST_SEED_OF_CLASS = 10_000
+"""Images of the class have other seeds than those that are judged."""
+
+
+def write_look(folder: Path, count: int) -> None:
+    """Write digits in the new look whose captions say nothing of colours."""
+    from digits import LOOK, caption, paint, strokes
+
+    folder.mkdir(parents=True)
+    images, digits = strokes()
+    with (folder / "metadata.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(("image", "prompt"))
+        for index in range(count):
+            name = f"{index}.png"
+            paint(images[index], LOOK).save(folder / name)
+            rows.writerow((name, TRIGGER + caption(digits[index])))
+
+
+def share(images: list[Image.Image], each: int, style: Any, judge: Any) -> float:
+    """Return how many of 100 images show the digit asked for in a style."""
+    from digits import in_look
+
+    right = judge.read(images) == asked_for(each)
+    pairs = zip(right, images, strict=True)
+    return 100 * statistics.fmean(
+        bool(one) and in_look(image, style) for one, image in pairs
+    )
+
+
+def rows_of(
+    out: Path,
+    demo: Path | None,
+    full_steps: int,
+    lora_steps: int,
+    seeds: int,
+    each: int,
+    count: int,
+) -> Iterator[tuple[str, ...]]:
+    """Train and judge; yield the rows of the table."""
+    sys.path.insert(0, str(DEMO))
+    from digits import LOOK, LOOK_IMAGES, PLAIN, TRAIN, Judge, caption, write
+
+    judge = Judge()
+    write(out / "digits", count=min(TRAIN, count))
+    shown = min(LOOK_IMAGES, count)
+    write_look(out / "look", shown)
+    base = base_of(out, demo, full_steps)
+    old = [caption(digit) for digit in range(10)]
+    new = [TRIGGER + prompt for prompt in old]
+    files = model_files(out, base)
+    of_class = out / "class"
+    generated(
+        of_class,
+        old,
+        max(shown // 10, 1),
+        first_seed=FIRST_SEED_OF_CLASS,
+        model_paths=files,
+    )
+
+    def judged(folder: Path, **more: Any) -> tuple[float, float]:
+        made = generated(folder / "new", new, each, **more)
+        kept = generated(folder / "old", old, each, **more)
+        return share(made, each, LOOK, judge), share(kept, each, PLAIN, judge)
+
+    found = {"nothing (the base)": [judged(out / "judged", model_paths=files)]}
+    plain = train_config(
+        out,
+        base,
+        mixed_precision="no",
+        dataset_base_path=out / "look",
+        feature_cache=out / "cache",
+        lora_base_model="dit",
+        lora_rank=16,
+        learning_rate=2e-3,
+        batch_size=32,
+    )
+    for name, weight in CASES.items():
+        second = ()
+        steps = lora_steps
+        if weight is not None:
+            # Half of the draws are then of the old look.
+            steps = 2 * lora_steps
+            place = str(of_class / "images")
+            entry = {"dataset_base_path": place, "loss_weight": weight}
+            second = (json.dumps(entry),)
+        found[name] = []
+        for seed in range(seeds):
+            folder = out / f"lora-{weight}-{seed}"
+            config = replace(
+                plain,
+                dataset=second,
+                output_path=folder,
+                seed=seed,
+                max_steps=steps,
+                save_steps=steps,
+            )
+            two_stages(config)
+            found[name].append(judged(out / f"judged-{weight}-{seed}", run=folder))
+            click.echo(f"{name}, seed {seed}: {found[name][-1]}", err=True)
+    for name, pairs in found.items():
+        cells = []
+        for shares in zip(*pairs, strict=True):
+            cells.append(f"{statistics.fmean(shares):.0f}")
+            cells.append(f"{min(shares):.0f} to {max(shares):.0f}")
+        yield (name, *cells)
+
+
+@click.command()
+@click.option("--full_steps", default=1200, show_default=True)
+@click.option("--lora_steps", default=250, show_default=True)
+@click.option("--seeds", default=3, show_default=True)
+@click.option("--each", default=10, show_default=True, help="Images of each digit.")
+@click.option("--images", default=1500, show_default=True, help="Digits to train on.")
+@click.option("--demo", type=Path, help="The demo_output of `make demo`, for its base.")
+def main(
+    full_steps: int,
+    lora_steps: int,
+    seeds: int,
+    each: int,
+    images: int,
+    demo: Path | None,
+) -> None:
+    """Print the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        rows = rows_of(out, demo, full_steps, lora_steps, seeds, each, images)
+        click.echo(table(HEAD, list(rows)))
+
+
+if __name__ == "__main__":
+    main()
