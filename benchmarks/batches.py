@@ -2,8 +2,8 @@
 `--batch_size 8` beside those with 1.
 
 A LoRA on the Qwen-Image transformer of `train_step.py`, on images of 64x64 pixels, so that
-prompts are most of what it computes; three mixes of prompts. The floor is batch 1, which
-pads nothing.
+prompts are most of what it computes; three mixes of prompts, and images of mixed sizes
+in buckets. The floor is batch 1, which pads nothing.
 """
 
 import json
@@ -12,7 +12,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,15 +31,33 @@ SIDE = 64
 BATCH = 8
 WORDS = ("a", "the", "on", "over", "and", "lake", "red")
 """A toy tokenizer makes of them about as many tokens as a published one of a caption."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What the rows of a dataset are drawn from."""
+
+    words: tuple[int, int]
+    """Least and greatest number of words of a prompt."""
+    sides: tuple[int, int] = (SIDE, SIDE)
+    """Least and greatest height and width of an image, in pixels."""
+    resolution: str | None = None
+    """--resolution; None leaves images their sizes."""
+
+
 MIXES = MappingProxyType(
     {
-        "5 to 194 words": (5, 194),
-        "5 to 15 words": (5, 15),
-        "150 to 194 words": (150, 194),
+        "5 to 194 words": Mix((5, 194)),
+        "5 to 15 words": Mix((5, 15)),
+        "150 to 194 words": Mix((150, 194)),
+        "5 to 15 words, images of mixed sizes": Mix((5, 15), (64, 256), "64"),
+        "5 to 194 words, images of mixed sizes at two resolutions": Mix(
+            (5, 194), (64, 256), "64,96"
+        ),
     }
 )
 HEAD = (
-    "prompts",
+    "rows",
     "groups",
     "padding of batches of 8",
     "batches that are full",
@@ -47,24 +65,25 @@ HEAD = (
 )
 
 
-def write_rows(folder: Path, rows: int, words: tuple[int, int]) -> None:
-    """Write images, each with a prompt of a number of words that is drawn."""
+def write_rows(folder: Path, rows: int, mix: Mix) -> None:
+    """Write images, each of a size that is drawn, with a prompt of words that are."""
     draw = random.Random(1)
     lines = ["image,prompt"]
     for row in range(rows):
-        image = Image.effect_noise((SIDE, SIDE), 10 + row).convert("RGB")
+        size = (draw.randint(*mix.sides), draw.randint(*mix.sides))
+        image = Image.effect_noise(size, 10 + row).convert("RGB")
         image.save(folder / f"{row}.png")
-        prompt = " ".join(draw.choice(WORDS) for _ in range(draw.randint(*words)))
+        prompt = " ".join(draw.choice(WORDS) for _ in range(draw.randint(*mix.words)))
         lines.append(f"{row}.png,{prompt}")
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
 
 
 @contextmanager
-def runs(words: tuple[int, int], rows: int) -> Iterator[list[tuple[TrainingRun, Step]]]:
+def runs(mix: Mix, rows: int) -> Iterator[list[tuple[TrainingRun, Step]]]:
     """Yield two runs on the same rows and the same cache: of batches of 1, and of 8."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_rows(folder, rows, words)
+        write_rows(folder, rows, mix)
         config = TrainConfig(
             model="qwen_image",
             model_paths=json.dumps(write_model(folder)),
@@ -73,16 +92,17 @@ def runs(words: tuple[int, int], rows: int) -> Iterator[list[tuple[TrainingRun, 
             output_path=folder / "one",
             num_epochs=1000,
             lora_rank=8,
+            resolution=mix.resolution,
         )
         more = replace(config, output_path=folder / "many", batch_size=BATCH)
         with training(config) as one, training(more) as many:
             yield [one, many]
 
 
-def measure(words: tuple[int, int], rows: int, epochs: int) -> tuple[str, ...]:
+def measure(mix: Mix, rows: int, epochs: int) -> tuple[str, ...]:
     """Time epochs of both runs in turn."""
     seconds: tuple[list[float], list[float]] = ([], [])
-    with runs(words, rows) as both:
+    with runs(mix, rows) as both:
         for epoch in range(-1, epochs):
             for which in (0, 1) if epoch % 2 else (1, 0):
                 run, step = both[which]
