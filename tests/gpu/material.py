@@ -112,3 +112,19 @@ def _write_rows(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def write_photos(folder: Path, assets: Path, count: int) -> set[tuple[int, int]]:
+    """Copy photos, each with a file beside it that has its caption; return their sizes."""
+    folder.mkdir()
+    sizes = set()
+    for path in sorted((assets / "photos").glob("*.[pj]*g")):
+        with Image.open(path) as image:
+            size = image.size
+        if min(size) >= 64 and count:
+            shutil.copy(path, folder)
+            text = path.stem.replace("_", " ")
+            (folder / path.name).with_suffix(".txt").write_text(f"a photo, {text}\n")
+            sizes.add(size)
+            count -= 1
+    return sizes
