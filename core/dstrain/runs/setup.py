@@ -36,7 +36,6 @@ from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.layers import Trainables
-from dstrain.lora.reader import check_lora_file, groups_in
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
 from dstrain.models.device import DTYPES, precision
@@ -44,14 +43,13 @@ from dstrain.models.execution.kept import Kept
 from dstrain.models.needed_components import Found, find
 from dstrain.pipeline.kept_choice import storage_options, with_kept
 from dstrain.pipeline.loss_masks import refuse_no_masks
+from dstrain.pipeline.preset_choice import Preset, find_preset
 from dstrain.pipeline.tile_choice import Tiling, with_tiles
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
 from dstrain.registry.family import ModelFamily, Option
 from dstrain.registry.hooks import Extensions
 from dstrain.runs.datasets.published import is_published
-from dstrain.storage.hashing import sha256
-from dstrain.storage.safetensors import read_tensors
 from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
 from dstrain.training.optimizers.groups import check_names
 from dstrain.training.optimizers.modes import has_modes
@@ -73,21 +71,6 @@ def caption_inputs(spec: PipelineSpec) -> frozenset[str]:
         if isinstance(source, Column) and source.kind == "text":
             names.add(name)
     return frozenset(names)
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A LoRA file and the component whose weights it is merged into."""
-
-    path: Path
-    component: str
-
-    @cached_property
-    def digest(self) -> str:
-        """Return the sha256 of the file, a part of the key of every result computed
-        with the merged weights.
-        """
-        return sha256(self.path)
 
 
 @dataclass(frozen=True)
@@ -238,28 +221,10 @@ class Setup:
     def preset(self) -> Preset | None:
         """Return the LoRA of --preset_lora_path with the component it is merged into.
 
-        That is --preset_lora_model, else the component that the header or the keys name.
-        Raises UsageError if they name none, StateError for a file that cannot be read.
+        Raises UsageError if that cannot be told, StateError for a file that cannot be
+        read.
         """
-        path = self.config.preset_lora_path
-        if path is None:
-            return None
-        check_lora_file(path)
-        tensors, header = read_tensors(path)
-        for name in (self.config.preset_lora_model, header.get("component")):
-            if name is not None and name in self.spec.components:
-                return Preset(path, name)
-        groups = groups_in(path, tensors, self.family)
-        fitting = [
-            name
-            for name in self.spec.components
-            if all(name in group.prefix.components for group in groups)
-        ]
-        if len(fitting) != 1:
-            names = " or ".join(fitting) or "several components"
-            what = f"is required: {path} may be for {names}"
-            raise UsageError("--preset_lora_model", what)
-        return Preset(path, fitting[0])
+        return find_preset(self.config, self.family, self.spec)
 
     @cached_property
     def optimizer(self) -> OptimizerChoice:
