@@ -22,7 +22,7 @@ DROPOUTS: Mapping[str, float] = MappingProxyType(
     {"no caption dropout": 0.0, "--caption_dropout 0.15": 0.15}
 )
 """Name in the table -> probability of an empty caption."""
-SCALES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+SCALES = (1.0, 1.5, 2.0, 4.0)
 """Scales of guidance; 1 is none."""
 
 
@@ -89,7 +89,7 @@ def rows_of(
 
 
 @click.command()
-@click.option("--steps", default=400, show_default=True, help="Training steps.")
+@click.option("--steps", default=220, show_default=True, help="Training steps.")
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--each", default=10, show_default=True, help="Images of each digit.")
 @click.option("--images", default=1500, show_default=True, help="Digits to train on.")
