@@ -35,12 +35,7 @@ from dstrain.pipeline.kept_choice import (
     given_expert,
     kept_components,
 )
-from dstrain.pipeline.loss_masks import (
-    Masks,
-    check_masks,
-    rows_without_masks,
-    with_masks,
-)
+from dstrain.pipeline.loss_masks import MASK, check_masks, rows_without_masks
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.tile_choice import Tiling, check_tiling
 from dstrain.pipeline.variant_choice import (
@@ -54,6 +49,7 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
+from dstrain.runs.datasets.masks import with_masks_of_run
 from dstrain.runs.datasets.published import with_folders
 from dstrain.runs.datasets.said import dataset_line
 from dstrain.runs.datasets.sources import dataset_source
@@ -97,11 +93,10 @@ def resolve(config: TrainConfig) -> Setup:
     check_tiling(Tiling.of(config), family, spec)
     trainables = resolve_experts(trainables_of(config, family), spec, family, models)
     swapped = blocks_to_swap(config, trainables)
-    masks = Masks(config.mask_column, config.alpha_mask, config.unmasked_weight)
     setup = Setup(
         config=config,
         family=family,
-        spec=with_masks(spec.with_task_inputs(task), task, masks),
+        spec=with_masks_of_run(spec.with_task_inputs(task), task, config),
         task=task,
         stage=config.stage,
         trainables=trainables,
@@ -344,8 +339,8 @@ def dataset_inputs(setup: Setup) -> frozenset[str]:
     source = dataset_source(setup.config)
     if source is None:
         return setup.all_inputs()
-    inputs = setup.spec.inputs
-    data = setup.parts[0].setup.data_config
+    first = setup.parts[0].setup
+    inputs, data = first.spec.inputs, first.data_config
     table = data.reading.read_columns(source, inputs)
     return with_measured(input_columns(table, data, inputs), inputs)
 
@@ -399,7 +394,10 @@ def warnings_of_rows(setup: Setup) -> list[str]:
             f"{short.total()} of {clips} clips have fewer than --num_frames {wanted} "
             f"frames; the shortest has {min(short)}"
         )
-    lines += rows_without_masks(dataset)
+    for part in setup.parts:
+        if MASK in part.setup.spec.inputs:
+            is_only = part.setup is setup
+            lines += rows_without_masks(dataset if is_only else part.dataset)
     for part in setup.parts:
         found = part.setup.checked_dataset
         unused = found.unused_columns

@@ -98,19 +98,19 @@ class DataOptions:
         "data",
         "Dataset column of masks: the loss counts an image fully where its mask is white, and by "
         "--unmasked_weight where it is black.",
-        affects={"resolved", "cache", "mask"},
+        affects={"resolved", "cache", "mask", "dataset"},
     )
     alpha_mask: bool = option(
         "data",
         "Use the alpha channel of training images as their masks.",
         False,
-        affects={"resolved", "cache", "mask"},
+        affects={"resolved", "cache", "mask", "dataset"},
     )
     unmasked_weight: float = option(
         "data",
         "How much the loss counts what a mask leaves out, from 0 to below 1.",
         0.0,
-        affects={"resolved", "cache", "mask"},
+        affects={"resolved", "cache", "mask", "dataset"},
         minimum=0,
         below=1,
     )
