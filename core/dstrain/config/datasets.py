@@ -163,6 +163,8 @@ def _converted(flag: Flag, value: Any, where: str) -> Any:
         return value == "true"
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
+    if isinstance(value, str) and flag.is_several(value):
+        return value
     is_number = kind in (int, float)
     if isinstance(value, str) and (is_number or kind is Path):
         try:

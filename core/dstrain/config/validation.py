@@ -21,7 +21,7 @@ from dstrain.config.options.optimizer import POLYNOMIAL_END, SCHEDULE_FREE
 from dstrain.config.options.trackers import TRACKERS
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.quantization import parse_storage
-from dstrain.config.sizes import parse_resolutions, parse_size
+from dstrain.config.sizes import parse_frames, parse_resolutions, parse_size
 from dstrain.console import secrets
 from dstrain.errors import UsageError, about_dataset, nearest, secret_error
 
@@ -204,6 +204,7 @@ def _check_samples(config: TrainConfig) -> None:
     tags without these.
     """
     parse_resolutions(config.resolution)
+    parse_frames(config.num_frames)
     if config.resolution is not None:
         for flag in flags(TrainConfig):
             is_other = flag.name in ("height", "width", "max_pixels")

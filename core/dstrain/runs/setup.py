@@ -14,7 +14,7 @@ from dstrain.config.datasets import datasets_of
 from dstrain.config.fields import program_named, split_commas
 from dstrain.config.learning_rates import LearningRates
 from dstrain.config.options.train import TrainConfig
-from dstrain.config.sizes import parse_resolutions
+from dstrain.config.sizes import parse_frames, parse_resolutions
 from dstrain.config.validation import refuse_second_average
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
@@ -355,7 +355,10 @@ class Setup:
             further_resolutions=self.resolutions[1:],
             extra_inputs=split_commas(config.extra_inputs),
             sampling=FrameSampling(
-                config.num_frames, config.frame_sampling, config.frame_samples or 1
+                self.most_frames,
+                config.frame_sampling,
+                config.frame_samples or 1,
+                parse_frames(config.num_frames)[:-1],
             ),
             roots=config.dataset_root,
             url_cache=config.url_cache,
@@ -368,6 +371,11 @@ class Setup:
             columns=parse_columns(config.column),
             default_caption=config.default_caption,
         )
+
+    @property
+    def most_frames(self) -> int:
+        """Return the frames of a clip, the most of --num_frames."""
+        return parse_frames(self.config.num_frames)[-1]
 
     @property
     def resolutions(self) -> tuple[Resolution, ...]:

@@ -78,6 +78,20 @@ def test_one_kind_of_masks_takes_the_place_of_the_other(
     assert found.has_own_masks == has_own
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"), [(17, 17), ("17", 17), ("17,33", "17,33")]
+)
+def test_a_dataset_may_have_several_numbers_of_frames(
+    value: int | str, expected: int | str
+) -> None:
+    (found,) = datasets_of(
+        toy_config(dataset_base_path=None, dataset=(entry(num_frames=value),))
+    )
+    # One number is a number, as that of a run: what is recorded of both is equal.
+    assert found.config.num_frames == expected
+    assert type(found.config.num_frames) is type(expected)
+
+
 def test_tables_may_be_all_datasets() -> None:
     config = toy_config(dataset_base_path=None, dataset=(entry(), entry()))
     assert len(datasets_of(config)) == 2

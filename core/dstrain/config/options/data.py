@@ -114,10 +114,11 @@ class DataOptions:
         minimum=0,
         below=1,
     )
-    num_frames: int = option(
+    num_frames: int | str = option(
         "data",
-        "Number of video frames per sample.",
+        "Number of video frames per sample; of several, comma-separated, a video gives the most that it has.",
         81,
+        listed=True,
         affects={"training", "cache", "video", "dataset"},
         minimum=1,
     )
