@@ -68,6 +68,20 @@ def about_rows(rows: Iterable[int]) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def about_dataset(name: str) -> Iterator[None]:
+    """Name one of several datasets in a UsageError of the block that is about an option;
+    others name a file already. '' is the dataset of the run's own options.
+    """
+    try:
+        yield
+    except UsageError as error:
+        if not name or not error.where.startswith("--"):
+            raise
+        where = f"{name}: {error.where}"
+        raise UsageError(where, error.what, *error.help_lines) from error
+
+
 class StateError(DstrainError):
     """A checkpoint, feature cache or LoRA file does not fit, is damaged or in use."""
 

@@ -106,6 +106,33 @@ def other_dataset(folder: Path) -> None:
     (folder / "metadata.csv").write_text(f"image,prompt\n{rows}")
 
 
+def masked_dataset(rows: str) -> Callable[[Path], None]:
+    """Return what writes another dataset, with these rows of image, caption and mask."""
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "good.png").write_bytes(encoded("PNG"))
+        black = encoded("PNG", Image.new("L", (64, 64)))
+        (folder / "black.png").write_bytes(black)
+        (folder / "metadata.csv").write_text(f"image,prompt,outline\n{rows}")
+
+    return write
+
+
+def masks_of_other(name: str, rows: str, *words: str, **more: Any) -> Case:
+    """A case of a good dataset with masks, and another with masks of its own."""
+    own = {"dataset_base_path": "data/more", "mask_column": "outline"}
+    return Case(
+        name,
+        "image,prompt,shape\ngood.png,a,good.png\n",
+        more.pop("places", ()),
+        words,
+        {"more": masked_dataset(rows)},
+        flags=("--mask_column", "shape", "--dataset", json.dumps(own)),
+        **more,
+    )
+
+
 def table(
     name: str,
     places: tuple[str, ...],
@@ -268,6 +295,17 @@ CASES = (
     Case("an alpha channel that leaves nothing", "image,prompt\ngood.png,a\nclear.png,b\n", ("3:image",),
          ("'clear.png' masks out the whole image",), {"clear.png": encoded("PNG", Image.new("RGBA", (64, 64)))},
          flags=("--alpha_mask",), at_once=False),
+    masks_of_other("a mask of one of two datasets", "good.png,a,none.png\ngood.png,b,\n",
+                   "data/more/metadata.csv: 1 bad cell", "metadata.csv:2:outline: no such file 'none.png'"),
+    masks_of_other("a black mask of one of two datasets", "good.png,a,good.png\ngood.png,b,black.png\n",
+                   "'black.png' masks out the whole image", "--unmasked_weight", places=("3:outline",),
+                   at_once=False),
+    masks_of_other("no mask in one of two datasets", "good.png,a,\n",
+                   "--dataset 1: --mask_column: has no effect: all cells of column 'outline' are blank"),
+    Case("a column of masks that one of two datasets lacks", "image,prompt,shape\ngood.png,a,good.png\n", (),
+         ("--dataset 1: --mask_column: metadata.csv has no column 'outlines'; did you mean 'outline'",),
+         {"more": masked_dataset("good.png,a,good.png\n")},
+         flags=("--dataset", '{"dataset_base_path": "data/more", "mask_column": "outlines"}')),
     # Sizes and columns asked for
     Case("a size off the multiples", "image,prompt\ngood.png,a\n", (), ("the nearest is 16",), flags=("--height", "20",
          "--width", "24")),
@@ -281,6 +319,8 @@ CASES = (
          {"more": other_dataset}, flags=("--dataset", '{"dataset_base_path": "data/more"}')),
     Case("another dataset that is nothing", "image,prompt\ngood.png,a\n", (), ("no images or videos",),
          {"more": Path.mkdir}, flags=("--dataset", '{"dataset_base_path": "data/more"}')),
+    Case("numbers of frames off the multiples", "image,prompt,clip\ngood.png,a,good.mp4\n", (),
+         ("--num_frames: 6, 11 are not 4n+1; the nearest are 5, 9",), flags=("--num_frames", "5,6,11")),
     Case("a column that is not there", "image,prompt\ngood.png,a\n", (),
          ("no input loads a file from column 'imag'; did you mean 'image'",),
          flags=("--data_file_keys", "imag")),

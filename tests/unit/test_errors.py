@@ -140,6 +140,17 @@ def test_a_unit_error_gets_the_rows_it_is_about_and_then_their_places() -> None:
     assert other.value.rows == ()
 
 
+def test_a_dataset_is_named_in_errors_of_its_options_alone() -> None:
+    with pytest.raises(UsageError) as caught, errors.about_dataset("--dataset 2"):
+        raise UsageError("--crops", "cannot", "do this")
+    assert caught.value.where == "--dataset 2: --crops"
+    assert (caught.value.what, caught.value.help_lines) == ("cannot", ("do this",))
+    for dataset, where in (("--dataset 2", "a.csv"), ("", "--crops")):
+        with pytest.raises(UsageError) as caught, errors.about_dataset(dataset):
+            raise UsageError(where, "cannot")
+        assert caught.value.where == where
+
+
 def test_the_first_who_knows_the_rows_is_right() -> None:
     with (
         pytest.raises(UsageError) as caught,

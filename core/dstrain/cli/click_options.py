@@ -41,16 +41,21 @@ def number_or_names(text: object) -> object:
     """Return a number, or NAME=NUMBER,... as it is: what parses it says what is wrong
     in it.
     """
-    return _or_names(text, float)
+    return _or_text(text, float, "=")
 
 
 def integer_or_names(text: object) -> object:
     """Return an integer, or NAME=INTEGER,... as it is."""
-    return _or_names(text, int)
+    return _or_text(text, int, "=")
 
 
-def _or_names(text: object, kind: type) -> object:
-    if "=" in str(text):
+def integer_or_several(text: object) -> object:
+    """Return an integer, or INTEGER,INTEGER,... as it is."""
+    return _or_text(text, int, ",")
+
+
+def _or_text(text: object, kind: type, mark: str) -> object:
+    if mark in str(text):
         return text
     try:
         return kind(text)
@@ -175,6 +180,8 @@ def as_option(flag: Flag) -> click.Option:
         settings["type"] = integer_or_names if is_integer else number_or_names
         number = NAMES_OF_NUMBERS[flag.kind].upper()
         settings["metavar"] = f"{number}|NAME={number},..."
+    if flag.listed:
+        settings |= {"type": integer_or_several, "metavar": "INTEGER[,INTEGER...]"}
     if flag.choices:
         settings["metavar"] = f"[{'|'.join(flag.choices)}]"
     if flag.bare is not None:

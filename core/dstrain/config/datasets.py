@@ -14,6 +14,8 @@ BASE = "dataset_base_path"
 METADATA = "dataset_metadata_path"
 REPEATS = "repeats"
 LOSS_WEIGHT = "loss_weight"
+MASK_COLUMN = "mask_column"
+ALPHA_MASK = "alpha_mask"
 EXAMPLE = (
     'a dataset is a JSON object, \'{"dataset_base_path": "photos", "repeats": 2}\', '
     "or a table [[dataset]] in a file of --config"
@@ -30,6 +32,16 @@ class DatasetOptions:
     """How often an epoch draws each of its samples, beside --dataset_repeat."""
     loss_weight: float = 1.0
     """What the losses of its samples are multiplied by."""
+    name: str = ""
+    """Its name in messages, as --dataset 2; '' for that of --dataset_base_path."""
+    own: frozenset[str] = frozenset()
+    """The names of the options that it has of its own."""
+
+    @property
+    def has_own_masks(self) -> bool:
+        """Return whether it asks for masks itself, and not the run for all datasets."""
+        names_column = MASK_COLUMN in self.own and self.config.mask_column is not None
+        return names_column or (ALPHA_MASK in self.own and self.config.alpha_mask)
 
 
 def datasets_of(config: TrainConfig, first: int = 1) -> tuple[DatasetOptions, ...]:
@@ -46,19 +58,27 @@ def datasets_of(config: TrainConfig, first: int = 1) -> tuple[DatasetOptions, ..
         found.append(DatasetOptions(alone))
     known = dataset_flags()
     for number, entry in enumerate(entries, first):
-        changes: dict[str, Any] = {METADATA: None}
+        place = f"--dataset {number}"
+        own: dict[str, Any] = {}
         for name, value in entry.items():
             if name in known:
-                changes[name] = _value(
-                    known[name], value, f"--dataset {number}: {name}"
-                )
-        if BASE not in changes:
+                own[name] = _value(known[name], value, f"{place}: {name}")
+        if BASE not in own:
             what = f"is required: the folder of the dataset; {EXAMPLE}"
-            raise UsageError(f"--dataset {number}: {BASE}", what)
+            raise UsageError(f"{place}: {BASE}", what)
+        changes = {METADATA: None, **_without_other_masks(own), **own}
         repeats = _number(entry, REPEATS, number, 1, int)
         weight = _number(entry, LOSS_WEIGHT, number, 1.0, float)
-        found.append(DatasetOptions(replace(alone, **changes), repeats, weight))
+        one = replace(alone, **changes)
+        found.append(DatasetOptions(one, repeats, weight, place, frozenset(own)))
     return tuple(found)
+
+
+def _without_other_masks(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what turns off the run's kind of masks where a dataset has the other kind."""
+    if own.get(MASK_COLUMN) is not None:
+        return {ALPHA_MASK: False}
+    return {MASK_COLUMN: None} if own.get(ALPHA_MASK) else {}
 
 
 def dataset_flags() -> dict[str, Flag]:
@@ -143,6 +163,8 @@ def _converted(flag: Flag, value: Any, where: str) -> Any:
         return value == "true"
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
+    if isinstance(value, str) and flag.is_several(value):
+        return value
     is_number = kind in (int, float)
     if isinstance(value, str) and (is_number or kind is Path):
         try:

@@ -104,6 +104,8 @@ class Flag:
     """True if it takes several words after one flag, too."""
     by_name: bool = False
     """True if it may be NAME=VALUE,... in place of one value."""
+    listed: bool = False
+    """True if it may be VALUE,VALUE,... in place of one value."""
     choices: tuple[str, ...] = ()
     bare: str | None = None
     """Its value if it stands alone."""
@@ -113,6 +115,10 @@ class Flag:
     maximum: float | None = None
     below: float | None = None
     """An upper bound that is itself not allowed."""
+
+    def is_several(self, text: str) -> bool:
+        """Return whether a text stands for more than one value of this option."""
+        return (self.by_name and "=" in text) or (self.listed and "," in text)
 
 
 def option(
@@ -143,7 +149,8 @@ def _read(field: "dataclasses.Field[Any]", hint: Any) -> Flag:
     settings = dict(field.metadata)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         # The others of `X | None` and of `float | str | None`.
-        settings["by_name"] = str in typing.get_args(hint)[1:]
+        is_text_too = str in typing.get_args(hint)[1:]
+        settings["by_name"] = is_text_too and not settings.get("listed")
         hint = typing.get_args(hint)[0]
     kind = typing.get_origin(hint) or hint
     arguments = typing.get_args(hint)
@@ -175,7 +182,7 @@ def check_value(flag: Flag, value: Any) -> None:
     """
     if value is None and not flag.required:
         return
-    if flag.by_name and isinstance(value, str) and "=" in value:
+    if isinstance(value, str) and flag.is_several(value):
         return  # by what parses it
     where = f"--{flag.name}"
     wanted = (int, float) if flag.kind is float else flag.kind

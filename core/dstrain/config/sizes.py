@@ -42,13 +42,27 @@ def parse_resolutions(text: str | None) -> tuple[int, ...]:
     """
     if text is None:
         return ()
-    sides: list[int] = []
+    return _numbers("--resolution", text, "pixels, such as 1024")
+
+
+def parse_frames(value: int | str) -> tuple[int, ...]:
+    """Return the numbers of frames that a value such as 81 or 17,33,49 names, the least
+    first.
+
+    Raises UsageError for what is none, and for one that is named twice.
+    """
+    found = _numbers("--num_frames", str(value), "frames, such as 81")
+    return tuple(sorted(found))
+
+
+def _numbers(flag: str, text: str, noun: str) -> tuple[int, ...]:
+    found: list[int] = []
     for word in text.split(","):
         name = word.strip()
         if not (name.isascii() and name.isdigit()) or int(name) < 1:
-            what = f"expected a number of pixels, such as 1024, or several, comma-separated, got {text!r}"
-            raise UsageError("--resolution", what)
-        if int(name) in sides:
-            raise UsageError("--resolution", f"{name} is named twice")
-        sides.append(int(name))
-    return tuple(sides)
+            what = f"expected a number of {noun}, or several, comma-separated, got {text!r}"
+            raise UsageError(flag, what)
+        if int(name) in found:
+            raise UsageError(flag, f"{name} is named twice")
+        found.append(int(name))
+    return tuple(found)

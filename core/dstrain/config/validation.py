@@ -21,9 +21,9 @@ from dstrain.config.options.optimizer import POLYNOMIAL_END, SCHEDULE_FREE
 from dstrain.config.options.trackers import TRACKERS
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.quantization import parse_storage
-from dstrain.config.sizes import parse_resolutions, parse_size
+from dstrain.config.sizes import parse_frames, parse_resolutions, parse_size
 from dstrain.console import secrets
-from dstrain.errors import UsageError, nearest, secret_error
+from dstrain.errors import UsageError, about_dataset, nearest, secret_error
 
 
 def validate(config: ModelChoice) -> None:
@@ -42,7 +42,7 @@ def validate(config: ModelChoice) -> None:
         _check_pairs(config)
         _check_samples(config)
         _check_datasets(config)
-        _check_masks(config)
+        _check_masks(config, not _has_masks_in_datasets(config))
         _check_optimizer(config)
         _check_start(config)
         _check_previews(config)
@@ -192,14 +192,11 @@ def _check_datasets(config: TrainConfig) -> None:
     for number, entry in enumerate(config.dataset, 1):
         alone = replace(config, dataset_base_path=None, dataset=(entry,))
         (found,) = datasets_of(alone, number)
-        try:
+        with about_dataset(found.name):
             _check_sides(found.config)
             _check_pairs(found.config)
             _check_samples(found.config)
-        except UsageError as error:
-            raise UsageError(
-                f"--dataset {number}: {error.where}", error.what, *error.help_lines
-            ) from error
+            _check_masks(found.config, "unmasked_weight" in found.own)
 
 
 def _check_samples(config: TrainConfig) -> None:
@@ -207,6 +204,7 @@ def _check_samples(config: TrainConfig) -> None:
     tags without these.
     """
     parse_resolutions(config.resolution)
+    parse_frames(config.num_frames)
     if config.resolution is not None:
         for flag in flags(TrainConfig):
             is_other = flag.name in ("height", "width", "max_pixels")
@@ -225,14 +223,21 @@ def _check_samples(config: TrainConfig) -> None:
             raise UsageError(f"--{name}", "has no effect without --shuffle_tags")
 
 
-def _check_masks(config: TrainConfig) -> None:
-    """Refuse two kinds of masks, and a weight of what masks leave out without any."""
+def _has_masks_in_datasets(config: TrainConfig) -> bool:
+    """Return whether a dataset has masks of its own, for which options of the run hold."""
+    return any(one.has_own_masks for one in datasets_of(config))
+
+
+def _check_masks(config: TrainConfig, needs_masks: bool) -> None:
+    """Refuse two kinds of masks, and, if it needs masks, a weight of what these leave out
+    without any.
+    """
     if config.mask_column is not None and not config.mask_column.strip():
         raise UsageError("--mask_column", "is empty")
     if config.mask_column is not None and config.alpha_mask:
         what = "cannot be combined with --mask_column; give one of them"
         raise UsageError("--alpha_mask", what)
-    if config.mask_column is None and not config.alpha_mask:
+    if needs_masks and config.mask_column is None and not config.alpha_mask:
         for flag in changed(config, "mask"):
             what = "has no effect without --mask_column or --alpha_mask"
             raise UsageError(f"--{flag.name}", what)

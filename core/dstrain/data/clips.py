@@ -19,43 +19,50 @@ class FrameSampling:
     """How videos are cut into clips."""
 
     frames: int = 81
-    """Frames of a clip."""
+    """Frames of a clip, of several numbers the most."""
     sampling: SamplingMode = "head"
     """head: one clip of the first frames. chunk: consecutive clips, without the rest.
     uniform: `samples` clips that start at evenly spaced frames.
     """
     samples: int = 1
+    shorter: tuple[int, ...] = ()
+    """Fewer frames, rising: a video with fewer than `frames` gives clips of the most that
+    it has."""
 
     def check(self, stride: int) -> None:
-        """Raise UsageError unless the number of frames is a multiple of `stride`, plus 1.
+        """Raise UsageError unless each number of frames is a multiple of `stride`, plus 1.
 
         A stride of 0 allows any number.
         """
-        if stride and (self.frames - 1) % stride:
-            near = round((self.frames - 1) / stride) * stride + 1
-            raise UsageError(
-                "--num_frames",
-                f"{self.frames} is not {stride}n+1; the nearest is {near}",
-            )
+        if not stride:
+            return
+        wrong = [one for one in (*self.shorter, self.frames) if (one - 1) % stride]
+        near = [round((one - 1) / stride) * stride + 1 for one in wrong]
+        verb = "is" if len(wrong) == 1 else "are"
+        if wrong:
+            what = f"{', '.join(map(str, wrong))} {verb} not {stride}n+1"
+            nearest = f"the nearest {verb} {', '.join(map(str, near))}"
+            raise UsageError("--num_frames", f"{what}; {nearest}")
 
     def clips(self, total: int, stride: int) -> tuple[range, ...]:
-        """Return the clips of a video of `total` frames (at least 1), of equal length.
+        """Return the clips of a video of `total` frames (at least 1), of equal length: the
+        greatest for which it has enough frames.
 
-        A video that is too short gives one clip: as many of its first frames as make a
-        multiple of `stride`, plus 1.
+        A video that is too short for any gives one clip: as many of its first frames as
+        make a multiple of `stride`, plus 1.
         """
-        if total < self.frames:
+        fitting = [one for one in (*self.shorter, self.frames) if one <= total]
+        if not fitting:
             usable = (total - 1) // stride * stride + 1 if stride else total
             return (range(usable),)
-        last = total - self.frames
+        frames = fitting[-1]
+        last = total - frames
         starts = [0]
         if self.sampling == "chunk":
-            starts = list(range(0, last + 1, self.frames))
+            starts = list(range(0, last + 1, frames))
         elif self.sampling == "uniform" and self.samples > 1:
             starts = [i * last // (self.samples - 1) for i in range(self.samples)]
-        return tuple(
-            range(start, start + self.frames) for start in dict.fromkeys(starts)
-        )
+        return tuple(range(start, start + frames) for start in dict.fromkeys(starts))
 
 
 def frames_at_rate(

@@ -77,6 +77,8 @@ class Dataset:
     """Mean share that is cut off the images of the samples of each signature."""
     skipped: Sequence[Fault] = ()
     """Why rows of the table give no sample."""
+    parts: Sequence[tuple[int, Mapping[str, Column]]] = ()
+    """The first row and the columns of each of several datasets."""
 
     @classmethod
     def of(
@@ -155,7 +157,17 @@ class Dataset:
     ) -> Fault:
         """Return the fault of an input that could not be loaded."""
         reason = f"{Path(error.where).name!r} {error.what}"
-        return Fault(row, self.columns[name].name, reason)
+        return Fault(row, self._column_of(row, name).name, reason)
+
+    def _column_of(self, row: int, name: str) -> Column:
+        """Return the column that an input of a row is read from; several datasets may
+        have masks in columns of different names.
+        """
+        columns = self.columns
+        for first, own in self.parts:
+            if first <= row:
+                columns = own
+        return columns[name]
 
     def damage(
         self,

@@ -106,6 +106,10 @@ class Masks:
     unmasked_weight: float = 0.0
     """As in `weigh_latents`."""
 
+    def __bool__(self) -> bool:
+        """Return whether any masks are asked for."""
+        return self.column is not None or self.is_alpha
+
     @property
     def flag(self) -> str:
         """Return the flag that asks for masks."""
@@ -118,7 +122,7 @@ def with_masks(spec: PipelineSpec, task: Task, masks: Masks) -> PipelineSpec:
     Raises UsageError for a loss that takes none, and for a variant that is not trained on
     one image or video.
     """
-    if masks.column is None and not masks.is_alpha:
+    if not masks:
         return spec
     if LOSS_WEIGHT not in task.loss.inputs:
         raise UsageError(
@@ -126,6 +130,33 @@ def with_masks(spec: PipelineSpec, task: Task, masks: Masks) -> PipelineSpec:
             f"the loss of task {task.name} takes no masks",
             f"a loss that takes them has a parameter {LOSS_WEIGHT}: Tensor | None = None",
         )
+    unit = MaskUnit(spec.latent_shape)
+    inputs = {**spec.inputs, **_inputs_of(spec, masks)}
+    return replace(spec, inputs=inputs, units=(*spec.units, unit))
+
+
+def with_masks_of_dataset(spec: PipelineSpec, masks: Masks) -> PipelineSpec:
+    """Return a variant with masks as one dataset is read, whose masks are others, or none.
+
+    Raises UsageError as `with_masks` does.
+    """
+    if MASK not in spec.inputs:
+        return spec
+    inputs = {**spec.inputs, **_inputs_of(spec, masks)}
+    if masks:
+        return replace(spec, inputs=inputs)
+    # The weight stays, which the rows of other datasets have whose cell is blank: rows
+    # without a mask have the same inputs, and share batches.
+    del inputs[MASK]
+    units = tuple(unit for unit in spec.units if not isinstance(unit, MaskUnit))
+    return replace(spec, inputs=inputs, units=units)
+
+
+def _inputs_of(spec: PipelineSpec, masks: Masks) -> dict[str, Input]:
+    """Return the inputs of masks; of none the weight of what they would leave out."""
+    weight = Constant(float(masks.unmasked_weight))
+    if not masks:
+        return {UNMASKED_WEIGHT: weight}
     name, masked = _masked_input(spec, masks.flag)
     if masks.is_alpha and masked.from_video:
         what = f"{spec.where} is trained on videos, whose alpha channels are not read"
@@ -137,15 +168,7 @@ def with_masks(spec: PipelineSpec, task: Task, masks: Masks) -> PipelineSpec:
         of=name,
         not_empty=masks.unmasked_weight == 0,
     )
-    inputs: dict[str, Input] = {
-        MASK: column,
-        UNMASKED_WEIGHT: Constant(float(masks.unmasked_weight)),
-    }
-    return replace(
-        spec,
-        inputs={**spec.inputs, **inputs},
-        units=(*spec.units, MaskUnit(spec.latent_shape)),
-    )
+    return {MASK: column, UNMASKED_WEIGHT: weight}
 
 
 def _masked_input(spec: PipelineSpec, flag: str) -> tuple[str, Column]:
@@ -182,7 +205,7 @@ def check_masks(plan: Plan) -> None:
 
 
 def rows_without_masks(dataset: Dataset) -> list[str]:
-    """Say, if masks are asked for, how many rows have none."""
+    """Say how many rows of a dataset with masks have none."""
     without, rows = _count(dataset)
     if not without:
         return []
@@ -194,8 +217,10 @@ def rows_without_masks(dataset: Dataset) -> list[str]:
 
 def refuse_no_masks(dataset: Dataset) -> None:
     """Raise UsageError if masks are asked for, and no row has one."""
+    if MASK not in dataset.columns:
+        return
     without, rows = _count(dataset)
-    if without and without == rows:
+    if without == rows:
         column = dataset.columns[MASK]
         if column.mode == "RGBA":
             flag, what = (
@@ -211,9 +236,7 @@ def refuse_no_masks(dataset: Dataset) -> None:
 
 
 def _count(dataset: Dataset) -> tuple[int, int]:
-    """Return how many rows lack the mask that is asked for, and how many there are."""
-    if MASK not in dataset.columns:
-        return 0, 0
+    """Return how many rows lack a mask, and how many there are."""
     rows = len(np.unique(dataset.sample_ids[:, 0]))
     lacks = np.array([MASK not in inputs_of(one) for one in dataset.signatures])
     without = dataset.sample_ids[lacks[dataset.groups], 0]

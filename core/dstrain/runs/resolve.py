@@ -2,16 +2,15 @@
 before anything is loaded.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.fields import Effect, changed, split_commas
 from dstrain.config.options.train import TrainConfig
+from dstrain.config.sizes import parse_frames
 from dstrain.console import get_logger
 from dstrain.data.forms.naming import other_names, parse_columns
 from dstrain.data.forms.reading import Reading
@@ -35,12 +34,7 @@ from dstrain.pipeline.kept_choice import (
     given_expert,
     kept_components,
 )
-from dstrain.pipeline.loss_masks import (
-    Masks,
-    check_masks,
-    rows_without_masks,
-    with_masks,
-)
+from dstrain.pipeline.loss_masks import MASK, check_masks, rows_without_masks
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.tile_choice import Tiling, check_tiling
 from dstrain.pipeline.variant_choice import (
@@ -54,8 +48,9 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
+from dstrain.runs.datasets.masks import with_masks_of_run
 from dstrain.runs.datasets.published import with_folders
-from dstrain.runs.datasets.said import dataset_line
+from dstrain.runs.datasets.said import dataset_line, short_clips
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.setup import Setup, caption_inputs
@@ -97,11 +92,10 @@ def resolve(config: TrainConfig) -> Setup:
     check_tiling(Tiling.of(config), family, spec)
     trainables = resolve_experts(trainables_of(config, family), spec, family, models)
     swapped = blocks_to_swap(config, trainables)
-    masks = Masks(config.mask_column, config.alpha_mask, config.unmasked_weight)
     setup = Setup(
         config=config,
         family=family,
-        spec=with_masks(spec.with_task_inputs(task), task, masks),
+        spec=with_masks_of_run(spec.with_task_inputs(task), task, config),
         task=task,
         stage=config.stage,
         trainables=trainables,
@@ -344,8 +338,8 @@ def dataset_inputs(setup: Setup) -> frozenset[str]:
     source = dataset_source(setup.config)
     if source is None:
         return setup.all_inputs()
-    inputs = setup.spec.inputs
-    data = setup.parts[0].setup.data_config
+    first = setup.parts[0].setup
+    inputs, data = first.spec.inputs, first.data_config
     table = data.reading.read_columns(source, inputs)
     return with_measured(input_columns(table, data, inputs), inputs)
 
@@ -382,24 +376,13 @@ def lines_of_datasets(setup: Setup) -> list[str]:
 def warnings_of_rows(setup: Setup) -> list[str]:
     """Return what there is to say of short clips and of columns that no input reads."""
     lines = []
-    dataset = setup.dataset
-    wanted = setup.config.num_frames
-    clips = 0
-    short: Counter[int] = Counter()
-    counts = np.bincount(dataset.groups, minlength=len(dataset.signatures))
-    # Samples of one signature have clips of one length.
-    for common, count in zip(dataset.signatures, counts.tolist(), strict=True):
-        for name, shapes in common:
-            if name in dataset.columns and dataset.columns[name].kind == "video":
-                clips += count
-                if shapes[0][0] < wanted:
-                    short[shapes[0][0]] += count
-    if short:
-        lines.append(
-            f"{short.total()} of {clips} clips have fewer than --num_frames {wanted} "
-            f"frames; the shortest has {min(short)}"
-        )
-    lines += rows_without_masks(dataset)
+    for part in setup.parts:
+        own = part.setup
+        found = setup.dataset if own is setup else part.dataset
+        for line in short_clips(found, parse_frames(own.config.num_frames)):
+            lines.append(line if own is setup else f"{found.table.path}: {line}")
+        if MASK in own.spec.inputs:
+            lines += rows_without_masks(found)
     for part in setup.parts:
         found = part.setup.checked_dataset
         unused = found.unused_columns

@@ -14,7 +14,7 @@ from dstrain.config.datasets import datasets_of
 from dstrain.config.fields import program_named, split_commas
 from dstrain.config.learning_rates import LearningRates
 from dstrain.config.options.train import TrainConfig
-from dstrain.config.sizes import parse_resolutions
+from dstrain.config.sizes import parse_frames, parse_resolutions
 from dstrain.config.validation import refuse_second_average
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
@@ -28,7 +28,7 @@ from dstrain.data.variants.buckets import Buckets
 from dstrain.data.variants.captions import CaptionOptions
 from dstrain.data.variants.views import AugmentationOptions
 from dstrain.distributed.sharding import Sharding
-from dstrain.errors import MissingFiles, UsageError
+from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph.code_digest import loading_code
 from dstrain.graph.inputs import Column, InferenceOnly
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
@@ -42,13 +42,14 @@ from dstrain.models.device import DTYPES, precision
 from dstrain.models.execution.kept import Kept
 from dstrain.models.needed_components import Found, find
 from dstrain.pipeline.kept_choice import storage_options, with_kept
-from dstrain.pipeline.loss_masks import refuse_no_masks
+from dstrain.pipeline.loss_masks import refuse_no_masks, with_masks_of_dataset
 from dstrain.pipeline.preset_choice import Preset, find_preset
 from dstrain.pipeline.tile_choice import Tiling, with_tiles
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
 from dstrain.registry.family import ModelFamily, Option
 from dstrain.registry.hooks import Extensions
+from dstrain.runs.datasets.masks import masks_of
 from dstrain.runs.datasets.published import is_published
 from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
 from dstrain.training.optimizers.groups import check_names
@@ -94,8 +95,10 @@ class Setup:
     """How trained networks are sharded among processes, if they are."""
     is_validation: bool = False
     """Whether the dataset is the second one, whose rows are not trained on."""
-    is_part: bool = False
-    """Whether the dataset is one of several that the run trains on."""
+    may_lack_masks: bool = False
+    """Whether the dataset, one of several, may lack the column of masks that the run
+    names for all.
+    """
     is_one_of_both: bool = False
     """Whether the command runs both stages, of which this is one."""
 
@@ -129,7 +132,8 @@ class Setup:
             feature_cache=cache_path,
             preview_prompt=(),
         )
-        return replace(self, config=second, is_validation=True)
+        spec = with_masks_of_dataset(self.spec, masks_of(second))
+        return replace(self, config=second, spec=spec, is_validation=True)
 
     @property
     def datasets(self) -> "tuple[Setup, ...]":
@@ -145,7 +149,7 @@ class Setup:
         """
         found = self.checked_dataset
         if not self.is_validation:
-            refuse_no_masks(found)
+            self._refuse_no_masks(found)
         if self.config.on_bad_sample == "error":
             return found
         return skip_undecodable(
@@ -157,8 +161,18 @@ class Setup:
         """Return the dataset with its rows checked, but no file decoded."""
         if not self.config.dataset:
             return open_dataset(self.data_config, self.spec.inputs, self.check_inputs)
-        found = [part.setup.checked_dataset for part in self.parts]
+        found = [part.dataset for part in self.parts]
         return join_datasets(found, [part.setup.dataset_digest for part in self.parts])
+
+    def _refuse_no_masks(self, dataset: Dataset) -> None:
+        """Refuse masks that no row has: those of the run that none of all rows has, and
+        those of one dataset that none of its own has.
+        """
+        for part in self.parts:
+            if part.has_own_masks:
+                with about_dataset(part.name):
+                    refuse_no_masks(part.dataset)
+        refuse_no_masks(dataset)
 
     @cached_property
     def parts(self) -> "tuple[DatasetPart, ...]":
@@ -167,15 +181,20 @@ class Setup:
         """
         if not self.config.dataset:
             return (DatasetPart(self),)
-        found = datasets_of(self.config)
-        return tuple(
-            DatasetPart(
-                replace(self, config=one.config, is_part=True),
-                one.repeats,
-                one.loss_weight,
+        parts = []
+        for one in datasets_of(self.config):
+            own = replace(
+                self,
+                config=one.config,
+                spec=with_masks_of_dataset(self.spec, masks_of(one.config)),
+                may_lack_masks=not one.has_own_masks,
             )
-            for one in found
-        )
+            parts.append(
+                DatasetPart(
+                    own, one.repeats, one.loss_weight, one.name, one.has_own_masks
+                )
+            )
+        return tuple(parts)
 
     @property
     def dataset_digest(self) -> str:
@@ -301,7 +320,10 @@ class Setup:
             further_resolutions=self.resolutions[1:],
             extra_inputs=split_commas(config.extra_inputs),
             sampling=FrameSampling(
-                config.num_frames, config.frame_sampling, config.frame_samples or 1
+                self.most_frames,
+                config.frame_sampling,
+                config.frame_samples or 1,
+                parse_frames(config.num_frames)[:-1],
             ),
             roots=config.dataset_root,
             url_cache=config.url_cache,
@@ -310,10 +332,15 @@ class Setup:
             captions=self.captions,
             caption_inputs=caption_inputs(self.spec),
             augmentation=self.augmentation,
-            may_lack_masks=self.is_part,
+            may_lack_masks=self.may_lack_masks,
             columns=parse_columns(config.column),
             default_caption=config.default_caption,
         )
+
+    @property
+    def most_frames(self) -> int:
+        """Return the frames of a clip, the most of --num_frames."""
+        return parse_frames(self.config.num_frames)[-1]
 
     @property
     def resolutions(self) -> tuple[Resolution, ...]:
@@ -500,3 +527,13 @@ class DatasetPart:
     """How often an epoch draws each of its samples, beside --dataset_repeat."""
     loss_weight: float = 1.0
     """What the losses of its samples are multiplied by."""
+    name: str = ""
+    """As in DatasetOptions."""
+    has_own_masks: bool = False
+    """Whether it asks for masks itself, and not the run for all datasets."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """Return its rows, checked; a UsageError of an option names the dataset."""
+        with about_dataset(self.name):
+            return self.setup.checked_dataset

@@ -65,6 +65,13 @@ def test_a_learning_rate_may_be_one_for_each_component(runs: list[TrainConfig]) 
     assert runs[0].learning_rate == "1e-4,text_encoder=1e-5"
 
 
+def test_frames_may_be_one_number_or_several(runs: list[TrainConfig]) -> None:
+    for given in ("33", "17,33"):
+        assert main([*BASE, "--num_frames", given]) == 0
+    assert [config.num_frames for config in runs] == [33, "17,33"]
+    assert main([*BASE, "--num_frames", "many"]) == 2
+
+
 def test_option_names_are_folded_and_values_are_not(runs: list[TrainConfig]) -> None:
     words = [
         "--model",

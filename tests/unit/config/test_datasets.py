@@ -51,6 +51,47 @@ def test_each_table_has_its_own_options_and_the_others_of_the_run() -> None:
     assert third.config.flip
 
 
+def test_a_dataset_is_known_by_its_number_and_its_own_options() -> None:
+    config = toy_config(dataset_base_path=Path("data"), dataset=(entry(crops=2),))
+    first, second = datasets_of(config)
+    assert (first.name, first.own) == ("", frozenset())
+    assert second.name == "--dataset 1"
+    assert second.own == {"dataset_base_path", "crops"}
+
+
+@pytest.mark.parametrize(
+    ("own", "expected", "has_own"),
+    [
+        ({}, ("mask", False), False),
+        ({"mask_column": "shape"}, ("shape", False), True),
+        ({"mask_column": None}, (None, False), False),
+        ({"alpha_mask": True}, (None, True), True),
+        ({"alpha_mask": False}, ("mask", False), False),
+        ({"unmasked_weight": 0.5}, ("mask", False), False),
+    ],
+)
+def test_one_kind_of_masks_takes_the_place_of_the_other(
+    own: dict[str, Any], expected: tuple[str | None, bool], has_own: bool
+) -> None:
+    _, found = datasets_of(toy_config(mask_column="mask", dataset=(entry(**own),)))
+    assert (found.config.mask_column, found.config.alpha_mask) == expected
+    assert found.has_own_masks == has_own
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(17, 17), ("17", 17), ("17,33", "17,33")]
+)
+def test_a_dataset_may_have_several_numbers_of_frames(
+    value: int | str, expected: int | str
+) -> None:
+    (found,) = datasets_of(
+        toy_config(dataset_base_path=None, dataset=(entry(num_frames=value),))
+    )
+    # One number is a number, as that of a run: what is recorded of both is equal.
+    assert found.config.num_frames == expected
+    assert type(found.config.num_frames) is type(expected)
+
+
 def test_tables_may_be_all_datasets() -> None:
     config = toy_config(dataset_base_path=None, dataset=(entry(), entry()))
     assert len(datasets_of(config)) == 2

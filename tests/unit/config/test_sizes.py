@@ -1,7 +1,12 @@
 """Sizes are read as cards are named, and written for people."""
 
 import pytest
-from dstrain.config.sizes import as_size, parse_resolutions, parse_size
+from dstrain.config.sizes import (
+    as_size,
+    parse_frames,
+    parse_resolutions,
+    parse_size,
+)
 from dstrain.errors import UsageError
 
 
@@ -42,6 +47,20 @@ def test_resolutions_are_sides_in_pixels(
     text: str | None, sides: tuple[int, ...]
 ) -> None:
     assert parse_resolutions(text) == sides
+
+
+@pytest.mark.parametrize(
+    ("value", "frames"),
+    [(81, (81,)), ("81", (81,)), ("17,33,49", (17, 33, 49)), ("49, 17", (17, 49))],
+)
+def test_numbers_of_frames_rise(value: int | str, frames: tuple[int, ...]) -> None:
+    assert parse_frames(value) == frames
+
+
+@pytest.mark.parametrize("value", [0, "17,", "17,0", "17,a", "17;33", "17,17"])
+def test_what_is_no_number_of_frames_is_refused(value: int | str) -> None:
+    with pytest.raises(UsageError, match="--num_frames"):
+        parse_frames(value)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,37 @@ def test_head_and_a_single_uniform_sample_are_the_first_frames() -> None:
     )
 
 
+def test_a_video_gives_clips_of_the_most_frames_that_it_has() -> None:
+    sampling = FrameSampling(49, shorter=(17, 33))
+    for total, length in (
+        *((49, 49), (200, 49), (48, 33), (33, 33), (32, 17), (17, 17)),
+        # Too short for any: as for one number.
+        *((16, 13), (13, 13), (4, 1), (1, 1)),
+    ):
+        assert sampling.clips(total, 4) == (range(length),)
+        assert total < 17 or sampling.clips(total, 0) == (range(length),)
+    assert sampling.clips(16, 0) == (range(16),)
+
+
+def test_all_clips_of_a_video_have_one_length() -> None:
+    chunks = FrameSampling(9, "chunk", shorter=(5,))
+    assert chunks.clips(23, 4) == (range(9), range(9, 18))
+    assert chunks.clips(8, 4) == (range(5),)
+    spaced = FrameSampling(9, "uniform", 2, shorter=(5,))
+    assert spaced.clips(8, 4) == (range(5), range(3, 8))
+    assert spaced.clips(9, 4) == (range(9),)
+
+
+def test_each_number_of_frames_must_be_one_that_the_model_can_use() -> None:
+    sampling = FrameSampling(50, shorter=(16, 33))
+    with pytest.raises(UsageError) as caught:
+        sampling.check(4)
+    assert caught.value.where == "--num_frames"
+    assert caught.value.what == "16, 50 are not 4n+1; the nearest are 17, 49"
+    sampling.check(0)
+    FrameSampling(49, shorter=(17, 33)).check(4)
+
+
 @pytest.mark.parametrize(
     ("frames", "near"), [(80, 81), (82, 81), (84, 85), (2, 1), (4, 5)]
 )

@@ -27,6 +27,7 @@ from dstrain.pipeline.loss_masks import (
     check_masks,
     weigh_latents,
     with_masks,
+    with_masks_of_dataset,
 )
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
@@ -189,6 +190,22 @@ def test_the_mask_is_of_the_image_that_the_latents_are_encoded_from() -> None:
     assert alpha == MaskColumn(
         "image", "image", mode="RGBA", of="input_image", not_empty=True
     )
+
+
+def test_one_dataset_is_read_with_other_masks_or_without_any() -> None:
+    spec = with_masks(build("base"), SFT, BY_COLUMN)
+    other = with_masks_of_dataset(spec, Masks("shape", False, 0.5))
+    assert other.inputs["loss_mask"] == MaskColumn(
+        "shape", "image", mode="L", of="input_image"
+    )
+    assert other.inputs["unmasked_weight"] == Constant(0.5)
+    assert other.units == spec.units
+    none = with_masks_of_dataset(spec, Masks())
+    # Its rows have the inputs of rows whose cell is blank, and the units of these.
+    assert none.inputs.keys() == spec.inputs.keys() - {MASK}
+    assert none.units == build("base").units
+    plain = build("base")
+    assert with_masks_of_dataset(plain, BY_COLUMN) is plain
 
 
 def test_masks_are_cached_and_enter_the_loss() -> None:

@@ -56,6 +56,7 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
         stage=stage,
         datasets=(),
         parts=(),
+        spec=SimpleNamespace(inputs={}),
         config=SimpleNamespace(**config),
         task=SimpleNamespace(name="sft"),
         extensions=SimpleNamespace(broken=("plugin bad 1.0: no",)),

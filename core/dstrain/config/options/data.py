@@ -98,26 +98,27 @@ class DataOptions:
         "data",
         "Dataset column of masks: the loss counts an image fully where its mask is white, and by "
         "--unmasked_weight where it is black.",
-        affects={"resolved", "cache", "mask"},
+        affects={"resolved", "cache", "mask", "dataset"},
     )
     alpha_mask: bool = option(
         "data",
         "Use the alpha channel of training images as their masks.",
         False,
-        affects={"resolved", "cache", "mask"},
+        affects={"resolved", "cache", "mask", "dataset"},
     )
     unmasked_weight: float = option(
         "data",
         "How much the loss counts what a mask leaves out, from 0 to below 1.",
         0.0,
-        affects={"resolved", "cache", "mask"},
+        affects={"resolved", "cache", "mask", "dataset"},
         minimum=0,
         below=1,
     )
-    num_frames: int = option(
+    num_frames: int | str = option(
         "data",
-        "Number of video frames per sample.",
+        "Number of video frames per sample; of several, comma-separated, a video gives the most that it has.",
         81,
+        listed=True,
         affects={"training", "cache", "video", "dataset"},
         minimum=1,
     )

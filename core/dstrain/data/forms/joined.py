@@ -79,6 +79,7 @@ def join_datasets(datasets: Sequence[Dataset], digests: Sequence[str]) -> Datase
             for one, row in zip(datasets, first, strict=True)
             for fault in one.skipped
         ],
+        [(row, one.columns) for one, row in zip(datasets, first, strict=True)],
     )
 
 

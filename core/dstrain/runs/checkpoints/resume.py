@@ -37,6 +37,7 @@ from dstrain.pipeline.loss_masks import MASK
 from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
+from dstrain.runs.datasets.masks import other_masks
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.storage.files import unused_name
@@ -181,6 +182,9 @@ def config_digest(run: TrainingRun) -> str:
     if isinstance(mask, MaskColumn):
         # How much of it counts is one of the constants.
         numbers.append({"masks": [mask.name, mask.mode]})
+        others = other_masks(config)
+        if others:
+            numbers.append({"masks of datasets": others})
     if setup.modifiers:
         numbers.append({"modify step": dict(setup.modifiers)})
     if setup.preset is not None:

@@ -1,4 +1,9 @@
-"""Say in one line what is read of a dataset."""
+"""Say in one line what is read of a dataset, and in another what of its clips is short."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
 
 from dstrain.data.dataset import Dataset
 from dstrain.data.forms.naming import TEXT
@@ -24,3 +29,28 @@ def dataset_line(source: Source, dataset: Dataset) -> str:
     if source.left_out:
         line += f"; not read: {', '.join(source.left_out)}"
     return line
+
+
+def short_clips(dataset: Dataset, lengths: Sequence[int]) -> list[str]:
+    """Say how many clips of a dataset have fewer frames than are asked for.
+
+    lengths: The numbers of frames of --num_frames, rising.
+    """
+    clips = 0
+    short: Counter[int] = Counter()
+    counts = np.bincount(dataset.groups, minlength=len(dataset.signatures))
+    # Samples of one signature have clips of one length.
+    for common, count in zip(dataset.signatures, counts.tolist(), strict=True):
+        for name, shapes in common:
+            if name in dataset.columns and dataset.columns[name].kind == "video":
+                clips += count
+                if shapes[0][0] < lengths[0]:
+                    short[shapes[0][0]] += count
+    if not short:
+        return []
+    asked = f"fewer than --num_frames {lengths[0]} frames"
+    if len(lengths) > 1:
+        asked = f"fewer frames than {lengths[0]}, the least of --num_frames"
+    return [
+        f"{short.total()} of {clips} clips have {asked}; the shortest has {min(short)}"
+    ]

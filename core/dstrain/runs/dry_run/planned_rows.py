@@ -14,6 +14,7 @@ from dstrain.cache.store import MARKER
 from dstrain.data.dataset import Dataset
 from dstrain.data.row_checks import check_rows, read_table, without_absent
 from dstrain.data.table import Table
+from dstrain.errors import about_dataset
 from dstrain.graph.plan import Plan
 from dstrain.runs.build import choose_validation, open_training_data
 from dstrain.runs.datasets.published import is_published
@@ -167,7 +168,8 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
     first = 0
     is_whole = True
     for part in setup.parts:
-        whole, table, lacks_files = _check_part(part.setup, absent)
+        with about_dataset(part.name):
+            whole, table, lacks_files = _check_part(part.setup, absent)
         bad = {fault.row for fault in whole.faults}
         rows += [first + row for row in range(len(whole.rows)) if row not in bad]
         first += len(whole.rows)

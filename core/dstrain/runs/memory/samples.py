@@ -132,7 +132,7 @@ def of_flags(setup: Setup) -> ChosenSample:
         side = isqrt(pixels) // (source.multiple or 1)
         side *= source.multiple or 1
         height, width = config.height or side, config.width or side
-        shapes[name] = (config.num_frames, height, width)
+        shapes[name] = (setup.most_frames, height, width)
         if name in used:
             values[name] = _of_kind(source.kind, source.mode, shapes[name])
     axes = ("frames", "height", "width")
@@ -144,7 +144,7 @@ def of_flags(setup: Setup) -> ChosenSample:
     _, height, width = next(iter(shapes.values()), (0, 0, 0))
     size = f"{width} x {height}"
     if setup.spec.reads_videos:
-        size += f", {config.num_frames} frames"
+        size += f", {setup.most_frames} frames"
     origin = f"a sample of {size} with a prompt of {LETTERS} letters"
     return ChosenSample(Sample(values, inputs), origin)
 

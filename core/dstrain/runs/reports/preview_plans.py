@@ -227,7 +227,7 @@ def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:
         size = (defaults[height], defaults[width])
         found[height], found[width] = fit(size, _resolution(setup), multiple)
     if "frames" in names:
-        frames = setup.config.num_frames
+        frames = setup.most_frames
         found[names["frames"]] = min(frames, TOY_FRAMES) if setup.config.toy else frames
     return found
 

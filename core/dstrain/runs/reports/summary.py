@@ -167,11 +167,12 @@ def _size_flags(run: TrainingRun) -> list[str]:
     """Return the flags of the size that the run was given, where inference reads them and
     would take another by default.
     """
+    config = run.setup.config
     defaults = run.setup.spec.defaults
     words = []
-    for names in (("height", "width"), ("num_frames",)):
-        values = {name: getattr(run.setup.config, name) for name in names}
-        usual = {name: defaults.get(name) for name in names}
+    size = {"height": config.height, "width": config.width}
+    for values in (size, {"num_frames": run.setup.most_frames}):
+        usual = {name: defaults.get(name) for name in values}
         if None not in (*values.values(), *usual.values()) and values != usual:
             for name, value in values.items():
                 words += [f"--{name}", str(value)]

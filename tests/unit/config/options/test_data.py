@@ -5,7 +5,7 @@ from dstrain.config.options.data import DataOptions
 from tests.support.options import options_of
 
 OPTIONS: dict[str, tuple[object, str]] = {
-    "alpha_mask": (False, "cache mask resolved"),
+    "alpha_mask": (False, "cache dataset mask resolved"),
     "column": ((), "cache dataset if_given resolved"),
     "data_file_keys": (None, "cache resolved"),
     "dataset": ((), "resolved"),
@@ -19,12 +19,12 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "feature_cache": (None, ""),
     "frame_samples": (None, "cache dataset training video"),
     "frame_sampling": ("head", "cache dataset training video"),
-    "mask_column": (None, "cache mask resolved"),
+    "mask_column": (None, "cache dataset mask resolved"),
     "max_pixels": (1048576, "cache dataset training"),
     "num_frames": (81, "cache dataset training video"),
     "on_bad_sample": ("error", ""),
     "on_long_prompt": ("truncate", ""),
-    "unmasked_weight": (0.0, "cache mask resolved"),
+    "unmasked_weight": (0.0, "cache dataset mask resolved"),
     "url_cache": (None, ""),
 }
 """Name -> default and effects. Stored files are compared by the effects."""

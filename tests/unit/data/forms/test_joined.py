@@ -1,6 +1,7 @@
 """Several datasets as one: rows, places, signatures and digests of all."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from dstrain.data.dataset import CheckedSample, Dataset
 from dstrain.data.forms.joined import first_rows, join_datasets, join_sources
 from dstrain.data.forms.source import find_source
 from dstrain.data.table import Fault, Table
+from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 
 COLUMNS = {"image": Column("image", "image"), "prompt": Column("prompt")}
@@ -51,6 +53,17 @@ def test_samples_of_one_size_share_a_group_whatever_dataset_they_are_of() -> Non
     assert joined.groups.tolist() == [0, 1, 1, 1, 2]
     assert joined.cropped == pytest.approx([0.1, 0.3, 0.4])
     assert joined.weights.tolist() == [1] * 5
+
+
+def test_a_fault_names_the_column_of_its_own_dataset() -> None:
+    other = {**COLUMNS, "image": Column("photo", "image")}
+    second = replace(dataset("b", [8]), columns=other)
+    joined = join_datasets([dataset("a", [8, 8]), second], "xy")
+    error = UsageError("x.png", "is bad")
+    names = [joined.fault(row, "image", error).column for row in range(3)]
+    assert names == ["image", "image", "photo"]
+    kept = joined.without([Fault(0, "image", "is bad")])
+    assert kept.fault(2, "image", error).column == "photo"
 
 
 def test_rows_that_are_skipped_are_named_by_their_place_in_all() -> None:
