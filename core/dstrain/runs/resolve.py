@@ -48,12 +48,13 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
+from dstrain.runs.datasets.flags import caption_inputs
 from dstrain.runs.datasets.masks import with_masks_of_run
 from dstrain.runs.datasets.published import with_folders
 from dstrain.runs.datasets.said import dataset_line, short_clips
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
-from dstrain.runs.setup import Setup, caption_inputs
+from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import check_trackers
 from dstrain.training.distill import OWN_TASKS
 

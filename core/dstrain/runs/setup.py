@@ -14,19 +14,12 @@ from dstrain.config.datasets import datasets_of
 from dstrain.config.fields import program_named, split_commas
 from dstrain.config.learning_rates import LearningRates
 from dstrain.config.options.train import TrainConfig
-from dstrain.config.sizes import parse_frames, parse_resolutions
 from dstrain.config.validation import refuse_second_average
-from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
 from dstrain.data.decoding import skip_undecodable
 from dstrain.data.forms.joined import join_datasets
-from dstrain.data.forms.naming import parse_columns
 from dstrain.data.forms.source import find_source
-from dstrain.data.images import Resolution
 from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.data.variants.buckets import Buckets
-from dstrain.data.variants.captions import CaptionOptions
-from dstrain.data.variants.views import AugmentationOptions
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph.code_digest import loading_code
@@ -49,29 +42,18 @@ from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
 from dstrain.registry.family import ModelFamily, Option
 from dstrain.registry.hooks import Extensions
+from dstrain.runs.datasets.flags import data_config
 from dstrain.runs.datasets.masks import masks_of
 from dstrain.runs.datasets.published import is_published
 from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
 from dstrain.training.optimizers.groups import check_names
 from dstrain.training.optimizers.modes import has_modes
 
-ORDERS = 8
-"""Orders of tags that --shuffle_tags takes turns with by default."""
 LIBRARIES = (
     *("core", "torch", "transformers", "diffusers", "accelerate", "safetensors"),
     *("pillow", "av", "numpy"),
 )
 """Distributions whose versions a run records, where they are installed."""
-
-
-def caption_inputs(spec: PipelineSpec) -> frozenset[str]:
-    """Return the inputs that are captions: those that guidance has a counterpart of."""
-    names = set()
-    for name in spec.cfg_inputs:
-        source = spec.inputs[name]
-        if isinstance(source, Column) and source.kind == "text":
-            names.add(name)
-    return frozenset(names)
 
 
 @dataclass(frozen=True)
@@ -308,88 +290,8 @@ class Setup:
     @property
     def data_config(self) -> DataConfig:
         """Return where the dataset is and how it is read, as the flags say."""
-        config = self.config
-        if not config.dataset_base_path:
-            what = "is required: the dataset folder"
-            raise UsageError("--dataset_base_path", what)
-        return DataConfig(
-            base_path=config.dataset_base_path,
-            metadata_path=config.dataset_metadata_path,
-            file_keys=split_commas(config.data_file_keys) or None,
-            resolution=self.resolutions[0],
-            further_resolutions=self.resolutions[1:],
-            extra_inputs=split_commas(config.extra_inputs),
-            sampling=FrameSampling(
-                self.most_frames,
-                config.frame_sampling,
-                config.frame_samples or 1,
-                parse_frames(config.num_frames)[:-1],
-            ),
-            roots=config.dataset_root,
-            url_cache=config.url_cache,
-            on_bad_sample=config.on_bad_sample,
-            pads_texts=bool(self.spec.padded),
-            captions=self.captions,
-            caption_inputs=caption_inputs(self.spec),
-            augmentation=self.augmentation,
-            may_lack_masks=self.may_lack_masks,
-            columns=parse_columns(config.column),
-            default_caption=config.default_caption,
-        )
-
-    @property
-    def most_frames(self) -> int:
-        """Return the frames of a clip, the most of --num_frames."""
-        return parse_frames(self.config.num_frames)[-1]
-
-    @property
-    def resolutions(self) -> tuple[Resolution, ...]:
-        """Return the sizes at which each row gives a sample: --height and --width,
-        --max_pixels, or the buckets of each --resolution.
-        """
-        config = self.config
-        fixed = Resolution(config.height, config.width, config.max_pixels)
-        sides = parse_resolutions(config.resolution)
-        return tuple(
-            replace(
-                fixed,
-                buckets=Buckets(
-                    side,
-                    config.bucket_step,
-                    config.bucket_min_side,
-                    config.bucket_max_side,
-                    config.bucket_upscale,
-                ),
-            )
-            for side in sides
-        ) or (fixed,)
-
-    @property
-    def captions(self) -> CaptionOptions:
-        """Return what is made of captions; those for validation are what they are."""
-        config = self.config
-        options = CaptionOptions(
-            split_lines=config.caption_lines,
-            trigger=config.trigger_word or "",
-            prefix=config.caption_prefix or "",
-            suffix=config.caption_suffix or "",
-        )
-        if self.is_validation:
-            return options
-        return replace(
-            options,
-            dropout=config.caption_dropout,
-            shuffle_tags=config.shuffle_tags,
-            keep_tags=config.keep_tags or 0,
-            variants=config.caption_variants or ORDERS,
-        )
-
-    @property
-    def augmentation(self) -> AugmentationOptions:
-        """Return what is made of images; those for validation are as they are."""
-        if self.is_validation:
-            return AugmentationOptions()
-        return AugmentationOptions(self.config.flip, self.config.crops)
+        found = data_config(self.config, self.spec, self.is_validation)
+        return replace(found, may_lack_masks=self.may_lack_masks)
 
     @property
     def mixed_precision(self) -> str:

@@ -162,7 +162,7 @@ def test_a_command_line_resolves_to_what_it_says(here: Path) -> None:
         2,
         2.0,
     )
-    assert setup.resolutions == (Resolution(None, None, 99),)
+    assert setup.data_config.resolution == Resolution(None, None, 99)
     assert (setup.data_config.extra_inputs, setup.data_config.file_keys) == (
         ("a", "b"),
         ("image",),

@@ -18,6 +18,7 @@ from dstrain.data.cells import Cell
 from dstrain.data.dataset import Dataset
 from dstrain.graph.inputs import Column, Constant, Measured
 from dstrain.graph.values import Frames
+from dstrain.runs.datasets.flags import most_frames
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData
 from dstrain.training.batching import SKIPPED
@@ -132,7 +133,7 @@ def of_flags(setup: Setup) -> ChosenSample:
         side = isqrt(pixels) // (source.multiple or 1)
         side *= source.multiple or 1
         height, width = config.height or side, config.width or side
-        shapes[name] = (setup.most_frames, height, width)
+        shapes[name] = (most_frames(setup.config), height, width)
         if name in used:
             values[name] = _of_kind(source.kind, source.mode, shapes[name])
     axes = ("frames", "height", "width")
@@ -144,7 +145,7 @@ def of_flags(setup: Setup) -> ChosenSample:
     _, height, width = next(iter(shapes.values()), (0, 0, 0))
     size = f"{width} x {height}"
     if setup.spec.reads_videos:
-        size += f", {setup.most_frames} frames"
+        size += f", {most_frames(setup.config)} frames"
     origin = f"a sample of {size} with a prompt of {LETTERS} letters"
     return ChosenSample(Sample(values, inputs), origin)
 

@@ -22,6 +22,7 @@ from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.task import NEGATIVE
 from dstrain.graph.values import deserialize, serialize
 from dstrain.pipeline.sampling import SamplerOptions, generate_task, plan_inference
+from dstrain.runs.datasets.flags import most_frames, resolutions_of
 from dstrain.runs.setup import Setup
 
 PIXELS = 512 * 512
@@ -227,13 +228,13 @@ def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:
         size = (defaults[height], defaults[width])
         found[height], found[width] = fit(size, _resolution(setup), multiple)
     if "frames" in names:
-        frames = setup.most_frames
+        frames = most_frames(setup.config)
         found[names["frames"]] = min(frames, TOY_FRAMES) if setup.config.toy else frames
     return found
 
 
 def _resolution(setup: Setup) -> Resolution:
     most = TOY_PIXELS if setup.config.toy else PIXELS
-    resolution = setup.resolutions[0]
+    resolution = resolutions_of(setup.config)[0]
     most = min(resolution.max_pixels, most)
     return replace(resolution, max_pixels=most, buckets=None)

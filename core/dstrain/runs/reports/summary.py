@@ -21,6 +21,7 @@ from dstrain.models.components import components_of
 from dstrain.models.execution.kept import described
 from dstrain.models.quantization.linear import StoredLinear
 from dstrain.pipeline.sampling import generate_task
+from dstrain.runs.datasets.flags import most_frames
 from dstrain.runs.datasets.sizes import size_lines, trained_sizes
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.run_files import averaged_name
@@ -171,7 +172,7 @@ def _size_flags(run: TrainingRun) -> list[str]:
     defaults = run.setup.spec.defaults
     words = []
     size = {"height": config.height, "width": config.width}
-    for values in (size, {"num_frames": run.setup.most_frames}):
+    for values in (size, {"num_frames": most_frames(run.setup.config)}):
         usual = {name: defaults.get(name) for name in values}
         if None not in (*values.values(), *usual.values()) and values != usual:
             for name, value in values.items():

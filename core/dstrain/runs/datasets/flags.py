@@ -1,0 +1,109 @@
+"""How a dataset is read, as the options of a run, or of one of its datasets, say."""
+
+from dataclasses import replace
+
+from dstrain.config.fields import split_commas
+from dstrain.config.options.train import TrainConfig
+from dstrain.config.sizes import parse_frames, parse_resolutions
+from dstrain.data.clips import FrameSampling
+from dstrain.data.forms.naming import parse_columns
+from dstrain.data.images import Resolution
+from dstrain.data.row_checks import DataConfig
+from dstrain.data.variants.buckets import Buckets
+from dstrain.data.variants.captions import CaptionOptions
+from dstrain.data.variants.views import AugmentationOptions
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column
+from dstrain.graph.spec import PipelineSpec
+
+ORDERS = 8
+"""Orders of tags that --shuffle_tags takes turns with by default."""
+
+
+def data_config(
+    config: TrainConfig, spec: PipelineSpec, is_validation: bool = False
+) -> DataConfig:
+    """Return where a dataset is and how it is read; raises UsageError without a folder.
+
+    Args:
+        config: The options of the dataset.
+        spec: The variant, whose inputs it is read for.
+        is_validation: Whether it is the one that is not trained on, whose captions and
+            images are what they are.
+    """
+    if not config.dataset_base_path:
+        what = "is required: the dataset folder"
+        raise UsageError("--dataset_base_path", what)
+    resolutions = resolutions_of(config)
+    captions = CaptionOptions(
+        split_lines=config.caption_lines,
+        trigger=config.trigger_word or "",
+        prefix=config.caption_prefix or "",
+        suffix=config.caption_suffix or "",
+    )
+    augmentation = AugmentationOptions()
+    if not is_validation:
+        augmentation = AugmentationOptions(config.flip, config.crops)
+        captions = replace(
+            captions,
+            dropout=config.caption_dropout,
+            shuffle_tags=config.shuffle_tags,
+            keep_tags=config.keep_tags or 0,
+            variants=config.caption_variants or ORDERS,
+        )
+    return DataConfig(
+        base_path=config.dataset_base_path,
+        metadata_path=config.dataset_metadata_path,
+        file_keys=split_commas(config.data_file_keys) or None,
+        resolution=resolutions[0],
+        further_resolutions=resolutions[1:],
+        extra_inputs=split_commas(config.extra_inputs),
+        sampling=FrameSampling(
+            most_frames(config),
+            config.frame_sampling,
+            config.frame_samples or 1,
+            parse_frames(config.num_frames)[:-1],
+        ),
+        roots=config.dataset_root,
+        url_cache=config.url_cache,
+        on_bad_sample=config.on_bad_sample,
+        pads_texts=bool(spec.padded),
+        captions=captions,
+        caption_inputs=caption_inputs(spec),
+        augmentation=augmentation,
+        columns=parse_columns(config.column),
+        default_caption=config.default_caption,
+    )
+
+
+def caption_inputs(spec: PipelineSpec) -> frozenset[str]:
+    """Return the inputs that are captions: those that guidance has a counterpart of."""
+    names = set()
+    for name in spec.cfg_inputs:
+        source = spec.inputs[name]
+        if isinstance(source, Column) and source.kind == "text":
+            names.add(name)
+    return frozenset(names)
+
+
+def most_frames(config: TrainConfig) -> int:
+    """Return the frames of a clip, the most of --num_frames."""
+    return parse_frames(config.num_frames)[-1]
+
+
+def resolutions_of(config: TrainConfig) -> tuple[Resolution, ...]:
+    """Return the sizes at which each row gives a sample: --height and --width,
+    --max_pixels, or the buckets of each --resolution.
+    """
+    fixed = Resolution(config.height, config.width, config.max_pixels)
+    found = []
+    for side in parse_resolutions(config.resolution):
+        buckets = Buckets(
+            side,
+            config.bucket_step,
+            config.bucket_min_side,
+            config.bucket_max_side,
+            config.bucket_upscale,
+        )
+        found.append(replace(fixed, buckets=buckets))
+    return tuple(found) or (fixed,)

@@ -1,0 +1,79 @@
+"""The options of a dataset say how it is read, and a dataset that is not trained on is
+read as it is.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.config.options.train import TrainConfig
+from dstrain.data.images import Resolution
+from dstrain.data.variants.buckets import Buckets
+from dstrain.data.variants.captions import CaptionOptions
+from dstrain.data.variants.views import AugmentationOptions
+from dstrain.errors import UsageError
+from dstrain.registry.discovery import load_family
+from dstrain.runs.datasets.flags import (
+    ORDERS,
+    caption_inputs,
+    data_config,
+    most_frames,
+    resolutions_of,
+)
+
+QWEN_IMAGE = load_family("qwen_image").spec("base")
+
+
+def config_of(**options: Any) -> TrainConfig:
+    return TrainConfig(model="qwen_image", **options)
+
+
+def test_a_dataset_without_a_folder_is_refused() -> None:
+    with pytest.raises(UsageError, match="--dataset_base_path: is required"):
+        data_config(config_of(), QWEN_IMAGE)
+
+
+def test_each_resolution_has_buckets_of_its_own() -> None:
+    found = resolutions_of(config_of(resolution="64,96", bucket_step=8))
+    fixed = Resolution(None, None, config_of().max_pixels)
+    assert found == tuple(
+        replace(fixed, buckets=Buckets(side, 8, None, None, False)) for side in (64, 96)
+    )
+
+
+def test_without_buckets_there_is_one_size() -> None:
+    config = config_of(height=64, width=96)
+    assert resolutions_of(config) == (Resolution(64, 96, config.max_pixels),)
+
+
+def test_clips_have_at_most_the_greatest_of_several_numbers_of_frames() -> None:
+    config = config_of(num_frames="33,17", dataset_base_path=Path("videos"))
+    assert most_frames(config) == 33
+    sampling = data_config(config, QWEN_IMAGE).sampling
+    assert (sampling.frames, sampling.shorter) == (33, (17,))
+
+
+def test_the_caption_is_what_guidance_has_a_counterpart_of() -> None:
+    assert caption_inputs(QWEN_IMAGE) == {"prompt"}
+
+
+def test_a_validation_dataset_has_neither_dropout_nor_tags_nor_views_of_its_own() -> (
+    None
+):
+    config = config_of(
+        dataset_base_path=Path("photos"),
+        caption_prefix="a ",
+        caption_dropout=0.5,
+        shuffle_tags=True,
+        flip=True,
+        crops=2,
+    )
+    trained_on = data_config(config, QWEN_IMAGE)
+    assert trained_on.augmentation == AugmentationOptions(True, 2)
+    assert trained_on.captions == CaptionOptions(
+        prefix="a ", dropout=0.5, shuffle_tags=True, variants=ORDERS
+    )
+    held_out = data_config(config, QWEN_IMAGE, is_validation=True)
+    assert held_out.augmentation == AugmentationOptions()
+    assert held_out.captions == CaptionOptions(prefix="a ")
