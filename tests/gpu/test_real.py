@@ -193,9 +193,10 @@ def test_a_lora_on_a_real_video_lowers_the_held_out_loss(
 PHOTOS = 20
 MODEL = "--model qwen_image --toy"
 SHORT = (
-    "dstrain --dataset_base_path photos --output_path one --resolution 64",
-    "dstrain --dataset_base_path photos --output_path two --resolution 64 --feature_cache c",
+    "dstrain --dataset_base_path photos --output_path one",
+    "dstrain --dataset_base_path photos --output_path two --feature_cache cache",
 )
+BUCKETS = "dstrain --dataset_base_path photos --output_path buckets --resolution 64 --batch_size 4"
 
 
 def test_a_folder_of_photos_trains_with_one_short_command(
@@ -204,9 +205,11 @@ def test_a_folder_of_photos_trains_with_one_short_command(
     sizes = write_photos(tmp_path / "photos", ASSETS, PHOTOS)
     assert len(sizes) > PHOTOS // 2
     monkeypatch.chdir(tmp_path)
-    for command in SHORT:
-        assert len(command) <= 80 + len("dstrain ")
+    for command in (*SHORT, BUCKETS):
         assert main([*command.split()[1:], *MODEL.split()]) == 0
+    assert max(map(len, SHORT)) <= 80
     once, cached = (load_file(f"{name}/epoch-0.safetensors") for name in ("one", "two"))
     assert once.keys() == cached.keys()
     assert all(torch.equal(once[key], cached[key]) for key in once)
+    steps = Path("buckets/logs/loss.csv").read_text().splitlines()[1:]
+    assert len(steps) == PHOTOS // 4
