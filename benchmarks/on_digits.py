@@ -122,8 +122,12 @@ def generated(
         **more,
     )
     generate(with_run_options(config))
+    images = []
     with (made / "metadata.csv").open(encoding="utf-8", newline="") as file:
-        return [Image.open(made / row["image"]) for row in csv.DictReader(file)]
+        for row in csv.DictReader(file):
+            with Image.open(made / row["image"]) as image:
+                images.append(image.convert("RGB"))
+    return images
 
 
 def base_of(out: Path, demo: Path | None, full_steps: int) -> list[str]:
