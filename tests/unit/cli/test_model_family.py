@@ -3,12 +3,14 @@ named.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
+from dstrain.cli.inspection import Finding, inspect_all
 from dstrain.cli.main import main
 from dstrain.cli.model_family import family_of
+from dstrain.registry.discovery import GROUP
 from dstrain.errors import MissingFiles, UsageError
 
 from tests.support.family import write
@@ -19,6 +21,26 @@ REAL = ("flux", "qwen_image", "wan")
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
+@pytest.fixture(scope="module")
+def findings(tiny: Path) -> list[Finding]:
+    """What is found out about the installed families."""
+    return inspect_all(groups=(GROUP,))
+
+
+@pytest.fixture
+def inspected(findings: list[Finding], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find it out once for all tests that install no other: each family is imported in a
+    process of its own, which takes most of a second.
+    """
+
+    def found(disabled: Collection[str], groups: Sequence[str]) -> list[Finding]:
+        assert groups == (GROUP,)
+        return [one for one in findings if one.name not in disabled]
+
+    monkeypatch.setattr("dstrain.cli.inspection.inspect_all", found)
+
+
+@pytest.mark.usefixtures("inspected")
 @pytest.mark.parametrize(
     ("value", "name"),
     [
@@ -35,6 +57,7 @@ def test_a_listed_id_is_of_one_family(value: str, name: str) -> None:
     assert family.name == name
 
 
+@pytest.mark.usefixtures("inspected")
 def test_a_folder_is_told_by_its_index_or_its_keys(tmp_path: Path) -> None:
     write(tmp_path / "model")
     assert family_of(str(tmp_path / "model"), in_help=True) is None
@@ -51,6 +74,7 @@ def test_a_folder_is_told_by_its_index_or_its_keys(tmp_path: Path) -> None:
     assert found.name == "wan"
 
 
+@pytest.mark.usefixtures("inspected")
 def test_an_unlisted_id_names_the_nearest_and_what_to_type() -> None:
     with pytest.raises(
         UsageError, match="did you mean 'Qwen/Qwen-Image-2512'"
@@ -92,13 +116,17 @@ def test_a_broken_plugin_harms_no_other_and_is_named_where_none_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     fake_plugin("plugin-bad", {"bad": "bad_record:MODEL"}, {"bad_record": fault})
-    found = family_of("Tiny/Tiny")
+    # Another family is enough; the import of `tiny` takes longest.
+    others = ("flux", "qwen_image", "tiny")
+    found = family_of("Wan-AI/Wan2.1-T2V-1.3B", others)
     assert found is not None
-    assert found.name == "tiny"
-    assert main(["graph", "--model_id", "No/Such"]) == 2
+    assert found.name == "wan"
+    disabled = [word for name in others for word in ("-p", f"no:{name}")]
+    assert main(["graph", "--model_id", "No/Such", *disabled]) == 2
     assert "bad was not asked, since it is broken" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("inspected")
 def test_a_disabled_plugin_is_not_asked() -> None:
     with pytest.raises(UsageError, match="no installed family lists Tiny/Tiny"):
         family_of("Tiny/Tiny", ("tiny",))
