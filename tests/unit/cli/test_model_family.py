@@ -3,14 +3,12 @@ named.
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dstrain.cli.inspection import Finding, inspect_all
 from dstrain.cli.main import main
 from dstrain.cli.model_family import family_of
-from dstrain.registry.discovery import GROUP
 from dstrain.errors import MissingFiles, UsageError
 
 from tests.support.family import write
@@ -18,29 +16,9 @@ from tests.support.family import write
 Install = Callable[..., Path]
 Source = Callable[..., str]
 REAL = ("flux", "qwen_image", "wan")
-pytestmark = pytest.mark.usefixtures("tiny")
+pytestmark = pytest.mark.usefixtures("tiny", "inspected_once")
 
 
-@pytest.fixture(scope="module")
-def findings(tiny: Path) -> list[Finding]:
-    """What is found out about the installed families."""
-    return inspect_all(groups=(GROUP,))
-
-
-@pytest.fixture
-def inspected(findings: list[Finding], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Find it out once for all tests that install no other: each family is imported in a
-    process of its own, which takes most of a second.
-    """
-
-    def found(disabled: Collection[str], groups: Sequence[str]) -> list[Finding]:
-        assert groups == (GROUP,)
-        return [one for one in findings if one.name not in disabled]
-
-    monkeypatch.setattr("dstrain.cli.inspection.inspect_all", found)
-
-
-@pytest.mark.usefixtures("inspected")
 @pytest.mark.parametrize(
     ("value", "name"),
     [
@@ -57,7 +35,6 @@ def test_a_listed_id_is_of_one_family(value: str, name: str) -> None:
     assert family.name == name
 
 
-@pytest.mark.usefixtures("inspected")
 def test_a_folder_is_told_by_its_index_or_its_keys(tmp_path: Path) -> None:
     write(tmp_path / "model")
     assert family_of(str(tmp_path / "model"), in_help=True) is None
@@ -74,7 +51,6 @@ def test_a_folder_is_told_by_its_index_or_its_keys(tmp_path: Path) -> None:
     assert found.name == "wan"
 
 
-@pytest.mark.usefixtures("inspected")
 def test_an_unlisted_id_names_the_nearest_and_what_to_type() -> None:
     with pytest.raises(
         UsageError, match="did you mean 'Qwen/Qwen-Image-2512'"
@@ -126,7 +102,6 @@ def test_a_broken_plugin_harms_no_other_and_is_named_where_none_fits(
     assert "bad was not asked, since it is broken" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("inspected")
 def test_a_disabled_plugin_is_not_asked() -> None:
     with pytest.raises(UsageError, match="no installed family lists Tiny/Tiny"):
         family_of("Tiny/Tiny", ("tiny",))
