@@ -102,7 +102,8 @@ def run_python(
     a real one.
 
     Args:
-        command: Python's path, then `-c CODE`, or a script; or the path of a script alone.
+        command: Python's path, then `-c CODE`, `-m MODULE` or a script; or the path of a
+            script alone.
         check: Raise CalledProcessError if it fails.
         streams: Where subprocess.run would send the output. It is always captured.
     """
@@ -134,7 +135,10 @@ def _become(command: Sequence[str], out: int, err: int) -> None:
         if first == sys.executable:
             first, *words = words
         sys.argv = [first, *words[1:]] if first == "-c" else [first, *words]
-        if first == "-c":
+        if first == "-m":
+            sys.argv = words
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        elif first == "-c":
             exec(words[0], {"__name__": "__main__"})  # noqa: S102  # as `python -c` does
         else:
             runpy.run_path(first, run_name="__main__")
