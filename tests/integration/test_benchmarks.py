@@ -4,14 +4,17 @@ is wanted.
 
 import importlib
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+
+from tests.support.forks import run_python
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ARGUMENTS = MappingProxyType(
@@ -45,6 +48,9 @@ ARGUMENTS = MappingProxyType(
 )
 SMALLER = MappingProxyType(
     {
+        "masks": {
+            "CASES": {"masked": {"dataset": "spoiled", "mask_column": "kept"}},
+        },
         "train_step": {"ROWS": 8},
         "quantized_gate": {
             "METHODS": {"nf4": "dit:bitsandbytes_nf4"},
@@ -55,6 +61,10 @@ SMALLER = MappingProxyType(
     }
 )
 """Constants of a script that no flag changes."""
+STARTS_PROCESSES = ("cache_rows", "loading", "startup")
+"""Scripts whose figures are of processes of their own. Here the figures do not count, so
+the processes are forks, which need not import torch again.
+"""
 WITHOUT = frozenset({"distill", "empty_family", "on_digits", "report", "workload"})
 """`distill` needs what `make demo` trains; the others are parts."""
 
@@ -86,6 +96,9 @@ def test_a_benchmark_prints_its_table(
     for module in {name, *WITHOUT} & {*sys.modules}:
         for constant, value in SMALLER.get(module, {}).items():
             monkeypatch.setattr(sys.modules[module], constant, value)
+    if name in STARTS_PROCESSES:
+        forks = SimpleNamespace(run=run_python, DEVNULL=subprocess.DEVNULL)
+        monkeypatch.setattr(script, "subprocess", forks)
     done = CliRunner().invoke(script.main, ARGUMENTS[name], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     table = [line for line in done.output.splitlines() if line.startswith("| ")]

@@ -52,6 +52,8 @@ SMALL: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "generate": ("--height", "64", "--width", "64", "--num_inference_steps", "2"),
 })  # fmt: skip
 """What is put after a command: of a flag given twice the last counts."""
+FEWER_FRAMES = ("--num_frames", "5")
+"""The same, where a video that is generated has a length."""
 SHORTENED = (
     ("dataset_repeat=50", "dataset_repeat=2"),
     ("=512", "=64"),
@@ -138,7 +140,9 @@ def runs(page: Path) -> bool:
 def in_cli(words: list[str]) -> int:
     """Run a dstrain command line at toy sizes and return its exit code."""
     command = "train" if words[0].startswith("-") else words[0]
-    return main([*words, *SMALL.get(command, ())])
+    is_video = command == "generate" and FEWER_FRAMES[0] in words
+    shorter = FEWER_FRAMES if is_video else ()
+    return main([*words, *SMALL.get(command, ()), *shorter])
 
 
 def in_script(words: list[str]) -> int:
@@ -273,7 +277,7 @@ FROM_NOTHING = (ROOT / "README.md", ROOT / "docs/guide/quickstart.md")
 """Pages whose commands run in an empty folder."""
 
 
-@pytest.mark.usefixtures("loggers")
+@pytest.mark.usefixtures("loggers", "inspected_once")
 @every(tuple(page for page in PAGES if runs(page)))
 def test_every_command_and_snippet_runs_and_prints_what_is_shown(
     page: Path, project: Path, toy_models: Path, capfd: pytest.CaptureFixture[str]

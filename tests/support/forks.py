@@ -1,16 +1,20 @@
-"""Children of a test: forks that say where they hang, and children of a process that has
-one thread only.
+"""Children of a test: forks that say where they hang, children of a process that has
+one thread only, and Python commands in a fork.
 """
 
 import faulthandler
 import multiprocessing
 import os
+import runpy
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 import torch
 
@@ -86,3 +90,74 @@ def _work(work: Callable[..., int], arguments: tuple[object, ...], log: Path) ->
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def run_python(
+    command: Sequence[str], check: bool = False, **streams: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command of Python as `subprocess.run` does, but in a fork of this process.
+
+    What it imports is imported already, which takes a new process seconds. So it is for
+    tests to which it is the same; those of imports, of memory or of how Python ends need
+    a real one.
+
+    Args:
+        command: Python's path, then `-c CODE`, `-m MODULE` or a script; or the path of a
+            script alone.
+        check: Raise CalledProcessError if it fails.
+        streams: Where subprocess.run would send the output. It is always captured.
+    """
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        child = fork()
+        if child == 0:
+            _become(command, out.fileno(), err.fileno())
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        for file in (out, err):
+            file.seek(0)
+        done = subprocess.CompletedProcess(command, code, out.read(), err.read())
+    assert code != BROKEN, done.stderr
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _become(command: Sequence[str], out: int, err: int) -> None:
+    """Be a Python that was started with this command, and end as it does."""
+    status = BROKEN
+    try:
+        for own, stream, name in ((1, out, "stdout"), (STDERR, err, "stderr")):
+            os.dup2(stream, own)
+            # pytest has put its own there.
+            setattr(sys, name, os.fdopen(own, "w", buffering=1, closefd=False))
+        forget_accelerator()
+        first, *words = command
+        if first == sys.executable:
+            first, *words = words
+        sys.argv = [first, *words[1:]] if first == "-c" else [first, *words]
+        if first == "-m":
+            sys.argv = words
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        elif first == "-c":
+            exec(words[0], {"__name__": "__main__"})  # noqa: S102  # as `python -c` does
+        else:
+            runpy.run_path(first, run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def forget_accelerator() -> None:
+    """In a fork: leave what the test's process noted about itself, such as that it is
+    alone.
+    """
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._shared_state.clear()

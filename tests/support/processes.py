@@ -19,7 +19,7 @@ from typing import Any
 from dstrain.cli.main import main
 from torch.distributed import TCPStore
 
-from tests.support.forks import fork
+from tests.support.forks import forget_accelerator, fork
 
 LIMIT = 60.0
 """Seconds after which processes that still run count as hung."""
@@ -144,7 +144,7 @@ def _forked(
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
             "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        _forget_accelerator()
+        forget_accelerator()
         made = work(rank)
         code = made if isinstance(made, int) else 0
     except BaseException:
@@ -152,11 +152,3 @@ def _forked(
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def _forget_accelerator() -> None:
-    """The parent's state says that it is alone."""
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._shared_state.clear()

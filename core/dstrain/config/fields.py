@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,6 +138,12 @@ def option(
 
 def flags(config: type) -> tuple[Flag, ...]:
     """Return the options of a configuration class, in the order of its fields."""
+    return _read_once(config)
+
+
+# A run asks ten times, and type hints take a millisecond to read.
+@cache
+def _read_once(config: type) -> tuple[Flag, ...]:
     hints = typing.get_type_hints(config)
     found = []
     for field in dataclasses.fields(config):

@@ -3,10 +3,12 @@ time. Imports no torch.
 """
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Collection
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dstrain.config.fields import flags
@@ -54,18 +56,34 @@ def installed(
 
     disabled_plugins: Names of plugins, or of distributions, to leave out.
     """
+    places = tuple((place, _changed_at(place)) for place in sys.path)
+    return tuple(
+        plugin
+        for plugin in _found_in(places, group)
+        if not {plugin.name, plugin.distribution} & set(disabled_plugins)
+    )
+
+
+# A run asks several times, and each answer takes the metadata of every distribution. One
+# that is installed meanwhile changes the folder that it lies in.
+@lru_cache(maxsize=8)
+def _found_in(places: tuple[tuple[str, int], ...], group: str) -> tuple[Installed, ...]:
     found = []
     for entry in importlib.metadata.entry_points(group=group):
         dist = entry.dist
-        if (
-            dist is None
-            or entry.name in disabled_plugins
-            or dist.name in disabled_plugins
-        ):
+        if dist is None:
             continue
         plugin = Installed(entry.name, dist.name, dist.version, entry.value, group)
         found.append(plugin)
     return tuple(sorted(found))
+
+
+def _changed_at(place: str) -> int:
+    """Return when a folder of sys.path changed, in nanoseconds; 0 if it is not there."""
+    try:
+        return os.stat(place or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def refuse_unknown(name: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -54,6 +55,19 @@ LIBRARIES = (
     *("pillow", "av", "numpy"),
 )
 """Distributions whose versions a run records, where they are installed."""
+
+
+@cache
+def library_versions() -> Mapping[str, str]:
+    """Return the versions of those libraries that are installed.
+
+    Their metadata is read once in a process, whose libraries do not change.
+    """
+    versions = {}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return MappingProxyType(versions)
 
 
 @dataclass(frozen=True)
@@ -387,10 +401,7 @@ class Setup:
             for plugin in installed()
             if plugin.name == self.family.name
         }
-        for name in LIBRARIES:
-            with suppress(PackageNotFoundError):
-                versions[name] = version(name)
-        return versions | {"device": self.device.type}
+        return {**versions, **library_versions(), "device": self.device.type}
 
     @property
     def output(self) -> Path:

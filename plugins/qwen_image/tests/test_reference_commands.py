@@ -5,7 +5,6 @@ name and the files are ours, and in the ordinary suite the dataset is repeated l
 import json
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from dstrain_qwen_image.model_fn import pack
 from dstrain_qwen_image.toy import write
 from PIL import Image
 from safetensors.torch import load_file
+
+from tests.support.forks import run_python
 
 TRANSFORMER = "Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors"
 TEXT_ENCODER = "Qwen/Qwen-Image:text_encoder/model*.safetensors"
@@ -92,7 +93,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, repeats: int) -> Path:
         patch.chdir(folder)
         assert main(unsplit) == 0
         stage_1 = [sys.executable, "-m", "dstrain", *shlex.split(FIRST_STAGE)]
-        subprocess.run(stage_1, cwd=folder, check=True)
+        run_python(stage_1, check=True)
         assert main(second_stage) == 0
     return folder / "models/train"
 

@@ -45,6 +45,8 @@ FILES = json.dumps([f"model/{name}/model-1-of-1.safetensors" for name in ("text_
                    + [[f"model/transformer/model-{i}-of-2.safetensors" for i in (1, 2)]])  # fmt: skip
 TRAIN_FILES = ("--model", "tiny", "--model_paths", FILES, "--tokenizer_path", "model/tokenizer", *DATA,
                "--output_path", "out", "--max_steps", "2", "--lora_rank", "2")  # fmt: skip
+MODELS = ("models", "-p", "no:tiny", "-p", "no:flux", "-p", "no:wan")
+"""Of one family: the import of each takes a process."""
 GENERATE = (
     *("generate", "--model", "tiny", "--toy", "--prompt", "dog"),
     *("--output", "x.png", "--num_inference_steps", "1"),
@@ -145,7 +147,7 @@ WRITE = "dstrain.generation.run.save_image_or_video"
 FULL = OSError(28, "No space left on device")
 WAYS: tuple[tuple[int, str, Way], ...] = (
     (0, "help", Way(("--help",))),
-    (0, "models", Way(("models",))),
+    (0, "models", Way(MODELS)),
     (0, "a plan", Way((*TRAIN, "--dry_run"))),
     (0, "a run", Way(SHORT)),
     (0, "nothing left to do", Way((*SHORT, "--resume"), first=(SHORT,))),
@@ -316,7 +318,7 @@ def test_a_signal_from_outside_ends_a_run_where_it_can_resume(
 
 
 def test_a_reader_that_goes_away_is_no_error(here: Path, tiny: Path) -> None:
-    for words in (("models",), ("graph", "--model", "tiny")):
+    for words in (MODELS, ("graph", "--model", "tiny")):
         read, write = os.pipe()
         os.close(read)
         child = start(here, tiny, *words, stdout=write)
@@ -328,7 +330,7 @@ def test_output_that_cannot_be_written_is_an_error_of_the_system(
     here: Path, tiny: Path
 ) -> None:
     with open("/dev/full", "w") as full:
-        child = start(here, tiny, "models", stdout=full)
+        child = start(here, tiny, *MODELS, stdout=full)
         said = child.communicate(timeout=60)[1]
     assert (child.returncode, said) == (
         4,
@@ -340,6 +342,6 @@ def test_without_standard_output_a_command_still_ends_well(
     here: Path, tiny: Path
 ) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tiny), str(ROOT)])}
-    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -m dstrain models >&-"], cwd=here, env=env,
+    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -m dstrain {' '.join(MODELS)} >&-"], cwd=here, env=env,
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

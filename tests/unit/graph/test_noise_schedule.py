@@ -21,6 +21,8 @@ from dstrain.randomness import Rng, SampleKey
 from numpy.typing import NDArray
 
 DRAWS = 100_000
+FEWER = 20_000
+"""Enough to see a distribution within .03."""
 SHIFT = 3.0
 PLAIN = FlowMatchSchedule(shift=SHIFT)
 STRETCHED = FlowMatchSchedule(max_mu=0.9, max_tokens=8192, shift_terminal=0.02)
@@ -207,12 +209,12 @@ def test_the_four_parts_of_a_distribution_are_the_distribution_in_order_of_noise
     assert isinstance(stratified, StratifiedSampler)
     parts = []
     for part in range(STRATA):
-        keys = [SampleKey(0, -1, part, row) for row in range(DRAWS // STRATA)]
+        keys = [SampleKey(0, -1, part, row) for row in range(FEWER // STRATA)]
         parts.append(stratified.draw(Rng(keys)))
     for low, high in pairwise(parts):
         assert low.dtype == torch.float32
         assert low.max() <= high.min()
-    free = draw(levels).sort().values
+    free = draw(levels, FEWER).sort().values
     drawn = torch.cat(parts).sort().values
     # The two samples have the same quantiles.
     assert (free - drawn).abs().max() < 0.03

@@ -2,8 +2,10 @@
 else.
 """
 
+import importlib.metadata
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +32,28 @@ def test_installed_reads_metadata_and_imports_nothing(fake_plugin: Install) -> N
     )
     assert Installed("faky", "plugin-faky", "1.0", "faky_record:MODEL") in installed()
     assert "faky_record" not in sys.modules
+
+
+def test_metadata_is_read_once_until_a_plugin_is_installed(
+    fake_plugin: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = installed()
+    read = importlib.metadata.entry_points
+    asked: list[str] = []
+
+    def entry_points(group: str) -> importlib.metadata.EntryPoints:
+        asked.append(group)
+        return read(group=group)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    assert installed() == before
+    assert asked == []
+    assert installed(disabled_plugins=[before[0].name]) == before[1:]
+    assert installed(disabled_plugins=[before[0].distribution]) == before[1:]
+    time.sleep(0.02)  # longer than the clock of file systems stands still
+    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {})
+    assert {one.name for one in installed()} - {one.name for one in before} == {"faky"}
+    assert asked == ["dstrain.models"]
 
 
 def test_a_record_is_loaded_by_name(

@@ -3,7 +3,7 @@ from a file, and a file that acts as what was trained.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -79,6 +79,23 @@ def flags(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     return TYPES[request.param]
 
 
+@pytest.fixture(scope="module")
+def trained(here: Path) -> Callable[..., Path]:
+    """Return a function from flags to what a run of three steps leaves, which is made
+    once for all tests that only read it.
+    """
+    made: dict[str, Path] = {}
+
+    def output(**given: Any) -> Path:
+        key = repr(given)
+        if key not in made:
+            place = here / f"trained-{len(made)}"
+            made[key] = train(here, output_path=place, max_steps=3, **given)
+        return made[key]
+
+    return output
+
+
 def with_place(flags: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Flags that fit the layers of a component."""
     given = {**flags, **PLACES[place]}
@@ -120,11 +137,14 @@ def test_a_resumed_run_is_the_one_that_did_not_stop(
     ids=" ".join,
 )
 def test_saving_memory_changes_no_bit(
-    saving: Mapping[str, Any], flags: Mapping[str, Any], here: Path, tmp_path: Path
+    saving: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    here: Path,
+    trained: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
-    train(here, output_path=tmp_path / "plain", max_steps=3, **flags)
     train(here, output_path=tmp_path / "saving", max_steps=3, **flags, **saving)
-    assert same(files(tmp_path / "plain"), files(tmp_path / "saving"))
+    assert same(files(trained(**flags)), files(tmp_path / "saving"))
 
 
 def trained_weights(output: Path) -> dict[str, Tensor]:
@@ -134,9 +154,13 @@ def trained_weights(output: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("program", ["diffusers", "comfyui", "kohya"])
 def test_training_goes_on_from_a_file_in_any_programs_names(
-    program: str, flags: Mapping[str, Any], here: Path, tmp_path: Path
+    program: str,
+    flags: Mapping[str, Any],
+    here: Path,
+    trained: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
-    output = train(here, output_path=tmp_path / "first", max_steps=3, **flags)
+    output = trained(**flags)
     file = tmp_path / "file.safetensors"
     export(output / "step-3.safetensors", file, program)
     more = {**flags, "learning_rate": 1e-30, "lora_checkpoint": file, "max_steps": 1}
@@ -149,11 +173,15 @@ def test_training_goes_on_from_a_file_in_any_programs_names(
 
 @pytest.mark.parametrize("program", ["diffusers", "comfyui", "kohya"])
 def test_what_is_saved_acts_as_what_was_trained(
-    program: str, flags: Mapping[str, Any], here: Path, tmp_path: Path
+    program: str,
+    flags: Mapping[str, Any],
+    here: Path,
+    trained: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
     """As layers, merged into the weights, and in another program's names."""
-    given = {**flags, "learning_rate": 0.1, "max_steps": 3}
-    output = train(here, output_path=tmp_path / "out", **given)
+    given = {**flags, "learning_rate": 0.1}
+    output = trained(**given)
     file = tmp_path / "file.safetensors"
     export(output / "step-3.safetensors", file, program)
     wanted = prediction(resumed(here, output, given))
@@ -253,11 +281,13 @@ def prediction(pipeline: Any) -> Tensor:
 
 @pytest.mark.parametrize("strength", [0.0, 0.4, 1.5])
 def test_strength_scales_the_change_of_the_weights(
-    strength: float, flags: Mapping[str, Any], here: Path, tmp_path: Path
+    strength: float,
+    flags: Mapping[str, Any],
+    here: Path,
+    trained: Callable[..., Path],
 ) -> None:
     """As ComfyUI has it: what DoRA changes in the lengths, too."""
-    given = {**flags, "learning_rate": 0.1, "max_steps": 3}
-    file = train(here, output_path=tmp_path / "out", **given) / "step-3.safetensors"
+    file = trained(**flags, learning_rate=0.1) / "step-3.safetensors"
     added = opened(here / "model")
     added.load_lora(file, strength)
     merged = opened(here / "model")
