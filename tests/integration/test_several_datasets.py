@@ -71,6 +71,22 @@ def test_a_single_dataset_may_be_a_table_too(place: Path) -> None:
     assert found == {f"more {number}": 2 for number in range(3)}
 
 
+def test_a_single_table_trains_from_a_feature_cache(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, Any] = {"dataset_base_path": None, "dataset": more(place)}
+    changes |= {"max_steps": 2, "dataset_repeat": 2}
+    cached: dict[str, Any] = {**changes, "feature_cache": place / "cache"}
+    run(config(place, output_path=place / "unsplit", **changes))
+    run(config(place, task="sft:data_process", **cached))
+    run(config(place, output_path=place / "split", task="sft:train", **cached))
+    capfd.readouterr()
+    run(config(place, output_path=place / "both", **cached))
+    assert "precomputing 0 of 3 samples" in capfd.readouterr().err
+    for name in ("split", "both"):
+        assert log(place / name) == log(place / "unsplit")
+
+
 def test_each_dataset_is_read_with_its_own_options(place: Path) -> None:
     own = {"trigger_word": "sks", "resolution": 16, "caption_dropout": 0.5}
     setup = resolve(config(place, dataset=more(place, **own), max_pixels=24 * 40))

@@ -25,14 +25,19 @@ def dataset_source(config: TrainConfig) -> Source | None:
         if config.dry_run and is_published(base):
             return None
         found.append(find_source(base, part.config.dataset_metadata_path))
-    return join_sources(found)
+    return _joined(config, found)
 
 
 def source_here(config: TrainConfig) -> Source | None:
     """Return where the rows of the datasets are if all are here; stage 2 does without."""
     found = [_one_here(part.config) for part in datasets_of(config)]
     here = [source for source in found if source is not None]
-    return join_sources(here) if here and len(here) == len(found) else None
+    return _joined(config, here) if here and len(here) == len(found) else None
+
+
+def _joined(config: TrainConfig, sources: list[Source]) -> Source:
+    # A single entry of --dataset is joined, too, as its rows are.
+    return join_sources(sources) if config.dataset else sources[0]
 
 
 def _one_here(config: TrainConfig) -> Source | None:
