@@ -239,3 +239,49 @@ def test_a_file_has_a_table_for_each_and_a_path_may_be_repeated(
     assert main([*model, *paths, *three, "--lora_rank", "2"]) == 0
     steps = {row["step"] for row in log(place / "three")}
     assert steps == set(range(1, 7))
+
+
+OWN = {
+    "trigger_word": "sks",
+    "repeats": 2,
+    "resolution": 16,
+    "column": ["prompt=prompt", "input_image=image"],
+}
+
+
+@pytest.mark.parametrize(
+    ("other", "saved", "now"),
+    [
+        ({"trigger_word": "other"}, "sks", "other"),
+        ({"caption_prefix": "old "}, "not given", "old "),
+        ({"caption_dropout": 0.5}, "0.0", "0.5"),
+        ({"flip": True}, "False", "True"),
+        ({"resolution": 24}, "16", "24"),
+        ({"repeats": 3}, "2", "3"),
+        ({"loss_weight": 0.5}, "1.0", "0.5"),
+        ({"column": ["prompt=note"]}, "input_image=image prompt=prompt", "prompt=note"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_options_of_a_dataset(
+    place: Path, other: dict[str, Any], saved: str, now: str
+) -> None:
+    rows = json.loads((place / "more/metadata.json").read_text())
+    noted = [{**row, "note": row["prompt"]} for row in rows]
+    (place / "more/metadata.json").write_text(json.dumps(noted))
+    own = {**OWN, "dataset_base_path": str(place / "more")}
+    run(config(place, dataset=(json.dumps(own),), max_steps=1))
+    changed = (json.dumps({**own, **other}),)
+    with pytest.raises(DstrainError) as caught:
+        run(config(place, dataset=changed, max_steps=2, resume="auto"))
+    (name,) = other
+    assert caught.value.where == "--resume"
+    assert caught.value.help_lines[0] == (
+        f"--dataset 1: {name}: saved {saved}, this run {now}"
+    )
+    # Written in another way, and elsewhere, it is the same run.
+    (place / "more").rename(place / "moved")
+    own["dataset_base_path"] = str(place / "moved")
+    texts = {**dict(reversed(own.items())), "repeats": "2", "resolution": "16"}
+    texts["column"] = ["input_image=image,prompt=prompt"]
+    run(config(place, dataset=(json.dumps(texts),), max_steps=2, resume="auto"))
+    assert len(log(place / "out")) == 2
