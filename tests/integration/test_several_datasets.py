@@ -13,6 +13,8 @@ from dstrain.cli.main import main
 from dstrain.errors import CacheError, DstrainError, UsageError
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
+from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1 import plan_writer
 from PIL import Image
 
 from tests.support.family import weights_of, write
@@ -168,6 +170,57 @@ def test_stage_2_refuses_other_options_of_a_dataset(place: Path) -> None:
     for other in (more(place), more(place, flip=True, resolution=16), ()):
         with pytest.raises(CacheError, match="--dataset 1"):
             run(config(place, task="sft:train", dataset=other, max_steps=1, **cache))
+
+
+def test_stage_2_compares_the_datasets_that_it_names(place: Path) -> None:
+    """Also where it leaves out that of --dataset_base_path."""
+    changes: dict[str, Any] = {"feature_cache": place / "cache", "max_steps": 1}
+    changes["dataset"] = (*more(place), *more(place, flip=True))
+    run(config(place, task="sft:data_process", **changes))
+    changes |= {"task": "sft:train", "dataset_base_path": None}
+    run(config(place, output_path=place / "first", **changes))
+    rows = (place / "more/metadata.json").read_text()
+    (place / "more/metadata.json").write_text(rows.replace("more 1", "another"))
+    for base in (place / "data", None):
+        with pytest.raises(CacheError, match="has changed") as caught:
+            run(config(place, **{**changes, "dataset_base_path": base}))
+        assert caught.value.where == str(place / "more/metadata.json")
+    (place / "more/metadata.json").write_text(rows)
+    run(config(place, output_path=place / "second", **changes))
+
+
+def test_a_file_of_two_datasets_is_compared_where_one_of_them_is_named(
+    place: Path,
+) -> None:
+    again = json.dumps({"dataset_base_path": str(place / "data"), "flip": True})
+    changes: dict[str, Any] = {"feature_cache": place / "cache", "max_steps": 1}
+    changes["dataset"] = (again,)
+    run(config(place, task="sft:data_process", **changes))
+    pixels = np.full((24, 40, 3), 9, np.uint8)
+    Image.fromarray(pixels).save(place / "data/1.png")
+    for base in (place / "data", None):
+        given = {**changes, "task": "sft:train", "dataset_base_path": base}
+        with pytest.raises(CacheError, match="has changed") as caught:
+            run(config(place, **given))
+        assert caught.value.where == str(place / "data/1.png")
+
+
+def test_a_plan_without_digests_of_its_datasets_is_still_trained_from(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As earlier versions wrote it."""
+    written = plan_writer.part_records
+
+    def as_before(setup: Setup) -> list[dict[str, Any]]:
+        return [{"path": one["path"], "rows": one["rows"]} for one in written(setup)]
+
+    monkeypatch.setattr(plan_writer, "part_records", as_before)
+    changes: dict[str, Any] = {"feature_cache": place / "cache", "max_steps": 1}
+    changes["dataset"] = more(place)
+    run(config(place, task="sft:data_process", **changes))
+    changes |= {"task": "sft:train", "dataset_base_path": None}
+    run(config(place, **changes))
+    assert len(log(place / "out")) == 1
 
 
 def test_a_damaged_dataset_is_named_and_may_be_skipped(place: Path) -> None:
