@@ -13,6 +13,8 @@ from dstrain.cli.main import main
 from dstrain.errors import CacheError, DstrainError, UsageError
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
+from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1 import plan_writer
 from PIL import Image
 
 from tests.support.family import weights_of, write
@@ -69,6 +71,22 @@ def test_each_row_of_each_dataset_is_drawn_as_often_as_its_repeats_say(
 def test_a_single_dataset_may_be_a_table_too(place: Path) -> None:
     found = draws(place, dataset_base_path=None, dataset=more(place, repeats=2))
     assert found == {f"more {number}": 2 for number in range(3)}
+
+
+def test_a_single_table_trains_from_a_feature_cache(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, Any] = {"dataset_base_path": None, "dataset": more(place)}
+    changes |= {"max_steps": 2, "dataset_repeat": 2}
+    cached: dict[str, Any] = {**changes, "feature_cache": place / "cache"}
+    run(config(place, output_path=place / "unsplit", **changes))
+    run(config(place, task="sft:data_process", **cached))
+    run(config(place, output_path=place / "split", task="sft:train", **cached))
+    capfd.readouterr()
+    run(config(place, output_path=place / "both", **cached))
+    assert "precomputing 0 of 3 samples" in capfd.readouterr().err
+    for name in ("split", "both"):
+        assert log(place / name) == log(place / "unsplit")
 
 
 def test_each_dataset_is_read_with_its_own_options(place: Path) -> None:
@@ -154,6 +172,57 @@ def test_stage_2_refuses_other_options_of_a_dataset(place: Path) -> None:
             run(config(place, task="sft:train", dataset=other, max_steps=1, **cache))
 
 
+def test_stage_2_compares_the_datasets_that_it_names(place: Path) -> None:
+    """Also where it leaves out that of --dataset_base_path."""
+    changes: dict[str, Any] = {"feature_cache": place / "cache", "max_steps": 1}
+    changes["dataset"] = (*more(place), *more(place, flip=True))
+    run(config(place, task="sft:data_process", **changes))
+    changes |= {"task": "sft:train", "dataset_base_path": None}
+    run(config(place, output_path=place / "first", **changes))
+    rows = (place / "more/metadata.json").read_text()
+    (place / "more/metadata.json").write_text(rows.replace("more 1", "another"))
+    for base in (place / "data", None):
+        with pytest.raises(CacheError, match="has changed") as caught:
+            run(config(place, **{**changes, "dataset_base_path": base}))
+        assert caught.value.where == str(place / "more/metadata.json")
+    (place / "more/metadata.json").write_text(rows)
+    run(config(place, output_path=place / "second", **changes))
+
+
+def test_a_file_of_two_datasets_is_compared_where_one_of_them_is_named(
+    place: Path,
+) -> None:
+    again = json.dumps({"dataset_base_path": str(place / "data"), "flip": True})
+    changes: dict[str, Any] = {"feature_cache": place / "cache", "max_steps": 1}
+    changes["dataset"] = (again,)
+    run(config(place, task="sft:data_process", **changes))
+    pixels = np.full((24, 40, 3), 9, np.uint8)
+    Image.fromarray(pixels).save(place / "data/1.png")
+    for base in (place / "data", None):
+        given = {**changes, "task": "sft:train", "dataset_base_path": base}
+        with pytest.raises(CacheError, match="has changed") as caught:
+            run(config(place, **given))
+        assert caught.value.where == str(place / "data/1.png")
+
+
+def test_a_plan_without_digests_of_its_datasets_is_still_trained_from(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As earlier versions wrote it."""
+    written = plan_writer.part_records
+
+    def as_before(setup: Setup) -> list[dict[str, Any]]:
+        return [{"path": one["path"], "rows": one["rows"]} for one in written(setup)]
+
+    monkeypatch.setattr(plan_writer, "part_records", as_before)
+    changes: dict[str, Any] = {"feature_cache": place / "cache", "max_steps": 1}
+    changes["dataset"] = more(place)
+    run(config(place, task="sft:data_process", **changes))
+    changes |= {"task": "sft:train", "dataset_base_path": None}
+    run(config(place, **changes))
+    assert len(log(place / "out")) == 1
+
+
 def test_a_damaged_dataset_is_named_and_may_be_skipped(place: Path) -> None:
     (place / "more/1.png").write_bytes(b"no image")
     with pytest.raises(UsageError) as caught:
@@ -223,3 +292,49 @@ def test_a_file_has_a_table_for_each_and_a_path_may_be_repeated(
     assert main([*model, *paths, *three, "--lora_rank", "2"]) == 0
     steps = {row["step"] for row in log(place / "three")}
     assert steps == set(range(1, 7))
+
+
+OWN = {
+    "trigger_word": "sks",
+    "repeats": 2,
+    "resolution": 16,
+    "column": ["prompt=prompt", "input_image=image"],
+}
+
+
+@pytest.mark.parametrize(
+    ("other", "saved", "now"),
+    [
+        ({"trigger_word": "other"}, "sks", "other"),
+        ({"caption_prefix": "old "}, "not given", "old "),
+        ({"caption_dropout": 0.5}, "0.0", "0.5"),
+        ({"flip": True}, "False", "True"),
+        ({"resolution": 24}, "16", "24"),
+        ({"repeats": 3}, "2", "3"),
+        ({"loss_weight": 0.5}, "1.0", "0.5"),
+        ({"column": ["prompt=note"]}, "input_image=image prompt=prompt", "prompt=note"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_options_of_a_dataset(
+    place: Path, other: dict[str, Any], saved: str, now: str
+) -> None:
+    rows = json.loads((place / "more/metadata.json").read_text())
+    noted = [{**row, "note": row["prompt"]} for row in rows]
+    (place / "more/metadata.json").write_text(json.dumps(noted))
+    own = {**OWN, "dataset_base_path": str(place / "more")}
+    run(config(place, dataset=(json.dumps(own),), max_steps=1))
+    changed = (json.dumps({**own, **other}),)
+    with pytest.raises(DstrainError) as caught:
+        run(config(place, dataset=changed, max_steps=2, resume="auto"))
+    (name,) = other
+    assert caught.value.where == "--resume"
+    assert caught.value.help_lines[0] == (
+        f"--dataset 1: {name}: saved {saved}, this run {now}"
+    )
+    # Written in another way, and elsewhere, it is the same run.
+    (place / "more").rename(place / "moved")
+    own["dataset_base_path"] = str(place / "moved")
+    texts = {**dict(reversed(own.items())), "repeats": "2", "resolution": "16"}
+    texts["column"] = ["input_image=image,prompt=prompt"]
+    run(config(place, dataset=(json.dumps(texts),), max_steps=2, resume="auto"))
+    assert len(log(place / "out")) == 2

@@ -306,6 +306,11 @@ CASES = (
          ("--dataset 1: --mask_column: metadata.csv has no column 'outlines'; did you mean 'outline'",),
          {"more": masked_dataset("good.png,a,good.png\n")},
          flags=("--dataset", '{"dataset_base_path": "data/more", "mask_column": "outlines"}')),
+    Case("a column of masks that no dataset has", "image,prompt,shape\ngood.png,a,good.png\n", (),
+         ("--mask_column: no dataset has a column 'shapes'; did you mean 'shape'",
+          "columns: image, prompt, shape, outline"),
+         {"more": masked_dataset("good.png,a,good.png\n")},
+         flags=("--mask_column", "shapes", "--dataset", '{"dataset_base_path": "data/more"}')),
     # Sizes and columns asked for
     Case("a size off the multiples", "image,prompt\ngood.png,a\n", (), ("the nearest is 16",), flags=("--height", "20",
          "--width", "24")),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def datasets_of(config: TrainConfig, first: int = 1) -> tuple[DatasetOptions, ..
         for name, value in entry.items():
             if name in known:
                 own[name] = _value(known[name], value, f"{place}: {name}")
-        if BASE not in own:
+        if own.get(BASE) is None:
             what = f"is required: the folder of the dataset; {EXAMPLE}"
             raise UsageError(f"{place}: {BASE}", what)
         changes = {METADATA: None, **_without_other_masks(own), **own}
@@ -131,18 +132,29 @@ def repeated_base_paths(words: Sequence[str]) -> list[str]:
 def _parsed(text: str, number: int) -> dict[str, Any]:
     where = f"--dataset {number}"
     try:
-        entry = json.loads(text)
+        entry = json.loads(text, object_pairs_hook=partial(_unique, where))
     except (ValueError, RecursionError) as error:
         raise UsageError(where, f"is not JSON: {error}", EXAMPLE) from error
     if not isinstance(entry, dict):
         raise UsageError(where, "is not an object", EXAMPLE)
     known = [*dataset_flags(), REPEATS, LOSS_WEIGHT]
-    named = {name.replace("-", "_"): value for name, value in entry.items()}
-    for name in named:
+    for name in entry:
         if name not in known:
             what = f"has no option {name!r} of its own{nearest(name, known)}"
             raise UsageError(where, what, f"a dataset has: {', '.join(known)}")
-    return named
+    return entry
+
+
+def _unique(where: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; raises UsageError for an option that is given twice."""
+    found: dict[str, Any] = {}
+    for written, value in pairs:
+        name = written.replace("-", "_")
+        if name in found:
+            what = f"is given twice, as {found[name]!r} and {value!r}; give it once"
+            raise UsageError(f"{where}: {name}", what)
+        found[name] = value
+    return found
 
 
 def _value(flag: Flag, value: Any, where: str) -> Any:

@@ -430,12 +430,23 @@ def _check_masks(
         if not isinstance(column, MaskColumn) or name in present:
             continue
         if column.of in present:
-            raise UsageError(
-                "--mask_column",
-                f"{table.path.name} has no column {column.name!r}{nearest(column.name, table.columns)}",
-                f"columns: {', '.join(table.columns)}",
-                "a row without a mask has a blank cell there",
-            )
+            raise absent_masks(column.name, f"{table.path.name} has no", table.columns)
+
+
+def absent_masks(column: str, where: str, columns: Sequence[str]) -> UsageError:
+    """Return the error of masks whose column is absent.
+
+    Args:
+        column: Its name.
+        where: What lacks it: 'metadata.csv has no'.
+        columns: Those that there are.
+    """
+    return UsageError(
+        "--mask_column",
+        f"{where} column {column!r}{nearest(column, columns)}",
+        f"columns: {', '.join(columns)}",
+        "a row without a mask has a blank cell there",
+    )
 
 
 def as_cut_from_video(column: Column, others: Iterable[Input]) -> Column:

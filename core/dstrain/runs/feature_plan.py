@@ -21,6 +21,7 @@ from dstrain.errors import CacheError, StateError
 from dstrain.models.component_files import named_models
 from dstrain.models.configs import differing_entries
 from dstrain.models.needed_components import Found, find_given
+from dstrain.runs.datasets.recorded import NamedParts
 from dstrain.runs.datasets.sources import (
     dataset_folders,
     folders_of_parts,
@@ -221,13 +222,19 @@ def _choose(
     resolved = None if source is None else redacted(str(source.path.resolve()))
     recorded = [redacted(folder) for folder in folders]
     digest = None if source is None else source.digest()
+    parts = NamedParts(setup.config)
+    other_part: Path | None = None
     newest: dict[str, StoredPlan] = {}
     for path, plan in sorted(fitting, key=lambda one: int(one[1]["sequence"])):
         dataset = plan["about"]["dataset"]
-        if digest is None or dataset["sha256"] == digest:
+        other = parts.first_changed(dataset)
+        other_part = other_part or other
+        if other is None and digest in (None, dataset["sha256"]):
             named = f"{dataset['path']} with files in {', '.join(dataset['folders'])}"
             newest.pop(named, None)  # so that the newest of all is the last
             newest[named] = (path, plan)
+    if other_part is not None and not newest:
+        raise _changed(cache, other_part)
     if source is not None and not newest:
         raise _changed(cache, source.path)
 

@@ -20,7 +20,7 @@ from dstrain.data.dataset import Dataset
 from dstrain.data.decoding import skip_undecodable
 from dstrain.data.forms.joined import join_datasets
 from dstrain.data.forms.source import find_source
-from dstrain.data.row_checks import DataConfig, open_dataset
+from dstrain.data.row_checks import DataConfig, absent_masks, open_dataset
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph.code_digest import loading_code
@@ -36,7 +36,7 @@ from dstrain.models.device import DTYPES, precision
 from dstrain.models.execution.kept import Kept
 from dstrain.models.needed_components import Found, find
 from dstrain.pipeline.kept_choice import storage_options, with_kept
-from dstrain.pipeline.loss_masks import refuse_no_masks, with_masks_of_dataset
+from dstrain.pipeline.loss_masks import MASK, refuse_no_masks, with_masks_of_dataset
 from dstrain.pipeline.preset_choice import Preset, find_preset
 from dstrain.pipeline.tile_choice import Tiling, with_tiles
 from dstrain.pipeline.variant_choice import check_denoiser
@@ -158,7 +158,24 @@ class Setup:
         if not self.config.dataset:
             return open_dataset(self.data_config, self.spec.inputs, self.check_inputs)
         found = [part.dataset for part in self.parts]
+        self._refuse_absent_masks()
         return join_datasets(found, [part.setup.dataset_digest for part in self.parts])
+
+    def _refuse_absent_masks(self) -> None:
+        """Refuse the run's column of masks if none of the datasets that it is for has it."""
+        column = self.config.mask_column
+        found = [
+            part.dataset
+            for part in self.parts
+            if part.setup.config.mask_column == column
+        ]
+        if column is None or not found or any(MASK in one.columns for one in found):
+            return
+        names = dict.fromkeys(name for one in found for name in one.table.columns)
+        where = f"{found[0].table.path.name} has no"
+        if len(found) > 1:
+            where = "no dataset has a"
+        raise absent_masks(column, where, list(names))
 
     def _refuse_no_masks(self, dataset: Dataset) -> None:
         """Refuse masks that no row has: those of the run that none of all rows has, and

@@ -112,6 +112,21 @@ def test_tables_may_be_all_datasets() -> None:
         (entry(frame_sampling="tail"), "--dataset 1: frame_sampling", "one of head"),
         (entry(dataset_base_path=""), "--dataset 1: dataset_base_path", "not a valid"),
         ("{}", "--dataset 1: dataset_base_path", "is required"),
+        (
+            entry(dataset_base_path=None),
+            "--dataset 1: dataset_base_path",
+            "is required",
+        ),
+        (
+            '{"flip": true, "flip": false}',
+            "--dataset 1: flip",
+            "twice, as True and False",
+        ),
+        (
+            '{"keep-tags": 1, "keep_tags": 2}',
+            "--dataset 1: keep_tags",
+            "given twice, as 1 and 2; give it once",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_table_is_named(text: str, where: str, what: str) -> None:

@@ -14,10 +14,10 @@ from dstrain.storage.spool import Joined
 
 
 def join_sources(sources: Sequence[Source]) -> Source:
-    """Return where the rows of several datasets are."""
+    """Return where the rows of several datasets are, or of the only entry of --dataset: it
+    has the same digest as `join_datasets` of it.
+    """
     first = sources[0]
-    if len(sources) == 1:
-        return first
     return Source("several", first.path, first.base, parts=tuple(sources))
 
 

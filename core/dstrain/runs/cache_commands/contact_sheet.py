@@ -1,5 +1,6 @@
 """`dstrain cache show`: write the samples of a plan as one HTML page, latents decoded."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -12,10 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from dstrain.cache.in_use import reading
+from dstrain.config.datasets import datasets_of
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger, progress_bar, redacted
 from dstrain.data.forms.naming import parse_columns
 from dstrain.data.forms.reading import Reading
+from dstrain.data.forms.source import Source as DataSource
+from dstrain.data.table import Table
 from dstrain.errors import (
     CacheError,
     DstrainError,
@@ -40,6 +44,7 @@ from dstrain.runs.cache_commands.contents import Contents, PlanContents
 from dstrain.runs.cache_commands.page import Card, write_page
 from dstrain.runs.cache_commands.prune import named_plan
 from dstrain.runs.datasets.sources import dataset_source
+from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.plan_identity import USE
 from dstrain.runs.stage_1.recorded_config import config_of
 
@@ -219,11 +224,34 @@ def texts(source: Source, plan: PlanContents) -> Callable[[int], str]:
         for one in source.spec.inputs.values()
         if isinstance(one, Column) and one.kind in ("text", "texts")
     ]
-    config = source.config
-    reading = Reading(parse_columns(config.column), config.default_caption)
-    table = reading.read(dataset, source.spec.inputs, names)
-    columns = [name for name in names if name in table.columns]
-    return lambda row: "\n".join(str(table.rows[row][name]) for name in columns)
+    rows: list[Callable[[int], str]] = []
+    ends: list[int] = []
+    parts = dataset.parts or (dataset,)
+    for one, place in zip(datasets_of(source.config), parts, strict=True):
+        table = _read(one.config, place, source.spec, names)
+        rows.append(
+            partial(_text, table, [name for name in names if name in table.columns])
+        )
+        ends.append(len(table.rows) + (ends[-1] if ends else 0))
+
+    def text(row: int) -> str:
+        part = bisect_right(ends, row)
+        return rows[part](row - (ends[part - 1] if part else 0))
+
+    return text
+
+
+def _read(
+    config: TrainConfig, place: DataSource, spec: PipelineSpec, names: Sequence[str]
+) -> Table:
+    """Return the table of one dataset, read with its own options."""
+    columns = parse_columns(config.column)
+    reading = Reading(columns, config.default_caption, config.dataset_root)
+    return reading.read(place, spec.inputs, names)
+
+
+def _text(table: Table, columns: Sequence[str], row: int) -> str:
+    return "\n".join(str(table.rows[row][name]) for name in columns)
 
 
 def _no_caption(row: int) -> str:
@@ -249,7 +277,7 @@ def _cards(
 ) -> Iterator[Card]:
     cache = contents.cache
     rows = cache.plan_rows(plan.path)
-    name = Path(plan.about["dataset"]["path"]).name
+    info = CacheInfo(**plan.about)
     for index in chosen:
         forms = rows[index]["values"]
         values = {}
@@ -268,7 +296,8 @@ def _cards(
             images = [*_images({"": decode(values)}), *images]
         row = int(plan.rows[index])
         chunk = rows[index]["chunk"]
-        place = f"row {row} ({name}:{int(plan.lines[index])})"
+        name = info.name_row({"row": row, "line": int(plan.lines[index])})
+        place = f"row {row} ({name})"
         place += f", chunk {chunk}" if chunk else ""
         yield Card(images, caption(row), place, sizes)
 

@@ -38,6 +38,11 @@ from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
 from dstrain.runs.datasets.masks import other_masks
+from dstrain.runs.datasets.own_options import (
+    differing_options,
+    other_options,
+    with_recorded,
+)
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.storage.files import unused_name
@@ -185,6 +190,9 @@ def config_digest(run: TrainingRun) -> str:
         others = other_masks(config)
         if others:
             numbers.append({"masks of datasets": others})
+    own_options = other_options(config)
+    if own_options:
+        numbers.append({"options of datasets": own_options})
     if setup.modifiers:
         numbers.append({"modify step": dict(setup.modifiers)})
     if setup.preset is not None:
@@ -402,10 +410,16 @@ def _differing(run: TrainingRun) -> dict[str, str]:
         # Versions before a flag did not record it.
         if name in saved and saved[name] != value:
             flag = name if name in (PROCESSES, MODIFIERS) else f"--{name}"
-            words[name] = (
-                f"{flag}: saved {_shown(saved[name])}, this run {_shown(value)}"
-            )
+            words[name] = _in_words(flag, saved[name], value)
+    with suppress(UsageError):  # datasets that a version wrote with other options
+        recorded_config = with_recorded(config, recorded)
+        for place, old, new in differing_options(recorded_config, config):
+            words[place] = _in_words(place, old, new)
     return words
+
+
+def _in_words(place: str, saved: Any, now: Any) -> str:
+    return f"{place}: saved {_shown(saved)}, this run {_shown(now)}"
 
 
 def _resolved(run: TrainingRun, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -417,6 +431,8 @@ def _resolved(run: TrainingRun, flags: Mapping[str, Any]) -> dict[str, Any]:
         names += options_affecting("length")
     names += (*run.setup.spec.constants, PROCESSES)
     found = {name: flags[name] for name in names if name in flags}
+    # What datasets have of their own is compared by itself, wherever they are.
+    found.pop("dataset", None)
     default = named(found.get("optimizer", "")).learning_rate
     rates = parse_learning_rates(found.get("learning_rate"), default)
     with suppress(UsageError):  # for components that this run does not train

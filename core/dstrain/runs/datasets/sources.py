@@ -2,6 +2,7 @@
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 
 from dstrain.cache.store import MARKER
 from dstrain.config.datasets import datasets_of
@@ -25,14 +26,37 @@ def dataset_source(config: TrainConfig) -> Source | None:
         if config.dry_run and is_published(base):
             return None
         found.append(find_source(base, part.config.dataset_metadata_path))
-    return join_sources(found)
+    return _joined(config, found)
 
 
 def source_here(config: TrainConfig) -> Source | None:
     """Return where the rows of the datasets are if all are here; stage 2 does without."""
-    found = [_one_here(part.config) for part in datasets_of(config)]
-    here = [source for source in found if source is not None]
-    return join_sources(here) if here and len(here) == len(found) else None
+    found = sources_of_parts(config)
+    here = [one.source for one in found if one.source is not None]
+    return _joined(config, here) if here and len(here) == len(found) else None
+
+
+@dataclass(frozen=True)
+class OneHere:
+    """One of the datasets that a run names."""
+
+    source: Source | None
+    """None if it is not here."""
+    is_named: bool
+    """Whether its metadata is named, and not looked for."""
+
+
+def sources_of_parts(config: TrainConfig) -> list[OneHere]:
+    """Return where the rows of each dataset are."""
+    return [
+        OneHere(_one_here(part.config), part.config.dataset_metadata_path is not None)
+        for part in datasets_of(config)
+    ]
+
+
+def _joined(config: TrainConfig, sources: list[Source]) -> Source:
+    # A single entry of --dataset is joined, too, as its rows are.
+    return join_sources(sources) if config.dataset else sources[0]
 
 
 def _one_here(config: TrainConfig) -> Source | None:

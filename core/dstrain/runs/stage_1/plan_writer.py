@@ -48,11 +48,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     if source is not None and source.form != "table":
         dataset["form"] = source.form
     if len(setup.parts) > 1:
-        tables = [part.setup.checked_dataset.table for part in setup.parts]
-        dataset["parts"] = [
-            {"path": redacted(str(one.path.resolve())), "rows": count}
-            for one, count in zip(tables, rows_of_parts(setup), strict=True)
-        ]
+        dataset["parts"] = part_records(setup)
     info = CacheInfo(
         dataset=dataset,
         columns=table.columns,
@@ -87,6 +83,23 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     cache.write_plan(identity, asdict(info), lines)
 
 
+def part_records(setup: Setup) -> list[dict[str, Any]]:
+    """Return what a plan records of each dataset of a run."""
+    records = []
+    for part in setup.parts:
+        table = part.setup.checked_dataset.table
+        record = {
+            "path": redacted(str(table.path.resolve())),
+            "rows": len(table.rows),
+            "sha256": part.setup.dataset_digest,
+        }
+        form = part.setup.data_config.source.form
+        if form != "table":
+            record["form"] = form
+        records.append(record)
+    return records
+
+
 def rows_of_parts(setup: Setup) -> list[int]:
     """Return the number of rows of each dataset."""
     return [len(part.setup.checked_dataset.table.rows) for part in setup.parts]
@@ -99,20 +112,22 @@ def plan_lines(
     input_sets: Sequence[frozenset[str]],
 ) -> Iterator[dict[str, Any]]:
     """Yield what a plan has of each sample; `inputs` and `group` number the
-    set of inputs and the signature. A file is recorded with the first sample that uses it.
+    set of inputs and the signature. A file is recorded with the first sample that uses it
+    of each dataset: stage 2 need not name all of these.
     """
     folders_by_part = folders_of_parts(setup.config)
     ends = list(accumulate(rows_of_parts(setup)))
     # A byte for each file, not its name.
-    is_recorded = np.zeros(len(keyed.digests), np.bool_)
-    seen_folders = {""}
+    is_recorded = np.zeros((len(ends), len(keyed.digests)), np.bool_)
+    seen_folders: list[set[str]] = [{""} for _ in ends]
     with_progress = counted("write plan", samples, len(samples))
     weights = setup.dataset.weights
     for sample, group, weight in zip(
         with_progress, setup.dataset.groups, weights, strict=True
     ):
         row, chunk = sample.sample_id
-        folders = folders_by_part[bisect_right(ends, row)]
+        part = bisect_right(ends, row)
+        folders = folders_by_part[part]
         values = {
             name: serialize(sample.cells[name].literal, {}, name)
             for name in sample.plan.cached_values
@@ -126,11 +141,11 @@ def plan_lines(
             cell = sample.cells[name]
             for file in cell.files:
                 number = keyed.digests.number(file)
-                if not is_recorded[number]:
-                    is_recorded[number] = True
+                if not is_recorded[part, number]:
+                    is_recorded[part, number] = True
                     files.append((name_in(folders, file), keyed.digests.record(file)))
-            if cell.folder not in seen_folders:
-                seen_folders.add(cell.folder)
+            if cell.folder not in seen_folders[part]:
+                seen_folders[part].add(cell.folder)
                 place = name_in(folders, cell.folder)
                 frame_folders.append((place, names_digest(Path(cell.folder))))
         yield {

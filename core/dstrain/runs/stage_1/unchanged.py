@@ -218,6 +218,8 @@ def _has_secrets(source: Source) -> bool:
     values = secrets()
     if not values:
         return False
+    if source.parts:
+        return any(map(_has_secrets, source.parts))
     if source.form != "table":
         return any(any(one in text for one in values) for text in texts_of(source))
     with (

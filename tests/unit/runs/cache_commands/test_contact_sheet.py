@@ -1,5 +1,6 @@
 """`dstrain cache show`: decoded latents, captions and sizes of the samples of a plan."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,30 @@ def test_latents_are_decoded_and_captions_are_those_of_the_rows(
         decode = pipeline.spec.decoders[0]
         want = decode.run({}, pipeline.bind_components(decode), latents=latents)
     assert np.array_equal(np.array(found[1].images[0]), np.array(want["image"]))
+
+
+def test_captions_of_each_of_several_datasets_are_read_with_its_own_options(
+    here: Path, page: dict[str, object], tmp_path: Path
+) -> None:
+    rows = [{"image": "0.png", "title": "a title", "prompt": "not read"}]
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/own.json").write_text(json.dumps(rows))
+    shutil.copy(here / "data/0.png", tmp_path / "more/0.png")
+    places = {"dataset_base_path": str(tmp_path / "more")}
+    places["dataset_metadata_path"] = str(tmp_path / "more/own.json")
+    titles = json.dumps({**places, "column": ["prompt=title"]})
+    (tmp_path / "folder").mkdir()
+    shutil.copy(here / "data/0.png", tmp_path / "folder/1.png")
+    folder = {"dataset_base_path": str(tmp_path / "folder"), "default_caption": "none"}
+    several = (titles, json.dumps(folder))
+    cache = tmp_path / "cache"
+    train(here, task="sft:data_process", feature_cache=cache, dataset=several)
+    show(cache, tmp_path / "x.html", ALL)
+    assert page["notes"] == []
+    found = cards(page)
+    captions = [card.caption for card in found]
+    assert captions == [*CAPTIONS, "a title", "none"]
+    assert found[6].place == "row 6 (own.json:1)"
 
 
 def test_without_a_model_or_a_dataset_the_page_says_so(

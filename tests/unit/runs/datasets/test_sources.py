@@ -1,5 +1,6 @@
 """Which dataset a run reads, and which is at hand in stage 2."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,15 @@ def test_embedded_files_are_in_a_folder_of_their_own(
     write_form("parquet", data, rows_in(data), tmp_path / "x")
     folders = dataset_folders(config(dataset_base_path=tmp_path / "x"))
     assert folders == [str(tmp_path / "x"), str(embedded_folder())]
+
+
+def test_a_single_entry_of_several_datasets_is_joined_as_its_rows_are(
+    data: Path,
+) -> None:
+    entry = json.dumps({"dataset_base_path": str(data)})
+    for find in (dataset_source, source_here):
+        plain = find(config(dataset_base_path=data))
+        found = find(config(dataset=(entry,)))
+        assert found is not None
+        assert plain is not None
+        assert found.parts == (plain,)
