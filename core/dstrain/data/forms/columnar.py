@@ -26,6 +26,10 @@ ROWS_AT_ONCE = 1024
 """Rows whose cells are objects of Python at once."""
 FILES_AT_ONCE = 16
 """Rows with embedded files that are in RAM at once."""
+EMBED = (
+    "embed images as bytes, or as records of bytes and path: text is read as the name of a "
+    "file (base64.b64decode turns base64 text into bytes)"
+)
 Batches = Iterator[Any]
 """`pyarrow.RecordBatch` by `pyarrow.RecordBatch`."""
 
@@ -79,6 +83,7 @@ def read_columnar(
         lines,
         faults,
         name_place=_Places(tuple(files), tuple(starts)),
+        advice=(EMBED,) if any(wanted[fault.column] for fault in faults) else (),
         form=form,
         roots=() if store is None else (store.folder,),
     )

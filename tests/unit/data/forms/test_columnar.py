@@ -93,6 +93,23 @@ def test_faults_are_named_by_row_and_column(tmp_path: Path) -> None:
     assert second.startswith("a.parquet:3:text: has 1,048,577 characters")
 
 
+@pytest.mark.parametrize("as_record", [False, True])
+def test_base64_text_is_no_file_name_however_long_it_is(
+    tmp_path: Path, as_record: bool
+) -> None:
+    texts = ["/9j/4AAQ" * count for count in (75_000, 200_000)]
+    cells = [{"bytes": None, "path": one} for one in texts] if as_record else texts
+    content = pa.table({"image": cells, "text": ["a", "b"]})
+    path = parquet(tmp_path, "a.parquet", content)
+    found = read(path, path)
+    with pytest.raises(UsageError) as caught:
+        found.refuse(found.faults)
+    first, second, advice = caught.value.help_lines
+    assert first == "a.parquet:1:image: is not a file name (600,000 characters)"
+    assert second == "a.parquet:2:image: is not a file name (1,600,000 characters)"
+    assert "embed images as bytes" in advice
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"PAR1", b"PAR1" + b"\0" * 100 + b"PAR1", b"image,text\n"]
 )
