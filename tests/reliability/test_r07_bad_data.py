@@ -160,6 +160,8 @@ CASES = (
          {"good.txt": "caf\xe9".encode("latin-1")}, kind="none"),
     Case("two captions", "", (), ("good.png: has two captions, in good.txt and good.caption",),
          {"good.txt": b"a", "good.caption": b"b"}, kind="none"),
+    Case("a saved dataset without rows", "", (), ("state.json: names no files of rows",),
+         {"state.json": '{"_data_files": []}'}, kind="none"),
     Case("damaged parquet", "", (), ("a.parquet: cannot be read as parquet",), {"a.parquet": b"PAR1"}, kind="none"),
     Case("two", "image,prompt\ngood.png,a\n", (), ("metadata.csv and metadata.json",), {"metadata.json": "[]"}),
     Case("empty", "", (), ("is empty",)),

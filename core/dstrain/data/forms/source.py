@@ -151,6 +151,12 @@ def _saved(base: Path, option: str) -> Source | None:
         return None
     found = [one.get("filename") if isinstance(one, dict) else one for one in files]
     names = _names(base / STATE_FILE, found)
+    if not names:
+        what = "names no files of rows"
+        advice = (
+            "save the dataset again: save_to_disk did not finish, or it has no rows"
+        )
+        raise UsageError(base / STATE_FILE, what, advice)
     return Source("arrow", base, base, tuple(base / name for name in names))
 
 
