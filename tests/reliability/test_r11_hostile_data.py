@@ -613,6 +613,35 @@ def test_a_named_file_that_is_no_file_is_refused_at_once(
     assert megabytes < 3 * MEGABYTES
 
 
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_caption_that_is_no_file_is_refused_at_once(
+    kind: str, project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "photos"
+    data.mkdir()
+    for name in "ab":
+        (data / f"{name}.png").write_bytes(encoded("PNG"))
+    (data / "a.txt").write_text("a caption")
+    STRANGE[kind](data / "b.txt")
+    words = [*command(project), "--output_path", str(tmp_path / "out")]
+    words[words.index("--dataset_base_path") + 1] = str(data)
+    mine, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=run_in_child, args=(words, theirs))
+    child.start()
+    answered = mine.poll(30)
+    if not answered:
+        child.kill()
+    assert answered, "it waits"
+    code, megabytes = mine.recv()
+    child.join()
+    said = capfd.readouterr().err
+    assert code == 2, said
+    assert "photos: 1 bad cell\n  b.txt: " in said
+    assert "Traceback" not in said
+    assert megabytes < 3 * MEGABYTES
+
+
 DEEP = {
     "flow.yaml": "a: " + "[" * 100_000,
     "block.yaml": "- " * 100_000,

@@ -23,7 +23,7 @@ from dstrain.data.images import (
     fit,
     load_image,
 )
-from dstrain.data.table import RawValue, text_fault
+from dstrain.data.table import RawValue, name_fault, text_fault
 from dstrain.data.variants.views import PLAIN, View
 from dstrain.data.videos import (
     LOADER_VERSION as VIDEO_LOADER_VERSION,
@@ -275,10 +275,14 @@ def file_names(value: RawValue, column: Column) -> list[str]:
     if column.kind != "images":
         if not isinstance(value, str):
             raise ValueError(f"is a list, but one {column.kind} is expected")
-        return [value]
-    names = texts(value)
-    if not all(name.strip() for name in names):
-        raise ValueError("has a blank file name")
+        names = [value]
+    else:
+        names = texts(value)
+        if not all(name.strip() for name in names):
+            raise ValueError("has a blank file name")
+    for name in names:
+        if fault := name_fault(name):
+            raise ValueError(fault)
     return names
 
 

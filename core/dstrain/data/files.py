@@ -118,7 +118,12 @@ class DataRoots:
         for start in range(len(parts)):
             for folder in self.folders:
                 *above, name = parts[start:]
-                parent = os.path.realpath(os.path.join(folder, *above))
+                parent = os.path.join(folder, *above)
+                # A name may have thousands of folders, of which none is there: one look
+                # tells, where its real path would take a look at each.
+                if not os.path.isdir(parent):
+                    continue
+                parent = os.path.realpath(parent)
                 if self.contains(parent):
                     names = self.names_in(parent)
                     if _folded(name) in names:

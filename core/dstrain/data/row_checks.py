@@ -91,7 +91,7 @@ class DataConfig:
     @property
     def source(self) -> Source:
         """Return where the rows are; raises UsageError if they are nowhere."""
-        return find_source(self.base_path, self.metadata_path)
+        return find_source(self.base_path, self.metadata_path, roots=self.roots)
 
     @property
     def reading(self) -> Reading:

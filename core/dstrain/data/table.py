@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from dstrain.data.urls import is_url
 from dstrain.errors import UsageError
 from dstrain.storage.spool import Chosen, Numbers, Spool
 
@@ -16,6 +17,12 @@ MAX_CELL_LENGTH = 2**20
 """Characters: above any caption or list of files; a longer cell is a quote that was never
 closed.
 """
+MAX_PATH_BYTES = 4096
+"""The longest path of Linux, the longest of all systems that name files so."""
+MAX_NAME_LENGTH = 255
+"""Characters of a file's name in its folder; few file systems take as many."""
+MAX_URL_LENGTH = 8192
+"""Characters; most web servers take no longer one."""
 RawValue = str | list[str]
 """A cell as written: text, or a list of texts from json. '' is an absent cell."""
 NamePlace = Callable[[int, str], str]
@@ -220,3 +227,18 @@ def text_fault(text: str) -> str:
     if not text.isascii() and _half_pair(text):
         return "contains half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
     return ""
+
+
+def name_fault(name: str) -> str:
+    """Say why no file can have this name, or this URL; '' if one can.
+
+    What is no name may be a whole file as text: it is not shown.
+    """
+    if len(name) <= MAX_NAME_LENGTH:
+        return ""
+    if is_url(name):
+        is_bad = len(name) > MAX_URL_LENGTH
+    else:
+        is_bad = len(name.encode(errors="replace")) > MAX_PATH_BYTES
+        is_bad = is_bad or max(map(len, name.split("/"))) > MAX_NAME_LENGTH
+    return f"is not a file name ({len(name):,} characters)" if is_bad else ""

@@ -68,6 +68,23 @@ def test_absolute_names_are_read_inside_any_of_the_folders(
         places(folders[:2], third)
 
 
+def test_a_missing_file_below_thousands_of_folders_is_looked_for_at_once(
+    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    real = files.os.path.realpath
+
+    def noting(path: Any, **options: Any) -> str:
+        looks.append(path)
+        return real(path, **options)
+
+    monkeypatch.setattr(files.os.path, "realpath", noting)
+    roots = DataRoots(tuple(map(str, folders)))
+    assert roots.nearest("a/" * 2000 + "none.png") == ""
+    assert roots.nearest("a/b/ONE.png") == "; did you mean 'one.png'?"
+    assert len(looks) <= 6
+
+
 def test_a_name_found_in_two_folders_is_refused_naming_both(
     folders: tuple[Path, ...],
 ) -> None:

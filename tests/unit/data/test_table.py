@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dstrain.data.table import Fault, Table, TableRows, refuse
+from dstrain.data.table import Fault, Table, TableRows, name_fault, refuse
 from dstrain.errors import UsageError
 
 PATH = Path("photos/m.csv")
@@ -48,3 +48,23 @@ def test_renamed_columns_are_named_as_in_the_file() -> None:
     assert dict(table.rows[0]) == {"prompt": "x"}
     assert [fault.column for fault in table.faults] == ["prompt"]
     assert table.where(0, "prompt") == "m.csv:2:a"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_name"),
+    [
+        ("a/" * 1000 + "b.png", True),
+        ("é" * 255, True),
+        ("é" * 256, False),
+        ("a/" * 2048 + "b", False),
+        ("é/" * 1400, False),
+        ("/9j/4AAQSkZJRgABAQ" * 40_000, False),
+        ("https://a.example/" + "x" * 4000, True),
+        ("https://a.example/" + "x" * 9000, False),
+    ],
+)
+def test_what_no_file_can_be_called_is_no_name_and_is_not_shown(
+    name: str, is_name: bool
+) -> None:
+    said = "" if is_name else f"is not a file name ({len(name):,} characters)"
+    assert name_fault(name) == said

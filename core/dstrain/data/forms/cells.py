@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from dstrain.data.forms.embedded import EmbeddedFiles
-from dstrain.data.table import RawValue, text_fault
+from dstrain.data.table import RawValue, name_fault, text_fault
 from dstrain.errors import UsageError
 
 MAX_EMBEDDED = 2**31
@@ -49,7 +49,7 @@ def converter(
     elif pa.types.is_floating(item):
         convert = _number
     elif _is_plain(item):
-        convert = _text
+        convert = _name if is_file else _text
     else:
         wanted = "a file, or names a file" if is_file else "text or numbers"
         raise UsageError(name, f"is a column of {kind}; expected {wanted}")
@@ -101,6 +101,15 @@ def _text(value: Any) -> str:
     return text
 
 
+def _name(value: Any) -> str:
+    """Return the name of a file; raise ValueError for text that is none, such as a file
+    in base64.
+    """
+    if fault := name_fault(str(value)):
+        raise ValueError(fault)
+    return _text(value)
+
+
 def _number(value: float) -> str:
     if not math.isfinite(value):
         raise ValueError(f"is {value}, which is not a number")
@@ -125,7 +134,7 @@ def _file(value: Any, store: EmbeddedFiles | None) -> str:
         name = path if isinstance(path, str) else ""
         value = value.get("bytes")
     if value is None or store is None:
-        return _text(name)
+        return _name(name)
     if len(value) > MAX_EMBEDDED:
         raise ValueError(f"has a file of more than {MAX_EMBEDDED:,} bytes")
     return store.keep(value, name)

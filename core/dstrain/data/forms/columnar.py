@@ -26,6 +26,10 @@ ROWS_AT_ONCE = 1024
 """Rows whose cells are objects of Python at once."""
 FILES_AT_ONCE = 16
 """Rows with embedded files that are in RAM at once."""
+EMBED = (
+    "embed images as bytes, or as records of bytes and path: text is read as the name of a "
+    "file (base64.b64decode turns base64 text into bytes)"
+)
 Batches = Iterator[Any]
 """`pyarrow.RecordBatch` by `pyarrow.RecordBatch`."""
 
@@ -79,30 +83,57 @@ def read_columnar(
         lines,
         faults,
         name_place=_Places(tuple(files), tuple(starts)),
+        advice=(EMBED,) if any(wanted[fault.column] for fault in faults) else (),
         form=form,
         roots=() if store is None else (store.folder,),
     )
 
 
 def columnar_texts(files: Sequence[Path]) -> Iterator[str]:
-    """Yield every text of files, with the names of embedded files."""
+    """Yield every text of files, with the names of embedded files but not their bytes."""
     for file in files:
-        for batch in _batches(file, None):
+        columns = _text_leaves(file) if file.suffix == PARQUET else None
+        if columns == []:
+            continue
+        for batch in _batches(file, columns):
             for column in batch.columns:
                 yield from _texts_of(column)
+
+
+def _text_leaves(file: Path) -> list[str]:
+    """Return the paths of the texts in a parquet file, such as 'image.path'.
+
+    The bytes beside them are not read: they may be megabytes in each of a thousand rows.
+    Of an arrow file, which is mapped, nothing is read that is not looked at.
+    """
+    import pyarrow.parquet as pq
+
+    with _opened(file) as source:
+        schema = pq.ParquetFile(source).schema
+        leaves = [schema.column(number) for number in range(len(schema))]
+    return [
+        leaf.path
+        for leaf in leaves
+        if leaf.physical_type == "BYTE_ARRAY" and leaf.logical_type.type != "NONE"
+    ]
 
 
 def _texts_of(column: Any) -> Iterator[str]:
     import pyarrow as pa
 
-    if pa.types.is_struct(column.type):
+    types = pa.types
+    if types.is_struct(column.type):
         for part in column.flatten():
             yield from _texts_of(part)
-    elif hasattr(column, "values") and pa.types.is_nested(column.type):
+    elif hasattr(column, "values") and types.is_nested(column.type):
         yield from _texts_of(column.values)
-    elif pa.types.is_dictionary(column.type):
+    elif types.is_dictionary(column.type):
         yield from _texts_of(column.dictionary)
-    elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    elif (
+        types.is_string(column.type)
+        or types.is_large_string(column.type)
+        or types.is_string_view(column.type)
+    ):
         yield from filter(None, column.to_pylist())
 
 

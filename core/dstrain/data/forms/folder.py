@@ -1,6 +1,5 @@
 """Read a folder of images or videos, with a file for the caption of each, as a table."""
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,13 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from dstrain.data.damage.faults import raise_system_fault
-from dstrain.data.forms.captions import MAX_BYTES, read_caption
-from dstrain.data.forms.listing import IMAGES, MEDIA, Medium, folder_digest, list_media
+from dstrain.data.forms.captions import read_caption
+from dstrain.data.forms.listing import (
+    IMAGES,
+    MEDIA,
+    Medium,
+    folder_digest,
+    leads_out,
+    list_media,
+    read_beside,
+)
 from dstrain.data.forms.naming import FILE_NAME, TEXT
 from dstrain.data.table import Fault, RawValue, Table, TableRows
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
-from dstrain.storage.files import read_limited
 
 CAPTION = "\0caption"
 """The column of the file that a caption is from, which no table shows."""
@@ -52,7 +58,7 @@ def read_folder(
         default_caption: The caption of those without one; None makes that a fault.
         roots: Other folders that a link may lead to.
     """
-    digest = folder_digest(folder)
+    digest = folder_digest(folder, roots)
     is_image = column is not None and not column.from_video
     suffixes = IMAGES if is_image else MEDIA
     captions = _Captions(folder, default_caption, roots)
@@ -130,7 +136,7 @@ class _Captions:
     ) -> None:
         self.folder = folder
         self.default = default
-        self.roots = [os.path.realpath(one) for one in (folder, *roots)]
+        self.folders = (folder, *roots)
         self.are_missing = False
 
     def with_texts(self, media: Iterator[Medium]) -> Iterator[tuple[Medium, _Caption]]:
@@ -176,7 +182,7 @@ class _Captions:
     def _in_file(self, file: str) -> _Caption:
         path = self.folder / file
         try:
-            if path.is_symlink() and not self._contains(os.path.realpath(path)):
+            if leads_out(path, self.folders):
                 # It may lead to anything that this user can read.
                 what = f"points outside the dataset's folder, to {path.readlink()}"
                 return _Caption("", file, what)
@@ -189,18 +195,18 @@ class _Captions:
                 return _Caption("", file, f"cannot be read: {error.strerror}")
             return _Caption("", file, str(error))
 
-    def _contains(self, path: str) -> bool:
-        return any(path.startswith(os.path.join(root, "")) for root in self.roots)
 
-
-def folder_texts(folder: Path) -> Iterator[str]:
+def folder_texts(folder: Path, roots: Sequence[Path] = ()) -> Iterator[str]:
     """Yield the names of images and videos in a folder, and the files of their captions as
     text, whatever is in them.
+
+    Args:
+        folder: The folder.
+        roots: Other folders that a link may lead to.
     """
     for medium in list_media(folder):
         yield medium.name
         for file in medium.captions:
-            try:
-                yield read_limited(folder / file, MAX_BYTES).decode(errors="replace")
-            except (OSError, UsageError):
-                continue
+            data = read_beside(folder, file, roots)
+            if data is not None:
+                yield data.decode(errors="replace")

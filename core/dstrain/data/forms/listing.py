@@ -3,14 +3,15 @@
 import hashlib
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dstrain.data.damage.faults import raise_system_fault
-from dstrain.data.forms.captions import SUFFIXES as CAPTIONS
+from dstrain.data.forms.captions import MAX_BYTES, SUFFIXES as CAPTIONS
 from dstrain.errors import SystemFault, UsageError
-from dstrain.storage.hashing import FileMemory, sha256
+from dstrain.storage.files import read_limited
+from dstrain.storage.hashing import FileMemory
 from dstrain.storage.user_cache import user_cache
 
 IMAGES = frozenset(
@@ -112,7 +113,7 @@ def _names_in(folder: Path) -> list[bytes]:
     return names
 
 
-def _mark_of(folder: Path) -> list[int]:
+def _mark_of(folder: Path, roots: Sequence[Path]) -> list[int]:
     """Return one mark for the names of images and videos in a folder and for the files of
     their captions: as `file_mark` has it, with their number for a size, and a hash of all
     for an inode.
@@ -120,6 +121,9 @@ def _mark_of(folder: Path) -> list[int]:
     count = 0
     times = [0, 0]
     whole = hashlib.blake2b(digest_size=7)
+    # They decide which links are followed.
+    for path in roots:
+        whole.update(os.fsencode(os.path.realpath(path)) + b"\0")
     root = os.path.join(folder, "")
     for medium in list_media(folder):
         parts = [medium.name]
@@ -139,20 +143,34 @@ def _mark_of(folder: Path) -> list[int]:
     return [count, *times, int.from_bytes(whole.digest(), "big")]
 
 
-def folder_digest(folder: Path) -> str:
+def leads_out(path: Path, folders: Sequence[Path]) -> bool:
+    """Return whether a file is a link to what is in none of the folders."""
+    if not path.is_symlink():
+        return False
+    target = os.path.realpath(path)
+    inside = (os.path.join(os.path.realpath(one), "") for one in folders)
+    return not target.startswith(tuple(inside))
+
+
+def folder_digest(folder: Path, roots: Sequence[Path] = ()) -> str:
     """Return the digest of the names of images and videos in a folder, and of the names
     and the bytes of the files with their captions.
 
     It does not change where the folder is copied or moved. Captions are read again only
-    if a file has another mark. Raises as `list_media`.
+    if a file has another mark; what is no caption file is not read. Raises as
+    `list_media`.
+
+    Args:
+        folder: The folder.
+        roots: Other folders that a link may lead to.
     """
-    mark = _mark_of(folder)
+    mark = _mark_of(folder, roots)
     cache = user_cache()
     memory = FileMemory((cache or Path(os.devnull)) / MEMORY)
     key = os.path.realpath(folder)
     found = memory.recall(key, mark)
     if found is None:
-        found = _content_digest(folder, sha256)
+        found = _content_digest(folder, roots)
         memory.remember(key, mark, found)
         if cache is not None:
             _save(memory)
@@ -173,15 +191,28 @@ def _save(memory: FileMemory) -> None:
         return
 
 
-def _content_digest(folder: Path, digest_of: Callable[[Path], str]) -> str:
+def _content_digest(folder: Path, roots: Sequence[Path]) -> str:
     whole = hashlib.sha256(b"folder of images and videos, form 1\0")
     for medium in list_media(folder):
         whole.update(os.fsencode(medium.name) + b"\0")
         for name in medium.captions:
-            try:
-                digest = digest_of(folder / name)
-            except OSError as error:
-                raise_system_fault(folder / name, error)
-                digest = ""
+            data = read_beside(folder, name, roots)
+            digest = "" if data is None else hashlib.sha256(data).hexdigest()
             whole.update(os.fsencode(name) + b"\0" + digest.encode() + b"\0")
     return whole.hexdigest()
+
+
+def read_beside(folder: Path, name: str, roots: Sequence[Path]) -> bytes | None:
+    """Return the bytes of the file of a caption; None for what is not read as one: a pipe
+    or a device, which may never end, a large file, and a link that leads out.
+    """
+    path = folder / name
+    if leads_out(path, (folder, *roots)):
+        return None
+    try:
+        return read_limited(path, MAX_BYTES)
+    except UsageError:
+        return None
+    except OSError as error:
+        raise_system_fault(path, error)
+        return None

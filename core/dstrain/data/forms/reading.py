@@ -88,6 +88,6 @@ def texts_of(source: Source) -> Iterator[str]:
     for part in source.parts:
         yield from texts_of(part)
     if source.form == "folder":
-        yield from folder_texts(source.path)
+        yield from folder_texts(source.path, source.roots)
     elif source.has_embedded:
         yield from columnar_texts(source.files)

@@ -43,6 +43,8 @@ class Source:
     """Those of parquet and arrow, in the order of their rows."""
     left_out: tuple[str, ...] = ()
     """Splits beside that of the files, which are not read."""
+    roots: tuple[Path, ...] = ()
+    """Folders beside `base` that links in a folder may lead to."""
     parts: tuple["Source", ...] = ()
     """Those of several datasets; `path` and `base` are of the first one."""
 
@@ -74,7 +76,7 @@ class Source:
         if self.form == "table":
             return sha256(self.path)
         if self.form == "folder":
-            return folder_digest(self.path)
+            return folder_digest(self.path, self.roots)
         if self.form == "several":
             return hash_json("datasets", [part.digest() for part in self.parts])
         digests = ModelDigests()
@@ -90,7 +92,10 @@ def metadata_files(base: Path) -> list[Path]:
 
 
 def find_source(
-    base: Path, metadata: Path | None = None, option: str = "--dataset"
+    base: Path,
+    metadata: Path | None = None,
+    option: str = "--dataset",
+    roots: tuple[Path, ...] = (),
 ) -> Source:
     """Find the rows of a dataset: in the metadata file that is named, else in a folder's
     own metadata, what `datasets` saved there, its parquet files, or its images and videos.
@@ -101,6 +106,7 @@ def find_source(
         base: The folder.
         metadata: Its metadata, where it is named.
         option: How the options begin that name these.
+        roots: Other folders that may hold files.
     """
     if metadata is not None:
         if metadata.suffix in (PARQUET, ARROW):
@@ -120,7 +126,7 @@ def find_source(
     if found is not None:
         return found
     if has_media(base):
-        return Source("folder", base, base)
+        return Source("folder", base, base, roots=roots)
     raise UsageError(
         base,
         f"has no metadata{' or '.join(SUFFIXES)}, no {PARQUET} files, nothing that "
@@ -145,6 +151,12 @@ def _saved(base: Path, option: str) -> Source | None:
         return None
     found = [one.get("filename") if isinstance(one, dict) else one for one in files]
     names = _names(base / STATE_FILE, found)
+    if not names:
+        what = "names no files of rows"
+        advice = (
+            "save the dataset again: save_to_disk did not finish, or it has no rows"
+        )
+        raise UsageError(base / STATE_FILE, what, advice)
     return Source("arrow", base, base, tuple(base / name for name in names))
 
 

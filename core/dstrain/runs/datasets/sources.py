@@ -25,7 +25,10 @@ def dataset_source(config: TrainConfig) -> Source | None:
             return None
         if config.dry_run and is_published(base):
             return None
-        found.append(find_source(base, part.config.dataset_metadata_path))
+        own = part.config
+        found.append(
+            find_source(base, own.dataset_metadata_path, roots=own.dataset_root)
+        )
     return _joined(config, found)
 
 
@@ -68,7 +71,7 @@ def _one_here(config: TrainConfig) -> Source | None:
         # A feature cache, as in DiffSynth-Studio's commands.
         return None
     with suppress(UsageError):
-        return find_source(base)
+        return find_source(base, roots=config.dataset_root)
     return None
 
 

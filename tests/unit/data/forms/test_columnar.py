@@ -54,6 +54,40 @@ def test_rows_of_all_files_are_one_table_with_their_places(tmp_path: Path) -> No
     assert list(columnar_texts([b]))[-3:] == ["caption 0", "caption 1", "caption 2"]
 
 
+def test_texts_are_found_in_every_type_and_no_bytes_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = {"bytes": b"the bytes", "path": "the path"}
+    content = {
+        "image": [image],
+        "images": [[image | {"path": "in a list"}]],
+        "nested": [{"deep": [{"text": "deep", "raw": b"the bytes"}]}],
+        "map": pa.array([[("key", "value")]], pa.map_(pa.string(), pa.string())),
+        "a.b": ["with a dot"],
+        "large": pa.array(["large"], pa.large_string()),
+        "view": pa.array(["view"], pa.string_view()),
+        "choice": pa.array(["choice"]).dictionary_encode(),
+        "number": [3],
+        "raw": [b"the bytes"],
+    }
+    path = parquet(tmp_path, "a.parquet", pa.table(content))
+    raw = parquet(tmp_path, "raw.parquet", pa.table({"raw": [b"the bytes"]}))
+    batches = columnar._batches
+
+    def checking(file: Path, columns: Any) -> Any:
+        for batch in batches(file, columns):
+            assert "the bytes" not in str(batch.to_pylist())
+            yield batch
+
+    monkeypatch.setattr(columnar, "_batches", checking)
+    assert sorted(columnar_texts([path, raw])) == sorted(
+        [
+            *("the path", "in a list", "deep", "key", "value"),
+            *("with a dot", "large", "view", "choice"),
+        ]
+    )
+
+
 def test_embedded_files_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +125,23 @@ def test_faults_are_named_by_row_and_column(tmp_path: Path) -> None:
     first, second = caught.value.help_lines
     assert first.startswith("a.parquet:2:text: contains a NUL")
     assert second.startswith("a.parquet:3:text: has 1,048,577 characters")
+
+
+@pytest.mark.parametrize("as_record", [False, True])
+def test_base64_text_is_no_file_name_however_long_it_is(
+    tmp_path: Path, as_record: bool
+) -> None:
+    texts = ["/9j/4AAQ" * count for count in (75_000, 200_000)]
+    cells = [{"bytes": None, "path": one} for one in texts] if as_record else texts
+    content = pa.table({"image": cells, "text": ["a", "b"]})
+    path = parquet(tmp_path, "a.parquet", content)
+    found = read(path, path)
+    with pytest.raises(UsageError) as caught:
+        found.refuse(found.faults)
+    first, second, advice = caught.value.help_lines
+    assert first == "a.parquet:1:image: is not a file name (600,000 characters)"
+    assert second == "a.parquet:2:image: is not a file name (1,600,000 characters)"
+    assert "embed images as bytes" in advice
 
 
 @pytest.mark.parametrize(

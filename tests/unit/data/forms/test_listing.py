@@ -5,9 +5,11 @@ it says.
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dstrain.data.forms import listing
+from dstrain.data.forms.captions import MAX_BYTES
 from dstrain.data.forms.listing import IMAGES, folder_digest, has_media, list_media
 from dstrain.errors import UsageError
 
@@ -87,11 +89,45 @@ def test_captions_that_did_not_change_are_not_read_again(
     monkeypatch.setattr("dstrain.storage.hashing.SETTLED", -1)
     digest = folder_digest(folder)
 
-    def refuse(path: Path) -> str:
+    def refuse(path: Path, most_bytes: int) -> bytes:
         raise AssertionError("a caption is read")
 
-    monkeypatch.setattr(listing, "sha256", refuse)
+    monkeypatch.setattr(listing, "read_limited", refuse)
     assert folder_digest(folder) == digest
     write(folder, "b.png")
     with pytest.raises(AssertionError):
         folder_digest(folder)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large", "link out"])
+def test_what_is_no_caption_file_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder = write(tmp_path / "data", "a.png")
+    secret = write(tmp_path / "elsewhere", "secret.txt") / "secret.txt"
+    caption = folder / "a.txt"
+    if kind == "pipe":
+        os.mkfifo(caption)
+    elif kind == "device":
+        caption.symlink_to("/dev/zero")
+    elif kind == "large":
+        with caption.open("wb") as file:
+            file.truncate(MAX_BYTES + 1)
+    else:
+        caption.symlink_to(secret)
+    opened = []
+    real = Path.open
+
+    def noting(path: Path, *given: Any, **named: Any) -> Any:
+        opened.append(path.name)
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", noting)
+    digest = folder_digest(folder)
+    assert "a.txt" not in opened
+    if kind == "link out":
+        known = folder_digest(folder, [tmp_path / "elsewhere"])
+        assert known != digest
+        caption.unlink()
+        shutil.copy(secret, caption)
+        assert folder_digest(folder) == known

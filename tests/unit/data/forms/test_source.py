@@ -99,6 +99,9 @@ def test_a_saved_dataset_names_no_file_elsewhere(tmp_path: Path, name: object) -
     (tmp_path / "state.json").write_text(json.dumps(state))
     with pytest.raises(UsageError, match="is not the name of anything in this folder"):
         find_source(tmp_path)
+    (tmp_path / "state.json").write_text('{"_data_files": []}')
+    with pytest.raises(UsageError, match=r"state\.json: names no files of rows"):
+        find_source(tmp_path)
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(UsageError, match=r"state\.json: is not valid JSON"):
         find_source(tmp_path)
