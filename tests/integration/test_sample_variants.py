@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dstrain.cache.store import FeatureCache
+from dstrain.data.cells import load_cell
 from dstrain.errors import CacheError
 from dstrain.randomness import SampleKey
 from dstrain.runs.build import open_training_data
@@ -36,6 +37,13 @@ FEATURES: dict[str, dict[str, Any]] = {
     "lines": {"caption_lines": True},
     "flip": {"flip": True},
     "crops": {"crops": 3, "height": 16, "width": 16},
+    "crops, flip and masks": {
+        "crops": 3,
+        "flip": True,
+        "height": 16,
+        "width": 16,
+        "mask_column": "mask",
+    },
     "buckets": {"resolution": "24"},
     "resolutions": {"resolution": "16,24"},
     "all": {
@@ -63,7 +71,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, (size, caption) in enumerate(zip(SIZES, CAPTIONS, strict=True)):
         pixels = numbers.integers(0, 256, (*size, 3), np.uint8)
         Image.fromarray(pixels).save(data / f"{number}.png")
-        rows.append({"image": f"{number}.png", "prompt": caption})
+        Image.fromarray(pixels[..., 0]).save(data / f"red-{number}.png")
+        row = {"image": f"{number}.png", "prompt": caption, "mask": f"red-{number}.png"}
+        rows.append(row)
     (data / "metadata.json").write_text(json.dumps(rows))
     return folder
 
@@ -192,3 +202,12 @@ def test_crops_lie_evenly_between_the_ends(tmp_path: Path) -> None:
         edges.add((int(row[0]), int(row[-1])))
     # 48 columns are cut off, at both sides together.
     assert edges == {(8, 23), (24, 39), (40, 55), (23, 8), (39, 24), (55, 40)}
+
+
+def test_masks_are_mirrored_and_cropped_as_their_images(place: Path) -> None:
+    """Of masks that are the red of their images."""
+    setup = resolve(config(place, **FEATURES["crops, flip and masks"]))
+    assert len(setup.dataset.rows) > 2 * len(SIZES)
+    for cells in setup.dataset.rows:
+        image, mask = (load_cell(cells[name]) for name in ("input_image", "loss_mask"))
+        assert np.array_equal(np.asarray(image)[..., 0], np.asarray(mask))

@@ -517,18 +517,20 @@ def test_layers_of_every_type_act_in_diffusers_and_come_back_from_others(
 
 
 @pytest.mark.promise("R18", "what training writes acts at the right strength elsewhere")
-@pytest.mark.parametrize("factor", [2, 4])
+@pytest.mark.parametrize(("rank", "factor"), [(2, 2), (2, 4), (4, None), (1, None)])
 @pytest.mark.parametrize("case", [QWEN, FLUX, WAN], ids=lambda case: case.family)
-def test_a_lokr_acts_in_diffusers(
+def test_a_lokr_acts_in_diffusers_and_comes_back_from_others(
     case: Case,
-    factor: int,
+    rank: int,
+    factor: int | None,
     tested: Callable[[Case], FamilyUnderTest],
     tmp_path: Path,
 ) -> None:
     subject = tested(case)
     words = command(case, subject, tmp_path / "out")
     words += ["--lora_base_model", case.part, "--lora_type", "lokr"]
-    words += ["--lora_rank", "2", "--lora_alpha", "3", "--lokr_factor", str(factor)]
+    words += ["--lora_rank", str(rank), "--lora_alpha", "3"]
+    words += ["--lokr_factor", str(factor)] if factor else []
     assert main(words) == 0
     file = tmp_path / "out/step-2.safetensors"
     ours = subject.open()
@@ -549,3 +551,22 @@ def test_a_lokr_acts_in_diffusers(
         count += 1
     assert count == len({key.split(".lokr_")[0] for key in load_file(file)})
     assert acting >= count / 2
+    merged = subject.open().components[case.part]
+    before = {name: weight.clone() for name, weight in merged.state_dict().items()}
+    family = load_family(case.family)
+    for program in ("comfyui", "diffusers"):
+        back = tmp_path / f"{program}.safetensors"
+        assert main(["export", "--format", program, str(file), str(back)]) == 0
+        (lora,) = read_lora(back, family, {case.part: base_shapes(merged)}, case.part)
+        assert len(lora.layers) == count
+        for name, one in lora.layers.items():
+            weight = before[f"{name}.weight"]
+            change = ours.components[case.part].get_submodule(name)
+            (adapter,) = change.active_adapters
+            wanted = weight + change.get_delta_weight(adapter)
+            assert torch.allclose(one.changed(weight), wanted, atol=1e-6)
+    again = (
+        command(case, subject, tmp_path / "again")
+        + words[words.index("--lora_base_model") :]
+    )
+    assert main([*again, "--lora_checkpoint", str(file)]) == 0

@@ -8,6 +8,9 @@ from typing import Generic, TypeVar
 from dstrain.config.fields import split_commas
 from dstrain.errors import UsageError
 
+MOST_RANK = 2**15
+"""More than a layer of any model has rows or columns: a higher rank adds nothing to it."""
+
 Number = TypeVar("Number", int, float)
 
 
@@ -68,6 +71,9 @@ def _rank(flag: str, text: str) -> int:
         raise UsageError(flag, f"{text.strip()!r} is not a valid integer") from None
     if rank < 1:
         raise UsageError(flag, f"expected 1 or more, got {rank}")
+    if rank > MOST_RANK:
+        what = f"expected {MOST_RANK:,} or less, got {rank}"
+        raise UsageError(flag, what, "usual ranks are 4 to 128")
     return rank
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -198,6 +198,14 @@ class _Row:
     is_too_small: bool = False
     """Whether an image is too small for the buckets of this resolution."""
 
+    @property
+    def as_loaded(self) -> tuple[dict[str, Cell], dict[str, Size]]:
+        """Return what differs between resolutions, if anything does: its cells, and the
+        (height, width) at which its videos are loaded.
+        """
+        sizes = {name: video.size for name, video in self.videos.items()}
+        return self.cells, sizes
+
     def add_image(self, name: str, found: Cell, images: Sequence[ImageInfo]) -> None:
         """Add a cell of images."""
         self.cells[name] = found
@@ -247,21 +255,23 @@ def _samples(
         ]
         # Where another resolution has a size for them, small images are no fault.
         large = [row for row in found if not row.is_too_small] or found[:1]
-        earlier: list[Mapping[str, Cell]] = []
+        chunk = 0
+        earlier: list[tuple[dict[str, Cell], dict[str, Size]]] = []
         for row in large:
             faults += row.faults
             for name in missing(frozenset(row.blank)):
                 faults.append(Fault(number, columns[name].name, "is blank"))
-            for clips in _clips(row.videos, config.sampling):
+            # Two resolutions may have the same size for it; their clips are then equal.
+            if row.as_loaded in earlier:
+                continue
+            earlier.append(row.as_loaded)
+            for clips in _unlike(_clips(row.videos, config.sampling)):
                 faults += _too_short(number, clips, columns)
                 cells = row.cells | clips
-                # Two resolutions may have the same size for it.
-                if cells not in earlier:
-                    sample_id = (number, len(earlier))
-                    earlier.append(cells)
-                    cells = cells | _derived(cells, inputs)
-                    variants = _variants(cells, row, config)
-                    yield CheckedSample(sample_id, variants, row.cropped)
+                cells |= _derived(cells, inputs)
+                variants = _variants(cells, row, config)
+                yield CheckedSample((number, chunk), variants, row.cropped)
+                chunk += 1
 
 
 def _read_row(
@@ -415,8 +425,10 @@ def input_columns(
 
 def _check_crops(column: Column, augmentation: AugmentationOptions) -> None:
     """Refuse crops of an image that the variant reads at its own size: those of the row
-    would show different parts.
+    would show different parts. A mask is cropped as what it is of.
     """
+    if isinstance(column, MaskColumn):
+        return
     if augmentation.crops > 1 and column.is_file and not column.multiple:
         what = f"the images of column {column.name!r} keep their size, and cannot be cropped as others are"
         raise UsageError("--crops", what, "leave it out for this variant")
@@ -526,6 +538,19 @@ def _clips(
     multiples = [video.column.frame_multiple or 1 for video in videos.values()]
     for clip in sampling.clips(total, math.lcm(*multiples)):
         yield {name: video.cell(clip) for name, video in videos.items()}
+
+
+def _unlike(samples: Iterable[dict[str, Cell]]) -> Iterator[dict[str, Cell]]:
+    """Yield each set of clips once: those of a video with fewer frames per second than
+    are wanted may show the same.
+    """
+    # By hash: a long video has thousands of clips. The rest of their cells is the same.
+    seen: set[tuple[Any, ...]] = set()
+    for clips in samples:
+        shown = tuple((cell.files, cell.parameters) for cell in clips.values())
+        if shown not in seen:
+            seen.add(shown)
+            yield clips
 
 
 def _derived(cells: Mapping[str, Cell], inputs: Mapping[str, Input]) -> dict[str, Cell]:

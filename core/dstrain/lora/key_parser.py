@@ -74,6 +74,11 @@ class LoraWeights:
         """Return the number of rows of `down`."""
         return len(self.down)
 
+    @property
+    def has_product(self) -> bool:
+        """Return whether it has a rank, and an alpha that counts: always."""
+        return True
+
     def layer(self, alpha: float) -> LoraLayer:
         """Return the layer with an alpha."""
         return LoraLayer(self.down, self.up, alpha, self.magnitude)

@@ -99,6 +99,11 @@ class LokrWeights:
         products = [one for one in (self.first, self.second) if len(one) == 2]
         return products[-1][0].shape[1] if products else 1
 
+    @property
+    def has_product(self) -> bool:
+        """Return whether it has a rank, and an alpha that counts."""
+        return len(self.first) + len(self.second) > 2
+
     def layer(self, alpha: float) -> LokrLayer:
         """Return the layer with an alpha."""
         return LokrLayer(self.first, self.second, self.rank, alpha)
@@ -131,9 +136,14 @@ def parse_lokr(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LokrWeigh
         second = _matrices(path, name, "lokr_w2", found)
         alpha = float(found["alpha"]) if "alpha" in found else None
         weights = LokrWeights(first, second, alpha)
-        if len(first) == len(second) == 1:
+        if not weights.has_product:
             weights = replace(weights, alpha=float(weights.rank))
         layers[name] = weights
+    products = {name: one for name, one in layers.items() if one.has_product}
+    without = [name for name, one in products.items() if one.alpha is None]
+    if without and len(without) < len(products):
+        what = f"incomplete LoRA file: {len(without)} of {len(products)} layers lack an alpha"
+        raise StateError(path, what, f"the first: {first_few(without)}")
     return layers
 
 

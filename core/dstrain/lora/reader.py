@@ -284,7 +284,25 @@ class _Reader:
         self, group: Group, adapter: AdapterConfig | None
     ) -> Mapping[str, float]:
         """Return each layer's alpha."""
-        layers = group.layers
+        ranks = {rest: float(weights.rank) for rest, weights in group.layers.items()}
+        # Alpha says nothing of a LoKr of two whole matrices, nor that layer of others.
+        layers = {rest: one for rest, one in group.layers.items() if one.has_product}
+        if layers:
+            return {**ranks, **self._alphas_of(layers, group.peft, adapter)}
+        if self.alpha is not None:
+            raise UsageError("--alpha", f"has no effect: {self.path} needs none")
+        return ranks
+
+    def _alphas_of(
+        self, layers: Mapping[str, Weights], peft: bool, adapter: AdapterConfig | None
+    ) -> Mapping[str, float]:
+        """Return the alpha of each of these layers, all of which have one.
+
+        Args:
+            layers: The layers by the rest of their names.
+            peft: As in `Group`.
+            adapter: What peft's configuration says.
+        """
         ranks = {rest: float(weights.rank) for rest, weights in layers.items()}
         stated = {
             rest: weights.alpha
@@ -311,7 +329,7 @@ class _Reader:
             return ranks
         if self.alpha is not None:
             return dict.fromkeys(layers, self.alpha)
-        if group.peft or not all(weights.named for weights in layers.values()):
+        if peft or not all(weights.named for weights in layers.values()):
             with_alpha = self.path.with_stem(f"{self.path.stem}-alpha")
             paths = (self.path, unused_name(with_alpha))
             raise StateError(

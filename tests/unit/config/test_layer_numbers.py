@@ -33,6 +33,8 @@ def test_alphas_may_be_absent_and_need_not_be_whole() -> None:
         ("attn=x", "'x' is not a valid integer"),
         ("attn=1.5", "'1.5' is not a valid integer"),
         ("attn=0", "expected 1 or more, got 0"),
+        ("8,attn=99999999999999999999", "expected 32,768 or less, got 9999"),
+        ("32769", "expected 32,768 or less, got 32769"),
         ("=1", "expected PATTERN=NUMBER"),
         ("attn=1,2", "after the first number"),
         ("attn=1,attn=2", "attn is given twice"),

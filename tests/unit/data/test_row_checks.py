@@ -18,7 +18,12 @@ from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
 from dstrain.data.forms.metadata import read_metadata
 from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, input_columns, open_dataset
+from dstrain.data.row_checks import (
+    DataConfig,
+    _unlike,
+    input_columns,
+    open_dataset,
+)
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import (
     Column,
@@ -543,3 +548,35 @@ def test_a_mask_that_leaves_nothing_is_refused_where_it_is_loaded(base: Path) ->
     allowed = MaskColumn("mask", "image", mode="L", of="input_image")
     rows = opened(base, table, inputs={**MASKS, "loss_mask": allowed}).rows
     assert load_cell(rows[0]["loss_mask"]).getextrema() == (0, 0)
+
+
+# Clips
+
+
+class Compared(str):
+    """The path of a video that counts how often it is compared."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def clip(path: str, start: int) -> dict[str, Cell]:
+    return {"video": Cell("video", None, (path,), (("frames", (start,)),))}
+
+
+def test_many_clips_of_a_video_are_not_compared_with_each_other() -> None:
+    clips = [clip(Compared("a.mp4"), start) for start in range(2000)]
+    twice = [one for one in clips for _ in range(2)]
+    Compared.count = 0
+    assert len(list(_unlike(twice))) == len(clips)
+    assert Compared.count < 3 * len(clips)
+
+
+def test_clips_that_show_the_same_are_one_sample() -> None:
+    clips = [clip("a.mp4", 0), clip("a.mp4", 1), clip("b.mp4", 0)]
+    assert list(_unlike([*clips, *clips])) == clips

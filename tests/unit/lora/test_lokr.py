@@ -10,10 +10,14 @@ from dstrain.errors import StateError, UsageError
 from dstrain.lora.adapters import add_layers, inject, lora_layers
 from dstrain.lora.fusing import divided, joined
 from dstrain.lora.key_names import Rows
+from dstrain.lora.key_parser import FOLDED
 from dstrain.lora.layers import LoraConfig, LoraLayer
 from dstrain.lora.lokr import LokrLayer, parse_lokr
 from dstrain.lora.merging import merge_layers
+from dstrain.lora.reader import read_lora
 from torch import Tensor, nn
+
+from tests.support.lora_family import MODEL, SHAPES, read, written
 
 PATH = Path("x.safetensors")
 
@@ -109,6 +113,78 @@ def test_what_is_trained_is_the_lokr_of_peft(rank: int, factor: int) -> None:
     assert {name for name, one in net.named_parameters() if one.requires_grad} == {
         f"0.{name}.default" for name in own.parts()
     }
+
+
+def of_every_form(first: int = 3) -> dict[str, dict[str, Tensor]]:
+    """The matrices of four layers of 6 rows and columns: those that are whole, the second
+    a product, the first one, and both.
+    """
+    halves = {"lokr_w1_a": numbers(2, first), "lokr_w1_b": numbers(first, 3)}
+    products = {"lokr_w2_a": numbers(3, 1), "lokr_w2_b": numbers(1, 2)}
+    whole_1, whole_2 = {"lokr_w1": numbers(2, 3)}, {"lokr_w2": numbers(3, 2)}
+    return {
+        "to_q": whole_1 | whole_2,
+        "to_k": whole_1 | products,
+        "to_v": halves | whole_2,
+        "to_out.0": halves | products,
+    }
+
+
+def in_file(
+    path: Path, layers: dict[str, dict[str, Tensor]], header: dict[str, str]
+) -> Path:
+    tensors = {
+        f"transformer.blocks.0.attn.{layer}.{part}": one
+        for layer, parts in layers.items()
+        for part, one in parts.items()
+    }
+    return written(path / "x.safetensors", tensors, header)
+
+
+@pytest.mark.parametrize("alpha", [5.0, None])
+def test_a_file_may_have_layers_of_every_form(
+    alpha: float | None, tmp_path: Path
+) -> None:
+    layers = of_every_form()
+    header = {}
+    if alpha is None:
+        header = dict(FOLDED)
+    else:
+        for parts in layers.values():
+            parts["alpha"] = torch.tensor(alpha)
+    found = read(in_file(tmp_path, layers, header)).layers
+    assert len(found) == len(layers)
+    for name, parts in layers.items():
+        here = found[f"blocks.0.attn.{name}"].changed(torch.zeros(6, 6))
+        assert torch.allclose(here, by_comfyui(parts), atol=1e-6)
+
+
+def test_alpha_of_some_products_alone_is_refused(tmp_path: Path) -> None:
+    layers = of_every_form()
+    for name in ("to_q", "to_k"):
+        layers[name]["alpha"] = torch.tensor(5.0)
+    with pytest.raises(StateError, match="2 of 3 layers lack an alpha"):
+        read(in_file(tmp_path, layers, {}))
+
+
+def test_without_any_alpha_it_is_asked_for(tmp_path: Path) -> None:
+    file = in_file(tmp_path, of_every_form(), {})
+    with pytest.raises(StateError, match="rank and alpha are unknown"):
+        read(file)
+    (lora,) = read_lora(file, MODEL, {"dit": SHAPES}, "dit", alpha=2.0)
+    ranks = {
+        name.split("attn.")[1]: one.scale
+        for name, one in lora.layers.items()
+        if isinstance(one, LokrLayer)
+    }
+    assert ranks == {"to_q": 1.0, "to_k": 2.0, "to_v": 2 / 3, "to_out.0": 2.0}
+
+
+def test_alpha_has_no_effect_on_whole_matrices(tmp_path: Path) -> None:
+    file = in_file(tmp_path, {"to_q": of_every_form()["to_q"]}, {})
+    assert read(file)
+    with pytest.raises(UsageError, match="needs none"):
+        read_lora(file, MODEL, {"dit": SHAPES}, "dit", alpha=2.0)
 
 
 WHOLE = {"a.lokr_w1": numbers(2, 3), "a.lokr_w2": numbers(4, 2)}

@@ -56,6 +56,12 @@ TYPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "lora_rank": "2,to_out=1",
             "lora_alpha": 3.0,
         },
+        "lokr with products in some layers": {
+            "lora_type": "lokr",
+            "lokr_factor": 2,
+            "lora_rank": "4,to_out=1",
+            "lora_alpha": 3.0,
+        },
     }
 )
 PLACES = MappingProxyType(

@@ -5,6 +5,7 @@ what is computed from them, and another seed needs nothing new.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,15 @@ SEPARATOR = ","
 """Between the tags of a caption."""
 WHOLE = 10**6
 """The weight of a caption, of which a dropout takes its part."""
+
+WITHOUT_BLANKS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3005-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
+)
+"""Characters of scripts that put no blanks between words."""
+IN_WORDS = rf"[^\W{WITHOUT_BLANKS}]"
+"""A letter, digit or underscore of the other scripts."""
 
 WeightedCaption = tuple[int, str]
 """A caption and how probable it is, in proportion to the others of its row."""
@@ -33,7 +43,7 @@ class CaptionOptions:
     split_lines: bool = False
     """Whether each line is a caption of its own."""
     trigger: str = ""
-    """Put in place of TRIGGER; where a caption has neither, before it."""
+    """Put in place of TRIGGER; where a caption has neither (`has_word`), before it."""
     prefix: str = ""
     suffix: str = ""
 
@@ -64,7 +74,7 @@ class CaptionOptions:
             return caption
         if TRIGGER in caption:
             return caption.replace(TRIGGER, self.trigger)
-        if self.trigger in caption:
+        if has_word(caption, self.trigger):
             return caption
         return f"{self.trigger}, {caption}" if caption else self.trigger
 
@@ -81,6 +91,27 @@ class CaptionOptions:
             )
             orders.append(", ".join([*first, *(others[tag] for tag in shuffled)]))
         return orders
+
+
+def has_word(caption: str, word: str) -> bool:
+    """Return whether a word, or several, stand in a caption and are no part of a longer
+    one: "art" is not in "party", nor in "art2".
+
+    Scripts that put no blanks between words (Chinese, Japanese, Thai) have no longer
+    words: there any place counts.
+    """
+    before = _letters_beside(word[0])
+    after = _letters_beside(word[-1])
+    pattern = rf"(?<!{before}){re.escape(word)}(?!{after})"
+    return re.search(pattern, caption) is not None
+
+
+def _letters_beside(end: str) -> str:
+    """Return a pattern of the characters that would make a word longer at this end: none
+    where it ends in a sign or in a script without blanks.
+    """
+    is_part = re.fullmatch(IN_WORDS, end) is not None
+    return IN_WORDS if is_part else r"(?!)"
 
 
 def _number(caption: str, variant: int, tag: int) -> bytes:

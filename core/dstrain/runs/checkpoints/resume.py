@@ -113,7 +113,9 @@ def _content(data: TrainingData) -> dict[str, str]:
     setup = data.setup
     dataset = setup.dataset
     sizes = []
-    for row in dataset.rows:
+    # The variants of a sample read the same files.
+    for first in dataset.first_variants:
+        row = dataset.rows[first]
         used = sorted(setup.plan(frozenset(row)).used_inputs)
         files = [file for name in used for file in row[name].files]
         sizes.append([os.path.getsize(file) for file in files])

@@ -86,6 +86,46 @@ def test_the_trigger_word_is_in_every_caption(written: str, expected: str) -> No
     assert texts(CaptionOptions(trigger="sks"), written) == [expected]
 
 
+@pytest.mark.parametrize(
+    ("trigger", "caption"),
+    [
+        ("art", "a birthday party"),
+        ("art", "art2 of an artist"),
+        ("art", "ART, smart_art"),
+        ("ohwx man", "ohwx manual"),
+        ("é", "café"),
+        ("sks!", "sks, wet"),
+        ("c++", "ac++"),
+        ("猫", "犬の写真"),
+    ],
+)
+def test_a_part_of_a_longer_word_is_not_the_trigger_word(
+    trigger: str, caption: str
+) -> None:
+    options = CaptionOptions(trigger=trigger)
+    assert texts(options, caption) == [f"{trigger}, {caption}"]
+
+
+@pytest.mark.parametrize(
+    ("trigger", "caption"),
+    [
+        ("art", "art"),
+        ("art", "modern art, (art:1.2)"),
+        ("art", "party art"),
+        ("ohwx man", "an ohwx man's hat"),
+        ("sks!", "wet sks! dog"),
+        ("c++", "a c++book"),
+        ("<s1>", "a<s1>b"),
+        ("猫", "黒猫の写真"),
+        ("sks", "黒いsksの写真"),
+    ],
+)
+def test_the_trigger_word_is_found_beside_signs_and_in_scripts_without_blanks(
+    trigger: str, caption: str
+) -> None:
+    assert texts(CaptionOptions(trigger=trigger), caption) == [caption]
+
+
 def test_prefix_and_suffix_stand_around_all_but_a_dropped_caption() -> None:
     options = CaptionOptions(
         dropout=0.5, trigger="sks", prefix="old ", suffix=" now", variants=1

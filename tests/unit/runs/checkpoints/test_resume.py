@@ -17,6 +17,7 @@ from dstrain.config.options.train import options_affecting
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.resume import (
     config_digest,
+    data_fingerprint,
     load_training_state,
     training_state,
 )
@@ -339,6 +340,21 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
         ),  # of the same size in pixels
     ),
 }
+
+
+def test_files_are_looked_at_once_for_all_variants_of_a_sample(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = training_run(config(here, shuffle_tags=True, flip=True))
+    variants, samples = len(made.data.source.sample_ids), 6
+    seen: list[str] = []
+    size_of = os.path.getsize
+    monkeypatch.setattr(
+        os.path, "getsize", lambda path: seen.append(str(path)) or size_of(path)
+    )
+    of_variants = data_fingerprint(made)
+    assert variants > samples == len(seen)
+    assert of_variants == data_fingerprint(training_run(config(here)))
 
 
 def rewritten(data: Path, change: Callable[[Any], object]) -> None:
