@@ -22,7 +22,7 @@ from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import LIST, read_samples, write_list
-from dstrain.runs.stage_1.before_stage_2 import check_training
+from dstrain.runs.stage_1.before_stage_2 import check_resume, check_training
 from dstrain.runs.stage_1.cache_folder import refuse_folder
 from dstrain.runs.stage_1.computing import compute
 from dstrain.runs.stage_1.freeing import LoadedWeights
@@ -84,10 +84,12 @@ def data_process(
         for one in setup.datasets:
             refuse_secrets(one)
         if stage_2 is not None:
-            check_training(
+            module = check_training(
                 stage_2,
                 chain.from_iterable(one.dataset.input_sets for one in setup.datasets),
             )
+            check_resume(setup, stage_2, processes, module)
+            del module
         if processes.is_main:
             stack.enter_context(lock(setup.cache_path))
             FeatureCache.create(setup.cache_path)
