@@ -367,3 +367,43 @@ def test_what_stage_2_would_refuse_is_refused_before_anything_is_computed(
     assert main(words(line)) == code
     assert said in capfd.readouterr().err
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ({}, "the dataset has changed since the saved run read it: its metadata; 6 rows then, 7 now; written since: "),
+        ({"learning_rate": 1e-3}, "--learning_rate: saved 0.01, this run 0.001"),
+    ],
+    ids=["a dataset that changed", "another flag"],
+)  # fmt: skip
+def test_a_resume_that_stage_2_would_refuse_is_refused_before_anything_is_computed(
+    flag: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    project(tmp_path)
+    line = flags(
+        tmp_path,
+        lora_rank=2,
+        max_steps=1,
+        feature_cache=tmp_path / "cache",
+        output_path=tmp_path / "out",
+    )
+    assert main(words(line)) == 0
+    # Of the same rows, more steps are a resume.
+    assert main([*words({**line, "max_steps": 2}), "--resume"]) == 0
+    rows = json.loads((tmp_path / "data/metadata.json").read_text())
+    rows.append({**rows[0], "prompt": "a bird"})
+    (tmp_path / "data/metadata.json").write_text(json.dumps(rows))
+    before = sorted((tmp_path / "cache").rglob("*"))
+    capfd.readouterr()
+    more = {**line, "max_steps": 3, **flag}
+    assert main([*words(more), "--resume"]) == 3
+    told = capfd.readouterr().err
+    assert said in told
+    assert ("resume with those that were saved" in told) == bool(flag)
+    assert "or start over with --overwrite in place of --resume" in told
+    assert sorted((tmp_path / "cache").rglob("*")) == before
+    assert main([*words(more), "--overwrite"]) == 0

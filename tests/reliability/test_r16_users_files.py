@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from dstrain.cache.store import PARTS
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints.state import TrainingState, prune_states, save_state
 
@@ -115,15 +116,23 @@ FOREIGN = (
 )  # fmt: skip
 
 
-def put(foreign: Foreign, folder: Path) -> dict[Path, str]:
-    """Write the files that are not there into each folder that dstrain writes to;
-    return what is written.
+def is_visible(path: str) -> bool:
+    """Whether a path is below a name that a folder for a new cache must not have."""
+    first = Path(path).parts[0]
+    return not first.startswith(".") and first not in PARTS
+
+
+def put(foreign: Foreign, folder: Path, is_new: bool = False) -> dict[Path, str]:
+    """Write the files that are not there into each folder that dstrain writes to, those
+    that no new cache may have left out of it if it is new; return what is written.
     """
     written = {}
     for name in EVERY:
         for path, content in foreign.files.items():
             place = folder / name / path
             if os.path.lexists(place):
+                continue
+            if is_new and name == "cache" and is_visible(path):
                 continue
             place.parent.mkdir(parents=True, exist_ok=True)
             if content.startswith(LINK):
@@ -218,7 +227,7 @@ def test_files_of_others_stay_whatever_command_runs(
     if late:
         for name in ("train", "stage 1", "dataset"):
             assert main(lines[name][0]) == 0
-    theirs |= put(foreign, tmp_path)
+    theirs |= put(foreign, tmp_path, is_new=not late)
     for name, (words, folder) in lines.items():
         if late and name == "train":
             continue
@@ -230,6 +239,28 @@ def test_files_of_others_stay_whatever_command_runs(
             assert re.search("move it away|give another --", said), (name, said)
         elif not foreign.refused:
             assert code == 0, (name, said)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [one for one in FOREIGN if any(map(is_visible, one.files))],
+    ids=lambda one: one.name,
+)
+def test_no_cache_is_made_in_a_folder_of_others(
+    foreign: Foreign,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    theirs = prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    theirs |= put(foreign, tmp_path)
+    before = sorted(Path("cache").rglob("*"))
+    assert main(commands()["stage 1"][0]) in (2, 3)
+    said = capfd.readouterr().err
+    assert re.search("move it away|give an empty or new folder", said), said
+    assert sorted(Path("cache").rglob("*")) == before
+    assert found(theirs) == theirs
 
 
 def state(step: int) -> TrainingState:

@@ -77,6 +77,15 @@ def refill_advice(config: TrainConfig) -> str:
     return "to fill it, run: " + command_line(config, task=stage_1, **NEW_START)
 
 
+def one_command_advice(config: TrainConfig) -> tuple[str, ...]:
+    """Return the command of both stages in place of that of stage 2, in words."""
+    has_both = config.dataset_base_path and config.feature_cache and config.output_path
+    if config.stage != "train" or not has_both:
+        return ()
+    command = command_line(config, task=config.task_name)
+    return (f"to fill it and train on it in one command, run: {command}",)
+
+
 def _words(name: str, stands_alone: bool, text: str) -> list[str]:
     if stands_alone:
         return [f"--{name}"]

@@ -148,14 +148,7 @@ def prepare(
         keep_frozen_apart(module)
     else:
         division.divide(module)
-    order = Order(
-        groups,
-        config.dataset_repeat,
-        processes.size * config.batch_size * config.gradient_accumulation_steps,
-        config.seed,
-        data.sample_ids,
-        data.repeated,
-    )
+    order = order_of(setup, data, groups, processes)
     steps = total_steps(config, order.steps_per_epoch)
     optimizer = build_optimizer(setup.optimizer, module.trained.parameters)
     return TrainingRun(
@@ -175,6 +168,21 @@ def prepare(
         total_steps=steps,
         trackers=Trackers(config, processes.is_main),
         validation=validation,
+    )
+
+
+def order_of(
+    setup: Setup, data: TrainingData, groups: Groups, processes: ProcessGroup
+) -> Order:
+    """Return the order in which a run draws the samples of these groups."""
+    config = setup.config
+    return Order(
+        groups,
+        config.dataset_repeat,
+        processes.size * config.batch_size * config.gradient_accumulation_steps,
+        config.seed,
+        data.sample_ids,
+        data.repeated,
     )
 
 

@@ -9,7 +9,11 @@ from pathlib import Path
 
 from dstrain.cache.store import MARKER
 from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import command_line, refill_advice
+from dstrain.config.serialize import (
+    command_line,
+    one_command_advice,
+    refill_advice,
+)
 from dstrain.config.validation import validate
 from dstrain.console import get_logger, is_main_process
 from dstrain.distributed.world import ProcessGroup, distributed_run
@@ -93,7 +97,7 @@ def start(
         with without_accelerates_own(), kept:
             _start(config, module_class, launch)
     except CacheError as error:
-        error.help_lines += (refill_advice(config),)
+        error.help_lines += (refill_advice(config), *one_command_advice(config))
         raise
 
 

@@ -114,6 +114,25 @@ class ValidationSamples:
         return len(self.sample_ids) > 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedTraining:
+    """What stage 2 will train, as far as it is known before stage 1 has computed
+    anything: enough to say whether it may resume.
+    """
+
+    setup: Setup
+    processes: ProcessGroup
+    module: TrainingModule
+    order: Order
+    data: TrainingData
+    """The rows of the dataset, as stage 1 reads them."""
+    found: Found
+    """The configurations of both stages."""
+    total_steps: int
+    cache_info: None = None
+    """Nothing is recorded yet."""
+
+
 @dataclass(kw_only=True)
 class TrainingRun:
     """A training run and its progress."""

@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -37,14 +37,16 @@ from dstrain.pipeline.loss_masks import MASK
 from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
+from dstrain.runs.datasets.changed import written_since
 from dstrain.runs.datasets.masks import other_masks
 from dstrain.runs.datasets.own_options import (
     differing_options,
     other_options,
     with_recorded,
 )
+from dstrain.runs.datasets.sources import source_here
 from dstrain.runs.setup import Setup
-from dstrain.runs.training_run import TrainingData, TrainingRun
+from dstrain.runs.training_run import PlannedTraining, TrainingData, TrainingRun
 from dstrain.storage.files import unused_name
 from dstrain.storage.hashing import hash_json
 from dstrain.storage.run_files import RUN, RunFiles
@@ -65,6 +67,10 @@ OF_SAMPLES = ("batch_size", "gradient_accumulation_steps", PROCESSES)
 MODIFIERS = "plugins that change steps"
 """Entry of these versions: what `modifiers_in_words` returns."""
 NO_MODIFIERS = "none"
+ROWS = "rows"
+"""End of the entries of `data_fingerprint` that are no digests."""
+ANEW = "or start over with --overwrite in place of --resume"
+AnyRun = TrainingRun | PlannedTraining
 NO_FLAG = "no flag differs: other rows are skipped or have other sizes, or the model is another"
 OF_TRAINED_WEIGHTS = frozenset(
     {
@@ -108,6 +114,7 @@ def _content(data: TrainingData) -> dict[str, str]:
     if data.cache_info is not None and isinstance(data.source, CachedSamples):
         return {
             "metadata": data.cache_info.dataset["sha256"],
+            ROWS: str(data.cache_info.dataset["rows"]),
             "cached values": data.source.rows.values_digest,
         }
     setup = data.setup
@@ -120,9 +127,25 @@ def _content(data: TrainingData) -> dict[str, str]:
         files = [file for name in used for file in row[name].files]
         sizes.append([os.path.getsize(file) for file in files])
     return {
-        "metadata": setup.dataset_digest,
+        **_rows_of(setup),
         "files (by their sizes)": hash_json("sizes", sizes),
     }
+
+
+def _rows_of(setup: Setup) -> dict[str, str]:
+    return {
+        "metadata": setup.dataset_digest,
+        ROWS: str(len(setup.checked_dataset.table.rows)),
+    }
+
+
+def rows_fingerprint(setup: Setup) -> dict[str, str]:
+    """Return what of `data_fingerprint` is known before stage 1 has computed anything."""
+    content = _rows_of(setup)
+    if setup.validation is not None:
+        second = _rows_of(setup.validation)
+        content |= {f"validation {name}": one for name, one in second.items()}
+    return content
 
 
 def modifiers_in_words(setup: Setup) -> str:
@@ -158,7 +181,7 @@ def check_start(config: TrainConfig, folder: Path) -> None:
         )
 
 
-def config_digest(run: TrainingRun) -> str:
+def config_digest(run: AnyRun) -> str:
     """Return a digest of all that decides the numbers of a run.
 
     The split into stages, the number of processes and the place of files are not in it.
@@ -220,7 +243,7 @@ def config_digest(run: TrainingRun) -> str:
     return hash_json("run", [setup.task.name, trainables, order, numbers])
 
 
-def stored_components(run: TrainingRun) -> dict[str, list[str]]:
+def stored_components(run: AnyRun) -> dict[str, list[str]]:
     """Return how the components that the run uses are quantized, those that are as they
     are loaded left out: the place of weights changes no number.
     """
@@ -285,6 +308,65 @@ def state_reader(run: TrainingRun) -> Callable[[Path], dict[str, Tensor]] | None
     return lambda path: read_own_rows(path, owner_of)
 
 
+def refuse_other_run(
+    run: AnyRun,
+    saved_digest: str,
+    saved_content: Mapping[str, str],
+    content: Mapping[str, str],
+) -> None:
+    """Raise StateError if a saved state is of another run, or of another dataset.
+
+    Args:
+        run: The run that would resume.
+        saved_digest: The `config_digest` of the saved run.
+        saved_content: Its `data_fingerprint`.
+        content: That of this run, or a part of it.
+    """
+    changed = [
+        name
+        for name in content
+        if saved_content.get(name, content[name]) != content[name]
+    ]
+    is_other = saved_digest != config_digest(run)
+    differing = _differing(run) if is_other else {}
+    if differing or (is_other and not changed):
+        # A new run cannot start from weights of other shapes.
+        has_same_weights = not differing.keys() & OF_TRAINED_WEIGHTS
+        raise StateError(
+            "--resume",
+            "the saved run had different settings that affect the result",
+            "; ".join(differing.values()) or NO_FLAG,
+            *(["resume with those that were saved"] if differing else []),
+            *(_new_run(run) if has_same_weights else ()),
+            ANEW,
+        )
+    if changed:
+        what = _dataset_changed(run, changed, saved_content, content)
+        raise StateError("--resume", what, "restore it", *_new_run(run), ANEW)
+
+
+def _dataset_changed(
+    run: AnyRun,
+    changed: Sequence[str],
+    saved: Mapping[str, str],
+    content: Mapping[str, str],
+) -> str:
+    """Say what of the dataset has changed: rows, files, or values."""
+    names = [name for name in changed if not name.endswith(ROWS)]
+    words = [f"its {' and its '.join(names)}"]
+    for name in changed:
+        if name.endswith(ROWS):
+            second = name.removesuffix(ROWS)
+            words.append(f"{saved[name]} {second}rows then, {content[name]} now")
+    output = run.setup.output
+    kept = states(output)
+    if kept:
+        datasets = run.setup.datasets
+        found = [written_since(source_here(one.config), kept[0]) for one in datasets]
+        words += filter(None, found)
+    return f"the dataset has changed since the saved run read it: {'; '.join(words)}"
+
+
 @torch.no_grad()
 def load_training_state(
     run: TrainingRun,
@@ -294,29 +376,7 @@ def load_training_state(
     """Put a saved state back, bit for bit; raises StateError if it is of another run,
     or of another dataset.
     """
-    if state.config_digest != config_digest(run):
-        differing = _differing(run)
-        # A new run cannot start from weights of other shapes.
-        has_same_weights = not differing.keys() & OF_TRAINED_WEIGHTS
-        raise StateError(
-            "--resume",
-            "the saved run had different settings that affect the result",
-            "; ".join(differing.values()) or NO_FLAG,
-            "resume with those that were saved",
-            *(_new_run(run) if has_same_weights else ()),
-        )
-    changed = [
-        name
-        for name in content
-        if state.content.get(name, content[name]) != content[name]
-    ]
-    if changed:
-        raise StateError(
-            "--resume",
-            f"the dataset has changed since the saved run read it: its {' and its '.join(changed)}",
-            "restore it",
-            *_new_run(run),
-        )
+    refuse_other_run(run, state.config_digest, state.content, content)
     parameters = run.module.trained.parameters
     buffers = run.module.trained_buffers
     saved = {
@@ -370,7 +430,7 @@ def _load_average(run: TrainingRun, state: TrainingState) -> None:
     averaged.load(state.average, int(state.average_facts["steps"]))
 
 
-def _new_run(run: TrainingRun) -> list[str]:
+def _new_run(run: AnyRun) -> list[str]:
     """Return the command of a new run that starts from the weights saved last."""
     output = run.setup.output
     weights = RunFiles.read(output).newest_weights()
@@ -385,7 +445,7 @@ def _new_run(run: TrainingRun) -> list[str]:
     return [f"or start a new run from the saved weights; run: {command}"]
 
 
-def _differing(run: TrainingRun) -> dict[str, str]:
+def _differing(run: AnyRun) -> dict[str, str]:
     """Return the options that differ from the run whose state is resumed, each with both
     values in words; none where nothing differs that has a name.
     """
@@ -424,7 +484,7 @@ def _in_words(place: str, saved: Any, now: Any) -> str:
     return f"{place}: saved {_shown(saved)}, this run {_shown(now)}"
 
 
-def _resolved(run: TrainingRun, flags: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(run: AnyRun, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags that decide a run's numbers, and its processes, each as one of
     the ways in which it can be written.
     """

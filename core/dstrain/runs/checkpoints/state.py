@@ -160,6 +160,21 @@ def load_state(
     return TrainingState(trainable=trainable, **rest)
 
 
+def saved_facts(folder: Path) -> Mapping[str, Any]:
+    """Read what a state has beside tensors, whose files are not looked at; nothing where
+    that is damaged or missing.
+    """
+    path = folder / "state.json"
+    try:
+        digest = json.loads((folder / RECORD).read_bytes())["sha256"][path.name]
+        if sha256(path) != digest:
+            return {}
+        facts: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+    return facts
+
+
 def _whole_tensors(path: Path) -> dict[str, Tensor]:
     return read_tensors(path)[0]
 

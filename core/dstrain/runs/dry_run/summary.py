@@ -26,7 +26,9 @@ from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.memory.facts import facts_of
 from dstrain.runs.memory.planning import PlannedRun
 from dstrain.runs.memory.report import report
+from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1.cache_folder import refuse_folder
 from dstrain.training.module import TrainingModule
 
 
@@ -137,8 +139,12 @@ def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:
 
 
 def _check_output(setup: Setup, absent: list[str]) -> None:
-    """Refuse an output folder that the run refuses."""
+    """Refuse an output folder, or one for the feature cache, that the run refuses."""
     config = setup.config
+    if config.runs_both_stages:
+        refuse_folder(of_stage(setup, "data_process"))
+    elif setup.stage == "data_process":
+        refuse_folder(setup)
     folder = config.output_path
     if folder is None or setup.stage == "data_process":
         return

@@ -10,18 +10,11 @@ from pathlib import Path
 
 from dstrain.cache.in_use import readers, remove_dead_marks
 from dstrain.cache.plan_files import stored_plans
-from dstrain.cache.store import (
-    DIGESTS,
-    LOG,
-    MARKER,
-    FeatureCache,
-    ShardWriter,
-    check_parts,
-)
+from dstrain.cache.store import LOG, MARKER, FeatureCache, ShardWriter
 from dstrain.config.serialize import command_line
 from dstrain.console import get_logger, logging_to_file, secrets
 from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import StateError, first_few, secret_error
+from dstrain.errors import first_few, secret_error
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.datasets.sizes import group_sizes, size_lines
 from dstrain.runs.datasets.sources import dataset_folders
@@ -29,7 +22,8 @@ from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import LIST, read_samples, write_list
-from dstrain.runs.stage_1.before_stage_2 import check_training
+from dstrain.runs.stage_1.before_stage_2 import check_resume, check_training
+from dstrain.runs.stage_1.cache_folder import refuse_folder
 from dstrain.runs.stage_1.computing import compute
 from dstrain.runs.stage_1.freeing import LoadedWeights
 from dstrain.runs.stage_1.keyed_samples import (
@@ -51,9 +45,6 @@ from dstrain.storage.files import nameable
 from dstrain.storage.locks import lock
 
 logger = get_logger(__name__)
-
-REST = ("shards", "plans", LOG)
-"""What stage 1 makes beside the marker before anything else."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,7 @@ def data_process(
     found: list[Unchanged] = []
     with ExitStack() as stack:
         if processes.is_main:
-            refuse_files(setup.cache_path)
+            refuse_folder(setup)
             open_log = stack.enter_context(logging_to_file())
             found = _unchanged(setup, open_log)
         if may_be_unchanged(setup):
@@ -93,10 +84,12 @@ def data_process(
         for one in setup.datasets:
             refuse_secrets(one)
         if stage_2 is not None:
-            check_training(
+            module = check_training(
                 stage_2,
                 chain.from_iterable(one.dataset.input_sets for one in setup.datasets),
             )
+            check_resume(setup, stage_2, processes, module)
+            del module
         if processes.is_main:
             stack.enter_context(lock(setup.cache_path))
             FeatureCache.create(setup.cache_path)
@@ -231,23 +224,6 @@ def _log_next(setup: Setup) -> None:
         output_path=output,
     )
     logger.info(f"to train on it, run: {command}")
-
-
-def refuse_files(folder: Path) -> None:
-    """Raise StateError if stage 1 would replace a file in a folder that is not a cache,
-    or write to a place outside of it.
-    """
-    check_parts(folder)
-    # Without a marker, too: the advice for a damaged one is to delete it.
-    if (folder / MARKER).exists() or all((folder / name).exists() for name in REST):
-        return
-    for name in (LIST, DIGESTS, LOG):
-        if (folder / name).exists():
-            raise StateError(
-                folder,
-                f"contains {name}, but is not a feature cache",
-                "move it away, or give another --feature_cache",
-            )
 
 
 def refuse_secrets(setup: Setup) -> None:
