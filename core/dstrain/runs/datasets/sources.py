@@ -10,7 +10,7 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.data.forms.embedded import embedded_folder
 from dstrain.data.forms.joined import join_sources
 from dstrain.data.forms.source import Source, find_source
-from dstrain.errors import UsageError
+from dstrain.errors import UsageError, about_dataset
 from dstrain.runs.datasets.published import is_published
 
 
@@ -25,7 +25,8 @@ def dataset_source(config: TrainConfig) -> Source | None:
             return None
         if config.dry_run and is_published(base):
             return None
-        found.append(find_source(base, part.config.dataset_metadata_path))
+        with about_dataset(part.name):
+            found.append(find_source(base, part.config.dataset_metadata_path))
     return _joined(config, found)
 
 
