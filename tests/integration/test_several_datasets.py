@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dstrain.cli.main import main
 from dstrain.errors import CacheError, DstrainError, UsageError
-from dstrain.runs.resolve import resolve
+from dstrain.runs.resolve import dataset_inputs, resolve
 from dstrain.runs.runner import run
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1 import plan_writer
@@ -245,7 +245,10 @@ def test_a_damaged_dataset_is_named_and_may_be_skipped(place: Path) -> None:
         ('{"dataset_base_path": "a", "loss_weight": -1}', r"loss_weight: expected 0"),
         ('{"dataset_base_path": "a", "flip": "maybe"}', r"1: flip: expected bool"),
         ('{"dataset_base_path": "a", "seed": 2}', r"has no option 'seed'"),
-        ('{"dataset_base_path": "none"}', r"none is not a folder"),
+        (
+            '{"dataset_base_path": "none"}',
+            r"--dataset 1: --dataset_base_path: none is not a folder",
+        ),
         ('{"dataset_base_path": "a", "bucket_step": 8}', r"--dataset 1: --bucket_step"),
     ],
 )
@@ -338,3 +341,52 @@ def test_a_run_is_not_resumed_with_other_options_of_a_dataset(
     texts["column"] = ["input_image=image,prompt=prompt"]
     run(config(place, dataset=(json.dumps(texts),), max_steps=2, resume="auto"))
     assert len(log(place / "out")) == 2
+
+
+def captions(folder: Path) -> None:
+    """Two images, one of which has a caption."""
+    images(folder, 2, 0)
+    (folder / "metadata.json").unlink()
+    (folder / "0.txt").write_text("a caption")
+
+
+def test_a_default_caption_is_for_those_datasets_that_are_folders_of_captions(
+    place: Path,
+) -> None:
+    captions(place / "notes")
+    notes = json.dumps({"dataset_base_path": str(place / "notes")})
+    found = draws(place, dataset=(notes,), default_caption="none")
+    assert found["a caption"] == found["none"] == 1
+    with pytest.raises(UsageError, match="no dataset is a folder") as caught:
+        resolve(config(place, dataset=more(place), default_caption="none"))
+    assert caught.value.where == "--default_caption"
+    own = (notes, *more(place, default_caption="none"))
+    with pytest.raises(UsageError, match="the dataset is no folder") as caught:
+        resolve(config(place, dataset=own))
+    assert caught.value.where == "--dataset 2: --default_caption"
+
+
+def test_an_option_without_effect_is_refused_of_a_dataset_too(place: Path) -> None:
+    dataset = (*more(place), *more(place, num_frames=5))
+    with pytest.raises(UsageError, match="variant base reads no videos") as caught:
+        resolve(config(place, dataset=dataset))
+    assert caught.value.where == "--dataset 2: --num_frames"
+
+
+def test_a_dataset_that_is_gone_is_named_before_stage_1(place: Path) -> None:
+    changes: dict[str, Any] = {"dataset": more(place), "max_steps": 1}
+    changes["feature_cache"] = place / "cache"
+    run(config(place, **changes))
+    (place / "more").rename(place / "gone")
+    with pytest.raises(UsageError, match="more does not exist") as caught:
+        run(config(place, **changes, overwrite=True))
+    assert caught.value.where == "--dataset 1: --dataset_base_path"
+    assert "to train from" in caught.value.help_lines[0]
+
+
+def test_inputs_are_those_of_all_datasets(place: Path) -> None:
+    rows = json.loads((place / "more/metadata.json").read_text())
+    masked = [{**row, "mask": row["image"]} for row in rows]
+    (place / "more/metadata.json").write_text(json.dumps(masked))
+    setup = resolve(config(place, dataset=more(place), mask_column="mask"))
+    assert {"loss_mask", "input_image", "prompt"} <= dataset_inputs(setup)

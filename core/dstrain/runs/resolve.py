@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from dstrain.cache.store import MARKER, FeatureCache
+from dstrain.config.datasets import datasets_of
 from dstrain.config.fields import Effect, changed, split_commas
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import parse_frames
@@ -15,7 +16,7 @@ from dstrain.console import get_logger
 from dstrain.data.forms.naming import other_names, parse_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.row_checks import input_columns
-from dstrain.errors import UsageError, first_few, nearest
+from dstrain.errors import UsageError, about_dataset, first_few, nearest
 from dstrain.graph.inputs import Column, with_measured
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
@@ -59,6 +60,8 @@ from dstrain.runs.trackers import check_trackers
 from dstrain.training.distill import OWN_TASKS
 
 logger = get_logger(__name__)
+
+DEFAULT_CAPTION = "default_caption"
 
 
 def resolve(config: TrainConfig) -> Setup:
@@ -155,9 +158,15 @@ def refuse_unused(
     effect: Effect,
     why: str,
 ) -> None:
-    """Refuse the options with an effect that this run cannot have."""
+    """Refuse the options with an effect that this run cannot have, also where they are
+    those of one of its datasets.
+    """
     for flag in changed(config, effect):
         raise UsageError(f"--{flag.name}", f"has no effect: {why}")
+    if config.dataset:
+        for one in datasets_of(config):
+            with about_dataset(one.name):
+                refuse_unused(one.config, effect, why)
 
 
 def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
@@ -285,18 +294,37 @@ def check_saved_names(setup: Setup) -> None:
 
 
 def check_default_caption(config: TrainConfig) -> None:
-    """Refuse a caption for images without one where no dataset is a folder of these."""
-    if config.default_caption is None or config.stage == "train":
+    """Refuse a caption for images without one where no dataset is a folder of these, and
+    one dataset's own where that is none.
+    """
+    if config.stage == "train":
         return
-    found = [dataset_source(config)]
+    places = [
+        (one.name, one.config, DEFAULT_CAPTION in one.own)
+        for one in datasets_of(config)
+    ]
     second = config.validation_dataset_base_path
     if second is not None:
         metadata = config.validation_dataset_metadata_path
-        places = replace(
-            config, dataset_base_path=second, dataset_metadata_path=metadata
+        validation = replace(
+            config,
+            dataset_base_path=second,
+            dataset_metadata_path=metadata,
+            dataset=(),
         )
-        found.append(dataset_source(places))
-    if all(one is not None and one.form != "folder" for one in found):
+        places.append(("", validation, False))
+    is_used = False
+    for name, own, is_own in places:
+        if own.default_caption is None:
+            continue
+        with about_dataset(name):
+            source = dataset_source(own)
+            is_folder = source is None or source.form == "folder"
+            if is_own and not is_folder:
+                what = "has no effect: the dataset is no folder with captions"
+                raise UsageError("--default_caption", what)
+        is_used |= is_folder and not is_own
+    if config.default_caption is not None and not is_used:
         what = "has no effect: no dataset is a folder with captions"
         raise UsageError("--default_caption", what)
 
@@ -335,14 +363,20 @@ def loaded_components(setup: Setup) -> list[str]:
 
 
 def dataset_inputs(setup: Setup) -> frozenset[str]:
-    """Return the inputs that the columns of the metadata give; without metadata, all."""
+    """Return the inputs that the columns of the metadata give, of several datasets those
+    that any of them gives; without metadata, all.
+    """
     source = dataset_source(setup.config)
     if source is None:
         return setup.all_inputs()
-    first = setup.parts[0].setup
-    inputs, data = first.spec.inputs, first.data_config
-    table = data.reading.read_columns(source, inputs)
-    return with_measured(input_columns(table, data, inputs), inputs)
+    found: set[str] = set()
+    sources = source.parts or (source,)
+    for part, own in zip(setup.parts, sources, strict=True):
+        inputs, data = part.setup.spec.inputs, part.setup.data_config
+        with about_dataset(part.name):
+            table = data.reading.read_columns(own, inputs)
+            found |= with_measured(input_columns(table, data, inputs), inputs)
+    return frozenset(found)
 
 
 def log_warnings(setup: Setup) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dstrain.cache.store import MARKER
+from dstrain.config.datasets import datasets_of
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import (
     command_line,
@@ -17,7 +18,13 @@ from dstrain.config.serialize import (
 from dstrain.config.validation import validate
 from dstrain.console import get_logger, is_main_process
 from dstrain.distributed.world import ProcessGroup, distributed_run
-from dstrain.errors import CacheError, MissingFiles, SystemFault, UsageError
+from dstrain.errors import (
+    CacheError,
+    MissingFiles,
+    SystemFault,
+    UsageError,
+    about_dataset,
+)
 from dstrain.graph.plan import Plan
 from dstrain.graph.render import as_text
 from dstrain.models.execution.kept import described
@@ -178,8 +185,11 @@ def without_stage_1(config: TrainConfig) -> tuple[str, ...]:
 
 
 def refuse_absent_dataset(config: TrainConfig) -> None:
-    """Raise UsageError for a dataset that is gone, of which the cache may have all."""
-    base = config.dataset_base_path
-    if base is not None and not base.exists() and not is_published(base):
-        what = f"{base} does not exist"
-        raise UsageError("--dataset_base_path", what, *without_stage_1(config))
+    """Raise UsageError for one of the datasets that is gone, of which the cache may have all."""
+    for one in datasets_of(config):
+        base = one.config.dataset_base_path
+        if base is not None and not base.exists() and not is_published(base):
+            with about_dataset(one.name):
+                what = f"{base} does not exist"
+                advice = without_stage_1(config)
+                raise UsageError("--dataset_base_path", what, *advice)

@@ -156,10 +156,20 @@ class Setup:
     def checked_dataset(self) -> Dataset:
         """Return the dataset with its rows checked, but no file decoded."""
         if not self.config.dataset:
-            return open_dataset(self.data_config, self.spec.inputs, self.check_inputs)
+            with about_dataset(self.dataset_name):
+                return open_dataset(
+                    self.data_config, self.spec.inputs, self.check_inputs
+                )
         found = [part.dataset for part in self.parts]
         self._refuse_absent_masks()
         return join_datasets(found, [part.setup.dataset_digest for part in self.parts])
+
+    @property
+    def dataset_name(self) -> str:
+        """Return the name of the dataset in messages about options: 'validation' for the
+        second one, else ''.
+        """
+        return "validation" if self.is_validation else ""
 
     def _refuse_absent_masks(self) -> None:
         """Refuse the run's column of masks if none of the datasets that it is for has it."""

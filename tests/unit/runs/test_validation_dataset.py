@@ -271,3 +271,18 @@ def test_a_dry_run_names_it_and_refuses_what_the_run_refuses(
     assert main([*flags, *absent, "--output_path", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert f"--validation_dataset_base_path: {tmp_path / 'val'} is not a folder" in said
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_an_option_that_only_the_second_dataset_cannot_have_names_it(
+    here: Path, tmp_path: Path, dry_run: bool
+) -> None:
+    shutil.copytree(here / "data", tmp_path / "data")
+    rows = json.loads((tmp_path / "data/metadata.json").read_text())
+    noted = [{**row, "note": row["prompt"]} for row in rows]
+    (tmp_path / "data/metadata.json").write_text(json.dumps(noted))
+    flags: dict[str, Any] = {"dataset_base_path": tmp_path / "data"}
+    flags |= {"column": ("prompt=note",), "max_steps": 1, "dry_run": dry_run}
+    with pytest.raises(UsageError, match="has no column 'note'") as caught:
+        train(here, output_path=tmp_path / "out", **second(here), **flags)
+    assert caught.value.where == "validation: --column"

@@ -10,7 +10,7 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.data.forms.embedded import embedded_folder
 from dstrain.data.forms.joined import join_sources
 from dstrain.data.forms.source import Source, find_source
-from dstrain.errors import UsageError
+from dstrain.errors import UsageError, about_dataset
 from dstrain.runs.datasets.published import is_published
 
 
@@ -26,9 +26,10 @@ def dataset_source(config: TrainConfig) -> Source | None:
         if config.dry_run and is_published(base):
             return None
         own = part.config
-        found.append(
-            find_source(base, own.dataset_metadata_path, roots=own.dataset_root)
-        )
+        with about_dataset(part.name):
+            found.append(
+                find_source(base, own.dataset_metadata_path, roots=own.dataset_root)
+            )
     return _joined(config, found)
 
 
