@@ -176,7 +176,7 @@ def test_a_damaged_dataset_is_named_and_may_be_skipped(place: Path) -> None:
         ('{"dataset_base_path": "a", "loss_weight": -1}', r"loss_weight: expected 0"),
         ('{"dataset_base_path": "a", "flip": "maybe"}', r"1: flip: expected bool"),
         ('{"dataset_base_path": "a", "seed": 2}', r"has no option 'seed'"),
-        ('{"dataset_base_path": "none"}', r"none is not a folder"),
+        ('{"dataset_base_path": "none"}', r"none does not exist"),
         ('{"dataset_base_path": "a", "bucket_step": 8}', r"--dataset 1: --bucket_step"),
     ],
 )
