@@ -49,6 +49,8 @@ from dstrain.graph.inputs import (
 )
 
 MAX_COLUMNS_SHOWN = 50
+CAPTIONS = "folder with captions"
+"""The form of a table without cells, as `folder.read_folder` calls it."""
 NO_AUGMENTATION = AugmentationOptions()
 AS_WRITTEN = CaptionOptions()
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
@@ -429,6 +431,13 @@ def _check_masks(
     for name, column in known.items():
         if not isinstance(column, MaskColumn) or name in present:
             continue
+        if column.of in present and table.form == CAPTIONS:
+            raise UsageError(
+                "--mask_column",
+                f"{table.path} is a folder with captions, which has no column of masks",
+                "masks need a table with the columns image, prompt and "
+                f"{column.name}, or an alpha channel: --alpha_mask",
+            )
         if column.of in present:
             raise UsageError(
                 "--mask_column",
