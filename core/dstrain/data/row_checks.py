@@ -30,6 +30,7 @@ from dstrain.data.cells import (
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import CheckedSample, Dataset, Variant
 from dstrain.data.files import DataRoots, FileInfos, FileInspector, read_mask
+from dstrain.data.forms.naming import lacking_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source, find_source
 from dstrain.data.images import ImageInfo, Resolution, Size
@@ -498,6 +499,11 @@ def _missing_inputs(
         if absent:
             many = f"{len(absent)} file{'s' * (len(absent) > 1)}"
             advice.append(f"{many} that it names cannot be found: {first_few(absent)}")
+        absent_columns, flag = lacking_columns(table.columns, inputs)
+        if absent_columns and flag:
+            # Which unit would have read it helps nobody whose column has another name.
+            advice = [flag, *advice[len(error.help_lines) :]]
+            raise UsageError(table.path, absent_columns, *advice) from error
         raise UsageError(table.path, error.what, *advice) from error
 
     @cache
