@@ -247,7 +247,7 @@ def test_a_damaged_dataset_is_named_and_may_be_skipped(place: Path) -> None:
         ('{"dataset_base_path": "a", "seed": 2}', r"has no option 'seed'"),
         (
             '{"dataset_base_path": "none"}',
-            r"--dataset 1: --dataset_base_path: none is not a folder",
+            r"--dataset 1: --dataset_base_path: none does not exist",
         ),
         ('{"dataset_base_path": "a", "bucket_step": 8}', r"--dataset 1: --bucket_step"),
     ],

@@ -106,6 +106,12 @@ def other_dataset(folder: Path) -> None:
     (folder / "metadata.csv").write_text(f"image,prompt\n{rows}")
 
 
+def other_metadata(folder: Path) -> None:
+    """A folder with metadata alone."""
+    folder.mkdir()
+    (folder / "metadata.csv").write_text("image,prompt\ngood.png,a\n")
+
+
 def masked_dataset(rows: str) -> Callable[[Path], None]:
     """Return what writes another dataset, with these rows of image, caption and mask."""
 
@@ -162,6 +168,9 @@ CASES = (
          {"good.txt": b"a", "good.caption": b"b"}, kind="none"),
     Case("a saved dataset without rows", "", (), ("state.json: names no files of rows",),
          {"state.json": '{"_data_files": []}'}, kind="none"),
+    Case("metadata in a folder below", "", (), ("there is metadata in train/metadata.csv",
+         "give --dataset_base_path data --dataset_metadata_path data/train/metadata.csv"),
+         {"train": other_metadata}, kind="none"),
     Case("damaged parquet", "", (), ("a.parquet: cannot be read as parquet",), {"a.parquet": b"PAR1"}, kind="none"),
     Case("two", "image,prompt\ngood.png,a\n", (), ("metadata.csv and metadata.json",), {"metadata.json": "[]"}),
     Case("empty", "", (), ("is empty",)),

@@ -3,6 +3,7 @@ their headers before a run.
 """
 
 import os
+import shlex
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -143,7 +144,13 @@ class DataRoots:
 
     def _outside(self, name: str, path: str) -> UsageError:
         folders = "folder" if len(self.folders) == 1 else "folders"
-        return UsageError(name, f"points outside the dataset's {folders}, to {path}")
+        # Of an absolute name, the path is the name again, and no trick.
+        if path == name:
+            root = shlex.quote(os.path.dirname(path))
+            to = f"; --dataset_root {root} allows it"
+        else:
+            to = f", to {path}"
+        return UsageError(name, f"points outside the dataset's {folders}{to}")
 
 
 def real_path(path: str | Path) -> str:

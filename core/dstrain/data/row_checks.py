@@ -30,6 +30,7 @@ from dstrain.data.cells import (
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import CheckedSample, Dataset, Variant
 from dstrain.data.files import DataRoots, FileInfos, FileInspector, read_mask
+from dstrain.data.forms.naming import lacking_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source, find_source
 from dstrain.data.images import ImageInfo, Resolution, Size
@@ -49,6 +50,8 @@ from dstrain.graph.inputs import (
 )
 
 MAX_COLUMNS_SHOWN = 50
+CAPTIONS = "folder with captions"
+"""The form of a table without cells, as `folder.read_folder` calls it."""
 NO_AUGMENTATION = AugmentationOptions()
 AS_WRITTEN = CaptionOptions()
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
@@ -441,6 +444,13 @@ def _check_masks(
     for name, column in known.items():
         if not isinstance(column, MaskColumn) or name in present:
             continue
+        if column.of in present and table.form == CAPTIONS:
+            raise UsageError(
+                "--mask_column",
+                f"{table.path} is a folder with captions, which has no column of masks",
+                "masks need a table with the columns image, prompt and "
+                f"{column.name}, or an alpha channel: --alpha_mask",
+            )
         if column.of in present:
             raise absent_masks(column.name, f"{table.path.name} has no", table.columns)
 
@@ -512,6 +522,11 @@ def _missing_inputs(
         if absent:
             many = f"{len(absent)} file{'s' * (len(absent) > 1)}"
             advice.append(f"{many} that it names cannot be found: {first_few(absent)}")
+        absent_columns, flag = lacking_columns(table.columns, inputs)
+        if absent_columns and flag:
+            # Which unit would have read it helps nobody whose column has another name.
+            advice = [flag, *advice[len(error.help_lines) :]]
+            raise UsageError(table.path, absent_columns, *advice) from error
         raise UsageError(table.path, error.what, *advice) from error
 
     @cache

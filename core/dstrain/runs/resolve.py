@@ -52,7 +52,7 @@ from dstrain.runs.checkpoints.state import refuse_unwritable
 from dstrain.runs.datasets.flags import caption_inputs
 from dstrain.runs.datasets.masks import with_masks_of_run
 from dstrain.runs.datasets.published import with_folders
-from dstrain.runs.datasets.said import dataset_line, short_clips
+from dstrain.runs.datasets.said import dataset_line, left_out_lines, short_clips
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.setup import Setup
@@ -390,8 +390,17 @@ def log_warnings(setup: Setup) -> None:
     for one in setup.datasets:
         for line in lines_of_datasets(one):
             logger.info(line)
+        log_left_out(one)
     for line in warnings_of_rows(setup):
         logger.warning(line)
+
+
+def log_left_out(setup: Setup) -> None:
+    """Warn of what is in folders with captions and is not read."""
+    for part in setup.parts:
+        own = part.setup
+        for line in left_out_lines(own.data_config.source, own.spec.inputs):
+            logger.warning(setup.in_words(line))
 
 
 def lines_of_datasets(setup: Setup) -> list[str]:

@@ -85,6 +85,16 @@ def test_a_missing_file_below_thousands_of_folders_is_looked_for_at_once(
     assert len(looks) <= 6
 
 
+def test_a_file_elsewhere_is_named_once_with_the_root_that_allows_it(
+    folders: tuple[Path, ...],
+) -> None:
+    third = str(folders[2] / "three.png")
+    with pytest.raises(UsageError) as caught:
+        DataRoots(tuple(map(str, folders[:2]))).find(third)
+    assert str(caught.value).count("three.png") == 1
+    assert caught.value.what.endswith(f"; --dataset_root {folders[2]} allows it")
+
+
 def test_a_name_found_in_two_folders_is_refused_naming_both(
     folders: tuple[Path, ...],
 ) -> None:

@@ -550,6 +550,19 @@ def test_a_mask_that_leaves_nothing_is_refused_where_it_is_loaded(base: Path) ->
     assert load_cell(rows[0]["loss_mask"]).getextrema() == (0, 0)
 
 
+def test_a_folder_with_captions_has_no_masks_in_a_column(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    Image.new("RGB", (16, 16)).save(folder / "a.png")
+    (folder / "a.txt").write_text("a")
+    inputs = {
+        "input_image": Column("image", "image"),
+        "mask": MaskColumn("mask", "image", of="input_image"),
+    }
+    with pytest.raises(UsageError, match="need a table with the columns image, prompt"):
+        open_dataset(DataConfig(folder, None, None, DYNAMIC), inputs)
+
+
 # Clips
 
 

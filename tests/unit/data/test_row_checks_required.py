@@ -74,7 +74,13 @@ def test_a_column_that_is_missing_is_reported_before_bad_cells_with_those_there_
         opened(tmp_path, f"{columns}\nnone.png,b\n")
     assert caught.value.where == str(tmp_path / "metadata.csv")
     there = ", ".join(map(repr, columns.split(",")))
-    assert caught.value.help_lines == (f"columns of metadata.csv: {there}", *absent)
+    said = [line for line in caught.value.help_lines if "--column" not in line]
+    assert said == [f"columns of metadata.csv: {there}", *absent]
+    likely = {"description": "prompt=description", "file": "image=file"}
+    flags = [
+        f"give --column {likely[one]}" for one in columns.split(",") if one in likely
+    ]
+    assert [line for line in caught.value.help_lines if "--column" in line] == flags
 
 
 def test_rows_that_cannot_be_read_are_reported_before_columns_that_only_they_may_name(

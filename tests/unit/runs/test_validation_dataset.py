@@ -270,7 +270,7 @@ def test_a_dry_run_names_it_and_refuses_what_the_run_refuses(
     absent = ["--validation_dataset_base_path", str(tmp_path / "val")]
     assert main([*flags, *absent, "--output_path", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert f"--validation_dataset_base_path: {tmp_path / 'val'} is not a folder" in said
+    assert f"--validation_dataset_base_path: {tmp_path / 'val'} does not exist" in said
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

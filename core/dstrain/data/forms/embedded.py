@@ -12,7 +12,7 @@ from typing import Any
 
 from dstrain.errors import UsageError
 from dstrain.storage.files import check_writable, replacing
-from dstrain.storage.hashing import file_mark, hash_json
+from dstrain.storage.hashing import file_mark, hash_json, sha256
 from dstrain.storage.user_cache import VARIABLE, user_cache
 
 FOLDER = "embedded_files"
@@ -53,15 +53,16 @@ class EmbeddedFiles:
         digest = hashlib.sha256(data).hexdigest()
         # Many files in one folder are slow on some file systems.
         path = self.folder / digest[:2] / f"{digest}{suffix}"
-        if not self._is_there(path, len(data)):
+        if not self._is_there(path, data):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(path, len(data)) as building:
                 building.write_bytes(data)
         return str(path)
 
-    def _is_there(self, path: Path, size: int) -> bool:
+    def _is_there(self, path: Path, data: bytes) -> bool:
         try:
-            return path.stat().st_size == size and not path.is_symlink()
+            is_link = path.is_symlink()
+            return not is_link and path.stat().st_size == len(data) and _is_whole(path)
         except OSError:
             return False
 
@@ -100,9 +101,18 @@ class EmbeddedFiles:
         for cell in row:
             for name in cell if isinstance(cell, list) else [cell]:
                 # Others are looked for in the folders of the dataset.
-                if os.path.isabs(name) and not os.path.isfile(name):
+                is_own = name.startswith(os.path.join(self.folder, ""))
+                if is_own and not _is_whole(Path(name)):
                     return False
         return True
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether the bytes of an embedded file are those that its name says.
+
+    Its size says little: a disk may lose what is in a file, and training would not see it.
+    """
+    return path.is_file() and sha256(path) == path.name.partition(".")[0]
 
 
 def _lines(path: Path) -> Iterator[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.forms.captions import read_caption
+from dstrain.data.forms.left_out import left_out
 from dstrain.data.forms.listing import (
     IMAGES,
     MEDIA,
@@ -73,7 +74,8 @@ def read_folder(
             faults.append(Fault(row, TEXT, caption.fault))
     if not len(rows):
         kind = "image" if is_image else "image or video"
-        raise UsageError(folder, f"has no {kind}, and no metadata")
+        lines = left_out(folder, is_image)
+        raise UsageError(folder, f"has no {kind}, and no metadata", *lines)
     advice = (NO_METADATA, ADVICE) if captions.are_missing else ()
     return _table(folder, rows, faults, advice, digest)
 

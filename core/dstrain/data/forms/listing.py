@@ -56,7 +56,7 @@ def list_media(folder: Path, suffixes: Collection[str] = MEDIA) -> Iterator[Medi
 
 
 def _list(folder: Path, prefix: str, suffixes: Collection[str]) -> Iterator[Medium]:
-    names = _names_in(folder / prefix if prefix else folder)
+    names = names_in(folder / prefix if prefix else folder)
     for data in names:
         name = os.fsdecode(data)
         if name.endswith("/"):
@@ -88,7 +88,7 @@ def _of_stem(names: list[bytes], stem: str) -> Iterator[str]:
             yield os.fsdecode(names[at])
 
 
-def _names_in(folder: Path) -> list[bytes]:
+def names_in(folder: Path) -> list[bytes]:
     """Return the names of files in a folder, and of folders with '/' at the end, sorted."""
     # There may be a million: bytes take half of what texts do that are sorted as bytes.
     names: list[bytes] = []

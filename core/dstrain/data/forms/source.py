@@ -1,7 +1,9 @@
 """Find which form a dataset has, and what identifies its content."""
 
 import json
+import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +11,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from dstrain.data.forms.columnar import ARROW, PARQUET
-from dstrain.data.forms.listing import folder_digest, has_media
+from dstrain.data.forms.left_out import left_out, tables_below
+from dstrain.data.forms.listing import folder_digest, has_media, list_media
 from dstrain.data.forms.metadata import SUFFIXES
-from dstrain.errors import UsageError, first_few
+from dstrain.errors import UsageError, first_few, nearest
 from dstrain.storage.files import read_limited
 from dstrain.storage.hashing import hash_json, sha256
 from dstrain.storage.user_cache import ModelDigests
@@ -114,7 +117,7 @@ def find_source(
             return Source(form, metadata, base, (metadata,))
         return Source("table", metadata, base)
     if not base.is_dir():
-        raise UsageError(f"{option}_base_path", f"{base} is not a folder")
+        raise _no_folder(base, f"{option}_base_path", f"{option}_metadata_path")
     advice = f"name one with {option}_metadata_path"
     tables = metadata_files(base)
     if len(tables) > 1:
@@ -125,14 +128,54 @@ def find_source(
     found = _saved(base, option) or _parquet(base, advice)
     if found is not None:
         return found
-    if has_media(base):
+    has_captions = has_media(base)
+    if not has_captions or any(not medium.captions for medium in list_media(base)):
+        _refuse_tables_below(base, option)
+    if has_captions:
         return Source("folder", base, base, roots=roots)
     raise UsageError(
         base,
         f"has no metadata{' or '.join(SUFFIXES)}, no {PARQUET} files, nothing that "
         "`datasets` saved, and no images or videos",
+        *left_out(base, is_image=False),
         advice,
     )
+
+
+def _no_folder(base: Path, base_flag: str, metadata_flag: str) -> UsageError:
+    """Return the error of a path that is no folder, with what would be right."""
+    if not os.path.lexists(base):
+        try:
+            siblings = [path.name for path in base.parent.iterdir() if path.is_dir()]
+        except OSError:
+            siblings = []
+        hint = nearest(base.name, siblings)
+        return UsageError(base_flag, f"{base} does not exist{hint}")
+    what = f"{base} is a file; give its folder"
+    if base.suffix.lower() in SUFFIXES:
+        folder, table = shlex.quote(str(base.parent)), shlex.quote(str(base))
+        what += f", or {base_flag} {folder} {metadata_flag} {table}"
+    return UsageError(base_flag, what if base.is_file() else f"{base} is not a folder")
+
+
+def _refuse_tables_below(base: Path, option: str) -> None:
+    """Refuse a folder that has its tables in folders below it, as splits have them: their
+    captions would be taken for missing.
+    """
+    tables = tables_below(base)
+    if not tables:
+        return
+    first = base / tables[0]
+    kind = "parquet" if first.suffix == PARQUET else "metadata"
+    place = f"{option}_base_path {shlex.quote(str(first.parent))}"
+    if kind == "metadata" and not has_media(first.parent):
+        place = f"{option}_base_path {shlex.quote(str(base))} "
+        place += f"{option}_metadata_path {shlex.quote(str(first))}"
+    advice = [f"give {place}"]
+    if len(tables) > 1:
+        advice.append("one is read; several are several [[dataset]] of a --config file")
+    found = first_few(map(str, tables))
+    raise UsageError(base, f"there is {kind} in {found}, which is not read", *advice)
 
 
 def _saved(base: Path, option: str) -> Source | None:
@@ -140,7 +183,8 @@ def _saved(base: Path, option: str) -> Source | None:
     if (base / SPLITS_FILE).is_file():
         names = _names(base / SPLITS_FILE, _json(base / SPLITS_FILE).get("splits"))
         splits = [name for name in names if (base / name / STATE_FILE).is_file()]
-        split = _chosen_split(base, splits, f"name one with {option}_base_path")
+        example = shlex.quote(str(base / _best_split(splits)))
+        split = _chosen_split(base, splits, f"give {option}_base_path {example}")
         saved = _saved(base / split, option)
         left_out = tuple(name for name in splits if name != split)
         return None if saved is None else replace(saved, left_out=left_out)
@@ -190,6 +234,12 @@ def _chosen_split(base: Path, splits: list[str], advice: str) -> str:
         return TRAIN
     named = first_few(name or "others" for name in splits) or "none"
     raise UsageError(base, f"has no split named {TRAIN}; splits: {named}", advice)
+
+
+def _best_split(splits: list[str]) -> str:
+    """Return the split that stands in advice; 'SPLIT' if there are none."""
+    ranked = sorted(splits, key=lambda name: SPLITS.get(name) != "validation")
+    return ranked[0] if ranked else "SPLIT"
 
 
 def _json(path: Path) -> dict[str, object]:

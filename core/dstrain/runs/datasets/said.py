@@ -1,13 +1,15 @@
 """Say in one line what is read of a dataset, and in another what of its clips is short."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dstrain.data.dataset import Dataset
-from dstrain.data.forms.naming import TEXT
+from dstrain.data.forms.left_out import left_out
+from dstrain.data.forms.naming import TEXT, main_column
 from dstrain.data.forms.source import Source
+from dstrain.graph.inputs import Input
 
 
 def dataset_line(source: Source, dataset: Dataset) -> str:
@@ -29,6 +31,18 @@ def dataset_line(source: Source, dataset: Dataset) -> str:
     if source.left_out:
         line += f"; not read: {', '.join(source.left_out)}"
     return line
+
+
+def left_out_lines(source: Source, inputs: Mapping[str, Input]) -> list[str]:
+    """Say what is in a folder with captions and is not read.
+
+    inputs: The variant's table of inputs.
+    """
+    if source.form != "folder":
+        return []
+    column = main_column(inputs, True)
+    is_image = column is not None and not column.from_video
+    return [f"{source.path}: {line}" for line in left_out(source.path, is_image)]
 
 
 def short_clips(dataset: Dataset, lengths: Sequence[int]) -> list[str]:

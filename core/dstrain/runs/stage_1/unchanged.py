@@ -33,7 +33,7 @@ from dstrain.runs.feature_plan import (
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
 from dstrain.runs.memory.samples import largest_sample
 from dstrain.runs.reports.preview_plans import recorded_plan
-from dstrain.runs.resolve import lines_of_datasets, warnings_of_rows
+from dstrain.runs.resolve import lines_of_datasets, log_left_out, warnings_of_rows
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import code_of_rows, component_keys
 from dstrain.storage.file_memory import FileDigests
@@ -138,6 +138,8 @@ def log_unchanged(found: list[Unchanged]) -> None:
         line = one.info.repeatable.get("dataset")
         if line:  # a plan of an earlier version has none
             logger.info(line)
+        # Not as recorded: files that are not read change nothing of the plan.
+        log_left_out(one.setup)
     for line in found[0].info.repeatable["warnings"]:
         logger.warning(line)
     for one in found:

@@ -28,6 +28,21 @@ def test_equal_bytes_are_one_file_of_their_digest(store: EmbeddedFiles) -> None:
     assert path.read_bytes() == b"bytes"
 
 
+def test_damage_of_the_same_size_is_seen_and_mended(
+    store: EmbeddedFiles, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.parquet"
+    file.write_bytes(b"rows")
+    path = Path(store.keep(b"bytes", "a.png"))
+    list(store.noting(file, ["a"], [[str(path)], ["/elsewhere/x.png"]]))
+    assert store.recall(file, ["a"]) is not None
+    path.write_bytes(b"b\0tes")
+    assert store.recall(file, ["a"]) is None
+    assert store.keep(b"bytes", "a.png") == str(path)
+    assert path.read_bytes() == b"bytes"
+    assert store.recall(file, ["a"]) is not None
+
+
 @pytest.mark.parametrize("name", ["", "../../x", "a.p/../g", "a.verylong", "a. png"])
 def test_a_name_gives_nothing_but_a_short_ending(
     store: EmbeddedFiles, name: str

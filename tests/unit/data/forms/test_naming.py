@@ -1,7 +1,12 @@
 """Columns of other names are found where a table lacks the variant's own."""
 
 import pytest
-from dstrain.data.forms.naming import main_column, other_names, parse_columns
+from dstrain.data.forms.naming import (
+    lacking_columns,
+    main_column,
+    other_names,
+    parse_columns,
+)
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Input
 
@@ -74,3 +79,14 @@ def test_the_main_columns_are_the_first_that_are_not_optional() -> None:
     assert main_column(INPUTS, is_file=True) == INPUTS["input_image"]
     assert main_column(INPUTS, is_file=False) == INPUTS["prompt"]
     assert main_column({}, is_file=True) is None
+
+
+def test_absent_columns_are_said_with_the_flag_where_one_column_looks_like_each() -> (
+    None
+):
+    assert lacking_columns(("path", "description"), INPUTS) == (
+        "there is no column 'image' and no column 'prompt'",
+        "give --column image=path,prompt=description",
+    )
+    assert lacking_columns(("path", "file", "description"), INPUTS) == ("", "")
+    assert lacking_columns(("image", "prompt"), INPUTS) == ("", "")

@@ -50,9 +50,7 @@ def test_metadata_wins_over_images_and_a_named_file_over_all(
 
 
 def test_what_is_no_dataset_is_refused_with_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"--dataset_base_path: .*none is not a folder"
-    ):
+    with pytest.raises(UsageError, match=r"--dataset_base_path: .*none does not exist"):
         find_source(tmp_path / "none")
     (tmp_path / "readme.txt").touch()
     with pytest.raises(UsageError) as caught:

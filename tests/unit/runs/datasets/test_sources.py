@@ -27,7 +27,7 @@ def test_a_run_that_reads_no_dataset_has_none(data: Path) -> None:
     assert source.path == data / "metadata.json"
     assert dataset_source(config(dataset_base_path=data, task="sft:train")) is None
     assert dataset_source(config()) is None
-    with pytest.raises(UsageError, match="is not a folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         dataset_source(config(dataset_base_path=data / "absent"))
     absent = config(dataset_base_path=Path("no/such-dataset"), dry_run=True)
     assert dataset_source(absent) is None

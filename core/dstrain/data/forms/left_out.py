@@ -1,0 +1,144 @@
+"""What is in a folder of images and videos, or below it, and is not read."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dstrain.data.forms.captions import SUFFIXES as CAPTIONS
+from dstrain.data.forms.listing import MEDIA, VIDEOS, names_in
+from dstrain.data.forms.metadata import SUFFIXES as TABLES
+
+UNREAD_IMAGES = frozenset(
+    {
+        *(".heic", ".heif", ".jxl", ".jp2", ".j2k", ".psd", ".xcf", ".tga", ".exr"),
+        *(".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".raf", ".rw2"),
+        *(".hdr", ".svg", ".eps"),
+    }
+)
+UNREAD_VIDEOS = frozenset(
+    {".3gp", ".flv", ".m2ts", ".mpeg", ".mpg", ".mts", ".ogv", ".wmv"}
+)
+REPEATS = re.compile(r"\d+_.+")
+"""Folders that say how often kohya's scripts repeat their images, and of what they are."""
+PARQUET = ".parquet"
+DEPTH = 2
+"""Folders below one in which tables are looked for, such as `data/train`."""
+
+
+@dataclass
+class _Count:
+    """How many things there are, and the first of them."""
+
+    number: int = 0
+    first: str = ""
+
+    def add(self, name: str) -> None:
+        self.number += 1
+        self.first = self.first or name
+
+    def are(self, thing: str) -> str:
+        """Return such as '1 video is' or '2 videos are'."""
+        return f"1 {thing} is" if self.number == 1 else f"{self.number} {thing}s are"
+
+
+def left_out(folder: Path, is_image: bool) -> list[str]:
+    """Return a line for each kind of thing in a folder, and below it, that is not read:
+    captions without an image or a video, and images and videos of formats that are not
+    read.
+
+    Raises as `list_media`.
+
+    Args:
+        folder: The folder.
+        is_image: Whether images alone are read, and videos left out.
+    """
+    captions, images, videos, others = _Count(), _Count(), _Count(), _Count()
+    repeats = ""
+    for prefix, names in _folders(folder, ""):
+        stems = set()
+        for name in names:
+            stem, ending = os.path.splitext(name)
+            if ending.lower() in MEDIA:
+                stems.add(stem)
+        for name in names:
+            stem, ending = os.path.splitext(name)
+            kind = ending.lower()
+            if name.endswith("/"):
+                is_one = REPEATS.fullmatch(name[:-1]) is not None
+                repeats = repeats or (name[:-1] if is_one else "")
+            elif kind in CAPTIONS and stem not in stems:
+                captions.add(prefix + name)
+            elif kind in UNREAD_IMAGES:
+                images.add(prefix + name)
+            elif kind in UNREAD_VIDEOS:
+                others.add(prefix + name)
+            elif is_image and kind in VIDEOS:
+                videos.add(prefix + name)
+    lines = []
+    if repeats:
+        lines.append(
+            f"folder names such as {repeats!r} are not read as repeats and captions: use "
+            "repeats of a [[dataset]], --default_caption or --trigger_word"
+        )
+    if captions.number:
+        thing = "image" if is_image else "image or video"
+        many = (
+            "1 caption has"
+            if captions.number == 1
+            else f"{captions.number} captions have"
+        )
+        lines.append(f"{many} no {thing}, such as {_shown(captions.first)}")
+    for count, wanted in ((images, "PNG or JPEG"), (others, "MP4")):
+        if count.number:
+            them = "it" if count.number == 1 else "them"
+            what = f"{count.are('file')} of a kind that is not read, such as"
+            lines.append(f"{what} {_shown(count.first)}; convert {them} to {wanted}")
+    if videos.number:
+        what = f"{videos.are('video')} not read: the variant reads images"
+        lines.append(what)
+    return lines
+
+
+def _folders(folder: Path, prefix: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield a folder and those below it, each with the names in it, as `names_in` has
+    them.
+    """
+    names = [os.fsdecode(name) for name in names_in(folder / prefix)]
+    yield prefix, names
+    for name in names:
+        if name.endswith("/"):
+            yield from _folders(folder, prefix + name)
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() else repr(name)
+
+
+def tables_below(folder: Path) -> list[Path]:
+    """Return metadata and parquet files in folders below one, relative to it; links are
+    not followed. Those for training come first.
+    """
+    found = [one for one in _tables(folder, DEPTH) if one.parent != folder]
+    below = [path.relative_to(folder) for path in found]
+    return sorted(below, key=lambda path: ("train" not in path.parts, path))
+
+
+def _tables(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            listed = sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in listed:
+        if entry.name.startswith("."):
+            continue
+        path = folder / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            if depth:
+                yield from _tables(path, depth - 1)
+        elif path.suffix == PARQUET or (
+            path.stem == "metadata" and path.suffix in TABLES
+        ):
+            yield path
