@@ -301,15 +301,15 @@ def test_a_sample_of_which_nothing_counts_has_loss_0_and_gradient_0() -> None:
     """The first: what its weights count, the variant holds. The others are as ever."""
     right = 1 - LEFT
     weight = torch.cat([LEFT[:1], right[1:]])
-    error = ERROR.clone().requires_grad_()
+    error = torch.ones(3, 2, 4, 4, requires_grad=True)
     found = mean_square(error, right, weight)
     assert found[0] == 0
-    assert torch.equal(found[1:], mean_square(ERROR, right, right)[1:])
+    assert torch.equal(found[1:], mean_square(error, right, right)[1:])
     found.sum().backward()
     assert error.grad is not None
     assert not error.grad[0].any() and error.grad[1:].any()
     assert error.grad.isfinite().all()
-    assert mean_square(ERROR, None, torch.zeros(3, 1, 4, 4)).tolist() == [0, 0, 0]
+    assert mean_square(error, None, torch.zeros(3, 1, 4, 4)).tolist() == [0, 0, 0]
 
 
 def test_weights_of_another_size_than_the_latents_are_refused() -> None:
