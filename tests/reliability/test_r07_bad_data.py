@@ -291,6 +291,8 @@ CASES = (
     mask_case("a mask that is a folder", Path.mkdir, "is not a regular file"),
     mask_case("a mask of another shape", encoded("PNG", Image.new("L", (64, 32))),
               "'bad.png' is 32 x 64, and what it masks 64 x 64 (height x width); expected that size"),
+    mask_case("a cut-out picture as a mask", encoded("PNG", Image.new("LA", (64, 64), (255, 0))),
+              "'bad.png' has transparent parts", "save it without, or use --alpha_mask"),
     mask_case("a mask damaged in the middle", hurt(encoded("PNG")), "'bad.png' cannot be read", at_once=False),
     mask_case("a black mask", encoded("PNG", Image.new("L", (64, 64))),
               "'bad.png' masks out the whole image", "--unmasked_weight", at_once=False),

@@ -554,7 +554,9 @@ def test_a_lokr_acts_in_diffusers_and_comes_back_from_others(
     merged = subject.open().components[case.part]
     before = {name: weight.clone() for name, weight in merged.state_dict().items()}
     family = load_family(case.family)
-    for program in ("comfyui", "diffusers"):
+    # In FLUX's other names queries, keys and values are one layer, which no LoKr is.
+    programs = ("diffusers",) if case.family == "flux" else ("comfyui", "diffusers")
+    for program in programs:
         back = tmp_path / f"{program}.safetensors"
         assert main(["export", "--format", program, str(file), str(back)]) == 0
         (lora,) = read_lora(back, family, {case.part: base_shapes(merged)}, case.part)

@@ -17,7 +17,7 @@ from stat import S_ISDIR, S_ISREG
 from dstrain.console import shown
 from dstrain.data.cells import Cell, ResampledVideo, file_names, mask_cell
 from dstrain.data.damage.faults import raise_system_fault
-from dstrain.data.images import ImageInfo, read_header
+from dstrain.data.images import ImageInfo, has_transparent_parts, read_header
 from dstrain.data.table import RawValue
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
@@ -318,6 +318,12 @@ def read_mask(
         return None
     if column.mode == "RGBA" and not mask.has_alpha:
         return None
+    if column.mode != "RGBA" and mask.has_alpha and has_transparent_parts(mask.path):
+        # Over white, they would count in full: of a cut-out picture, everything would.
+        raise ValueError(
+            f"{Path(mask.path).name!r} has transparent parts, which a mask cannot have: "
+            "save it without, or use --alpha_mask"
+        )
     (name,) = file_names(values[masked.name], masked)
     own = files[name, masked.from_video]
     assert not isinstance(own, str)  # it is loaded

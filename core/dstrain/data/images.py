@@ -158,6 +158,20 @@ def is_image(path: Path) -> bool:
         return True
 
 
+def has_transparent_parts(path: str) -> bool:
+    """Return whether a pixel of an image is not opaque; decodes it, so that only images
+    whose header has an alpha channel or a transparent colour are to be asked about.
+
+    False for a damaged file, which is named when it is loaded.
+    """
+    try:
+        with _opened(Path(path)) as image:
+            alpha = image.convert("RGBA").getchannel("A")
+            return alpha.getextrema() != (255, 255)
+    except UsageError:
+        return False
+
+
 def frame_durations(path: Path) -> tuple[int, ...]:
     """Return how long each frame of an image is shown, in milliseconds; a still image
     has one frame.

@@ -61,7 +61,8 @@ def mean_square(
         error: (batch, channels, ..., latent height, latent width).
         mask: Broadcasts over the error; None for all.
         loss_weight: How much each position counts in the mean, (batch, 1, ..., latent
-            height, latent width); None for all alike.
+            height, latent width); None for all alike. Of a sample of which nothing counts
+            the loss is 0, and so is its gradient.
 
     Raises UsageError for weights of another height and width.
     """
@@ -89,6 +90,8 @@ def _relative(loss_weight: Tensor, mask: Tensor | None, error: Tensor) -> Tensor
         counted = counted * mask
     total = (counted * loss_weight).flatten(1).sum(1)
     mean = total / counted.flatten(1).sum(1)
+    # Weights that are 0 wherever the mask is 1 stay so: 0 / 0 would be no number.
+    mean = torch.where(total == 0, 1.0, mean)
     return loss_weight / mean.view(-1, *[1] * (loss_weight.ndim - 1))
 
 

@@ -563,6 +563,25 @@ def test_a_folder_with_captions_has_no_masks_in_a_column(tmp_path: Path) -> None
         open_dataset(DataConfig(folder, None, None, DYNAMIC), inputs)
 
 
+@pytest.mark.parametrize(
+    ("mode", "colour", "is_refused"),
+    [("LA", (255, 0), True), ("RGBA", (0, 0, 0, 254), True), ("LA", (0, 255), False)],
+)
+def test_a_mask_file_with_transparent_parts_is_refused(
+    mode: str, colour: tuple[int, ...], is_refused: bool, base: Path
+) -> None:
+    mask = Image.new(mode, (100, 64), (*[255] * (len(mode) - 1), 255))
+    mask.putpixel((99, 63), colour)
+    mask.save(base / "cut.png")
+    table = "image,mask,prompt\nwide.png,cut.png,a\n"
+    if not is_refused:
+        assert "loss_mask" in opened(base, table, inputs=MASKS).rows[0]
+        return
+    what = refused(base, table, inputs=MASKS)
+    assert "2:mask: 'cut.png' has transparent parts" in str(what)
+    assert "--alpha_mask" in str(what)
+
+
 # Clips
 
 

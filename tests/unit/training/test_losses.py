@@ -22,7 +22,7 @@ from dstrain.randomness import Rng, SampleKey
 from dstrain.registry.family import ModelFamily
 from dstrain.training.batching import Order, split_across_ranks
 from dstrain.training.loader import Batch, Sample
-from dstrain.training.losses import SFT, flow_match
+from dstrain.training.losses import SFT, flow_match, mean_square
 from dstrain.training.module import TrainingModule
 from torch import Tensor, nn
 
@@ -295,6 +295,21 @@ def test_of_what_a_variant_holds_nothing_counts_whatever_its_weight() -> None:
     assert found.tolist() == pytest.approx(expected.tolist())
     ones = loss(off_by(ERROR), loss_weight=torch.ones(3, 1, 4, 4), **given)
     assert torch.equal(ones, loss(off_by(ERROR), **given))
+
+
+def test_a_sample_of_which_nothing_counts_has_loss_0_and_gradient_0() -> None:
+    """The first: what its weights count, the variant holds. The others are as ever."""
+    right = 1 - LEFT
+    weight = torch.cat([LEFT[:1], right[1:]])
+    error = torch.ones(3, 2, 4, 4, requires_grad=True)
+    found = mean_square(error, right, weight)
+    assert found[0] == 0
+    assert torch.equal(found[1:], mean_square(error, right, right)[1:])
+    found.sum().backward()
+    assert error.grad is not None
+    assert not error.grad[0].any() and error.grad[1:].any()
+    assert error.grad.isfinite().all()
+    assert mean_square(error, None, torch.zeros(3, 1, 4, 4)).tolist() == [0, 0, 0]
 
 
 def test_weights_of_another_size_than_the_latents_are_refused() -> None:
