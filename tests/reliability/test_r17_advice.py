@@ -348,6 +348,11 @@ VALUES = {
     "tiled": (),
     "tile_size": ("64",),
     "tile_stride": ("48",),
+    "config": ("tables.toml",),
+    "feature_cache": ("cache",),
+    "default_caption": ("a photo", "--dataset_base_path", "photos"),
+    "trigger_word": ("sks",),
+    "num_frames": ("17,33", "--dry_run"),
 }
 OR = {"max_pixels": "--height", "enable_model_cpu_offload": "--blocks_to_swap"}
 """Flag -> the one before it that a hint names as another way."""
@@ -371,6 +376,15 @@ def test_hints_for_flags_of_other_trainers_name_flags_that_work(
         run = (*run, "--height", "64", "--width", "64")
     if "lora_rank" not in line:
         run = (*run, "--lora_rank", "2")
+    if "--num_frames" in line:
+        # The tiny family reads no videos.
+        run = ("--model", "wan", *run[2:3], *run[5:])
+    if "--default_caption" in line:
+        shutil.copytree("data", "photos")
+        Path("photos/metadata.json").unlink()
+        run = (*run[:3], *run[5:])
+    table = '[[dataset]]\ndataset_base_path = "data"\n'
+    Path("tables.toml").write_text(table)
     assert main([*run, f"--{flag}", "1"]) == 2
     assert line in capfd.readouterr().err
     words: list[str] = []

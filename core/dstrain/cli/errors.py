@@ -75,6 +75,8 @@ def _usage(error: click.ClickException) -> UsageError:
     what = _as_clause(error.message or error.format_message())
     if isinstance(error, click.BadOptionUsage):
         return UsageError(error.option_name, what)
+    if what.startswith("got unexpected extra argument"):
+        return _extra_argument(what, getattr(error, "ctx", None))
     param = getattr(error, "param", None)
     context = getattr(error, "ctx", None)
     if not isinstance(param, click.Option) or context is None:
@@ -82,6 +84,15 @@ def _usage(error: click.ClickException) -> UsageError:
     if isinstance(error, click.MissingParameter):
         what = f"is required: {_as_clause(str(param.help))}"
     return UsageError(place(param, context), what)
+
+
+def _extra_argument(what: str, context: click.Context | None) -> UsageError:
+    """Explain a word that no option takes: often another dataset after the first."""
+    names = [one.name for one in context.command.params] if context else []
+    if "dataset_base_path" not in names:
+        return UsageError("command line", what)
+    advice = "for several datasets, repeat --dataset_base_path for each folder"
+    return UsageError("command line", what, advice)
 
 
 def _as_clause(sentence: str) -> str:

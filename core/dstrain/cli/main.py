@@ -14,6 +14,7 @@ from dstrain.console import get_logger, logging_to_stderr, redacted
 from dstrain.errors import SystemFault, UsageError, nearest
 
 logger = get_logger(__name__)
+CONFIG_SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,6 +113,9 @@ def _run_plugin_command(
     command = offers.get(words[0])
     if command is None:
         known = [*own, *offers]
+        if words[0].endswith(CONFIG_SUFFIXES):
+            what = f"no command named {words[0]!r}; for a file of options"
+            raise UsageError("command line", f"{what} use --config {words[0]}")
         what = f"no command named {words[0]!r}; commands: {', '.join(known)}"
         raise UsageError("command line", what + nearest(words[0], known))
     with command.make_context(f"dstrain {words[0]}", list(words[1:])) as context:

@@ -49,7 +49,7 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
-from dstrain.runs.datasets.flags import caption_inputs
+from dstrain.runs.datasets.flags import caption_inputs, resolutions_of
 from dstrain.runs.datasets.masks import with_masks_of_run
 from dstrain.runs.datasets.published import with_folders
 from dstrain.runs.datasets.said import dataset_line, left_out_lines, short_clips
@@ -116,6 +116,7 @@ def resolve(config: TrainConfig) -> Setup:
     check_masks(setup.plan(setup.all_inputs()))
     check_saved_names(setup)
     check_default_caption(config)
+    check_sizes(setup)
     path = config.preset_lora_path
     if not config.dry_run or (path is not None and path.exists()):
         check_preset(setup)
@@ -293,6 +294,23 @@ def check_saved_names(setup: Setup) -> None:
             raise UsageError(flag, what, f"programs that have: {', '.join(formats)}")
 
 
+def check_sizes(setup: Setup) -> None:
+    """Refuse sizes and numbers of frames that the variant cannot have, before any row is
+    read; raises UsageError.
+    """
+    config = setup.config
+    if config.stage == "train":
+        return
+    parts = datasets_of(config)
+    for column in setup.spec.inputs.values():
+        if not isinstance(column, Column) or not column.is_file or not column.multiple:
+            continue
+        for part in parts:
+            for resolution in resolutions_of(part.config):
+                if resolution.buckets is not None:
+                    resolution.buckets.sizes(column.multiple)
+
+
 def check_default_caption(config: TrainConfig) -> None:
     """Refuse a caption for images without one where no dataset is a folder of these, and
     one dataset's own where that is none.
@@ -434,5 +452,8 @@ def warnings_of_rows(setup: Setup) -> list[str]:
             names = first_few(map(repr, unused))
             which = f"{len(unused)} columns are" if len(unused) > 1 else "a column is"
             place = found.table.path
-            lines.append(f"{place}: {which} not used by this variant: {names}")
+            line = f"{place}: {which} not used by this variant: {names}"
+            if "mask" in unused:
+                line += "; use --mask_column mask to weigh the loss by it"
+            lines.append(line)
     return lines

@@ -345,3 +345,20 @@ def test_without_standard_output_a_command_still_ends_well(
     done = subprocess.run(["sh", "-c", f"exec {sys.executable} -m dstrain {' '.join(MODELS)} >&-"], cwd=here, env=env,
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run.toml"], "for a file of options use --config run.toml"),
+        (
+            ["--model", "tiny", "--dataset_base_path", "a", "b"],
+            "repeat --dataset_base_path for each folder",
+        ),
+    ],
+)
+def test_words_that_are_no_command_are_told_their_option(
+    tiny: object, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err

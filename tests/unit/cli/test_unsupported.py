@@ -33,7 +33,7 @@ Source = Callable[..., str]
         ("--resume_from", "use --resume PATH, which resumes where a run stopped"),
         (
             "--dataset_config",
-            "use --dataset_base_path DIR, with a metadata file in it: docs/guide/datasets.md",
+            "use --config FILE with a table [[dataset]] for each: docs/guide/captions-and-buckets.md",
         ),
     ],
 )

@@ -122,3 +122,12 @@ def test_stages_share_what_was_resolved_and_nothing_that_was_read(
     assert (stage_1.sharding, stage_2.sharding) == (None, both.sharding)
     assert stage_1.cache_path == stage_1.output == stage_2.cache_path
     assert stage_2.output == tmp_path / "out"
+
+
+def test_a_resolution_without_buckets_is_refused_before_rows_are_read(
+    tiny: object, tmp_path: Path
+) -> None:
+    project(tmp_path)
+    (tmp_path / "data/metadata.json").write_text('[{"image": "gone.png"}]')
+    with pytest.raises(UsageError, match=r"--resolution: 2 is too small: at least \d"):
+        resolve(config(tmp_path, resolution="2"))

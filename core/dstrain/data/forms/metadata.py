@@ -185,7 +185,7 @@ def _column_faults(columns: Iterable[str]) -> list[str]:
     for number, name in enumerate(columns, 1):
         reason = text_fault(name)
         if not name.strip():
-            reason = "has no name; name it or remove it"
+            reason = "has no name; name it or remove it (pandas: index=False)"
         elif name != name.strip():
             reason = f"has spaces around its name, {name!r}"
         elif name in seen:

@@ -122,7 +122,11 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
             "m.csv:2: has 1 cells.*\n.*m.csv:4: has 3 cells",
         ),
         ("m.csv", "image,image\na,b\n", "has the same name as an earlier one, 'image'"),
-        ("m.csv", ",image\n0,b\n", "column 1 has no name"),
+        (
+            "m.csv",
+            ",image\n0,b\n",
+            "column 1 has no name; name it or remove it .pandas: index=False.",
+        ),
         ("m.csv", "image, prompt\na,b\n", "has spaces around its name, ' prompt'"),
         ("m.csv", 'image,prompt\na.png,"open\nb.png,x\n', "m.csv:2: is not valid CSV"),
         ("m.csv", 'image,prompt\na.png,"x"y\n', "m.csv:2: is not valid CSV"),

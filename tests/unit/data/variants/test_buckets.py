@@ -76,6 +76,8 @@ def test_an_image_below_the_least_side_is_refused_with_what_helps() -> None:
 
 
 def test_limits_without_a_bucket_are_refused() -> None:
+    with pytest.raises(UsageError, match="8 is too small: at least 16 is needed"):
+        Buckets(8).sizes(16)
     with pytest.raises(UsageError, match=r"--resolution: 1024 has no bucket"):
         Buckets(1024, least=1536).sizes(16)
     with pytest.raises(UsageError, match=r"--bucket_max_side"):
