@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dstrain.data.damage.faults import raise_system_fault
+from dstrain.data.damage.faults import LINK_LOOP, is_link_loop, raise_system_fault
 from dstrain.data.forms.captions import MAX_BYTES, read_caption
 from dstrain.data.forms.listing import IMAGES, MEDIA, Medium, folder_digest, list_media
 from dstrain.data.forms.naming import FILE_NAME, TEXT
@@ -176,6 +176,8 @@ class _Captions:
     def _in_file(self, file: str) -> _Caption:
         path = self.folder / file
         try:
+            if is_link_loop(path):
+                return _Caption("", file, LINK_LOOP)
             if path.is_symlink() and not self._contains(os.path.realpath(path)):
                 # It may lead to anything that this user can read.
                 what = f"points outside the dataset's folder, to {path.readlink()}"
