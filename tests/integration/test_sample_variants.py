@@ -187,6 +187,27 @@ def test_resolutions_of_one_size_are_one_sample(place: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("crops", [2, 3, 4])
+def test_validation_sees_the_centre_of_any_number_of_crops(
+    crops: int, place: Path, tmp_path: Path
+) -> None:
+    size = {"height": 16, "width": 16, "validation_split": 0.3, "max_steps": 1}
+    plain = run_with_validation(place, tmp_path / "plain", size)
+    feature = {**size, "crops": crops, "flip": True}
+    assert run_with_validation(place, tmp_path / "crops", feature) == plain
+    cache = tmp_path / "cache"
+    run(config(place, task="sft:data_process", feature_cache=cache, **feature))
+    split = {**feature, "task": "sft:train", "feature_cache": cache}
+    assert run_with_validation(place, tmp_path / "split", split) == plain
+
+
+def run_with_validation(place: Path, output: Path, changes: dict[str, Any]) -> str:
+    """Return the validation loss before the first step, as it is written."""
+    run(config(place, output_path=output, **changes))
+    rows = (output / "logs/validation.csv").read_text().splitlines()
+    return rows[1]
+
+
 def test_crops_lie_evenly_between_the_ends(tmp_path: Path) -> None:
     write(tmp_path / "model")
     (tmp_path / "data").mkdir()

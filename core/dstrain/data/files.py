@@ -16,7 +16,7 @@ from stat import S_ISDIR, S_ISREG
 
 from dstrain.console import shown
 from dstrain.data.cells import Cell, ResampledVideo, file_names, mask_cell
-from dstrain.data.damage.faults import raise_system_fault
+from dstrain.data.damage.faults import LINK_LOOP, is_link_loop, raise_system_fault
 from dstrain.data.images import ImageInfo, has_transparent_parts, read_header
 from dstrain.data.table import RawValue
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
@@ -279,6 +279,8 @@ def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
         size, has_alpha = read_header(path)
         return ImageInfo(str(path), size, mark, has_alpha)
     except FileNotFoundError:
+        if any(is_link_loop(os.path.join(folder, name)) for folder in roots.folders):
+            return f"{shown(name)!r} {LINK_LOOP}"
         return f"no such file {name!r}{roots.nearest(name)}"
     except UsageError as error:
         is_frame = path is not None and error.where != str(path)

@@ -122,9 +122,11 @@ def fit(
     height -= height % multiple
     width -= width % multiple
     if not height or not width:
+        is_limit = min(size) >= multiple
+        cause = f" within --max_pixels {limit}: raise that" if is_limit else ""
         raise ValueError(
             f"{size[0]} x {size[1]} (height x width) is too small for sides that are "
-            f"multiples of {multiple}"
+            f"multiples of {multiple}{cause}"
         )
     return height, width
 

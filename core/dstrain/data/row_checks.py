@@ -357,8 +357,8 @@ def _variants(
     variants: list[Variant] = []
     names = list(row.captions)
     views = [
-        {name: cell.seen(view) for name, cell in cells.items()}
-        for view in config.augmentation.views(row.is_cropped)
+        (share, {name: cell.seen(view) for name, cell in cells.items()})
+        for share, view in config.augmentation.views(row.is_cropped)
     ]
     for captions in itertools.product(*row.captions.values()):
         weight = math.prod(weight for weight, _ in captions)
@@ -367,7 +367,7 @@ def _variants(
             for name, (_, text) in zip(names, captions, strict=True)
             if name in cells
         }
-        variants += [(weight, {**view, **texts}) for view in views]
+        variants += [(weight * share, {**view, **texts}) for share, view in views]
     return variants
 
 

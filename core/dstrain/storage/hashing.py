@@ -44,7 +44,9 @@ def json_text(kind: str, content: Any) -> str:
 
 def hash_text(text: str) -> str:
     """Return the hash of a text, in hexadecimal."""
-    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
+    # Names of files need not be UTF-8: their other bytes are halves of surrogate pairs.
+    data = text.encode(errors="surrogatepass")
+    return hashlib.blake2b(data, digest_size=KEY_BYTES).hexdigest()
 
 
 class FileMemory:

@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -435,3 +436,8 @@ def test_a_header_tells_whether_parts_may_be_transparent(
 ) -> None:
     Image.new(mode, (4, 2)).save(tmp_path / "a.png", **options)
     assert read_header(tmp_path / "a.png") == ((2, 4), has_alpha)
+
+
+def test_max_pixels_that_leave_no_side_are_named() -> None:
+    with pytest.raises(ValueError, match="within --max_pixels 100: raise that"):
+        fit((64, 64), replace(DYNAMIC, max_pixels=100), 16)

@@ -153,3 +153,8 @@ def test_a_value_is_recalled_only_for_the_same_marks_of_its_files(
     assert later.recall("key", marks) == {"size": [2, 3]}
     assert later.recall("key", [2, now, now, 7]) is None
     assert later.recall("other", marks) is None
+
+
+def test_names_that_are_not_utf_8_have_hashes_of_their_own() -> None:
+    names = [name.decode(errors="surrogateescape") for name in (b"\xff", b"\xfe")]
+    assert len({hash_json("name", name) for name in names}) == 2

@@ -10,7 +10,7 @@ from dstrain.storage.files import read_limited
 SUFFIXES = (".txt", ".caption", ".json")
 """Endings of files with captions."""
 KEYS = ("caption", "prompt", "text")
-"""Where an object of json has the caption; the first that there is."""
+"""Where an object of json has the caption; of several, the texts must be equal."""
 MAX_BYTES = 4 * MAX_CELL_LENGTH
 
 
@@ -49,14 +49,22 @@ def _in_json(text: str) -> str:
     if not text.strip():
         return ""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        # Pairs, since a dict would hide a name that is written twice.
+        pairs = json.loads(text, object_pairs_hook=tuple)
+    except RecursionError as error:
+        raise ValueError("is not valid JSON: is nested too deeply") from error
+    except ValueError as error:
         raise ValueError(f"is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
+    if not isinstance(pairs, tuple):
         return ""
+    names = [name for name, _ in pairs]
+    content = {name: value for name, value in pairs if value is not None}
     for key in KEYS:
-        if content.get(key) is not None:
-            if isinstance(content[key], str):
-                return str(content[key])
+        if names.count(key) > 1:
+            raise ValueError(f"has {key} twice")
+        if not isinstance(content.get(key, ""), str):
             raise ValueError(f"has a {key} that is not text")
-    return ""
+    found = [key for key in KEYS if key in content]
+    if len({as_caption(content[key]) for key in found}) > 1:
+        raise ValueError(f"has different texts in {' and '.join(found)}: leave one")
+    return str(content[found[0]]) if found else ""

@@ -119,7 +119,9 @@ def _number(value: float) -> str:
 def _list(value: Any, convert: Convert) -> RawValue:
     cells = []
     for one in value or ():
-        cell = "" if one is None else convert(one)
+        if one is None:
+            raise ValueError("has a null in its list")
+        cell = convert(one)
         cells.append(cell if isinstance(cell, str) else "")
     return cells if cells else ""
 

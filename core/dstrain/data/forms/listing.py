@@ -1,5 +1,6 @@
 """List the images and videos of a folder with the files that have their captions."""
 
+import errno
 import hashlib
 import os
 from bisect import bisect_left
@@ -97,7 +98,7 @@ def names_in(folder: Path) -> list[bytes]:
             for entry in entries:
                 if entry.name.startswith(b"."):
                     continue
-                if not entry.is_dir():
+                if not _is_folder(entry):
                     names.append(entry.name)
                 elif entry.is_symlink():
                     # It may lead anywhere, and around in a circle.
@@ -111,6 +112,16 @@ def names_in(folder: Path) -> list[bytes]:
         raise SystemFault(folder, f"cannot be read: {error.strerror}") from error
     names.sort()
     return names
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        # A link that leads to itself is a bad row, if it is one.
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def _mark_of(folder: Path, roots: Sequence[Path]) -> list[int]:

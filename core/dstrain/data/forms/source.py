@@ -33,6 +33,13 @@ SPLITS: Mapping[str, str] = MappingProxyType(
 """Words in the name of a parquet file that say of which split it is, as on Hugging Face."""
 
 
+SHARD = re.compile(
+    r"(?P<start>.*-)(?P<number>\d{2,6})-of-(?P<count>\d{2,6})(?P<rest>\.parquet)"
+)
+"""The name of one of several files of a table."""
+MAX_SHARDS = 100_000
+
+
 @dataclass(frozen=True)
 class Source:
     """Where the rows of a dataset are, and in which form."""
@@ -190,7 +197,11 @@ def _saved(base: Path, option: str) -> Source | None:
         return None if saved is None else replace(saved, left_out=left_out)
     if not (base / STATE_FILE).is_file():
         return None
-    files = _json(base / STATE_FILE).get("_data_files")
+    state = _json(base / STATE_FILE)
+    if state.get("_indices_data_files"):
+        what = "has rows in another order, or only some, by indices, which are not read"
+        raise UsageError(base, what, "call ds.flatten_indices() before saving it")
+    files = state.get("_data_files")
     if not isinstance(files, list):
         return None
     found = [one.get("filename") if isinstance(one, dict) else one for one in files]
@@ -216,8 +227,30 @@ def _parquet(base: Path, advice: str) -> Source | None:
         if by_split:
             split = _chosen_split(folder, list(by_split), advice)
             left_out = tuple(name or "others" for name in by_split if name != split)
+            _check_shards(folder, by_split[split])
             return Source("parquet", folder, base, tuple(by_split[split]), left_out)
     return None
+
+
+def _check_shards(folder: Path, files: list[Path]) -> None:
+    """Raise UsageError where the names of files say that there are more of them."""
+    names = {path.name for path in files}
+    series = set()
+    for name in names:
+        found = SHARD.fullmatch(name)
+        if found is not None and int(found["count"]) <= MAX_SHARDS:
+            width = len(found["number"])
+            series.add((found["start"], width, found["count"], found["rest"]))
+    expected = [
+        f"{start}{number:0{width}}-of-{count}{rest}"
+        for start, width, count, rest in sorted(series)
+        for number in range(int(count))
+    ]
+    missing = [name for name in expected if name not in names]
+    if missing:
+        many = f"{len(missing)} of {len(expected)} files"
+        what = f"lacks {many} that the names of the others count: {first_few(missing)}"
+        raise UsageError(folder, what, "put them there, or rename the files that are")
 
 
 def _split_of(path: Path) -> str:

@@ -18,6 +18,8 @@ class View(NamedTuple):
 
 
 PLAIN = View()
+WeightedView = tuple[int, View]
+"""A view and how probable it is, in proportion to the others of its row."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class AugmentationOptions:
     crops: int = 1
     """Places at which images are cropped, evenly spaced."""
 
-    def views(self, is_cropped: bool) -> list[View]:
+    def views(self, is_cropped: bool) -> list[WeightedView]:
         """Return the views of a row, the plain one first.
 
         Args:
@@ -36,10 +38,10 @@ class AugmentationOptions:
                 the same, and there is one.
         """
         places = [(number + 0.5) / self.crops for number in range(self.crops)]
-        # The place nearest to the centre first: validation takes it.
         places.sort(key=lambda place: abs(place - CENTRE))
-        return [
-            View(flip, place)
-            for flip in ((False, True) if self.flip else (False,))
-            for place in (places if is_cropped else [CENTRE])
-        ]
+        if not is_cropped:
+            places = [CENTRE]
+        flips = (False, True) if self.flip else (False,)
+        views = [(1, View(flip, place)) for flip in flips for place in places]
+        # Validation takes the first: the centre, which an even number of crops has not.
+        return views if places[0] == CENTRE else [(0, PLAIN), *views]

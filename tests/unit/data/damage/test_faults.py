@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.data.damage.faults import check_readable, raise_system_fault
+from dstrain.data.damage.faults import (
+    check_readable,
+    is_link_loop,
+    raise_system_fault,
+)
 from dstrain.data.images import frame_durations, load_image, read_size
 from dstrain.data.videos import probe, read_frames
 from dstrain.errors import OutOfMemory, SystemFault, UsageError
@@ -148,3 +152,11 @@ def test_a_file_is_read_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(3 * 2**20))
     check_readable(tmp_path / "a")
     check_readable(tmp_path / "missing")
+
+
+def test_only_a_link_that_leads_to_itself_is_one(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "broken").symlink_to("none")
+    assert is_link_loop(tmp_path / "loop")
+    assert not is_link_loop(tmp_path / "broken")
+    assert not is_link_loop(tmp_path)

@@ -14,7 +14,7 @@ from dstrain.errors import UsageError
         ("a.txt", b"\xef\xbb\xbfa dog\r\nin a boat\r\n", "a dog\nin a boat"),
         ("a.caption", "ünï 猫".encode(), "ünï 猫"),
         ("a.txt", b" \n", ""),
-        ("a.json", b'{"caption": "a", "prompt": "b"}', "a"),
+        ("a.json", b'{"caption": "a", "prompt": "a "}', "a"),
         ("a.json", b'{"text": " c ", "size": [1, 2]}', "c"),
         ("a.json", b'{"size": 3}', ""),
         ("a.json", b"[1]", ""),
@@ -59,3 +59,19 @@ def test_a_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 def test_lines_stay() -> None:
     assert as_caption("\n a\r\nb\n\n") == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ('{"caption": "a", "caption": "b"}', "has caption twice"),
+        ('{"caption": "a", "text": "b"}', "different texts in caption and text"),
+        ('{"caption":' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+    ],
+)
+def test_json_whose_caption_is_not_one_text_is_refused(
+    tmp_path: Path, content: str, what: str
+) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(ValueError, match=what):
+        read_caption(tmp_path / "a.json")

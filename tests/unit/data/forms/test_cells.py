@@ -69,3 +69,9 @@ def test_files_are_bytes_or_names(
     assert several([{"bytes": b"pixels", "path": "a.png"}]) == [written]
     assert is_embedded(pa.list_(PICTURE))
     assert not is_embedded(pa.string())
+
+
+def test_a_null_in_a_list_is_refused() -> None:
+    convert = converter("x", pa.list_(pa.string()), False, None)
+    with pytest.raises(ValueError, match="has a null in its list"):
+        convert(["a", None])

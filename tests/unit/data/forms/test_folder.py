@@ -135,3 +135,12 @@ def test_a_folder_without_what_is_read_is_refused(tmp_path: Path) -> None:
     write(tmp_path, b_mp4="", b_txt="b")
     with pytest.raises(UsageError, match="has no image, and no metadata"):
         read(tmp_path)
+
+
+def test_a_link_that_leads_to_itself_is_a_bad_row(tmp_path: Path) -> None:
+    for name in ("1.png", "1.txt"):
+        (tmp_path / name).symlink_to(name)
+    table = read_folder(tmp_path, None, None)
+    (fault,) = table.faults
+    assert table.where(fault.row, fault.column) == "1.txt"
+    assert fault.reason == "is a link that leads to itself"

@@ -103,3 +103,23 @@ def test_a_saved_dataset_names_no_file_elsewhere(tmp_path: Path, name: object) -
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(UsageError, match=r"state\.json: is not valid JSON"):
         find_source(tmp_path)
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    (tmp_path / "train-00001-of-00003.parquet").touch()
+    with pytest.raises(UsageError, match="lacks 2 of 3 files") as caught:
+        find_source(tmp_path)
+    assert "train-00000-of-00003.parquet" in str(caught.value)
+    for number in (0, 2):
+        (tmp_path / f"train-0000{number}-of-00003.parquet").touch()
+    assert len(find_source(tmp_path).files) == 3
+
+
+def test_a_saved_dataset_with_indices_is_refused(tmp_path: Path) -> None:
+    state = {
+        "_data_files": [{"filename": "a.arrow"}],
+        "_indices_data_files": [{"filename": "indices.arrow"}],
+    }
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(UsageError, match="flatten_indices"):
+        find_source(tmp_path)
