@@ -133,9 +133,9 @@ def test_a_dry_run_counts_tiles(data: Path, capsys: pytest.CaptureFixture[str]) 
         words = "--model qwen_image --toy --task sft:data_process --dry_run --device_memory 24"
         size = [
             "--height",
-            "256",
+            "128",
             "--width",
-            "256",
+            "128",
             "--feature_cache",
             str(data.parent),
         ]
@@ -143,4 +143,4 @@ def test_a_dry_run_counts_tiles(data: Path, capsys: pytest.CaptureFixture[str]) 
         (line,) = re.findall(r"encoding +([\d.]+) MiB", capsys.readouterr().out)
         return float(line)
 
-    assert encoding("--tiled", "--tile_size", "32") < encoding() / 2
+    assert encoding("--tiled", "--tile_size", "16") < encoding() / 2

@@ -93,7 +93,7 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed(
     assert f"processes: {ENDED}" in ended.said[silent]
 
 
-def hang(seconds: float = 8.0, stopped: bool = False) -> None:
+def hang(seconds: float = 5.0, stopped: bool = False) -> None:
     """Hang, until killed."""
     own = os.getpid()
     if not os.fork():
