@@ -265,7 +265,9 @@ def _refuse_below(
         kinds = {"dora": "a LoRA below this DoRA", "lokr": "a LoRA beside this LoKr"}
         kind = kinds.get(lora_type, "a LoKr beside this LoRA")
         what = f"{len(taken)} layers have {kind}: {first_few(taken)}"
-        advice = "give the DoRA first; of LoKr, give one file of a layer"
+        advice = "give one file for these layers"
+        if lora_type == "dora":
+            advice = "give the DoRA first"
         raise UsageError("--lora", what, advice)
 
 

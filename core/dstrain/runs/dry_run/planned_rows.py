@@ -28,7 +28,7 @@ from dstrain.runs.reports.preview_plans import (
     recorded_plan,
     stored_previews,
 )
-from dstrain.runs.resolve import of_stage
+from dstrain.runs.resolve import log_left_out, of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import Unchanged, find_unchanged, may_be_unchanged
 from dstrain.runs.training_run import TrainingData
@@ -178,6 +178,7 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
             plans = [setup.plan(setup.all_inputs())]
             held_out = _held_out(setup, np.array(rows))
             return PlannedRows(plans, (), source.path, len(rows), held_out)
+    log_left_out(setup)
     dataset = setup.checked_dataset
     # It is checked already, and by no file's content.
     vars(setup)["dataset"] = dataset

@@ -129,8 +129,11 @@ def test_a_folder_that_holds_a_run_is_refused_as_by_the_run(
     assert main(words) == 3
     said = "out: already contains a run: states/step-4\n  resume it with --resume"
     assert said in capsys.readouterr().err
-    for more in (["--overwrite"], ["--resume"], ["--task", "sft:data_process"]):
+    for more in (["--overwrite"], ["--resume"]):
         assert main([*words, *more]) == 0
+    # Stage 1 would make a feature cache there.
+    assert main([*words, "--task", "sft:data_process"]) == 2
+    assert "out is not empty and no feature cache" in capsys.readouterr().err
     (bare / "out/logs").mkdir()
     (bare / "out/logs/config.json").write_text("mine")
     assert main([*words, "--overwrite"]) == 3
