@@ -161,9 +161,6 @@ def _inputs_of(spec: PipelineSpec, masks: Masks) -> dict[str, Input]:
     if masks.is_alpha and masked.from_video:
         what = f"{spec.where} is trained on videos, whose alpha channels are not read"
         raise UsageError(masks.flag, what, "use --mask_column, a mask for all frames")
-    if masks.column == masked.name:
-        what = f"{masked.name!r} is the column of the {masked.kind} itself, not of its mask"
-        raise UsageError(masks.flag, what, "name the column of masks")
     column = MaskColumn(
         masked.name if masks.column is None else masks.column,
         "image",

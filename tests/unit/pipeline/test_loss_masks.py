@@ -192,12 +192,6 @@ def test_the_mask_is_of_the_image_that_the_latents_are_encoded_from() -> None:
     )
 
 
-def test_an_image_is_not_its_own_mask() -> None:
-    with pytest.raises(UsageError, match="is the column of the image itself") as caught:
-        with_masks(build("base"), SFT, replace(BY_COLUMN, column="image"))
-    assert caught.value.where == "--mask_column"
-
-
 def test_one_dataset_is_read_with_other_masks_or_without_any() -> None:
     spec = with_masks(build("base"), SFT, BY_COLUMN)
     other = with_masks_of_dataset(spec, Masks("shape", False, 0.5))
