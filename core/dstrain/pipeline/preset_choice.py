@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file, groups_in
@@ -29,20 +28,16 @@ class Preset:
 
 
 def find_preset(
-    config: TrainConfig, family: ModelFamily, spec: PipelineSpec
-) -> Preset | None:
-    """Return the preset of a configuration; None without one.
+    path: Path, component: str | None, family: ModelFamily, spec: PipelineSpec
+) -> Preset:
+    """Return the preset of a LoRA file.
 
-    Its component is that of --preset_lora_model, else what the header or the keys of the
-    file name. Raises UsageError if they name none, StateError for a file that cannot be
-    read.
+    Its component is the one given, else what the header or the keys of the file name.
+    Raises UsageError if they name none, StateError for a file that cannot be read.
     """
-    path = config.preset_lora_path
-    if path is None:
-        return None
     check_lora_file(path)
     tensors, header = read_tensors(path)
-    for name in (config.preset_lora_model, header.get("component")):
+    for name in (component, header.get("component")):
         if name is not None and name in spec.components:
             return Preset(path, name)
     groups = groups_in(path, tensors, family)

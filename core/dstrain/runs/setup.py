@@ -266,7 +266,12 @@ class Setup:
         Raises UsageError if that cannot be told, StateError for a file that cannot be
         read.
         """
-        return find_preset(self.config, self.family, self.spec)
+        config = self.config
+        path = config.preset_lora_path
+        if path is None:
+            return None
+        component = config.preset_lora_model
+        return find_preset(path, component, self.family, self.spec)
 
     @cached_property
     def optimizer(self) -> OptimizerChoice:

@@ -137,7 +137,7 @@ def test_a_dry_run_counts_tiles(data: Path, capsys: pytest.CaptureFixture[str]) 
             "--width",
             "128",
             "--feature_cache",
-            str(data.parent),
+            str(data.parent / "cache"),
         ]
         assert main([*words.split(), *size, *flags]) == 0
         (line,) = re.findall(r"encoding +([\d.]+) MiB", capsys.readouterr().out)

@@ -172,7 +172,7 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (2, "file of flags", Way(("--config", "a.toml", *SHORT), "a.toml:sed: no such option; did you mean 'seed'?",
                              prepare=written("a.toml", "sed = 1"))),
     (2, "no such image", Way(SHORT, "data/metadata.json: ", prepare=gone("data/0.png"))),
-    (2, "no data set", Way((*SHORT, "--dataset_base_path", "dat"), "--dataset_base_path: dat does not exist")),
+    (2, "no data set", Way((*SHORT, "--dataset_base_path", "dat"), "--dataset 1: --dataset_base_path: dat does")),
     (3, "output in use by a run", Way(SHORT, "out: already contains a run", first=(SHORT,))),
     *((3, f"the user's {name}", Way(words, f"out: contains {name}, which no", prepare=written(f"out/{name}", "mine")))
       for name, words in (("logs/config.json", SHORT), ("logs/loss.csv", SHORT),

@@ -73,6 +73,7 @@ def is_cache(folder: Path) -> bool:
 def other_files(folder: Path) -> list[str]:
     """Return the names of what is in a folder, if there is one, beside hidden files and
     the parts of a feature cache: a first start that was killed leaves some of these.
+    Folders that are feature caches themselves are not listed either.
     """
     try:
         names = sorted(os.listdir(folder))
@@ -81,4 +82,5 @@ def other_files(folder: Path) -> list[str]:
         return []
     known = (*PARTS, *OF_SYSTEM)
     # Locks of ours, and what file managers and mounts leave, begin with a dot.
-    return [name for name in names if name not in known and not name.startswith(".")]
+    others = [name for name in names if name not in known and not name.startswith(".")]
+    return [name for name in others if not is_cache(folder / name)]

@@ -9,6 +9,7 @@ from dstrain.cache.store import FeatureCache
 from dstrain.cli.main import main
 from dstrain.errors import UsageError
 from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import run
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.cache_folder import refuse_folder
 
@@ -93,3 +94,12 @@ def test_files_beside_the_parts_of_a_cache_are_no_matter(here: Path) -> None:
     os.unlink(here / "cache/store.json")
     (here / "cache/dstrain.log").touch()
     refuse_folder(stage_1(here))
+
+
+def test_a_folder_that_holds_other_caches_may_become_one(here: Path) -> None:
+    setup = stage_1(here, feature_cache=here / "cache/other")
+    run(setup.config)
+    refuse_folder(stage_1(here))
+    (here / "cache/mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty and no feature cache"):
+        refuse_folder(stage_1(here))
