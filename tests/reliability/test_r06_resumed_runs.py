@@ -47,7 +47,7 @@ RESUMED: Mapping[Callable[[Project], None], str] = MappingProxyType(
         two_images: "its cached values",
         encoder: "its cached values",
         unit_code: "its cached values",
-        setting: "had different settings",
+        setting: "its cached values",
         caption: "its cached values",
     }
 )
