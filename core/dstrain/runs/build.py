@@ -148,7 +148,7 @@ def prepare(
         keep_frozen_apart(module)
     else:
         division.divide(module)
-    order = order_of(setup, data, groups, processes)
+    order = order_of(setup, data, groups, processes.size)
     steps = total_steps(config, order.steps_per_epoch)
     optimizer = build_optimizer(setup.optimizer, module.trained.parameters)
     return TrainingRun(
@@ -171,15 +171,15 @@ def prepare(
     )
 
 
-def order_of(
-    setup: Setup, data: TrainingData, groups: Groups, processes: ProcessGroup
-) -> Order:
-    """Return the order in which a run draws the samples of these groups."""
+def order_of(setup: Setup, data: TrainingData, groups: Groups, processes: int) -> Order:
+    """Return the order in which a run on so many processes draws the samples of these
+    groups.
+    """
     config = setup.config
     return Order(
         groups,
         config.dataset_repeat,
-        processes.size * config.batch_size * config.gradient_accumulation_steps,
+        processes * config.batch_size * config.gradient_accumulation_steps,
         config.seed,
         data.sample_ids,
         data.repeated,

@@ -16,7 +16,7 @@ from dstrain.data.row_checks import check_rows, read_table, without_absent
 from dstrain.data.table import Table
 from dstrain.errors import about_dataset
 from dstrain.graph.plan import Plan
-from dstrain.runs.build import choose_validation, open_training_data
+from dstrain.runs.build import choose_validation, open_training_data, order_of
 from dstrain.runs.datasets.published import is_published
 from dstrain.runs.datasets.sizes import GroupSize, trained_sizes
 from dstrain.runs.datasets.sources import dataset_source
@@ -32,7 +32,7 @@ from dstrain.runs.resolve import log_left_out, of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import Unchanged, find_unchanged, may_be_unchanged
 from dstrain.runs.training_run import TrainingData
-from dstrain.training.batching import SKIPPED, Groups, Order
+from dstrain.training.batching import SKIPPED
 from dstrain.training.held_out import hold_out
 from dstrain.training.loader import CachedSamples
 
@@ -137,7 +137,7 @@ def _of_cache(setup: Setup) -> PlannedRows:
             cached = stored_previews(setup, data.source.cache, data.cache_info.previews)
             previews = [preview.plan for preview in cached]
     groups, validation = choose_validation(setup, data)
-    order = order_of(setup, data, groups)
+    order = order_of(setup, data, groups, world_size(os.environ))
     rows = np.unique(data.sample_ids[data.groups != SKIPPED, 0])
     held_out = 0 if setup.validation else len(np.unique(validation.sample_ids[:, 0]))
     return PlannedRows(
@@ -224,19 +224,9 @@ def _with_steps(setup: Setup, rows: PlannedRows) -> PlannedRows:
         config = setup.config
         fraction = config.validation_split
         groups, _ = hold_out(groups, data.sample_ids, config.seed, fraction)
-    order = order_of(setup, data, groups)
+    order = order_of(setup, data, groups, world_size(os.environ))
     sizes = trained_sizes(order, data.sizes)
     return replace(rows, steps_per_epoch=order.steps_per_epoch, sizes=sizes)
-
-
-def order_of(setup: Setup, data: TrainingData, groups: Groups) -> Order:
-    """Return the order in which a run on so many processes as the launcher says draws
-    these samples.
-    """
-    config = setup.config
-    per_step = samples_per_step(setup)
-    ids, repeated = data.sample_ids, data.repeated
-    return Order(groups, config.dataset_repeat, per_step, config.seed, ids, repeated)
 
 
 def _trains_from_cache(setup: Setup) -> bool:

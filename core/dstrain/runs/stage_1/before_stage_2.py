@@ -82,7 +82,7 @@ def check_resume(
         return
     data = open_training_data(stage_1)
     groups, _ = choose_validation(stage_1, data)
-    order = order_of(stage_2, data, groups, processes)
+    order = order_of(stage_2, data, groups, processes.size)
     plans = [stage_2.plan(inputs) for inputs in data.input_sets]
     found = stage_2.find(plans)
     encoders = stage_1.find(plans, [])
