@@ -1,9 +1,10 @@
 """Tensor functions that families share: pixel conversion, latent normalization,
-patching, guidance.
+patching, guidance, adapters.
 """
 
 from dstrain.data.images import convert as convert_image
 from dstrain.graph.long_prompts import LongPrompt, check_length, report_long_prompt
+from dstrain.models.execution.around_blocks import around_blocks
 from dstrain.models.functional import (
     apply_guidance,
     as_uint8,
@@ -20,6 +21,7 @@ from dstrain.models.functional import (
 __all__ = (
     "LongPrompt",
     "apply_guidance",
+    "around_blocks",
     "as_uint8",
     "check_length",
     "check_sides",

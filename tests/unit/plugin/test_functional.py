@@ -3,14 +3,16 @@
 from dstrain.data.images import convert
 from dstrain.graph import long_prompts
 from dstrain.models import functional as models
+from dstrain.models.execution import around_blocks
 from dstrain.plugin import functional
 from PIL import Image
 
 
 def test_each_public_function_is_the_one_of_core() -> None:
     for name in functional.__all__:
-        of_models = getattr(models, name, None)
-        expected = of_models or getattr(long_prompts, name, convert)
+        places = (models, long_prompts, around_blocks)
+        found = [vars(place)[name] for place in places if name in vars(place)]
+        expected = found[0] if found else convert
         assert getattr(functional, name) is expected
 
 
