@@ -35,6 +35,8 @@ VARIABLES = """## Environment
 | `DSTRAIN_MODEL_BASE_PATH`, else `DIFFSYNTH_MODEL_BASE_PATH` | folder of published models; defaults to `models` |
 | `DSTRAIN_DATASET_BASE_PATH` | folder of published datasets; defaults to `data` |
 | `DSTRAIN_SKIP_DOWNLOAD`, else `DIFFSYNTH_SKIP_DOWNLOAD` | `True` forbids downloads |
+| `DSTRAIN_DOWNLOAD_SOURCE`, else `DIFFSYNTH_DOWNLOAD_SOURCE` | default of `--hub` |
+| `DIFFSYNTH_ATTENTION_IMPLEMENTATION`, `DIFFSYNTH_DISK_MAP_BUFFER_SIZE` | none; the run says so |
 | `DSTRAIN_CACHE`, else `XDG_CACHE_HOME/dstrain` | digests, and embedded images; defaults to `~/.cache/dstrain` |
 """
 
@@ -115,7 +117,10 @@ def _row(flag: Flag) -> tuple[str, str, str]:
         if flag.choices
         else ""
     )
-    return f"`--{flag.name}`", default, text
+    name = f"`--{flag.name}`"
+    if flag.is_switch:
+        name += f", `--no_{flag.name}`"
+    return name, default, text
 
 
 def _others(commands: dict[str, click.Command]) -> Iterator[tuple[str, str, str]]:

@@ -172,6 +172,9 @@ def as_option(flag: Flag) -> click.Option:
     Choices and bounds are left to `config.validation.validate`, which scripts go through, too.
     """
     settings: dict[str, Any] = {"group": flag.group, "help": flag.help}
+    if flag.is_switch:
+        switch = f"--{flag.name}/--no_{flag.name}"
+        return GroupedOption(switch, default=None, **settings)
     if flag.kind is bool:
         return GroupedOption(f"--{flag.name}", is_flag=True, **settings)
     settings["type"], settings["metavar"] = KINDS[flag.kind]

@@ -17,13 +17,17 @@ from dstrain.cli.click_options import (
     shared_options,
 )
 from dstrain.cli.config_file import default_map, read_file
+from dstrain.cli.unsupported import unused_variables
 from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.fields import Group, flags
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import read_resolved
+from dstrain.console import get_logger
 from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily, Option
+
+logger = get_logger(__name__)
 
 FAMILY = "dstrain.family"
 """Key of `Context.meta` for the family that --model names, or --model_id tells."""
@@ -154,6 +158,8 @@ class FamilyCommand(click.Command):
             family_options=family_options,
             disabled_plugins=ctx.params.pop("disabled_plugins"),
         )
+        for line in unused_variables():
+            logger.info(line)
         try:
             _check_family(config, family)
             with interrupt_on_signals():

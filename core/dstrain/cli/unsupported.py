@@ -1,10 +1,12 @@
 """Give advice on flags that other trainers have and dstrain does not."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 
 from dstrain.errors import nearest
 
@@ -12,6 +14,22 @@ FLAG = re.compile(r"--(\w+)")
 ELSEWHERE = frozenset({"config_file"})
 """Flags in the advice that are another program's."""
 TABLE = Path(__file__).with_suffix(".json")
+UNUSED_VARIABLES = MappingProxyType(
+    {
+        "DIFFSYNTH_ATTENTION_IMPLEMENTATION": "attention is always that of torch, which takes its fastest kernel",
+        "DIFFSYNTH_DISK_MAP_BUFFER_SIZE": "weights are read from disk one by one, without a buffer",
+    }
+)
+"""Environment variables of DiffSynth-Studio that have no effect, each with the reason."""
+
+
+def unused_variables() -> list[str]:
+    """Return a line for each variable that is set and has no effect."""
+    return [
+        f"variable {name} has no effect: {why}"
+        for name, why in UNUSED_VARIABLES.items()
+        if os.environ.get(name)
+    ]
 
 
 def advice() -> Mapping[str, Sequence[str]]:

@@ -117,6 +117,11 @@ class Flag:
     below: float | None = None
     """An upper bound that is itself not allowed."""
 
+    @property
+    def is_switch(self) -> bool:
+        """Return whether it can also be turned off, as `--no_NAME`: neither is its default."""
+        return self.kind is bool and self.default is None
+
     def is_several(self, text: str) -> bool:
         """Return whether a text stands for more than one value of this option."""
         return (self.by_name and "=" in text) or (self.listed and "," in text)

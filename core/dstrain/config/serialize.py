@@ -56,6 +56,8 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
         words[:1] = ["torchrun", "--nproc_per_node", size, "-m", "dstrain"]
     for flag in flags(TrainConfig):
         value = getattr(config, flag.name)
+        if flag.is_switch and value is False:
+            words.append(f"--no_{flag.name}")
         if flag.required or value == flag.default or value is False:
             continue
         for one in value if flag.many else (value,):

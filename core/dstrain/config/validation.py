@@ -81,7 +81,7 @@ def _check_model(config: ModelChoice) -> None:
             "--toy",
             "builds a toy model, so model files would not be read; give one or the other",
         )
-    if config.toy and config.hub != "modelscope":
+    if config.toy and config.hub is not None:
         raise UsageError("--hub", "has no effect: --toy builds its own model")
     if not has_files and not config.toy and not getattr(config, "dry_run", False):
         raise UsageError(
@@ -172,6 +172,13 @@ def _check_pairs(config: TrainConfig) -> None:
     if config.blocks_to_swap is not None and config.enable_model_cpu_offload:
         what = "has no effect with --enable_model_cpu_offload, which swaps all blocks"
         raise UsageError("--blocks_to_swap", what)
+    if config.use_gradient_checkpointing is False and config.checkpoints:
+        offloads = config.use_gradient_checkpointing_offload
+        other = "--use_gradient_checkpointing_offload" if offloads else "swapped blocks"
+        what = f"cannot be combined with {other}, which needs gradient checkpointing"
+        raise UsageError(
+            "--no_use_gradient_checkpointing", what, "leave one of them out"
+        )
     if config.lr_warmup_steps and config.lr_scheduler == "constant":
         raise UsageError(
             "--lr_warmup_steps",

@@ -81,6 +81,9 @@ class ModelFamily:
     default_ids: Mapping[str, str] = field(default_factory=dict)
     """Component -> "model id:pattern" of a tokenizer that nothing else locates."""
     options: tuple[Option, ...] = ()
+    gradient_checkpointing: bool = False
+    """Whether training recomputes activations unless --no_use_gradient_checkpointing is given:
+    for models whose activations no card holds."""
     api: int = API
     """The version of the plugin interface that the record is made for."""
 

@@ -28,6 +28,7 @@ from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
 from dstrain.models.device import default_device
 from dstrain.models.formats import NATIVE
+from dstrain.models.hub.source import hub_of_environment
 from dstrain.models.naming.model_files import model_configs
 from dstrain.pipeline.kept_choice import (
     check_loaded,
@@ -69,7 +70,7 @@ def resolve(config: TrainConfig) -> Setup:
     what is unknown.
     """
     family = load_family(config.model, config.disabled_plugins)
-    config = with_folders(config)
+    config = with_folders(with_defaults(config, family))
     if config.stage != "data_process":
         check_trackers(config)
     # Planning asks no hub.
@@ -130,6 +131,24 @@ def resolve(config: TrainConfig) -> Setup:
     setup.build_timestep_sampler()
     check_offloaded(setup)
     return setup
+
+
+def with_defaults(config: TrainConfig, family: ModelFamily) -> TrainConfig:
+    """Return the configuration with the hub of the environment and the family's gradient
+    checkpointing, where no flag says otherwise.
+    """
+    if config.hub is None and not config.toy:
+        # Recorded, so that `generate --run` finds the same files.
+        config = replace(config, hub=hub_of_environment())
+    is_open = config.use_gradient_checkpointing is None and not config.checkpoints
+    if not (is_open and family.gradient_checkpointing):
+        return config
+    if config.stage != "data_process":
+        logger.info(
+            f"{family.name} trains with gradient checkpointing; "
+            "--no_use_gradient_checkpointing turns it off"
+        )
+    return replace(config, use_gradient_checkpointing=True)
 
 
 def of_stage(setup: Setup, stage: str) -> Setup:

@@ -49,6 +49,21 @@ def test_values_reach_the_configuration_with_their_types(
     assert config.variant == "edit"
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ([], None),
+        (["--use_gradient_checkpointing"], True),
+        (["--no-use-gradient-checkpointing"], False),
+    ],
+)
+def test_a_switch_can_be_turned_off_too(
+    words: list[str], value: bool | None, runs: list[TrainConfig]
+) -> None:
+    assert main([*BASE, *words]) == 0
+    assert runs[0].use_gradient_checkpointing is value
+
+
 def test_several_words_may_follow_a_flag_that_takes_them(
     runs: list[TrainConfig],
 ) -> None:

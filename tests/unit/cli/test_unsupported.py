@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.cli.unsupported import advice, no_such
+from dstrain.cli.unsupported import advice, no_such, unused_variables
 from dstrain.config.fields import flags
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
@@ -68,3 +68,10 @@ def test_advice_is_for_the_flag_itself_however_it_is_written() -> None:
     assert no_such("--lora_rnak", ["--lora_rank"]) == (
         "no such option; did you mean '--lora_rank'?",
     )
+
+
+def test_a_variable_without_effect_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unused_variables() == []
+    monkeypatch.setenv("DIFFSYNTH_ATTENTION_IMPLEMENTATION", "sage_attention")
+    (line,) = unused_variables()
+    assert line.startswith("variable DIFFSYNTH_ATTENTION_IMPLEMENTATION has no effect")

@@ -93,6 +93,10 @@ def test_a_command_line_gives_the_configuration_back(
     assert "--resume" not in words
     assert words[words.index("--task") + 1] == "sft:data_process"
     assert "--use_gradient_checkpointing" in words and "True" not in words
+    without = shlex.split(command_line(given, use_gradient_checkpointing=False))
+    assert "--no_use_gradient_checkpointing" in without
+    unsaid = shlex.split(command_line(given, use_gradient_checkpointing=None))
+    assert not any("checkpointing" in word for word in unsaid)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     launched = shlex.split(command_line(given))
     assert launched[:5] == ["torchrun", "--nproc_per_node", "2", "-m", "dstrain"]

@@ -72,6 +72,14 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"model_paths": '["a"]'}, "--toy", "model files would not be read"),
     ({"model_id_with_origin_paths": "a/b:c"}, "--toy", "model files would not be read"),
     ({"hub": "huggingface"}, "--hub", "has no effect"),
+    (
+        {"use_gradient_checkpointing": False, "use_gradient_checkpointing_offload": True},
+        "--no_use_gradient_checkpointing", "cannot be combined with --use_gradient_checkpointing_offload",
+    ),
+    (
+        {"use_gradient_checkpointing": False, "blocks_to_swap": 1},
+        "--no_use_gradient_checkpointing", "cannot be combined with swapped blocks",
+    ),
     ({"resolution": "512,x"}, "--resolution", "expected a number of pixels"),
     ({"resolution": "512,512"}, "--resolution", "512 is named twice"),
     ({"resolution": "512", "height": 64, "width": 64}, "--resolution", "cannot be combined with --height"),

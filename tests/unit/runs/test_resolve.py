@@ -12,8 +12,16 @@ from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.registry.family import Option
-from dstrain.runs.resolve import check_saved_names, log_warnings, of_stage, resolve
+from dstrain.runs.resolve import (
+    check_saved_names,
+    log_warnings,
+    of_stage,
+    resolve,
+    with_defaults,
+)
 
+from tests.support import family as tiny
+from tests.support.command_lines import toy_config
 from tests.support.runs import config, project
 
 FULL, OTHER = (
@@ -131,3 +139,46 @@ def test_a_resolution_without_buckets_is_refused_before_rows_are_read(
     (tmp_path / "data/metadata.json").write_text('[{"image": "gone.png"}]')
     with pytest.raises(UsageError, match=r"--resolution: 2 is too small: at least \d"):
         resolve(config(tmp_path, resolution="2"))
+
+
+CHECKPOINTED = replace(tiny.MODEL, gradient_checkpointing=True)
+SAID = "tiny trains with gradient checkpointing; --no_use_gradient_checkpointing turns it off"
+
+
+@pytest.mark.parametrize(
+    ("flags", "checkpoints", "said"),
+    [
+        ({}, True, [SAID]),
+        ({"task": "sft:data_process"}, True, []),
+        ({"use_gradient_checkpointing": True}, True, []),
+        ({"use_gradient_checkpointing": False}, False, []),
+        ({"blocks_to_swap": 1}, True, []),
+    ],
+)
+def test_a_family_checkpoints_unless_told_otherwise_and_says_so(
+    flags: dict[str, Any],
+    checkpoints: bool,
+    said: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    found = with_defaults(toy_config(**flags), CHECKPOINTED)
+    assert (found.checkpoints, caplog.messages) == (checkpoints, said)
+
+
+def test_other_families_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    found = with_defaults(toy_config(), tiny.MODEL)
+    assert (found.use_gradient_checkpointing, caplog.messages) == (None, [])
+
+
+def test_the_hub_of_the_environment_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DIFFSYNTH_DOWNLOAD_SOURCE", "huggingface")
+    named = toy_config(toy=False, model_id="a/b")
+    assert with_defaults(named, tiny.MODEL).hub == "huggingface"
+    assert (
+        with_defaults(replace(named, hub="modelscope"), tiny.MODEL).hub == "modelscope"
+    )
+    assert with_defaults(toy_config(), tiny.MODEL).hub is None  # downloads nothing

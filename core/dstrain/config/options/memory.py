@@ -14,10 +14,10 @@ class MemoryOptions:
         "Has no effect: no more than one weight of a model is in RAM while it is loaded.",
         False,
     )
-    use_gradient_checkpointing: bool = option(
+    use_gradient_checkpointing: bool | None = option(
         "memory",
-        "Recompute activations in the backward pass instead of storing them.",
-        False,
+        "Recompute activations in the backward pass instead of storing them. Without either flag, families "
+        "whose models need it do so, and the start of the run says it.",
     )
     use_gradient_checkpointing_offload: bool = option(
         "memory",
@@ -50,7 +50,7 @@ class MemoryOptions:
     def checkpoints(self) -> bool:
         """Return whether blocks are recomputed in the backward pass."""
         return (
-            self.use_gradient_checkpointing
+            bool(self.use_gradient_checkpointing)
             or self.use_gradient_checkpointing_offload
             or self.swaps_blocks
         )

@@ -44,10 +44,10 @@ class ModelChoice:
         "Use a tiny model with random weights instead of model files.",
         False,
     )
-    hub: Hub = option(
+    hub: Hub | None = option(
         "model",
-        "Hub to download missing model files from.",
-        "modelscope",
+        "Hub to download missing model files from. Defaults to that of the variable DSTRAIN_DOWNLOAD_SOURCE, "
+        "else to modelscope.",
     )
     mixed_precision: Precision | None = option(
         "memory",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from dstrain.config.options.model import Hub
 from dstrain.console import get_logger
@@ -31,6 +31,7 @@ DATASET_BASE_VARIABLE = "DSTRAIN_DATASET_BASE_PATH"
 RECORD_EVERY = 5.0
 """Seconds between two records of a dataset's files, of which there may be thousands. A file
 that is not recorded is compared again, not downloaded again."""
+HUB_VARIABLES = ("DSTRAIN_DOWNLOAD_SOURCE", "DIFFSYNTH_DOWNLOAD_SOURCE")
 OFFLINE_VARIABLES = ("DSTRAIN_SKIP_DOWNLOAD", "DIFFSYNTH_SKIP_DOWNLOAD")
 ID = r"\w[\w.-]*/\w[\w.-]*"
 """The pattern of an id: owner and name."""
@@ -53,6 +54,28 @@ def model_base() -> Path:
 def dataset_base() -> Path:
     """Return the folder of published datasets, by default ./data."""
     return Path(os.environ.get(DATASET_BASE_VARIABLE) or "data")
+
+
+def hub_of_environment() -> Hub | None:
+    """Return the hub that an environment variable names, None if none does; raises
+    UsageError for one that there is not.
+    """
+    hubs: tuple[Hub, ...] = get_args(Hub)
+    for name in HUB_VARIABLES:
+        value = os.environ.get(name, "").strip().lower()
+        for hub in hubs:
+            if value == hub:
+                return hub
+        if value:
+            hint = nearest(value, hubs)
+            what = f"is {value!r}; expected one of {', '.join(hubs)}{hint}"
+            raise UsageError(f"variable {name}", what)
+    return None
+
+
+def chosen_hub(hub: Hub | None) -> Hub:
+    """Return the hub to download from: that of --hub, else of a variable, else the default."""
+    return hub or hub_of_environment() or "modelscope"
 
 
 def offline() -> str:

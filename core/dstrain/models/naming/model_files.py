@@ -8,6 +8,7 @@ from dstrain.console import get_logger
 from dstrain.errors import nearest
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component, components_of
+from dstrain.models.hub.source import chosen_hub
 from dstrain.models.naming.folders import Part, config_of, fitting, parts_of_folder
 from dstrain.models.naming.location import FLAG, PublishedModel, located
 from dstrain.models.naming.replacing import without_replaced
@@ -27,7 +28,7 @@ def model_configs(
     With `offline`, no hub is asked for missing files. Raises UsageError and StateError for
     a --model_id that means nothing, or leaves doubts.
     """
-    hub = None if offline else config.hub
+    hub = None if offline else chosen_hub(config.hub)
     found = list(named_files(config, family, hub))
     for option in family.options:
         value = config.family_options.get(option.name)

@@ -11,7 +11,7 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.forms.columnar import ARROW, PARQUET
 from dstrain.errors import DstrainError, UsageError
-from dstrain.models.hub.source import ID, ModelSource, fetch, find_local
+from dstrain.models.hub.source import ID, ModelSource, chosen_hub, fetch, find_local
 
 PUBLISHED = re.compile(rf"({ID})(?:@([^:]+))?(?::(.+))?")
 """OWNER/NAME, OWNER/NAME@REVISION, either with :FOLDER behind it."""
@@ -78,7 +78,7 @@ def _local_folder(config: TrainConfig, flag: str, text: str) -> Path | None:
         what = f"{part!r} leads out of the dataset; expected a folder of it"
         raise UsageError(flag, what)
     pattern = f"{part.rstrip('/')}/" if part else ""
-    source = ModelSource(dataset_id, revision, config.hub, "dataset")
+    source = ModelSource(dataset_id, revision, chosen_hub(config.hub), "dataset")
     if not find_local(source, pattern):
         if config.stage == "train" or config.dry_run:
             return None

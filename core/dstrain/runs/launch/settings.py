@@ -99,6 +99,8 @@ def check_launch(config: TrainConfig, launch: Launch, processes: int) -> None:
         value = getattr(config, name)
         if name == "mixed_precision" and value is None:
             continue  # the launcher's is used
+        if name == "use_gradient_checkpointing":
+            value = bool(value)
         if not _same(value, configured):
             raise UsageError(
                 f"--{name}",

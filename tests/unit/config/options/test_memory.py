@@ -11,7 +11,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "blocks_to_swap": (None, ""),
     "enable_model_cpu_offload": (False, ""),
     "initialize_model_on_cpu": (False, ""),
-    "use_gradient_checkpointing": (False, ""),
+    "use_gradient_checkpointing": (None, ""),
     "use_gradient_checkpointing_offload": (False, ""),
     "device_memory": (None, "start"),
 }

@@ -8,7 +8,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "fp8_models": (None, "resolved"),
     "framewise_decoding": (False, "resolved"),
     "height": (None, "cache dataset training"),
-    "hub": ("modelscope", ""),
+    "hub": (None, ""),
     "mixed_precision": (None, "resolved"),
     "model": (None, "training"),
     "model_id": (None, ""),

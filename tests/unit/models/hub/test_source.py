@@ -18,7 +18,7 @@ from dstrain.graph.unit import Unit
 from dstrain.models.component_files import ModelConfig, assign
 from dstrain.models.hub.clients import CLIENTS, first_line
 from dstrain.models.hub.record import RECORD
-from dstrain.models.hub.source import ModelSource, fetch
+from dstrain.models.hub.source import ModelSource, chosen_hub, fetch
 from dstrain.models.needed_components import find
 
 from tests.support import family
@@ -479,3 +479,18 @@ def test_a_digest_that_leads_elsewhere_writes_nothing_over(
     with pytest.raises(SystemFault, match="sent something other than what it lists"):
         fetch(ModelSource(TINY, hub="huggingface"), "vae/*.safetensors")
     assert not list((Path("models") / TINY).glob("[!.]*"))
+
+
+def test_the_hub_is_that_of_the_flag_else_of_a_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert chosen_hub(None) == "modelscope"
+    monkeypatch.setenv("DIFFSYNTH_DOWNLOAD_SOURCE", "HuggingFace")
+    assert chosen_hub(None) == "huggingface"
+    assert chosen_hub("modelscope") == "modelscope"
+    monkeypatch.setenv("DSTRAIN_DOWNLOAD_SOURCE", "modelscope")
+    assert chosen_hub(None) == "modelscope"
+    monkeypatch.setenv("DSTRAIN_DOWNLOAD_SOURCE", "hugginface")
+    with pytest.raises(UsageError, match="did you mean 'huggingface'") as error:
+        chosen_hub(None)
+    assert error.value.where == "variable DSTRAIN_DOWNLOAD_SOURCE"
