@@ -42,8 +42,12 @@ def methods_of_layers(
         if not layers and not entry.is_among_others:
             what = f"{component} has no linear layer that can be quantized"
             raise UsageError(entry.flag, f"{component}:{entry}: {what}")
-        for pattern in (*entry.only, *entry.excluded):
+        for pattern in entry.only:
             _check_pattern(pattern, layers, every, component, entry)
+        for pattern in entry.excluded:
+            # A layer that always stays as it is loaded is excluded indeed.
+            if not any(matches(name, [pattern]) for name in every):
+                _check_pattern(pattern, layers, every, component, entry)
     found = {}
     for name in layers:
         entries = kept.methods_of(name)

@@ -90,6 +90,10 @@ def test_a_pattern_that_matches_no_layer_is_refused(
     assert (caught.value.what, caught.value.help_lines) == (what, (help_line,))
 
 
+def test_a_layer_that_always_stays_may_be_excluded() -> None:
+    assert stored(StoredLayers(FP8, (), ("head",))) == stored(StoredLayers(FP8))
+
+
 def test_a_layer_of_two_methods_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"both dit:fp8 and dit:int8_block@mod quantize"
