@@ -14,7 +14,7 @@ import torch
 from dstrain.cli.main import main
 from dstrain.config.options.train import TrainConfig
 from dstrain.data.output import write_video
-from dstrain.errors import UsageError
+from dstrain.errors import StateError, UsageError
 from dstrain.graph.values import Frames
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.resolve import resolve
@@ -160,3 +160,16 @@ def test_numbers_that_the_model_cannot_use_are_refused(
     with pytest.raises(UsageError, match=what) as caught:
         run(config(videos, num_frames=given, output_path=tmp_path / "out"))
     assert caught.value.where == "--num_frames"
+
+
+def test_frames_may_be_taken_as_they_are(videos: Path, tmp_path: Path) -> None:
+    plain = config(videos, fix_frame_rate=False)
+    counts = {name: shape[0] for name, shape in shapes(resolve(plain))}
+    assert counts == {**CLIPS, "fast": 13}
+    flags: dict[str, Any] = {"num_epochs": 1, "feature_cache": tmp_path / "cache"}
+    stage_1 = config(videos, task="sft:data_process", **flags)
+    run(replace(stage_1, fix_frame_rate=False))
+    stage_2 = replace(stage_1, task="sft:train", output_path=tmp_path / "out")
+    with pytest.raises(StateError, match="--fix_frame_rate"):
+        run(stage_2)
+    run(replace(stage_2, fix_frame_rate=False))

@@ -42,7 +42,7 @@ FLAGS = {
         dataset_num_workers dataset_repeat dataset_root device_memory disabled_plugins dry_run
         customized_optimizer ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
         loraplus_lr_ratio optimizer optimizer_args trainable_dtype
-        family_options feature_cache find_unused_parameters fp8_models frame_samples frame_sampling
+        family_options feature_cache find_unused_parameters fix_frame_rate fp8_models frame_samples frame_sampling
         gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
         lora_alpha lora_base_model lora_checkpoint lora_dropout lora_format lora_rank
         lora_target_modules lora_type lokr_factor

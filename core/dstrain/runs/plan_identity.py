@@ -161,7 +161,7 @@ def _flags(setup: Setup) -> dict[str, Any]:
     flags["--extra_inputs"] = ",".join(extra_inputs) or None
     if not setup.spec.reads_videos:
         for name in options_affecting("video"):
-            del flags[f"--{name}"]
+            flags.pop(f"--{name}", None)
     if any(one.config.crops % 2 == 0 for one in datasets_of(config)):
         # Caches that were filled without it have no centre for validation.
         flags["centre beside an even number of --crops"] = True

@@ -89,6 +89,8 @@ def resolve(config: TrainConfig) -> Setup:
     take_first = config.toy or not models
     variant = choose_variant(family, config.variant, models, score, take_first)
     spec = with_overrides(family.spec(variant), family, config)
+    if config.fix_frame_rate is False:
+        spec = with_frames_as_they_are(spec)
     if not spec.reads_videos:
         refuse_unused(config, "video", f"variant {variant} reads no videos")
     if not caption_inputs(spec):
@@ -149,6 +151,16 @@ def with_defaults(config: TrainConfig, family: ModelFamily) -> TrainConfig:
             "--no_use_gradient_checkpointing turns it off"
         )
     return replace(config, use_gradient_checkpointing=True)
+
+
+def with_frames_as_they_are(spec: PipelineSpec) -> PipelineSpec:
+    """Return the spec with videos that keep their frame rate."""
+    columns = {
+        name: replace(source, fps=0.0)
+        for name, source in spec.inputs.items()
+        if isinstance(source, Column)
+    }
+    return replace(spec, inputs={**spec.inputs, **columns})
 
 
 def of_stage(setup: Setup, stage: str) -> Setup:

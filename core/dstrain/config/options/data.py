@@ -122,6 +122,12 @@ class DataOptions:
         affects={"training", "cache", "video", "dataset"},
         minimum=1,
     )
+    fix_frame_rate: bool | None = option(
+        "data",
+        "Resample videos to the model's frame rate, which is the default; with --no_fix_frame_rate, take their frames "
+        "as they are, whatever their rate.",
+        affects={"training", "cache", "if_given", "video"},
+    )
     frame_sampling: SamplingMode = option(
         "data",
         "Which samples to take from a video: its first frames, consecutive chunks, or "

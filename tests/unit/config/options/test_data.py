@@ -18,6 +18,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "extra_inputs": (None, "cache resolved"),
     "feature_cache": (None, ""),
     "frame_samples": (None, "cache dataset training video"),
+    "fix_frame_rate": (None, "cache if_given training video"),
     "frame_sampling": ("head", "cache dataset training video"),
     "mask_column": (None, "cache dataset mask resolved"),
     "max_pixels": (1048576, "cache dataset training"),
