@@ -252,7 +252,7 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
         losses.append(loss.detach())
     if run.step == 0:
         warn_without_gradient(run)
-    limit = run.setup.config.max_grad_norm
+    limit = run.setup.config.max_grad_norm or math.inf
     parameters = run.module.trained_parameters
     norm = clip_gradients(parameters, limit)
     loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()

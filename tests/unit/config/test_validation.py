@@ -131,7 +131,7 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"learning_rate": float("nan")}, "--learning_rate", "finite"),
     ({"learning_rate": "1e-4"}, "--learning_rate", "expected float"),
     ({"weight_decay": -0.1}, "--weight_decay", "0 or more"),
-    ({"max_grad_norm": 0.0}, "--max_grad_norm", "more than 0"),
+    ({"max_grad_norm": -1.0}, "--max_grad_norm", "0 or more"),
     ({"seed": -1}, "--seed", "0 or more"),
     ({"seed": 2**63}, "--seed", "or less"),
     ({"batch_size": True}, "--batch_size", "expected int"),

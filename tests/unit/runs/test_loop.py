@@ -173,6 +173,23 @@ def test_gradients_are_clipped_and_their_norm_is_logged_as_it_was(here: Path) ->
     assert torch.stack(seen).norm().item() == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_a_limit_of_0_clips_no_gradient(here: Path) -> None:
+    flags = {"trainable_models": "dit", "num_epochs": 1}
+    unclipped = training_run(config(here, max_grad_norm=0, **flags))
+    seen: list[Tensor] = []
+
+    def look(*_: Any) -> None:
+        seen.extend(
+            p.grad.norm()
+            for p in unclipped.module.trained_parameters
+            if p.grad is not None
+        )
+
+    unclipped.optimizer.register_step_pre_hook(look)
+    numbers = next(steps(unclipped))
+    assert torch.stack(seen).norm().item() == pytest.approx(numbers["grad_norm"])
+
+
 def test_two_runs_with_one_seed_are_equal_bit_for_bit_and_another_seed_differs(
     dropping: Path, tmp_path: Path
 ) -> None:

@@ -66,10 +66,10 @@ class OptimizerOptions:
     )
     max_grad_norm: float = option(
         "training",
-        "Maximum gradient norm; larger gradients are clipped.",
+        "Maximum gradient norm; larger gradients are clipped. 0 clips none.",
         1.0,
         affects={"training"},
-        above=0,
+        minimum=0,
     )
     optimizer: str = option(
         "training",
