@@ -117,10 +117,9 @@ def _row(flag: Flag) -> tuple[str, str, str]:
         if flag.choices
         else ""
     )
-    name = f"`--{flag.name}`"
     if flag.is_switch:
-        name += f", `--no_{flag.name}`"
-    return name, default, text
+        text += f" The opposite is `--no_{flag.name}`."
+    return f"`--{flag.name}`", default, text
 
 
 def _others(commands: dict[str, click.Command]) -> Iterator[tuple[str, str, str]]:

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from accelerate.commands.launch import launch_command, launch_command_parser
 from dstrain.cli.main import command_group, main
+from dstrain.cli.unsupported import advice
 from dstrain.config.fields import flags
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
@@ -351,8 +352,10 @@ def test_every_flag_that_is_named_exists(page: Path) -> None:
         name
         for command in every_command().values()
         for option in command.params
-        for name in option.opts
+        for name in (*option.opts, *option.secondary_opts)
     }
+    # Those that have advice may be named.
+    known |= {f"--{name}".rstrip("*") for names in advice().values() for name in names}
     known |= {
         f"--{option.name}"
         for family in FAMILIES

@@ -143,14 +143,9 @@ def with_defaults(config: TrainConfig, family: ModelFamily) -> TrainConfig:
         # Recorded, so that `generate --run` finds the same files.
         config = replace(config, hub=hub_of_environment())
     is_open = config.use_gradient_checkpointing is None and not config.checkpoints
-    if not (is_open and family.gradient_checkpointing):
-        return config
-    if config.stage != "data_process":
-        logger.info(
-            f"{family.name} trains with gradient checkpointing; "
-            "--no_use_gradient_checkpointing turns it off"
-        )
-    return replace(config, use_gradient_checkpointing=True)
+    if is_open and family.gradient_checkpointing:
+        config = replace(config, use_gradient_checkpointing=True)
+    return config
 
 
 def with_frames_as_they_are(spec: PipelineSpec) -> PipelineSpec:

@@ -124,8 +124,7 @@ class DataOptions:
     )
     fix_frame_rate: bool | None = option(
         "data",
-        "Resample videos to the model's frame rate, which is the default; with --no_fix_frame_rate, take their frames "
-        "as they are, whatever their rate.",
+        "Resample videos to the model's frame rate, which is the default, rather than take their frames as they are.",
         affects={"training", "cache", "if_given", "video"},
     )
     frame_sampling: SamplingMode = option(

@@ -16,7 +16,7 @@ class MemoryOptions:
     )
     use_gradient_checkpointing: bool | None = option(
         "memory",
-        "Recompute activations in the backward pass instead of storing them. Without either flag, families "
+        "Recompute activations in the backward pass instead of storing them. By default, families "
         "whose models need it do so, and the start of the run says it.",
     )
     use_gradient_checkpointing_offload: bool = option(

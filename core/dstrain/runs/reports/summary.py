@@ -55,6 +55,11 @@ def log_start(run: TrainingRun) -> None:
         )
     for name, words in described(setup.kept, sorted(module.used_components)).items():
         logger.info(f"{name}: {words}")
+    if config.use_gradient_checkpointing and setup.family.gradient_checkpointing:
+        logger.info(
+            f"{setup.family.name} trains with gradient checkpointing; "
+            "--no_use_gradient_checkpointing turns it off"
+        )
     for component, matched_modules in module.trained.matched_modules.items():
         layers = [f"{pattern} x{number}" for pattern, number in matched_modules.items()]
         logger.info(f"LoRA on {component}: {', '.join(layers)}")
