@@ -37,7 +37,7 @@ class Denoiser:
 
 DENOISERS = (
     Denoiser("Fill", "flux", "dev", {"in_channels": 384, "out_channels": 64},
-             "is FLUX.1-Fill-dev, which no variant of flux is for: it has 384 input channels; variant dev takes 64"),
+             "has 384 input channels; variant dev takes 64\n  give --variant fill"),
     Denoiser("FLEX.2", "flux", "dev", {"in_channels": 196, "out_channels": 64},
              "is Flex.2-preview, which no variant of flux is for: it has 196 input channels; variant dev takes 64"),
     Denoiser("Canny", "flux", "kontext", {"in_channels": 128, "out_channels": 64},

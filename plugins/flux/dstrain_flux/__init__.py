@@ -46,12 +46,14 @@ LORA_ALIASES = {
     ),
 }
 
-DEV = "black-forest-labs/FLUX.1-dev"
+OWNER = "black-forest-labs"
+DEV = f"{OWNER}/FLUX.1-dev"
 TRANSFORMERS = {
     DEV: "flux1-dev.safetensors",
-    "black-forest-labs/FLUX.1-Krea-dev": "flux1-krea-dev.safetensors",
-    "black-forest-labs/FLUX.1-Kontext-dev": "flux1-kontext-dev.safetensors",
-    "black-forest-labs/FLUX.1-schnell": "flux1-schnell.safetensors",
+    f"{OWNER}/FLUX.1-Krea-dev": "flux1-krea-dev.safetensors",
+    f"{OWNER}/FLUX.1-Kontext-dev": "flux1-kontext-dev.safetensors",
+    f"{OWNER}/FLUX.1-Fill-dev": "flux1-fill-dev.safetensors",
+    f"{OWNER}/FLUX.1-schnell": "flux1-schnell.safetensors",
 }
 OTHERS = {
     "text_encoder_1": "text_encoder/model.safetensors",
@@ -59,10 +61,12 @@ OTHERS = {
     "vae": "ae.safetensors",
 }
 # All of them have the text encoders and the VAE of the first: they are downloaded once.
-# But schnell's own are free, while the first wants its terms to be accepted.
+# But schnell's own are free, while the first wants its terms to be accepted; and the
+# published commands for Fill name its own.
 SHARED = {name: f"{DEV}:{pattern}" for name, pattern in OTHERS.items()}
+WITH_OWN = (f"{OWNER}/FLUX.1-schnell", f"{OWNER}/FLUX.1-Fill-dev")
 MODEL_FILES = {
-    model_id: {"dit": pattern, **(OTHERS if "schnell" in model_id else SHARED)}
+    model_id: {"dit": pattern, **(OTHERS if model_id in WITH_OWN else SHARED)}
     for model_id, pattern in TRANSFORMERS.items()
 }
 
@@ -71,7 +75,7 @@ MODEL = ModelFamily(
     pipelines="dstrain_flux.pipeline:PIPELINES",
     components="dstrain_flux.components:COMPONENTS",
     toy="dstrain_flux.toy:write",
-    variants=("dev", "kontext"),
+    variants=("dev", "kontext", "fill"),
     default_trainable="dit",
     lora_targets={
         "dit": DIT_LORA_TARGETS,
@@ -87,17 +91,28 @@ MODEL = ModelFamily(
     model_ids={
         "dev": ("*/FLUX.1-dev", "*/FLUX.1-Krea-dev", "*/FLUX.1-schnell"),
         "kontext": ("*/FLUX.1-Kontext-dev",),
+        "fill": ("*/FLUX.1-Fill-dev",),
     },
     model_files=MODEL_FILES,
-    pipeline_classes=("FluxPipeline", "FluxKontextPipeline"),
+    pipeline_classes=("FluxPipeline", "FluxKontextPipeline", "FluxFillPipeline"),
     other_models={
-        "FLUX.1-Fill-dev": {"in_channels": 384},
         "FLUX.1-Canny-dev or FLUX.1-Depth-dev": {"in_channels": 128},
         "Flex.2-preview": {"in_channels": 196},
     },
+    unsupported_models={
+        "Flex.2-preview": ("ostris/Flex.2-preview", "flex_*"),
+        "FLUX.1-Canny-dev": (f"{OWNER}/FLUX.1-Canny-dev*",),
+        "FLUX.1-Depth-dev": (f"{OWNER}/FLUX.1-Depth-dev*",),
+        "AttriCtrl": ("DiffSynth-Studio/AttriCtrl-FLUX*", "value_controller_inputs"),
+        "InfiniteYou": ("ByteDance/InfiniteYou", "infinityou_*"),
+        "Insert Anything": ("insert_anything_*",),
+        "LoRA-Encoder": ("DiffSynth-Studio/LoRA-Encoder-FLUX*", "lora_encoder_*"),
+        "Nexus-Gen": ("DiffSynth-Studio/Nexus-Gen*", "nexus_gen_*"),
+        "Step1X-Edit": ("stepfun-ai/Step1X-Edit*", "step1x_*"),
+    },
     default_ids={
-        "tokenizer_1": "black-forest-labs/FLUX.1-dev:tokenizer/",
-        "tokenizer_2": "black-forest-labs/FLUX.1-dev:tokenizer_2/",
+        "tokenizer_1": f"{DEV}:tokenizer/",
+        "tokenizer_2": f"{DEV}:tokenizer_2/",
     },
     options=(
         Option(

@@ -19,6 +19,7 @@ IDS = (
     "black-forest-labs/FLUX.1-dev",
     "black-forest-labs/FLUX.1-Krea-dev",
     "black-forest-labs/FLUX.1-Kontext-dev",
+    "black-forest-labs/FLUX.1-Fill-dev",
     "black-forest-labs/FLUX.1-schnell",
 )
 KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json")
@@ -62,6 +63,7 @@ COMPONENTS = (
         folder="transformer",
         default_configs={
             **dict.fromkeys(IDS, CONFIGS / "dit.json"),
+            "black-forest-labs/FLUX.1-Fill-dev": CONFIGS / "dit_fill.json",
             "black-forest-labs/FLUX.1-schnell": CONFIGS / "dit_schnell.json",
         },
         infer=infer_dit,

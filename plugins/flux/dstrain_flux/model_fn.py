@@ -5,6 +5,7 @@ tokens, which are patches of 2x2: (batch, height / 16 * width / 16, 64). Each to
 three ids: the image it is of, its row, its column.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,9 +44,8 @@ def predict(
             get none.
         dit: The denoiser.
     """
-    return predict_kontext(
-        noisy_latents, timestep, prompt_emb, pooled_emb, [], embedded_guidance, dit=dit
-    )
+    given = (timestep, prompt_emb, pooled_emb, embedded_guidance)
+    return denoise(dit, [noisy_latents], *given)
 
 
 def predict_kontext(
@@ -61,28 +61,84 @@ def predict_kontext(
     """Predict as `predict` does; the tokens of images to edit, (batch, 16, h, w) each,
     of sizes of their own, follow the noisy ones.
     """
-    images = [noisy_latents, *kontext_latents]
-    tokens = [pack(image) for image in images]
-    ids = [image_ids(image, i) for i, image in enumerate(images)]
+    given = (timestep, prompt_emb, pooled_emb, embedded_guidance)
+    return denoise(dit, [noisy_latents, *kontext_latents], *given)
+
+
+def predict_fill(
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    pooled_emb: Tensor,
+    fill_latents: Tensor,
+    fill_mask: Tensor,
+    embedded_guidance: float = 1.0,
+    *,
+    dit: Any,
+) -> Tensor:
+    """Predict as `predict` does; each token also has the latents of the image without
+    its masked pixels, (batch, 16, h, w), and the mask, (batch, 64, h, w).
+    """
+    mask = fill_mask.to(noisy_latents.dtype)
+    image = torch.cat([noisy_latents, fill_latents, mask], dim=1)
+    given = (timestep, prompt_emb, pooled_emb, embedded_guidance)
+    return denoise(dit, [image], *given)
+
+
+def denoise(
+    dit: Any, images: Sequence[Tensor], *given: Any, **arguments: Any
+) -> Tensor:
+    """Return what the transformer predicts for the first image, (batch, 16, h, w); the
+    arguments are those of `call`.
+    """
+    height, width = images[0].shape[-2:]
+    tokens = call(dit, images, *given, **arguments)[0]
+    count = (height // PATCH) * (width // PATCH)
+    return unpack(tokens[:, :count], height, width)
+
+
+def call(
+    network: Any,
+    images: Sequence[Tensor],
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    pooled_emb: Tensor,
+    embedded_guidance: float,
+    **arguments: Any,
+) -> Any:
+    """Call the transformer, or a network with the same inputs.
+
+    Args:
+        network: The network; whether it has embedded guidance is its own matter.
+        images: (batch, channels, h, w) each, the noisy one first; their tokens follow each
+            other.
+        timestep: As in `predict`, like the next three.
+        prompt_emb: Its ids are zeros.
+        pooled_emb: As in `predict`.
+        embedded_guidance: As in `predict`.
+        arguments: Further ones of the network.
+    """
     time = timestep / 1000
     guidance = None
-    if dit.config.guidance_embeds:
+    if network.config.guidance_embeds:
         guidance = torch.full_like(time, embedded_guidance)
-    # The transformer counts both in thousandths and rounds them to the dtype of its
-    # hidden states.
+    # The network counts both in thousandths and rounds them to the dtype of its hidden
+    # states.
     exact = [value * 1000 for value in (time, guidance) if value is not None]
-    with override_positional_args(dit.time_text_embed, *exact):
-        prediction = dit(
+    tokens = [pack(image) for image in images]
+    ids = [image_ids(image, i) for i, image in enumerate(images)]
+    with override_positional_args(network.time_text_embed, *exact):
+        return network(
             hidden_states=torch.cat(tokens, dim=1),
             timestep=time,
             guidance=guidance,
             pooled_projections=pooled_emb,
             encoder_hidden_states=prompt_emb,
-            txt_ids=noisy_latents.new_zeros(prompt_emb.shape[1], 3),
+            txt_ids=images[0].new_zeros(prompt_emb.shape[1], 3),
             img_ids=torch.cat(ids),
             return_dict=False,
-        )[0]
-    return unpack(prediction[:, : tokens[0].shape[1]], *noisy_latents.shape[-2:])
+            **arguments,
+        )
 
 
 def image_ids(latents: Tensor, index: int) -> Tensor:

@@ -1,7 +1,9 @@
 """FLUX's variants: which units each has, and where its inputs come from."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from dstrain.plugin import (
     Column,
@@ -14,7 +16,7 @@ from dstrain.plugin import (
 )
 from dstrain.plugin.functional import apply_guidance
 
-from dstrain_flux import model_fn, units
+from dstrain_flux import control_units, model_fn, units
 
 SIDE_MULTIPLE = model_fn.DOWNSCALE * model_fn.PATCH
 
@@ -30,6 +32,12 @@ SCHEDULE = FlowMatchSchedule(
     sigma_min=0.003 / 1.002,
     latents_per_token=model_fn.PATCH**2,
 )
+
+
+def without(inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of inputs without one of them."""
+    return {one: source for one, source in inputs.items() if one != name}
+
 
 DEV = PipelineSpec(
     components=(
@@ -78,4 +86,20 @@ KONTEXT = replace(
     defaults={**DEV.defaults, "embedded_guidance": 2.5},
 )
 
-PIPELINES = {"dev": DEV, "kontext": KONTEXT}
+FILL = replace(
+    DEV,
+    units=(*DEV.units, control_units.encode_fill),
+    model_fn=model_fn.predict_fill,
+    inputs={
+        **without(DEV.inputs, "negative_prompt"),
+        "flux_fill_image": Column("flux_fill_image", "image", multiple=SIDE_MULTIPLE),
+        "flux_fill_mask": Column(
+            "flux_fill_mask", "image", mode="L", multiple=SIDE_MULTIPLE
+        ),
+    },
+    denoiser_config={"in_channels": 384},
+    cfg_inputs={},
+    defaults={**DEV.defaults, "num_inference_steps": 50, "embedded_guidance": 30.0},
+)
+
+PIPELINES = {"dev": DEV, "kontext": KONTEXT, "fill": FILL}

@@ -108,7 +108,8 @@ def encode_image(
     """Encode an RGB image, its sides multiples of 16, as the mode of the VAE's
     distribution.
     """
-    return {"input_latents": _encode(input_image, vae, device, dtype)}
+    pixels = images_to_tensor([input_image])
+    return {"input_latents": encode_pixels(pixels, vae, device, dtype)}
 
 
 def resize_kontext(
@@ -131,10 +132,9 @@ def encode_kontext(
     dtype: torch.dtype,
 ) -> KontextLatents:
     """Encode RGB images to edit, each as `encode_image` does."""
+    pixels = [images_to_tensor([image]) for image in resized_kontext_images]
     return {
-        "kontext_latents": [
-            _encode(image, vae, device, dtype) for image in resized_kontext_images
-        ]
+        "kontext_latents": [encode_pixels(one, vae, device, dtype) for one in pixels]
     }
 
 
@@ -173,9 +173,12 @@ def _tokens(prompt: str, tokenizer: Any, length: int) -> Tensor:
     return ids
 
 
-def _encode(
-    image: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
+def encode_pixels(
+    pixels: Tensor, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    pixels = images_to_tensor([image]).to(device, dtype)
-    mode: Tensor = vae.encode(pixels).latent_dist.mode().float()
+    """Encode an image, (1, 3, height, width) in -1 to 1, as the mode of the VAE's
+    distribution, normalized, (1, 16, height / 8, width / 8) fp32.
+    """
+    given = pixels.to(device, dtype)
+    mode: Tensor = vae.encode(given).latent_dist.mode().float()
     return (mode - vae.config.shift_factor) * vae.config.scaling_factor

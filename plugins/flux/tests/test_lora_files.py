@@ -32,6 +32,7 @@ FUSED = tuple(name for name in LORA_ALIASES if name != "to_qkv_mlp")
 
 class TestLoraFiles(LoraFiles):
     family = "flux"
+    everyday = ("dev", "kontext")
     readers = MappingProxyType(
         {
             "dit": {
@@ -100,7 +101,7 @@ class TestLoraFiles(LoraFiles):
         draw, dtype = torch.Generator().manual_seed(3), network.dtype
         latents, prompt, pooled = (
             torch.randn(1, *s, generator=draw).to(dtype)
-            for s in ((6, 64), (5, 32), (32,))
+            for s in ((6, network.config.in_channels), (5, 32), (32,))
         )
         time, guidance = torch.full((2, 1), 0.5, dtype=dtype)
         ids = (torch.zeros(6, 3, dtype=dtype), torch.zeros(5, 3, dtype=dtype))

@@ -289,7 +289,7 @@ def test_stage_1_needs_no_denoiser() -> None:
         )
 
 
-@pytest.mark.parametrize("variant", PIPELINES)
+@pytest.mark.parametrize("variant", ["dev", "kontext"])
 def test_a_loss_reaches_every_parameter(variant: str, loaded: dict[str, Any]) -> None:
     """So nothing is listed as unused_parameters."""
     spec = MODEL.spec(variant)

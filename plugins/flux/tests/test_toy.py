@@ -77,8 +77,8 @@ def test_diffusers_loads_the_folder_as_its_own_pipeline(
 ) -> None:
     write(tmp_path, variant)
     pipeline = DiffusionPipeline.from_pretrained(tmp_path)
-    names = {"dev": "FluxPipeline", "kontext": "FluxKontextPipeline"}
-    assert type(pipeline).__name__ == names[variant]
+    names = {"kontext": "FluxKontextPipeline", "fill": "FluxFillPipeline"}
+    assert type(pipeline).__name__ == names.get(variant, "FluxPipeline")
     assert pipeline.tokenizer_max_length == 77
     assert (
         pipeline.text_encoder.config.attention_dropout
