@@ -2,7 +2,7 @@
 `dstrain.models`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -78,6 +78,11 @@ class ModelFamily:
     """Name of a published denoiser that no variant is for -> entries of its config.json
     that tell it, as in `PipelineSpec.denoiser_config`.
     """
+    unsupported_models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name of a published model that no variant is for -> patterns, any of which tells it:
+    of model ids ("owner/name"), of files ("owner/name:files") or of inputs that only it
+    has.
+    """
     default_ids: Mapping[str, str] = field(default_factory=dict)
     """Component -> "model id:pattern" of a tokenizer that nothing else locates."""
     options: tuple[Option, ...] = ()
@@ -96,8 +101,24 @@ class ModelFamily:
         ]
 
     def knows(self, model_id: str) -> bool:
-        """Return whether a model id is one of the family's."""
-        return model_id in self.model_files or bool(self.variants_of(model_id))
+        """Return whether a model id is one of the family's, if only as one that is not
+        supported.
+        """
+        return (
+            model_id in self.model_files
+            or bool(self.variants_of(model_id))
+            or bool(self.unsupported([model_id]))
+        )
+
+    def unsupported(self, given: Iterable[str]) -> str:
+        """Return the name of the model that no variant is for and that one of these model
+        ids, files ("id:pattern") or inputs tells; '' for none.
+        """
+        given = list(given)
+        for model, patterns in self.unsupported_models.items():
+            if any(fnmatchcase(one, pattern) for one in given for pattern in patterns):
+                return model
+        return ""
 
     @property
     def known_models(self) -> dict[str, str]:

@@ -28,7 +28,7 @@ from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
 from dstrain.models.device import default_device
 from dstrain.models.formats import NATIVE
-from dstrain.models.naming.model_files import model_configs
+from dstrain.models.naming.model_files import model_configs, refuse_unsupported
 from dstrain.pipeline.kept_choice import (
     check_loaded,
     check_trained,
@@ -74,6 +74,7 @@ def resolve(config: TrainConfig) -> Setup:
         check_trackers(config)
     # Planning asks no hub.
     models = model_configs(config, family, offline=config.dry_run)
+    refuse_unsupported(family, "--extra_inputs", split_commas(config.extra_inputs))
     extensions = load_extensions(config.disabled_plugins)
     tasks = {**OWN_TASKS, **extensions.offered("dstrain_tasks", Task, OWN_TASKS)}
     if config.task_name not in tasks:

@@ -46,12 +46,13 @@ LORA_ALIASES = {
     ),
 }
 
-DEV = "black-forest-labs/FLUX.1-dev"
+OWNER = "black-forest-labs"
+DEV = f"{OWNER}/FLUX.1-dev"
 TRANSFORMERS = {
     DEV: "flux1-dev.safetensors",
-    "black-forest-labs/FLUX.1-Krea-dev": "flux1-krea-dev.safetensors",
-    "black-forest-labs/FLUX.1-Kontext-dev": "flux1-kontext-dev.safetensors",
-    "black-forest-labs/FLUX.1-schnell": "flux1-schnell.safetensors",
+    f"{OWNER}/FLUX.1-Krea-dev": "flux1-krea-dev.safetensors",
+    f"{OWNER}/FLUX.1-Kontext-dev": "flux1-kontext-dev.safetensors",
+    f"{OWNER}/FLUX.1-schnell": "flux1-schnell.safetensors",
 }
 OTHERS = {
     "text_encoder_1": "text_encoder/model.safetensors",
@@ -95,9 +96,20 @@ MODEL = ModelFamily(
         "FLUX.1-Canny-dev or FLUX.1-Depth-dev": {"in_channels": 128},
         "Flex.2-preview": {"in_channels": 196},
     },
+    unsupported_models={
+        "Flex.2-preview": ("ostris/Flex.2-preview", "flex_*"),
+        "FLUX.1-Canny-dev": (f"{OWNER}/FLUX.1-Canny-dev*",),
+        "FLUX.1-Depth-dev": (f"{OWNER}/FLUX.1-Depth-dev*",),
+        "AttriCtrl": ("DiffSynth-Studio/AttriCtrl-FLUX*", "value_controller_inputs"),
+        "InfiniteYou": ("ByteDance/InfiniteYou", "infinityou_*"),
+        "Insert Anything": ("insert_anything_*",),
+        "LoRA-Encoder": ("DiffSynth-Studio/LoRA-Encoder-FLUX*", "lora_encoder_*"),
+        "Nexus-Gen": ("DiffSynth-Studio/Nexus-Gen*", "nexus_gen_*"),
+        "Step1X-Edit": ("stepfun-ai/Step1X-Edit*", "step1x_*"),
+    },
     default_ids={
-        "tokenizer_1": "black-forest-labs/FLUX.1-dev:tokenizer/",
-        "tokenizer_2": "black-forest-labs/FLUX.1-dev:tokenizer_2/",
+        "tokenizer_1": f"{DEV}:tokenizer/",
+        "tokenizer_2": f"{DEV}:tokenizer_2/",
     },
     options=(
         Option(

@@ -1,11 +1,12 @@
 """Find the model files that a command line names."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dstrain.config.fields import parse_model_paths, parse_origins
 from dstrain.config.options.model import Hub, ModelChoice
 from dstrain.console import get_logger
-from dstrain.errors import nearest
+from dstrain.errors import UsageError, nearest
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component, components_of
 from dstrain.models.naming.folders import Part, config_of, fitting, parts_of_folder
@@ -25,10 +26,20 @@ def model_configs(
     --model_id_with_origin_paths, and of the family's path flags and switches.
 
     With `offline`, no hub is asked for missing files. Raises UsageError and StateError for
-    a --model_id that means nothing, or leaves doubts.
+    a --model_id that means nothing, or leaves doubts, and UsageError for a model that the
+    family knows and does not support.
     """
     hub = None if offline else config.hub
+    if config.model_id is not None:
+        refuse_unsupported(family, FLAG, [config.model_id.partition("@")[0]])
     found = list(named_files(config, family, hub))
+    origins = [one for one in found if one.model_id]
+    given = [f"{one.model_id}:{one.pattern}" for one in origins]
+    refuse_unsupported(
+        family,
+        "--model_id_with_origin_paths",
+        [*given, *(str(one.model_id) for one in origins)],
+    )
     for option in family.options:
         value = config.family_options.get(option.name)
         if value and option.field:
@@ -37,6 +48,22 @@ def model_configs(
         elif value and option.component:
             found.append(ModelConfig(value, component=option.component, hub=hub))
     return tuple(found)
+
+
+def refuse_unsupported(family: ModelFamily, flag: str, given: Iterable[str]) -> None:
+    """Raise UsageError, naming the model, where what a flag gives tells one that the
+    family does not support.
+
+    Args:
+        family: The family.
+        flag: The flag.
+        given: Model ids, files ("id:pattern") or inputs.
+    """
+    model = family.unsupported(given)
+    if model:
+        what = f"{model} is not supported yet by {family.name}"
+        variants = f"variants: {', '.join(family.variants)}"
+        raise UsageError(flag, what, variants)
 
 
 def named_files(

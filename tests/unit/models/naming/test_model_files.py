@@ -62,6 +62,41 @@ def test_an_id_that_is_not_listed_is_expected_in_the_folders_of_diffusers(
     assert not caplog.text
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "model"),
+    [
+        ("model_id", "Tiny/Animated", "Animated"),
+        ("model_id", "Tiny/Animated@v2", "Animated"),
+        (
+            "model_id_with_origin_paths",
+            f"{IDS},Tiny/Animated:model*.safetensors",
+            "Animated",
+        ),
+        ("model_id_with_origin_paths", f"{IDS},Tiny/Tiny:extra/face.bin", "Faces"),
+        ("extra_inputs", "face_image", "Faces"),
+    ],
+)
+def test_a_model_that_is_not_supported_is_refused_by_name(
+    flag: str,
+    value: str,
+    model: str,
+    here: Path,
+    server: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = {
+        "Animated": ("Tiny/Animated",),
+        "Faces": ("Tiny/Tiny:extra/*", "face_*"),
+    }
+    family = replace(MODEL, unsupported_models=known)
+    assert family.knows("Tiny/Animated")
+    monkeypatch.setattr("dstrain.runs.resolve.load_family", lambda *_: family)
+    given = {flag: value} if flag != "extra_inputs" else {flag: value, "model_id": TINY}
+    with pytest.raises(UsageError, match=f"--{flag}: {model} is not supported yet"):
+        run(config(here, model_paths=None, **given, dry_run=True))
+    assert server.requests == []
+
+
 def test_a_folder_is_the_files_of_the_long_option(here: Path) -> None:
     paths = json.dumps(list(weights_of(Path("model")).values()))
     assert configs(model_id="./model") == configs(model_paths=paths)
