@@ -18,6 +18,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+import torch
 from accelerate.commands.launch import launch_command, launch_command_parser
 from dstrain.cli.main import command_group, main
 from dstrain.cli.unsupported import advice
@@ -221,11 +222,17 @@ def write_named_files(family: ModelFamily, folder: Path, model_id: str) -> None:
         target = folder / (other or model_id)
         if other not in ("", model_id) and place.exists():
             shutil.copytree(place, target / known[name].folder, dirs_exist_ok=True)
-        if "/" in own or not own.endswith(".safetensors") or not place.exists():
+        if not own.endswith((".safetensors", ".pth")) or not place.exists():
+            continue
+        if own.startswith(known[name].folder):
             continue
         weights = {}
         for path in place.glob("*.safetensors"):
             weights |= load_file(path)
+        (target / own).parent.mkdir(exist_ok=True)
+        if own.endswith(".pth"):
+            torch.save(weights, target / own)
+            continue
         settings = (place / "config.json").read_text()
         header = {"family": family.name, "config": settings}
         save_file(weights, target / own.replace("*", ""), header)

@@ -66,15 +66,17 @@ def usual_size(spec: PipelineSpec) -> Size:
 def least_sizes(spec: PipelineSpec) -> list[Size]:
     """Return the least sizes that the columns allow: one, two and three times what the
     sides and the frames after the first are multiples of, where an encoder or decoder
-    that counts otherwise is noticed.
+    that counts otherwise is noticed; no fewer frames than a column that is not optional needs.
     """
     side = _side_multiple(spec)
     if side == 1:
         return [usual_size(spec)]
     step = _frame_multiple(spec)
+    required = [one for one in _columns(spec).values() if not one.optional]
+    least = max((column.least_frames for column in required), default=1)
     counts = ((1, 1, 0), (1, 2, 1), (2, 1, 2), (2, 3, 3))
     return [
-        Size(side * rows, side * columns, 1 + step * steps)
+        Size(side * rows, side * columns, max(least, 1 + step * steps))
         for rows, columns, steps in counts
     ]
 

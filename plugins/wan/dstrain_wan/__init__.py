@@ -26,9 +26,18 @@ ORIGINALS = {
     "Wan-AI/Wan2.1-T2V-14B": TEXT_TO_VIDEO,
     "Wan-AI/Wan2.1-I2V-14B-480P": IMAGE_TO_VIDEO,
     "Wan-AI/Wan2.1-I2V-14B-720P": IMAGE_TO_VIDEO,
+    "Wan-AI/Wan2.1-FLF2V-14B-720P": IMAGE_TO_VIDEO,
     "Wan-AI/Wan2.2-T2V-A14B": TWO_EXPERTS,
     "Wan-AI/Wan2.2-I2V-A14B": TWO_EXPERTS,
     "Wan-AI/Wan2.2-TI2V-5B": {**TEXT_TO_VIDEO, "vae": "Wan2.2_VAE.pth"},
+}
+# Published in the layout of the original ones alone.
+FUN = {
+    **{
+        f"PAI/Wan2.1-Fun-{name}-InP": IMAGE_TO_VIDEO
+        for name in ("1.3B", "14B", "V1.1-1.3B", "V1.1-14B")
+    },
+    "PAI/Wan2.2-Fun-A14B-InP": TWO_EXPERTS,
 }
 # Those in the layout of diffusers.
 DIFFUSERS = {
@@ -45,9 +54,19 @@ def in_diffusers_layout(files: Mapping[str, str]) -> dict[str, str]:
     return {name: DIFFUSERS[name] for name in files}
 
 
-MODEL_FILES = ORIGINALS | {
-    f"{model_id}-Diffusers": in_diffusers_layout(files)
-    for model_id, files in ORIGINALS.items()
+def diffusers_id(model_id: str) -> str:
+    """Return the model id of an original repository's copy in the layout of diffusers."""
+    is_later = any(name in model_id for name in ("FLF2V", "VACE"))
+    return f"{model_id}-{'diffusers' if is_later else 'Diffusers'}"
+
+
+MODEL_FILES = {
+    **ORIGINALS,
+    **FUN,
+    **{
+        diffusers_id(model_id): in_diffusers_layout(files)
+        for model_id, files in ORIGINALS.items()
+    },
 }
 
 MODEL = ModelFamily(
@@ -55,22 +74,30 @@ MODEL = ModelFamily(
     pipelines="dstrain_wan.pipeline:PIPELINES",
     components="dstrain_wan.components:COMPONENTS",
     toy="dstrain_wan.toy:write",
-    variants=("t2v", "i2v", "t2v-a14b", "i2v-a14b", "ti2v-5b"),
+    variants=("t2v", "i2v", "flf2v", "t2v-a14b", "i2v-a14b", "ti2v-5b"),
     model_ids={
         "t2v": ("Wan-AI/Wan2.1-T2V-*",),
-        "i2v": ("Wan-AI/Wan2.1-I2V-*",),
+        "i2v": ("Wan-AI/Wan2.1-I2V-*", "*/Wan2.1-Fun-*-InP"),
+        "flf2v": ("Wan-AI/Wan2.1-FLF2V-*",),
         "t2v-a14b": ("Wan-AI/Wan2.2-T2V-A14B*",),
-        "i2v-a14b": ("Wan-AI/Wan2.2-I2V-A14B*",),
+        "i2v-a14b": ("Wan-AI/Wan2.2-I2V-A14B*", "*/Wan2.2-Fun-A14B-InP"),
         "ti2v-5b": ("Wan-AI/Wan2.2-TI2V-5B*",),
     },
     model_files=MODEL_FILES,
     pipeline_classes=("WanPipeline", "WanImageToVideoPipeline"),
     other_models={
         "LongCat-Video": {"num_attention_heads": 32, "num_layers": 48},
-        "Wan2.1-FLF2V": {"in_channels": 36, "pos_embed_seq_len": True},
         "Wan2.1-Fun-Control-Camera": {"in_channels": 32},
         "Wan2.1-Fun-Control": {"in_channels": 48, "out_channels": 16},
         "Wan2.2-Fun-A14B-Control": {"in_channels": 52},
+    },
+    unsupported_models={
+        "Wan2.2-Animate-2": ("Wan-AI/Wan2.2-Animate-2-*", "animate2_*"),
+        "Wan2.2-Animate": ("Wan-AI/Wan2.2-Animate-*", "animate_*"),
+        "Wan2.2-S2V": ("Wan-AI/Wan2.2-S2V-*", "input_audio", "s2v_pose_video"),
+        "LongCat-Video": ("meituan-longcat/LongCat-Video*", "longcat_video"),
+        "Wan-Dancer": ("Wan-AI/Wan-Dancer-*", "wantodance_*"),
+        "Video-As-Prompt": ("ByteDance/Video-As-Prompt-Wan*", "vap_*"),
     },
     default_trainable="dit",
     lora_targets={

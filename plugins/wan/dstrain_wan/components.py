@@ -15,35 +15,55 @@ from dstrain.plugin import (
     read_key_maps,
 )
 
+from dstrain_wan import ORIGINALS, diffusers_id
+
 CONFIGS = Path(__file__).parent / "configs"
 HEAD = 128
 """Channels of an attention head, in every published transformer."""
 EMBEDDER = "condition_embedder"
-DIT_CONFIGS = {
-    "Wan2.1-T2V-1.3B": "dit_t2v_1_3b.json",
-    "Wan2.1-T2V-14B": "dit_t2v_14b.json",
-    "Wan2.1-I2V-14B-480P": "dit_i2v_14b.json",
-    "Wan2.1-I2V-14B-720P": "dit_i2v_14b.json",
-    "Wan2.2-T2V-A14B": "dit_t2v_14b.json",
-    "Wan2.2-I2V-A14B": "dit_i2v_a14b.json",
-    "Wan2.2-TI2V-5B": "dit_ti2v_5b.json",
-}
-VAE_CONFIGS = {
-    name: "vae_2_2.json" if name == "Wan2.2-TI2V-5B" else "vae_2_1.json"
-    for name in DIT_CONFIGS
-}
-IMAGE_TO_VIDEO = ("Wan2.1-I2V-14B-480P", "Wan2.1-I2V-14B-720P")
 
 
-def of_published(configs: Mapping[str, str]) -> Mapping[str, Path]:
-    """Return model id -> file, for the published models in their original format and in
-    that of diffusers.
+def read(name: str) -> dict[str, Any]:
+    """Return the content of a configuration of this package."""
+    content: dict[str, Any] = json.loads((CONFIGS / name).read_bytes())
+    return content
+
+
+SMALL = {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}
+"""What the transformers of 1.3B have otherwise than those of 14B."""
+TEXT, IMAGE = read("dit_t2v_14b.json"), read("dit_i2v_14b.json")
+SMALL_IMAGE = {**IMAGE, **SMALL, "added_kv_proj_dim": 12 * HEAD}
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "Wan-AI/Wan2.1-T2V-1.3B": read("dit_t2v_1_3b.json"),
+    "Wan-AI/Wan2.1-T2V-14B": TEXT,
+    "Wan-AI/Wan2.1-I2V-14B-480P": IMAGE,
+    "Wan-AI/Wan2.1-I2V-14B-720P": IMAGE,
+    "Wan-AI/Wan2.1-FLF2V-14B-720P": {**IMAGE, "pos_embed_seq_len": 514},
+    "PAI/Wan2.1-Fun-1.3B-InP": SMALL_IMAGE,
+    "PAI/Wan2.1-Fun-14B-InP": IMAGE,
+    "PAI/Wan2.1-Fun-V1.1-1.3B-InP": SMALL_IMAGE,
+    "PAI/Wan2.1-Fun-V1.1-14B-InP": IMAGE,
+    "Wan-AI/Wan2.2-T2V-A14B": TEXT,
+    "Wan-AI/Wan2.2-I2V-A14B": read("dit_i2v_a14b.json"),
+    "PAI/Wan2.2-Fun-A14B-InP": read("dit_i2v_a14b.json"),
+    "Wan-AI/Wan2.2-TI2V-5B": read("dit_ti2v_5b.json"),
+}
+"""Model id in the original layout -> its transformer's configuration."""
+
+
+def of_published(configs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return model id -> configuration, for the published models in their original format
+    and, where there is a copy, in that of diffusers.
     """
-    return {
-        f"Wan-AI/{name}{suffix}": CONFIGS / config
-        for name, config in configs.items()
-        for suffix in ("", "-Diffusers")
+    copies = {
+        diffusers_id(name): configs[name] for name in configs if name in ORIGINALS
     }
+    return {**configs, **copies}
+
+
+def of_component(name: str) -> Mapping[str, Any]:
+    """Return model id -> the configuration that a component has in all of them."""
+    return of_published(dict.fromkeys(PUBLISHED, CONFIGS / name))
 
 
 def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
@@ -94,13 +114,12 @@ def _dit_config(shapes: Shapes) -> dict[str, Any]:
     """Return the published transformer's configuration, with the widths of its
     conditions.
     """
-    config: dict[str, Any] = json.loads((CONFIGS / "dit_t2v_14b.json").read_bytes())
     text = shapes.get(f"{EMBEDDER}.text_embedder.linear_1.weight")
     image = shapes.get(f"{EMBEDDER}.image_embedder.norm1.weight")
     ends = shapes.get(f"{EMBEDDER}.image_embedder.pos_embed")
     added = shapes.get("blocks.0.attn2.add_k_proj.weight")
-    return config | {
-        "text_dim": text[1] if text else config["text_dim"],
+    return TEXT | {
+        "text_dim": text[1] if text else TEXT["text_dim"],
         "image_dim": image[0] if image else None,
         "added_kv_proj_dim": added[1] if added else None,
         "pos_embed_seq_len": ends[1] if ends else None,
@@ -119,7 +138,7 @@ def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
         network=DiffusersNetwork("WanTransformer3DModel"),
         folder=folder,
         other_folders=(original,),
-        default_configs=of_published(DIT_CONFIGS),
+        default_configs=of_published(PUBLISHED),
         infer=infer_dit,
         original_filenames=filenames,
         expert_filenames=(f"*{original.partition('_')[0]}*noise*",),
@@ -135,7 +154,7 @@ COMPONENTS = (
         "text_encoder",
         network=TransformersNetwork("UMT5EncoderModel", "UMT5Config"),
         folder="text_encoder",
-        default_configs=of_published(dict.fromkeys(DIT_CONFIGS, "text_encoder.json")),
+        default_configs=of_component("text_encoder.json"),
         original_filenames=("models_t5_umt5*",),
         **KEY_MAPS["text_encoder"],
     ),
@@ -143,7 +162,10 @@ COMPONENTS = (
         "vae",
         network=DiffusersNetwork("AutoencoderKLWan"),
         folder="vae",
-        default_configs=of_published(VAE_CONFIGS),
+        default_configs={
+            **of_component("vae_2_1.json"),
+            **of_published({"Wan-AI/Wan2.2-TI2V-5B": CONFIGS / "vae_2_2.json"}),
+        },
         original_filenames=("Wan2.*_VAE.*",),
         **KEY_MAPS["vae"],
     ),
@@ -151,9 +173,7 @@ COMPONENTS = (
         "image_encoder",
         network=TransformersNetwork("CLIPVisionModel", "CLIPVisionConfig"),
         folder="image_encoder",
-        default_configs=of_published(
-            dict.fromkeys(IMAGE_TO_VIDEO, "image_encoder.json")
-        ),
+        default_configs=of_component("image_encoder.json"),
         original_filenames=("models_clip_*",),
         **KEY_MAPS["image_encoder"],
     ),

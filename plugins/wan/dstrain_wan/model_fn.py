@@ -53,7 +53,7 @@ def predict_from_first_frame_and_clip(
     dit: Any,
 ) -> Tensor:
     """Predict as `predict_from_first_frame` does, with clip_feature, (batch, 257, channels): the
-    first frame as the image encoder sees it.
+    first frame as the image encoder sees it, or, with 514, both ends.
     """
     latents = torch.cat([noisy_latents, y], dim=1)
     return _denoise(latents, timestep, prompt_emb, clip_feature, dit)
@@ -69,6 +69,8 @@ def _denoise(
     """Call the transformer; the prompt is filled up with zeros to 512 tokens, which it
     attends to as to others.
 
+    Where the transformer tells the features of two images apart, it takes each as a sample.
+
     The timestep is not cast: its embedding takes sines of it in fp32 first, so that 500
     and 501 stay apart in bf16.
     """
@@ -77,6 +79,10 @@ def _denoise(
         # part.
         per_latent = timestep.expand(-1, -1, *latents.shape[2:])
         timestep = per_latent[:, 0, :, ::PATCH, ::PATCH].flatten(1)
+    if clip_feature is not None and dit.config.pos_embed_seq_len:
+        clip_feature = clip_feature.reshape(
+            2 * len(clip_feature), -1, clip_feature.shape[-1]
+        )
     missing = MAX_TOKENS - prompt_emb.shape[1]
     prediction: Tensor = dit(
         hidden_states=latents,

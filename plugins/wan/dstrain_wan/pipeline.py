@@ -45,6 +45,13 @@ def first_frame(
     )
 
 
+def last_frame(optional: bool = True) -> Column:
+    """Return the column of the video's last frame."""
+    return replace(
+        first_frame(optional=optional), frame="last", least_frames=1 + FRAMES_PER_LATENT
+    )
+
+
 def experts(boundary: float) -> ExpertSchedule:
     """Return the experts of Wan 2.2 A14B: `dit` from the boundary, 0 to 1000, up to
     pure noise, `dit2` below it.
@@ -87,7 +94,11 @@ IMAGE_TO_VIDEO = replace(
     components=("dit", "text_encoder", "vae", "image_encoder", "tokenizer"),
     units=(*TEXT_TO_VIDEO.units, units.encode_clip, units.encode_first),
     model_fn=model_fn.predict_from_first_frame_and_clip,
-    inputs={**TEXT_TO_VIDEO.inputs, "input_image": first_frame()},
+    inputs={
+        **TEXT_TO_VIDEO.inputs,
+        "input_image": first_frame(),
+        "end_image": last_frame(),
+    },
     denoiser_config={
         "in_channels": 36,
         "out_channels": 16,
@@ -99,6 +110,14 @@ IMAGE_TO_VIDEO = replace(
         "image_encoder": ("encoder.layers.{last}.*", "post_layernorm.*")
     },
     defaults={**TEXT_TO_VIDEO.defaults, "num_inference_steps": 40},
+)
+FIRST_AND_LAST_TO_VIDEO = replace(
+    IMAGE_TO_VIDEO,
+    units=(*TEXT_TO_VIDEO.units, units.encode_clip_of_ends, units.encode_first),
+    inputs={**IMAGE_TO_VIDEO.inputs, "end_image": last_frame(optional=False)},
+    denoiser_config={**IMAGE_TO_VIDEO.denoiser_config, "pos_embed_seq_len": True},
+    # generate.py of the published code.
+    defaults={**IMAGE_TO_VIDEO.defaults, "num_inference_steps": 50},
 )
 TEXT_TO_VIDEO_A14B = replace(
     TEXT_TO_VIDEO,
@@ -145,6 +164,7 @@ TEXT_AND_IMAGE_TO_VIDEO = replace(
 PIPELINES = {
     "t2v": TEXT_TO_VIDEO,
     "i2v": IMAGE_TO_VIDEO,
+    "flf2v": FIRST_AND_LAST_TO_VIDEO,
     "t2v-a14b": TEXT_TO_VIDEO_A14B,
     "i2v-a14b": IMAGE_TO_VIDEO_A14B,
     "ti2v-5b": TEXT_AND_IMAGE_TO_VIDEO,

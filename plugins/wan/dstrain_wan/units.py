@@ -1,4 +1,4 @@
-"""Wan's units: prompt, video and first frame to conditions, and latents to a video."""
+"""Wan's units: prompt, video, first and last frame to conditions, and latents to a video."""
 
 import html
 import re
@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.plugin import Frames
+from dstrain.plugin import Frames, InputError
 from dstrain.plugin.functional import (
     as_uint8,
     check_length,
@@ -45,7 +45,9 @@ class Clip(TypedDict):
     """An image as the image encoder sees it."""
 
     clip_feature: Tensor
-    """(1, 257, 1280), its last hidden states but one, the image encoder's dtype."""
+    """(1, 257, 1280), its last hidden states but one, the image encoder's dtype; those of
+    two images one after the other.
+    """
 
 
 class Known(TypedDict):
@@ -103,40 +105,68 @@ def encode_video(input_video: Frames, *, vae: Any) -> Latents:
 
 
 def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
-    """Encode an RGB image as the image encoder's last hidden states but one.
+    """Encode an RGB image as the image encoder's last hidden states but one."""
+    return {"clip_feature": _seen(input_image, image_encoder)}
 
-    Its short side is scaled to the encoder's input (224 pixels) and its middle cut out,
-    as CLIPImageProcessor does.
+
+def encode_clip_of_ends(
+    input_image: Image.Image, end_image: Image.Image, *, image_encoder: Any
+) -> Clip:
+    """Encode the first and the last frame as `encode_clip` does."""
+    ends = [_seen(image, image_encoder) for image in (input_image, end_image)]
+    return {"clip_feature": torch.cat(ends, dim=1)}
+
+
+def _seen(image: Image.Image, image_encoder: Any) -> Tensor:
+    """Return the image encoder's last hidden states but one, (1, 257, 1280).
+
+    The image's short side is scaled to the encoder's input (224 pixels) and its middle
+    cut out, as CLIPImageProcessor does.
     """
     side = image_encoder.config.image_size
-    width, height = input_image.size
+    width, height = image.size
     short = min(width, height)
     scaled = (side * width // short, side * height // short)
-    image = _resized(input_image, *scaled, Image.Resampling.BICUBIC)
+    image = _resized(image, *scaled, Image.Resampling.BICUBIC)
     left = (image.width - side) // 2
     top = (image.height - side) // 2
     image = image.crop((left, top, left + side, top + side))
     pixels = torch.from_numpy(np.array(image)).float() / 255
     pixels = (pixels - torch.tensor(CLIP_MEAN)) / torch.tensor(CLIP_STD)
     batch = pixels.permute(2, 0, 1)[None].to(image_encoder.device, image_encoder.dtype)
-    states = image_encoder(batch, output_hidden_states=True).hidden_states
-    return {"clip_feature": states[-2]}
+    states: Tensor = image_encoder(batch, output_hidden_states=True).hidden_states[-2]
+    return states
 
 
 def encode_first(
-    input_image: Image.Image, num_frames: int, height: int, width: int, *, vae: Any
+    input_image: Image.Image,
+    num_frames: int,
+    height: int,
+    width: int,
+    end_image: Image.Image | None = None,
+    *,
+    vae: Any,
 ) -> Known:
-    """Encode the first frame, with grey frames after it, and say which one is known.
+    """Encode the first frame and, if given, the last one, with grey frames for the others,
+    and say which are known.
 
     The mask's four channels are the four frames of a latent frame; the first latent
     frame is one frame alone. Source: WanImageToVideoPipeline.prepare_latents of
     diffusers.
+
+    Raises InputError where the last frame would be the first one.
     """
-    first = images_to_tensor([_resized(input_image, width, height)])
-    grey = first.new_zeros(num_frames - 1, 3, height, width)
-    latents = _encode(torch.cat([first, grey]), vae)
+    frames = images_to_tensor([_resized(input_image, width, height)])
+    grey = frames.new_zeros(num_frames - 1, 3, height, width)
+    if end_image is not None:
+        if num_frames == 1:
+            raise InputError("num_frames", "is 1, and end_image is another frame")
+        grey[-1:] = images_to_tensor([_resized(end_image, width, height)])
+    latents = _encode(torch.cat([frames, grey]), vae)
     mask = latents.new_zeros(1, vae.config.scale_factor_temporal, *latents.shape[2:])
     mask[:, :, 0] = 1
+    if end_image is not None:
+        mask[:, -1, -1] = 1
     return {"y": torch.cat([mask, latents], dim=1)}
 
 

@@ -42,7 +42,7 @@ def euler(steps: int) -> FlowMatchEulerDiscreteScheduler:
 
 class TestConformance(Conformance):
     family = "wan"
-    everyday = ("t2v", "i2v", "i2v-a14b", "ti2v-5b")
+    everyday = ("t2v", "i2v", "flf2v", "i2v-a14b", "ti2v-5b")
 
     @staticmethod
     def published(
@@ -65,6 +65,16 @@ class TestConformance(Conformance):
             expand_timesteps=variant == "ti2v-5b",
         )
         published.set_progress_bar_config(disable=True)
+        if variant == "i2v":
+            # It has no place for the features of a second image.
+            encode_image = published.encode_image
+
+            def encode_first(images: Any, device: Any) -> Tensor:
+                first = images[0] if isinstance(images, list) else images
+                features: Tensor = encode_image(first, device)
+                return features
+
+            published.encode_image = encode_first
         passed: list[Tensor] = []
         first: list[Tensor] = []
         prepare = published.prepare_latents
@@ -88,9 +98,11 @@ class TestConformance(Conformance):
         given = {
             name: value
             for name, value in arguments.items()
-            if name not in ("input_image", "fps")
+            if name not in ("input_image", "end_image", "fps")
         }
         given |= {"image": image} if image is not None else {}
+        if "end_image" in arguments:
+            given["last_image"] = arguments["end_image"]
         with pytest.MonkeyPatch.context() as patch:
             # As without ftfy, which leaves letters as they are: this pipeline calls it
             # though it is absent.

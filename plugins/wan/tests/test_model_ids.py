@@ -24,6 +24,7 @@ VAE = "Wan2.1_VAE.pth"
         ("Wan2.1-I2V-14B-480P", (WEIGHTS, TEXT, VAE, CLIP)),
         ("Wan2.1-I2V-14B-720P", (WEIGHTS, TEXT, VAE, CLIP)),
         ("Wan2.2-TI2V-5B", (WEIGHTS, TEXT, "Wan2.2_VAE.pth")),
+        ("Wan2.1-FLF2V-14B-720P", (WEIGHTS, TEXT, VAE, CLIP)),
     ],
 )
 def test_an_id_is_the_files_of_the_published_command(
@@ -31,6 +32,25 @@ def test_an_id_is_the_files_of_the_published_command(
 ) -> None:
     long = long_form(MODEL, " ".join(f"Wan-AI/{name}:{file}" for file in files))
     assert short_form(MODEL, f"Wan-AI/{name}") == long
+
+
+@pytest.mark.parametrize(
+    ("given", "model"),
+    [
+        ("Wan-AI/Wan2.2-Animate-14B", "Wan2.2-Animate"),
+        ("Wan-AI/Wan2.2-Animate-2-14B", "Wan2.2-Animate-2"),
+        ("Wan-AI/Wan2.2-S2V-14B", "Wan2.2-S2V"),
+        ("meituan-longcat/LongCat-Video", "LongCat-Video"),
+        ("Wan-AI/Wan-Dancer-14B", "Wan-Dancer"),
+        ("ByteDance/Video-As-Prompt-Wan2.1-14B", "Video-As-Prompt"),
+    ],
+)
+def test_a_model_that_no_variant_is_for_is_refused_by_name(
+    given: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "wan", "--output_path", "out", "--dry_run"]
+    assert main([*words, "--model_id_with_origin_paths", f"{given}:{WEIGHTS}"]) == 2
+    assert f"{model} is not supported yet by wan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["Wan2.2-T2V-A14B", "Wan2.2-I2V-A14B"])

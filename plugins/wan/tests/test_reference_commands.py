@@ -18,7 +18,8 @@ CLIP = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
 EXPERT = "{}_noise_model/diffusion_pytorch_model*.safetensors"
 IMAGE = '--extra_inputs "input_image"'
 WEIGHTS = "diffusion_pytorch_model*.safetensors"
-# Model id, files, further flags, the variant and the expert that are meant.
+ENDS = '--extra_inputs "input_image,end_image"'
+# Model, files, further flags, the variant and the expert that are meant.
 COMMANDS = [
     ("Wan2.1-T2V-1.3B", (WEIGHTS, TEXT, "Wan2.1_VAE.pth"), "", "t2v", "dit"),
     (
@@ -57,6 +58,27 @@ COMMANDS = [
         "dit2",
     ),
     ("Wan2.2-TI2V-5B", (WEIGHTS, TEXT, "Wan2.2_VAE.pth"), IMAGE, "ti2v-5b", "dit"),
+    (
+        "Wan2.1-FLF2V-14B-720P",
+        (WEIGHTS, TEXT, "Wan2.1_VAE.pth", CLIP),
+        ENDS,
+        "flf2v",
+        "dit",
+    ),
+    (
+        "PAI/Wan2.1-Fun-V1.1-1.3B-InP",
+        (WEIGHTS, TEXT, "Wan2.1_VAE.pth", CLIP),
+        ENDS,
+        "i2v",
+        "dit",
+    ),
+    (
+        "PAI/Wan2.2-Fun-A14B-InP",
+        (EXPERT.format("low"), TEXT, "Wan2.1_VAE.pth"),
+        f"{ENDS} --max_timestep_boundary 1 --min_timestep_boundary 0.358",
+        "i2v-a14b",
+        "dit2",
+    ),
 ]
 
 
@@ -75,7 +97,7 @@ def quick(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("model", "files", "flags", "variant", "part"),
     COMMANDS,
-    ids=[f"{row[3]}-{row[4]}" for row in COMMANDS],
+    ids=[f"{row[0]}-{row[4]}" for row in COMMANDS],
 )
 def test_the_commands_of_the_documents_mean_the_variant_and_the_expert(
     model: str,
@@ -90,7 +112,8 @@ def test_the_commands_of_the_documents_mean_the_variant_and_the_expert(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/metadata.csv").write_text("video,prompt\nvideo.mp4,a dog\n")
-    origins = ",".join(f"Wan-AI/{model}:{file}" for file in files)
+    model_id = model if "/" in model else f"Wan-AI/{model}"
+    origins = ",".join(f"{model_id}:{file}" for file in files)
     command = f'--model wan {DATA} --model_id_with_origin_paths "{origins}" --output_path models/train {LORA} {flags}'
     assert main([*shlex.split(command), "--dry_run"]) == 0
     printed = capsys.readouterr().out

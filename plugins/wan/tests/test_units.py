@@ -10,6 +10,7 @@ from diffusers.pipelines.wan.pipeline_wan import WanPipeline, prompt_clean
 from diffusers.video_processor import VideoProcessor
 from dstrain.graph.unit import Unit
 from dstrain.graph.values import Frames
+from dstrain.plugin import InputError
 from dstrain_wan import units
 from PIL import Image
 from torch import Tensor
@@ -18,6 +19,7 @@ from transformers import CLIPImageProcessorPil
 PROMPT, VIDEO, CLIP = (
     Unit(unit) for unit in (units.encode_prompt, units.encode_video, units.encode_clip)
 )
+ENDS = Unit(units.encode_clip_of_ends)
 FIRST, FIRST_FRAME = Unit(units.encode_first), Unit(units.encode_first_frame)
 
 
@@ -144,6 +146,44 @@ def test_the_first_frame_is_known_and_grey_follows(
     assert torch.equal(made[:, 4:], wanted)
     assert made[:, :4, 0].eq(1).all()
     assert made[:, :4, 1:].eq(0).all()
+
+
+@torch.no_grad()
+def test_the_last_frame_is_known_too_where_it_is_given(
+    bind_components: Callable[..., dict[str, Any]], image: Image.Image
+) -> None:
+    vae = bind_components("flf2v")["vae"]
+    end = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    size = {"num_frames": 9, "height": 32, "width": 48}
+    given = {"input_image": image, "end_image": end, **size}
+    made = FIRST.run(given, {"vae": vae})["y"]
+    prepare = VideoProcessor(vae_scale_factor=8).preprocess
+    first, last = (
+        prepare(one, height=32, width=48)[:, :, None] for one in (image, end)
+    )
+    grey = torch.zeros(1, 3, 7, 32, 48)
+    assert torch.equal(
+        made[:, 4:], normalized(vae, torch.cat([first, grey, last], dim=2))
+    )
+    known = torch.zeros(4, 3)
+    known[:, 0] = 1
+    known[3, 2] = 1
+    assert torch.equal(made[0, :4], known[..., None, None].expand(-1, -1, 4, 6))
+    with pytest.raises(InputError, match="num_frames"):
+        FIRST.run({**given, "num_frames": 1}, {"vae": vae})
+
+
+@torch.no_grad()
+def test_the_features_of_both_ends_follow_each_other(
+    bind_components: Callable[..., dict[str, Any]], image: Image.Image
+) -> None:
+    encoder = {"image_encoder": bind_components("flf2v")["image_encoder"]}
+    end = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    made = ENDS.run({"input_image": image, "end_image": end}, encoder)["clip_feature"]
+    alone = [
+        CLIP.run({"input_image": one}, encoder)["clip_feature"] for one in (image, end)
+    ]
+    assert torch.equal(made, torch.cat(alone, dim=1))
 
 
 @torch.no_grad()
