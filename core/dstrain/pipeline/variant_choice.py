@@ -36,16 +36,22 @@ def choose_variant(
     score: Scorer | None = None,
     take_first: bool = False,
 ) -> str:
-    """Return the variant named, else the one left by the denoiser's id, then columns or
-    inputs, then the denoiser's configuration, then other ids.
+    """Return the variant named, else the one left by the denoiser's id, then the places
+    of other files, then columns or inputs, then the denoiser's configuration, then other
+    ids.
 
     Raises UsageError naming the candidates if several are left, unless the first of
     them will do.
     """
     if name is not None or len(family.variants) == 1:
         return variant_of(family, name)
-    of_denoiser = _by_id(family, _denoisers(family, models))
+    denoisers = _denoisers(family, models)
+    of_denoiser = _by_id(family, denoisers)
     left = _narrow(family.variants, of_denoiser)
+    left = _narrow(left, _by_components(family, models))
+    if score is None and of_denoiser and len({one.model_id for one in denoisers}) == 1:
+        # The others that one id means take further inputs.
+        return left[0]
     if score is not None:
         scores = {variant: score(family.spec(variant)) for variant in left}
         valid = [one for one in scores.values() if one is not None]
@@ -162,6 +168,17 @@ def _by_id(family: ModelFamily, models: Iterable[ModelConfig]) -> list[str]:
     ids = [config.model_id for config in models if config.model_id]
     meant = {variant for model_id in ids for variant in family.variants_of(model_id)}
     return [variant for variant in family.model_ids if variant in meant]
+
+
+def _by_components(family: ModelFamily, models: Iterable[ModelConfig]) -> list[str]:
+    """Return the variants that have every component whose place the files are in."""
+    known = list(components_of(family).values())
+    placed = {component_at(config, known) for config in models} - {""}
+    return [
+        variant
+        for variant in family.variants
+        if placed.issubset(family.spec(variant).components)
+    ]
 
 
 def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection[str]:

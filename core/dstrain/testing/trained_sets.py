@@ -42,8 +42,8 @@ class TrainedSet:
 
 
 def trained_sets(family: ModelFamily, spec: PipelineSpec) -> tuple[TrainedSet, ...]:
-    """Return LoRA on each denoiser and each denoiser in full; each conditioner in full,
-    alone and with LoRA on the denoiser.
+    """Return LoRA on each denoiser and each denoiser in full; each adapter in full; each
+    conditioner in full, alone and with LoRA on the denoiser.
 
     A conditioner is a network whose units compute inputs of model_fn, such as a text
     encoder. Those with default LoRA targets also get LoRA layers alone.
@@ -52,6 +52,7 @@ def trained_sets(family: ModelFamily, spec: PipelineSpec) -> tuple[TrainedSet, .
     sets = [
         one for part in parts for one in (TrainedSet(lora=part), TrainedSet((part,)))
     ]
+    sets += [TrainedSet((adapter,)) for adapter in adapters(family, spec)]
     for encoder in conditioners(family, spec):
         sets += [TrainedSet((encoder,)), TrainedSet((encoder,), parts[0])]
         sets += [TrainedSet(lora=encoder)] if encoder in family.lora_targets else []
@@ -61,6 +62,14 @@ def trained_sets(family: ModelFamily, spec: PipelineSpec) -> tuple[TrainedSet, .
 def denoisers(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
     """Return the denoiser, or its experts, the noisiest first."""
     return spec.experts.components if spec.experts else (family.default_trainable,)
+
+
+def adapters(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
+    """Return the networks that model_fn calls beside the denoiser, such as a
+    ControlNet.
+    """
+    known = {*spec.components} - {*denoisers(family, spec)}
+    return tuple(name for name in spec.model_fn.components if name in known)
 
 
 def conditioners(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:

@@ -45,6 +45,13 @@ def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
     }
 
 
+def infer_controlnet(shapes: Shapes) -> Mapping[str, Any]:
+    """Return the configuration of a published blockwise ControlNet, which has none."""
+    width, channels = shapes["img_in.weight"]
+    blocks = [name for name in shapes if name.endswith("x_rms.weight")]
+    return {"num_layers": len(blocks), "in_channels": channels, "width": width}
+
+
 COMPONENTS = (
     Component(
         "dit",
@@ -75,6 +82,15 @@ COMPONENTS = (
         folder="vae",
         default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
         **KEY_MAPS["vae"],
+    ),
+    Component(
+        "blockwise_controlnet",
+        network=DiffusersNetwork("dstrain_qwen_image.controlnet:BlockwiseControlNet"),
+        folder="blockwise_controlnet",
+        original_filenames=("model.safetensors",),
+        infer=infer_controlnet,
+        unquantized=("img_in",),
+        **KEY_MAPS["blockwise_controlnet"],
     ),
     Component("tokenizer", network=Tokenizer("Qwen2Tokenizer"), folder="tokenizer"),
     Component(

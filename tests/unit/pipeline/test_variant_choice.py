@@ -214,6 +214,39 @@ def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
             )
 
 
+def test_of_the_variants_that_one_id_means_the_columns_tell_or_else_it_is_the_first() -> (
+    None
+):
+    shared = replace(MODEL, model_ids=dict.fromkeys(MODEL.variants, ("Tiny/Base",)))
+    models = (ModelConfig(None, "Tiny/Base", "transformer/*.safetensors"),)
+    assert choose_variant(shared, None, models) == "base"
+    for variant, columns in COLUMNS.items():
+        score = score_columns(columns, ())
+        assert choose_variant(shared, None, models, score) == variant
+
+
+def test_files_in_the_place_of_a_component_are_of_a_variant_that_has_it() -> None:
+    pipelines = {
+        "base": build("base"),
+        "other": replace(
+            build("base"), components=(*build("base").components, "adapter")
+        ),
+    }
+    adapter = Component(
+        "adapter", network=MODEL.load("components")[0].network, folder="adapter"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.support.family.PIPELINES", pipelines)
+        patch.setattr(
+            "tests.support.family.COMPONENTS", (*MODEL.load("components"), adapter)
+        )
+        model = (ModelConfig(None, "Tiny/Base", "transformer/*.safetensors"),)
+        added = ModelConfig(None, "Tiny/Adapter", "adapter/model.safetensors")
+        shared = replace(MODEL, model_ids=dict.fromkeys(MODEL.variants, ("Tiny/Base",)))
+        assert choose_variant(shared, None, model) == "base"
+        assert choose_variant(shared, None, (*model, added)) == "other"
+
+
 def test_a_column_whose_files_are_not_loaded_is_no_hint() -> None:
     spec = replace(
         build("base"),

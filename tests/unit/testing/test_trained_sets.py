@@ -1,11 +1,13 @@
 """Every set of trainables that a family is held to follows from its spec."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.trained_sets import (
     LORA,
     TrainedSet,
+    adapters,
     conditioners,
     denoisers,
     trained_sets,
@@ -24,6 +26,19 @@ def test_the_denoiser_and_each_conditioner_are_trained_in_full_and_by_lora(
         "text_encoder+dit_lora",
         "text_encoder_lora",
     ]
+
+
+def test_what_model_fn_calls_beside_the_denoiser_is_trained_in_full(
+    fine: FamilyUnderTest,
+) -> None:
+    def steered(noisy_latents, timestep, prompt_emb, *, dit, vae, device):  # noqa: ANN001, ANN202
+        raise NotImplementedError
+
+    spec = replace(fine.spec, model_fn=steered)
+    assert adapters(fine.family, fine.spec) == ()
+    assert adapters(fine.family, spec) == ("vae",)
+    names = [trained.name for trained in trained_sets(fine.family, spec)]
+    assert names[:3] == ["dit_lora", "dit", "vae"]
 
 
 def test_a_set_gives_the_flags_of_a_run(tmp_path: Path) -> None:
