@@ -66,7 +66,11 @@ MODEL = ModelFamily(
     model_ids={
         "base": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
         "edit": ("Qwen/Qwen-Image-Edit",),
-        "edit-2509": ("Qwen/Qwen-Image-Edit-2509",),
+        "edit-2509": (
+            "Qwen/Qwen-Image-Edit-2509",
+            "FireRedTeam/FireRed-Image-Edit-1.0",
+            "FireRedTeam/FireRed-Image-Edit-1.1",
+        ),
         "edit-2511": ("Qwen/Qwen-Image-Edit-2511",),
         # What is given beside the first model's own files and columns tells these.
         "blockwise-controlnet": (

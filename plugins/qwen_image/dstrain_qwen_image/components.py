@@ -15,14 +15,16 @@ from dstrain.plugin import (
 )
 
 CONFIGS = Path(__file__).parent / "configs"
-# Models whose text encoder, VAE and (but for the last one's zero_cond_t) transformer
-# are alike but for the weights.
+# Models whose text encoder, VAE and (but for zero_cond_t of Edit-2511) transformer are
+# alike but for the weights.
 IDS = (
     "Qwen/Qwen-Image",
     "Qwen/Qwen-Image-2512",
     "Qwen/Qwen-Image-Edit",
     "Qwen/Qwen-Image-Edit-2509",
     "Qwen/Qwen-Image-Edit-2511",
+    "FireRedTeam/FireRed-Image-Edit-1.0",
+    "FireRedTeam/FireRed-Image-Edit-1.1",
 )
 KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json")
 
