@@ -62,6 +62,7 @@ MODEL = ModelFamily(
         "edit-2511",
         "blockwise-controlnet",
         "blockwise-controlnet-inpaint",
+        "in-context-control",
     ),
     model_ids={
         "base": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
@@ -79,6 +80,7 @@ MODEL = ModelFamily(
             f"{CONTROLNETS}Depth",
         ),
         "blockwise-controlnet-inpaint": ("Qwen/Qwen-Image", f"{CONTROLNETS}Inpaint"),
+        "in-context-control": ("Qwen/Qwen-Image",),
     },
     model_files=MODELS,
     pipeline_classes=(

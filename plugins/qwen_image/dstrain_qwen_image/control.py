@@ -9,7 +9,7 @@ from dstrain.plugin.functional import around_blocks, convert_image, cover_image
 from PIL import Image
 from torch import Tensor
 
-from dstrain_qwen_image.model_fn import DOWNSCALE, pack, predict
+from dstrain_qwen_image.model_fn import DOWNSCALE, pack, predict, predict_edit
 from dstrain_qwen_image.units import encode_with_vae
 
 
@@ -20,6 +20,15 @@ class ControlLatents(TypedDict):
     """(1, 16, 1, height / 8, width / 8), fp32; the mask of an inpainting ControlNet is
     a channel more.
     """
+
+
+class ContextLatents(TypedDict):
+    """An image beside the generated one in the VAE's latent space, normalized per
+    channel.
+    """
+
+    context_latents: Tensor
+    """(1, 16, 1, height / 8, width / 8), fp32."""
 
 
 def encode_control_image(
@@ -34,9 +43,24 @@ def encode_control_image(
     """Encode a conditioning image, such as edges or depths, cropped to the generated
     image's aspect ratio.
     """
-    image = convert_image(blockwise_controlnet_image, "RGB")
-    image = cover_image(image, (height, width))
+    image = _cover(blockwise_controlnet_image, height, width)
     return {"control_latents": encode_with_vae(image, vae, device, dtype)}
+
+
+def encode_context_image(
+    context_image: Image.Image,
+    height: int,
+    width: int,
+    *,
+    vae: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> ContextLatents:
+    """Encode an image that the denoiser reads beside the generated one, cropped to its
+    aspect ratio.
+    """
+    image = _cover(context_image, height, width)
+    return {"context_latents": encode_with_vae(image, vae, device, dtype)}
 
 
 def encode_inpaint_image(
@@ -54,10 +78,8 @@ def encode_inpaint_image(
     The mask's channel is 1 where the image is kept, and has the upper left pixel of
     every 8x8 (DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-Inpaint).
     """
-    image = convert_image(blockwise_controlnet_image, "RGB")
-    image = cover_image(image, (height, width))
-    mask = convert_image(blockwise_controlnet_inpaint_mask, "L")
-    mask = cover_image(mask, (height, width))
+    image = _cover(blockwise_controlnet_image, height, width)
+    mask = _cover(blockwise_controlnet_inpaint_mask, height, width, "L")
     masked = mask.point(lambda value: 255 * (value > 127))
     black = Image.new("RGB", image.size)
     latents = encode_with_vae(Image.composite(black, image, masked), vae, device, dtype)
@@ -96,3 +118,28 @@ def predict_controlled(
 
     with around_blocks(dit, add_control):
         return predict(noisy_latents, timestep, prompt_emb, prompt_mask, dit=dit)
+
+
+def predict_in_context(
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    prompt_mask: Tensor,
+    context_latents: Tensor,
+    *,
+    dit: Any,
+) -> Tensor:
+    """Predict as `predict` does; the tokens of the context image follow the noisy ones
+    (DiffSynth-Studio/Qwen-Image-In-Context-Control-Union).
+    """
+    images = [context_latents]
+    return predict_edit(
+        noisy_latents, timestep, prompt_emb, prompt_mask, images, dit=dit
+    )
+
+
+def _cover(
+    image: Image.Image, height: int, width: int, mode: str = "RGB"
+) -> Image.Image:
+    """Return an image in this mode, scaled and cropped to this size."""
+    return cover_image(convert_image(image, mode), (height, width))

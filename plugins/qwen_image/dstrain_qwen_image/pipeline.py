@@ -138,6 +138,16 @@ CONTROLNET_INPAINT = replace(
     },
 )
 
+IN_CONTEXT = replace(
+    BASE,
+    units=(*BASE.units, control.encode_context_image),
+    model_fn=control.predict_in_context,
+    inputs={
+        **BASE.inputs,
+        "context_image": Column("context_image", "image", multiple=SIDE_MULTIPLE),
+    },
+)
+
 PIPELINES = {
     "base": BASE,
     "edit": EDIT,
@@ -145,4 +155,5 @@ PIPELINES = {
     "edit-2511": EDIT_2511,
     "blockwise-controlnet": CONTROLNET,
     "blockwise-controlnet-inpaint": CONTROLNET_INPAINT,
+    "in-context-control": IN_CONTEXT,
 }

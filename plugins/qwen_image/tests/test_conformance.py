@@ -182,6 +182,27 @@ def controlled(
             hook.remove()
 
 
+def in_context(
+    pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+) -> tuple[list[Tensor], Any]:
+    """diffusers' pipeline, whose transformer gets the tokens of one more image."""
+    given = dict(arguments)
+    image = VaeImageProcessor().preprocess(given.pop("context_image"))
+    context = pack(encode(pipe, image))
+    dit = pipe.components["dit"]
+    forward = dit.forward
+
+    def with_context(hidden_states: Tensor, img_shapes: Any, **named: Any) -> Any:
+        tokens = torch.cat([hidden_states, context], dim=1)
+        grids = [[*one, *one] for one in img_shapes]
+        (made,) = forward(hidden_states=tokens, img_shapes=grids, **named)
+        return (made[:, : hidden_states.shape[1]],)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dit, "forward", with_context)
+        return by_diffusers(QwenImagePipeline, pipe, folder, given)
+
+
 def encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
     """Encode pixels, (1, channels, height, width), as diffusers encodes an image to edit."""
     parts = ("scheduler", "tokenizer", "processor", "text_encoder", "transformer")
@@ -205,6 +226,8 @@ class TestConformance(Conformance):
             return edit(pipe, folder, arguments)
         if variant.startswith("blockwise-controlnet"):
             return controlled(pipe, folder, arguments)
+        if variant == "in-context-control":
+            return in_context(pipe, folder, arguments)
         return by_diffusers(QwenImagePipeline, pipe, folder, arguments)
 
     @staticmethod

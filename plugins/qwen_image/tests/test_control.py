@@ -73,16 +73,25 @@ def test_a_controlnet_of_other_inputs_is_refused_by_their_number(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    ("unit", "image", "latents"),
+    [
+        (
+            control.encode_control_image,
+            "blockwise_controlnet_image",
+            "control_latents",
+        ),
+        (control.encode_context_image, "context_image", "context_latents"),
+    ],
+)
 def test_a_conditioning_image_is_cropped_to_the_generated_size(
-    components_of: Callable[[str], dict[str, Any]],
+    unit: Any, image: str, latents: str, loaded: dict[str, Any]
 ) -> None:
-    loaded = components_of("blockwise-controlnet")
     wide = noise_image(96, 32)
-    given = {"blockwise_controlnet_image": wide, "height": 32, "width": 32}
-    made = Unit(control.encode_control_image).run(given, loaded)
+    made = Unit(unit).run({image: wide, "height": 32, "width": 32}, loaded)
     middle = {"input_image": wide.crop((32, 0, 64, 32))}
     wanted = Unit(encode_image).run(middle, loaded)
-    assert torch.equal(made["control_latents"], wanted["input_latents"])
+    assert torch.equal(made[latents], wanted["input_latents"])
 
 
 @torch.no_grad()
