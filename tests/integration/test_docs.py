@@ -207,6 +207,8 @@ def write_toys(page: str, folder: Path) -> None:
             if variants and not (folder / model_id).exists():
                 family.load("toy")(folder / model_id, variants[0])
                 written.append(model_id)
+        # Last those with a processor: their text encoders know the tokens of the others.
+        written.sort(key=lambda one: (folder / one / "processor").exists())
         for model_id in written:
             write_named_files(family, folder, model_id)
 

@@ -49,14 +49,15 @@ def choose_variant(
     of_denoiser = _by_id(family, denoisers)
     left = _narrow(family.variants, of_denoiser)
     left = _narrow(left, _by_components(family, models))
-    if score is None and of_denoiser and len({one.model_id for one in denoisers}) == 1:
-        # The others that one id means take further inputs.
-        return left[0]
+    best = None
     if score is not None:
         scores = {variant: score(family.spec(variant)) for variant in left}
         valid = [one for one in scores.values() if one is not None]
         best = max(valid, default=None)
         left = [variant for variant in left if scores[variant] == best]
+    if best is None and of_denoiser and len({one.model_id for one in denoisers}) == 1:
+        # The others that one id means take further inputs.
+        return left[0]
     if len(left) > 1 and models:
         left = _narrow(left, _by_config(family, models))
     left = _narrow(left, _by_id(family, models))

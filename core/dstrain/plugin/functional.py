@@ -2,7 +2,7 @@
 patching, guidance, adapters.
 """
 
-from dstrain.data.images import convert as convert_image
+from dstrain.data.images import convert as convert_image, cover as cover_image
 from dstrain.graph.long_prompts import LongPrompt, check_length, report_long_prompt
 from dstrain.models.execution.around_blocks import around_blocks
 from dstrain.models.functional import (
@@ -26,6 +26,7 @@ __all__ = (
     "check_length",
     "check_sides",
     "convert_image",
+    "cover_image",
     "images_to_tensor",
     "latents_mean_std",
     "override_positional_args",

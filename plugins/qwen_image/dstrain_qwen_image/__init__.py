@@ -34,23 +34,55 @@ SHARED = {
     "text_encoder": "Qwen/Qwen-Image:text_encoder/model*.safetensors",
     "vae": "Qwen/Qwen-Image:vae/diffusion_pytorch_model.safetensors",
 }
+CONTROLNETS = "DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-"
+MODELS = {
+    **{
+        model_id: {"dit": pattern, **SHARED}
+        for model_id, pattern in TRANSFORMERS.items()
+    },
+    **{
+        CONTROLNETS + kind: {
+            "dit": f"Qwen/Qwen-Image:{TRANSFORMERS['Qwen/Qwen-Image']}",
+            **SHARED,
+            "blockwise_controlnet": "model.safetensors",
+        }
+        for kind in ("Canny", "Depth", "Inpaint")
+    },
+}
 
 MODEL = ModelFamily(
     name="qwen_image",
     pipelines="dstrain_qwen_image.pipeline:PIPELINES",
     components="dstrain_qwen_image.components:COMPONENTS",
     toy="dstrain_qwen_image.toy:write",
-    variants=("base", "edit", "edit-2509", "edit-2511"),
+    variants=(
+        "base",
+        "edit",
+        "edit-2509",
+        "edit-2511",
+        "blockwise-controlnet",
+        "blockwise-controlnet-inpaint",
+        "in-context-control",
+    ),
     model_ids={
         "base": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
         "edit": ("Qwen/Qwen-Image-Edit",),
-        "edit-2509": ("Qwen/Qwen-Image-Edit-2509",),
+        "edit-2509": (
+            "Qwen/Qwen-Image-Edit-2509",
+            "FireRedTeam/FireRed-Image-Edit-1.0",
+            "FireRedTeam/FireRed-Image-Edit-1.1",
+        ),
         "edit-2511": ("Qwen/Qwen-Image-Edit-2511",),
+        # What is given beside the first model's own files and columns tells these.
+        "blockwise-controlnet": (
+            "Qwen/Qwen-Image",
+            f"{CONTROLNETS}Canny",
+            f"{CONTROLNETS}Depth",
+        ),
+        "blockwise-controlnet-inpaint": ("Qwen/Qwen-Image", f"{CONTROLNETS}Inpaint"),
+        "in-context-control": ("Qwen/Qwen-Image",),
     },
-    model_files={
-        model_id: {"dit": pattern, **SHARED}
-        for model_id, pattern in TRANSFORMERS.items()
-    },
+    model_files=MODELS,
     pipeline_classes=(
         "QwenImagePipeline",
         "QwenImageEditPipeline",

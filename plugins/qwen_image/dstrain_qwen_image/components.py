@@ -15,14 +15,16 @@ from dstrain.plugin import (
 )
 
 CONFIGS = Path(__file__).parent / "configs"
-# Models whose text encoder, VAE and (but for the last one's zero_cond_t) transformer
-# are alike but for the weights.
+# Models whose text encoder, VAE and (but for zero_cond_t of Edit-2511) transformer are
+# alike but for the weights.
 IDS = (
     "Qwen/Qwen-Image",
     "Qwen/Qwen-Image-2512",
     "Qwen/Qwen-Image-Edit",
     "Qwen/Qwen-Image-Edit-2509",
     "Qwen/Qwen-Image-Edit-2511",
+    "FireRedTeam/FireRed-Image-Edit-1.0",
+    "FireRedTeam/FireRed-Image-Edit-1.1",
 )
 KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json")
 
@@ -43,6 +45,13 @@ def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
         "num_attention_heads": width // head,
         "joint_attention_dim": shapes["txt_in.weight"][1],
     }
+
+
+def infer_controlnet(shapes: Shapes) -> Mapping[str, Any]:
+    """Return the configuration of a published blockwise ControlNet, which has none."""
+    width, channels = shapes["img_in.weight"]
+    blocks = [name for name in shapes if name.endswith("x_rms.weight")]
+    return {"num_layers": len(blocks), "in_channels": channels, "width": width}
 
 
 COMPONENTS = (
@@ -75,6 +84,15 @@ COMPONENTS = (
         folder="vae",
         default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
         **KEY_MAPS["vae"],
+    ),
+    Component(
+        "blockwise_controlnet",
+        network=DiffusersNetwork("dstrain_qwen_image.controlnet:BlockwiseControlNet"),
+        folder="blockwise_controlnet",
+        original_filenames=("model.safetensors",),
+        infer=infer_controlnet,
+        unquantized=("img_in",),
+        **KEY_MAPS["blockwise_controlnet"],
     ),
     Component("tokenizer", network=Tokenizer("Qwen2Tokenizer"), folder="tokenizer"),
     Component(

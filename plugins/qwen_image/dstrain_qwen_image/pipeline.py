@@ -12,7 +12,7 @@ from dstrain.plugin import (
     at_least,
 )
 
-from dstrain_qwen_image import model_fn, units
+from dstrain_qwen_image import control, model_fn, units
 
 SIDE_MULTIPLE = model_fn.DOWNSCALE * model_fn.PATCH
 LEAST_PIXELS = units.EDIT_MULTIPLE**2
@@ -111,9 +111,49 @@ EDIT_2511 = replace(
     EDIT_SEVERAL, denoiser_config={**BASE.denoiser_config, "zero_cond_t": True}
 )
 
+CONTROLNET = replace(
+    BASE,
+    components=(*BASE.components, "blockwise_controlnet"),
+    units=(*BASE.units, control.encode_control_image),
+    model_fn=control.predict_controlled,
+    inputs={
+        **BASE.inputs,
+        "blockwise_controlnet_image": Column(
+            "blockwise_controlnet_image", "image", multiple=SIDE_MULTIPLE
+        ),
+    },
+)
+
+CONTROLNET_INPAINT = replace(
+    CONTROLNET,
+    units=(*BASE.units, control.encode_inpaint_image),
+    inputs={
+        **CONTROLNET.inputs,
+        "blockwise_controlnet_inpaint_mask": Column(
+            "blockwise_controlnet_inpaint_mask",
+            "image",
+            mode="L",
+            multiple=SIDE_MULTIPLE,
+        ),
+    },
+)
+
+IN_CONTEXT = replace(
+    BASE,
+    units=(*BASE.units, control.encode_context_image),
+    model_fn=control.predict_in_context,
+    inputs={
+        **BASE.inputs,
+        "context_image": Column("context_image", "image", multiple=SIDE_MULTIPLE),
+    },
+)
+
 PIPELINES = {
     "base": BASE,
     "edit": EDIT,
     "edit-2509": EDIT_SEVERAL,
     "edit-2511": EDIT_2511,
+    "blockwise-controlnet": CONTROLNET,
+    "blockwise-controlnet-inpaint": CONTROLNET_INPAINT,
+    "in-context-control": IN_CONTEXT,
 }

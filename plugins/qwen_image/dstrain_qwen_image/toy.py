@@ -30,7 +30,7 @@ def write(
     sizes: component -> entries of its config.json that replace the toy's own.
     """
     write_components(folder, variant, seed, sizes)
-    if variant != "base":
+    tokenizer, processor = folder / "tokenizer", folder / "processor"
+    if processor.is_dir():
         # A published processor has the files of a tokenizer beside its own.
-        tokenizer, processor = folder / "tokenizer", folder / "processor"
         shutil.copytree(tokenizer, processor, dirs_exist_ok=True)

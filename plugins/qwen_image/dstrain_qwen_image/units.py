@@ -201,7 +201,7 @@ def encode_image(
     """Encode an RGB image, its sides multiples of 16, as the mode of the VAE's
     distribution.
     """
-    return {"input_latents": _encode_image(input_image, vae, device, dtype)}
+    return {"input_latents": encode_with_vae(input_image, vae, device, dtype)}
 
 
 def encode_edit_images(
@@ -214,7 +214,7 @@ def encode_edit_images(
     """Encode RGB images to edit, each as `encode_image` does."""
     return {
         "edit_latents": [
-            _encode_image(image, vae, device, dtype) for image in resized_edit_images
+            encode_with_vae(image, vae, device, dtype) for image in resized_edit_images
         ]
     }
 
@@ -227,6 +227,19 @@ def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     scaled = (latents / (1 / std) + mean).to(vae.dtype)
     pixels = vae.decode(scaled, return_dict=False)[0]
     return {"image": tensor_to_image(pixels[:, :, 0])}
+
+
+def encode_with_vae(
+    image: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Return the normalized mode of the VAE's distribution of an image, (1, 16, 1,
+    height / 8, width / 8) fp32.
+    """
+    pixels = images_to_tensor([image]).to(device, dtype)
+    mode = vae.encode(pixels[:, :, None]).latent_dist.mode().float()
+    mean, std = latents_mean_std(vae.config, mode)
+    normalized: Tensor = (mode - mean) / std
+    return normalized
 
 
 def check_prefix(tokenizer: Any, prefix: str, wanted: int, component: str) -> None:
@@ -272,13 +285,3 @@ def _encode_tokens(
         "prompt_emb": states[:, dropped:],
         "prompt_mask": inputs["attention_mask"][:, dropped:].bool(),
     }
-
-
-def _encode_image(
-    image: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    pixels = images_to_tensor([image]).to(device, dtype)
-    mode = vae.encode(pixels[:, :, None]).latent_dist.mode().float()
-    mean, std = latents_mean_std(vae.config, mode)
-    normalized: Tensor = (mode - mean) / std
-    return normalized

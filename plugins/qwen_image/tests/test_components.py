@@ -4,6 +4,7 @@ loaded strictly.
 
 import json
 import multiprocessing.reduction
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dstrain.models.components import Component, Files
 from dstrain.models.execution.kept import matches
 from dstrain.models.weights import recognize
 from dstrain_qwen_image.components import COMPONENTS
+from dstrain_qwen_image.controlnet import BlockwiseControlNet
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
@@ -25,10 +27,17 @@ CLASSES = {
     "dit": QwenImageTransformer2DModel,
     "text_encoder": Qwen2_5_VLForConditionalGeneration,
     "vae": AutoencoderKLQwenImage,
+    "blockwise_controlnet": BlockwiseControlNet,
 }
 named = pytest.mark.parametrize(
     "component", NETWORKS, ids=lambda component: component.name
 )
+
+
+@pytest.fixture(scope="module")
+def toy_folder(toy_of: Callable[[str], Path]) -> Path:
+    """The toy of a variant that has every network."""
+    return toy_of("blockwise-controlnet")
 
 
 def files_of(folder: Path, component: Component) -> Files:

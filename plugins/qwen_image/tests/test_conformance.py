@@ -3,17 +3,21 @@ must equal.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
     QwenImagePipeline,
 )
+from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_edit,
     pipeline_qwenimage_edit_plus,
@@ -22,7 +26,7 @@ from dstrain import Pipeline
 from dstrain.testing import Conformance
 from dstrain_qwen_image.model_fn import DOWNSCALE, pack, unpack
 from dstrain_qwen_image.processor import Processor
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Qwen2VLProcessor
 
 RENAMED = {"guidance_scale": "true_cfg_scale", "edit_image": "image"}
@@ -131,29 +135,104 @@ def edit(
         )
 
 
+def controlled(
+    pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+) -> tuple[list[Tensor], Any]:
+    """diffusers' pipeline, to whose tokens hooks add what a blockwise ControlNet computes
+    by its equations.
+    """
+    weights = pipe.components["blockwise_controlnet"].state_dict()
+    given = dict(arguments)
+    image = given.pop("blockwise_controlnet_image")
+    mask = given.pop("blockwise_controlnet_inpaint_mask", None)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 127.5 - 1
+    if mask is not None:
+        masked = torch.from_numpy(np.array(mask)).float()
+        pixels = torch.where(masked > 127.5, -1.0, pixels)
+    latents = encode(pipe, pixels)
+    if mask is not None:
+        kept = 1 - F.interpolate(masked[None, None] / 255, latents.shape[-2:])
+        latents = torch.cat([latents, kept[:, :, None]], dim=1)
+
+    def linear(tokens: Tensor, name: str) -> Tensor:
+        return tokens @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def normalized(tokens: Tensor, name: str) -> Tensor:
+        size = (tokens.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        return tokens / size * weights[f"{name}.weight"]
+
+    control = linear(pack(latents), "img_in")
+
+    def add(index: int, block: nn.Module, _: Any, made: tuple[Tensor, Tensor]) -> Any:
+        own = f"controlnet_blocks.{index}"
+        text, tokens = made
+        both = normalized(tokens, f"{own}.x_rms") + normalized(control, f"{own}.y_rms")
+        hidden = F.gelu(linear(both, f"{own}.input_proj"))
+        return text, tokens + linear(hidden, f"{own}.output_proj")
+
+    blocks = pipe.components["dit"].transformer_blocks
+    hooks = [
+        block.register_forward_hook(partial(add, index))
+        for index, block in enumerate(blocks)
+    ]
+    try:
+        return by_diffusers(QwenImagePipeline, pipe, folder, given)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def in_context(
+    pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+) -> tuple[list[Tensor], Any]:
+    """diffusers' pipeline, whose transformer gets the tokens of one more image."""
+    given = dict(arguments)
+    image = VaeImageProcessor().preprocess(given.pop("context_image"))
+    context = pack(encode(pipe, image))
+    dit = pipe.components["dit"]
+    forward = dit.forward
+
+    def with_context(hidden_states: Tensor, img_shapes: Any, **named: Any) -> Any:
+        tokens = torch.cat([hidden_states, context], dim=1)
+        grids = [[*one, *one] for one in img_shapes]
+        (made,) = forward(hidden_states=tokens, img_shapes=grids, **named)
+        return (made[:, : hidden_states.shape[1]],)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dit, "forward", with_context)
+        return by_diffusers(QwenImagePipeline, pipe, folder, given)
+
+
+def encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
+    """Encode pixels, (1, channels, height, width), as diffusers encodes an image to edit."""
+    parts = ("scheduler", "tokenizer", "processor", "text_encoder", "transformer")
+    published = QwenImageEditPipeline(
+        vae=pipe.components["vae"], **dict.fromkeys(parts)
+    )
+    latents: Tensor = published._encode_vae_image(pixels[:, :, None], torch.Generator())
+    return latents
+
+
 class TestConformance(Conformance):
     family = "qwen_image"
-    everyday = ("base", "edit", "edit-2509")
+    everyday = ("base", "edit", "edit-2509", "blockwise-controlnet-inpaint")
 
     @staticmethod
     def published(
         pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
     ) -> tuple[list[Tensor], Any]:
-        if pipe.spec.variant == "base":
-            return by_diffusers(QwenImagePipeline, pipe, folder, arguments)
-        return edit(pipe, folder, arguments)
+        variant = pipe.spec.variant
+        if variant.startswith("edit"):
+            return edit(pipe, folder, arguments)
+        if variant.startswith("blockwise-controlnet"):
+            return controlled(pipe, folder, arguments)
+        if variant == "in-context-control":
+            return in_context(pipe, folder, arguments)
+        return by_diffusers(QwenImagePipeline, pipe, folder, arguments)
 
     @staticmethod
     def published_latents(
         pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
     ) -> Tensor:
-        """Encode as diffusers encodes an image to edit."""
-        parts = ("scheduler", "tokenizer", "processor", "text_encoder", "transformer")
-        published = QwenImageEditPipeline(
-            vae=pipe.components["vae"], **dict.fromkeys(parts)
-        )
-        image = published.image_processor.preprocess(arguments["input_image"])
-        latents: Tensor = published._encode_vae_image(
-            image[:, :, None], torch.Generator()
-        )
-        return latents
+        image = VaeImageProcessor().preprocess(arguments["input_image"])
+        return encode(pipe, image)

@@ -220,6 +220,8 @@ def test_of_the_variants_that_one_id_means_the_columns_tell_or_else_it_is_the_fi
     shared = replace(MODEL, model_ids=dict.fromkeys(MODEL.variants, ("Tiny/Base",)))
     models = (ModelConfig(None, "Tiny/Base", "transformer/*.safetensors"),)
     assert choose_variant(shared, None, models) == "base"
+    fits_none = score_columns(("image",), ())
+    assert choose_variant(shared, None, models, fits_none) == "base"
     for variant, columns in COLUMNS.items():
         score = score_columns(columns, ())
         assert choose_variant(shared, None, models, score) == variant
