@@ -113,7 +113,7 @@ def _size_of(common: Signature, columns: Mapping[str, Column]) -> str:
     largest = (0, 0, 0)
     for name, shapes in common:
         column = columns.get(name)
-        if column is not None and column.is_file:
+        if column is not None and column.is_file and column.kind != "tensors":
             largest = max(largest, *_shapes(shapes), key=math.prod)
     frames, height, width = largest
     if not height:
