@@ -21,7 +21,10 @@ from dstrain.models.execution.gradient_checkpointing import (
 from dstrain.pipeline.pipeline import Pipeline as Pipeline
 from dstrain.randomness import SampleKey as SampleKey
 from dstrain.runs.runner import run as run
-from dstrain.training.distill import DIRECT_DISTILL as DIRECT_DISTILL
+from dstrain.training.distill import (
+    DIRECT_DISTILL as DIRECT_DISTILL,
+    TRAJECTORY_IMITATION as TRAJECTORY_IMITATION,
+)
 from dstrain.training.loader import Sample as Sample
 from dstrain.training.losses import SFT as SFT, flow_match as flow_match
 from dstrain.training.module import TrainingModule as TrainingModule

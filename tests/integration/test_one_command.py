@@ -145,7 +145,9 @@ def dstrain_tasks():
 """
 
 
-@pytest.mark.parametrize("task", ["direct_distill", "of_a_plugin"])
+@pytest.mark.parametrize(
+    "task", ["direct_distill", "trajectory_imitation", "of_a_plugin"]
+)
 def test_every_task_gets_it(
     task: str, here: Path, tmp_path: Path, fake_plugin: FakePlugin
 ) -> None:
@@ -153,9 +155,24 @@ def test_every_task_gets_it(
     shutil.copytree(here / "data", tmp_path / "data")
     table = tmp_path / "data/metadata.json"
     rows = json.loads(table.read_text())
-    if task == "direct_distill":
+    if task != "of_a_plugin":
         rows = [{**row, "seed": 1, "num_inference_steps": 2} for row in rows]
     table.write_text(json.dumps(rows))
+    if task == "trajectory_imitation":
+        teacher = {
+            **flags(here), "dataset": table, "output": tmp_path / "made", "trajectory": True,
+            "guidance_scale": 2, "num_inference_steps": 5, "height": 16, "width": 16, "variant": "base",
+        }  # fmt: skip
+        for name in ("dataset_base_path", "learning_rate", "num_epochs", "batch_size"):
+            del teacher[name]
+        rows = [
+            {name: value for name, value in row.items() if name != "image"}
+            for row in rows
+        ]
+        table.write_text(json.dumps(rows))
+        assert main(["generate", *words(teacher)]) == 0
+        shutil.rmtree(tmp_path / "data")
+        (tmp_path / "made").rename(tmp_path / "data")
     given = flags(here, dataset_base_path=tmp_path / "data", task=task, lora_rank=2)
     assert main(words({**given, "output_path": tmp_path / "unsplit"})) == 0
     cached = {**given, "feature_cache": tmp_path / "cache"}

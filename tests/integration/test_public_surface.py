@@ -19,8 +19,8 @@ PUBLIC = {
     "dstrain": """
         DIRECT_DISTILL Diverged DstrainError GenerateConfig InputError Interrupted
         LoraConfig ModelConfig OutOfMemory Pipeline SFT Sample SampleKey StateError
-        SystemFault Task TrainConfig Trainables TrainingModule UsageError flow_match
-        generate gradient_checkpoint_forward run save_lora
+        SystemFault TRAJECTORY_IMITATION Task TrainConfig Trainables TrainingModule
+        UsageError flow_match generate gradient_checkpoint_forward run save_lora
     """,
     "dstrain.plugin": """
         CheckpointFormat Column Component Constant DiffusersNetwork ExpertSchedule Files
@@ -67,7 +67,7 @@ FLAGS = {
         dataset disabled_plugins family_options fp8_models guidance_scale height hub input lora
         mixed_precision model model_id model_id_with_origin_paths model_paths negative_prompt
         num_frames num_inference_steps offload_models on_long_prompt output prompt quant_options run
-        seed toy variant width
+        seed toy trajectory variant width
         framewise_decoding tile_size tile_stride tiled
     """,
 }

@@ -55,6 +55,8 @@ def validate(config: ModelChoice) -> None:
 
 
 def _check_prompt(config: GenerateConfig) -> None:
+    if config.dataset is None and config.trajectory:
+        raise UsageError("--trajectory", "has no effect without --dataset")
     if config.dataset is None:
         if config.prompt is None:
             raise UsageError(

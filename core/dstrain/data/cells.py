@@ -30,15 +30,20 @@ from dstrain.data.videos import (
     Video,
     read_frames,
 )
-from dstrain.errors import UsageError
+from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import Column, MaskColumn
 from dstrain.storage.file_memory import FileDigests
 from dstrain.storage.hashing import Digests, FileMark, hash_json
+from dstrain.storage.safetensors import read_tensors
 
 VIEW = "view"
 """Name of the parameter of cells whose images are not seen plainly."""
 NOT_EMPTY = "not empty"
 """The parameter of a mask that is refused where it is 0 everywhere."""
+TENSORS_VERSION = 1
+"""As that of images."""
+TENSORS = "tensors"
+"""The parameter of a file of tensors: their names and shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Cell:
     """What decides how the files are loaded, as (name, value) pairs.
 
     'sizes' holds one (height, width) per image, or a single one for all 'frames' of a
-    video.
+    video, 'tensors' the (name, shape) of each of a file of tensors.
     """
     marks: tuple[FileMark, ...] = ()
     """The marks of the files when they were inspected."""
@@ -63,11 +68,13 @@ class Cell:
     """The folder of which all files are frames, some of them `files`; '' for others."""
 
     @property
-    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Return (frames, height, width) of a video, and of each image, which is one
-        frame, as loaded.
+        frame, as loaded; and the shape of each tensor of a file of these.
         """
         parameters = dict(self.parameters)
+        if TENSORS in parameters:
+            return tuple(shape for _, shape in parameters[TENSORS])
         frames = len(parameters["frames"]) if self.kind == "video" else 1
         return tuple((frames, *size) for size in parameters.get("sizes", ()))
 
@@ -84,7 +91,8 @@ class Cell:
 
 
 def load_cell(cell: Cell, check: bool = True) -> Any:
-    """Return the value of a cell: its literal, an image, a list of images, or Frames.
+    """Return the value of a cell: its literal, an image, a list of images, Frames, or a
+    record of tensors.
 
     Raises UsageError for a damaged file, StateError for one that was changed.
 
@@ -105,6 +113,8 @@ def _load_files(cell: Cell, check: bool) -> Any:
     parameters = dict(cell.parameters)
     if "frames" in parameters:
         return _load_clip(cell, parameters, check)
+    if TENSORS in parameters:
+        return _load_tensors(Path(cell.files[0]))
     images = [
         load_image(Path(file), parameters["mode"], size, check=check, view=cell.view)
         for file, size in zip(cell.files, parameters["sizes"], strict=True)
@@ -116,6 +126,14 @@ def _load_files(cell: Cell, check: bool) -> Any:
             "leave out the row, or let what is masked out count with --unmasked_weight",
         )
     return images if cell.kind == "images" else images[0]
+
+
+def _load_tensors(path: Path) -> Any:
+    try:
+        return read_tensors(path)[0]
+    except StateError as error:
+        # It is a file of the dataset as others are, and its row may be skipped.
+        raise UsageError(error.where, error.what, *error.help_lines) from error
 
 
 def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
@@ -140,6 +158,8 @@ def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
 
 def loader_version(column: Column) -> int:
     """Return the version of what loads the files of a column."""
+    if column.kind == "tensors":
+        return TENSORS_VERSION
     return VIDEO_LOADER_VERSION if column.from_video else LOADER_VERSION
 
 
@@ -209,6 +229,23 @@ def mask_cell(column: MaskColumn, mask: ImageInfo, own: Size, loaded: Size) -> C
 def mask_channel(image: Image.Image) -> Image.Image:
     """Return the channel of a mask that says what counts: its only one, or the alpha."""
     return image.getchannel(image.getbands()[-1])
+
+
+@dataclass(frozen=True)
+class TensorsInfo:
+    """A safetensors file, inspected by its header."""
+
+    path: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    """The name and shape of each tensor."""
+    mark: FileMark
+    """The file's mark when it was inspected."""
+
+
+def tensors_cell(column: Column, found: TensorsInfo) -> Cell:
+    """Return the cell of a file of tensors."""
+    parameters = (("loader", TENSORS_VERSION), (TENSORS, found.shapes))
+    return Cell(column.kind, None, (found.path,), parameters, (found.mark,))
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,22 @@ from pathlib import Path, PurePosixPath
 from stat import S_ISDIR, S_ISREG
 
 from dstrain.console import shown
-from dstrain.data.cells import Cell, ResampledVideo, file_names, mask_cell
+from dstrain.data.cells import (
+    Cell,
+    ResampledVideo,
+    TensorsInfo,
+    file_names,
+    mask_cell,
+)
 from dstrain.data.damage.faults import LINK_LOOP, is_link_loop, raise_system_fault
 from dstrain.data.images import ImageInfo, has_transparent_parts, read_header
 from dstrain.data.table import RawValue
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, MaskColumn
+from dstrain.errors import StateError, UsageError
+from dstrain.graph.inputs import Column, FileType, MaskColumn
 from dstrain.storage.hashing import file_mark
+from dstrain.storage.safetensors import tensor_shapes
 
 HEADER_READERS = 16
 """Threads that read headers: more than processors, since they wait for disk or network."""
@@ -190,9 +197,10 @@ def _names_in(folder: str) -> dict[str, str]:
         return {}
 
 
-FileName = tuple[str, bool]
-"""A file as named in the metadata, and whether it is read as a video."""
-FileInfos = Mapping[FileName, ImageInfo | Video | str]
+FileName = tuple[str, FileType]
+"""A file as named in the metadata, and what it is read as."""
+FileInfo = ImageInfo | Video | TensorsInfo | str
+FileInfos = Mapping[FileName, FileInfo]
 """What each file was found to be, or what is wrong with it."""
 Row = Mapping[str, RawValue]
 
@@ -211,7 +219,7 @@ class FileInspector:
         self._columns = [column for column in columns if column.is_file]
         self._roots = cache(partial(DataRoots.of, base, roots, url_cache))
         # The least recently used first.
-        self._known: dict[FileName, ImageInfo | Video | str] = {}
+        self._known: dict[FileName, FileInfo] = {}
         self._weight = 0
 
     def with_files(self, rows: Iterable[Row]) -> Iterator[tuple[Row, FileInfos]]:
@@ -231,7 +239,7 @@ class FileInspector:
             for row in rows:
                 with suppress(ValueError):  # reported when its row is checked
                     for name in file_names(row[column.name], column):
-                        names[name, column.from_video] = None
+                        names[name, column.file_type] = None
         new = [name for name in names if name not in self._known]
         if new:
             # Few in a task where there are few: they may be slow to fetch.
@@ -249,22 +257,21 @@ class FileInspector:
         return files
 
 
-def _weight(info: ImageInfo | Video | str) -> int:
+def _weight(info: FileInfo) -> int:
     """Return how much of RAM is taken by what is known of a file, in images."""
     if isinstance(info, Video):
         return 1 + (len(info.timestamps) + 8 * len(info.files)) // 16
     return 1
 
 
-def _inspect_all(
-    roots: DataRoots, files: Iterable[FileName]
-) -> list[ImageInfo | Video | str]:
+def _inspect_all(roots: DataRoots, files: Iterable[FileName]) -> list[FileInfo]:
     return [_inspect(roots, file) for file in files]
 
 
-def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
+def _inspect(roots: DataRoots, file: FileName) -> FileInfo:
     """Find a file and read its header; return what is wrong with it instead of raising."""
-    name, is_video = file
+    name, file_type = file
+    is_video = file_type == "video"
     path: Path | None = None
     try:
         path = Path(roots.find(name))
@@ -276,13 +283,15 @@ def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
         if is_video:
             return probe(path)
         mark = file_mark(path)
+        if file_type == "tensors":
+            return TensorsInfo(str(path), tensor_shapes(path), mark)
         size, has_alpha = read_header(path)
         return ImageInfo(str(path), size, mark, has_alpha)
     except FileNotFoundError:
         if any(is_link_loop(os.path.join(folder, name)) for folder in roots.folders):
             return f"{shown(name)!r} {LINK_LOOP}"
         return f"no such file {name!r}{roots.nearest(name)}"
-    except UsageError as error:
+    except (UsageError, StateError) as error:
         is_frame = path is not None and error.where != str(path)
         frame = f": {Path(error.where).name}" if is_frame else ""
         return f"{shown(name)!r}{frame} {error.what}"
@@ -313,7 +322,7 @@ def read_mask(
     names = file_names(values[column.name], column)
     if not names:
         return None
-    mask = files[names[0], False]
+    mask = files[names[0], "image"]
     if isinstance(mask, str) and column.name != masked.name:
         raise ValueError(mask)
     if loaded is None or not isinstance(mask, ImageInfo):
@@ -327,7 +336,9 @@ def read_mask(
             "save it without, or use --alpha_mask"
         )
     (name,) = file_names(values[masked.name], masked)
-    own = files[name, masked.from_video]
-    assert not isinstance(own, str)  # it is loaded
-    size = loaded.shapes[0][1:] if isinstance(loaded, Cell) else loaded.size
-    return mask_cell(column, mask, own.size, size)
+    own = files[name, masked.file_type]
+    assert isinstance(own, ImageInfo | Video)  # it is loaded
+    if isinstance(loaded, Cell):
+        _, height, width = loaded.shapes[0]
+        return mask_cell(column, mask, own.size, (height, width))
+    return mask_cell(column, mask, own.size, loaded.size)

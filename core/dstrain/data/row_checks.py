@@ -23,9 +23,11 @@ from dstrain.console import counted
 from dstrain.data.cells import (
     Cell,
     ResampledVideo,
+    TensorsInfo,
     file_names,
     image_cell,
     read_literal,
+    tensors_cell,
 )
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import CheckedSample, Dataset, Variant
@@ -310,6 +312,8 @@ def _read_row(
                 if isinstance(found, Video):
                     video = ResampledVideo.of(column, resolution, found)
                     row.add_video(name, video)
+                elif isinstance(found, TensorsInfo):
+                    row.cells[name] = tensors_cell(column, found)
                 else:
                     row.add_image(name, image_cell(column, resolution, found), found)
                 continue
@@ -322,14 +326,14 @@ def _read_row(
 
 def _files_of(
     value: RawValue, column: Column, files: FileInfos
-) -> Video | list[ImageInfo]:
+) -> Video | TensorsInfo | list[ImageInfo]:
     """Return the files that a cell names; raise ValueError that says what is wrong."""
     images: list[ImageInfo] = []
     for name in file_names(value, column):
-        file = files[name, column.from_video]
+        file = files[name, column.file_type]
         if isinstance(file, str):
             raise ValueError(file)
-        if isinstance(file, Video):
+        if isinstance(file, Video | TensorsInfo):
             return file
         images.append(file)
     return images
@@ -410,7 +414,7 @@ def input_columns(
         if column.is_file and column.name not in loaded and not is_mask:
             continue
         config.resolution.check(column.multiple)
-        _check_crops(column, config.augmentation)
+        _check_views(column, config.augmentation)
         if column.from_video:
             config.sampling.check(column.frame_multiple)
         columns[name] = column
@@ -426,12 +430,17 @@ def input_columns(
     return columns
 
 
-def _check_crops(column: Column, augmentation: AugmentationOptions) -> None:
+def _check_views(column: Column, augmentation: AugmentationOptions) -> None:
     """Refuse crops of an image that the variant reads at its own size: those of the row
-    would show different parts. A mask is cropped as what it is of.
+    would show different parts. A mask is cropped as what it is of. Tensors are of the
+    plain image: no view of them is made.
     """
     if isinstance(column, MaskColumn):
         return
+    if column.kind == "tensors" and augmentation != NO_AUGMENTATION:
+        flag = "--crops" if augmentation.crops > 1 else "--flip"
+        what = f"the tensors of column {column.name!r} are of the images as they are"
+        raise UsageError(flag, what, f"leave it out with column {column.name!r}")
     if augmentation.crops > 1 and column.is_file and not column.multiple:
         what = f"the images of column {column.name!r} keep their size, and cannot be cropped as others are"
         raise UsageError("--crops", what, "leave it out for this variant")

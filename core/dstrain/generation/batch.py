@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.console import get_logger, progress_bar, secrets
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
@@ -33,10 +35,12 @@ from dstrain.generation.inputs import (
 )
 from dstrain.generation.prompts import notice
 from dstrain.generation.source import PipelineSource, check_used, open_source
+from dstrain.generation.trajectories import student_steps, write_trajectory
 from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.graph.long_prompts import noticing_long_prompts
 from dstrain.models.needed_components import component_digests
-from dstrain.pipeline.sampling import plan_inference
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.sampling import NOISE_DEVICE, plan_inference, seeded_noise
 from dstrain.storage.files import remove_leftovers, write_file, write_json
 from dstrain.storage.hashing import Digests, hash_json
 from dstrain.storage.locks import lock
@@ -47,6 +51,7 @@ logger = get_logger(__name__)
 
 
 SETTINGS = "generated.json"
+TRAJECTORY = "trajectory"
 NAME_LENGTH = 16
 
 
@@ -69,41 +74,77 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         if source.spec.makes_video:
             column = "video"
             suffix = ".mp4"
-        if column in table.columns:
-            what = f"has a column {column!r}, which is the one to generate"
-            raise UsageError(table.path, what, "remove it")
+        generated = (column, TRAJECTORY) if config.trajectory else (column,)
+        for name in generated:
+            if name in table.columns:
+                what = f"has a column {name!r}, which is the one to generate"
+                raise UsageError(table.path, what, "remove it")
+        steps = student_steps(table) if config.trajectory else []
         digests = Digests(folder / ".digests.json")
         shared = parse_arguments(config, source.spec)
         columns = _columns(table, source, shared)
         rows = _rows(table, source, shared, columns)
-        files = [f"{column}/{_name(cells, digests)}{suffix}" for cells in rows]
+        names = [_name(cells, digests) for cells in rows]
+        files = {column: [f"{column}/{name}{suffix}" for name in names]}
+        if config.trajectory:
+            files[TRAJECTORY] = [
+                f"{TRAJECTORY}/{name}-{count}.safetensors"
+                for name, count in zip(names, steps, strict=True)
+            ]
         row_files = _row_files(table, columns)
         settings = _settings(source, digests)
         _check_settings(folder, settings)
+        of_rows = list(zip(*files.values(), strict=True))
         missing = {
-            name: cells
-            for name, cells in zip(files, rows, strict=True)
-            if not (folder / name).is_file()
+            own: number
+            for number, own in enumerate(of_rows)
+            if not all((folder / name).is_file() for name in own)
         }
-        logger.info(f"generating {len(missing)} of {len(files)} files into {folder}")
+        logger.info(f"generating {len(missing)} of {len(rows)} files into {folder}")
         digests.save()
         for name, path in row_files.items():
             _copy(path, folder / name)
         if missing:
             pipeline = source.load()
-            (folder / column).mkdir(exist_ok=True)
-            remove_leftovers(folder / column)
+            for name in generated:
+                (folder / name).mkdir(exist_ok=True)
+                remove_leftovers(folder / name)
             with progress_bar("generate", len(missing)) as progress:
-                for name, cells in missing.items():
-                    inputs = {key: load_cell(cell) for key, cell in cells.items()}
-                    mode = source.config.on_long_prompt
-                    with noticing_long_prompts(partial(notice, mode, name)):
-                        output = pipeline(**(shared | inputs))
+                for (name, *trajectory), number in missing.items():
+                    cells = rows[number]
+                    output, states = _generate(source, pipeline, shared, cells, name)
                     # Only now: a folder without files is bound to no settings.
                     write_json(folder / SETTINGS, settings)
-                    save_image_or_video(output, folder / name)
+                    for own in trajectory:
+                        schedule = source.spec.schedule
+                        write_trajectory(folder / own, schedule, states, steps[number])
+                    if not (folder / name).is_file():
+                        save_image_or_video(output, folder / name)
                     progress.update()
-        _write_metadata(table, column, files, folder / "metadata.csv")
+        _write_metadata(table, files, folder / "metadata.csv")
+
+
+def _generate(
+    source: PipelineSource,
+    pipeline: Pipeline,
+    shared: Mapping[str, Any],
+    cells: Mapping[str, Cell],
+    name: str,
+) -> tuple[Any, list[Tensor]]:
+    """Return the image or video of a row, and the latents that the sampler passed
+    through, (1, channels, ...) fp32 on the CPU, from the initial noise on.
+    """
+    inputs = {key: load_cell(cell) for key, cell in cells.items()}
+    path: list[Tensor] = []
+    mode = source.config.on_long_prompt
+    with noticing_long_prompts(partial(notice, mode, name)):
+        output = pipeline(
+            **{**shared, **inputs},
+            on_step=lambda _, latents: path.append(latents.cpu()),
+        )
+    device = inputs.get("rand_device", NOISE_DEVICE)
+    noise = seeded_noise(path[0].shape, inputs["seed"], device)
+    return output, [noise.cpu(), *path]
 
 
 def _columns(
@@ -253,16 +294,15 @@ def _copy(path: Path, copy: Path) -> None:
 
 def _write_metadata(
     table: Table,
-    column: str,
-    files: Iterable[str],
+    files: Mapping[str, Sequence[str]],
     path: Path,
 ) -> None:
-    """Write the table with the column of generated files; lists as JSON."""
+    """Write the table with the columns of generated files; lists as JSON."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, (*table.columns, column), lineterminator="\n")
+    writer = csv.DictWriter(text, (*table.columns, *files), lineterminator="\n")
     writer.writeheader()
-    for row, file in zip(table.rows, files, strict=True):
-        cells: dict[str, str] = {column: file}
+    for number, row in enumerate(table.rows):
+        cells = {column: names[number] for column, names in files.items()}
         for name, cell in row.items():
             cells[name] = cell if isinstance(cell, str) else json.dumps(cell)
         writer.writerow(cells)

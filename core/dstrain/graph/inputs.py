@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-Kind = Literal["text", "texts", "integer", "number", "image", "images", "video"]
+Kind = Literal[
+    "text", "texts", "integer", "number", "image", "images", "video", "tensors"
+]
+FileType = Literal["image", "video", "tensors"]
 
 
 @dataclass(frozen=True)
@@ -13,8 +16,9 @@ class Column:
 
     name: str
     kind: Kind = "text"
-    """Content of the cell: `image` and `video` name a file, `images` a list of files, and
-    `texts` is a list of texts.
+    """Content of the cell: `image` and `video` name a file, `images` a list of files,
+    `tensors` a safetensors file, which is read as a record of its tensors, and `texts` is
+    a list of texts.
     """
     frame: Literal["", "first", "last"] = ""
     """For an image from a column of videos: the frame that is taken."""
@@ -39,16 +43,25 @@ class Column:
     """It is read only if --extra_inputs names it."""
     check: Callable[[Any], str] | None = None
     """Returns what is wrong with a value, '' for nothing; not for files."""
+    advice: str = ""
+    """What to do where it is required and the dataset has no such column."""
 
     @property
     def is_file(self) -> bool:
         """Return whether the cell names a file or several."""
-        return self.kind in ("image", "images", "video")
+        return self.kind in ("image", "images", "video", "tensors")
 
     @property
     def from_video(self) -> bool:
         """Return whether the cell names a video, of which all or one frame is loaded."""
-        return self.kind == "video" or bool(self.frame)
+        return self.file_type == "video"
+
+    @property
+    def file_type(self) -> FileType:
+        """Return what the files are that its cells name."""
+        if self.kind == "tensors":
+            return "tensors"
+        return "video" if self.kind == "video" or self.frame else "image"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ KINDS_OF_COLUMNS = MappingProxyType(
         "image": "image",
         "images": "list[image]",
         "video": "video",
+        "tensors": "record",
     }
 )
 
@@ -286,7 +287,9 @@ class Plan:
             )
             unit = self.spec.makers.get(name)
             if unit is None:
-                raise UsageError(where, what)
+                source = self.spec.inputs.get(name)
+                advice = source.advice if isinstance(source, Column) else ""
+                raise UsageError(where, what, *([advice] if advice else []))
             why = f"is skipped ({self.skipped[unit.name]})"
             raise UsageError(where, what, f"unit {unit.name}, which computes it, {why}")
         required = {name for unit in self.units for name in unit.required}

@@ -55,5 +55,7 @@ class Task:
 
     @property
     def runs_sampler(self) -> bool:
-        """Return whether the loss runs the whole sampler, and so every expert."""
-        return "sampler" in self.loss.components
+        """Return whether the loss goes through all steps of the sampler, and so runs
+        every expert.
+        """
+        return not {"sampler", "inference_sigmas"}.isdisjoint(self.loss.components)

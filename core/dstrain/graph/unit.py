@@ -19,7 +19,12 @@ CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
 """Keyword-only parameters of any function that do not name a component.
 `<component>_config`, a component's configuration, is another.
 """
-LOSS_CONTEXT = CONTEXT | {"timestep_sampler", "constrain_latents", "sampler"}
+LOSS_CONTEXT = CONTEXT | {
+    "timestep_sampler",
+    "constrain_latents",
+    "sampler",
+    "inference_sigmas",
+}
 """Such parameters of a loss."""
 
 

@@ -156,8 +156,7 @@ def integrate(
         steps: The number of steps.
         on_step: Called after each step with its index and the constrained latents.
     """
-    pixels = math.prod(noise.shape[2:])
-    sigmas = schedule.sigmas(steps, pixels // schedule.latents_per_token)
+    sigmas = inference_sigmas(schedule, noise, steps)
 
     def constrained_at(latents: Tensor, sigma: Tensor) -> LatentConstraint:
         timestep = (sigma * TRAIN_TIMESTEPS).expand(len(latents)).to(noise.device)
@@ -171,6 +170,37 @@ def integrate(
         if on_step is not None:
             on_step(i, constrained.latents)
     return constrained
+
+
+def inference_sigmas(
+    schedule: FlowMatchSchedule, latents: Tensor, steps: int
+) -> Tensor:
+    """Return (steps + 1,) fp32 sigmas of the sampler for latents of this size, (batch,
+    channels, ...).
+    """
+    pixels = math.prod(latents.shape[2:])
+    return schedule.sigmas(steps, pixels // schedule.latents_per_token)
+
+
+def points_on_path(
+    states: Sequence[Tensor], taken: Tensor, wanted: Tensor
+) -> list[Tensor]:
+    """Return the latents at the wanted sigmas of a path whose states are at the taken
+    ones; both descend from 1 to 0.
+
+    Euler's steps are straight in sigma, so that the path is known between its states,
+    too, and what the sampler was at is returned as it is.
+    """
+    points = []
+    for sigma in wanted:
+        after = int((taken > sigma).sum())
+        if sigma == taken[after]:
+            points.append(states[after])
+            continue
+        start, end = taken[after - 1], taken[after]
+        share = (start - sigma) / (start - end)
+        points.append(torch.lerp(states[after - 1], states[after], share.item()))
+    return points
 
 
 def seeded_noise(

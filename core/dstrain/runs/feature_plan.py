@@ -53,8 +53,8 @@ class CacheInfo:
 
     dataset: Mapping[str, Any]
     """`path` and `sha256` of the metadata, its number of `rows`, skipped ones included,
-    and the `folders` in which its files are; a line of the plan names those that no
-    line before it does."""
+    the `folders` in which its files are, of which a line of the plan names those that
+    no line before it does, and its first `caption`."""
     columns: Sequence[str]
     inputs: Sequence[Sequence[str]]
     """The sets of inputs that samples have."""

@@ -92,6 +92,16 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     return tensors, metadata
 
 
+def tensor_shapes(path: Path) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return the names and shapes of the tensors of a safetensors file, from its header.
+
+    Raises StateError if it is unreadable.
+    """
+    with opened(path) as file:
+        names = sorted(file.keys())
+        return tuple((name, tuple(file.get_slice(name).get_shape())) for name in names)
+
+
 def read_rows(
     path: Path,
     rows: Callable[[str, list[int]], slice | None],

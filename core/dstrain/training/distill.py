@@ -1,8 +1,9 @@
-"""Train a student, by direct distillation, to end its few sampling steps where a
-teacher's image is.
+"""Train a student to do in few sampling steps what a teacher does in many: to end where
+the teacher's image is (direct distillation), or to pass through the same latents
+(trajectory imitation).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
@@ -10,9 +11,14 @@ from torch import Tensor
 
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, at_least
+from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, ConstrainLatents
 from dstrain.graph.task import Task
 from dstrain.pipeline.sampling import NOISE_DEVICE, seeded_noise
-from dstrain.training.losses import SFT, Sampler, mean_square
+from dstrain.training.losses import SFT, InferenceSigmas, Sampler, mean_square
+
+LATENTS, SIGMAS = "latents", "sigmas"
+"""The tensors of a trajectory's file: (1, steps + 1, channels, ...) and (1, steps + 1),
+both fp32, from the initial noise on."""
 
 
 def direct_distill(
@@ -44,6 +50,68 @@ def direct_distill(
     return mean_square(final.latents - input_latents, final.mask, loss_weight)
 
 
+def trajectory_imitation(
+    predict: Callable[..., Tensor],
+    trajectory: list[Mapping[str, Tensor]],
+    num_inference_steps: int,
+    loss_weight: Tensor | None = None,
+    *,
+    constrain_latents: ConstrainLatents,
+    inference_sigmas: InferenceSigmas,
+) -> Tensor:
+    """Return the mean square per sample, over the student's steps, of its velocity minus
+    the one that leads from the teacher's latents at the beginning of the step to those at
+    its end: (batch,) fp32.
+
+    Every step begins at the teacher's latents, and not where the student's step before
+    it ended. What the variant keeps fixed is masked out.
+
+    trajectory: The teacher's latents at the sigmas of the student's steps, of each
+        sample. loss_weight: as in `mean_square`.
+
+    Raises UsageError for trajectories of another number of steps, or of other sigmas
+    than those of the variant's sampler.
+    """
+    path = torch.cat([one[LATENTS] for one in trajectory])
+    noise = path[:, 0]
+    sigmas = trajectory[0][SIGMAS][0]
+    _check_sigmas(
+        [one[SIGMAS][0] for one in trajectory],
+        num_inference_steps,
+        noise,
+        inference_sigmas,
+    )
+    losses = []
+    for step in range(num_inference_steps):
+        timestep = (sigmas[step] * TRAIN_TIMESTEPS).expand(len(path))
+        start = constrain_latents(path[:, step], timestep, noise)
+        velocity = (path[:, step + 1] - start.latents) / (
+            sigmas[step + 1] - sigmas[step]
+        )
+        prediction = predict(start.latents, start.timestep).float()
+        losses.append(mean_square(prediction - velocity, start.mask, loss_weight))
+    return torch.stack(losses).mean(0)
+
+
+def _check_sigmas(
+    found: list[Tensor], steps: int, latents: Tensor, inference_sigmas: InferenceSigmas
+) -> None:
+    wanted = inference_sigmas(latents, steps).to(latents.device)
+    for sigmas in found:
+        if torch.equal(sigmas, wanted):
+            continue
+        numbers = [f"{len(sigmas) - 1} steps", f"{steps}"]
+        what = "is of {}, and num_inference_steps is {}"
+        if len(sigmas) == len(wanted):
+            numbers = [
+                str([round(one, 4) for one in row.tolist()]) for row in (sigmas, wanted)
+            ]
+            what = (
+                "has the latents at sigmas {}, and those of this model's sampler are {}"
+            )
+        raise UsageError("trajectory", what.format(*numbers), TRAJECTORY_ADVICE)
+
+
 def _check_device(device: str) -> str:
     try:
         seeded_noise((1,), 0, device)
@@ -56,7 +124,8 @@ def _check_scale(scale: float) -> str:
     if scale == 1:
         return ""
     return (
-        f"expected 1 or a blank cell, got {scale:g}: the student runs without guidance"
+        f"expected 1 or a blank cell, got {scale:g}: the student runs without guidance; "
+        "the teacher's is in its images"
     )
 
 
@@ -78,5 +147,22 @@ DIRECT_DISTILL = Task.of(
         "cfg_scale": Column("cfg_scale", "number", check=_check_scale),
     },
 )
-OWN_TASKS = MappingProxyType({"sft": SFT, "direct_distill": DIRECT_DISTILL})
+TRAJECTORY_ADVICE = (
+    "dstrain generate --dataset TABLE --trajectory makes a dataset with it"
+)
+TRAJECTORY_IMITATION = Task.of(
+    "trajectory_imitation",
+    trajectory_imitation,
+    inputs={
+        "trajectory": Column("trajectory", "tensors", advice=TRAJECTORY_ADVICE),
+        "num_inference_steps": DIRECT_DISTILL.inputs["num_inference_steps"],
+        "cfg_scale": DIRECT_DISTILL.inputs["cfg_scale"],
+        # How the trajectory was made; the table may be that of direct distillation.
+        "seed": Column("seed", "integer"),
+        "rand_device": Column("rand_device"),
+    },
+)
+OWN_TASKS = MappingProxyType(
+    {task.name: task for task in (SFT, DIRECT_DISTILL, TRAJECTORY_IMITATION)}
+)
 """The built-in tasks by name."""

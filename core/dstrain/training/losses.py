@@ -20,6 +20,8 @@ Sampler = Callable[[Velocity, Tensor, int], LatentConstraint]
 """(velocity, noise, steps) -> the sampler's final latents, with gradients; see
 `dstrain.pipeline.sampling.integrate`.
 """
+InferenceSigmas = Callable[[Tensor, int], Tensor]
+"""(latents, steps) -> the (steps + 1,) sigmas of the sampler for latents of this size."""
 
 
 def flow_match(

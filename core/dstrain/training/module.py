@@ -16,7 +16,7 @@ from dstrain.graph.task import Task
 from dstrain.graph.values import read_only
 from dstrain.lora.layers import Trainables
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import integrate
+from dstrain.pipeline.sampling import inference_sigmas, integrate
 from dstrain.randomness import Rng, SampleKey, seed_global
 from dstrain.training.collate import collate
 from dstrain.training.loader import Batch, Sample
@@ -184,6 +184,7 @@ class TrainingModule(nn.Module):
             timestep_sampler=self.timestep_sampler,
             constrain_latents=constrain_latents,
             sampler=sampler,
+            inference_sigmas=partial(inference_sigmas, schedule),
             rng=Rng(keys),
         )
         inputs = {name: values[name] for name in loss.inputs if name in values}

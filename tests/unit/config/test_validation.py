@@ -197,6 +197,7 @@ def test_generation_is_checked_too() -> None:
         {"num_inference_steps": 0},
         {"guidance_scale": -1.0},
         {"lora": ("l",)},
+        {"trajectory": True},
     ):
         with pytest.raises(UsageError):
             validate(dataclasses.replace(good, **changes))

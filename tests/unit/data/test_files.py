@@ -205,7 +205,7 @@ def test_a_file_is_inspected_once_unless_many_others_are_in_between(
     monkeypatch.setattr(files, "MOST_REMEMBERED", 2)
     inspected: list[str] = []
 
-    def inspect(_: DataRoots, name: tuple[str, bool]) -> str:
+    def inspect(_: DataRoots, name: tuple[str, str]) -> str:
         inspected.append(name[0])
         return f"info of {name[0]}"
 
@@ -213,7 +213,7 @@ def test_a_file_is_inspected_once_unless_many_others_are_in_between(
     inspector = FileInspector([Column("image", "image")], tmp_path, (), None)
     names = [*"aab", "", *"baacdab"]
     found = inspector.with_files({"image": name} for name in names)
-    assert [infos.get((row["image"], False), "") for row, infos in found] == [
+    assert [infos.get((row["image"], "image"), "") for row, infos in found] == [
         f"info of {name}" if name else "" for name in names
     ]
     # When c comes, b is the one that was not used for longest.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
 from dstrain.data.forms.metadata import read_metadata
@@ -34,6 +35,7 @@ from dstrain.graph.inputs import (
     Measured,
 )
 from PIL import Image
+from safetensors.torch import save_file
 
 DYNAMIC = Resolution(None, None, 1024 * 1024)
 INPUTS: Mapping[str, Input] = {
@@ -612,3 +614,34 @@ def test_many_clips_of_a_video_are_not_compared_with_each_other() -> None:
 def test_clips_that_show_the_same_are_one_sample() -> None:
     clips = [clip("a.mp4", 0), clip("a.mp4", 1), clip("b.mp4", 0)]
     assert list(_unlike([*clips, *clips])) == clips
+
+
+def test_a_file_of_tensors_is_known_by_its_header_and_read_as_a_record(
+    base: Path,
+) -> None:
+    inputs = {**INPUTS, "path": Column("path", "tensors")}
+    for name, steps in (("a", 2), ("b", 3), ("c", 2)):
+        tensors = {"latents": torch.full((1, steps), 7.0), "sigmas": torch.ones(1)}
+        save_file(tensors, base / f"{name}.safetensors")
+    rows = [{"prompt": "", "path": f"{name}.safetensors"} for name in "abc"]
+    dataset = opened(base, rows, inputs=inputs)
+    cells = [row["path"] for row in dataset.rows]
+    assert [cell.shapes for cell in cells] == [
+        ((1, 2), (1,)),
+        ((1, 3), (1,)),
+        ((1, 2), (1,)),
+    ]
+    assert dataset.groups.tolist() == [0, 1, 0]
+    value = load_cell(cells[1])
+    assert sorted(value) == ["latents", "sigmas"]
+    assert value["latents"].tolist() == [[7.0, 7.0, 7.0]]
+
+
+def test_a_file_that_is_none_of_tensors_is_a_bad_cell(base: Path) -> None:
+    inputs = {**INPUTS, "path": Column("path", "tensors")}
+    rows = [{"prompt": "", "path": name} for name in ("wide.png", "d.safetensors")]
+    with pytest.raises(UsageError, match="2 bad cells") as caught:
+        opened(base, rows, inputs=inputs)
+    first, second = caught.value.help_lines
+    assert "'wide.png' cannot be read as safetensors" in first
+    assert "no such file 'd.safetensors'" in second

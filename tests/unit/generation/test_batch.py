@@ -15,8 +15,10 @@ from dstrain.errors import StateError, UsageError
 from dstrain.generation.batch import generate_dataset
 from dstrain.generation.run import generate
 from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.sampling import seeded_noise
 from dstrain.training.distill import DIRECT_DISTILL
 from PIL import Image, ImageChops
+from safetensors.torch import load_file
 
 from tests.support.family import weights_of, write
 from tests.support.runs import train
@@ -399,3 +401,65 @@ def test_flags_give_what_all_rows_share(model: Path, tmp_path: Path) -> None:
     assert equal(
         tmp_path / "one.png", tmp_path / "set" / made(tmp_path / "set")[1]["image"]
     )
+
+
+def trajectories(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "trajectory").iterdir()}
+
+
+def test_trajectories_are_what_the_sampler_passed_through_from_the_rows_noise(
+    model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many steps as the student has, every state is stored as it was."""
+    seen: list[Any] = []
+    call = Pipeline.__call__
+
+    def noticing(self: Pipeline, on_step: Any, **arguments: Any) -> Any:
+        return call(
+            self, on_step=lambda i, x: (seen.append(x), on_step(i, x)), **arguments
+        )
+
+    monkeypatch.setattr(Pipeline, "__call__", noticing)
+    rows = [{**ROWS[0], "num_inference_steps": 3}]
+    rewritten(table, rows)
+    generate(config(model, tmp_path / "set", dataset=table, trajectory=True))
+    (row,) = made(tmp_path / "set")
+    latents = load_file(tmp_path / "set" / row["trajectory"])["latents"]
+    noise = seeded_noise(seen[0].shape, 3)
+    states = [noise, *seen]
+    assert len(states) == 4
+    assert all(latents[:, i].equal(state) for i, state in enumerate(states))
+
+
+def test_trajectories_are_added_to_images_that_are_there_and_kept(
+    model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
+) -> None:
+    folder = tmp_path / "set"
+    generate(config(model, folder, dataset=table))
+    before = images(folder)
+    generate(config(model, folder, dataset=table, trajectory=True))
+    assert (len(loads), images(folder)) == (6, before)
+    stored = trajectories(folder)
+    assert [row["trajectory"] for row in made(folder)] == [
+        f"trajectory/{Path(row['image']).stem}-{row['num_inference_steps']}.safetensors"
+        for row in made(folder)
+    ]
+    rewritten(table, [{**ROWS[0], "num_inference_steps": 1}, *ROWS[1:]])
+    generate(config(model, folder, dataset=table, trajectory=True))
+    assert (len(loads), images(folder)) == (7, before)
+    assert stored.items() < trajectories(folder).items()
+    generate(config(model, folder, dataset=table, trajectory=True))
+    assert len(loads) == 7
+
+
+def test_a_table_with_trajectories_or_without_steps_is_refused(
+    model: Path, tmp_path: Path
+) -> None:
+    for row, what in (
+        ({"num_inference_steps": 2, "trajectory": "a"}, "has a column 'trajectory'"),
+        ({}, "has no column 'num_inference_steps'"),
+    ):
+        bad = rewritten(tmp_path / "bad.json", [{"prompt": "dog", "seed": 1, **row}])
+        with pytest.raises(UsageError, match=what):
+            generate(config(model, tmp_path / "set", dataset=bad, trajectory=True))
+    assert not (tmp_path / "set/generated.json").exists()

@@ -25,6 +25,7 @@ def test_a_cell_that_is_the_value_itself_names_no_file(kind: Kind) -> None:
     [
         (Column("a", "image"), False),
         (Column("a", "images"), False),
+        (Column("a", "tensors"), False),
         (Column("a", "video"), True),
         (Column("a", "image", frame="first"), True),
         (Column("a", "image", frame="last"), True),
@@ -87,3 +88,19 @@ def test_a_column_of_masks_says_what_it_is_of() -> None:
     assert column.is_file and not column.from_video
     assert (column.of, column.not_empty) == ("input_image", False)
     assert column != Column("mask", "image", mode="L")
+
+
+@pytest.mark.parametrize(
+    ("column", "file_type"),
+    [
+        (Column("a", "images"), "image"),
+        (Column("a", "image", frame="last"), "video"),
+        (Column("a", "video"), "video"),
+        (Column("a", "tensors"), "tensors"),
+    ],
+    ids=str,
+)
+def test_a_files_type_is_that_of_what_it_is_read_as(
+    column: Column, file_type: str
+) -> None:
+    assert column.file_type == file_type

@@ -264,6 +264,16 @@ def test_an_absent_required_input_is_refused_naming_reader_column_and_skipped_un
         plan("dit", inputs=frozenset({"prompt", "height"}))
 
 
+def test_an_absent_input_may_say_what_to_do() -> None:
+    def imitate(predict: Any, trajectory: Tensor) -> Tensor: ...
+
+    column = Column("trajectory", "tensors", advice="make it")
+    task = Task.of("imitate", imitate, inputs={"trajectory": column})
+    with pytest.raises(UsageError, match="no column 'trajectory'") as caught:
+        plan("dit", task=task)
+    assert caught.value.help_lines == ("make it",)
+
+
 def test_an_absent_input_is_named_once() -> None:
     class Both(TypedDict):
         both: Tensor

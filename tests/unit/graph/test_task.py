@@ -12,6 +12,9 @@ from torch import Tensor
 # The bodies of these are never called.
 def plain(predict: Any, input_latents: Tensor, *, rng: Any) -> Tensor: ...
 def sampled(predict: Any, seed: list[int], *, sampler: Any) -> Tensor: ...
+def stepped(predict: Any, *, inference_sigmas: Any) -> Tensor: ...
+
+
 def without_predict(input_latents: Tensor) -> Tensor: ...
 
 
@@ -30,6 +33,7 @@ def test_a_loss_without_predict_is_refused() -> None:
 
 def test_only_a_loss_that_uses_the_sampler_runs_it() -> None:
     assert Task.of("distill", sampled).runs_sampler
+    assert Task.of("imitate", stepped).runs_sampler
     assert not Task.of("sft", plain).runs_sampler
 
 

@@ -12,7 +12,12 @@ from dstrain.graph.noise_schedule import LatentConstraint
 from dstrain.graph.plan import make_plan
 from dstrain.graph.unit import Unit
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import generate_task, plan_inference
+from dstrain.pipeline.sampling import (
+    generate_task,
+    inference_sigmas,
+    plan_inference,
+    points_on_path,
+)
 from dstrain.randomness import Rng
 from torch import Tensor
 
@@ -298,3 +303,23 @@ def test_a_decoder_draws_random_numbers_from_the_seed(pipe: Pipeline) -> None:
         for seed in (1, 1, 2)
     )
     assert one == again != other
+
+
+def test_the_points_of_a_path_are_its_states_or_lie_straight_between_them() -> None:
+    states = [torch.full((1, 2), value) for value in (4.0, 3.0, -1.0, 0.0)]
+    taken = torch.tensor([1.0, 0.75, 0.25, 0.0])
+    assert points_on_path(states, taken, taken) == states  # themselves, not equal ones
+    between = points_on_path(states, taken, torch.tensor([1.0, 0.5, 0.125, 0.0]))
+    assert [point[0, 0].item() for point in between] == [4.0, 1.0, -0.5, 0.0]
+
+
+def test_the_sigmas_of_inference_depend_on_the_size_of_the_latents(
+    pipe: Pipeline,
+) -> None:
+    schedule = replace(pipe.spec.schedule, shift=None, latents_per_token=4)
+    small, large = (
+        inference_sigmas(schedule, torch.zeros(1, 16, side, side), 4)
+        for side in (8, 64)
+    )
+    assert torch.equal(small, schedule.sigmas(4, 16))
+    assert torch.equal(large, schedule.sigmas(4, 1024))

@@ -113,7 +113,7 @@ def test_a_dataset_without_its_columns_gets_all_of_them_listed(
         ({"variant": "othr"}, "no variant 'othr'.*did you mean 'other'"),
         (
             {"task": "stf"},
-            "no task named 'stf'; tasks: sft, direct_distill; did you mean 'sft'",
+            "no task named 'stf'; tasks: sft, direct_distill, trajectory_imitation; did you mean 'sft'",
         ),
         (
             {"task": "sft:trian"},
@@ -321,7 +321,8 @@ def test_tasks_of_one_name_are_left_out_with_the_reason(
         assert setup.task.name == name
     assert resolve(TrainConfig(model="tiny", dry_run=True)).task is SFT
     with pytest.raises(
-        UsageError, match="no task named 'shared'; tasks: sft, direct_distill, one, two"
+        UsageError,
+        match="no task named 'shared'; tasks: sft, direct_distill, trajectory_imitation, one, two",
     ):
         resolve(TrainConfig(model="tiny", dry_run=True, task="shared"))
     ours = "its task 'sft' has the same name as one of dstrain's own, and is ignored"

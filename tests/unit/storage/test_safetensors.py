@@ -19,6 +19,7 @@ from dstrain.storage.safetensors import (
     read_rows,
     read_tensors,
     take_part,
+    tensor_shapes,
     verify_file,
     with_checksum,
     write_tensors,
@@ -248,3 +249,11 @@ def test_rows_of_tensors_are_read(tmp_path: Path) -> None:
     assert torch.equal(read["a"], tensors["a"][1:3])
     assert torch.equal(read["b"], tensors["b"])
     assert torch.equal(read["c"], tensors["c"])
+
+
+def test_shapes_are_read_from_the_header(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "file", {"b": torch.ones(5, 2), "a": torch.ones(())}, {})
+    assert tensor_shapes(tmp_path / "file") == (("a", ()), ("b", (5, 2)))
+    (tmp_path / "file").write_bytes(b"a picture")
+    with pytest.raises(StateError, match="cannot be read as safetensors"):
+        tensor_shapes(tmp_path / "file")

@@ -33,6 +33,12 @@ class GenerateConfig(ModelChoice):
         "generation",
         "Table (csv, json or jsonl) of prompts, seeds and other inputs; generates a dataset from it.",
     )
+    trajectory: bool = option(
+        "generation",
+        "With --dataset, store the latents that each row passes through as well, at its "
+        "num_inference_steps, for --task trajectory_imitation.",
+        False,
+    )
     on_long_prompt: OnLongPrompt = option(
         "generation",
         "What to do with prompts longer than the model takes: stop with an error, or cut them and warn.",

@@ -3,6 +3,7 @@ how much of them is cropped away.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from dstrain.training.batching import Order
 
 MOST_LINES = 30
 """Most sizes that are listed each by itself."""
+SIZE = re.compile(r"(?:(\d+) frames of )?(\d+) x (\d+)")
+"""A size in words."""
 
 
 class GroupSize(NamedTuple):
@@ -103,6 +106,16 @@ def size_lines(sizes: Iterable[GroupSize], samples_per_step: int | None) -> list
     return [f"{head}:", *lines, f"    in all: {total.in_words(with_batches)}"]
 
 
+def only_size(sizes: Iterable[GroupSize]) -> tuple[int, int, int] | None:
+    """Return (frames, height, width) of samples that have one size, else None."""
+    words = {one.size for one in sizes if one.size and one.samples}
+    found = SIZE.fullmatch(words.pop()) if len(words) == 1 else None
+    if found is None:
+        return None
+    frames, height, width = found.groups("1")
+    return int(frames), int(height), int(width)
+
+
 def counted(number: int, noun: str, plural: str) -> str:
     """Return a number with its noun."""
     return f"{number} {noun}{plural if number != 1 else ''}"
@@ -113,7 +126,7 @@ def _size_of(common: Signature, columns: Mapping[str, Column]) -> str:
     largest = (0, 0, 0)
     for name, shapes in common:
         column = columns.get(name)
-        if column is not None and column.is_file:
+        if column is not None and column.is_file and column.kind != "tensors":
             largest = max(largest, *_shapes(shapes), key=math.prod)
     frames, height, width = largest
     if not height:

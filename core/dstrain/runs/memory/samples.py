@@ -4,7 +4,7 @@ decoding it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isqrt
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from dstrain.config.sizes import parse_resolutions
 from dstrain.data.cells import Cell
 from dstrain.data.dataset import Dataset
+from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Constant, Measured
 from dstrain.graph.values import Frames
 from dstrain.runs.datasets.flags import most_frames
@@ -47,7 +48,8 @@ class LargestSample:
     place: str
     """Its row in messages."""
     inputs: Mapping[str, Mapping[str, Any]]
-    """Input -> its literal, or the kind, mode and shapes of its images or video."""
+    """Input -> its literal, or the kind, mode and shapes of its images or video, or the
+    shapes of its tensors by name."""
 
 
 def of_cache(data: TrainingData) -> ChosenSample:
@@ -134,6 +136,9 @@ def of_flags(setup: Setup) -> ChosenSample:
         side *= source.multiple or 1
         height, width = config.height or side, config.width or side
         shapes[name] = (most_frames(setup.config), height, width)
+        if name in used and source.kind == "tensors":
+            what = f"is needed to plan memory: task {setup.task.name} reads {name!r}, whose size its files tell"
+            raise UsageError("--dataset_base_path", what)
         if name in used:
             values[name] = _of_kind(source.kind, source.mode, shapes[name])
     axes = ("frames", "height", "width")
@@ -153,7 +158,7 @@ def of_flags(setup: Setup) -> ChosenSample:
 def _weight(cells: Mapping[str, Cell]) -> tuple[int, int]:
     """Return the pixels and the letters of a sample."""
     shapes = [shape for cell in cells.values() for shape in cell.shapes]
-    pixels = sum(frames * height * width for frames, height, width in shapes)
+    pixels = sum(map(prod, shapes))
     return pixels, sum(len(str(cell.literal or "")) for cell in cells.values())
 
 
@@ -163,6 +168,9 @@ def _outline(cell: Cell) -> dict[str, Any]:
         return {"literal": cell.literal}
     mode = dict(cell.parameters).get("mode", "RGB")
     shapes = [list(shape) for shape in cell.shapes]
+    if cell.kind == "tensors":
+        names = [name for name, _ in dict(cell.parameters)["tensors"]]
+        return {"tensors": dict(zip(names, shapes, strict=True))}
     return {"kind": cell.kind, "mode": mode, "shapes": shapes}
 
 
@@ -170,6 +178,11 @@ def _value(outline: Mapping[str, Any]) -> Any:
     """Return a value as large as that of a cell with this outline, of nothing."""
     if "literal" in outline:
         return outline["literal"]
+    if "tensors" in outline:
+        return {
+            name: torch.zeros(()).expand(shape)
+            for name, shape in outline["tensors"].items()
+        }
     kind, mode, shapes = outline["kind"], outline["mode"], outline["shapes"]
     if kind == "video":
         return _of_kind("video", mode, shapes[0])

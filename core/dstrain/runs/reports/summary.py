@@ -12,17 +12,13 @@ import numpy as np
 from torch import nn
 
 from dstrain.console import get_logger
-from dstrain.graph.inputs import Column
 from dstrain.graph.noise_schedule import STRATA
-from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.key_names import key_formats
 from dstrain.models.components import components_of
 from dstrain.models.execution.kept import described
 from dstrain.models.quantization.linear import StoredLinear
-from dstrain.pipeline.sampling import generate_task
-from dstrain.runs.datasets.flags import most_frames
 from dstrain.runs.datasets.sizes import size_lines, trained_sizes
+from dstrain.runs.reports.trial_command import trial_command
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.run_files import averaged_name
 
@@ -154,35 +150,11 @@ def log_end(run: TrainingRun, weights: Sequence[Path]) -> None:
     if run.ema:
         averages = [str(path.with_name(averaged_name(path.name))) for path in weights]
         logger.info("averaged over the steps: " + ", ".join(averages))
-    words = ["dstrain", "generate", "--run", str(folder), "--prompt", "..."]
-    if run.setup.task.runs_sampler:
-        # A number of steps without guidance is what was trained.
-        words += ["--num_inference_steps", "...", "--guidance_scale", "1"]
-    words += _size_flags(run)
-    for name in input_files(run.setup.spec, run.setup.all_inputs()):
-        words += ["--input", f"{name}=FILE"]
-    output = "video.mp4" if run.setup.spec.makes_video else "image.png"
-    logger.info(f"try them: {shlex.join([*words, '--output', output])}")
+    logger.info(f"try them: {trial_command(run)}")
     for path in weights_to_convert(run, weights):
         output = str(path.with_name(f"{path.stem}-comfyui.safetensors"))
         words = ["dstrain", "export", "--format", "comfyui", str(path), output]
         logger.info(f"for ComfyUI: {shlex.join(words)}")
-
-
-def _size_flags(run: TrainingRun) -> list[str]:
-    """Return the flags of the size that the run was given, where inference reads them and
-    would take another by default.
-    """
-    config = run.setup.config
-    defaults = run.setup.spec.defaults
-    words = []
-    size = {"height": config.height, "width": config.width}
-    for values in (size, {"num_frames": most_frames(run.setup.config)}):
-        usual = {name: defaults.get(name) for name in values}
-        if None not in (*values.values(), *usual.values()) and values != usual:
-            for name, value in values.items():
-                words += [f"--{name}", str(value)]
-    return words
 
 
 def weights_to_convert(run: TrainingRun, weights: Sequence[Path]) -> list[Path]:
@@ -205,19 +177,3 @@ def weights_to_convert(run: TrainingRun, weights: Sequence[Path]) -> list[Path]:
             if names.program == "comfyui" and setup.saved_names(name) not in readable:
                 found.append(path)
     return found
-
-
-def input_files(spec: PipelineSpec, trained_with: frozenset[str]) -> list[str]:
-    """Return the inputs of inference that are images or videos, of optional ones those
-    with which training was done.
-    """
-    task = generate_task(spec, guided=False)
-    used = make_plan(spec, frozenset(spec.inputs), task).used_inputs
-    return [
-        name
-        for name, source in spec.inputs.items()
-        if isinstance(source, Column)
-        and source.is_file
-        and name in used
-        and (name in trained_with or not source.optional)
-    ]

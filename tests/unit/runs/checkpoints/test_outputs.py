@@ -177,7 +177,7 @@ def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
         "no loss reaches them: 2 tensors",
         "6 samples x 1 in 2 shape(s), 4 steps per epoch; runs to step 8",
         f"weights: {tmp_path}/epoch-1.safetensors",
-        f"try them: dstrain generate --run {tmp_path} --prompt ... --output image.png",
+        f"try them: dstrain generate --run {tmp_path} --prompt dog --output image.png",
     ):
         assert words in printed, words
     train(

@@ -6,7 +6,12 @@ from dstrain.data.cells import Cell
 from dstrain.data.dataset import CheckedSample, Dataset
 from dstrain.data.table import Table
 from dstrain.graph.inputs import Column
-from dstrain.runs.datasets.sizes import GroupSize, group_sizes, size_lines
+from dstrain.runs.datasets.sizes import (
+    GroupSize,
+    group_sizes,
+    only_size,
+    size_lines,
+)
 
 COLUMNS = {"image": Column("image", "image"), "video": Column("video", "video")}
 
@@ -59,3 +64,12 @@ def test_of_many_sizes_the_most_frequent_are_listed() -> None:
         "    and 10 other sizes",
         "    in all: 820 samples, 0.0% cropped away",
     ]
+
+
+def test_the_only_size_is_that_of_all_samples() -> None:
+    image = GroupSize("16 x 24", 3, 0.0)
+    assert only_size([image, GroupSize("", 2, 0.0), image]) == (1, 16, 24)
+    assert only_size([GroupSize("5 frames of 16 x 24", 1, 0.0)]) == (5, 16, 24)
+    assert only_size([image, GroupSize("24 x 16", 1, 0.0)]) is None
+    assert only_size([image, GroupSize("24 x 16", 0, 0.0)]) == (1, 16, 24)
+    assert only_size([]) is None

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from dstrain.errors import UsageError
 from dstrain.runs.build import open_training_data
 from dstrain.runs.memory.samples import (
     LargestSample,
@@ -20,6 +22,7 @@ from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 from dstrain.runs.setup import Setup
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.support.runs import config, project
@@ -74,3 +77,27 @@ def test_of_a_cache_it_is_the_largest_stored(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"the largest of \d samples of the feature cache", chosen.origin
     )
+
+
+def test_tensors_are_as_large_as_their_files_say_and_unknown_without_a_dataset(
+    tmp_path: Path,
+) -> None:
+    setup = setup_of(tmp_path)
+    rows = json.loads((tmp_path / "data/metadata.json").read_text())
+    for row, steps in zip(rows, (1, 1, 5, 1, 1, 1), strict=True):
+        row |= {"trajectory": f"{steps}.safetensors", "num_inference_steps": steps}
+        tensors = {
+            "latents": torch.ones(1, steps + 1, 4, 64, 64),
+            "sigmas": torch.ones(1, steps + 1),
+        }
+        save_file(tensors, tmp_path / "data" / row["trajectory"])
+    (tmp_path / "data/metadata.json").write_text(json.dumps(rows))
+    setup = resolve(config(tmp_path, task="trajectory_imitation"))
+    largest = largest_sample(setup, setup.dataset)
+    assert largest is not None
+    read = LargestSample(**json.loads(json.dumps(vars(largest))))
+    found = of_largest(setup, read).sample.values["trajectory"]
+    shapes = {name: list(one.shape) for name, one in found.items()}
+    assert shapes == {"latents": [1, 6, 4, 64, 64], "sigmas": [1, 6]}
+    with pytest.raises(UsageError, match="whose size its files tell"):
+        of_flags(setup)

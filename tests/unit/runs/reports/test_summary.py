@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.registry.discovery import load_family
 from dstrain.runs.reports import summary
 from dstrain.runs.reports.summary import RunStatistics
 
@@ -129,22 +128,6 @@ def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
     assert f"try them: dstrain generate --run {tmp_path} " in printed
 
 
-@pytest.mark.parametrize(
-    ("size", "flags"),
-    [((16, 24), "--height 16 --width 24 "), ((16, 16), ""), ((None, None), "")],
-)
-def test_the_command_to_try_has_the_size_of_the_run(
-    here: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    size: tuple[int | None, int | None],
-    flags: str,
-) -> None:
-    height, width = size
-    train(here, output_path=tmp_path, max_steps=1, height=height, width=width)
-    assert f"--prompt ... {flags}--output image.png" in said(capsys)
-
-
 def test_a_run_with_nothing_left_to_do_reports_no_rate(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,24 +147,3 @@ def test_samples_a_second_are_those_of_all_steps_together() -> None:
         statistics.summary(0.5)
         == "2 steps in 0:00:00, 1.60 samples/s, loss 2 (mean of the last 2 steps), peak memory 0.50 GiB"
     )
-
-
-@pytest.mark.parametrize(
-    ("family", "variant", "inputs"),
-    [
-        ("flux", "dev", []),
-        ("flux", "kontext", ["kontext_images"]),
-        ("wan", "i2v", ["input_image"]),
-        ("wan", "ti2v-5b", ["input_image"]),
-    ],
-)
-def test_the_command_to_try_asks_for_the_files_that_inference_reads(
-    family: str, variant: str, inputs: list[str]
-) -> None:
-    spec = load_family(family).spec(variant)
-    assert summary.input_files(spec, frozenset(spec.inputs)) == inputs
-    optional = {
-        name for name in inputs if getattr(spec.inputs[name], "optional", False)
-    }
-    without = summary.input_files(spec, frozenset(spec.inputs) - optional)
-    assert without == [name for name in inputs if name not in optional]

@@ -1,0 +1,69 @@
+"""Store the latents that a teacher passes through, for a student that learns to pass
+through them in fewer steps.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dstrain.data.cells import read_literal
+from dstrain.data.table import Fault, Table
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column
+from dstrain.graph.noise_schedule import FlowMatchSchedule
+from dstrain.pipeline.sampling import inference_sigmas, points_on_path
+from dstrain.storage.safetensors import write_tensors
+from dstrain.training.distill import LATENTS, SIGMAS, TRAJECTORY_IMITATION
+
+STUDENT_STEPS = "num_inference_steps"
+"""The column with the number of the student's steps."""
+
+
+def student_steps(table: Table) -> list[int]:
+    """Return the number of the student's steps of each row.
+
+    Raises UsageError for a table without this column, and for rows where it is not such
+    a number.
+    """
+    column = TRAJECTORY_IMITATION.inputs[STUDENT_STEPS]
+    assert isinstance(column, Column)
+    if column.name not in table.columns:
+        what = f"has no column {column.name!r}, the number of the student's steps, for --trajectory"
+        raise UsageError(table.path, what)
+    steps = []
+    faults = []
+    for number, row in enumerate(table.rows):
+        try:
+            cell = read_literal(row[column.name], column)
+            if cell is None:
+                raise ValueError("is blank")
+            steps.append(cell.literal)
+        except ValueError as error:
+            faults.append(Fault(number, column.name, str(error)))
+    if faults:
+        table.refuse(faults)
+    return steps
+
+
+def write_trajectory(
+    path: Path,
+    schedule: FlowMatchSchedule,
+    states: Sequence[Tensor],
+    steps: int,
+) -> None:
+    """Write the latents at the sigmas of a student's steps; see `training.distill`.
+
+    Args:
+        path: The safetensors file.
+        schedule: The sigmas of any number of steps.
+        states: The teacher's latents, (1, channels, ...) fp32: the initial noise, then
+            those after each of its steps.
+        steps: The number of the student's steps.
+    """
+    taken = inference_sigmas(schedule, states[0], len(states) - 1)
+    wanted = inference_sigmas(schedule, states[0], steps)
+    points = points_on_path(states, taken, wanted)
+    tensors = {LATENTS: torch.stack(points, dim=1), SIGMAS: wanted[None]}
+    write_tensors(path, tensors, {}, checksum=True)

@@ -1,0 +1,103 @@
+"""Write the command that tries what a run has trained."""
+
+import shlex
+import textwrap
+
+from dstrain.data.dataset import Dataset
+from dstrain.graph.inputs import Column
+from dstrain.graph.plan import make_plan
+from dstrain.graph.spec import PipelineSpec
+from dstrain.pipeline.sampling import generate_task
+from dstrain.runs.datasets.flags import most_frames
+from dstrain.runs.datasets.sizes import only_size
+from dstrain.runs.training_run import TrainingRun
+
+LONGEST_PROMPT = 100
+"""Letters of a prompt in a command that is to be read, too."""
+MOST_ROWS = 1000
+"""Most rows that are searched for a caption."""
+STEPS = "num_inference_steps"
+UNKNOWN = "..."
+
+
+def trial_command(run: TrainingRun) -> str:
+    """Return the command that makes an image or a video with the weights of a run: of
+    its preview's prompt, or of the first caption, at the size that was trained.
+    """
+    setup = run.setup
+    prompt = textwrap.shorten(_prompt(run), LONGEST_PROMPT, placeholder="")
+    words = ["dstrain", "generate", "--run", str(setup.output)]
+    words += ["--prompt", prompt or UNKNOWN]
+    if setup.task.runs_sampler:
+        # A number of steps without guidance is what was trained.
+        words += [f"--{STEPS}", str(_trained_steps(run)), "--guidance_scale", "1"]
+    words += _size_flags(run)
+    for name in input_files(setup.spec, setup.all_inputs()):
+        words += ["--input", f"{name}=FILE"]
+    output = "video.mp4" if setup.spec.makes_video else "image.png"
+    return shlex.join([*words, "--output", output])
+
+
+def first_caption(dataset: Dataset) -> str:
+    """Return the first caption of a dataset that is not blank, '' if there is none."""
+    for cells in dataset.rows[:MOST_ROWS]:
+        cell = cells.get("prompt")
+        if cell is not None and cell.kind == "text" and cell.literal.strip():
+            return str(cell.literal)
+    return ""
+
+
+def _prompt(run: TrainingRun) -> str:
+    setup = run.setup
+    if setup.config.preview_prompt:
+        return setup.config.preview_prompt[0]
+    info = run.cache_info
+    if info is None:
+        return first_caption(setup.dataset)
+    if info.previews:
+        return str(info.previews[0]["prompt"])
+    return str(info.dataset.get("caption", ""))
+
+
+def _trained_steps(run: TrainingRun) -> object:
+    """Return the number of the sampler's steps of the first sample."""
+    if run.cache_info is None:
+        cell = run.setup.dataset.rows[0].get(STEPS)
+        return UNKNOWN if cell is None else cell.literal
+    row, chunk = run.data.sample_ids[0]
+    return run.source.sample(int(row), int(chunk)).values.get(STEPS, UNKNOWN)
+
+
+def _size_flags(run: TrainingRun) -> list[str]:
+    """Return the flags of the size that was trained, where inference reads them and would
+    take another by default: that of the run, or of the samples if they have one.
+    """
+    config = run.setup.config
+    defaults = run.setup.spec.defaults
+    frames, height, width = most_frames(config), config.height, config.width
+    size = only_size(run.data.sizes)
+    if size is not None:
+        frames, height, width = size
+    words = []
+    for values in ({"height": height, "width": width}, {"num_frames": frames}):
+        usual = {name: defaults.get(name) for name in values}
+        if None not in (*values.values(), *usual.values()) and values != usual:
+            for name, value in values.items():
+                words += [f"--{name}", str(value)]
+    return words
+
+
+def input_files(spec: PipelineSpec, trained_with: frozenset[str]) -> list[str]:
+    """Return the inputs of inference that are images or videos, of optional ones those
+    with which training was done.
+    """
+    task = generate_task(spec, guided=False)
+    used = make_plan(spec, frozenset(spec.inputs), task).used_inputs
+    return [
+        name
+        for name, source in spec.inputs.items()
+        if isinstance(source, Column)
+        and source.is_file
+        and name in used
+        and (name in trained_with or not source.optional)
+    ]

@@ -1,0 +1,351 @@
+"""Trajectory imitation: each of the student's steps is compared with the teacher's way
+between the same two sigmas.
+"""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
+from dstrain.errors import UsageError
+from dstrain.generation.run import generate
+from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
+from dstrain.graph.plan import make_plan
+from dstrain.graph.spec import ExpertSchedule
+from dstrain.pipeline.sampling import inference_sigmas
+from dstrain.randomness import SampleKey
+from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import run
+from dstrain.training.distill import (
+    LATENTS,
+    SIGMAS,
+    TRAJECTORY_IMITATION,
+    trajectory_imitation,
+)
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.support.family import build
+from tests.support.runs import (
+    config,
+    files,
+    log,
+    outcome,
+    project,
+    same,
+    training_run,
+)
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+SCHEDULE = FlowMatchSchedule(shift=3.0, latents_per_token=1)
+GENERATOR = torch.Generator().manual_seed(9)
+PATH = torch.randn(2, 4, 4, 2, 2, generator=GENERATOR)
+"""Two samples, three steps."""
+STEPS = 3
+SIGMAS_OF_STEPS = SCHEDULE.sigmas(STEPS, 4)
+
+
+def hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> LatentConstraint:
+    return LatentConstraint(latents, timestep)
+
+
+def loss(predict: Any, constrain_latents: Any = hold_nothing, **given: Any) -> Tensor:
+    trajectory = [
+        {LATENTS: one[None], SIGMAS: given.get("sigmas", SIGMAS_OF_STEPS)[None]}
+        for one in PATH
+    ]
+    return trajectory_imitation(
+        predict,
+        trajectory,
+        given.get("steps", STEPS),
+        given.get("loss_weight"),
+        constrain_latents=constrain_latents,
+        inference_sigmas=partial(inference_sigmas, SCHEDULE),
+    )
+
+
+def velocities() -> dict[float, Tensor]:
+    """The teacher's mean velocity of each step, by the timestep that it begins at."""
+    return {
+        float(SIGMAS_OF_STEPS[i] * 1000): (PATH[:, i + 1] - PATH[:, i])
+        / (SIGMAS_OF_STEPS[i + 1] - SIGMAS_OF_STEPS[i])
+        for i in range(STEPS)
+    }
+
+
+def test_the_teachers_own_velocities_cost_nothing_and_others_their_mean_square() -> (
+    None
+):
+    wanted = velocities()
+    exact = loss(lambda latents, timestep: wanted[timestep[0].item()])
+    assert exact.tolist() == pytest.approx([0, 0], abs=1e-12)
+    off = {time: one + i for i, (time, one) in enumerate(wanted.items())}
+    assert loss(lambda latents, timestep: off[timestep[0].item()]).tolist() == (
+        pytest.approx([(0 + 1 + 4) / 3] * 2)
+    )
+
+
+def test_every_step_begins_at_the_teachers_latents_and_not_at_the_students() -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def predict(latents: Tensor, timestep: Tensor) -> Tensor:
+        seen.append((latents, timestep))
+        return torch.full_like(latents, 100.0)
+
+    loss(predict)
+    assert same([latents for latents, _ in seen], [PATH[:, i] for i in range(STEPS)])
+    assert [timestep.tolist() for _, timestep in seen] == [
+        [sigma, sigma] for sigma in (SIGMAS_OF_STEPS[:STEPS] * 1000).tolist()
+    ]
+
+
+def test_what_is_kept_fixed_is_seen_at_every_step_and_costs_nothing() -> None:
+    mask = torch.zeros(2, 1, 2, 2)
+    mask[..., 0] = 1
+
+    def constrain_latents(
+        latents: Tensor, timestep: Tensor, noise: Tensor
+    ) -> LatentConstraint:
+        assert torch.equal(noise, PATH[:, 0])
+        return LatentConstraint(latents * mask + 7 * (1 - mask), timestep, mask)
+
+    wanted = velocities()
+
+    def predict(latents: Tensor, timestep: Tensor) -> Tensor:
+        assert bool((latents[..., 1] == 7).all())
+        return wanted[timestep[0].item()] + 2
+
+    assert loss(predict, constrain_latents).tolist() == pytest.approx([4, 4])
+
+
+def test_what_is_masked_out_of_an_image_costs_nothing() -> None:
+    wanted = velocities()
+    weight = torch.zeros(2, 1, 2, 2)
+    weight[..., 0] = 1
+
+    def predict(latents: Tensor, timestep: Tensor) -> Tensor:
+        return wanted[timestep[0].item()] + 5 * (1 - weight)
+
+    given = loss(predict, loss_weight=weight)
+    assert given.tolist() == pytest.approx([0, 0], abs=1e-12)
+    assert loss(predict).tolist() == pytest.approx([12.5, 12.5])
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"steps": 2}, "is of 3 steps, and num_inference_steps is 2"),
+        (
+            {"sigmas": FlowMatchSchedule(shift=5.0).sigmas(STEPS, 4)},
+            r"sigmas \[1.0, 0.9091, 0.7143, 0.0\], and those of this model's sampler are "
+            r"\[1.0, 0.8571, 0.6, 0.0\]",
+        ),
+    ],
+)
+def test_a_path_of_other_steps_or_sigmas_is_refused(
+    given: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        loss(lambda latents, timestep: latents, **given)
+    assert "--trajectory makes" in caught.value.help_lines[0]
+
+
+# Runs of the family `tiny`.
+
+
+def made(
+    folder: Path,
+    teacher_steps: int = 5,
+    scale: float | None = None,
+    steps: tuple[int, ...] = (2, 2, 1, 2, 2, 1),
+) -> Path:
+    """The model of `runs`, and a dataset that its own generation made."""
+    project(folder)
+    prompts = ("dog", "two dogs on a bridge", "cat", "dog and cat", "a", "")
+    rows = [
+        {"prompt": prompt, "seed": seed, "num_inference_steps": count}
+        for seed, (prompt, count) in enumerate(zip(prompts, steps, strict=True))
+    ]
+    table = folder / "prompts.json"
+    table.write_text(json.dumps(rows))
+    generate(
+        GenerateConfig(
+            model="tiny",
+            variant="base",
+            model_paths=config(folder).model_paths,
+            dataset=table,
+            trajectory=True,
+            guidance_scale=scale,
+            num_inference_steps=teacher_steps,
+            height=16,
+            width=16,
+            output=folder / "made",
+        )
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("project"))
+
+
+def imitate(folder: Path, **changes: Any) -> TrainConfig:
+    given = {"task": "trajectory_imitation", "dataset_base_path": folder / "made"}
+    return config(folder, **{**given, **changes})
+
+
+def losses_of(given: TrainConfig, rows: tuple[int, ...]) -> Tensor:
+    ready = training_run(given)
+    samples = [ready.source.sample(row) for row in rows]
+    keys = [SampleKey(0, 0, 0, row) for row in rows]
+    with torch.no_grad():
+        return ready.module.eval().losses(samples, keys)
+
+
+def test_the_student_starts_as_its_teacher_if_it_has_as_many_steps(
+    tmp_path: Path,
+) -> None:
+    """So the loss runs the same model at the same latents as inference did; with fewer
+    steps, and with guidance, there is something to learn.
+    """
+    equal = made(tmp_path / "equal", teacher_steps=2, steps=(2,) * 6)
+    assert losses_of(imitate(equal), (0, 1)).max() < 1e-9
+    for teacher in ({"teacher_steps": 6}, {"teacher_steps": 2, "scale": 3.0}):
+        other = made(tmp_path / str(teacher), steps=(2,) * 6, **teacher)
+        assert losses_of(imitate(other), (0, 1)).min() > 1e-4
+
+
+def test_a_batch_has_the_losses_of_its_samples(here: Path) -> None:
+    together = losses_of(imitate(here, trainable_models="dit"), (0, 1))
+    alone = [losses_of(imitate(here, trainable_models="dit"), (row,)) for row in (0, 1)]
+    assert (together - torch.cat(alone)).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"trainable_models": "dit"}, {"trainable_models": "text_encoder"}]
+)
+def test_two_stages_train_as_one_bit_for_bit(
+    flags: dict[str, str], here: Path, tmp_path: Path
+) -> None:
+    shared: dict[str, Any] = {**flags, "batch_size": 2, "num_epochs": 2}
+    run(imitate(here, output_path=tmp_path / "one", **shared))
+    shared |= {"feature_cache": tmp_path / "cache", "output_path": tmp_path / "two"}
+    run(imitate(here, task="trajectory_imitation:data_process", **shared))
+    run(imitate(here, task="trajectory_imitation:train", **shared))
+    assert same(outcome(tmp_path / "one"), outcome(tmp_path / "two"))
+
+
+def test_rows_of_one_batch_have_one_number_of_steps(here: Path) -> None:
+    dataset = resolve(imitate(here)).dataset
+    groups = [dataset.signature(row) for row in range(6)]
+    assert groups[0] == groups[1] == groups[3] != groups[2]
+
+
+def test_the_teachers_image_is_neither_decoded_nor_encoded(here: Path) -> None:
+    setup = resolve(imitate(here))
+    plan = setup.plan(setup.dataset.input_sets[0])
+    assert set(plan.cached_values) == {
+        "trajectory",
+        "num_inference_steps",
+        "prompt_emb",
+        "prompt_mask",
+    }
+    assert "vae" not in plan.components[""]
+
+
+def test_a_dataset_without_trajectories_is_told_what_makes_them(tmp_path: Path) -> None:
+    project(tmp_path)
+    with pytest.raises(UsageError, match="no column 'trajectory'") as caught:
+        run(config(tmp_path, task="trajectory_imitation", dry_run=True))
+    assert caught.value.help_lines[0] == (
+        "dstrain generate --dataset TABLE --trajectory makes a dataset with it"
+    )
+
+
+def test_a_damaged_path_is_a_bad_file_of_its_row(tmp_path: Path) -> None:
+    made(tmp_path)
+    path = next((tmp_path / "made/trajectory").iterdir())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"metadata\.csv:\d+:trajectory") as caught:
+        run(imitate(tmp_path))
+    assert path.name in caught.value.what
+    skipping = {"on_bad_sample": "skip", "output_path": tmp_path / "kept"}
+    run(imitate(tmp_path, **skipping))
+    assert len(log(tmp_path / "kept")) == 5
+    path.write_bytes(content[:-8])
+    with pytest.raises(UsageError, match="1 bad cell"):
+        run(imitate(tmp_path, output_path=tmp_path / "third"))
+
+
+def test_views_of_the_images_are_refused(here: Path) -> None:
+    for flag in ({"flip": True}, {"crops": 2}):
+        with pytest.raises(UsageError, match="tensors of column 'trajectory'"):
+            run(imitate(here, **flag))
+
+
+def test_every_part_of_a_denoiser_is_loaded() -> None:
+    def predict(
+        noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
+    ) -> Tensor:
+        return noisy_latents
+
+    ranges = MappingProxyType({"dit": (875.0, 1000.0), "dit2": (0.0, 875.0)})
+    spec = replace(
+        build("base"),
+        components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
+        model_fn=predict,
+        experts=ExpertSchedule("dit", ranges),
+    )
+    inputs = frozenset({"prompt", "trajectory", "num_inference_steps"})
+    plan = make_plan(spec, inputs, TRAJECTORY_IMITATION, ("dit2",))
+    assert plan.components["train"] == ("dit", "dit2")
+
+
+def test_a_student_learns_its_teachers_way(tmp_path: Path) -> None:
+    """Small, but whole: in one command, from a guided teacher, and all weights."""
+    made(tmp_path, teacher_steps=12, scale=2.0, steps=(2,) * 6)
+    run(
+        imitate(
+            tmp_path,
+            feature_cache=tmp_path / "cache",
+            trainable_models="dit",
+            batch_size=6,
+            num_epochs=60,
+            learning_rate=1e-2,
+        )
+    )
+    losses = [numbers["loss"] for numbers in log(tmp_path / "out")]
+    assert losses[-1] < losses[0] / 2
+    assert files(tmp_path / "out")
+
+
+def test_a_changed_path_is_another_value_of_the_cache(tmp_path: Path) -> None:
+    made(tmp_path)
+    cache = {"feature_cache": tmp_path / "cache"}
+    run(imitate(tmp_path, task="trajectory_imitation:data_process", **cache))
+    path = next((tmp_path / "made/trajectory").iterdir())
+    tensors = load_file(path)
+    save_file({**tensors, LATENTS: tensors[LATENTS] + 1}, path)
+    run(imitate(tmp_path, task="trajectory_imitation:data_process", **cache))
+    both: dict[str, Any] = {"max_steps": 6, "save_steps": 6}
+    run(
+        imitate(
+            tmp_path,
+            task="trajectory_imitation:train",
+            output_path=tmp_path / "two",
+            **cache,
+            **both,
+        )
+    )
+    run(imitate(tmp_path, output_path=tmp_path / "one", **both))
+    assert same(files(tmp_path / "one"), files(tmp_path / "two"))
