@@ -57,12 +57,17 @@ SHARDED_CASES = [
 ]
 
 
-def flags(family: str, folder: Path) -> dict[str, Any]:
+ADAPTERS = [("qwen_image", "blockwise-controlnet", "blockwise_controlnet")]
+"""Family, variant, and the component that is trained beside the denoiser."""
+
+
+def flags(family: str, folder: Path, variant: str | None = None) -> dict[str, Any]:
     """Two epochs of the toy model, on data written to a folder."""
-    spec = resolve(TrainConfig(model=family, toy=True)).spec
+    spec = resolve(TrainConfig(model=family, variant=variant, toy=True)).spec
     size = usual_size(spec)
     return {
-        "model": family, "toy": True, "dataset_base_path": write_rows(spec, folder / "data"), "num_epochs": 2,
+        "model": family, "variant": variant, "toy": True, "num_epochs": 2,
+        "dataset_base_path": write_rows(spec, folder / "data"),
         "learning_rate": 1e-3, "height": size.height, "width": size.width, "mixed_precision": "no",
         "num_frames": size.frames if "video" in str(spec.inputs) else None, "batch_size": 1,
     }  # fmt: skip
@@ -130,3 +135,32 @@ def test_two_processes_that_shard_train_as_one_and_resume(
     assert ended.codes == (0, 0), ended.said
     assert log(on) == log(two)
     assert same(files(on), files(two))
+
+
+@pytest.mark.slow
+@pytest.mark.all_variants
+@pytest.mark.parametrize(("family", "variant", "adapter"), ADAPTERS)
+@pytest.mark.parametrize("sharded", [False, True], ids=["copies", "sharded"])
+def test_adapters_beside_a_denoiser_train_on_two_processes_as_on_one(
+    family: str, variant: str, adapter: str, sharded: bool, tmp_path: Path
+) -> None:
+    """They act inside the denoiser's blocks, which are recomputed."""
+    common = {
+        **flags(family, tmp_path, variant), "trainable_models": adapter, "use_gradient_checkpointing": True,
+        "max_steps": 3,
+    }  # fmt: skip
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = {**common, "gradient_accumulation_steps": 2, "output_path": one}
+    assert main(words(alone)) == 0
+    line = words({**common, "output_path": two})
+    settings = {**FSDP_2, "mixed_precision": "no"}
+    started = launched((settings, line)) if sharded else commands(line)
+    ended = in_processes(2, started, tmp_path)
+    assert ended.codes == (0, 0), ended.said
+    for a, b in zip(log(one), log(two), strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+    for name, wanted in files(one).items():
+        made = files(two)[name]
+        assert made.keys() == wanted.keys()
+        for key, tensor in wanted.items():
+            torch.testing.assert_close(made[key], tensor, rtol=1e-4, atol=1e-5)
