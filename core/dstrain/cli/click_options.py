@@ -112,7 +112,7 @@ KINDS = MappingProxyType(
         float: (float, None),
         str: (str, None),
         Path: (file_path, "PATH"),
-        LoraFile: (parse_lora, "FILE[:SCALE]"),
+        LoraFile: (parse_lora, "[COMPONENT=]FILE[:SCALE][@OPTION...]"),
         NamedInput: (parse_input, "NAME=VALUE"),
     }
 )

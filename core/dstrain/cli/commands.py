@@ -4,14 +4,13 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from dstrain.cli.cache import cache_group
 from dstrain.cli.click_options import file_path, model_options, shared_options
 from dstrain.cli.family_command import FamilyCommand
-from dstrain.config.fields import parse_alpha, program_named
+from dstrain.config.fields import Alpha, parse_alpha, program_named
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import with_run_options
@@ -88,14 +87,24 @@ def export(
     program: str | None,
     model: str | None,
     overwrite: bool,
-    alpha: float | Literal["rank"] | None,
+    alpha: Alpha | None,
+    component: str | None,
     disabled_plugins: tuple[str, ...],
 ) -> None:
     """Convert a LoRA file or weights for another program."""
     from dstrain.lora.export import export as run
 
     program = program_named(program) if program else None
-    done = run(source, output, program, model, overwrite, disabled_plugins, alpha)
+    done = run(
+        source,
+        output,
+        program,
+        model,
+        overwrite,
+        disabled_plugins,
+        alpha,
+        component or "",
+    )
     click.echo(f"wrote {output}: {done}")
 
 
@@ -190,6 +199,10 @@ def commands() -> tuple[click.Command, ...]:
             type=parse_alpha,
             metavar="rank|NUMBER",
             help="Alpha of a LoRA file that does not contain it.",
+        ),
+        click.Option(
+            ["--component"],
+            help="Component of a LoRA file that does not say which of several it is for.",
         ),
         click.Argument(["source"], type=file_path, metavar="INPUT"),
         click.Argument(["output"], type=file_path, metavar="OUTPUT"),

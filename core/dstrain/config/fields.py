@@ -8,8 +8,8 @@ import math
 import re
 import types
 import typing
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Collection, Set
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -63,15 +63,52 @@ start: one start of a run, so it is not written to config.json.
 """
 
 
+Alpha = float | Literal["rank"]
+"""The alpha of a LoRA's layers: a number, or each layer's own rank."""
+SKIP_MISSING = "skip_missing"
+LORA_OPTION = re.compile(
+    rf"@(?:(?P<skip>{SKIP_MISSING})|alpha=(?P<alpha>rank|[0-9.eE+-]+))$"
+)
+"""What may stand at the end of a LoRA file: only these are no part of its name."""
+
+
 @dataclass(frozen=True)
 class LoraFile:
-    """A LoRA file and the factor its layers are scaled by."""
+    """A LoRA file, and how it is to be read: [COMPONENT=]FILE[:SCALE][@OPTION...]."""
 
     path: Path
     scale: float = 1.0
+    """The factor of what its layers change."""
+    component: str = ""
+    """The component that it is for, where the command says so."""
+    alpha: Alpha | None = None
+    """The alpha of all its layers, if the file states none."""
+    skip_missing: bool = False
+    """Whether layers that the model lacks are left out."""
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.scale}"
+        component = f"{self.component}=" if self.component else ""
+        return f"{component}{self.path}:{self.scale}{self._options}"
+
+    @property
+    def _options(self) -> str:
+        alpha = "" if self.alpha is None else f"@alpha={self.alpha}"
+        return alpha + (f"@{SKIP_MISSING}" if self.skip_missing else "")
+
+    @property
+    def changes(self) -> str:
+        """Return what beside the file's content decides what it does; '' for nothing."""
+        scale = "" if self.scale == 1 else f":{self.scale}"
+        return scale + self._options
+
+    def of(self, components: Collection[str]) -> "LoraFile":
+        """Return it with the component that its path begins with (`dit2=FILE`): what
+        stands before the first '=' is one only if it is the name of one.
+        """
+        head, _, rest = str(self.path).partition("=")
+        if self.component or not rest or head not in components:
+            return self
+        return replace(self, path=Path(rest), component=head)
 
 
 @dataclass(frozen=True)
@@ -276,17 +313,30 @@ def parse_origins(text: str | None) -> tuple[tuple[str, str, str], ...]:
 
 
 def parse_lora(text: str) -> LoraFile:
-    """Parse FILE or FILE:SCALE; what follows the last colon is a scale only if it is a
-    finite number.
+    """Parse FILE[:SCALE][@alpha=ALPHA][@skip_missing], in which a component may still
+    stand before the file (`LoraFile.of`).
+
+    What follows the last colon is a scale only if it is a finite number. Raises
+    UsageError for an option that is given twice, or an alpha that is none.
     """
+    options: dict[str, Any] = {}
+    found = LORA_OPTION.search(text)
+    while found is not None:
+        name = "alpha" if found["alpha"] else SKIP_MISSING
+        if name in options:
+            raise UsageError(f"@{name}", f"is given twice: {text}")
+        alpha = found["alpha"]
+        options[name] = parse_alpha(alpha, "@alpha") if alpha else True
+        text = text[: found.start()]
+        found = LORA_OPTION.search(text)
     path, _, tail = text.rpartition(":")
     try:
         scale = float(tail)
     except ValueError:
         scale = math.nan
     if path and math.isfinite(scale):
-        return LoraFile(Path(path), scale)
-    return LoraFile(Path(text))
+        return LoraFile(Path(path), scale, **options)
+    return LoraFile(Path(text), **options)
 
 
 def parse_input(text: str) -> NamedInput:
@@ -304,7 +354,7 @@ def program_named(name: str) -> str:
     return "diffsynth" if name == "reference" else name
 
 
-def parse_alpha(text: str) -> float | Literal["rank"]:
+def parse_alpha(text: str, flag: str = "--alpha") -> Alpha:
     """Parse the alpha of a LoRA: a number above 0, or 'rank'; raises UsageError for
     anything else.
     """
@@ -315,5 +365,5 @@ def parse_alpha(text: str) -> float | Literal["rank"]:
     except ValueError:
         alpha = math.nan
     if not (math.isfinite(alpha) and alpha > 0):
-        raise UsageError("--alpha", f"expected a number above 0, or rank, got {text!r}")
+        raise UsageError(flag, f"expected a number above 0, or rank, got {text!r}")
     return alpha

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from dstrain.config.fields import LoraFile
+from dstrain.config.fields import LoraFile, parse_lora, split_commas
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import read_resolved
 from dstrain.errors import StateError, UsageError
@@ -16,7 +16,7 @@ from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
 from dstrain.models.component_files import ModelConfig, saved_weights
-from dstrain.models.components import Files
+from dstrain.models.components import Files, components_of
 from dstrain.models.device import DTYPES, default_device, precision
 from dstrain.models.execution.kept import AS_LOADED, Kept
 from dstrain.models.naming.model_files import model_configs
@@ -52,7 +52,7 @@ class PipelineSource:
     """Components that the run of --run trained in full, by name."""
     kept: Mapping[str, Kept] = field(default_factory=dict)
     """Component -> how its weights are kept, where not as they are loaded."""
-    presets: Mapping[str, Path] = field(default_factory=dict)
+    presets: Mapping[str, LoraFile] = field(default_factory=dict)
     """Component -> a LoRA file that is merged into its weights as they are read."""
 
     def find(self) -> Found:
@@ -79,7 +79,9 @@ class PipelineSource:
             self.family, self.spec, self.find(), default_device(), self.dtype
         )
         for lora in self.config.lora:
-            pipeline.load_lora(lora.path, lora.scale)
+            pipeline.load_lora(
+                lora.path, lora.scale, lora.component, lora.alpha, lora.skip_missing
+            )
         return pipeline
 
 
@@ -94,9 +96,12 @@ def open_source(
     """
     family = load_family(config.model, config.disabled_plugins)
     trained = _Trained.by(config.run, family)
-    config = replace(config, variant=config.variant or trained.variant)
+    components = components_of(family)
+    loras = tuple(lora.of(components) for lora in config.lora)
+    variant = config.variant or trained.variant
+    config = replace(config, variant=variant, lora=loras)
     for lora in (*trained.lora, *trained.preset.values(), *config.lora):
-        check_lora_file(lora.path)
+        check_lora_file(lora.path, components)
     models = model_configs(config, family)
     score = score_inputs({*input_names(config), *columns})
     variant = choose_variant(family, config.variant, models, score, config.toy)
@@ -113,11 +118,12 @@ def open_source(
             lambda: load_extensions(config.disabled_plugins),
         )
         # Training stored weights with the preset in them; what is stored without it and
-        # gets it as LoRA layers has other values.
+        # gets it as LoRA layers has other values. Of a file for several components, each
+        # has its own layers merged.
         presets = {
-            name: lora.path
+            name: lora
             for name, lora in trained.preset.items()
-            if kept.get(name, AS_LOADED).methods
+            if kept.get(name, AS_LOADED).methods or len(trained.preset) > 1
         }
         added = [one for name, one in trained.preset.items() if name not in presets]
         config = replace(config, lora=(*trained.lora, *added, *config.lora))
@@ -159,10 +165,12 @@ class _Trained:
         preset = {}
         if recorded.get("preset_lora_path"):
             # An older run may have merged it without recording into what.
-            merged_into = recorded.get("preset_lora_model") or next(iter(full), "")
-            # Weights that were trained in full have the preset in them.
-            if merged_into not in full:
-                preset[merged_into] = LoraFile(Path(recorded["preset_lora_path"]))
+            into = split_commas(recorded.get("preset_lora_model"))
+            file = parse_lora(recorded["preset_lora_path"]).of(components_of(family))
+            for name in into or (next(iter(full), ""),):
+                # Weights that were trained in full have the preset in them.
+                if name not in full:
+                    preset[name] = replace(file, component=name)
         return cls(variant, tuple(loras), full, preset)
 
 

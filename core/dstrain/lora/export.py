@@ -8,6 +8,7 @@ that fits.
 import json
 from collections import Counter, UserDict
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dstrain.errors import StateError, UsageError, first_few
+from dstrain.config.fields import Alpha, LoraFile, parse_lora
+from dstrain.errors import StateError, UsageError, first_few, nearest
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.key_parser import (
     ADAPTER_HEADER,
     FOLDED,
-    KEY,
     is_folded,
-    is_lora_key,
+    is_key_of_lora_file,
     parse_pairs,
 )
 from dstrain.lora.layers import rescaled
-from dstrain.lora.reader import Alpha, Lora, read_lora
+from dstrain.lora.reader import Lora, read_lora
 from dstrain.lora.writer import (
     adapter_fields,
     in_header,
@@ -56,6 +57,7 @@ def export(
     overwrite: bool = False,
     disabled_plugins: Collection[str] = (),
     alpha: Alpha | None = None,
+    component: str = "",
 ) -> str:
     """Write a file with the names of `program`, whole or not at all, and return a
     summary of it.
@@ -64,7 +66,8 @@ def export(
     no such files; StateError for a file that no naming explains; SystemFault.
 
     Args:
-        source: The file to convert.
+        source: The file to convert; of a LoRA, `parse_lora` says what may stand after
+            it.
         output: The file to write.
         program: The program as `dstrain export --format` names it; None keeps the names
             of a LoRA file, to which `alpha` is added.
@@ -72,7 +75,12 @@ def export(
         overwrite: Whether to replace `output`.
         disabled_plugins: Plugins to ignore.
         alpha: Alpha of a LoRA file that does not state it.
+        component: The component of a LoRA file that does not state it.
     """
+    file = LoraFile(source, component=component, alpha=alpha)
+    if not source.exists():
+        file = _with_flags(file)
+        source, alpha = file.path, file.alpha
     if source.is_dir():
         inside = first_few(path.name for path in sorted(source.glob("*.safetensors")))
         what = "is a folder; give a file" + (f" in it: {inside}" if inside else "")
@@ -82,6 +90,8 @@ def export(
     if output.exists() and not overwrite:
         what = f"{output} already exists and was not modified"
         raise UsageError("OUTPUT", what, "give --overwrite to replace it")
+    if program is None and (component or file.skip_missing):
+        raise UsageError("--format", "is required: program whose key names to use")
     if program is None:
         if ADAPTER_HEADER in header or is_folded(header):
             what = f"has no effect: {source} states its own alpha"
@@ -98,11 +108,13 @@ def export(
         raise UsageError("--model", what)
     family = load_family(name, disabled_plugins)
     header = {"format": "pt", "family": name, **header}
-    is_lora = any(KEY.fullmatch(key) or is_lora_key(key) for key in tensors)
-    if alpha is not None and not is_lora:
-        raise UsageError("--alpha", f"has no effect: {source} is not a LoRA file")
+    is_lora = any(is_key_of_lora_file(key) for key in tensors)
+    for flag, value in (("--alpha", alpha), ("--component", component)):
+        if value and not is_lora:
+            raise UsageError(flag, f"has no effect: {source} is not a LoRA file")
     if is_lora:
-        converted, summary = _convert_lora(source, header, family, program, alpha)
+        _check_component(file, family)
+        converted, summary = _convert_lora(file, header, family, program)
     else:
         converted, summary = _convert_weights(source, tensors, family, program)
     _write(output, converted, header)
@@ -142,19 +154,22 @@ def _with_alpha(
 
 
 def _convert_lora(
-    source: Path,
+    file: LoraFile,
     header: dict[str, str],
     family: ModelFamily,
     program: str,
-    alpha: Alpha | None,
 ) -> tuple[dict[str, Tensor], str]:
     """Return the tensors of a file of `program` and a summary; adapts the header, which
     keeps the alpha of the training.
     """
-    loras, networks = _read(source, header, family, alpha)
+    source = file.path
+    if file.component:
+        header["component"] = file.component
+    loras, networks = _read(file, header, family)
     tensors: dict[str, Tensor] = {}
     fields: dict[str, Any] = {}
     for lora in loras:
+        lora.refuse_merged(source, "export cannot write")
         key_format = key_format_of(source, lora.component, family, program)
         tensors |= layers_in(lora, key_format, networks[lora.component])
         fields |= adapter_fields(lora, key_format.prefixes[0])
@@ -179,6 +194,29 @@ def _convert_lora(
     return tensors, f"LoRA on {summary}, in {program}'s names"
 
 
+def _with_flags(file: LoraFile) -> LoraFile:
+    """Return a file with what its name says about it, beside the flags; raises
+    UsageError for what both say, and for a scale.
+    """
+    named = parse_lora(str(file.path))
+    if named.scale != 1:
+        what = f"has no scale, but {file.path} has {named.scale:g}"
+        raise UsageError("INPUT", what, "export writes a LoRA with its own strength")
+    if file.alpha is not None and named.alpha is not None:
+        raise UsageError("--alpha", f"is given twice: {file.path}")
+    alpha = named.alpha if file.alpha is None else file.alpha
+    return replace(named, component=file.component, alpha=alpha)
+
+
+def _check_component(file: LoraFile, family: ModelFamily) -> None:
+    """Raise UsageError for a file whose component is none of the family."""
+    known = list(family.lora_prefixes)
+    if file.component and file.component not in known:
+        hint = nearest(file.component, known)
+        what = f"{family.name} has no LoRA on {file.component!r}{hint}"
+        raise UsageError("--component", what, f"components: {', '.join(known)}")
+
+
 class LazyShapes(UserDict[str, Any]):
     """The shapes of networks by component, made from functions when first used."""
 
@@ -189,14 +227,20 @@ class LazyShapes(UserDict[str, Any]):
 
 
 def _read(
-    source: Path,
+    file: LoraFile,
     header: Mapping[str, str],
     family: ModelFamily,
-    alpha: Alpha | None,
 ) -> tuple[list[Lora], Mapping[str, Shapes]]:
     """Read a LoRA with the first published configurations that it fits; the header's,
     if there is one, replaces that of its component.
     """
+    if file.skip_missing:
+        # One that lacks nothing may come later than one that lacks some layers.
+        try:
+            return _read(replace(file, skip_missing=False), header, family)
+        except StateError:
+            pass
+    source = file.path
     components = _distinct(family, header.get("component", ""))
     own = recorded_config(header)
     names = dict.fromkeys(name for one in components for name in one.published)
@@ -214,7 +258,15 @@ def _read(
         if not networks:
             continue
         try:
-            return read_lora(source, family, networks, alpha=alpha), networks
+            loras = read_lora(
+                source,
+                family,
+                networks,
+                file.component,
+                alpha=file.alpha,
+                skip_missing=file.skip_missing,
+            )
+            return loras, networks
         except StateError as error:
             if not attempt:
                 first_error = error

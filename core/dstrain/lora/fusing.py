@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dstrain.config.options.lora import LoraType
 from dstrain.errors import UsageError
+from dstrain.lora.foreign.products import LohaLayer, MergedLayer, of_each
 from dstrain.lora.key_names import Rows
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.lokr import Layer, LokrLayer
@@ -26,15 +27,24 @@ def joined(layers: Mapping[str, Layer], rows: tuple[Rows, ...]) -> Layer:
 
 
 def divided(layer: Layer, rows: tuple[Rows, ...]) -> dict[str, Layer]:
-    """Split a layer of a file into those of the network that it stands for; raises
-    UsageError for LoKr of several.
+    """Split a layer of a file into those of the network that it stands for; a LoKr
+    stands for one.
     """
     if isinstance(layer, LoraLayer):
         return dict(split_fused(layer, rows))
-    if len(rows) > 1:
-        names = ", ".join(dict.fromkeys(one.layer for one in rows))
-        raise UsageError("LoKr", f"a Kronecker product cannot be divided among {names}")
     return {rows[0].layer: layer}
+
+
+def merged_parts(
+    layer: LohaLayer | LokrLayer, rows: tuple[Rows, ...]
+) -> dict[str, MergedLayer]:
+    """Return what a layer of a file changes of those of the network that it stands for:
+    nothing but rows of a product, and none of them is such a product itself.
+    """
+    if isinstance(layer, LohaLayer):
+        return of_each("LoHa", layer.shape, lambda own: layer.rows(own).change(), rows)
+    kind = "LoKr of several layers at once"
+    return of_each(kind, layer.shape, lambda own: layer.change()[own], rows)
 
 
 def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
@@ -42,7 +52,8 @@ def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
     with alpha / rank as part of `up`; raises UsageError for DoRA of some of them.
 
     Several are joined exactly, block by block: of n layers of rank r it has rank n r. A
-    layer without LoRA has no block.
+    layer without LoRA has no block, and those with the same `down`, as the parts of a
+    file's one layer have, share one: it comes back with its own rank.
     """
     parts = {
         one.layer: layers[one.layer].folded() for one in rows if one.layer in layers
@@ -50,15 +61,21 @@ def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
     if len(rows) == 1:
         return parts[rows[0].layer]
     height = max(one.stop for one in rows)
-    blocks = []
+    downs: list[Tensor] = []
+    blocks: list[Tensor] = []
     for name, layer in parts.items():
-        block = layer.up.new_zeros(height, *layer.up.shape[1:])
+        shared = [i for i, down in enumerate(downs) if _same(down, layer.down)]
+        if shared:
+            block = blocks[shared[0]]
+        else:
+            block = layer.up.new_zeros(height, *layer.up.shape[1:])
+            downs.append(layer.down)
+            blocks.append(block)
         for one in rows:
             if one.layer == name:
                 part = layer.up[one.offset :][: one.stop - one.start]
                 block[one.start : one.stop] = part
-        blocks.append(block)
-    down = torch.cat([layer.down for layer in parts.values()])
+    down = torch.cat(downs)
     up = torch.cat(blocks, 1)
     if all(layer.magnitude is None for layer in parts.values()):
         return LoraLayer(down, up, float(len(down)))
@@ -69,6 +86,11 @@ def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
         assert own is not None
         lengths[one.start : one.stop] = own[one.offset :][: one.stop - one.start]
     return LoraLayer(down, up, float(len(down)), lengths)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    is_alike = one.shape == other.shape and one.dtype == other.dtype
+    return is_alike and torch.equal(one, other)
 
 
 def refuse_parts(

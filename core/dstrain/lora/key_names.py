@@ -26,6 +26,12 @@ PEFT_PREFIX = "base_model.model."
 """What peft's own files put before every name."""
 
 
+TRAINERS = ("lora_unet_", "lora_transformer_", "lycoris_")
+"""What trainers put before the names of a denoiser with '_' for '.': kohya's scripts and
+musubi-tuner; OneTrainer (modules/util/convert/lora); LyCORIS, and SimpleTuner through it.
+"""
+
+
 class Rows(NamedTuple):
     """Rows of a layer in a file that are rows of one of the network's layers."""
 
@@ -108,8 +114,13 @@ def prefixes(family: ModelFamily) -> list[Prefix]:
     for component in components_of(family).values():
         if component.is_folder:
             continue
-        own = LoraKeyFormat("", ("", *component.prefixes))
-        for key_format in (own, *key_formats(component, family).values()):
+        formats = [
+            LoraKeyFormat("", ("", *component.prefixes)),
+            *key_formats(component, family).values(),
+        ]
+        if component.same_keys_as(components_of(family)[family.default_trainable]):
+            formats.append(LoraKeyFormat("", TRAINERS, underscored=True))
+        for key_format in formats:
             for text in key_format.prefixes:
                 names = found.setdefault((text, key_format.underscored), {})
                 names[component.name] = None
@@ -120,40 +131,49 @@ def prefixes(family: ModelFamily) -> list[Prefix]:
     return sorted(known, key=lambda prefix: len(prefix.text), reverse=True)
 
 
-def key_tables(
-    component: Component,
-    family: ModelFamily,
-    shapes: Shapes,
-    underscored: bool,
-) -> list[KeyTable]:
-    """Return every set of names that this network's layers have in files: its own, and
-    those of each checkpoint format.
+def checkpoint_formats(
+    component: Component, family: ModelFamily
+) -> list[CheckpointFormat]:
+    """Return every format whose names this component's layers may have in files: its
+    own, and those of each checkpoint format.
     """
     declared = key_formats(component, family).values()
     formats = [one.checkpoint_format for one in declared]
-    tables = []
-    for one in dict.fromkeys((NATIVE, *formats, *component.formats)):
-        table = key_table(one, shapes)
-        tables.append(with_underscores(table) if underscored else table)
-    return tables
+    return list(dict.fromkeys((NATIVE, *formats, *component.formats)))
 
 
 def key_table(checkpoint_format: CheckpointFormat, shapes: Shapes) -> KeyTable:
     """Return the names of a network's layers in files of this format."""
     own = layers_of(shapes)
+    found: dict[str, tuple[Rows, ...]] = {}
+    for stored, rows in parameter_rows(checkpoint_format, shapes).items():
+        layers = tuple(
+            one._replace(layer=one.layer.removesuffix(".weight"))
+            for one in rows
+            if one.layer.removesuffix(".weight") in own
+        )
+        if layers:
+            found[stored.removesuffix(".weight")] = layers
+    return found
+
+
+def parameter_rows(
+    checkpoint_format: CheckpointFormat, shapes: Shapes
+) -> dict[str, tuple[Rows, ...]]:
+    """Return the names of a network's parameters in files of this format -> which rows
+    of which parameters they are; those without axes have no rows.
+    """
     stored = checkpoint_shapes(checkpoint_format, shapes)
     found: dict[str, list[Rows]] = {}
     for name, pieces in checkpoint_format.convert(stored).items():
-        layer = name.removesuffix(".weight")
-        if layer not in own:
-            continue
         offset = 0
         for piece in pieces:
+            if not stored[piece.name]:
+                continue
             height = stored[piece.name][0]
             start, stop, _ = slice(piece.start, piece.stop).indices(height)
-            stored_layer = piece.name.removesuffix(".weight")
-            rows = Rows(layer, start, stop, offset)
-            found.setdefault(stored_layer, []).append(rows)
+            rows = Rows(name, start, stop, offset)
+            found.setdefault(piece.name, []).append(rows)
             offset += stop - start
     return {
         name: tuple(sorted(rows, key=lambda one: one.start))

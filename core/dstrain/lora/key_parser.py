@@ -15,6 +15,8 @@ from torch import Tensor
 
 from dstrain.errors import StateError, first_few
 from dstrain.lazy import import_name
+from dstrain.lora.foreign.differences import DIFFERENCE
+from dstrain.lora.foreign.products import LohaWeights, parse_loha
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.lokr import LokrWeights, parse_lokr
 from dstrain.storage.files import read_limited
@@ -29,6 +31,8 @@ KEY = re.compile(
     r"|lora_embedding_(?P<embedding>[AB])|alpha|(?:lora_magnitude_vector"
     r"(?:\.(?P<vector>(?!weight$)[^.]+))?(?:\.weight)?|dora_scale)(?P<length>))"
 )
+PRODUCT = re.compile(r"(?P<layer>.+)\.(?P<kind>lokr|hada)_.+")
+"""A matrix of LoKr or LoHa."""
 MATRICES = MappingProxyType({"A": "A", "B": "B", "down": "A", "up": "B"})
 """What a key calls a matrix -> which it is."""
 LENGTHS = "the lengths of DoRA"
@@ -84,7 +88,7 @@ class LoraWeights:
         return LoraLayer(self.down, self.up, alpha, self.magnitude)
 
 
-Weights = LoraWeights | LokrWeights
+Weights = LoraWeights | LokrWeights | LohaWeights
 
 
 @dataclass(frozen=True)
@@ -112,21 +116,52 @@ def is_folded(header: Mapping[str, str]) -> bool:
     return header.items() >= FOLDED.items()
 
 
+def is_of_ai_toolkit(header: Mapping[str, str]) -> bool:
+    """Return whether ai-toolkit wrote a file (toolkit/metadata.py of ostris/ai-toolkit):
+    in its names of diffusers alpha is always the rank, and left out.
+    """
+    try:
+        return bool(json.loads(header.get("software", "{}"))["name"] == "ai-toolkit")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
 def is_lora_key(key: str) -> bool:
     """Return whether a key is that of a matrix of LoRA; an alpha may be a network's own."""
     found = KEY.fullmatch(key)
     is_pair = found and (found["ab"] or found["way"] or found["embedding"])
-    return bool(is_pair) or ".lokr_" in key
+    return bool(is_pair) or ".lokr_" in key or ".hada_" in key
+
+
+def is_key_of_lora_file(key: str) -> bool:
+    """Return whether a key may be one of a LoRA file, as an alpha or a difference of a
+    whole parameter is.
+    """
+    found = KEY.fullmatch(key) or DIFFERENCE.fullmatch(key)
+    return found is not None or is_lora_key(key)
 
 
 def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> Mapping[str, Weights]:
-    """Return the matrices by layer, those of LoKr too.
+    """Return the matrices by layer, those of LoKr and LoHa too.
 
-    Raises StateError as `parse_pairs` and `parse_lokr` do.
+    Raises StateError as `parse_pairs`, `parse_lokr` and `parse_loha` do.
     """
-    if any(".lokr_" in key for key in tensors):
-        return parse_lokr(path, tensors)
-    return parse_pairs(path, tensors)
+    hits = {key: PRODUCT.fullmatch(key) for key in tensors}
+    kind_of = {hit["layer"]: hit["kind"] for hit in hits.values() if hit}
+    kinds: dict[str, dict[str, Tensor]] = {"lokr": {}, "hada": {}, "": {}}
+    for key, tensor in tensors.items():
+        hit = hits[key]
+        # An alpha is one of the layer that it is of.
+        layer = hit["layer"] if hit else key.rpartition(".")[0]
+        kinds[kind_of.get(layer, "")][key] = tensor
+    found: dict[str, Weights] = {}
+    if kinds["lokr"]:
+        found |= parse_lokr(path, kinds["lokr"])
+    if kinds["hada"]:
+        found |= parse_loha(path, kinds["hada"])
+    if kinds[""] or not found:
+        found |= parse_pairs(path, kinds[""])
+    return found
 
 
 def parse_pairs(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
@@ -161,7 +196,7 @@ def parse_pairs(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeig
     if unknown or not parts:
         what = f"{len(unknown)} of its {len(tensors)} keys are of no LoRA layer"
         first = f"the first: {first_few(unknown)}" if unknown else "it has no keys"
-        advice = "LoHa, OFT, biases and differences of whole weights are not supported"
+        advice = "Tucker, OFT, GLoRA and biases of LoRA layers are not supported"
         raise StateError(path, what, first, advice)
     expected = {"A", "B"}.union(*parts.values())
     incomplete = [name for name, found in parts.items() if found.keys() != expected]

@@ -56,17 +56,25 @@ class LokrLayer:
         """Return a layer with the same effect whose scale is 1: what files contain."""
         return self.with_scale(1.0)
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Return whether it is for a weight of this shape."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the weight, (out, in)."""
         first, second = self.first, self.second
         rows = len(first[0]) * len(second[0])
-        return shape == (rows, first[-1].shape[1] * second[-1].shape[1])
+        return (rows, first[-1].shape[1] * second[-1].shape[1])
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether it is for a weight of this shape."""
+        return shape == self.shape
+
+    def change(self) -> Tensor:
+        """Return what is added to the weight, in fp32."""
+        first = _product(self.first).float()
+        return self.scale * torch.kron(first, _product(self.second).float())
 
     def changed(self, weight: Tensor) -> Tensor:
         """Return an fp32 weight (out, in) as the layer changes it."""
-        first = _product(self.first).float()
-        change = self.scale * torch.kron(first, _product(self.second).float())
-        return weight + change.to(weight.device)
+        return weight + self.change().to(weight.device)
 
     def parts(self) -> dict[str, Tensor]:
         """Return the matrices by LyCORIS' names for them."""

@@ -6,38 +6,52 @@ nothing is guessed: what is ambiguous is refused by name.
 
 import json
 import math
+import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 from torch import Tensor
 
+from dstrain.config.fields import SKIP_MISSING, Alpha
 from dstrain.config.options.lora import LoraType
 from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError, first_few
-from dstrain.lora.fusing import divided
+from dstrain.lora.foreign.differences import (
+    DifferenceKey,
+    DifferenceTable,
+    difference_table,
+    own_differences,
+    split_differences,
+)
+from dstrain.lora.foreign.products import LohaLayer, MergedLayer
+from dstrain.lora.fusing import divided, merged_parts, split_fused
 from dstrain.lora.key_names import (
     PEFT_PREFIX,
     KeyTable,
     Prefix,
-    key_tables,
+    Rows,
+    checkpoint_formats,
+    key_table,
     layers_of,
     prefixes,
     unused_layers,
+    with_underscores,
 )
 from dstrain.lora.key_parser import (
     ADAPTER_HEADER,
     AdapterConfig,
     Weights,
     is_folded,
+    is_of_ai_toolkit,
     parse_keys,
     read_adapter_config,
 )
 from dstrain.lora.layers import LoraLayer
-from dstrain.lora.lokr import Layer
+from dstrain.lora.lokr import Layer, LokrLayer
 from dstrain.models.components import components_of
 from dstrain.models.formats import Shapes
 from dstrain.registry.family import ModelFamily
@@ -45,7 +59,6 @@ from dstrain.storage.files import unused_name
 from dstrain.storage.safetensors import read_tensors
 
 logger = get_logger(__name__)
-Alpha = float | Literal["rank"]
 NO_ALPHA = (
     "has no alpha; using the rank, as DiffSynth-Studio does in files with these names"
 )
@@ -59,11 +72,33 @@ class Lora:
     layers: Mapping[str, Layer]
     """The layers by the network's own names."""
     header: Mapping[str, str]
+    merged: Mapping[str, MergedLayer] = field(default_factory=dict)
+    """Changes of layers that can only be merged into their weights."""
+    differences: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parameter -> what is added to it."""
 
     @property
     def type(self) -> LoraType:
-        """Return the type of the layers, which is the same for all."""
-        return next(iter(self.layers.values())).type
+        """Return the type of the layers, which is the same for all, or `lora`."""
+        return next((layer.type for layer in self.layers.values()), "lora")
+
+    def refuse_merged(self, path: Path, use: str) -> None:
+        """Raise StateError if anything in it can only be merged into weights.
+
+        Args:
+            path: The file.
+            use: What that cannot be, for the error.
+        """
+        names = [*self.merged, *self.differences]
+        if names:
+            kinds = {one.type for one in self.merged.values()}
+            if self.differences:
+                kinds.add("differences of whole weights")
+            what = f"contains {' and '.join(sorted(kinds))}, which {use}"
+            advice = (
+                "--lora (generate) and --preset_lora_path merge it into the weights"
+            )
+            raise StateError(path, what, f"the first: {first_few(names)}", advice)
 
     def trained_layers(self, path: Path) -> Mapping[str, Layer]:
         """Return the layers with the alpha that they were trained with, which the header
@@ -99,16 +134,30 @@ class Group:
     prefix: Prefix
     peft: bool
     """Whether peft's prefix comes before it."""
-    layers: Mapping[str, Weights]
+    layers: dict[str, Weights]
     """The rest of the name -> the layer."""
+    differences: dict[DifferenceKey, Tensor]
+    """The rest of the name -> the difference of a parameter."""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the rests of all names."""
+        return [*self.layers, *map(str, self.differences)]
 
 
-def check_lora_file(path: Path) -> None:
+def check_lora_file(path: Path, components: Collection[str] = ()) -> None:
     """Refuse a LoRA file that does not exist, before anything is loaded; raises
     StateError.
+
+    components: The names that may stand before it with a '=', for the error.
     """
-    if not path.is_file():
-        raise StateError(path, "no such LoRA file")
+    if path.is_file():
+        return
+    name, equals, _ = str(path).partition("=")
+    lines = []
+    if equals and components and name.isidentifier():
+        lines.append(f"{name!r} is no component: {', '.join(components)}")
+    raise StateError(path, "no such LoRA file", *lines)
 
 
 def read_lora(
@@ -118,6 +167,8 @@ def read_lora(
     component: str = "",
     unused_parameters: Mapping[str, Collection[str]] = MappingProxyType({}),
     alpha: Alpha | None = None,
+    skip_missing: bool = False,
+    is_one_of_several: bool = False,
 ) -> list[Lora]:
     """Read a file with any naming: one `Lora` for each component that it has layers of.
 
@@ -135,6 +186,10 @@ def read_lora(
             whose layers the file may lack.
         alpha: Alpha of every layer if the file states none; 'rank' is each layer's
             rank.
+        skip_missing: Whether to leave out what the networks lack, with a warning, as
+            long as they have something of the file.
+        is_one_of_several: Whether layers of other components than `component` are for
+            another call.
     """
     tensors, header = read_tensors(path)
     recorded = header.get("family", family.name)
@@ -149,8 +204,13 @@ def read_lora(
         component=component,
         unused_parameters=unused_parameters,
         alpha=alpha,
+        skip_missing=skip_missing,
+        is_one_of_several=is_one_of_several,
     )
-    loras = [reader.read(group) for group in groups_in(path, tensors, family)]
+    groups = groups_in(path, tensors, family)
+    loras = [lora for lora in map(reader.read, groups) if lora is not None]
+    if not loras:
+        raise StateError(path, f"has no layers for {component or 'what is loaded'}")
     names = [lora.component for lora in loras]
     if len(set(names)) < len(names):
         raise StateError(path, f"uses two naming schemes for {first_few(names)}")
@@ -166,13 +226,25 @@ def groups_in(
     raises.
     """
     known = prefixes(family)
-    found: dict[tuple[Prefix, bool], dict[str, Weights]] = {}
-    for name, weights in parse_keys(path, tensors).items():
+    found: dict[tuple[Prefix, bool], Group] = {}
+
+    def place(name: str) -> tuple[Group, str]:
+        """Return the group that a name is of, and the rest of the name."""
         rest = name.removeprefix(PEFT_PREFIX)
         prefix = next(prefix for prefix in known if rest.startswith(prefix.text))
-        layers = found.setdefault((prefix, rest != name), {})
-        layers[rest.removeprefix(prefix.text)] = weights
-    return [Group(prefix, peft, layers) for (prefix, peft), layers in found.items()]
+        key = (prefix, rest != name)
+        group = found.setdefault(key, Group(*key, {}, {}))
+        return group, rest.removeprefix(prefix.text)
+
+    differences, others = split_differences(path, tensors)
+    if others or not differences:
+        for name, weights in parse_keys(path, others).items():
+            group, rest = place(name)
+            group.layers[rest] = weights
+    for key, difference in differences.items():
+        group, rest = place(key.layer)
+        group.differences[key._replace(layer=rest)] = difference
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -186,10 +258,21 @@ class _Reader:
     component: str
     unused_parameters: Mapping[str, Collection[str]]
     alpha: Alpha | None
+    skip_missing: bool
+    is_one_of_several: bool
 
-    def read(self, group: Group) -> Lora:
-        """Return the layers of a group by the network's own names."""
-        name, table = self._naming(group)
+    def read(self, group: Group) -> Lora | None:
+        """Return the layers of a group by the network's own names; None if it is left
+        out.
+        """
+        if self._is_left_out(group):
+            return None
+        naming = self._naming(group)
+        name, table = naming.component, naming.layers
+        if self.skip_missing:
+            group = self._without_missing(group, naming)
+            if not group.names:
+                return None
         adapter = read_adapter_config(
             self.path, self.header, group.prefix.text, group.peft
         )
@@ -197,21 +280,23 @@ class _Reader:
         shapes = self.networks[name]
         own = layers_of(shapes)
         layers: dict[str, Layer] = {}
+        merged: dict[str, MergedLayer] = {}
         for rest, weights in group.layers.items():
             stored = weights.layer(alphas[rest])
             rows = table[rest]
-            try:
-                split = divided(stored, rows)
-            except UsageError as error:
-                raise StateError(self.path, f"{rest}: {error.what}") from error
-            is_whole = len(rows) == 1
-            if isinstance(stored, LoraLayer):
-                is_whole = is_whole or len(stored.up) == rows[-1].stop
-            if not is_whole or not all(split[one].fits(own[one]) for one in split):
+            if not _fits(stored, rows, own):
                 wanted = ", ".join(f"{one.layer} {own[one.layer]}" for one in rows)
                 what = f"does not fit {name}: {rest} has matrices of shapes {_shapes(stored)}, for {wanted}"
-                raise StateError(self.path, what)
-            layers |= split
+                raise StateError(self.path, what, *self._missing_advice())
+            if isinstance(stored, LohaLayer) or (
+                isinstance(stored, LokrLayer) and len(rows) > 1
+            ):
+                merged |= merged_parts(stored, rows)
+            else:
+                layers |= divided(stored, rows)
+        differences = own_differences(
+            self.path, group.differences, naming.differences, shapes
+        )
         is_dora = any(one.type == "dora" for one in layers.values())
         if adapter is not None and adapter.dora and not is_dora:
             what = "its header says that it is DoRA, but no key has lengths of rows"
@@ -231,11 +316,59 @@ class _Reader:
         if missing:
             what = f"incomplete LoRA file: {len(missing)} layers that its header names as targets have no LoRA in it"
             raise StateError(self.path, what, f"missing: {first_few(missing)}")
-        return Lora(name, layers, self.header)
+        return Lora(name, layers, self.header, merged, differences)
 
-    def _naming(self, group: Group) -> tuple[str, KeyTable]:
-        """Return the component that a group is of, and the table of the names it uses."""
+    def _is_left_out(self, group: Group) -> bool:
+        """Return whether a group is of another component than is asked for, or than is
+        loaded, and may be.
+        """
         candidates = group.prefix.components
+        if self.component and self.component not in candidates:
+            if self.skip_missing and not self.is_one_of_several:
+                self._warn_of(group.names, " or ".join(candidates))
+            return self.skip_missing or self.is_one_of_several
+        is_loaded = any(name in self.networks for name in candidates)
+        if self.skip_missing and not is_loaded:
+            self._warn_of(group.names, f"{' or '.join(candidates)}, not loaded")
+            return True
+        return False
+
+    def _without_missing(self, group: Group, naming: "_Naming") -> Group:
+        """Return a group without what its network lacks, or has in another shape."""
+        own = layers_of(self.networks[naming.component])
+        layers = {
+            rest: weights
+            for rest, weights in group.layers.items()
+            if rest in naming.layers
+            and _fits(weights.layer(1.0), naming.layers[rest], own)
+        }
+        differences = {
+            key: value
+            for key, value in group.differences.items()
+            if key in naming.differences
+        }
+        kept = Group(group.prefix, group.peft, layers, differences)
+        left = [name for name in group.names if name not in kept.names]
+        if left:
+            self._warn_of(left, f"layers that {naming.component} lacks")
+        return kept
+
+    def _warn_of(self, names: Sequence[str], what: str) -> None:
+        """Name what is left out, once for all blocks."""
+        counts = Counter(re.sub(r"\d+", "*", name) for name in names)
+        listed = ", ".join(
+            f"{name} ({count})" if count > 1 else name for name, count in counts.items()
+        )
+        logger.warning(f"{self.path}: left out {len(names)}, {what}: {listed}")
+
+    def _missing_advice(self) -> tuple[str, ...]:
+        file = f"{self.path}@{SKIP_MISSING}"
+        return (f"to leave out what the model lacks, give {shlex.quote(file)}",)
+
+    def _naming(self, group: Group) -> "_Naming":
+        """Return the component that a group is of, and the tables of the names it uses."""
+        candidates = group.prefix.components
+        names = group.names
         named = self.header.get("component", "")
         wanted = self.component or named
         is_other = wanted not in candidates or named not in ("", wanted)
@@ -246,39 +379,64 @@ class _Reader:
             candidates = (wanted,)
         loaded = [name for name in candidates if name in self.networks]
         if not loaded:
-            what = f"has {len(group.layers)} layers for {' or '.join(candidates)}, which is not loaded"
-            line = f"the first is {group.prefix.text}{next(iter(group.layers))}"
-            raise StateError(self.path, what, line)
-        namings: list[tuple[str, KeyTable]] = []
-        unknown = list(group.layers)
+            what = f"has {len(names)} layers for {' or '.join(candidates)}, which is not loaded"
+            line = f"the first is {group.prefix.text}{names[0]}"
+            raise StateError(self.path, what, line, *self._missing_advice())
+        namings: list[_Naming] = []
+        unknown = names
         examples = []
         for name in loaded:
             component = components_of(self.family)[name]
             shapes = self.networks[name]
             underscored = group.prefix.underscored
-            for table in key_tables(component, self.family, shapes, underscored):
-                left = [rest for rest in group.layers if rest not in table]
-                unknown = min(unknown, left, key=len)
-                examples.append(next(iter(table), name))
-                if left:
-                    continue
+            for one in checkpoint_formats(component, self.family):
+                table = key_table(one, shapes)
+                table = with_underscores(table) if underscored else table
+                others = difference_table(one, shapes, underscored)
                 # Formats that differ in other layers alone are one naming.
-                naming = name, {rest: table[rest] for rest in group.layers}
-                if naming not in namings:
+                naming = _Naming(
+                    name,
+                    {rest: table[rest] for rest in group.layers if rest in table},
+                    {key: others[key] for key in group.differences if key in others},
+                )
+                left = [rest for rest in names if rest not in naming.names]
+                if len(left) < len(unknown):
+                    unknown = left
+                    namings = []
+                examples.append(next(iter(table), name))
+                if len(left) == len(unknown) < len(names) and naming not in namings:
                     namings.append(naming)
-        if not namings:
-            count = f"{len(unknown)} of its {len(group.layers)} layers"
+        if not namings or (unknown and not self.skip_missing):
+            count = f"{len(unknown)} of its {len(names)} layers"
             what = f"does not fit: {count} match no naming of {', '.join(loaded)}"
             first = first_few(f"{group.prefix.text}{rest}" for rest in unknown)
-            raise StateError(
-                self.path, what, f"the first: {first}", f"known: {', '.join(examples)}"
-            )
+            lines = [f"the first: {first}", f"known: {', '.join(examples)}"]
+            if namings:
+                lines += self._missing_advice()
+            raise StateError(self.path, what, *lines)
         if len(namings) > 1:
-            fitting = " and ".join(dict.fromkeys(name for name, _ in namings))
-            what = f"is ambiguous: it fits {len(namings)} namings of {fitting}"
-            advice = "of several components, 'component' in its header names the one it is for"
-            raise StateError(self.path, what, advice)
+            raise self._ambiguous(namings)
         return namings[0]
+
+    def _ambiguous(self, namings: Sequence["_Naming"]) -> StateError:
+        """Return the error of a group that has several readings."""
+        fitting = list(dict.fromkeys(one.component for one in namings))
+        what = (
+            f"is ambiguous: it fits {len(namings)} namings of {' and '.join(fitting)}"
+        )
+        if len(fitting) == 1:
+            return StateError(self.path, what)
+        files = [shlex.quote(f"{name}={self.path}") for name in fitting]
+        given = " or ".join(f"--lora {file}" for file in files)
+        written = shlex.join(
+            ["dstrain", "export", "--model", self.family.name, "--format", "diffusers"]
+        )
+        return StateError(
+            self.path,
+            what,
+            f"say which component it is for: {given}",
+            f"or write that into its header: {written} --component {fitting[-1]} INPUT OUTPUT",
+        )
 
     def _alphas(
         self, group: Group, adapter: AdapterConfig | None
@@ -323,22 +481,25 @@ class _Reader:
         if stated:
             if self.alpha is not None:
                 what = f"has no effect: {self.path} states its own alpha"
-                raise UsageError("--alpha", what)
+                raise UsageError("--alpha", what, "leave it, or @alpha, out")
             return stated
         if self.alpha == "rank":
             return ranks
         if self.alpha is not None:
             return dict.fromkeys(layers, self.alpha)
         if peft or not all(weights.named for weights in layers.values()):
+            if is_of_ai_toolkit(self.header):
+                return ranks
             with_alpha = self.path.with_stem(f"{self.path.stem}-alpha")
             paths = (self.path, unused_name(with_alpha))
+            file = shlex.quote(f"{self.path}@alpha=rank")
             raise StateError(
                 self.path,
                 "has neither `.alpha` keys nor adapter_config.json beside it "
                 f"nor {ADAPTER_HEADER!r} in its header, so rank and alpha are unknown",
-                "a wrong alpha makes its effect many times too strong or too weak, without any error",
-                "ai-toolkit, diffusion-pipe and older diffusers leave alpha out if it equals the rank; convert such "
-                "a file to one that states it:",
+                "a wrong alpha makes its effect many times too strong or too weak, without any error; ComfyUI and "
+                "diffusers use B A as it is, as if alpha were the rank",
+                f"if it is, say so where the file is named ({file}), or once for all, in a file of its own:",
                 shlex.join(["dstrain", "export", "--alpha", "rank", *map(str, paths)]),
             )
         # dstrain's own files with these names always had alpha / rank as part of B.
@@ -347,7 +508,40 @@ class _Reader:
         return ranks
 
 
-def _shapes(layer: Layer) -> str:
+@dataclass(frozen=True)
+class _Naming:
+    """How a file names what it changes of one component."""
+
+    component: str
+    layers: KeyTable
+    differences: DifferenceTable
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names in the file, as `Group.names` does."""
+        return [*self.layers, *map(str, self.differences)]
+
+
+def _fits(
+    layer: Layer | LohaLayer, rows: Sequence[Rows], own: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Return whether a layer of a file has the shape of those that it stands for."""
+    if isinstance(layer, LoraLayer):
+        if len(rows) > 1 and len(layer.up) != rows[-1].stop:
+            return False
+        split = split_fused(layer, tuple(rows))
+        return all(one.fits(own[name]) for name, one in split.items())
+    if len(rows) == 1 and isinstance(layer, LokrLayer):
+        return layer.fits(own[rows[0].layer])
+    height, width = layer.shape
+    return height == rows[-1].stop and all(
+        own[one.layer][1:] == (width,) for one in rows
+    )
+
+
+def _shapes(layer: Layer | LohaLayer) -> str:
     if isinstance(layer, LoraLayer):
         return f"{tuple(layer.down.shape)} and {tuple(layer.up.shape)}"
+    if isinstance(layer, LohaLayer):
+        return str(layer.shape)
     return " and ".join(str(tuple(one.shape)) for one in layer.parts().values())

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from dstrain.config.fields import LoraFile
 from dstrain.graph.frozen import freeze
 from dstrain.models.execution.kept import AS_LOADED, Kept
 from dstrain.models.formats import NATIVE, CheckpointFormat, LoraKeyFormat, Shapes
@@ -30,7 +31,7 @@ class Files:
     components'."""
     checkpoint_format: CheckpointFormat = NATIVE
     """The format of the keys."""
-    preset: Path | None = None
+    preset: LoraFile | None = None
     """A LoRA file to merge into the weights."""
     kept: Kept = AS_LOADED
     """How the weights are kept; a preset is merged before they are stored."""

@@ -217,7 +217,9 @@ def component_digests(found: Found, digests: Digests) -> dict[str, str]:
     for name, files in found.files.items():
         parts = [digests.of_all(files.paths), found.configs.get(name, {})]
         if files.preset is not None:
-            parts.append(digests.of(files.preset))
+            parts.append(digests.of(files.preset.path))
+            if files.preset.changes:
+                parts.append({"preset": files.preset.changes})
         if files.kept.identity:
             parts.append({"kept": files.kept.identity})
         if name in found.tiles:

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 
-from dstrain.config.fields import split_commas
+from dstrain.config.fields import LoraFile, split_commas
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.quantization import FP8_FLAG, parse_storage
 from dstrain.errors import MissingFiles, UsageError, nearest
@@ -80,7 +79,9 @@ def kept_components(
 
 
 def with_kept(
-    files: Mapping[str, Files], kept: Mapping[str, Kept], presets: Mapping[str, Path]
+    files: Mapping[str, Files],
+    kept: Mapping[str, Kept],
+    presets: Mapping[str, LoraFile],
 ) -> dict[str, Files]:
     """Return the files of components with how their weights are kept.
 

@@ -3,16 +3,15 @@
 import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dstrain.console import get_logger
+from dstrain.lora.foreign.differences import add_differences, changed_by
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.lokr import Layer
-from dstrain.lora.merging import merge_layers, merged
+from dstrain.lora.merging import Changes, merge_layers, merged
 from dstrain.lora.reader import read_lora
 from dstrain.models.components import Component, Files
 from dstrain.models.execution.blocks import repeated_blocks
@@ -33,7 +32,6 @@ from dstrain.models.quantization.layers import LayerStore
 from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
-NO_LAYERS: Mapping[str, Layer] = MappingProxyType({})
 
 
 @dataclass
@@ -54,8 +52,8 @@ class Loader:
     """Takes the rows of weights that this process has; None for all."""
     tiles: Tiles | None = None
     """How a VAE computes a large image, if not as a whole."""
-    _layers: Mapping[str, Layer] | None = field(default=None, init=False)
-    """The preset's layers by parameter."""
+    _change: "_PresetChange | None" = field(default=None, init=False)
+    """What the preset changes, once it is read."""
     _swapped: tuple[str, ...] | None = field(default=None, init=False)
     """What the names of weights of swapped blocks begin with."""
 
@@ -88,7 +86,9 @@ class Loader:
         if self.tiles is not None:
             self.tiles.apply(loaded)
         if self.files.preset is not None:
-            logger.info(f"preset {self.files.preset} merged into {self.component.name}")
+            preset = self.files.preset
+            what = f"preset {preset.path}{preset.changes}"
+            logger.info(f"{what} merged into {self.component.name}")
         return loaded.requires_grad_(False).eval()
 
     def build_empty(self, config: Mapping[str, Any]) -> nn.Module | None:
@@ -100,30 +100,37 @@ class Loader:
             return None
         if self.files is not None:
             check_files(network, self.files)
-            self._layers_of(network)
+            self._preset_of(network)
         self._layer_store.check(network)
         if self.tiles is not None:
             self.tiles.apply(network)
         return network.requires_grad_(False).eval().to("meta")
 
     def place(self, network: nn.Module, name: str, weight: Tensor) -> Tensor:
-        """Move a weight to its device, merge its layer of the preset, and store it.
+        """Move a weight to its device, merge what the preset changes of it, and store
+        it.
 
         One that lives in RAM is on the device only for that.
         """
-        layer = self._layers_of(network).get(name)
+        change = self._preset_of(network)
+        layer = change.layers.get(name)
+        difference = change.differences.get(name)
         is_in_ram = self._is_in_ram(network, name)
         stays_as_it_is = (
             self.store is None
             and self.part is None
             and not self._layer_store.kept.methods
         )
-        if is_in_ram and layer is None and stays_as_it_is:
+        is_merged = layer is not None or difference is not None
+        if is_in_ram and not is_merged and stays_as_it_is:
             return weight
         weight = weight.to(self.device)
-        if layer is not None and name not in tied_names(network):
+        if is_merged and name not in tied_names(network):
             module = network.get_submodule(name.rpartition(".")[0])
-            weight = merged(module, weight, layer)
+            if layer is not None:
+                weight = merged(module, weight, layer, change.strength)
+            if difference is not None:
+                weight = changed_by(weight, difference, change.strength)
         store = self.store or self._layer_store
         stored = store(network, name, weight)
         if self.part is not None:
@@ -141,7 +148,7 @@ class Loader:
         """
         assert self.part is not None
         is_stored = self.store is not None or self._layer_store.kept.methods
-        if is_stored or name in self._layers_of(network):
+        if is_stored or self._preset_of(network).changes(name):
             return None
         return self.part.rows(network, name)
 
@@ -167,28 +174,61 @@ class Loader:
         changes them together.
         """
         tied = tied_names(network)
-        layers = self._layers_of(network)
-        late = {name: layer for name, layer in layers.items() if name in tied}
-        merge_layers(
-            network,
-            {name.removesuffix(".weight"): layer for name, layer in late.items()},
-        )
+        change = self._preset_of(network)
+        late = {
+            name.removesuffix(".weight"): layer
+            for name, layer in change.layers.items()
+            if name in tied
+        }
+        merge_layers(network, late, change.strength)
+        differences = {
+            name: one for name, one in change.differences.items() if name in tied
+        }
+        add_differences(network, differences, change.strength)
 
-    def _layers_of(self, network: nn.Module) -> Mapping[str, Layer]:
-        if self._layers is None:
-            self._layers = NO_LAYERS
+    def _preset_of(self, network: nn.Module) -> "_PresetChange":
+        if self._change is None:
+            self._change = _PresetChange()
             if self.files is not None and self.files.preset is not None:
                 name = self.component.name
+                preset = self.files.preset
                 loras = read_lora(
-                    self.files.preset,
+                    preset.path,
                     self.family,
                     {name: base_shapes(network)},
                     name,
                     {name: self.unused_parameters},
+                    preset.alpha,
+                    preset.skip_missing,
+                    True,
                 )
-                self._layers = {
-                    f"{layer}.weight": weights
-                    for lora in loras
-                    for layer, weights in lora.layers.items()
-                }
-        return self._layers
+                self._change = _PresetChange(
+                    {
+                        f"{layer}.weight": weights
+                        for lora in loras
+                        for layers in (lora.layers, lora.merged)
+                        for layer, weights in layers.items()
+                    },
+                    {
+                        name: one
+                        for lora in loras
+                        for name, one in lora.differences.items()
+                    },
+                    preset.scale,
+                )
+        return self._change
+
+
+@dataclass(frozen=True)
+class _PresetChange:
+    """What a preset changes of a network."""
+
+    layers: Mapping[str, Changes] = field(default_factory=dict)
+    """Parameter -> the change of it."""
+    differences: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parameter -> what is added to it."""
+    strength: float = 1.0
+
+    def changes(self, name: str) -> bool:
+        """Return whether it changes a parameter."""
+        return name in self.layers or name in self.differences

@@ -17,6 +17,7 @@ import torch
 from accelerate.utils.operations import recursively_apply
 from torch import Tensor, nn
 
+from dstrain.config.fields import Alpha
 from dstrain.config.validation import check_tiles
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
@@ -31,8 +32,10 @@ from dstrain.graph.task import NEGATIVE, POSITIVE
 from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.graph.values import read_only
 from dstrain.lora.adapters import add_layers, with_strength
+from dstrain.lora.foreign.differences import add_differences
 from dstrain.lora.header import training_differences
 from dstrain.lora.key_names import base_shapes
+from dstrain.lora.merging import merge_layers
 from dstrain.lora.reader import read_lora
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Files, components_of
@@ -191,12 +194,27 @@ class Pipeline:
             in_ram=in_ram,
         )
 
-    def load_lora(self, path: Path, scale: float = 1.0) -> None:
+    def load_lora(
+        self,
+        path: Path,
+        scale: float = 1.0,
+        component: str = "",
+        alpha: Alpha | None = None,
+        skip_missing: bool = False,
+    ) -> None:
         """Add the layers of a LoRA file, times `scale`, to the components it was trained
-        for; several files add up.
+        for; several files add up. What no adapter can hold is merged into the weights.
 
-        Raises what `read_lora` raises. Logs a warning for what it was trained with that
+        Raises what `read_lora` raises, and UsageError for what would be merged into
+        weights that are quantized. Logs a warning for what it was trained with that
         differs here.
+
+        Args:
+            path: The file.
+            scale: The factor of all that it changes.
+            component: The component that it is for, if the file does not say it.
+            alpha: Alpha of its layers, if the file does not state it.
+            skip_missing: Whether to leave out layers that the components lack.
         """
         shapes = {
             name: base_shapes(module)
@@ -204,17 +222,24 @@ class Pipeline:
             if isinstance(module, nn.Module)
         }
         unused = self.spec.unused_parameters
-        for lora in read_lora(path, self.family, shapes, unused_parameters=unused):
+        for lora in read_lora(
+            path, self.family, shapes, component, unused, alpha, skip_missing
+        ):
             name = lora.component
             files = self.files.get(name)
             for line in training_differences(lora, self.spec.variant, files):
                 logger.warning(f"{path}: {line}")
             module = self.components[name]
+            in_ram = self.in_ram.get(name)
+            with in_ram.readable() if in_ram else nullcontext():
+                merge_layers(module, lora.merged, scale)
+                add_differences(module, lora.differences, scale)
+            if not lora.layers:
+                continue
             adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
             if scale == 1 or lora.type != "dora":
                 add_layers(module, lora.layers, scale, adapter_name)
                 continue
-            in_ram = self.in_ram.get(name)
             with in_ram.readable() if in_ram else nullcontext():
                 layers = with_strength(module, lora.layers, scale)
             add_layers(module, layers, adapter_name=adapter_name)

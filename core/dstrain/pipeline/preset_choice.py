@@ -1,12 +1,13 @@
-"""Resolve the LoRA of --preset_lora_path: the component whose weights it is merged into."""
+"""Resolve the LoRA of --preset_lora_path: the components whose weights it is merged into."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
-from dstrain.errors import UsageError
+from dstrain.config.fields import LoraFile, split_commas
+from dstrain.errors import StateError, UsageError
 from dstrain.graph.spec import PipelineSpec
-from dstrain.lora.reader import check_lora_file, groups_in
+from dstrain.lora.reader import Group, check_lora_file, groups_in
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import read_tensors
@@ -14,40 +15,72 @@ from dstrain.storage.safetensors import read_tensors
 
 @dataclass(frozen=True)
 class Preset:
-    """A LoRA file and the component whose weights it is merged into."""
+    """A LoRA file and the components whose weights it is merged into."""
 
-    path: Path
-    component: str
+    file: LoraFile
+    components: tuple[str, ...]
 
     @cached_property
     def digest(self) -> str:
-        """Return the sha256 of the file, a part of the key of every result computed
-        with the merged weights.
+        """Return the sha256 of the file, with what else decides its effect: a part of
+        the key of every result computed with the merged weights.
         """
-        return sha256(self.path)
+        return sha256(self.file.path) + self.file.changes
 
 
 def find_preset(
-    path: Path, component: str | None, family: ModelFamily, spec: PipelineSpec
+    file: LoraFile, component: str | None, family: ModelFamily, spec: PipelineSpec
 ) -> Preset:
     """Return the preset of a LoRA file.
 
-    Its component is the one given, else what the header or the keys of the file name.
-    Raises UsageError if they name none, StateError for a file that cannot be read.
+    Its components are those given, else what the header or the keys of the file name.
+    Raises UsageError if they name none, or if it has layers of another component than is
+    given; StateError for a file that cannot be read.
+
+    Args:
+        file: The file, whose path may begin with the name of a component.
+        component: The value of --preset_lora_model.
+        family: The family.
+        spec: The variant.
     """
-    check_lora_file(path)
-    tensors, header = read_tensors(path)
-    for name in (component, header.get("component")):
-        if name is not None and name in spec.components:
-            return Preset(path, name)
-    groups = groups_in(path, tensors, family)
-    fitting = [
-        name
-        for name in spec.components
-        if all(name in group.prefix.components for group in groups)
-    ]
-    if len(fitting) != 1:
-        names = " or ".join(fitting) or "several components"
-        what = f"is required: {path} may be for {names}"
-        raise UsageError("--preset_lora_model", what)
-    return Preset(path, fitting[0])
+    file = file.of(spec.components)
+    check_lora_file(file.path, spec.components)
+    tensors, header = read_tensors(file.path)
+    groups = groups_in(file.path, tensors, family)
+    given = (file.component,) if file.component else split_commas(component)
+    names = given or tuple(
+        name for name in (header.get("component"),) if name in spec.components
+    )
+    if names:
+        _check_all_used(file, names, groups, bool(given))
+        return Preset(file, names)
+    found = []
+    for group in groups:
+        fitting = [name for name in spec.components if name in group.prefix.components]
+        if len(fitting) != 1:
+            names_of = " or ".join(fitting) or "several components"
+            what = f"is required: {file.path} may be for {names_of}"
+            raise UsageError("--preset_lora_model", what)
+        found.append(fitting[0])
+    return Preset(file, tuple(dict.fromkeys(found)))
+
+
+def _check_all_used(
+    file: LoraFile, names: Sequence[str], groups: Sequence[Group], is_given: bool
+) -> None:
+    """Refuse layers of components that a preset is not merged into."""
+    unlike = [one for one in groups if not set(names) & set(one.prefix.components)]
+    if len(unlike) == len(groups):
+        of = " or ".join(groups[0].prefix.components)
+        raise StateError(file.path, f"is a LoRA for {of}, not for {', '.join(names)}")
+    for group in unlike:
+        others = group.prefix.components
+        if file.skip_missing or not is_given:
+            continue
+        what = f"{file.path} also has layers for {' or '.join(others)}"
+        every = ",".join((*names, others[0]))
+        raise UsageError(
+            "--preset_lora_model",
+            what,
+            f"give {every}, or {file.path}@skip_missing to leave them out",
+        )

@@ -7,6 +7,7 @@ import torch
 
 from dstrain.cache.plan_files import PlanSamples
 from dstrain.cache.store import FeatureCache
+from dstrain.config.fields import LoraFile, parse_lora
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.dataset import first_variants, inputs_of
@@ -44,7 +45,7 @@ from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.build import build_optimizer, check_fit
 from dstrain.training.optimizers.schedules import build_lr_scheduler
 from dstrain.training.sharded_networks import Division, refuse_single_numbers
-from dstrain.training.trainables import start_from_lora
+from dstrain.training.trainables import check_start, start_from_lora
 
 logger = get_logger(__name__)
 
@@ -219,9 +220,12 @@ def load_module(
     """
     config = setup.config
     found, loras = initial_weights(setup, found)
+    files = [LoraFile(path) for path in loras]
     if config.lora_checkpoint is not None:
-        check_lora_file(config.lora_checkpoint)
-        loras.insert(0, config.lora_checkpoint)
+        file = parse_lora(str(config.lora_checkpoint)).of(setup.spec.components)
+        check_lora_file(file.path, setup.spec.components)
+        check_start(file, [one.component for one in setup.trainables.lora])
+        files.insert(0, file)
     pipeline = Pipeline.from_found(
         setup.family,
         setup.spec,
@@ -248,8 +252,8 @@ def load_module(
     if setup.sharding is not None:
         for name in module.trained.components:
             refuse_single_numbers(pipeline.components[name])
-    for path in loras:
-        start_from_lora(pipeline, module.trained.lora, path)
+    for file in files:
+        start_from_lora(pipeline, module.trained.lora, file)
     for plan in plans:
         module.plan(plan.inputs)
     if config.checkpoints:

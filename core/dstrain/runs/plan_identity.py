@@ -86,8 +86,10 @@ def plan_identity(
             facts[f"input {name}"] = record
     preset = setup.preset
     flags = _flags(setup)
-    if preset is not None and preset.component in cached_with:
-        flags["--preset_lora_path"] = f"{preset.digest} in {preset.component}"
+    merged = cached_with.intersection(preset.components) if preset else ()
+    if preset is not None and merged:
+        names = ", ".join(sorted(merged))
+        flags["--preset_lora_path"] = f"{preset.digest} in {names}"
     for name in sorted(cached_with):
         kept = setup.kept.get(name, AS_LOADED).identity
         if kept:

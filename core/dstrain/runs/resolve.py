@@ -4,12 +4,13 @@ before anything is loaded.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.datasets import datasets_of
-from dstrain.config.fields import Effect, changed, split_commas
+from dstrain.config.fields import Effect, changed, parse_lora, split_commas
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import parse_frames
 from dstrain.console import get_logger
@@ -121,8 +122,7 @@ def resolve(config: TrainConfig) -> Setup:
     check_saved_names(setup)
     check_default_caption(config)
     check_sizes(setup)
-    path = config.preset_lora_path
-    if not config.dry_run or (path is not None and path.exists()):
+    if not config.dry_run or _is_there(config.preset_lora_path, spec):
         check_preset(setup)
     if config.stage != "data_process":
         # Tried before anything is loaded, and not saved for the first time hours later.
@@ -382,9 +382,17 @@ def check_preset(setup: Setup) -> None:
     if preset is None:
         return
     loaded = loaded_components(setup)
-    if preset.component not in loaded:
-        what = f"has no effect: {preset.path} is for {preset.component}, which this run does not load"
-        raise UsageError("--preset_lora_path", what, f"it loads {', '.join(loaded)}")
+    for name in preset.components:
+        if name not in loaded:
+            what = f"has no effect: {preset.file.path} is for {name}, which this run does not load"
+            raise UsageError(
+                "--preset_lora_path", what, f"it loads {', '.join(loaded)}"
+            )
+
+
+def _is_there(path: Path | None, spec: PipelineSpec) -> bool:
+    """Return whether there is a preset, and its file exists."""
+    return path is not None and parse_lora(str(path)).of(spec.components).path.exists()
 
 
 def check_kept(setup: Setup) -> None:

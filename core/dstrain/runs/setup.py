@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dstrain.config.datasets import datasets_of
-from dstrain.config.fields import program_named, split_commas
+from dstrain.config.fields import parse_lora, program_named, split_commas
 from dstrain.config.learning_rates import LearningRates
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.validation import refuse_second_average
@@ -261,7 +261,7 @@ class Setup:
 
     @cached_property
     def preset(self) -> Preset | None:
-        """Return the LoRA of --preset_lora_path with the component it is merged into.
+        """Return the LoRA of --preset_lora_path with the components it is merged into.
 
         Raises UsageError if that cannot be told, StateError for a file that cannot be
         read.
@@ -271,7 +271,8 @@ class Setup:
         if path is None:
             return None
         component = config.preset_lora_model
-        return find_preset(path, component, self.family, self.spec)
+        file = parse_lora(str(path))
+        return find_preset(file, component, self.family, self.spec)
 
     @cached_property
     def optimizer(self) -> OptimizerChoice:
@@ -306,7 +307,9 @@ class Setup:
         found = find(self.family, self.models, components, configs, among, absent)
         check_denoiser(self.family, self.spec, found)
         preset = self.preset
-        presets = {} if preset is None else {preset.component: preset.path}
+        presets = {}
+        if preset is not None:
+            presets = dict.fromkeys(preset.components, preset.file)
         files = with_kept(found.files, self.kept, presets)
         return with_tiles(replace(found, files=files), self.family, self.tiling)
 
@@ -324,8 +327,10 @@ class Setup:
         """
         changes: dict[str, Any] = storage_options(self.kept)
         if self.preset is not None:
-            # Found by its header, or its keys, where no flag names it.
-            changes["preset_lora_model"] = self.preset.component
+            # Found by its header, its keys or its path, where no flag names it.
+            changes["preset_lora_model"] = ",".join(self.preset.components)
+            file = self.preset.file
+            changes["preset_lora_path"] = Path(f"{file.path}{file.changes}")
         return replace(self.typed, **changes)
 
     @property

@@ -1,12 +1,12 @@
 """Make whole components, parts of them, or LoRA layers trainable."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import nn
 
+from dstrain.config.fields import LoraFile
 from dstrain.errors import UsageError, nearest
 from dstrain.lora.adapters import inject, lora_layers
 from dstrain.lora.initial_layers import load_layers
@@ -50,22 +50,43 @@ class TrainableModules:
 def start_from_lora(
     pipeline: Pipeline,
     trained: Mapping[str, LoraConfig],
-    path: Path,
+    file: LoraFile,
 ) -> None:
     """Fill the LoRA layers in training, by component, from a file with any naming.
 
     Raises StateError unless every key, rank and alpha fits.
     """
+    path = file.path
     patterns = pipeline.spec.unused_parameters
     for component in trained:
         network = pipeline.components[component]
         shapes = base_shapes(network)
         unused = unused_layers(patterns.get(component, ()), shapes)
         for lora in read_lora(
-            path, pipeline.family, {component: shapes}, component, patterns
+            path,
+            pipeline.family,
+            {component: shapes},
+            component,
+            patterns,
+            file.alpha,
+            file.skip_missing,
         ):
+            lora.refuse_merged(path, "training cannot go on from")
             layers = lora.trained_layers(path)
             load_layers(lora_layers(network), layers, path, unused)
+
+
+def check_start(file: LoraFile, trained: Collection[str]) -> None:
+    """Refuse what a file to start from cannot have: a scale, which training would not
+    know of, and a component without LoRA layers in training; raises UsageError.
+    """
+    flag = "--lora_checkpoint"
+    if file.scale != 1:
+        what = f"has no scale, but {file} has {file.scale:g}"
+        raise UsageError(flag, what, "training starts from the layers as they are")
+    if file.component and file.component not in trained:
+        what = f"is for {file.component}, but LoRA on {', '.join(trained)} is trained"
+        raise UsageError(flag, what, f"give --lora_base_model {file.component}")
 
 
 def prepare_trainables(

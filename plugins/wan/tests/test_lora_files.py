@@ -2,6 +2,8 @@
 and they come back.
 """
 
+import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -174,8 +176,25 @@ def test_the_file_of_an_expert_says_which_it_is_of_in_every_programs_names(
     with pytest.raises(
         StateError,
         match="is ambiguous: it fits 2 namings of dit and dit2",
-    ):
+    ) as caught:
         subject.open().load_lora(tmp_path / "bare.safetensors")
+    advice = caught.value.help_lines[0].partition("it is for: ")[2]
+    chosen = [shlex.split(one) for one in advice.split(" or ")]
+    assert [one[1].partition("=")[0] for one in chosen] == ["dit", "dit2"]
+    # The advice, typed; and both experts from files that say nothing.
+    models = [
+        "--model_paths",
+        json.dumps([list(map(str, paths)) for paths in subject.files.values()]),
+    ]
+    words = ["generate", "--model", "wan", *models, "--variant", "t2v-a14b"]
+    words += ["--prompt", "a", "--height", "32", "--width", "32", "--num_frames", "5"]
+    words += ["--num_inference_steps", "2"]
+    videos = []
+    for number, flags in enumerate(([], *chosen, [*chosen[0], *chosen[1]])):
+        output = tmp_path / f"{number}.mp4"
+        assert main([*words, *flags, "--output", str(output)]) == 0
+        videos.append(output.read_bytes())
+    assert len(set(videos)) == 4
 
 
 def test_the_references_prefix_tells_the_experts_apart(tmp_path: Path) -> None:

@@ -183,3 +183,59 @@ def test_origins_are_pairs_of_model_id_and_pattern() -> None:
 )
 def test_a_lora_file_may_have_a_scale(text: str, path: str, scale: float) -> None:
     assert parse_lora(text) == LoraFile(Path(path), scale)
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("a.s@alpha=rank", LoraFile(Path("a.s"), alpha="rank")),
+        ("a.s:0.5@alpha=8", LoraFile(Path("a.s"), 0.5, alpha=8.0)),
+        ("a.s@skip_missing", LoraFile(Path("a.s"), skip_missing=True)),
+        (
+            "a:b.s:2@skip_missing@alpha=0.5",
+            LoraFile(Path("a:b.s"), 2.0, alpha=0.5, skip_missing=True),
+        ),
+        ("me@home.s", LoraFile(Path("me@home.s"))),
+        ("a.s@skip", LoraFile(Path("a.s@skip"))),
+        ("a@alpha=rank.s", LoraFile(Path("a@alpha=rank.s"))),
+        ("a.s@alpha=rank:0.5", LoraFile(Path("a.s@alpha=rank"), 0.5)),
+    ],
+)
+def test_what_stands_after_a_lora_file_is_an_option_only_if_it_is_known(
+    text: str, file: LoraFile
+) -> None:
+    assert parse_lora(text) == file
+    assert parse_lora(str(file)) == file
+
+
+def test_an_option_of_a_lora_file_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="@alpha: expected a number above 0, or rank"):
+        parse_lora("a.s@alpha=0")
+    with pytest.raises(UsageError, match="@alpha: is given twice"):
+        parse_lora("a.s@alpha=2@alpha=rank")
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("dit2=a.s:0.5", LoraFile(Path("a.s"), 0.5, "dit2")),
+        ("dit=dit2=a.s", LoraFile(Path("dit2=a.s"), component="dit")),
+        ("x/dit2=a.s", LoraFile(Path("x/dit2=a.s"))),
+        ("dit3=a.s", LoraFile(Path("dit3=a.s"))),
+        ("rank=8=a.s", LoraFile(Path("rank=8=a.s"))),
+        ("dit2=", LoraFile(Path("dit2="))),
+    ],
+)
+def test_only_a_components_name_before_the_first_equals_sign_names_one(
+    text: str, file: LoraFile
+) -> None:
+    found = parse_lora(text).of(("dit", "dit2"))
+    assert (found.component, found.scale) == (file.component, file.scale)
+    assert found.path == file.path
+
+
+def test_what_decides_the_effect_of_a_lora_file_is_said() -> None:
+    assert parse_lora("dit=a.s").of(("dit",)).changes == ""
+    assert parse_lora("a.s:0.5@skip_missing@alpha=2").changes == (
+        ":0.5@alpha=2.0@skip_missing"
+    )

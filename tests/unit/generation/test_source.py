@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.fields import LoraFile, NamedInput
+from dstrain.config.fields import LoraFile, NamedInput, parse_lora
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import SAMPLING, flag_values
@@ -94,6 +94,16 @@ def test_a_lora_file_that_is_absent_is_named(tmp_path: Path) -> None:
         open_source(config(lora=(lora,)), ("prompt",)),
     ):
         pass
+
+
+def test_a_name_before_a_lora_file_that_is_no_component_is_told(tmp_path: Path) -> None:
+    lora = parse_lora(f"dti={tmp_path}/no.safetensors")
+    with (
+        pytest.raises(StateError, match=r"'dti' is no component: .*dit") as caught,
+        open_source(config(lora=(lora,)), ("prompt",)),
+    ):
+        pass
+    assert f"dti={tmp_path}/no.safetensors: no such LoRA file" in str(caught.value)
 
 
 def test_an_input_that_is_not_used_is_refused_by_the_flag_that_gives_it() -> None:

@@ -165,6 +165,57 @@ def test_an_alpha_that_a_file_does_not_state_can_be_given(
                alpha=override)  # fmt: skip
 
 
+def test_a_component_that_a_file_does_not_state_can_be_given(tmp_path: Path) -> None:
+    """It is written into the header, so that the file is no longer ambiguous."""
+    two = {"dit": SHAPES, "dit2": SHAPES}
+    bare = written(tmp_path / "bare.safetensors", with_alpha(as_trained()))
+    with pytest.raises(StateError, match="is ambiguous"):
+        read(bare, **two)
+    for component in two:
+        made = tmp_path / f"{component}.safetensors"
+        export(bare, made, "comfyui", "fused", component=component)
+        lora = read(made, **two)
+        assert lora.component == component
+        assert len(lora.layers) == len(read(bare).layers)
+    output = tmp_path / "x.safetensors"
+    with pytest.raises(StateError, match="is a LoRA for dit2, not for dit"):
+        export(made, output, "comfyui", "fused", component="dit")
+    with pytest.raises(UsageError, match=r"no LoRA on 'dit3'; did you mean 'dit'"):
+        export(bare, output, "comfyui", "fused", component="dit3")
+    with pytest.raises(UsageError, match="--format: is required"):
+        export(bare, output, None, "fused", component="dit2", alpha="rank")
+    weights = written(tmp_path / "w.safetensors", {"a": torch.ones(1)})
+    with pytest.raises(UsageError, match=r"--component: has no effect: .* not a LoRA"):
+        export(weights, output, "diffusers", "fused", component="dit2")
+
+
+def test_options_after_the_files_name_are_read_as_elsewhere(tmp_path: Path) -> None:
+    tensors = as_trained()
+    for matrix in "AB":
+        key = f"transformer.blocks.0.attn.k_img.lora_{matrix}.weight"
+        tensors[key] = torch.ones(4, 6) if matrix == "A" else torch.ones(6, 4)
+    file = written(tmp_path / "x.safetensors", tensors)
+    output = tmp_path / "y.safetensors"
+    with pytest.raises(StateError, match="1 of its 13 layers match no naming"):
+        export(Path(f"{file}@alpha=rank"), output, "kohya", "fused")
+    named = Path(f"{file}@alpha=rank@skip_missing")
+    export(named, output, "kohya", "fused")
+    assert len(read(output).layers) == 12
+    with pytest.raises(UsageError, match="--alpha: is given twice"):
+        export(named, output, "kohya", "fused", overwrite=True, alpha="rank")
+    with pytest.raises(UsageError, match=r"INPUT: has no scale, but .* has 0\.5"):
+        export(Path(f"{file}:0.5"), output, "kohya", "fused", overwrite=True)
+
+
+def test_what_can_only_be_merged_is_not_written(tmp_path: Path) -> None:
+    tensors = {"diffusion_model.img_in.diff": torch.ones(6, 3)}
+    file = written(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(
+        StateError, match=r"contains differences of whole weights, which export cannot"
+    ):
+        export(file, tmp_path / "y.safetensors", "diffusers", "fused")
+
+
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "ranks"])
 def test_an_alpha_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--alpha: expected a number above 0, or rank"):

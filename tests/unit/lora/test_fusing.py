@@ -40,6 +40,43 @@ def test_dora_of_several_layers_acts_as_one_and_comes_back() -> None:
         assert torch.equal(again[name].magnitude, layer.magnitude)
 
 
+@pytest.mark.parametrize("shared", [("q", "k", "v"), ("q", "v")])
+def test_a_layer_of_several_keeps_its_rank_there_and_back(
+    shared: tuple[str, ...],
+) -> None:
+    """Another program's qkv of rank 4 has one A for all: as three layers and as one
+    again it is what it was. Of parts that have their own A, that one alone is added.
+    """
+    rows = tuple(Rows(name, 4 * i, 4 * i + 4, 0) for i, name in enumerate("qkv"))
+    draw = torch.Generator().manual_seed(1)
+    down = torch.randn(4, 5, generator=draw)
+    parts = {
+        name: LoraLayer(
+            down if name in shared else torch.randn(4, 5, generator=draw),
+            torch.randn(4, 4, generator=draw),
+            2.0,
+        )
+        for name in "qkv"
+    }
+    one = fuse(parts, rows)
+    assert one.rank == 4 * (4 - len(shared))
+    weight = torch.randn(12, 5, generator=draw)
+    wanted = [parts[name].changed(weight[4 * i :][:4]) for i, name in enumerate("qkv")]
+    assert torch.allclose(one.changed(weight), torch.cat(wanted), atol=1e-6)
+    if len(shared) == 3:
+        again = fuse(split_fused(one, rows), rows)
+        assert torch.equal(again.down, one.down) and torch.equal(again.up, one.up)
+
+
+def test_layers_of_unlike_dtypes_are_joined() -> None:
+    down = torch.ones(2, 5)
+    parts = {
+        "q": LoraLayer(down, torch.ones(6, 2), 2.0),
+        "k": LoraLayer(down.half(), torch.ones(2, 2), 2.0),
+    }
+    assert fuse(parts, ROWS).up.shape == (8, 4)
+
+
 def test_dora_of_a_part_alone_is_refused() -> None:
     """LoRA is not: rows without it stay as they are."""
     parts = layers()

@@ -61,7 +61,8 @@ def test_every_spelling_of_a_pair_is_known(down: str, up: str) -> None:
             {"a.lora_A.weight": DOWN, "a.lora_B.weight": UP / 0},
             "a.lora_B.weight is not a finite matrix of numbers",
         ),
-        ({"a.hada_w1_a": DOWN}, "LoHa, .* are not supported"),
+        ({"a.hada_w1_a": DOWN}, "a has only hada_w1_a"),
+        ({"a.hada_t1": DOWN}, r"of no LoHa layer\n.*\n.*LoHa of convolutions"),
         ({"a.hada": DOWN}, "of no LoRA layer"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.adapters import add_layers, inject, lora_layers
-from dstrain.lora.fusing import divided, joined
+from dstrain.lora.fusing import joined, merged_parts
 from dstrain.lora.key_names import Rows
 from dstrain.lora.key_parser import FOLDED
 from dstrain.lora.layers import LoraConfig, LoraLayer
@@ -219,9 +219,12 @@ def test_what_is_not_whole_is_refused(tensors: dict[str, Tensor], words: str) ->
 
 
 def test_no_kronecker_product_is_that_of_several_layers() -> None:
+    """It is written as none; of a file's, each layer gets its rows, which are merged."""
     rows = (Rows("q", 0, 4, 0), Rows("k", 4, 8, 0))
-    with pytest.raises(UsageError, match="cannot be divided among q, k"):
-        divided(LAYERS[0], rows)
+    parts = merged_parts(LAYERS[0], rows)
+    weight = numbers(8, 6)
+    found = [parts[name].changed(weight[4 * i :][:4]) for i, name in enumerate("qk")]
+    assert torch.equal(torch.cat(found), LAYERS[0].changed(weight))
     with pytest.raises(UsageError, match=r"one layer for q, k\n.*give diffusers"):
         joined({"q": LAYERS[0], "k": LAYERS[0]}, rows)
 

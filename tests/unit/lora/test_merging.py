@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dstrain.lora.adapters import add_layers
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.lokr import Layer, LokrLayer
 from dstrain.lora.merging import merge_layers, merged
@@ -27,6 +28,23 @@ def test_merging_is_computed_in_fp32_and_keeps_the_dtype(layer: Layer) -> None:
         wanted *= (layer.magnitude / wanted.norm(dim=1))[:, None]
     assert torch.equal(after["a.weight"], wanted.bfloat16())
     assert torch.equal(after["b.weight"], before["b.weight"])
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=["lora", "dora", "lokr"])
+def test_a_strength_scales_the_whole_change(layer: Layer) -> None:
+    module = nn.ModuleDict({"a": nn.Linear(6, 8)})
+    before = module["a"].weight.detach().clone()
+    merge_layers(module, {"a": layer}, 0.25)
+    wanted = before + 0.25 * (layer.changed(before) - before)
+    assert torch.equal(module["a"].weight, wanted)
+
+
+def test_layers_are_merged_below_those_that_peft_added() -> None:
+    module = nn.Sequential(nn.Linear(6, 8))
+    before = module[0].weight.detach().clone()
+    add_layers(module, {"0": LAYERS[0]})
+    merge_layers(module, {"0": LAYERS[2]})
+    assert torch.equal(module[0].base_layer.weight, LAYERS[2].changed(before))
 
 
 def test_the_weight_of_an_embedding_is_the_other_way_round() -> None:

@@ -83,6 +83,10 @@ ACCEPTED: tuple[tuple[str, Change, Header], ...] = (
     ("peft's prefix before diffusers'", lambda t: with_alpha(prefixed(t, "base_model.model.transformer.")), {}),
     ("DiffSynth-Studio's names", lambda t: prefixed(default_names(folded(t)), ""), {}),
     ("DiffSynth-Studio's with its prefix", lambda t: prefixed(default_names(folded(t)), "pipe.dit."), {}),
+    *((f"{prefix} with diffusers' names",
+       lambda t, prefix=prefix: {k.replace("transformer.", prefix).replace(
+           ".", "_", k.count(".") - 3 + (".alpha" in k)): v for k, v in with_alpha(down_up(t)).items()}, {})
+      for prefix in ("lora_transformer_", "lycoris_")),
     ("kohya with diffusers' names",
      lambda t: {k.replace("transformer.", "lora_unet_").replace(".", "_", k.count(".") - 3 + (".alpha" in k)): v
                 for k, v in with_alpha(down_up(t)).items()}, {}),
@@ -134,6 +138,89 @@ def test_peft_keeps_rank_and_alpha_in_a_file_beside_it(tmp_path: Path) -> None:
         plain, read(written(tmp_path / "adapter_model.safetensors", bare)).layers
     )
     assert torch.equal(output(plain), output(module))
+
+
+def test_ai_toolkit_leaves_alpha_out_and_says_who_wrote_the_file(
+    tmp_path: Path,
+) -> None:
+    """toolkit/lora_special.py: with names of diffusers, alpha is the rank."""
+    tensors = as_trained(LoraConfig("dit", ("to_q",), 4, 6.0))
+    software = {"software": json.dumps({"name": "ai-toolkit", "version": "0.5"})}
+    layers = read(written(tmp_path / "x.safetensors", tensors, software)).layers
+    assert {layer.alpha for layer in layers.values()} == {4.0}
+    for other in ('{"name": "another"}', "[]", "no", "{}", "[" * 100_000):
+        path = written(tmp_path / "y.safetensors", tensors, {"software": other})
+        with pytest.raises(StateError, match="rank and alpha are unknown"):
+            read(path)
+
+
+@pytest.mark.parametrize(("alpha", "wanted"), [("rank", 4.0), (6.0, 6.0)])
+def test_an_alpha_can_be_given_where_a_file_has_none(
+    alpha: Any, wanted: float, tmp_path: Path
+) -> None:
+    tensors = as_trained(LoraConfig("dit", ("to_q",), 4, 6.0))
+    path = written(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(StateError, match="rank and alpha are unknown") as caught:
+        read(path)
+    assert f"({path}@alpha=rank)" in caught.value.help_lines[1]
+    (lora,) = read_lora(path, MODEL, {"dit": SHAPES}, alpha=alpha)
+    assert {layer.alpha for layer in lora.layers.values()} == {wanted}
+
+
+# What a model lacks.
+
+
+def test_what_a_model_lacks_is_left_out_on_request_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = as_trained(LoraConfig("dit", ("to_q",), 4, 6.0))
+    key = "transformer.blocks.{}.attn.k_img.lora_{}.weight"
+    for block in (0, 1):
+        tensors[key.format(block, "A")] = torch.ones(4, 6)
+        tensors[key.format(block, "B")] = torch.ones(6, 4)
+    wide = "transformer.proj_in.lora_{}.weight"
+    tensors |= {
+        wide.format("A"): torch.ones(4, 36),
+        wide.format("B"): torch.ones(6, 4),
+    }
+    encoder = "lora_te1_layers_0_q_proj.lora_{}.weight"
+    tensors |= {
+        encoder.format("down"): torch.ones(2, 6),
+        encoder.format("up"): torch.ones(6, 2),
+    }
+    path = written(tmp_path / "x y.safetensors", with_alpha(tensors))
+    with pytest.raises(StateError, match="for text_encoder, which is not l") as caught:
+        read(path)
+    assert caught.value.help_lines[-1] == (
+        f"to leave out what the model lacks, give '{path}@skip_missing'"
+    )
+    (lora,) = read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=True)
+    assert sorted(lora.layers) == ["blocks.0.attn.to_q", "blocks.1.attn.to_q"]
+    printed = capsys.readouterr().err
+    assert (
+        "left out 3, layers that dit lacks: blocks.*.attn.k_img (2), proj_in" in printed
+    )
+    assert "left out 1, text_encoder, not loaded: layers_*_q_proj" in printed
+
+
+def test_a_file_that_fits_nowhere_is_refused_whatever_is_left_out(
+    tmp_path: Path,
+) -> None:
+    tensors = {
+        "transformer.unet.lora_A.weight": torch.ones(4, 6),
+        "transformer.unet.lora_B.weight": torch.ones(6, 4),
+    }
+    path = written(tmp_path / "x.safetensors", with_alpha(tensors))
+    for skip in (False, True):
+        with pytest.raises(StateError, match="1 of its 1 layers match no naming"):
+            read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=skip)
+    tensors = {
+        "transformer.proj_in.lora_A.weight": torch.ones(4, 7),
+        "transformer.proj_in.lora_B.weight": torch.ones(6, 4),
+    }
+    path = written(tmp_path / "y.safetensors", with_alpha(tensors))
+    with pytest.raises(StateError, match="has no layers for what is loaded"):
+        read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=True)
 
 
 def test_patterns_of_rank_and_alpha_are_followed(tmp_path: Path) -> None:
@@ -225,8 +312,12 @@ def test_experts_are_distinguished_by_the_header_or_by_what_is_asked(
     with pytest.raises(
         StateError,
         match="is ambiguous: it fits 2 namings of dit and dit2",
-    ):
+    ) as caught:
         read(bare, **two)
+    assert caught.value.help_lines[0] == (
+        f"say which component it is for: --lora dit={bare} or --lora dit2={bare}"
+    )
+    assert "--component dit2" in caught.value.help_lines[1]
     assert read_lora(bare, MODEL, two, component="dit2")[0].component == "dit2"
     named = written(
         tmp_path / "y.safetensors", with_alpha(tensors), {"component": "dit2"}

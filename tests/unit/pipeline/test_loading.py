@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.config.fields import LoraFile
 from dstrain.errors import StateError
+from dstrain.lora.foreign.products import MergedLayer
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.merging import merge_layers
+from dstrain.lora.reader import Lora
 from dstrain.models.components import Component, Files
-from dstrain.models.execution.kept import ALL_BLOCKS, Kept, StoredLayers
+from dstrain.models.execution.kept import ALL_BLOCKS, AS_LOADED, Kept, StoredLayers
 from dstrain.models.networks import DiffusersNetwork, keep, load_network
 from dstrain.models.quantization.methods import METHODS
 from dstrain.pipeline import loading
@@ -165,7 +168,7 @@ LAYERS: Mapping[str, LoraLayer] = MappingProxyType(
 
 def given(monkeypatch: pytest.MonkeyPatch, layers: Mapping[str, LoraLayer]) -> None:
     """Let a preset file have these layers."""
-    lora = SimpleNamespace(component="net", layers=layers)
+    lora = Lora("net", layers, {})
     monkeypatch.setattr(loading, "read_lora", lambda *_: [lora])
 
 
@@ -175,7 +178,7 @@ def test_a_preset_is_merged_before_a_weight_is_stored(
 ) -> None:
     files, configuration = deep(tmp_path, 4, 2)
     given(monkeypatch, LAYERS)
-    files = Files(files.paths, preset=tmp_path / "preset.safetensors")
+    files = Files(files.paths, preset=LoraFile(tmp_path / "preset.safetensors"))
     merged = load_network(lambda: Deep(4, 2), files, dtype)
     merge_layers(merged, LAYERS)
     stored: dict[str, Tensor] = {}
@@ -192,6 +195,37 @@ def test_a_preset_is_merged_before_a_weight_is_stored(
         assert torch.equal(network.state_dict()[name], weight)
 
 
+@pytest.mark.parametrize("method", [None, "int8_block"])
+def test_differences_and_layers_of_a_preset_are_scaled_and_come_before_quantization(
+    method: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = written(tmp_path, Deep(64, 2))
+    difference = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
+    loha = MergedLayer("LoHa", (64, 64), lambda: 2 * difference)
+    lora = Lora("net", {}, {}, {"layers.0": loha}, {"layers.1.weight": difference})
+    monkeypatch.setattr(loading, "read_lora", lambda *_: [lora])
+    kept = Kept((StoredLayers(METHODS[method]),)) if method else AS_LOADED
+    preset = LoraFile(tmp_path / "preset.safetensors", 0.5)
+    files = replace(files, kept=kept)
+    configuration = SimpleNamespace(side=64, depth=2)
+    loader = Loader(RECORD, component(NETWORK), replace(files, preset=preset), CPU)
+    network = loader.load(configuration, torch.float32)
+    wanted = load_network(lambda: Deep(64, 2), files, torch.float32)
+    with torch.no_grad():
+        wanted.layers[0].weight += difference
+        wanted.layers[1].weight += 0.5 * difference
+    if method:
+        (tmp_path / "merged").mkdir()
+        merged = replace(written(tmp_path / "merged", wanted), kept=kept)
+        wanted = Loader(RECORD, component(NETWORK), merged, CPU).load(
+            configuration, torch.float32
+        )
+    for name, weight in wanted.state_dict().items():
+        assert torch.allclose(
+            network.state_dict()[name].float(), weight.float(), atol=1e-6
+        )
+
+
 def test_a_preset_changes_weights_that_are_one_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +233,8 @@ def test_a_preset_changes_weights_that_are_one_together(
     layer = LoraLayer(torch.ones(1, 2), torch.ones(4, 1), 1.0)
     given(monkeypatch, {"head": layer})
     files = Files(
-        (tmp_path / "net.safetensors",), preset=tmp_path / "preset.safetensors"
+        (tmp_path / "net.safetensors",),
+        preset=LoraFile(tmp_path / "preset.safetensors"),
     )
     tied = component(DiffusersNetwork(f"{__name__}:Tied"))
     network = Loader(RECORD, tied, files, CPU).load(SimpleNamespace(), torch.float32)

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cli.main import main
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.serialize import with_run_options
 from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain.generation.source import open_source
 from dstrain.graph.spec import ExpertSchedule
 from dstrain.lora.export import export
 from dstrain.runs.resolve import resolve
@@ -202,6 +205,98 @@ def test_what_does_not_say_its_component_is_asked_for(
         resolve(config(here, preset_lora_path=path, preset_lora_model="dit")).preset
         is not None
     )
+
+
+def test_its_component_can_stand_before_it_and_its_scale_after_it(
+    here: Path, tmp_path: Path
+) -> None:
+    """A run records both so that other commands read them wherever they run."""
+    path = bare(preset_for(here, "dit", tmp_path / "first"), tmp_path)
+    whole = training_run(config(here, preset_lora_path=path, preset_lora_model="dit"))
+    half = training_run(config(here, preset_lora_path=Path(f"dit={path}:0.5")))
+    plain = training_run(config(here))
+    weights = [
+        one.module.pipeline.components["dit"].blocks[0].to_out.base_layer.weight
+        for one in (plain, half, whole)
+    ]
+    assert torch.allclose(weights[1], (weights[0] + weights[2]) / 2, atol=1e-6)
+    assert not torch.equal(weights[1], weights[2])
+    first, second = whole.setup.preset, half.setup.preset
+    assert first is not None and second is not None
+    assert first.digest == sha256(path)
+    assert second.digest == f"{sha256(path)}:0.5"
+    recorded = half.setup.recorded
+    assert recorded.preset_lora_model == "dit"
+    assert recorded.preset_lora_path == Path(f"{path}:0.5")
+
+
+def both(here: Path, folder: Path) -> Path:
+    """A file with layers of the denoiser and of the text encoder."""
+    tensors = {}
+    for name in ("dit", "text_encoder"):
+        own = load_file(preset_for(here, name, folder / name))
+        alphas = {
+            key.replace("lora_A.weight", "alpha"): torch.tensor(float(len(value)))
+            for key, value in own.items()
+            if "lora_A" in key
+        }
+        tensors |= own | alphas
+    save_file(tensors, folder / "both.safetensors")
+    return folder / "both.safetensors"
+
+
+@pytest.mark.parametrize("named", [None, "text_encoder,dit"])
+def test_a_file_for_several_components_is_merged_into_each(
+    named: str | None, here: Path, tmp_path: Path
+) -> None:
+    file = both(here, tmp_path)
+    flags: dict[str, Any] = {"preset_lora_path": file, "preset_lora_model": named}
+    merged, plain = training_run(config(here, **flags)), training_run(config(here))
+    for name in ("dit", "text_encoder"):
+        layers = load_file(tmp_path / f"{name}/step-1.safetensors")
+        key = next(key for key in layers if "lora_B" in key)
+        layer = key.partition(".")[2].removesuffix(".lora_B.weight")
+        change = layers[key] @ layers[key.replace("lora_B", "lora_A")]
+        own, other = (
+            getattr(module, "base_layer", module).weight
+            for module in (
+                one.module.pipeline.components[name].get_submodule(layer)
+                for one in (plain, merged)
+            )
+        )
+        assert torch.allclose(other, own + change, atol=1e-6)
+        assert not torch.equal(other, own)
+    train(here, max_steps=1, **flags)
+    with open_source(
+        with_run_options(
+            GenerateConfig(
+                model="tiny", prompt="dog", output=here / "a.png", run=here / "out"
+            )
+        ),
+        ["prompt"],
+    ) as source:
+        generating = source.load().components
+        for name in ("dit", "text_encoder"):
+            after = merged.module.pipeline.components[name].state_dict()
+            for key, weight in generating[name].state_dict().items():
+                if "lora_" not in key:
+                    assert torch.equal(weight, after[key])
+
+
+def test_layers_of_another_component_than_is_named_are_left_out_on_request_alone(
+    here: Path, tmp_path: Path
+) -> None:
+    file = both(here, tmp_path)
+    flags: dict[str, Any] = {"preset_lora_model": "dit", "max_steps": 1}
+    with pytest.raises(
+        UsageError,
+        match=r"also has layers for text_encoder\n  give dit,text_encoder, or .*@skip_mis",
+    ):
+        train(here, preset_lora_path=file, **flags)
+    ready = training_run(config(here, preset_lora_path=f"{file}@skip_missing", **flags))
+    encoder = training_run(config(here)).module.pipeline.components["text_encoder"]
+    found = ready.module.pipeline.components["text_encoder"].state_dict()
+    assert same(dict(encoder.state_dict()), dict(found))
 
 
 @pytest.mark.parametrize(("flags", "match"), [

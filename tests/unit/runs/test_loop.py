@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cache.in_use import readers
-from dstrain.errors import Diverged, StateError
+from dstrain.errors import Diverged, StateError, UsageError
 from dstrain.registry.hooks import Extensions
 from dstrain.runs.build import total_steps
 from dstrain.runs.checkpoints.state import states
@@ -504,6 +504,18 @@ def test_lora_training_continues_from_a_file_strictly(
         training_run(config(here, lora_checkpoint=path, lora_base_model="text_encoder"))
     with pytest.raises(StateError, match=r"nowhere\.safetensors"):
         training_run(config(here, lora_checkpoint=tmp_path / "nowhere.safetensors"))
+    for text, match in (
+        (f"{path}:0.5", "--lora_checkpoint: has no scale"),
+        (f"text_encoder={path}", r"is for text_encoder, but LoRA on dit is trained"),
+        (f"{path}@alpha=2", "--alpha: has no effect: .* states its own alpha"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            training_run(config(here, lora_checkpoint=Path(text)))
+    given = training_run(config(here, lora_checkpoint=Path(f"dit={path}@skip_missing")))
+    assert all(
+        torch.equal(value, state[name.removeprefix("dit.")])
+        for name, value in given.module.trained.parameters.items()
+    )
 
 
 def test_an_update_leaves_no_gradient_behind(here: Path) -> None:

@@ -75,7 +75,9 @@ class GenerateConfig(ModelChoice):
     )
     lora: tuple[LoraFile, ...] = option(
         "LoRA",
-        "LoRA file to apply, with an optional scale. Can be repeated.",
+        "LoRA file to apply, with an optional scale. COMPONENT= says what it is for where the "
+        "file does not, @alpha=rank or @alpha=NUMBER its alpha; @skip_missing leaves out layers "
+        "that the model lacks. Can be repeated.",
         (),
     )
     output: Path = field(

@@ -64,15 +64,17 @@ class LoraOptions:
     )
     lora_checkpoint: Path | None = option(
         "LoRA",
-        "LoRA file to start training from.",
+        "LoRA file to start training from; @alpha=rank or @alpha=NUMBER at its end is its alpha, "
+        "where it states none.",
         affects={"LoRA", "weights"},
     )
     preset_lora_path: Path | None = option(
         "LoRA",
-        "LoRA file to merge into the weights before training (differential LoRA training).",
+        "LoRA file to merge into the weights before training (differential LoRA training), "
+        "written as for --lora of generate.",
         affects={"weights"},
     )
     preset_lora_model: str | None = option(
         "LoRA",
-        "Component to merge --preset_lora_path into.",
+        "Components to merge --preset_lora_path into, comma-separated.",
     )

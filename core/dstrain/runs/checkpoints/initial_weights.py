@@ -40,7 +40,7 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
         is_lora = _is_lora(path)
         _check_trained(path, component, is_lora, setup)
         if not is_lora:
-            if setup.preset is not None and setup.preset.component == component:
+            if setup.preset is not None and component in setup.preset.components:
                 # They have the preset of the run that trained them in them.
                 raise UsageError(
                     "--preset_lora_path",

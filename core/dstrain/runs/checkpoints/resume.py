@@ -221,7 +221,7 @@ def config_digest(run: AnyRun) -> str:
     if setup.modifiers:
         numbers.append({"modify step": dict(setup.modifiers)})
     if setup.preset is not None:
-        numbers.append([setup.preset.component, setup.preset.digest])
+        numbers.append([*setup.preset.components, setup.preset.digest])
     stored = stored_components(run)
     if stored:
         numbers.append({"kept": stored})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.cache.store import MARKER
-from dstrain.config.fields import split_commas
+from dstrain.config.fields import parse_lora, split_commas
 from dstrain.config.options.train import options_affecting
 from dstrain.console import redacted
 from dstrain.errors import MissingFiles
@@ -125,12 +125,21 @@ def _work(setup: Setup, datasets: Sequence[PlannedRows]) -> str:
     return f"stage 1 computes {count} rows into {cache}"
 
 
+def _lora_path(text: str, setup: Setup) -> Path:
+    """Return the path in what names a LoRA file and how it is read."""
+    return parse_lora(text).of(setup.spec.components).path
+
+
 def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:
     """Return the setup without the weights that flags name and that are not here."""
     config = setup.config
     for name in options_affecting("weights"):
         value = str(getattr(config, name) or "")
-        missing = [path for path in split_commas(value) if not Path(path).exists()]
+        missing = [
+            path
+            for path in split_commas(value)
+            if not (Path(path).exists() or _lora_path(path, setup).exists())
+        ]
         absent += [f"--{name}: {path} does not exist" for path in missing]
         if missing:
             gone: dict[str, Any] = {name: None}

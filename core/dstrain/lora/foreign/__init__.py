@@ -1,0 +1,1 @@
+"""What LoRA files of other programs contain and dstrain does not write."""
