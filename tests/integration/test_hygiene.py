@@ -119,8 +119,13 @@ def changed_tables(source: str) -> Iterator[str]:
     )
     changed = {match.group(1) for match in changes.finditer(source)}
     for node in _module_level(tree):
-        table = node.value if isinstance(node, ast.Assign) else None
-        names = [ast.unparse(target) for target in getattr(node, "targets", [])]
+        table = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        targets = (
+            [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else getattr(node, "targets", [])
+        )
+        names = [ast.unparse(target) for target in targets]
         is_constant = all(name.isupper() and name not in changed for name in names)
         has_entries = isinstance(table, ast.DictComp) or bool(
             getattr(table, "keys", [])
@@ -252,6 +257,7 @@ PLANTED: tuple[tuple[Checker, str], ...] = (
     (missing_annotations, "async def f(*, a) -> None: ..."),
     (family_names, "name = 'qwen_image'"),
     (family_names, "# as QwenImage does"),
+    (changed_tables, "TABLE: dict[str, int] = {'a': 1}\nTABLE['b'] = 2"),
     (family_names, "import dstrain_flux"),
     (family_names, "'Wan2.1'"),
     (family_layers, "LAYERS = ('a', 'img_mod.1')"),
