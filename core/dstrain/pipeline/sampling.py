@@ -2,7 +2,6 @@
 units, model_fn and schedule as training.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,8 +155,7 @@ def integrate(
         steps: The number of steps.
         on_step: Called after each step with its index and the constrained latents.
     """
-    pixels = math.prod(noise.shape[2:])
-    sigmas = schedule.sigmas(steps, pixels // schedule.latents_per_token)
+    sigmas = schedule.sigmas(steps, schedule.tokens(noise.shape))
 
     def constrained_at(latents: Tensor, sigma: Tensor) -> LatentConstraint:
         timestep = (sigma * TRAIN_TIMESTEPS).expand(len(latents)).to(noise.device)

@@ -10,9 +10,10 @@ from dstrain.plugin import (
     Measured,
     PipelineSpec,
     at_least,
+    functional,
 )
 
-from dstrain_qwen_image import control, model_fn, units
+from dstrain_qwen_image import control, layers, model_fn, units
 
 SIDE_MULTIPLE = model_fn.DOWNSCALE * model_fn.PATCH
 LEAST_PIXELS = units.EDIT_MULTIPLE**2
@@ -148,6 +149,36 @@ IN_CONTEXT = replace(
     },
 )
 
+# QwenImageLayeredPipeline of diffusers: no norms are restored, and the shift follows
+# from the tokens of one layer.
+LAYERED = replace(
+    BASE,
+    units=(
+        units.encode_prompt,
+        layers.encode_layers,
+        layers.encode_layer_input,
+        layers.encode_layer_context,
+    ),
+    model_fn=layers.predict_layers,
+    decoders=(layers.decode_layers,),
+    inputs={
+        **BASE.inputs,
+        "input_image": Column("image", "images", mode="RGBA", multiple=SIDE_MULTIPLE),
+        "layer_input_image": Column(
+            "layer_input_image", "image", mode="RGBA", multiple=SIDE_MULTIPLE
+        ),
+        "layer_num": Column("layer_num", "integer", check=at_least(0)),
+        "context_image": Column(
+            "context_image", "image", multiple=SIDE_MULTIPLE, optional=True
+        ),
+    },
+    schedule=replace(SCHEDULE, unshifted_tokens=256),
+    denoiser_config={**BASE.denoiser_config, "use_layer3d_rope": True},
+    latent_shape=layers.latent_shape_layers,
+    apply_guidance=functional.apply_guidance,
+    defaults={"height": 640, "width": 640, "layer_num": 4, **SAMPLING},
+)
+
 PIPELINES = {
     "base": BASE,
     "edit": EDIT,
@@ -156,4 +187,5 @@ PIPELINES = {
     "blockwise-controlnet": CONTROLNET,
     "blockwise-controlnet-inpaint": CONTROLNET_INPAINT,
     "in-context-control": IN_CONTEXT,
+    "layered": LAYERED,
 }

@@ -15,17 +15,20 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
+    QwenImageLayeredPipeline,
     QwenImagePipeline,
 )
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_edit,
     pipeline_qwenimage_edit_plus,
+    pipeline_qwenimage_layered,
 )
 from dstrain import Pipeline
 from dstrain.testing import Conformance
 from dstrain_qwen_image.model_fn import DOWNSCALE, pack, unpack
 from dstrain_qwen_image.processor import Processor
+from PIL import Image
 from torch import Tensor, nn
 from transformers import Qwen2VLProcessor
 
@@ -187,20 +190,92 @@ def in_context(
 ) -> tuple[list[Tensor], Any]:
     """diffusers' pipeline, whose transformer gets the tokens of one more image."""
     given = dict(arguments)
-    image = VaeImageProcessor().preprocess(given.pop("context_image"))
-    context = pack(encode(pipe, image))
+    context = given.pop("context_image")
+    with pytest.MonkeyPatch.context() as patch:
+        add_context(patch, pipe, context, 0)
+        return by_diffusers(QwenImagePipeline, pipe, folder, given)
+
+
+def add_context(
+    patch: pytest.MonkeyPatch, pipe: Pipeline, image: Image.Image, place: int
+) -> None:
+    """Give the transformer the tokens of an image before the last `place` ones."""
+    context = pack(encode(pipe, VaeImageProcessor().preprocess(image)))
     dit = pipe.components["dit"]
     forward = dit.forward
 
     def with_context(hidden_states: Tensor, img_shapes: Any, **named: Any) -> Any:
-        tokens = torch.cat([hidden_states, context], dim=1)
-        grids = [[*one, *one] for one in img_shapes]
-        (made,) = forward(hidden_states=tokens, img_shapes=grids, **named)
-        return (made[:, : hidden_states.shape[1]],)
+        end = hidden_states.shape[1] - place * context.shape[1]
+        parts = [hidden_states[:, :end], context, hidden_states[:, end:]]
+        grids = []
+        for one in img_shapes:
+            images = len(one) - place
+            grids.append([*one[:images], one[0], *one[images:]])
+        (made,) = forward(
+            hidden_states=torch.cat(parts, dim=1), img_shapes=grids, **named
+        )
+        return (made[:, :end],)
+
+    patch.setattr(dit, "forward", with_context)
+
+
+def layered(
+    pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+) -> tuple[list[Tensor], Any]:
+    """diffusers' pipeline, made to keep our size; the first image, which it drops, is
+    decoded here.
+    """
+    given = dict(arguments)
+    height, width = given.pop("height"), given.pop("width")
+    latents = given.pop("latents")
+    shape = (width // DOWNSCALE, height // DOWNSCALE)
+    context = given.pop("context_image")
+    given["image"] = given.pop("layer_input_image")
+    given["layers"] = given.pop("layer_num")
+    given["true_cfg_scale"] = given.pop("guidance_scale")
+    parts = {
+        name: pipe.components[name] for name in ("text_encoder", "vae", "tokenizer")
+    }
+    published = QwenImageLayeredPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
+        processor=None,
+        transformer=pipe.components["dit"],
+        **parts,
+    )
+    published.set_progress_bar_config(disable=True)
+    passed: list[Tensor] = []
+
+    def unpacked(packed: Tensor) -> Tensor:
+        frames = packed.unflatten(1, (given["layers"] + 1, -1)).unbind(1)
+        return torch.cat([unpack(one, *shape[::-1]) for one in frames], dim=2)
+
+    def keep(
+        _: Any, step: int, timestep: Any, values: dict[str, Any]
+    ) -> dict[str, Any]:
+        passed.append(unpacked(values["latents"]))
+        return values
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dit, "forward", with_context)
-        return by_diffusers(QwenImagePipeline, pipe, folder, given)
+        patch.setattr(
+            pipeline_qwenimage_layered,
+            "calculate_dimensions",
+            lambda area, ratio: (width, height),
+        )
+        add_context(patch, pipe, context.convert("RGBA"), 1)
+        (made,) = published(
+            **given,
+            latents=torch.cat([pack(one) for one in latents.split(1, dim=2)], dim=1),
+            callback_on_step_end=keep,
+        ).images
+    config = pipe.components["vae"].config
+    mean, std = (
+        torch.tensor(one).view(1, -1, 1, 1, 1)
+        for one in (config.latents_mean, config.latents_std)
+    )
+    whole = passed[-1][:, :, :1] * std + mean
+    pixels = pipe.components["vae"].decode(whole, return_dict=False)[0]
+    (first,) = published.image_processor.postprocess(pixels[:, :, 0])
+    return passed, [first, *made]
 
 
 def encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
@@ -226,6 +301,8 @@ class TestConformance(Conformance):
             return edit(pipe, folder, arguments)
         if variant.startswith("blockwise-controlnet"):
             return controlled(pipe, folder, arguments)
+        if variant == "layered":
+            return layered(pipe, folder, arguments)
         if variant == "in-context-control":
             return in_context(pipe, folder, arguments)
         return by_diffusers(QwenImagePipeline, pipe, folder, arguments)
@@ -234,5 +311,7 @@ class TestConformance(Conformance):
     def published_latents(
         pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
     ) -> Tensor:
-        image = VaeImageProcessor().preprocess(arguments["input_image"])
-        return encode(pipe, image)
+        image = arguments["input_image"]
+        several = image if isinstance(image, list) else [image]
+        pixels = [VaeImageProcessor().preprocess(one) for one in several]
+        return torch.cat([encode(pipe, one) for one in pixels], dim=2)
