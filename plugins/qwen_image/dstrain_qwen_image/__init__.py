@@ -73,6 +73,7 @@ MODEL = ModelFamily(
         "blockwise-controlnet-inpaint",
         "in-context-control",
         "layered",
+        "eligen",
     ),
     model_ids={
         "base": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
@@ -91,6 +92,7 @@ MODEL = ModelFamily(
         ),
         "blockwise-controlnet-inpaint": ("Qwen/Qwen-Image", f"{CONTROLNETS}Inpaint"),
         "in-context-control": ("Qwen/Qwen-Image",),
+        "eligen": ("Qwen/Qwen-Image",),
         "layered": (LAYERED, "DiffSynth-Studio/Qwen-Image-Layered-Control"),
     },
     model_files=MODELS,

@@ -13,7 +13,7 @@ from dstrain.plugin import (
     functional,
 )
 
-from dstrain_qwen_image import control, layers, model_fn, units
+from dstrain_qwen_image import control, entities, layers, model_fn, units
 
 SIDE_MULTIPLE = model_fn.DOWNSCALE * model_fn.PATCH
 LEAST_PIXELS = units.EDIT_MULTIPLE**2
@@ -149,6 +149,20 @@ IN_CONTEXT = replace(
     },
 )
 
+ELIGEN = replace(
+    BASE,
+    units=(*BASE.units, entities.encode_entity_prompts, entities.find_entity_tokens),
+    model_fn=entities.predict_entities,
+    inputs={
+        **BASE.inputs,
+        "eligen_entity_prompts": Column("eligen_entity_prompts", "texts"),
+        "eligen_entity_masks": Column(
+            "eligen_entity_masks", "images", mode="L", multiple=SIDE_MULTIPLE
+        ),
+    },
+    padded={**BASE.padded, "entity_emb": 1, "entity_emb_mask": 1},
+)
+
 # QwenImageLayeredPipeline of diffusers: no norms are restored, and the shift follows
 # from the tokens of one layer.
 LAYERED = replace(
@@ -188,4 +202,5 @@ PIPELINES = {
     "blockwise-controlnet-inpaint": CONTROLNET_INPAINT,
     "in-context-control": IN_CONTEXT,
     "layered": LAYERED,
+    "eligen": ELIGEN,
 }

@@ -19,6 +19,7 @@ from diffusers import (
     QwenImagePipeline,
 )
 from diffusers.image_processor import VaeImageProcessor
+from diffusers.models.transformers import transformer_qwenimage
 from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_edit,
     pipeline_qwenimage_edit_plus,
@@ -219,6 +220,64 @@ def add_context(
     patch.setattr(dit, "forward", with_context)
 
 
+def entities(
+    pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+) -> tuple[list[Tensor], Any]:
+    """diffusers' pipeline, whose transformer gets the texts of entities before the prompt,
+    in the positions that each has alone, and a mask made token by token.
+    """
+    given = dict(arguments)
+    prompts, masks = (
+        given.pop(f"eligen_entity_{name}") for name in ("prompts", "masks")
+    )
+    parts = {name: pipe.components[name] for name in ("text_encoder", "tokenizer")}
+    encoder = QwenImagePipeline(scheduler=None, transformer=None, vae=None, **parts)
+    texts = [encoder.encode_prompt([one])[0] for one in (*prompts, given["prompt"])]
+    regions = [
+        F.max_pool2d(
+            torch.from_numpy(np.array(mask))[4::8, 4::8].gt(127).float()[None], 2
+        )
+        for mask in masks
+    ]
+    # The owner of each text token, and the texts of each image token.
+    owners = [number for number, text in enumerate(texts) for _ in range(text.shape[1])]
+    inside = [{len(masks)} for _ in range(regions[0].numel())]
+    for number, region in enumerate(regions):
+        for token in region.flatten().nonzero().flatten().tolist():
+            inside[token].add(number)
+    tokens = [{owner} for owner in owners] + inside
+    allowed = torch.ones(len(tokens), len(tokens), dtype=torch.bool)
+    for row, ours in enumerate(tokens):
+        for column, theirs in enumerate(tokens):
+            if row < len(owners) or column < len(owners):
+                allowed[row, column] = bool(ours & theirs)
+    dit = pipe.components["dit"]
+    forward, embed = dit.forward, dit.pos_embed.forward
+    attend = transformer_qwenimage.dispatch_attention_fn
+
+    def alone(shapes: Any, max_txt_seq_len: int, **named: Any) -> tuple[Tensor, ...]:
+        found = [embed(shapes, max_txt_seq_len=one.shape[1], **named) for one in texts]
+        return found[0][0], torch.cat([text for _, text in found])
+
+    def with_entities(encoder_hidden_states: Tensor, **named: Any) -> Any:
+        if not torch.equal(encoder_hidden_states, texts[-1]):
+            return forward(encoder_hidden_states=encoder_hidden_states, **named)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dit.pos_embed, "forward", alone)
+            patch.setattr(
+                transformer_qwenimage,
+                "dispatch_attention_fn",
+                lambda *args, attn_mask, **rest: attend(
+                    *args, attn_mask=allowed[None, None], **rest
+                ),
+            )
+            return forward(encoder_hidden_states=torch.cat(texts, dim=1), **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dit, "forward", with_entities)
+        return by_diffusers(QwenImagePipeline, pipe, folder, given)
+
+
 def layered(
     pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
 ) -> tuple[list[Tensor], Any]:
@@ -290,7 +349,7 @@ def encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
 
 class TestConformance(Conformance):
     family = "qwen_image"
-    everyday = ("base", "edit", "edit-2509", "blockwise-controlnet-inpaint")
+    everyday = ("base", "edit", "edit-2509", "blockwise-controlnet-inpaint", "layered")
 
     @staticmethod
     def published(
@@ -301,6 +360,8 @@ class TestConformance(Conformance):
             return edit(pipe, folder, arguments)
         if variant.startswith("blockwise-controlnet"):
             return controlled(pipe, folder, arguments)
+        if variant == "eligen":
+            return entities(pipe, folder, arguments)
         if variant == "layered":
             return layered(pipe, folder, arguments)
         if variant == "in-context-control":
