@@ -53,7 +53,7 @@ DENOISERS = (
     Denoiser("another variant", "wan", "t2v", {"in_channels": 36},
              "has 36 input channels; variant t2v takes 16\n  give --variant i2v-a14b"),
     Denoiser("Layered", "qwen_image", "base", {"use_layer3d_rope": True},
-             "is Qwen-Image-Layered, which no variant of qwen_image is for: it has use_layer3d_rope"),
+             "has use_layer3d_rope; variant base takes none\n  give --variant layered"),
     Denoiser("unknown channels", "qwen_image", "edit", {"in_channels": 32},
              "has 32 input channels; variant edit takes 64"),
 )  # fmt: skip

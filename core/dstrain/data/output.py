@@ -1,5 +1,6 @@
 """Write generated images and videos."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from dstrain.errors import UsageError
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.values import Frames
 from dstrain.storage.files import replacing
+
+TRANSPARENT = frozenset({"AVIF", "PNG", "TIFF", "WEBP"})
+"""The formats that keep an alpha channel."""
 
 
 def write_video(frames: Frames, path: Path) -> None:
@@ -65,16 +69,43 @@ def check_output(path: Path, spec: PipelineSpec) -> None:
         suffix = path.suffix or "no suffix"
         what = f"{path}: {suffix} is not a supported image format; use .png"
         raise UsageError("--output", what)
+    if spec.makes_layers and kind not in TRANSPARENT:
+        what = f"{path}: {kind} has no transparent parts, and layers may have them; use .png"
+        raise UsageError("--output", what)
+
+
+def output_paths(output: Any, path: Path) -> list[Path]:
+    """Return the files that an output is written to: of several images, the first one has
+    the name given, and the others are numbered after it, 'image-1.png'.
+    """
+    count = len(output) if isinstance(output, list) else 1
+    others = [path.with_stem(f"{path.stem}-{number}") for number in range(1, count)]
+    return [path, *others]
+
+
+def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
+    """Return images of one height as a single one, from left to right."""
+    whole = Image.new("RGBA", (sum(one.width for one in images), images[0].height))
+    left = 0
+    for one in images:
+        whole.paste(one, (left, 0))
+        left += one.width
+    return whole
 
 
 def save_image_or_video(output: Any, path: Path) -> None:
-    """Write an image, or Frames, in the format that the file name asks for.
+    """Write an image, a list of images (see `output_paths`), or Frames, in the format that
+    the file name asks for.
 
-    The file is written as a whole or not at all. Raises UsageError, or SystemFault if it
-    cannot be written; existing files are not modified then.
+    Each file is written as a whole or not at all. Raises UsageError, or SystemFault if
+    one cannot be written; existing files are not modified then.
     """
     if isinstance(output, Frames):
         write_video(output, path)
+        return
+    if isinstance(output, list):
+        for one, place in zip(output, output_paths(output, path), strict=True):
+            save_image_or_video(one, place)
         return
     with replacing(path) as building:
         path.parent.mkdir(parents=True, exist_ok=True)

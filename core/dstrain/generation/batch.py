@@ -69,6 +69,9 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
             if value in str(row):
                 raise secret_error(table.where(number), variable)
     with open_source(config, table.columns) as source, lock(folder):
+        if source.spec.makes_layers:
+            what = f"variant {source.spec.variant} generates several images for a row"
+            raise UsageError("--dataset", what, "generate them one by one")
         column = "image"
         suffix = ".png"
         if source.spec.makes_video:

@@ -6,7 +6,7 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
 from dstrain.console import progress_bar, redacted
-from dstrain.data.output import check_output, save_image_or_video
+from dstrain.data.output import check_output, output_paths, save_image_or_video
 from dstrain.generation.batch import generate_dataset
 from dstrain.generation.inputs import parse_arguments
 from dstrain.generation.prompts import notice
@@ -52,4 +52,5 @@ def generate_one(config: GenerateConfig) -> None:
             ):
                 output = pipeline(**arguments)
         save_image_or_video(output, config.output)
-        print(redacted(f"wrote {config.output}"))
+        for path in output_paths(output, config.output):
+            print(redacted(f"wrote {path}"))

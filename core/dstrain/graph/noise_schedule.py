@@ -48,6 +48,9 @@ class FlowMatchSchedule:
     """End of the training table."""
     latents_per_token: int = 4
     """Positions of the latents in one token of the denoiser."""
+    unshifted_tokens: int | None = None
+    """If given, inference has the shift sqrt(tokens of one image / this number) in place
+    of mu's (Esser et al. 2024, equation 23)."""
 
     def __post_init__(self) -> None:
         if self.shift is not None and (self.base_mu, self.max_mu) != (None, None):
@@ -68,8 +71,19 @@ class FlowMatchSchedule:
         FlowMatchEulerDiscreteScheduler does.
         """
         plain = np.linspace(1.0, 1.0 / steps, steps).astype(np.float32)
-        shifted = torch.from_numpy(self._shifted(plain, self.mu(tokens)))
-        return torch.cat([shifted.float(), torch.zeros(1)])
+        if self.unshifted_tokens is None:
+            shifted = self._shifted(plain, self.mu(tokens))
+        else:
+            factor = math.sqrt(tokens / self.unshifted_tokens)
+            shifted = factor / (factor + (1 / plain - 1))
+        return torch.cat([torch.from_numpy(shifted).float(), torch.zeros(1)])
+
+    def tokens(self, shape: Sequence[int]) -> int:
+        """Return the tokens of latents, (batch, channels, ..., height, width), that decide
+        the shift.
+        """
+        sides = shape[2:] if self.unshifted_tokens is None else shape[-2:]
+        return math.prod(sides) // self.latents_per_token
 
     @cached_property
     def table(self) -> Tensor:

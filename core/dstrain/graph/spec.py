@@ -208,6 +208,11 @@ class PipelineSpec:
         return "video" in self.decoders[-1].outputs.values()
 
     @property
+    def makes_layers(self) -> bool:
+        """Return whether inference returns a list of images, which may be transparent."""
+        return "list[image]" in self.decoders[-1].outputs.values()
+
+    @property
     def branched(self) -> frozenset[str]:
         """Return the names that have a value per branch: the `cfg_inputs`, and what
         follows from them.

@@ -2,7 +2,6 @@
 units, model_fn and schedule as training.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -178,8 +177,7 @@ def inference_sigmas(
     """Return (steps + 1,) fp32 sigmas of the sampler for latents of this size, (batch,
     channels, ...).
     """
-    pixels = math.prod(latents.shape[2:])
-    return schedule.sigmas(steps, pixels // schedule.latents_per_token)
+    return schedule.sigmas(steps, schedule.tokens(latents.shape))
 
 
 def points_on_path(

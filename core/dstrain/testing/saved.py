@@ -76,7 +76,8 @@ class Saved(Contract):
             given["num_inference_steps"] = 1
             _, made = generate(tested.pipeline, given)
             found = pixels(made).shape
-            frames = size.frames if tested.spec.makes_video else 1
+            frames = len(made) if tested.spec.makes_layers else 1
+            frames = size.frames if tested.spec.makes_video else frames
             wanted = (frames, size.height, size.width)
             assert tuple(found[:3]) == wanted, (
                 f"asked for {size}: made {found[1]} x {found[2]}, {found[0]} frames; "

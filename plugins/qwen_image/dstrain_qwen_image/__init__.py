@@ -35,6 +35,7 @@ SHARED = {
     "vae": "Qwen/Qwen-Image:vae/diffusion_pytorch_model.safetensors",
 }
 CONTROLNETS = "DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-"
+LAYERED = "Qwen/Qwen-Image-Layered"
 MODELS = {
     **{
         model_id: {"dit": pattern, **SHARED}
@@ -47,6 +48,14 @@ MODELS = {
             "blockwise_controlnet": "model.safetensors",
         }
         for kind in ("Canny", "Depth", "Inpaint")
+    },
+    **{
+        model_id: {
+            "dit": TRANSFORMERS["Qwen/Qwen-Image"],
+            **SHARED,
+            "vae": f"{LAYERED}:vae/diffusion_pytorch_model.safetensors",
+        }
+        for model_id in (LAYERED, "DiffSynth-Studio/Qwen-Image-Layered-Control")
     },
 }
 
@@ -63,6 +72,8 @@ MODEL = ModelFamily(
         "blockwise-controlnet",
         "blockwise-controlnet-inpaint",
         "in-context-control",
+        "layered",
+        "eligen",
     ),
     model_ids={
         "base": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
@@ -81,14 +92,16 @@ MODEL = ModelFamily(
         ),
         "blockwise-controlnet-inpaint": ("Qwen/Qwen-Image", f"{CONTROLNETS}Inpaint"),
         "in-context-control": ("Qwen/Qwen-Image",),
+        "eligen": ("Qwen/Qwen-Image",),
+        "layered": (LAYERED, "DiffSynth-Studio/Qwen-Image-Layered-Control"),
     },
     model_files=MODELS,
     pipeline_classes=(
         "QwenImagePipeline",
         "QwenImageEditPipeline",
         "QwenImageEditPlusPipeline",
+        "QwenImageLayeredPipeline",
     ),
-    other_models={"Qwen-Image-Layered": {"use_layer3d_rope": True}},
     default_trainable="dit",
     lora_targets={
         "dit": DIT_LORA_TARGETS,

@@ -26,6 +26,7 @@ IDS = (
     "FireRedTeam/FireRed-Image-Edit-1.0",
     "FireRedTeam/FireRed-Image-Edit-1.1",
 )
+LAYERED_IDS = ("Qwen/Qwen-Image-Layered", "DiffSynth-Studio/Qwen-Image-Layered-Control")
 KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json")
 
 
@@ -39,6 +40,8 @@ def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
         return None
     width, channels = shapes["img_in.weight"]
     blocks = [name for name in shapes if name.startswith("transformer_blocks.")]
+    if "time_text_embed.addition_t_embedding.weight" in shapes:
+        config |= {"use_additional_t_cond": True, "use_layer3d_rope": True}
     return config | {
         "in_channels": channels,
         "num_layers": 1 + max(int(name.split(".")[1]) for name in blocks),
@@ -62,6 +65,7 @@ COMPONENTS = (
         default_configs={
             **dict.fromkeys(IDS, CONFIGS / "dit.json"),
             "Qwen/Qwen-Image-Edit-2511": CONFIGS / "dit_edit_2511.json",
+            **dict.fromkeys(LAYERED_IDS, CONFIGS / "dit_layered.json"),
         },
         infer=infer_dit,
         unquantized=("time_text_embed.*", "img_in", "txt_in", "norm_out.*", "proj_out"),
@@ -75,14 +79,19 @@ COMPONENTS = (
         ),
         folder="text_encoder",
         unquantized=("lm_head",),
-        default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder.json"),
+        default_configs=dict.fromkeys(
+            (*IDS, *LAYERED_IDS), CONFIGS / "text_encoder.json"
+        ),
         **KEY_MAPS["text_encoder"],
     ),
     Component(
         "vae",
         network=DiffusersNetwork("AutoencoderKLQwenImage"),
         folder="vae",
-        default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
+        default_configs={
+            **dict.fromkeys(IDS, CONFIGS / "vae.json"),
+            **dict.fromkeys(LAYERED_IDS, CONFIGS / "vae_layered.json"),
+        },
         **KEY_MAPS["vae"],
     ),
     Component(

@@ -57,6 +57,24 @@ def predict_edit(
     tokens at timestep 0.
     """
     images = [noisy_latents, *edit_latents]
+    return predict_images(images, 1, timestep, prompt_emb, prompt_mask, dit=dit)
+
+
+def predict_images(
+    images: list[Tensor],
+    count: int,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    prompt_mask: Tensor,
+    *,
+    dit: Any,
+    **named: Any,
+) -> Tensor:
+    """Predict the first `count` of these images, (batch, 16, 1, h, w) each, beside the
+    others; return (batch, 16, count, h, w).
+
+    named: Further arguments of the denoiser.
+    """
     packed = [pack(image) for image in images]
     grids = []
     for image in images:
@@ -70,10 +88,17 @@ def predict_edit(
             timestep=time,
             encoder_hidden_states=prompt_emb,
             encoder_hidden_states_mask=None if prompt_mask.all() else prompt_mask,
-            img_shapes=[grids] * len(noisy_latents),
+            img_shapes=[grids] * len(images[0]),
             return_dict=False,
+            **named,
         )[0]
-    return unpack(tokens[:, : packed[0].shape[1]], *noisy_latents.shape[-2:])
+    length = packed[0].shape[1]
+    height, width = images[0].shape[-2:]
+    predictions = [
+        unpack(tokens[:, start : start + length], height, width)
+        for start in range(0, count * length, length)
+    ]
+    return torch.cat(predictions, dim=2)
 
 
 def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:

@@ -10,9 +10,10 @@ from dstrain.plugin import (
     Measured,
     PipelineSpec,
     at_least,
+    functional,
 )
 
-from dstrain_qwen_image import control, model_fn, units
+from dstrain_qwen_image import control, entities, inpaint, layers, model_fn, units
 
 SIDE_MULTIPLE = model_fn.DOWNSCALE * model_fn.PATCH
 LEAST_PIXELS = units.EDIT_MULTIPLE**2
@@ -38,7 +39,7 @@ UNUSED_IN_DIT = (
 
 SAMPLING = {"num_inference_steps": 50, "guidance_scale": 4.0, "negative_prompt": " "}
 
-BASE = PipelineSpec(
+TEXT_TO_IMAGE = PipelineSpec(
     components=("dit", "text_encoder", "vae", "tokenizer"),
     units=(units.encode_prompt, units.encode_image),
     model_fn=model_fn.predict,
@@ -69,10 +70,17 @@ BASE = PipelineSpec(
     defaults={"height": 1024, "width": 1024, **SAMPLING},
 )
 
+BASE = replace(
+    TEXT_TO_IMAGE,
+    units=(*TEXT_TO_IMAGE.units, inpaint.encode_inpainted),
+    constrain_latents=inpaint.keep_outside,
+    inputs={**TEXT_TO_IMAGE.inputs, "inpaint_mask": InferenceOnly("image")},
+)
+
 # Sizes: VAE_IMAGE_SIZE and CONDITION_IMAGE_SIZE of diffusers'
 # QwenImageEditPlusPipeline.
 EDIT = replace(
-    BASE,
+    TEXT_TO_IMAGE,
     components=("dit", "text_encoder", "vae", "processor"),
     units=(
         units.resize_edit_image,
@@ -83,7 +91,7 @@ EDIT = replace(
     model_fn=model_fn.predict_edit,
     latent_shape=model_fn.latent_shape_edit,
     inputs={
-        **BASE.inputs,
+        **TEXT_TO_IMAGE.inputs,
         "edit_image": Column("edit_image", "image"),
         "edit_pixels": Constant(1024 * 1024, toy=64 * 64, check=at_least(LEAST_PIXELS)),
     },
@@ -108,16 +116,16 @@ EDIT_SEVERAL = replace(
 )
 
 EDIT_2511 = replace(
-    EDIT_SEVERAL, denoiser_config={**BASE.denoiser_config, "zero_cond_t": True}
+    EDIT_SEVERAL, denoiser_config={**TEXT_TO_IMAGE.denoiser_config, "zero_cond_t": True}
 )
 
 CONTROLNET = replace(
-    BASE,
-    components=(*BASE.components, "blockwise_controlnet"),
-    units=(*BASE.units, control.encode_control_image),
+    TEXT_TO_IMAGE,
+    components=(*TEXT_TO_IMAGE.components, "blockwise_controlnet"),
+    units=(*TEXT_TO_IMAGE.units, control.encode_control_image),
     model_fn=control.predict_controlled,
     inputs={
-        **BASE.inputs,
+        **TEXT_TO_IMAGE.inputs,
         "blockwise_controlnet_image": Column(
             "blockwise_controlnet_image", "image", multiple=SIDE_MULTIPLE
         ),
@@ -126,7 +134,7 @@ CONTROLNET = replace(
 
 CONTROLNET_INPAINT = replace(
     CONTROLNET,
-    units=(*BASE.units, control.encode_inpaint_image),
+    units=(*TEXT_TO_IMAGE.units, control.encode_inpaint_image),
     inputs={
         **CONTROLNET.inputs,
         "blockwise_controlnet_inpaint_mask": Column(
@@ -139,13 +147,61 @@ CONTROLNET_INPAINT = replace(
 )
 
 IN_CONTEXT = replace(
-    BASE,
-    units=(*BASE.units, control.encode_context_image),
+    TEXT_TO_IMAGE,
+    units=(*TEXT_TO_IMAGE.units, control.encode_context_image),
     model_fn=control.predict_in_context,
     inputs={
-        **BASE.inputs,
+        **TEXT_TO_IMAGE.inputs,
         "context_image": Column("context_image", "image", multiple=SIDE_MULTIPLE),
     },
+)
+
+ELIGEN = replace(
+    TEXT_TO_IMAGE,
+    units=(
+        *TEXT_TO_IMAGE.units,
+        entities.encode_entity_prompts,
+        entities.find_entity_tokens,
+    ),
+    model_fn=entities.predict_entities,
+    inputs={
+        **TEXT_TO_IMAGE.inputs,
+        "eligen_entity_prompts": Column("eligen_entity_prompts", "texts"),
+        "eligen_entity_masks": Column(
+            "eligen_entity_masks", "images", mode="L", multiple=SIDE_MULTIPLE
+        ),
+    },
+    padded={**TEXT_TO_IMAGE.padded, "entity_emb": 1, "entity_emb_mask": 1},
+)
+
+# QwenImageLayeredPipeline of diffusers: no norms are restored, and the shift follows
+# from the tokens of one layer.
+LAYERED = replace(
+    TEXT_TO_IMAGE,
+    units=(
+        units.encode_prompt,
+        layers.encode_layers,
+        layers.encode_layer_input,
+        layers.encode_layer_context,
+    ),
+    model_fn=layers.predict_layers,
+    decoders=(layers.decode_layers,),
+    inputs={
+        **TEXT_TO_IMAGE.inputs,
+        "input_image": Column("image", "images", mode="RGBA", multiple=SIDE_MULTIPLE),
+        "layer_input_image": Column(
+            "layer_input_image", "image", mode="RGBA", multiple=SIDE_MULTIPLE
+        ),
+        "layer_num": Column("layer_num", "integer", check=at_least(0)),
+        "context_image": Column(
+            "context_image", "image", multiple=SIDE_MULTIPLE, optional=True
+        ),
+    },
+    schedule=replace(SCHEDULE, unshifted_tokens=256),
+    denoiser_config={**TEXT_TO_IMAGE.denoiser_config, "use_layer3d_rope": True},
+    latent_shape=layers.latent_shape_layers,
+    apply_guidance=functional.apply_guidance,
+    defaults={"height": 640, "width": 640, "layer_num": 4, **SAMPLING},
 )
 
 PIPELINES = {
@@ -156,4 +212,6 @@ PIPELINES = {
     "blockwise-controlnet": CONTROLNET,
     "blockwise-controlnet-inpaint": CONTROLNET_INPAINT,
     "in-context-control": IN_CONTEXT,
+    "layered": LAYERED,
+    "eligen": ELIGEN,
 }

@@ -15,17 +15,21 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
+    QwenImageLayeredPipeline,
     QwenImagePipeline,
 )
 from diffusers.image_processor import VaeImageProcessor
+from diffusers.models.transformers import transformer_qwenimage
 from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_edit,
     pipeline_qwenimage_edit_plus,
+    pipeline_qwenimage_layered,
 )
 from dstrain import Pipeline
 from dstrain.testing import Conformance
 from dstrain_qwen_image.model_fn import DOWNSCALE, pack, unpack
 from dstrain_qwen_image.processor import Processor
+from PIL import Image
 from torch import Tensor, nn
 from transformers import Qwen2VLProcessor
 
@@ -187,20 +191,150 @@ def in_context(
 ) -> tuple[list[Tensor], Any]:
     """diffusers' pipeline, whose transformer gets the tokens of one more image."""
     given = dict(arguments)
-    image = VaeImageProcessor().preprocess(given.pop("context_image"))
-    context = pack(encode(pipe, image))
+    context = given.pop("context_image")
+    with pytest.MonkeyPatch.context() as patch:
+        add_context(patch, pipe, context, 0)
+        return by_diffusers(QwenImagePipeline, pipe, folder, given)
+
+
+def add_context(
+    patch: pytest.MonkeyPatch, pipe: Pipeline, image: Image.Image, place: int
+) -> None:
+    """Give the transformer the tokens of an image before the last `place` ones."""
+    context = pack(encode(pipe, VaeImageProcessor().preprocess(image)))
     dit = pipe.components["dit"]
     forward = dit.forward
 
     def with_context(hidden_states: Tensor, img_shapes: Any, **named: Any) -> Any:
-        tokens = torch.cat([hidden_states, context], dim=1)
-        grids = [[*one, *one] for one in img_shapes]
-        (made,) = forward(hidden_states=tokens, img_shapes=grids, **named)
-        return (made[:, : hidden_states.shape[1]],)
+        end = hidden_states.shape[1] - place * context.shape[1]
+        parts = [hidden_states[:, :end], context, hidden_states[:, end:]]
+        grids = []
+        for one in img_shapes:
+            images = len(one) - place
+            grids.append([*one[:images], one[0], *one[images:]])
+        (made,) = forward(
+            hidden_states=torch.cat(parts, dim=1), img_shapes=grids, **named
+        )
+        return (made[:, :end],)
+
+    patch.setattr(dit, "forward", with_context)
+
+
+def entities(
+    pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+) -> tuple[list[Tensor], Any]:
+    """diffusers' pipeline, whose transformer gets the texts of entities before the prompt,
+    in the positions that each has alone, and a mask made token by token.
+    """
+    given = dict(arguments)
+    prompts, masks = (
+        given.pop(f"eligen_entity_{name}") for name in ("prompts", "masks")
+    )
+    parts = {name: pipe.components[name] for name in ("text_encoder", "tokenizer")}
+    encoder = QwenImagePipeline(scheduler=None, transformer=None, vae=None, **parts)
+    texts = [encoder.encode_prompt([one])[0] for one in (*prompts, given["prompt"])]
+    regions = [
+        F.max_pool2d(
+            torch.from_numpy(np.array(mask))[4::8, 4::8].gt(127).float()[None], 2
+        )
+        for mask in masks
+    ]
+    # The owner of each text token, and the texts of each image token.
+    owners = [number for number, text in enumerate(texts) for _ in range(text.shape[1])]
+    inside = [{len(masks)} for _ in range(regions[0].numel())]
+    for number, region in enumerate(regions):
+        for token in region.flatten().nonzero().flatten().tolist():
+            inside[token].add(number)
+    tokens = [{owner} for owner in owners] + inside
+    allowed = torch.ones(len(tokens), len(tokens), dtype=torch.bool)
+    for row, ours in enumerate(tokens):
+        for column, theirs in enumerate(tokens):
+            if row < len(owners) or column < len(owners):
+                allowed[row, column] = bool(ours & theirs)
+    dit = pipe.components["dit"]
+    forward, embed = dit.forward, dit.pos_embed.forward
+    attend = transformer_qwenimage.dispatch_attention_fn
+
+    def alone(shapes: Any, max_txt_seq_len: int, **named: Any) -> tuple[Tensor, ...]:
+        found = [embed(shapes, max_txt_seq_len=one.shape[1], **named) for one in texts]
+        return found[0][0], torch.cat([text for _, text in found])
+
+    def with_entities(encoder_hidden_states: Tensor, **named: Any) -> Any:
+        if not torch.equal(encoder_hidden_states, texts[-1]):
+            return forward(encoder_hidden_states=encoder_hidden_states, **named)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dit.pos_embed, "forward", alone)
+            patch.setattr(
+                transformer_qwenimage,
+                "dispatch_attention_fn",
+                lambda *args, attn_mask, **rest: attend(
+                    *args, attn_mask=allowed[None, None], **rest
+                ),
+            )
+            return forward(encoder_hidden_states=torch.cat(texts, dim=1), **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dit, "forward", with_context)
+        patch.setattr(dit, "forward", with_entities)
         return by_diffusers(QwenImagePipeline, pipe, folder, given)
+
+
+def layered(
+    pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+) -> tuple[list[Tensor], Any]:
+    """diffusers' pipeline, made to keep our size; the first image, which it drops, is
+    decoded here.
+    """
+    given = dict(arguments)
+    height, width = given.pop("height"), given.pop("width")
+    latents = given.pop("latents")
+    shape = (width // DOWNSCALE, height // DOWNSCALE)
+    context = given.pop("context_image")
+    given["image"] = given.pop("layer_input_image")
+    given["layers"] = given.pop("layer_num")
+    given["true_cfg_scale"] = given.pop("guidance_scale")
+    parts = {
+        name: pipe.components[name] for name in ("text_encoder", "vae", "tokenizer")
+    }
+    published = QwenImageLayeredPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
+        processor=None,
+        transformer=pipe.components["dit"],
+        **parts,
+    )
+    published.set_progress_bar_config(disable=True)
+    passed: list[Tensor] = []
+
+    def unpacked(packed: Tensor) -> Tensor:
+        frames = packed.unflatten(1, (given["layers"] + 1, -1)).unbind(1)
+        return torch.cat([unpack(one, *shape[::-1]) for one in frames], dim=2)
+
+    def keep(
+        _: Any, step: int, timestep: Any, values: dict[str, Any]
+    ) -> dict[str, Any]:
+        passed.append(unpacked(values["latents"]))
+        return values
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pipeline_qwenimage_layered,
+            "calculate_dimensions",
+            lambda area, ratio: (width, height),
+        )
+        add_context(patch, pipe, context.convert("RGBA"), 1)
+        (made,) = published(
+            **given,
+            latents=torch.cat([pack(one) for one in latents.split(1, dim=2)], dim=1),
+            callback_on_step_end=keep,
+        ).images
+    config = pipe.components["vae"].config
+    mean, std = (
+        torch.tensor(one).view(1, -1, 1, 1, 1)
+        for one in (config.latents_mean, config.latents_std)
+    )
+    whole = passed[-1][:, :, :1] * std + mean
+    pixels = pipe.components["vae"].decode(whole, return_dict=False)[0]
+    (first,) = published.image_processor.postprocess(pixels[:, :, 0])
+    return passed, [first, *made]
 
 
 def encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
@@ -215,7 +349,7 @@ def encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
 
 class TestConformance(Conformance):
     family = "qwen_image"
-    everyday = ("base", "edit", "edit-2509", "blockwise-controlnet-inpaint")
+    everyday = ("base", "edit", "edit-2509", "blockwise-controlnet-inpaint", "layered")
 
     @staticmethod
     def published(
@@ -226,6 +360,10 @@ class TestConformance(Conformance):
             return edit(pipe, folder, arguments)
         if variant.startswith("blockwise-controlnet"):
             return controlled(pipe, folder, arguments)
+        if variant == "eligen":
+            return entities(pipe, folder, arguments)
+        if variant == "layered":
+            return layered(pipe, folder, arguments)
         if variant == "in-context-control":
             return in_context(pipe, folder, arguments)
         return by_diffusers(QwenImagePipeline, pipe, folder, arguments)
@@ -234,5 +372,7 @@ class TestConformance(Conformance):
     def published_latents(
         pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
     ) -> Tensor:
-        image = VaeImageProcessor().preprocess(arguments["input_image"])
-        return encode(pipe, image)
+        image = arguments["input_image"]
+        several = image if isinstance(image, list) else [image]
+        pixels = [VaeImageProcessor().preprocess(one) for one in several]
+        return torch.cat([encode(pipe, one) for one in pixels], dim=2)

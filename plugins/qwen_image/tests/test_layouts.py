@@ -16,6 +16,8 @@ CONTROLNET = {"num_layers": 60, "in_channels": 64, "width": 3072}
     [
         ("dit", CONFIGS / "dit.json", "0319a1cb19835fb510907dd3367c95ff"),
         ("vae", CONFIGS / "vae.json", "ed4ea5824d55ec3107b09815e318123a"),
+        ("dit", CONFIGS / "dit_layered.json", "8dc8cda05de16c73afa755e2c1ce2839"),
+        ("vae", CONFIGS / "vae_layered.json", "44b39ddc499e027cfb24f7878d7416b9"),
         ("blockwise_controlnet", CONTROLNET, "073bce9cf969e317e5662cd570c3e79c"),
         (
             "blockwise_controlnet",

@@ -9,7 +9,13 @@ import av
 import numpy as np
 import pytest
 import torch
-from dstrain.data.output import check_output, save_image_or_video, write_video
+from dstrain.data.output import (
+    check_output,
+    output_paths,
+    save_image_or_video,
+    side_by_side,
+    write_video,
+)
 from dstrain.data.videos import Pixels, probe, read_frames
 from dstrain.errors import SystemFault, UsageError
 from dstrain.graph.values import Frames
@@ -82,8 +88,33 @@ def test_what_cannot_be_written_is_refused(
     assert not (tmp_path / name).exists()
 
 
-def spec(makes_video: bool) -> Any:
-    return SimpleNamespace(makes_video=makes_video)
+def spec(makes_video: bool, makes_layers: bool = False) -> Any:
+    return SimpleNamespace(makes_video=makes_video, makes_layers=makes_layers)
+
+
+def test_several_images_are_numbered_after_the_first_and_lie_side_by_side(
+    tmp_path: Path,
+) -> None:
+    images = [Image.new("RGBA", (2, 1), colour) for colour in ("red", "lime", "blue")]
+    path = tmp_path / "a.png"
+    save_image_or_video(images, path)
+    names = ["a.png", "a-1.png", "a-2.png"]
+    assert output_paths(images, path) == [tmp_path / name for name in names]
+    for name, image in zip(names, images, strict=True):
+        with Image.open(tmp_path / name) as found:
+            assert found.tobytes() == image.tobytes()
+    whole = side_by_side(images)
+    assert whole.size == (6, 1)
+    assert whole.crop((2, 0, 4, 1)).tobytes() == images[1].tobytes()
+    assert output_paths(images[0], path) == [path]
+
+
+def test_layers_are_refused_in_a_format_without_transparent_parts(
+    tmp_path: Path,
+) -> None:
+    check_output(tmp_path / "a.webp", spec(False, makes_layers=True))
+    with pytest.raises(UsageError, match=r"JPEG has no transparent parts.*use \.png"):
+        check_output(tmp_path / "a.jpg", spec(False, makes_layers=True))
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,18 @@ def test_the_shifts_are_those_of_the_formulas() -> None:
     )
 
 
+def test_the_shift_of_a_resolution_is_the_root_of_its_tokens() -> None:
+    schedule = FlowMatchSchedule(unshifted_tokens=256)
+    sigma = np.linspace(1, 0, 8, dtype=np.float32)
+    shift = math.sqrt(1600 / 256)
+    wanted = shift * sigma / (1 + (shift - 1) * sigma)
+    assert np.allclose(schedule.sigmas(7, 1600).numpy(), wanted, atol=1e-7)
+    assert schedule.sigmas(7, 1600)[0] == 1
+    # Of several images, one decides.
+    assert schedule.tokens((1, 16, 5, 80, 80)) == 1600
+    assert FlowMatchSchedule().tokens((1, 16, 5, 80, 80)) == 8000
+
+
 def test_more_tokens_mean_more_noise_unless_the_shift_is_fixed() -> None:
     assert STRETCHED.sigmas(4, 4096)[1] > STRETCHED.sigmas(4, 256)[1]
     assert torch.equal(PLAIN.sigmas(4, 4096), PLAIN.sigmas(4, 256))

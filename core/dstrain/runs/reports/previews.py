@@ -19,7 +19,7 @@ from torch import nn
 
 from dstrain.console import get_logger, progress_bar
 from dstrain.data.cells import load_cell
-from dstrain.data.output import save_image_or_video
+from dstrain.data.output import save_image_or_video, side_by_side
 from dstrain.errors import DstrainError
 from dstrain.models.needed_components import Found
 from dstrain.pipeline.pipeline import Pipeline
@@ -145,6 +145,8 @@ class Previews:
                 try:
                     values = send_to_device(self.values[number], pipeline.device)
                     preview = pipeline.finish(plan.plan, values, sampling)
+                    if isinstance(preview, list):
+                        preview = side_by_side(preview)
                     save_image_or_video(preview, path)
                     logger.info(f"preview {path}")
                     run.trackers.log_images({f"preview/{number}": preview}, step)

@@ -1,0 +1,65 @@
+"""Inpainting without a model for it: what is outside a mask is kept at every step."""
+
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from dstrain.plugin import LatentConstraint
+from dstrain.plugin.functional import convert_image, cover_image
+from PIL import Image
+from torch import Tensor
+
+from dstrain_qwen_image.model_fn import DOWNSCALE
+from dstrain_qwen_image.units import encode_with_vae
+
+
+class Inpainted(TypedDict):
+    """An image of which a part is generated anew."""
+
+    inpaint_latents: Tensor
+    """(1, 16, 1, height / 8, width / 8), fp32, normalized per channel."""
+    inpaint_region: Tensor
+    """(1, 1, 1, height / 8, width / 8), fp32: 1 where it is generated, 0 elsewhere."""
+
+
+def encode_inpainted(
+    input_image: Image.Image,
+    inpaint_mask: Image.Image,
+    height: int,
+    width: int,
+    *,
+    vae: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Inpainted:
+    """Encode an image and a mask, white where it is generated anew, both cropped to the
+    generated size.
+
+    A latent has the upper left of its 8x8 pixels, as in QwenImageInpaintPipeline of
+    diffusers.
+    """
+    size = (height, width)
+    image = cover_image(convert_image(input_image, "RGB"), size)
+    mask = cover_image(convert_image(inpaint_mask, "L"), size)
+    white = np.array(mask)[::DOWNSCALE, ::DOWNSCALE] > 127
+    latents = encode_with_vae(image, vae, device, dtype)
+    region = torch.from_numpy(white).to(latents)[None, None, None]
+    return {"inpaint_latents": latents, "inpaint_region": region}
+
+
+def keep_outside(
+    latents: Tensor,
+    timestep: Tensor,
+    noise: Tensor,
+    inpaint_latents: Tensor | None = None,
+    inpaint_region: Tensor | None = None,
+) -> LatentConstraint:
+    """Put the image, as noisy as the latents are, where nothing is generated; without a
+    mask, everything is.
+    """
+    if inpaint_latents is None or inpaint_region is None:
+        return LatentConstraint(latents, timestep)
+    sigma = timestep.view(-1, 1, 1, 1, 1) / 1000
+    kept = sigma * noise + (1 - sigma) * inpaint_latents
+    mixed = (1 - inpaint_region) * kept + inpaint_region * latents
+    return LatentConstraint(mixed, timestep, inpaint_region)
