@@ -36,16 +36,16 @@ def choose_variant(
     score: Scorer | None = None,
     take_first: bool = False,
 ) -> str:
-    """Return the variant named, else the one left by the denoiser's id, then columns or
-    inputs, then the denoiser's configuration, then other ids.
+    """Return the variant named, else the one left by the id of an adapter or else of the
+    denoiser, then columns or inputs, then the denoiser's configuration, then other ids.
 
     Raises UsageError naming the candidates if several are left, unless the first of
     them will do.
     """
     if name is not None or len(family.variants) == 1:
         return variant_of(family, name)
-    of_denoiser = _by_id(family, _denoisers(family, models))
-    left = _narrow(family.variants, of_denoiser)
+    meant = _by_id(family, _adapters(family, models))
+    left = _narrow(family.variants, meant or _by_id(family, _denoisers(family, models)))
     if score is not None:
         scores = {variant: score(family.spec(variant)) for variant in left}
         valid = [one for one in scores.values() if one is not None]
@@ -137,6 +137,18 @@ def score_inputs(inputs: Collection[str]) -> Scorer:
         return len(present), 0
 
     return score
+
+
+def _adapters(family: ModelFamily, models: Sequence[ModelConfig]) -> list[ModelConfig]:
+    """Return the files of published models whose denoiser, by the record, is another
+    model's.
+    """
+    found = []
+    for config in models:
+        files = family.model_files.get(config.model_id or "", {})
+        if ":" in files.get(family.default_trainable, ""):
+            found.append(config)
+    return found
 
 
 def _denoisers(family: ModelFamily, models: Sequence[ModelConfig]) -> list[ModelConfig]:

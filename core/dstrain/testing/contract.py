@@ -17,6 +17,7 @@ from dstrain.testing.split_equivalence import Outcome, run_unsplit_and_split
 from dstrain.testing.timing import count
 from dstrain.testing.trained_sets import (
     TrainedSet,
+    adapters,
     conditioners,
     denoisers,
     trained_sets,
@@ -107,7 +108,11 @@ class Contract(ToyFixtures):
                 second = name
         for variant in family.variants:
             spec = family.spec(variant)
-            networks = (*denoisers(family, spec), *conditioners(family, spec))
+            networks = (
+                *denoisers(family, spec),
+                *adapters(family, spec),
+                *conditioners(family, spec),
+            )
             choices: Mapping[str, Sequence[Any]] = {
                 "": ("",),
                 "trained": trained_sets(family, spec),
