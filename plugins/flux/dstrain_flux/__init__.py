@@ -85,12 +85,21 @@ MODEL_FILES |= {
     for model_id in CONTROLNETS.values()
 }
 
+REDUX = f"{OWNER}/FLUX.1-Redux-dev"
+MODEL_FILES |= {
+    REDUX: {
+        "image_encoder": "image_encoder/model.safetensors",
+        "redux": "image_embedder/diffusion_pytorch_model.safetensors",
+        **WITH_DEV,
+    }
+}
+
 MODEL = ModelFamily(
     name="flux",
     pipelines="dstrain_flux.pipeline:PIPELINES",
     components="dstrain_flux.components:COMPONENTS",
     toy="dstrain_flux.toy:write",
-    variants=("dev", "kontext", "fill", *CONTROLNETS),
+    variants=("dev", "kontext", "fill", *CONTROLNETS, "redux"),
     default_trainable="dit",
     lora_targets={
         "dit": DIT_LORA_TARGETS,
@@ -110,6 +119,7 @@ MODEL = ModelFamily(
         "kontext": ("*/FLUX.1-Kontext-dev",),
         "fill": ("*/FLUX.1-Fill-dev",),
         **{variant: (model_id,) for variant, model_id in CONTROLNETS.items()},
+        "redux": (REDUX,),
     },
     model_files=MODEL_FILES,
     pipeline_classes=(

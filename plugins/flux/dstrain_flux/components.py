@@ -24,7 +24,19 @@ IDS = (
     "black-forest-labs/FLUX.1-Fill-dev",
     "black-forest-labs/FLUX.1-schnell",
 )
-KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json")
+REDUX = "black-forest-labs/FLUX.1-Redux-dev"
+SIGLIP = "google/siglip-so400m-patch14-384"
+
+
+def vision_config(
+    config: Mapping[str, Any], shapes: Shapes
+) -> Mapping[str, Any] | None:
+    """Return the configuration of a SigLIP's vision half; None for another network's."""
+    is_siglip = config.get("model_type") == "siglip"
+    return config["vision_config"] if is_siglip else None
+
+
+KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json", {"vision": vision_config})
 
 
 # A ControlNet's blocks have the names of the denoiser's.
@@ -150,6 +162,22 @@ COMPONENTS = (
         default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
         original_filenames=("ae.*",),
         **KEY_MAPS["vae"],
+    ),
+    Component(
+        "image_encoder",
+        network=TransformersNetwork("SiglipVisionModel", "SiglipVisionConfig"),
+        folder="image_encoder",
+        default_configs=dict.fromkeys((REDUX, SIGLIP), CONFIGS / "image_encoder.json"),
+        **KEY_MAPS["image_encoder"],
+    ),
+    Component(
+        "redux",
+        network=DiffusersNetwork(
+            "diffusers.pipelines.flux.modeling_flux:ReduxImageEncoder"
+        ),
+        folder="image_embedder",
+        default_configs={REDUX: {"redux_dim": 1152, "txt_in_features": 4096}},
+        **KEY_MAPS["redux"],
     ),
     Component("tokenizer_1", network=Tokenizer("CLIPTokenizer"), folder="tokenizer"),
     Component("tokenizer_2", network=Tokenizer("T5Tokenizer"), folder="tokenizer_2"),

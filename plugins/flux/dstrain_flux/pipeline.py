@@ -17,7 +17,7 @@ from dstrain.plugin import (
 )
 from dstrain.plugin.functional import apply_guidance
 
-from dstrain_flux import adapters, control_units, model_fn, units
+from dstrain_flux import adapters, control_units, image_prompt_units, model_fn, units
 
 SIDE_MULTIPLE = model_fn.DOWNSCALE * model_fn.PATCH
 
@@ -146,6 +146,18 @@ CONTROLNET_INPAINT = replace(
         ),
     },
 )
+REDUX = replace(
+    DEV,
+    components=(*DEV.components, "image_encoder", "redux"),
+    units=(
+        *DEV.units,
+        image_prompt_units.encode_redux_image,
+        image_prompt_units.embed_redux_image,
+    ),
+    model_fn=model_fn.predict_redux,
+    inputs={**DEV.inputs, "flux_redux_image": Column("flux_redux_image", "image")},
+    unused_parameters={"image_encoder": ("head.*",)},
+)
 
 PIPELINES = {
     "dev": DEV,
@@ -154,4 +166,5 @@ PIPELINES = {
     "controlnet": CONTROLNET,
     "controlnet-union": CONTROLNET_UNION,
     "controlnet-inpaint": CONTROLNET_INPAINT,
+    "redux": REDUX,
 }

@@ -14,6 +14,7 @@ from diffusers import (
     FluxFillPipeline,
     FluxKontextPipeline,
     FluxPipeline,
+    FluxPriorReduxPipeline,
 )
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from dstrain import Pipeline
@@ -25,6 +26,7 @@ from dstrain_flux.model_fn import DOWNSCALE
 from dstrain_flux.units import resize_kontext
 from PIL import Image
 from torch import Tensor
+from transformers import SiglipImageProcessor
 
 RENAMED = {"guidance_scale": "true_cfg_scale", "embedded_guidance": "guidance_scale"}
 PARTS = {
@@ -38,6 +40,7 @@ PARTS = {
 }
 
 
+TEXT = ("text_encoder_1", "text_encoder_2", "tokenizer_1", "tokenizer_2")
 CLASSES = {
     "kontext": FluxKontextPipeline,
     "fill": FluxFillPipeline,
@@ -51,7 +54,7 @@ def build(pipe: Pipeline, folder: Path, kind: Any) -> Any:
     """Build a pipeline of diffusers with the components of ours."""
     published = kind(
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
-        **{PARTS[name]: one for name, one in pipe.components.items()},
+        **{PARTS[name]: one for name, one in pipe.components.items() if name in PARTS},
     )
     published.set_progress_bar_config(disable=True)
     return published
@@ -130,6 +133,20 @@ def per_branch(published: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
         hook.remove()
 
 
+def redux(pipe: Pipeline, given: dict[str, Any]) -> None:
+    """Give what diffusers' prior pipeline makes of the image and the prompt."""
+    side = pipe.components["image_encoder"].config.image_size
+    prior = FluxPriorReduxPipeline(
+        image_encoder=pipe.components["image_encoder"],
+        feature_extractor=SiglipImageProcessor(size={"height": side, "width": side}),
+        image_embedder=pipe.components["redux"],
+        **{PARTS[name]: pipe.components[name] for name in TEXT},
+    )
+    made = prior(given.pop("flux_redux_image"), prompt=given.pop("prompt"))
+    given["prompt_embeds"] = made.prompt_embeds
+    given["pooled_prompt_embeds"] = made.pooled_prompt_embeds
+
+
 ADAPTED = {
     "kontext": kontext,
     "fill": fill,
@@ -169,6 +186,8 @@ class TestConformance(Conformance):
 
         given = {RENAMED.get(name, name): value for name, value in arguments.items()}
         given["latents"] = pack(arguments["latents"])
+        if variant == "redux":
+            redux(pipe, given)
         ADAPTED.get(variant, lambda _: None)(given)
         with ExitStack() as stack:
             stack.enter_context(modes())

@@ -2,18 +2,32 @@
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from dstrain.models.formats import checkpoint_shapes, shapes_of
-from dstrain.models.networks import empty_component
+from dstrain.models.networks import empty_component, empty_network
 from dstrain.testing.layouts import layout_digest
 from dstrain_flux.components import COMPONENTS
+from transformers import SiglipConfig, SiglipModel
 
 BY_NAME = {component.name: component for component in COMPONENTS}
+TEXT_HALF = MappingProxyType(
+    {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "vocab_size": 32000,
+        "max_position_embeddings": 64,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+)
 OWNER = "black-forest-labs"
 UNION = "InstantX/FLUX.1-dev-Controlnet-Union-alpha"
 INPAINT = "alimama-creative/FLUX.1-dev-Controlnet-Inpainting-Beta"
+REDUX = f"{OWNER}/FLUX.1-Redux-dev"
 # Model id, component, its format (None for the network's own), and the MD5 by which
 # DiffSynth-Studio recognizes the file (its configs/model_configs.py).
 FILES = [
@@ -27,6 +41,8 @@ FILES = [
         "b001c89139b5f053c715fe772362dd2a",
     ),
     (INPAINT, "controlnet", None, "52357cb26250681367488a8954c271e8"),
+    (REDUX, "image_encoder", 0, "6bd5343828144a2135d783519c665e2c"),
+    (REDUX, "redux", None, "d8ea4618391460bc831fddaae5fb5288"),
 ]
 
 
@@ -46,6 +62,18 @@ def test_a_published_file_is_that_of_its_network(
     if number is not None:
         found = checkpoint_shapes(BY_NAME[name].formats[number], found)
     assert layout_digest(found) == digest
+
+
+def test_a_siglip_with_its_texts_half_has_ours_beside_it() -> None:
+    model_id = "google/siglip-so400m-patch14-384"
+    vision = BY_NAME["image_encoder"].published[model_id]
+    text = {**TEXT_HALF, "num_hidden_layers": vision["num_hidden_layers"]}
+    config = SiglipConfig(text_config=text, vision_config=dict(vision))
+    whole = shapes_of(empty_network(lambda: SiglipModel(config)).state_dict())
+    whole_format = BY_NAME["image_encoder"].formats[1]
+    ours = checkpoint_shapes(whole_format, shapes(model_id, "image_encoder"))
+    others = {name: one for name, one in whole.items() if whole_format.ignores(name)}
+    assert layout_digest({**ours, **others}) == "04d8c1e20a1f1b25f7434f111992a33f"
 
 
 @pytest.mark.parametrize("model_id", BY_NAME["controlnet"].published)

@@ -62,6 +62,7 @@ COMMANDS = [
         "controlnet",
         "controlnet-inpaint",
     ),
+    (f"{ON_DEV},{REDUX_FILES}", "flux_redux_image", "dit", "redux"),
 ]
 # Files, columns beside image and prompt, and the name.
 REFUSED = [

@@ -73,7 +73,7 @@ def test_sizes_replace_constructor_arguments(tmp_path: Path) -> None:
     assert configs[0]["joint_attention_dim"] == 32
 
 
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("default", "ignore:`FluxPosEmbed`:FutureWarning")
 @pytest.mark.parametrize("variant", [v for v in MODEL.variants if v not in OWN])
 def test_diffusers_loads_the_folder_as_its_own_pipeline(
     variant: str, tmp_path: Path
