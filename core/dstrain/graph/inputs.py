@@ -125,6 +125,24 @@ def at_least(least: float) -> Callable[[Any], str]:
     )
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """A check that a text is one of several."""
+
+    choices: tuple[str, ...]
+
+    def __call__(self, value: Any) -> str:
+        """Return what is wrong with a value, '' for nothing."""
+        if value in self.choices:
+            return ""
+        return f"expected one of {', '.join(self.choices)}, got {value!r}"
+
+
+def one_of(*choices: str) -> OneOf:
+    """Return a check that a text is one of these."""
+    return OneOf(choices)
+
+
 Input = Column | Measured | InferenceOnly | Constant
 
 

@@ -66,8 +66,8 @@ class Component:
     folder: str
     """Its folder in the layout of diffusers."""
     key_patterns: tuple[str, ...] = ()
-    """Patterns of state-dict names, all of which its files have; () for a tokenizer or
-    processor, which is a folder.
+    """Patterns of state-dict names, all of which its files have, and after '!' none; () for
+    a tokenizer or processor, which is a folder.
     """
     other_folders: tuple[str, ...] = ()
     """Its folders in other published layouts."""
@@ -170,7 +170,7 @@ class Component:
             ]
             for one in (*self.formats, NATIVE):
                 patterns = one.key_patterns or self.key_patterns
-                if inside and all(names_like(inside, mark) for mark in patterns):
+                if inside and all(_fits(inside, pattern) for pattern in patterns):
                     return replace(files, prefix=prefix, checkpoint_format=one)
         return None
 
@@ -184,6 +184,12 @@ class Component:
             and self.prefixes == other.prefixes
             and not self.is_folder
         )
+
+
+def _fits(names: list[str], pattern: str) -> bool:
+    """Return whether a pattern is of one of the names, or after '!' of none."""
+    is_absent = pattern.startswith("!")
+    return bool(names_like(names, pattern.removeprefix("!"))) != is_absent
 
 
 def components_of(family: ModelFamily) -> dict[str, Component]:

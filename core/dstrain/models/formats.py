@@ -70,8 +70,8 @@ class CheckpointFormat:
     """Other keys for a network's weights than its own, as in original checkpoints."""
 
     key_patterns: tuple[str, ...] = ()
-    """Patterns of keys, all of which are in files of this format. Without any, it is a
-    format of LoRA files alone."""
+    """Patterns of keys, all of which are in files of this format, and after '!' none.
+    Without any, it is a format of LoRA files alone."""
     rows: tuple[KeyMap, ...] = ()
     """The table, for any width. Keys that no line maps are the network's own."""
     ignored: tuple[str, ...] = ()

@@ -36,9 +36,9 @@ def choose_variant(
     score: Scorer | None = None,
     take_first: bool = False,
 ) -> str:
-    """Return the variant named, else the one left by the denoiser's id, then the places
-    of other files, then columns or inputs, then the denoiser's configuration, then other
-    ids.
+    """Return the variant named, else the one left by the id of an adapter or else of the
+    denoiser, then the places of other files, then columns or inputs, then the denoiser's
+    configuration, then other ids.
 
     Raises UsageError naming the candidates if several are left, unless the first of
     them will do.
@@ -47,7 +47,8 @@ def choose_variant(
         return variant_of(family, name)
     denoisers = _denoisers(family, models)
     of_denoiser = _by_id(family, denoisers)
-    left = _narrow(family.variants, of_denoiser)
+    of_adapter = _by_id(family, _adapters(family, models))
+    left = _narrow(family.variants, of_adapter or of_denoiser)
     left = _narrow(left, _by_components(family, models))
     best = None
     if score is not None:
@@ -144,6 +145,18 @@ def score_inputs(inputs: Collection[str]) -> Scorer:
         return len(present), 0
 
     return score
+
+
+def _adapters(family: ModelFamily, models: Sequence[ModelConfig]) -> list[ModelConfig]:
+    """Return the files of published models whose denoiser, by the record, is another
+    model's.
+    """
+    found = []
+    for config in models:
+        files = family.model_files.get(config.model_id or "", {})
+        if ":" in files.get(family.default_trainable, ""):
+            found.append(config)
+    return found
 
 
 def _denoisers(family: ModelFamily, models: Sequence[ModelConfig]) -> list[ModelConfig]:

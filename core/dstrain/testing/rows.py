@@ -18,6 +18,7 @@ from dstrain.graph.inputs import (
     Constant,
     InferenceOnly,
     Measured,
+    OneOf,
     with_measured,
 )
 from dstrain.graph.plan import make_plan
@@ -249,6 +250,8 @@ def _cell(
 
 def _value(size: Size, column: Column, row: int = 0, caption: str = CAPTIONS[0]) -> Any:
     """Return the value of an input in one row, as a unit receives it."""
+    if isinstance(column.check, OneOf):
+        return column.check.choices[row % len(column.check.choices)]
     if column.kind == "text":
         return caption
     if column.kind == "texts":

@@ -42,18 +42,18 @@ class TrainedSet:
 
 
 def trained_sets(family: ModelFamily, spec: PipelineSpec) -> tuple[TrainedSet, ...]:
-    """Return LoRA on each denoiser and each denoiser in full; each adapter in full; each
+    """Return LoRA on each denoiser and each denoiser in full; each adapter and each
     conditioner in full, alone and with LoRA on the denoiser.
 
-    A conditioner is a network whose units compute inputs of model_fn, such as a text
-    encoder. Those with default LoRA targets also get LoRA layers alone.
+    An adapter is another network that model_fn calls, such as a ControlNet; a conditioner
+    is one whose units compute inputs of model_fn, such as a text encoder. Those with
+    default LoRA targets also get LoRA layers alone.
     """
     parts = denoisers(family, spec)
     sets = [
         one for part in parts for one in (TrainedSet(lora=part), TrainedSet((part,)))
     ]
-    sets += [TrainedSet((adapter,)) for adapter in adapters(family, spec)]
-    for encoder in conditioners(family, spec):
+    for encoder in (*adapters(family, spec), *conditioners(family, spec)):
         sets += [TrainedSet((encoder,)), TrainedSet((encoder,), parts[0])]
         sets += [TrainedSet(lora=encoder)] if encoder in family.lora_targets else []
     return tuple(sets)
@@ -65,11 +65,10 @@ def denoisers(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
 
 
 def adapters(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
-    """Return the networks that model_fn calls beside the denoiser, such as a
-    ControlNet.
-    """
-    known = {*spec.components} - {*denoisers(family, spec)}
-    return tuple(name for name in spec.model_fn.components if name in known)
+    """Return the networks that model_fn calls beside the denoiser or its experts."""
+    networks = denoisers(family, spec)
+    called = set(spec.model_fn.components).difference(networks)
+    return tuple(name for name in spec.components if name in called)
 
 
 def conditioners(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:

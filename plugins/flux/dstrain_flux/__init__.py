@@ -23,6 +23,9 @@ DIT_LORA_TARGETS = (
     f"{SINGLE}.proj_out",
 )
 
+# Those of both kinds of block: some ControlNets have no single ones.
+CONTROLNET_LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v")
+
 # DiffSynth-Studio's names are those of FLUX's original layers, some of which hold
 # several of diffusers' in one.
 LORA_ALIASES = {
@@ -70,20 +73,43 @@ MODEL_FILES = {
     for model_id, pattern in TRANSFORMERS.items()
 }
 
+# Networks beside the denoiser and the encoders of FLUX.1-dev.
+WITH_DEV = {"dit": f"{DEV}:{TRANSFORMERS[DEV]}", **SHARED}
+CONTROLNETS = {
+    "controlnet": "jasperai/Flux.1-dev-Controlnet-Upscaler",
+    "controlnet-union": "InstantX/FLUX.1-dev-Controlnet-Union-alpha",
+    "controlnet-inpaint": "alimama-creative/FLUX.1-dev-Controlnet-Inpainting-Beta",
+}
+MODEL_FILES |= {
+    model_id: {"controlnet": "diffusion_pytorch_model.safetensors", **WITH_DEV}
+    for model_id in CONTROLNETS.values()
+}
+
+REDUX = f"{OWNER}/FLUX.1-Redux-dev"
+MODEL_FILES |= {
+    REDUX: {
+        "image_encoder": "image_encoder/model.safetensors",
+        "redux": "image_embedder/diffusion_pytorch_model.safetensors",
+        **WITH_DEV,
+    }
+}
+
 MODEL = ModelFamily(
     name="flux",
     pipelines="dstrain_flux.pipeline:PIPELINES",
     components="dstrain_flux.components:COMPONENTS",
     toy="dstrain_flux.toy:write",
-    variants=("dev", "kontext", "fill"),
+    variants=("dev", "kontext", "fill", *CONTROLNETS, "redux"),
     default_trainable="dit",
     lora_targets={
         "dit": DIT_LORA_TARGETS,
+        "controlnet": CONTROLNET_LORA_TARGETS,
         "text_encoder_1": ("q_proj", "k_proj", "v_proj", "out_proj"),
         "text_encoder_2": ("q", "k", "v", "o"),
     },
     lora_prefixes={
         "dit": "transformer",
+        "controlnet": "controlnet",
         "text_encoder_1": "text_encoder",
         "text_encoder_2": "text_encoder_2",
     },
@@ -92,9 +118,16 @@ MODEL = ModelFamily(
         "dev": ("*/FLUX.1-dev", "*/FLUX.1-Krea-dev", "*/FLUX.1-schnell"),
         "kontext": ("*/FLUX.1-Kontext-dev",),
         "fill": ("*/FLUX.1-Fill-dev",),
+        **{variant: (model_id,) for variant, model_id in CONTROLNETS.items()},
+        "redux": (REDUX,),
     },
     model_files=MODEL_FILES,
-    pipeline_classes=("FluxPipeline", "FluxKontextPipeline", "FluxFillPipeline"),
+    pipeline_classes=(
+        "FluxPipeline",
+        "FluxKontextPipeline",
+        "FluxFillPipeline",
+        "FluxControlNetPipeline",
+    ),
     other_models={
         "FLUX.1-Canny-dev or FLUX.1-Depth-dev": {"in_channels": 128},
         "Flex.2-preview": {"in_channels": 196},

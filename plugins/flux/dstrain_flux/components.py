@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dstrain.plugin import (
     Component,
     DiffusersNetwork,
+    LoraKeyFormat,
     Shapes,
     Tokenizer,
     TransformersNetwork,
@@ -22,7 +24,29 @@ IDS = (
     "black-forest-labs/FLUX.1-Fill-dev",
     "black-forest-labs/FLUX.1-schnell",
 )
-KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json")
+REDUX = "black-forest-labs/FLUX.1-Redux-dev"
+SIGLIP = "google/siglip-so400m-patch14-384"
+
+
+def vision_config(
+    config: Mapping[str, Any], shapes: Shapes
+) -> Mapping[str, Any] | None:
+    """Return the configuration of a SigLIP's vision half; None for another network's."""
+    is_siglip = config.get("model_type") == "siglip"
+    return config["vision_config"] if is_siglip else None
+
+
+KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json", {"vision": vision_config})
+
+
+# A ControlNet's blocks have the names of the denoiser's.
+DIFFSYNTH_CONTROLNET = replace(
+    KEY_MAPS["dit"]["formats"][1],
+    key_patterns=("controlnet_x_embedder.weight", "blocks.*.attn.a_to_qkv.weight"),
+)
+# Where they differ from the defaults of the class; all have embedded guidance, as the
+# names of their weights say.
+CONTROLNETS = json.loads((CONFIGS / "controlnets.json").read_bytes())
 
 
 def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
@@ -50,10 +74,27 @@ def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
     return config
 
 
+def infer_controlnet(shapes: Shapes) -> Mapping[str, Any] | None:
+    """Return the configuration of a ControlNet with heads of 128 channels, of any depth
+    and width.
+    """
+    config = infer_dit({**shapes, "proj_out.weight": shapes["x_embedder.weight"][::-1]})
+    if config is None:
+        return None
+    found = dict(config)
+    channels = found["in_channels"]
+    extra = shapes["controlnet_x_embedder.weight"][1] - channels
+    if extra:
+        found["extra_condition_channels"] = extra
+    if "controlnet_mode_embedder.weight" in shapes:
+        found["num_mode"] = shapes["controlnet_mode_embedder.weight"][0]
+    return found
+
+
 def _count(shapes: Shapes, prefix: str) -> int:
     """Return the number of blocks."""
     names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
-    return 1 + max(int(name.split(".")[0]) for name in names)
+    return 1 + max((int(name.split(".")[0]) for name in names), default=-1)
 
 
 COMPONENTS = (
@@ -76,6 +117,31 @@ COMPONENTS = (
         **KEY_MAPS["dit"],
     ),
     Component(
+        "controlnet",
+        network=DiffusersNetwork("dstrain_flux.networks:FluxControlNetModel"),
+        folder="controlnet",
+        default_configs=CONTROLNETS,
+        infer=infer_controlnet,
+        unquantized=(
+            *("time_text_embed.*", "context_embedder", "x_embedder"),
+            *(
+                "controlnet_x_embedder",
+                "controlnet_blocks.*",
+                "controlnet_single_blocks.*",
+            ),
+        ),
+        modulation=("norm1.linear", "norm1_context.linear", "norm.linear"),
+        key_patterns=("controlnet_x_embedder.weight", "context_embedder.weight"),
+        formats=(DIFFSYNTH_CONTROLNET,),
+        lora=(
+            LoraKeyFormat(
+                "diffsynth",
+                ("", "pipe.controlnet.models.0.", "pipe.controlnet."),
+                DIFFSYNTH_CONTROLNET,
+            ),
+        ),
+    ),
+    Component(
         "text_encoder_1",
         network=TransformersNetwork("CLIPTextModel", "CLIPTextConfig"),
         folder="text_encoder",
@@ -96,6 +162,22 @@ COMPONENTS = (
         default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
         original_filenames=("ae.*",),
         **KEY_MAPS["vae"],
+    ),
+    Component(
+        "image_encoder",
+        network=TransformersNetwork("SiglipVisionModel", "SiglipVisionConfig"),
+        folder="image_encoder",
+        default_configs=dict.fromkeys((REDUX, SIGLIP), CONFIGS / "image_encoder.json"),
+        **KEY_MAPS["image_encoder"],
+    ),
+    Component(
+        "redux",
+        network=DiffusersNetwork(
+            "diffusers.pipelines.flux.modeling_flux:ReduxImageEncoder"
+        ),
+        folder="image_embedder",
+        default_configs={REDUX: {"redux_dim": 1152, "txt_in_features": 4096}},
+        **KEY_MAPS["redux"],
     ),
     Component("tokenizer_1", network=Tokenizer("CLIPTokenizer"), folder="tokenizer"),
     Component("tokenizer_2", network=Tokenizer("T5Tokenizer"), folder="tokenizer_2"),

@@ -10,6 +10,9 @@ from torch import Tensor
 from dstrain_flux.model_fn import DOWNSCALE
 from dstrain_flux.units import encode_pixels
 
+CONTROL_MODES = ("canny", "tile", "depth", "blur", "pose", "gray", "lq")
+"""Kinds of images, by their numbers in FLUX.1-dev-Controlnet-Union-alpha (its model card)."""
+
 
 class Fill(TypedDict):
     """An image without the pixels that are to be filled, and where these are."""
@@ -19,6 +22,21 @@ class Fill(TypedDict):
     fill_mask: Tensor
     """(1, 64, height / 8, width / 8), bool: for each latent its 8x8 pixels, by rows; true
     where the image is to be filled."""
+
+
+class Control(TypedDict):
+    """A control image."""
+
+    control_latents: Tensor
+    """(1, 16, height / 8, width / 8), fp32; a 17th channel is 1 where an image is known,
+    0 where it is to be painted."""
+
+
+class ControlMode(TypedDict):
+    """What kind of image a control image is."""
+
+    control_mode: Tensor
+    """(1, 1), integer."""
 
 
 def encode_fill(
@@ -41,6 +59,50 @@ def encode_fill(
         "fill_latents": encode_pixels(pixels, vae, device, dtype),
         "fill_mask": patches.bool().to(device),
     }
+
+
+def encode_control(
+    controlnet_image: Image.Image,
+    height: int,
+    width: int,
+    *,
+    vae: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Control:
+    """Encode a control image at the size of the image to generate."""
+    pixels = resized_pixels(controlnet_image, height, width)
+    return {"control_latents": encode_pixels(pixels, vae, device, dtype)}
+
+
+def encode_masked_control(
+    controlnet_image: Image.Image,
+    controlnet_inpaint_mask: Image.Image,
+    height: int,
+    width: int,
+    *,
+    vae: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Control:
+    """Encode an image of which the masked part is to be painted, as the publisher of
+    FLUX.1-dev-Controlnet-Inpainting-Beta does (controlnet_flux.py and
+    pipeline_flux_controlnet_inpaint.py of alimama-creative/FLUX-Controlnet-Inpainting).
+    """
+    mask = binary_mask(controlnet_inpaint_mask, height, width)
+    pixels = resized_pixels(controlnet_image, height, width)
+    # What is masked is black.
+    latents = encode_pixels(pixels.where(mask == 0, -1.0), vae, device, dtype)
+    known = 1 - torch.nn.functional.interpolate(mask, latents.shape[-2:])
+    return {"control_latents": torch.cat([latents, known.to(device)], dim=1)}
+
+
+def find_control_mode(
+    controlnet_processor_id: str, *, device: torch.device
+) -> ControlMode:
+    """Return the number by which a union of ControlNets knows a kind of image."""
+    number = CONTROL_MODES.index(controlnet_processor_id)
+    return {"control_mode": torch.tensor([[number]], device=device)}
 
 
 def resized_pixels(image: Image.Image, height: int, width: int) -> Tensor:

@@ -85,6 +85,25 @@ def predict_fill(
     return denoise(dit, [image], *given)
 
 
+def predict_redux(
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    pooled_emb: Tensor,
+    redux_emb: Tensor,
+    embedded_guidance: float = 1.0,
+    *,
+    dit: Any,
+    branch: str,
+) -> Tensor:
+    """Predict as `predict` does; an image's embedding, (batch, tokens, channels), follows
+    that of the prompt, but in the negative branch.
+    """
+    texts = [prompt_emb] if branch == "negative" else [prompt_emb, redux_emb]
+    given = (timestep, torch.cat(texts, dim=1), pooled_emb, embedded_guidance)
+    return denoise(dit, [noisy_latents], *given)
+
+
 def denoise(
     dit: Any, images: Sequence[Tensor], *given: Any, **arguments: Any
 ) -> Tensor:

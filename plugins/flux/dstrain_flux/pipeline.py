@@ -13,10 +13,11 @@ from dstrain.plugin import (
     Measured,
     PipelineSpec,
     at_least,
+    one_of,
 )
 from dstrain.plugin.functional import apply_guidance
 
-from dstrain_flux import control_units, model_fn, units
+from dstrain_flux import adapters, control_units, image_prompt_units, model_fn, units
 
 SIDE_MULTIPLE = model_fn.DOWNSCALE * model_fn.PATCH
 
@@ -102,4 +103,68 @@ FILL = replace(
     defaults={**DEV.defaults, "num_inference_steps": 50, "embedded_guidance": 30.0},
 )
 
-PIPELINES = {"dev": DEV, "kontext": KONTEXT, "fill": FILL}
+# Where no single block follows, what the text's tokens ask for in the last joint block
+# and what follows is thrown away. The published ControlNets are so, but for the union.
+UNUSED_IN_CONTROLNET = (
+    "transformer_blocks.{last}.attn.add_q_proj.*",
+    "transformer_blocks.{last}.attn.norm_added_q.*",
+    "transformer_blocks.{last}.attn.to_add_out.*",
+    "transformer_blocks.{last}.ff_context.*",
+)
+CONTROLNET = replace(
+    DEV,
+    components=("dit", "controlnet", *DEV.components[1:]),
+    units=(*DEV.units, control_units.encode_control),
+    model_fn=adapters.predict_controlnet,
+    inputs={
+        **DEV.inputs,
+        "controlnet_image": Column("controlnet_image", "image", multiple=SIDE_MULTIPLE),
+        "controlnet_scale": InferenceOnly("number"),
+    },
+    unused_parameters={"controlnet": UNUSED_IN_CONTROLNET},
+    defaults={**DEV.defaults, "controlnet_scale": 1.0},
+)
+CONTROLNET_UNION = replace(
+    CONTROLNET,
+    units=(*CONTROLNET.units, control_units.find_control_mode),
+    model_fn=adapters.predict_controlnet_union,
+    inputs={
+        **CONTROLNET.inputs,
+        "controlnet_processor_id": Column(
+            "controlnet_processor_id", check=one_of(*control_units.CONTROL_MODES)
+        ),
+    },
+    unused_parameters={},
+)
+CONTROLNET_INPAINT = replace(
+    CONTROLNET,
+    units=(*DEV.units, control_units.encode_masked_control),
+    inputs={
+        **CONTROLNET.inputs,
+        "controlnet_inpaint_mask": Column(
+            "controlnet_inpaint_mask", "image", mode="L", multiple=SIDE_MULTIPLE
+        ),
+    },
+)
+REDUX = replace(
+    DEV,
+    components=(*DEV.components, "image_encoder", "redux"),
+    units=(
+        *DEV.units,
+        image_prompt_units.encode_redux_image,
+        image_prompt_units.embed_redux_image,
+    ),
+    model_fn=model_fn.predict_redux,
+    inputs={**DEV.inputs, "flux_redux_image": Column("flux_redux_image", "image")},
+    unused_parameters={"image_encoder": ("head.*",)},
+)
+
+PIPELINES = {
+    "dev": DEV,
+    "kontext": KONTEXT,
+    "fill": FILL,
+    "controlnet": CONTROLNET,
+    "controlnet-union": CONTROLNET_UNION,
+    "controlnet-inpaint": CONTROLNET_INPAINT,
+    "redux": REDUX,
+}

@@ -35,9 +35,11 @@ def configuration_of(folder: Path, component: Component) -> Any:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Load every component of a model folder, frozen."""
+    """Load every component that a model folder has, frozen."""
     loaded: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
     for component in COMPONENTS:
+        if not (folder / component.folder).exists():
+            continue
         made = component.network.load(
             files_of(folder, component), configuration_of(folder, component), dtype
         )

@@ -1,29 +1,37 @@
 """FLUX keeps the contract of a family; diffusers' pipeline is what it must equal."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
+    FluxControlNetPipeline,
     FluxFillPipeline,
     FluxKontextPipeline,
     FluxPipeline,
+    FluxPriorReduxPipeline,
 )
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from dstrain import Pipeline
 from dstrain.models.functional import pack, unpack
 from dstrain.testing import Conformance
+from dstrain_flux import MODEL
+from dstrain_flux.control_units import CONTROL_MODES
 from dstrain_flux.model_fn import DOWNSCALE
 from dstrain_flux.units import resize_kontext
+from PIL import Image
 from torch import Tensor
+from transformers import SiglipImageProcessor
 
 RENAMED = {"guidance_scale": "true_cfg_scale", "embedded_guidance": "guidance_scale"}
 PARTS = {
     "dit": "transformer",
+    "controlnet": "controlnet",
     "text_encoder_1": "text_encoder",
     "text_encoder_2": "text_encoder_2",
     "tokenizer_1": "tokenizer",
@@ -32,14 +40,21 @@ PARTS = {
 }
 
 
-CLASSES = {"kontext": FluxKontextPipeline, "fill": FluxFillPipeline}
+TEXT = ("text_encoder_1", "text_encoder_2", "tokenizer_1", "tokenizer_2")
+CLASSES = {
+    "kontext": FluxKontextPipeline,
+    "fill": FluxFillPipeline,
+    "controlnet": FluxControlNetPipeline,
+    "controlnet-union": FluxControlNetPipeline,
+    "controlnet-inpaint": FluxControlNetPipeline,
+}
 
 
 def build(pipe: Pipeline, folder: Path, kind: Any) -> Any:
     """Build a pipeline of diffusers with the components of ours."""
     published = kind(
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
-        **{PARTS[name]: pipe.components[name] for name in PARTS},
+        **{PARTS[name]: one for name, one in pipe.components.items() if name in PARTS},
     )
     published.set_progress_bar_config(disable=True)
     return published
@@ -60,7 +75,85 @@ def fill(given: dict[str, Any]) -> None:
     del given["true_cfg_scale"]
 
 
-ADAPTED = {"kontext": kontext, "fill": fill}
+def controlnet(given: dict[str, Any]) -> None:
+    """Give a ControlNet's image and kind by the names of diffusers."""
+    given["control_image"] = given.pop("controlnet_image")
+    given["controlnet_conditioning_scale"] = given.pop("controlnet_scale")
+    if "controlnet_processor_id" in given:
+        kind = given.pop("controlnet_processor_id")
+        given["control_mode"] = CONTROL_MODES.index(kind)
+    if "controlnet_inpaint_mask" in given:
+        mask = np.asarray(given.pop("controlnet_inpaint_mask")) >= 128
+        pixels = np.where(mask[..., None], 0, np.asarray(given["control_image"]))
+        given["control_image"] = Image.fromarray(pixels.astype(np.uint8))
+
+
+def mask_tokens(arguments: Mapping[str, Any]) -> Tensor:
+    """Return what the tokens of a masked control image have beyond its latents: 1 where it
+    is known, of each 8x8 pixels the first one's.
+    """
+    mask = np.asarray(arguments["controlnet_inpaint_mask"]) >= 128
+    return pack(1 - torch.from_numpy(mask).float()[None, None, ::8, ::8])
+
+
+@contextmanager
+def per_branch(published: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Let the ControlNet see the prompt of each branch, as the publishers' own pipelines
+    do: that of diffusers shows it the positive one alone. It also sees a mask.
+    """
+    seen: dict[str, Any] = {}
+    masked = "controlnet_inpaint_mask" in arguments
+
+    def note(_: Any, __: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        condition = given["controlnet_cond"]
+        if masked:
+            condition = torch.cat([condition, mask_tokens(arguments)], dim=-1)
+        seen.update({**given, "controlnet_cond": condition})
+        return (), {**given, "controlnet_cond": condition}
+
+    def again(_: Any, __: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        texts = {
+            name: given[name]
+            for name in ("encoder_hidden_states", "pooled_projections")
+        }
+        control = {**seen, **texts}
+        joint, single = published.controlnet.forward(**control)
+        added = {
+            "controlnet_block_samples": joint,
+            "controlnet_single_block_samples": single,
+        }
+        return (), {**given, **added}
+
+    hooks = [
+        published.controlnet.register_forward_pre_hook(note, with_kwargs=True),
+        published.transformer.register_forward_pre_hook(again, with_kwargs=True),
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def redux(pipe: Pipeline, given: dict[str, Any]) -> None:
+    """Give what diffusers' prior pipeline makes of the image and the prompt."""
+    side = pipe.components["image_encoder"].config.image_size
+    prior = FluxPriorReduxPipeline(
+        image_encoder=pipe.components["image_encoder"],
+        feature_extractor=SiglipImageProcessor(size={"height": side, "width": side}),
+        image_embedder=pipe.components["redux"],
+        **{PARTS[name]: pipe.components[name] for name in TEXT},
+    )
+    made = prior(given.pop("flux_redux_image"), prompt=given.pop("prompt"))
+    given["prompt_embeds"] = made.prompt_embeds
+    given["pooled_prompt_embeds"] = made.pooled_prompt_embeds
+
+
+ADAPTED = {
+    "kontext": kontext,
+    "fill": fill,
+    "controlnet": controlnet,
+    "controlnet-union": controlnet,
+    "controlnet-inpaint": controlnet,
+}
 
 
 @contextmanager
@@ -73,7 +166,7 @@ def modes() -> Iterator[None]:
 
 class TestConformance(Conformance):
     family = "flux"
-    everyday = ("dev", "kontext", "fill")
+    everyday = ("dev", "kontext", "fill", "controlnet-union")
     published_images = 1
 
     @staticmethod
@@ -93,8 +186,13 @@ class TestConformance(Conformance):
 
         given = {RENAMED.get(name, name): value for name, value in arguments.items()}
         given["latents"] = pack(arguments["latents"])
+        if variant == "redux":
+            redux(pipe, given)
         ADAPTED.get(variant, lambda _: None)(given)
-        with modes():
+        with ExitStack() as stack:
+            stack.enter_context(modes())
+            if variant.startswith("controlnet"):
+                stack.enter_context(per_branch(published, arguments))
             image = published(**given, callback_on_step_end=family).images[0]
         return passed, image
 
@@ -103,7 +201,7 @@ class TestConformance(Conformance):
         pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
     ) -> Tensor:
         """Encode as diffusers encodes an image to edit."""
-        parts = ("scheduler", *PARTS.values())
+        parts = ("scheduler", *(PARTS[name] for name in MODEL.spec("dev").components))
         published = FluxKontextPipeline(
             **{**dict.fromkeys(parts), "vae": pipe.components["vae"]}
         )

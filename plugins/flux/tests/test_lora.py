@@ -2,7 +2,6 @@
 rank that is not its alpha.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +152,9 @@ def test_the_reference_documents_names_are_all_of_them() -> None:
         "norm1_b.linear",
         "to_qkv_mlp",
     ]
-    assert json.dumps(dict(MODEL.lora_prefixes)) == (
-        '{"dit": "transformer", "text_encoder_1": "text_encoder", "text_encoder_2": "text_encoder_2"}'
-    )
+    assert MODEL.lora_prefixes == {
+        "dit": "transformer",
+        "controlnet": "controlnet",
+        "text_encoder_1": "text_encoder",
+        "text_encoder_2": "text_encoder_2",
+    }

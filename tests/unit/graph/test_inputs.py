@@ -10,6 +10,7 @@ from dstrain.graph.inputs import (
     Measured,
     as_column,
     at_least,
+    one_of,
     with_measured,
 )
 
@@ -55,6 +56,13 @@ def test_a_number_that_is_too_small_is_refused_with_the_least() -> None:
     assert check(2) == ""
     assert check(3.5) == ""
     assert check(1) == "expected 2 or more, got 1"
+
+
+def test_a_text_that_is_none_of_several_is_refused_with_all_of_them() -> None:
+    check = one_of("canny", "depth")
+    assert check("depth") == ""
+    assert check("dept") == "expected one of canny, depth, got 'dept'"
+    assert check != one_of("canny")
 
 
 def test_inference_reads_an_image_at_its_own_size_under_the_inputs_name() -> None:

@@ -43,6 +43,13 @@ def test_a_folder_without_weights_has_no_keys() -> None:
     assert not tokenizer.same_keys_as(component("processor"))
 
 
+def test_names_after_an_exclamation_mark_are_not_in_its_files() -> None:
+    half = component("dit", "a.*", "!b.*")
+    assert half.part_of(Files(()), ["a.x", "c.x"]) == Files(())
+    assert half.part_of(Files(()), ["a.x", "b.x"]) is None
+    assert half.part_of(Files(()), ["c.x"]) is None
+
+
 def test_experts_have_the_same_keys_and_other_names() -> None:
     dit = component("dit", "new.*", formats=(OLD,))
     assert dit.same_keys_as(component("dit2", "new.*", formats=(OLD,)))

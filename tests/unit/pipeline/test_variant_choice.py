@@ -84,6 +84,20 @@ def test_the_denoisers_model_id_tells_the_variant(
     )
 
 
+def test_the_id_of_an_adapter_tells_more_than_that_of_the_denoiser_it_is_for() -> None:
+    files = {"vae": "vae.safetensors", "dit": "Tiny/Tiny:transformer/*.safetensors"}
+    family = replace(
+        MODEL,
+        model_ids={"base": ("Tiny/Tiny",), "other": ("Tiny/Adapter",)},
+        model_files={"Tiny/Adapter": files},
+    )
+    denoiser = ModelConfig(None, "Tiny/Tiny", "transformer/*.safetensors")
+    adapter = ModelConfig(None, "Tiny/Adapter", "vae.safetensors")
+    score = score_columns(COLUMNS["base"], ())
+    assert choose_variant(family, None, (denoiser, adapter), score) == "other"
+    assert choose_variant(family, None, (denoiser,), score) == "base"
+
+
 @pytest.mark.parametrize("variant", ["base", "other"])
 def test_columns_tell_the_variant_that_uses_most_of_them_and_lacks_least(
     variant: str,

@@ -6,7 +6,7 @@ from pathlib import Path
 from dstrain.data.cells import load_cell
 from dstrain.data.images import Resolution
 from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.graph.inputs import Column, Constant, Measured
+from dstrain.graph.inputs import Column, Constant, Measured, one_of
 from dstrain.graph.values import Frames
 from dstrain.registry.discovery import load_family
 from dstrain.testing.rows import Size, inputs, least_sizes, usual_size, write_rows
@@ -28,6 +28,7 @@ def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
         "layer": Column("layer", "image", mode="RGBA"),
         "pictures": Column("pictures", "images"),
         "words": Column("words", "texts"),
+        "kind": Column("kind", check=one_of("canny", "depth")),
         "number": Column("number", "number"),
         "whole": Column("whole", "integer"),
         "area": Constant(64),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.trained_sets import (
@@ -12,6 +13,7 @@ from dstrain.testing.trained_sets import (
     denoisers,
     trained_sets,
 )
+from torch import Tensor
 
 
 def test_the_denoiser_and_each_conditioner_are_trained_in_full_and_by_lora(
@@ -28,17 +30,24 @@ def test_the_denoiser_and_each_conditioner_are_trained_in_full_and_by_lora(
     ]
 
 
-def test_what_model_fn_calls_beside_the_denoiser_is_trained_in_full(
+def test_another_network_that_model_fn_calls_is_trained_like_a_conditioner(
     fine: FamilyUnderTest,
 ) -> None:
-    def steered(noisy_latents, timestep, prompt_emb, *, dit, vae, device):  # noqa: ANN001, ANN202
-        raise NotImplementedError
+    def predict(
+        noisy_latents: Tensor,
+        timestep: Tensor,
+        prompt_emb: Tensor,
+        *,
+        dit: Any,
+        vae: Any,
+    ) -> Tensor:
+        return noisy_latents
 
-    spec = replace(fine.spec, model_fn=steered)
+    spec = replace(fine.spec, model_fn=predict)
     assert adapters(fine.family, fine.spec) == ()
     assert adapters(fine.family, spec) == ("vae",)
     names = [trained.name for trained in trained_sets(fine.family, spec)]
-    assert names[:3] == ["dit_lora", "dit", "vae"]
+    assert names[:4] == ["dit_lora", "dit", "vae", "vae+dit_lora"]
 
 
 def test_a_set_gives_the_flags_of_a_run(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""FLUX's denoiser with a network beside it: one call of both."""
+
+from typing import Any
+
+from dstrain.plugin.functional import pack
+from torch import Tensor
+
+from dstrain_flux.model_fn import call, denoise
+
+
+def predict_controlnet(
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    pooled_emb: Tensor,
+    control_latents: Tensor,
+    embedded_guidance: float = 1.0,
+    controlnet_scale: float = 1.0,
+    *,
+    dit: Any,
+    controlnet: Any,
+) -> Tensor:
+    """Predict as `model_fn.predict` does; what the ControlNet makes of the control image
+    is added to the image's tokens after each block.
+
+    Args:
+        noisy_latents: As in `model_fn.predict`, like what follows.
+        timestep: The ControlNet gets it, too, as it gets the prompt.
+        prompt_emb: Text.
+        pooled_emb: Text.
+        control_latents: (batch, 16 or more, h, w): the control image.
+        embedded_guidance: Given to each of the two networks that embeds it.
+        controlnet_scale: Factor of what is added.
+        dit: The denoiser.
+        controlnet: The ControlNet.
+    """
+    given = (timestep, prompt_emb, pooled_emb, embedded_guidance)
+    control = {"controlnet_cond": pack(control_latents)}
+    control["conditioning_scale"] = controlnet_scale
+    return _controlled(dit, controlnet, noisy_latents, given, control)
+
+
+def predict_controlnet_union(
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    pooled_emb: Tensor,
+    control_latents: Tensor,
+    control_mode: Tensor,
+    embedded_guidance: float = 1.0,
+    controlnet_scale: float = 1.0,
+    *,
+    dit: Any,
+    controlnet: Any,
+) -> Tensor:
+    """Predict as `predict_controlnet` does; control_mode, (batch, 1) integers, says what
+    kind of image each control image is.
+    """
+    given = (timestep, prompt_emb, pooled_emb, embedded_guidance)
+    control = {
+        "controlnet_cond": pack(control_latents),
+        "controlnet_mode": control_mode,
+    }
+    control["conditioning_scale"] = controlnet_scale
+    return _controlled(dit, controlnet, noisy_latents, given, control)
+
+
+def _controlled(
+    dit: Any,
+    controlnet: Any,
+    noisy_latents: Tensor,
+    given: tuple[Any, ...],
+    control: dict[str, Any],
+) -> Tensor:
+    joint, single = call(controlnet, [noisy_latents], *given, **control)
+    added = {
+        "controlnet_block_samples": joint,
+        "controlnet_single_block_samples": single,
+    }
+    return denoise(dit, [noisy_latents], *given, **added)
