@@ -46,13 +46,15 @@ def trained_sets(family: ModelFamily, spec: PipelineSpec) -> tuple[TrainedSet, .
     conditioner in full, alone and with LoRA on the denoiser.
 
     A conditioner is a network whose units compute inputs of model_fn, such as a text
-    encoder. Those with default LoRA targets also get LoRA layers alone.
+    encoder. Conditioners and adapters with default LoRA targets also get LoRA layers alone.
     """
     parts = denoisers(family, spec)
     sets = [
         one for part in parts for one in (TrainedSet(lora=part), TrainedSet((part,)))
     ]
-    sets += [TrainedSet((adapter,)) for adapter in adapters(family, spec)]
+    for adapter in adapters(family, spec):
+        sets += [TrainedSet((adapter,))]
+        sets += [TrainedSet(lora=adapter)] if adapter in family.lora_targets else []
     for encoder in conditioners(family, spec):
         sets += [TrainedSet((encoder,)), TrainedSet((encoder,), parts[0])]
         sets += [TrainedSet(lora=encoder)] if encoder in family.lora_targets else []
@@ -69,7 +71,13 @@ def adapters(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
     ControlNet.
     """
     known = {*spec.components} - {*denoisers(family, spec)}
-    return tuple(name for name in spec.model_fn.components if name in known)
+    roles = spec.experts.roles if spec.experts else {}
+    return tuple(
+        one
+        for name in spec.model_fn.components
+        for one in roles.get(name, (name,))
+        if one in known
+    )
 
 
 def conditioners(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
