@@ -2,6 +2,7 @@
 printed, names exist.
 """
 
+import json
 import logging
 import re
 import runpy
@@ -218,6 +219,7 @@ def write_named_files(family: ModelFamily, folder: Path, model_id: str) -> None:
     original names, or in the model that several share them with.
     """
     known = {one.name: one for one in family.load("components")}
+    shared: dict[Path, tuple[dict[str, Any], dict[str, Any]]] = {}
     for name, pattern in family.model_files.get(model_id, {}).items():
         place = folder / model_id / known[name].folder
         other, _, own = pattern.rpartition(":")
@@ -228,16 +230,19 @@ def write_named_files(family: ModelFamily, folder: Path, model_id: str) -> None:
             continue
         if own.startswith(known[name].folder):
             continue
-        weights = {}
+        # Several components may be in one file.
+        file = target / own.replace("*", "")
+        weights, settings = shared.setdefault(file, ({}, {}))
         for path in place.glob("*.safetensors"):
             weights |= load_file(path)
         (target / own).parent.mkdir(exist_ok=True)
         if own.endswith(".pth"):
             torch.save(weights, target / own)
             continue
-        settings = (place / "config.json").read_text()
-        header = {"family": family.name, "config": settings}
-        save_file(weights, target / own.replace("*", ""), header)
+        entries = json.loads((place / "config.json").read_text())
+        settings |= {**entries, **settings}
+        header = {"family": family.name, "config": json.dumps(settings)}
+        save_file(weights, file, header)
 
 
 @pytest.fixture

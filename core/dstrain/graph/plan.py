@@ -194,8 +194,9 @@ class Plan:
         """
         changing = {"rng", *self.trainables}
         experts = self.spec.experts
-        if experts is not None and changing & set(experts.components):
-            changing.add(experts.denoiser)
+        for role, components in experts.roles.items() if experts else ():
+            if changing & set(components):
+                changing.add(role)
         found: list[Unit] = []
         computed: set[str] = set()
         for unit in self.units:
@@ -241,22 +242,25 @@ class Plan:
                 yield Step(unit, branch, inputs, outputs)
 
     def _components(self, function: FunctionSpec) -> Iterator[str]:
-        """Yield the components of a function, the denoiser's experts by their names.
+        """Yield the components of a function, the denoiser's experts, and what acts beside
+        them, by their names.
 
-        Only the expert that is trained is needed, unless the task runs them all.
+        Only the expert that is trained, or beside which something is, is needed, unless
+        the task runs them all.
         """
         experts = self.spec.experts
         runs_all = self.task.runs_sampler or not self.task.from_rows
         for name in function.components:
             if name in LOSS_CONTEXT:
                 continue
-            if experts is None or component_of(name) != experts.denoiser:
+            role = component_of(name)
+            if experts is None or role not in experts.roles:
                 yield name
                 continue
-            suffix = name.removeprefix(experts.denoiser)
-            chosen = [one for one in experts.components if one in self.trainables]
+            trained = {experts.expert_of(one) for one in self.trainables}
+            chosen = [one for one in experts.components if one in trained]
             for expert in experts.components if runs_all or not chosen else chosen:
-                yield expert + suffix
+                yield experts.component(role, expert) + name.removeprefix(role)
 
     def _inputs(self, function: FunctionSpec, branch: str) -> dict[str, str]:
         """Return the keys of a function's inputs that a branch has, by their names."""

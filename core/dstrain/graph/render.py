@@ -119,9 +119,9 @@ def _reader(
     experts = plan.spec.experts
     uses = []
     for name in function.components:
-        if experts is not None and name == experts.denoiser:
+        if experts is not None and name in experts.roles:
             loaded = plan.components["train"]
-            name = " or ".join(one for one in experts.components if one in loaded)
+            name = " or ".join(one for one in experts.roles[name] if one in loaded)
         if name not in CONTEXT:
             uses.append(name)
     values = ", ".join(arguments)

@@ -3,7 +3,7 @@ are loaded.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import filter as names_like, fnmatchcase
 from functools import cached_property
@@ -41,6 +41,13 @@ class Files:
         """Return the folder that holds them, where a configuration is looked for."""
         first = self.paths[0]
         return first if first.is_dir() else first.parent
+
+    def taken(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield those of the names in the files that the component has a use for."""
+        for name in names:
+            own = name.removeprefix(self.prefix)
+            if name.startswith(self.prefix) and not self.checkpoint_format.ignores(own):
+                yield name
 
 
 class Network(Protocol):

@@ -161,29 +161,34 @@ def recognize(
     """Find the components in files of weights, each with its part of the files;
     components with the same keys are together.
 
+    Components that take different keys of the files, each of which ignores the others',
+    may have them in common.
+
     Raises StateError if there is none, if there are keys of none, or if components
     cannot be told apart.
     """
     names = list(find_weights(files.paths))
     found: dict[Files, list[Component]] = {}
-    by_prefix: dict[str, list[Component]] = {}
+    taken: dict[str, list[Component]] = {}
     for component in components:
         part = component.part_of(files, names)
         if part is not None:
             found.setdefault(part, []).append(component)
-            by_prefix.setdefault(part.prefix, []).append(component)
+            for name in part.taken(names):
+                taken.setdefault(name, []).append(component)
     where = files.paths[0]
     its_names = f"its first names: {', '.join(names[:3])}"
     if not found:
         known = _names(c for c in components if c.key_patterns)
         what = f"matches none of {known}; {its_names}"
         raise StateError(where, what, *_what_else(files.paths, names))
-    for fitting in by_prefix.values():
+    for fitting in taken.values():
         if not all(component.same_keys_as(fitting[0]) for component in fitting):
             raise StateError(
                 where, f"matches {_names(fitting)} equally well; {its_names}"
             )
-    others = [name for name in names if not name.startswith(tuple(by_prefix))]
+    prefixes = tuple(part.prefix for part in found)
+    others = [name for name in names if not name.startswith(prefixes)]
     if others:
         these = _names(c for fitting in found.values() for c in fitting)
         raise StateError(

@@ -199,8 +199,8 @@ class _Names:
         files; raises UsageError where it names none.
         """
         experts = self.spec.experts
-        if experts is not None and what == experts.denoiser and self.expert:
-            return [self.expert]
+        if experts is not None and what in experts.roles and self.expert:
+            return [experts.component(what, self.expert)]
         if what in self.with_weights:
             return [what]
         if what in self.spec.components:

@@ -492,15 +492,19 @@ class Pipeline:
 
     def _loaded_name(self, name: str, expert: str) -> str:
         """Return the name of a function's component or configuration among what is
-        loaded: for the denoiser, that of an expert.
+        loaded: for the denoiser and what acts beside it, that of an expert.
         """
         experts = self.spec.experts
-        if experts is None or component_of(name) != experts.denoiser:
+        role = component_of(name)
+        if experts is None or role not in experts.roles:
             return name
+        if expert:
+            return experts.component(role, expert) + name.removeprefix(role)
         # Experts differ in their weights alone: any of them has the configuration.
-        known = [one for one in experts.components if one in self.configs]
-        default = [*self._loaded(experts), *known, experts.denoiser][0]
-        return (expert or default) + name.removeprefix(experts.denoiser)
+        own = experts.roles[role]
+        loaded = [one for one in own if one in self.components]
+        known = [one for one in own if one in self.configs]
+        return [*loaded, *known, role][0] + name.removeprefix(role)
 
     def _component(
         self,

@@ -76,7 +76,7 @@ def check_offloaded(setup: Setup) -> None:
         for name in step.unit.components
     }
     if spec.experts is not None and setup.config.preview_prompt:
-        used |= set(spec.experts.components)
+        used.update(*spec.experts.roles.values())
     for name in offloaded:
         why = ""
         if name not in loaded:

@@ -229,7 +229,7 @@ def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
 
 def check_component_flags(config: TrainConfig, spec: PipelineSpec) -> None:
     """Refuse a flag that names a component which the variant does not have."""
-    known = [*spec.components, *([spec.experts.denoiser] if spec.experts else [])]
+    known = [*spec.components, *(spec.experts.roles if spec.experts else ())]
     for flag in ("trainable_models", "lora_base_model", "preset_lora_model"):
         for name in split_commas(getattr(config, flag)):
             if name.partition(".")[0] not in known:
@@ -270,7 +270,9 @@ def resolve_experts(
     expert = given_expert(spec, family, models)
     if spec.experts is None or not expert:
         return trainables
-    experts = {spec.experts.denoiser: expert}
+    experts = {
+        role: spec.experts.component(role, expert) for role in spec.experts.roles
+    }
     full = []
     for name in trainables.full:
         component, dot, part = name.partition(".")

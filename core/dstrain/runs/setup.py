@@ -287,7 +287,7 @@ class Setup:
         for names of others.
         """
         experts = self.spec.experts
-        aliases = {experts.denoiser: experts.components} if experts else {}
+        aliases = experts.roles if experts else {}
         return check_names(rates, self.trainables.components, aliases)
 
     def find(
@@ -358,9 +358,14 @@ class Setup:
 
     @property
     def trained_experts(self) -> list[str]:
-        """Return the experts of the denoiser that are trained."""
-        experts = self.spec.experts.components if self.spec.experts else ()
-        return [name for name in experts if name in self.trainables.components]
+        """Return the experts of the denoiser that are trained, or beside which something
+        is.
+        """
+        experts = self.spec.experts
+        if experts is None:
+            return []
+        trained = {experts.expert_of(name) for name in self.trainables.components}
+        return [name for name in experts.components if name in trained]
 
     def build_timestep_sampler(self) -> TimestepSampler:
         """Return the distribution of training timesteps.

@@ -120,7 +120,8 @@ class Declared(Contract):
             for name, files_of in files.items():
                 pattern = files_of.rpartition(":")[2]
                 config = ModelConfig(None, model_id, pattern)
-                assert component_at(config, known) in (name, ""), (
+                is_own = places[name].is_published_as(pattern)
+                assert is_own or not component_at(config, known), (
                     f"{model_id}: the place {pattern} is not that of {name}"
                 )
 
@@ -137,8 +138,9 @@ class Declared(Contract):
             used |= {name.removesuffix("_config") for name in function.components}
             used |= set(function.inputs)
         used |= {one.of for one in spec.inputs.values() if isinstance(one, Measured)}
-        if spec.experts is not None and spec.experts.denoiser in used:
-            used |= set(spec.experts.components)
+        for role, components in spec.experts.roles.items() if spec.experts else ():
+            if role in used:
+                used |= set(components)
         assert {*spec.components, *spec.inputs} <= used
 
     def test_units_make_the_kinds_of_values_they_declare(

@@ -50,8 +50,8 @@ class SavedRun:
             Rng([SampleKey(0, 0, 0, 0)]),
         )
         least, greatest = (
-            spec.experts.ranges.get(component, (0.0, 1000.0))
-            if spec.experts
+            spec.experts.ranges[spec.experts.expert_of(component)]
+            if spec.experts and spec.experts.expert_of(component)
             else (0.0, 1000.0)
         )
         latents: Tensor = values["input_latents"]

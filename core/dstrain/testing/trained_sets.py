@@ -65,10 +65,17 @@ def denoisers(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
 
 
 def adapters(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
-    """Return the networks that model_fn calls beside the denoiser or its experts."""
-    networks = denoisers(family, spec)
-    called = set(spec.model_fn.components).difference(networks)
-    return tuple(name for name in spec.components if name in called)
+    """Return the networks that model_fn calls beside the denoiser, such as a
+    ControlNet.
+    """
+    known = {*spec.components} - {*denoisers(family, spec)}
+    roles = spec.experts.roles if spec.experts else {}
+    return tuple(
+        one
+        for name in spec.model_fn.components
+        for one in roles.get(name, (name,))
+        if one in known
+    )
 
 
 def conditioners(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:

@@ -21,18 +21,25 @@ VAE = "Wan2.1_VAE.pth"
 TEXT_TO_VIDEO = {"dit": DIT, "text_encoder": TEXT_ENCODER, "vae": VAE}
 IMAGE_TO_VIDEO = {**TEXT_TO_VIDEO, "image_encoder": IMAGE_ENCODER}
 TWO_EXPERTS = {**EXPERTS, "text_encoder": TEXT_ENCODER, "vae": VAE}
+# VACE is in the same files as the denoiser, each of the two in those of its expert.
+VACE = {**TEXT_TO_VIDEO, "vace": DIT}
+TWO_VACES = {**TWO_EXPERTS, "vace": EXPERTS["dit"], "vace2": EXPERTS["dit2"]}
 ORIGINALS = {
     "Wan-AI/Wan2.1-T2V-1.3B": TEXT_TO_VIDEO,
     "Wan-AI/Wan2.1-T2V-14B": TEXT_TO_VIDEO,
     "Wan-AI/Wan2.1-I2V-14B-480P": IMAGE_TO_VIDEO,
     "Wan-AI/Wan2.1-I2V-14B-720P": IMAGE_TO_VIDEO,
     "Wan-AI/Wan2.1-FLF2V-14B-720P": IMAGE_TO_VIDEO,
+    "Wan-AI/Wan2.1-VACE-1.3B": VACE,
+    "Wan-AI/Wan2.1-VACE-14B": VACE,
     "Wan-AI/Wan2.2-T2V-A14B": TWO_EXPERTS,
     "Wan-AI/Wan2.2-I2V-A14B": TWO_EXPERTS,
     "Wan-AI/Wan2.2-TI2V-5B": {**TEXT_TO_VIDEO, "vae": "Wan2.2_VAE.pth"},
 }
 # Published in the layout of the original ones alone.
-FUN = {
+OTHERS = {
+    "iic/VACE-Wan2.1-1.3B-Preview": VACE,
+    "PAI/Wan2.2-VACE-Fun-A14B": TWO_VACES,
     **{
         f"PAI/Wan2.1-Fun-{name}-InP": IMAGE_TO_VIDEO
         for name in ("1.3B", "14B", "V1.1-1.3B", "V1.1-14B")
@@ -43,6 +50,7 @@ FUN = {
 DIFFUSERS = {
     "dit": "transformer/diffusion_pytorch_model*.safetensors",
     "dit2": "transformer_2/diffusion_pytorch_model*.safetensors",
+    "vace": "transformer/diffusion_pytorch_model*.safetensors",
     "text_encoder": "text_encoder/model*.safetensors",
     "vae": "vae/diffusion_pytorch_model.safetensors",
     "image_encoder": "image_encoder/model.safetensors",
@@ -62,7 +70,7 @@ def diffusers_id(model_id: str) -> str:
 
 MODEL_FILES = {
     **ORIGINALS,
-    **FUN,
+    **OTHERS,
     **{
         diffusers_id(model_id): in_diffusers_layout(files)
         for model_id, files in ORIGINALS.items()
@@ -74,7 +82,16 @@ MODEL = ModelFamily(
     pipelines="dstrain_wan.pipeline:PIPELINES",
     components="dstrain_wan.components:COMPONENTS",
     toy="dstrain_wan.toy:write",
-    variants=("t2v", "i2v", "flf2v", "t2v-a14b", "i2v-a14b", "ti2v-5b"),
+    variants=(
+        "t2v",
+        "i2v",
+        "flf2v",
+        "t2v-a14b",
+        "i2v-a14b",
+        "ti2v-5b",
+        "vace",
+        "vace-a14b",
+    ),
     model_ids={
         "t2v": ("Wan-AI/Wan2.1-T2V-*",),
         "i2v": ("Wan-AI/Wan2.1-I2V-*", "*/Wan2.1-Fun-*-InP"),
@@ -82,6 +99,8 @@ MODEL = ModelFamily(
         "t2v-a14b": ("Wan-AI/Wan2.2-T2V-A14B*",),
         "i2v-a14b": ("Wan-AI/Wan2.2-I2V-A14B*", "*/Wan2.2-Fun-A14B-InP"),
         "ti2v-5b": ("Wan-AI/Wan2.2-TI2V-5B*",),
+        "vace": ("Wan-AI/Wan2.1-VACE-*", "iic/VACE-Wan2.1-*"),
+        "vace-a14b": ("*/Wan2.2-VACE-Fun-A14B",),
     },
     model_files=MODEL_FILES,
     pipeline_classes=("WanPipeline", "WanImageToVideoPipeline"),
@@ -103,6 +122,8 @@ MODEL = ModelFamily(
     lora_targets={
         "dit": DIT_LORA_TARGETS,
         "dit2": DIT_LORA_TARGETS,
+        "vace": DIT_LORA_TARGETS,
+        "vace2": DIT_LORA_TARGETS,
         "text_encoder": tuple(f"SelfAttention.{name}" for name in "qkvo"),
     },
     # Names of the same layers in the published code, which other trainers' commands
@@ -120,6 +141,8 @@ MODEL = ModelFamily(
     lora_prefixes={
         "dit": "transformer",
         "dit2": "transformer",
+        "vace": "transformer",
+        "vace2": "transformer",
         "text_encoder": "text_encoder",
     },
     # As DiffSynth-Studio does: without it, 81 frames at 480 x 832 need more memory than any

@@ -29,6 +29,7 @@ def read(name: str) -> dict[str, Any]:
     return content
 
 
+SHARED_WITH_VACE = ("num_attention_heads", "attention_head_dim", "ffn_dim")
 SMALL = {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}
 """What the transformers of 1.3B have otherwise than those of 14B."""
 TEXT, IMAGE = read("dit_t2v_14b.json"), read("dit_i2v_14b.json")
@@ -39,6 +40,10 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "Wan-AI/Wan2.1-I2V-14B-480P": IMAGE,
     "Wan-AI/Wan2.1-I2V-14B-720P": IMAGE,
     "Wan-AI/Wan2.1-FLF2V-14B-720P": {**IMAGE, "pos_embed_seq_len": 514},
+    "Wan-AI/Wan2.1-VACE-1.3B": read("dit_t2v_1_3b.json"),
+    "Wan-AI/Wan2.1-VACE-14B": TEXT,
+    "iic/VACE-Wan2.1-1.3B-Preview": read("dit_t2v_1_3b.json"),
+    "PAI/Wan2.2-VACE-Fun-A14B": TEXT,
     "PAI/Wan2.1-Fun-1.3B-InP": SMALL_IMAGE,
     "PAI/Wan2.1-Fun-14B-InP": IMAGE,
     "PAI/Wan2.1-Fun-V1.1-1.3B-InP": SMALL_IMAGE,
@@ -126,7 +131,44 @@ def _dit_config(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json", {"original": original_config})
+def vace_config(config: Mapping[str, Any], shapes: Shapes) -> Mapping[str, Any] | None:
+    """Return the part of VACE in the config.json of its denoiser, an original one or that
+    of diffusers; None for another component's.
+    """
+    layers = config.get("vace_layers")
+    if layers is None:
+        return None
+    shared = original_config(config, {}) or config
+    return {
+        **{name: shared[name] for name in SHARED_WITH_VACE if name in shared},
+        "vace_layers": layers,
+        "vace_in_channels": config.get(
+            "vace_in_dim", config.get("vace_in_channels", 96)
+        ),
+    }
+
+
+def dit_config_of_vace(
+    config: Mapping[str, Any], shapes: Shapes
+) -> Mapping[str, Any] | None:
+    """Return the denoiser's part of a config.json of WanVACETransformer3DModel."""
+    if "vace_layers" not in config:
+        return None
+    return {
+        name: value
+        for name, value in config.items()
+        if not name.startswith(("_", "vace_"))
+    }
+
+
+KEY_MAPS = read_key_maps(
+    CONFIGS / "key_maps.json",
+    {
+        "original": original_config,
+        "vace": vace_config,
+        "diffusers_vace": dit_config_of_vace,
+    },
+)
 
 
 def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
@@ -147,9 +189,32 @@ def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
     )
 
 
+def _vace(name: str, folders: tuple[str, ...], *filenames: str) -> Component:
+    """Return VACE, or that of one of two experts: it is in the denoiser's files."""
+    configs = {
+        model: vace_config(
+            {**dit, "vace_layers": tuple(range(0, dit["num_layers"], step))}, {}
+        )
+        for model, dit in PUBLISHED.items()
+        for step in (2 if dit["num_layers"] == 30 else 5,)
+        if "VACE" in model
+    }
+    return Component(
+        name,
+        network=DiffusersNetwork("dstrain_wan.networks:Vace"),
+        folder=name,
+        other_folders=folders,
+        original_filenames=filenames,
+        default_configs=of_published(configs),
+        **KEY_MAPS["vace"],
+    )
+
+
 COMPONENTS = (
     _dit("dit", "transformer", "high_noise_model", "diffusion_pytorch_model*"),
     _dit("dit2", "transformer_2", "low_noise_model"),
+    _vace("vace", ("transformer", "high_noise_model"), "diffusion_pytorch_model*"),
+    _vace("vace2", ("transformer_2", "low_noise_model")),
     Component(
         "text_encoder",
         network=TransformersNetwork("UMT5EncoderModel", "UMT5Config"),

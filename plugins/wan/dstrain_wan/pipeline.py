@@ -18,7 +18,7 @@ from dstrain.plugin import (
 )
 from dstrain.plugin.functional import apply_guidance
 
-from dstrain_wan import model_fn, units
+from dstrain_wan import model_fn, units, vace
 
 FRAMES_PER_LATENT = 4
 SCHEDULE = FlowMatchSchedule(shift=5.0, latents_per_token=model_fn.PATCH**2)
@@ -34,6 +34,11 @@ NEGATIVE_PROMPT = (
 def video(multiple: int, fps: float) -> Mapping[str, Any]:
     """Return how a video is loaded: sides in multiples of pixels, frames per second."""
     return {"multiple": multiple, "frame_multiple": FRAMES_PER_LATENT, "fps": fps}
+
+
+def another_video(name: str, optional: bool = True) -> Column:
+    """Return a column of videos beside those that are learned, as large and as long."""
+    return Column(name, "video", optional=optional, **video(16, 16.0))
 
 
 def first_frame(
@@ -52,11 +57,15 @@ def last_frame(optional: bool = True) -> Column:
     )
 
 
-def experts(boundary: float) -> ExpertSchedule:
+def experts(boundary: float, *companions: str) -> ExpertSchedule:
     """Return the experts of Wan 2.2 A14B: `dit` from the boundary, 0 to 1000, up to
-    pure noise, `dit2` below it.
+    pure noise, `dit2` below it; each with companions of its own.
     """
-    return ExpertSchedule("dit", {"dit": (boundary, 1000.0), "dit2": (0.0, boundary)})
+    return ExpertSchedule(
+        "dit",
+        {"dit": (boundary, 1000.0), "dit2": (0.0, boundary)},
+        {name: {"dit": name, "dit2": f"{name}2"} for name in companions},
+    )
 
 
 # Defaults of inference are those of the published configurations (wan/configs).
@@ -160,6 +169,30 @@ TEXT_AND_IMAGE_TO_VIDEO = replace(
         "num_frames": 121,
     },
 )
+VACE = replace(
+    TEXT_TO_VIDEO,
+    components=("dit", "vace", "text_encoder", "vae", "tokenizer"),
+    units=(
+        units.encode_prompt,
+        vace.encode_video_after_reference,
+        vace.encode_conditions,
+    ),
+    model_fn=vace.predict,
+    decoders=(vace.decode,),
+    latent_shape=vace.latent_shape,
+    inputs={
+        **TEXT_TO_VIDEO.inputs,
+        "vace_video": another_video("vace_video"),
+        "vace_video_mask": another_video("vace_video_mask"),
+        "vace_reference_image": Column("vace_reference_image", "image", optional=True),
+    },
+)
+VACE_A14B = replace(
+    VACE,
+    components=("dit", "dit2", "vace", "vace2", "text_encoder", "vae", "tokenizer"),
+    experts=experts(900.0, "vace"),
+    defaults=TEXT_TO_VIDEO_A14B.defaults,
+)
 
 PIPELINES = {
     "t2v": TEXT_TO_VIDEO,
@@ -168,4 +201,6 @@ PIPELINES = {
     "t2v-a14b": TEXT_TO_VIDEO_A14B,
     "i2v-a14b": IMAGE_TO_VIDEO_A14B,
     "ti2v-5b": TEXT_AND_IMAGE_TO_VIDEO,
+    "vace": VACE,
+    "vace-a14b": VACE_A14B,
 }

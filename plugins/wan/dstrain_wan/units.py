@@ -101,7 +101,7 @@ def clean(prompt: str) -> str:
 
 def encode_video(input_video: Frames, *, vae: Any) -> Latents:
     """Encode a video of 4n + 1 frames as the mode of the VAE's distribution."""
-    return {"input_latents": _encode(to_minus_one_one(input_video.pixels), vae)}
+    return {"input_latents": encode_frames(to_minus_one_one(input_video.pixels), vae)}
 
 
 def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
@@ -127,7 +127,7 @@ def _seen(image: Image.Image, image_encoder: Any) -> Tensor:
     width, height = image.size
     short = min(width, height)
     scaled = (side * width // short, side * height // short)
-    image = _resized(image, *scaled, Image.Resampling.BICUBIC)
+    image = resized(image, *scaled, Image.Resampling.BICUBIC)
     left = (image.width - side) // 2
     top = (image.height - side) // 2
     image = image.crop((left, top, left + side, top + side))
@@ -156,13 +156,13 @@ def encode_first(
 
     Raises InputError where the last frame would be the first one.
     """
-    frames = images_to_tensor([_resized(input_image, width, height)])
+    frames = images_to_tensor([resized(input_image, width, height)])
     grey = frames.new_zeros(num_frames - 1, 3, height, width)
     if end_image is not None:
         if num_frames == 1:
             raise InputError("num_frames", "is 1, and end_image is another frame")
-        grey[-1:] = images_to_tensor([_resized(end_image, width, height)])
-    latents = _encode(torch.cat([frames, grey]), vae)
+        grey[-1:] = images_to_tensor([resized(end_image, width, height)])
+    latents = encode_frames(torch.cat([frames, grey]), vae)
     mask = latents.new_zeros(1, vae.config.scale_factor_temporal, *latents.shape[2:])
     mask[:, :, 0] = 1
     if end_image is not None:
@@ -174,8 +174,8 @@ def encode_first_frame(
     input_image: Image.Image, height: int, width: int, *, vae: Any
 ) -> FirstLatents:
     """Encode the first frame as the mode of the VAE's distribution."""
-    first = images_to_tensor([_resized(input_image, width, height)])
-    return {"first_latents": _encode(first, vae)}
+    first = images_to_tensor([resized(input_image, width, height)])
+    return {"first_latents": encode_frames(first, vae)}
 
 
 def decode(latents: Tensor, fps: float, *, vae: Any) -> Video:
@@ -188,7 +188,21 @@ def decode(latents: Tensor, fps: float, *, vae: Any) -> Video:
     return {"video": Frames(as_uint8(pixels.transpose(0, 1)), fps)}
 
 
-def _encode(frames: Tensor, vae: Any) -> Tensor:
+def fitted(name: str, video: Frames, frames: int, height: int, width: int) -> Tensor:
+    """Return the first frames of a conditioning video in the size of the one that is
+    generated, (frames, 3, height, width) in -1 to 1; raises InputError for fewer frames.
+    """
+    pixels = video.pixels[:frames]
+    if len(pixels) < frames:
+        what = f"has {len(pixels)} frames, and the video that it is for {frames}"
+        raise InputError(name, what)
+    if pixels.shape[1:3] == (height, width):
+        return to_minus_one_one(pixels)
+    images = [Image.fromarray(frame.cpu().numpy()) for frame in pixels]
+    return images_to_tensor([resized(image, width, height) for image in images])
+
+
+def encode_frames(frames: Tensor, vae: Any) -> Tensor:
     """Return normalized latents, fp32, of frames, (frames, 3, height, width) in -1 to 1."""
     pixels = frames.transpose(0, 1)[None].to(vae.device, vae.dtype)
     mode = vae.encode(pixels).latent_dist.mode().float()
@@ -196,7 +210,7 @@ def _encode(frames: Tensor, vae: Any) -> Tensor:
     return (mode - mean) * (1 / std)
 
 
-def _resized(
+def resized(
     image: Image.Image,
     width: int,
     height: int,

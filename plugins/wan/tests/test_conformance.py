@@ -14,17 +14,21 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     WanImageToVideoPipeline,
     WanPipeline,
+    WanVACEPipeline,
+    WanVACETransformer3DModel,
     WanVideoToVideoPipeline,
 )
-from diffusers.pipelines.wan import pipeline_wan_i2v
+from diffusers.pipelines.wan import pipeline_wan_i2v, pipeline_wan_vace
 from dstrain import Pipeline
+from dstrain.graph.values import Frames
 from dstrain.testing import Conformance
 from PIL import Image
 from torch import Tensor
 from transformers import CLIPImageProcessorPil
 
+VACE = ("vace_video", "vace_video_mask", "vace_reference_image")
 PARTS = {"dit": "transformer", "dit2": "transformer_2"}
-BOUNDARIES = {"t2v-a14b": 0.875, "i2v-a14b": 0.9}
+BOUNDARIES = {"t2v-a14b": 0.875, "i2v-a14b": 0.9, "vace-a14b": 0.9}
 """boundary_ratio of the published model_index.json."""
 
 
@@ -40,9 +44,25 @@ def euler(steps: int) -> FlowMatchEulerDiscreteScheduler:
     return scheduler
 
 
+def with_vace(dit: Any, vace: Any) -> WanVACETransformer3DModel:
+    """Return diffusers' one network of the weights of our two."""
+    both = WanVACETransformer3DModel(
+        **{name: one for name, one in dit.config.items() if not name.startswith("_")},
+        vace_layers=vace.config.vace_layers,
+        vace_in_channels=vace.config.vace_in_channels,
+    )
+    both.load_state_dict({**dit.state_dict(), **vace.state_dict()})
+    return both.eval()
+
+
+def as_images(video: Frames) -> list[Image.Image]:
+    """Return frames as diffusers takes them."""
+    return [Image.fromarray(frame.numpy()) for frame in video.pixels]
+
+
 class TestConformance(Conformance):
     family = "wan"
-    everyday = ("t2v", "i2v", "flf2v", "i2v-a14b", "ti2v-5b")
+    everyday = ("t2v", "i2v", "flf2v", "i2v-a14b", "ti2v-5b", "vace")
 
     @staticmethod
     def published(
@@ -58,11 +78,18 @@ class TestConformance(Conformance):
             parts["image_processor"] = CLIPImageProcessorPil(
                 size={"shortest_edge": side}, crop_size=side
             )
-        published = (WanPipeline if image is None else WanImageToVideoPipeline)(
+        own: dict[str, Any] = {"expand_timesteps": variant == "ti2v-5b"}
+        kind: Any = WanPipeline if image is None else WanImageToVideoPipeline
+        if "vace" in parts:
+            kind, own = WanVACEPipeline, {}
+            for name, beside in (("transformer", "vace"), ("transformer_2", "vace2")):
+                if name in parts:
+                    parts[name] = with_vace(parts[name], parts.pop(beside))
+        published = kind(
             **parts,
             scheduler=euler(arguments["num_inference_steps"]),
             boundary_ratio=BOUNDARIES.get(variant),
-            expand_timesteps=variant == "ti2v-5b",
+            **own,
         )
         published.set_progress_bar_config(disable=True)
         if variant == "i2v":
@@ -98,17 +125,22 @@ class TestConformance(Conformance):
         given = {
             name: value
             for name, value in arguments.items()
-            if name not in ("input_image", "end_image", "fps")
+            if name not in ("input_image", "end_image", "fps", *VACE)
         }
+        if "vace_video" in arguments:
+            given["video"] = as_images(arguments["vace_video"])
+            given["mask"] = as_images(arguments["vace_video_mask"])
+            given["reference_images"] = arguments["vace_reference_image"]
         given |= {"image": image} if image is not None else {}
         if "end_image" in arguments:
             given["last_image"] = arguments["end_image"]
         with pytest.MonkeyPatch.context() as patch:
-            # As without ftfy, which leaves letters as they are: this pipeline calls it
+            # As without ftfy, which leaves letters as they are: these pipelines call it
             # though it is absent.
-            patch.setattr(
-                pipeline_wan_i2v, "ftfy", SimpleNamespace(fix_text=str), raising=False
-            )
+            for module in (pipeline_wan_i2v, pipeline_wan_vace):
+                patch.setattr(
+                    module, "ftfy", SimpleNamespace(fix_text=str), raising=False
+                )
             video = published(**given, callback_on_step_end=family).frames[0]
         return passed, np.round(video * 255).astype(np.uint8)
 
@@ -124,12 +156,25 @@ class TestConformance(Conformance):
             vae=pipe.components["vae"], **dict.fromkeys(parts)
         )
         published.scheduler = SimpleNamespace(add_noise=lambda video, *rest: video)
-        pixels = arguments["input_video"].pixels
-        frames = [Image.fromarray(frame.numpy()) for frame in pixels]
+        frames = as_images(arguments["input_video"])
         video = published.video_processor.preprocess_video(frames)
         latents: Tensor = published.prepare_latents(
             video, dtype=torch.float32, device=torch.device("cpu"),
             num_channels_latents=pipe.components["vae"].config.z_dim,
             height=video.shape[-2], width=video.shape[-1],
         )  # fmt: skip
+        if "vace_reference_image" in arguments:
+            before = WanVACEPipeline(
+                vae=pipe.components["vae"],
+                **dict.fromkeys(("tokenizer", "text_encoder", "scheduler")),
+                transformer=pipe.components["dit"],
+            )
+            images = [[arguments["vace_reference_image"]]]
+            size = {"height": video.shape[-2], "width": video.shape[-1]}
+            shown, mask, images = before.preprocess_conditions(
+                frames, None, images, **size, dtype=torch.float32
+            )
+            found = before.prepare_video_latents(shown, mask, images)
+            channels = pipe.components["vae"].config.z_dim
+            latents = torch.cat([found[:, :channels, :1], latents], dim=2)
         return latents

@@ -27,7 +27,8 @@ EXPERTS = ("dit", "dit2")
 def prediction(dit: Any) -> Tensor:
     """What a transformer of any variant makes of some latents and conditions."""
     draw = torch.Generator().manual_seed(3)
-    seen = torch.randn(1, 5, 16, generator=draw) if dit.config.image_dim else None
+    ends = 2 if dit.config.pos_embed_seq_len else 1
+    seen = torch.randn(ends, 5, 16, generator=draw) if dit.config.image_dim else None
     latents = torch.randn(1, dit.config.in_channels, 2, 4, 6, generator=draw)
     text = torch.randn(1, 512, 32, generator=draw)
     made: Tensor = dit(latents, torch.tensor([500.0]), text, seen, return_dict=False)[0]

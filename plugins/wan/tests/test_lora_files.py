@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 BY_NAME = {component.name: component for component in COMPONENTS}
-(ORIGINAL_DIT,) = BY_NAME["dit"].formats
+ORIGINAL_DIT, _ = BY_NAME["dit"].formats
 ORIGINAL_UMT5, _, COMFYUI_UMT5 = BY_NAME["text_encoder"].formats
 DIT = MappingProxyType(
     {
@@ -84,7 +84,9 @@ class TestLoraFiles(LoraFiles):
             text: Tensor = network(torch.tensor([[3, 1, 4, 1, 5]])).last_hidden_state
             return text
         draw, dtype = torch.Generator().manual_seed(3), network.dtype
-        shapes = ((1, network.config.in_channels, 2, 4, 6), (1, 512, 32), (1, 5, 16))
+        ends = 2 if network.config.pos_embed_seq_len else 1
+        channels = network.config.in_channels
+        shapes = ((1, channels, 2, 4, 6), (1, 512, 32), (ends, 5, 16))
         latents, prompt, seen = (
             torch.randn(*shape, generator=draw).to(dtype) for shape in shapes
         )

@@ -119,7 +119,7 @@ def test_videos_are_cut_to_what_the_vae_can_encode(variant: str) -> None:
     columns = [
         source
         for source in MODEL.spec(variant).inputs.values()
-        if isinstance(source, Column) and source.is_file
+        if isinstance(source, Column) and source.from_video
     ]
     multiple, fps = (32, 24.0) if variant == "ti2v-5b" else (16, 16.0)
     assert {
@@ -140,7 +140,8 @@ def test_a_configuration_tells_the_variants_it_can_be() -> None:
         ]
         assert len(named) == 1
         assert named[0] in variants
-    assert fitting_variants(MODEL, {"in_channels": 16}) == ["t2v", "t2v-a14b"]
+    alike = ["t2v", "t2v-a14b", "vace", "vace-a14b"]
+    assert fitting_variants(MODEL, {"in_channels": 16}) == alike
     assert fitting_variants(MODEL, {"in_channels": 33}) == []
 
 

@@ -72,7 +72,11 @@ def test_diffusers_loads_the_folder_as_its_own_pipeline(
         if "input_image" in PIPELINES[variant].inputs and variant != "ti2v-5b"
         else WanPipeline
     )
-    boundaries = {"t2v-a14b": 0.875, "i2v-a14b": 0.9}
+    boundaries = {
+        variant: spec.experts.ranges["dit"][0] / 1000
+        for variant, spec in PIPELINES.items()
+        if spec.experts
+    }
     assert pipeline.config.boundary_ratio == boundaries.get(variant)
     assert pipeline.config.expand_timesteps is (variant == "ti2v-5b")
     assert pipeline.text_encoder.config.dropout_rate == 0.1

@@ -443,6 +443,29 @@ def test_the_expert_that_is_trained_is_the_one_that_is_loaded() -> None:
     )
 
 
+def test_what_acts_beside_an_expert_is_loaded_with_it() -> None:
+    def steered(
+        noisy_latents: Any, timestep: Any, prompt_emb: Any, *, dit: Any, adapter: Any
+    ) -> Any: ...
+
+    spec = replace(
+        EXPERTS,
+        components=(*EXPERTS.components, "adapter", "adapter2"),
+        model_fn=steered,
+        experts=replace(
+            EXPERTS.experts,
+            companions={"adapter": {"dit": "adapter", "dit2": "adapter2"}},
+        ),
+    )
+    for trained, loaded in {
+        "dit": ("dit", "adapter"),
+        "dit2": ("dit2", "adapter2"),
+        "adapter": ("dit", "adapter"),
+        "adapter2": ("dit2", "adapter2"),
+    }.items():
+        assert plan(trained, spec=spec).components["train"] == loaded
+
+
 def test_training_something_else_loads_every_expert() -> None:
     assert plan("text_encoder", spec=EXPERTS).components["train"] == (
         "dit",

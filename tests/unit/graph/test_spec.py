@@ -186,6 +186,24 @@ def test_the_parts_of_an_expert_are_components() -> None:
     )
 
 
+def test_what_acts_beside_each_expert_is_asked_for_by_one_name() -> None:
+    experts = ExpertSchedule(
+        "dit",
+        {"high": (875, 1000), "low": (0, 875)},
+        {"adapter": {"high": "adapter_1", "low": "adapter_2"}},
+    )
+    assert experts.roles == {
+        "dit": ("high", "low"),
+        "adapter": ("adapter_1", "adapter_2"),
+    }
+    assert experts.component("adapter", "low") == "adapter_2"
+    assert experts.component("dit", "low") == "low"
+    assert experts.expert_of("adapter_2") == experts.expert_of("low") == "low"
+    assert experts.expert_of("vae") == ""
+    experts = ExpertSchedule("dit", {"dit": (0, 1000)}, {"adapter": {"dit": "beside"}})
+    assert "'beside' is not a component" in refusal(encode_prompt, experts=experts)
+
+
 def test_a_plain_function_without_a_typed_dict_is_refused_as_a_unit() -> None:
     text = refusal(shape)
     assert "test_spec.shape: returns tuple[int, ...]" in text

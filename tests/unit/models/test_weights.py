@@ -316,6 +316,20 @@ def test_experts_are_found_together(tmp_path: Path) -> None:
         recognize(files, (VAE, TOKENS))
 
 
+def test_components_that_ignore_each_others_keys_share_files(tmp_path: Path) -> None:
+    denoiser = CheckpointFormat(("proj.weight",), ignored=("beside.*",))
+    beside = CheckpointFormat(("beside.weight",), ignored=("proj.*",))
+    both = (
+        component("dit", "proj.weight", formats=(denoiser,)),
+        component("adapter", "beside.weight", formats=(beside,)),
+    )
+    files = written(tmp_path / "x.safetensors", "proj.weight", "beside.weight")
+    assert found(files, *both) == [(["dit"], "", denoiser), (["adapter"], "", beside)]
+    greedy = component("adapter", "beside.weight")
+    with pytest.raises(StateError, match="matches dit, adapter equally well"):
+        recognize(files, (both[0], greedy))
+
+
 def test_files_that_are_no_model_by_themselves_are_named(tmp_path: Path) -> None:
     lora = written(tmp_path / "lora.safetensors", "proj.lora_A.weight")
     with pytest.raises(StateError, match="matches none of dit") as caught:

@@ -312,8 +312,9 @@ class RunDirectory:
         for library, version in setup.versions.items():
             header[f"version.{library}"] = version
         experts = setup.spec.experts
-        if experts is not None and component in experts.ranges:
-            low, high = experts.ranges[component]
+        expert = experts.expert_of(component) if experts else ""
+        if experts is not None and expert:
+            low, high = experts.ranges[expert]
             header["timesteps"] = f"{low:g} to {high:g}"
         model_config = run.found.configs[component]
         lora_config = run.module.trained.lora.get(component)

@@ -23,10 +23,11 @@ def component_keys(setup: Setup, found: Found, digests: Digests) -> dict[str, st
     experts = setup.spec.experts
     if experts is not None:
         # Units ask for the configuration by the name of the denoiser.
-        for expert in experts.components:
-            if f"{expert}_config" in components:
-                digest = components[f"{expert}_config"]
-                components.setdefault(f"{experts.denoiser}_config", digest)
+        for role, own in experts.roles.items():
+            for one in own:
+                if f"{one}_config" in components:
+                    digest = components[f"{one}_config"]
+                    components.setdefault(f"{role}_config", digest)
     return components
 
 
