@@ -148,6 +148,8 @@ class LoraKeyFormat:
     """Whether '_' stands for '.' in them."""
     also_reads: tuple[str, ...] = ()
     """Other programs whose keys this one reads, too."""
+    read_only: bool = False
+    """Whether such files are read, and none is written."""
 
 
 def read_key_maps(

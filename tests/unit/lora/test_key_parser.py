@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError
-from dstrain.lora.key_parser import KEY, AdapterConfig, parse_keys, read_adapter_config
+from dstrain.lora.key_parser import (
+    KEY,
+    AdapterConfig,
+    is_lora_key,
+    parse_keys,
+    read_adapter_config,
+)
 
 PATH = Path("x.safetensors")
 DOWN, UP = torch.ones(2, 3), torch.ones(4, 2)
@@ -69,6 +75,16 @@ def test_every_spelling_of_a_pair_is_known(down: str, up: str) -> None:
 def test_what_is_no_whole_lora_is_refused(tensors: Any, match: str) -> None:
     with pytest.raises(StateError, match=match):
         parse_keys(PATH, tensors)
+
+
+def test_xlabs_calls_the_matrices_of_a_layer_down_and_up() -> None:
+    tensors = {"a.qkv_lora1.down.weight": DOWN, "a.qkv_lora1.up.weight": UP}
+    (name,) = found = parse_keys(PATH, tensors)
+    assert name == "a.qkv_lora1" and found[name].named
+    assert all(map(is_lora_key, tensors))
+    for other in ("a.proj.down.weight", "a.lora3.up.weight"):
+        with pytest.raises(StateError, match="of no LoRA layer"):
+            parse_keys(PATH, {other: DOWN})
 
 
 def header(**fields: Any) -> dict[str, str]:
