@@ -82,6 +82,9 @@ class CheckpointFormat:
     Without it, config.json beside such files is another component's."""
     source: str = ""
     """Where the keys are from."""
+    implies: tuple[tuple[str, Any], ...] = ()
+    """Entries of the configuration that such files have, whatever config.json or their
+    shapes say: a key may be nothing but a mark."""
 
     def convert(self, shapes: Shapes) -> dict[str, tuple[TensorSlice, ...]]:
         """Return the parts of each of the network's weights, to be joined along the

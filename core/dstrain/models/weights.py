@@ -13,7 +13,12 @@ from torch import Tensor
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import Shape, Shapes, TensorSlice, join
-from dstrain.models.weight_files import OpenFiles, TensorInfo, shapes_in
+from dstrain.models.weight_files import (
+    OpenFiles,
+    TensorInfo,
+    refuse_quantized,
+    shapes_in,
+)
 
 LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b|\.lokr_w[12]")
 SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
@@ -161,10 +166,11 @@ def recognize(
     """Find the components in files of weights, each with its part of the files;
     components with the same keys are together.
 
-    Raises StateError if there is none, if there are keys of none, or if components
-    cannot be told apart.
+    Raises StateError if there is none, if there are keys of none, if components cannot
+    be told apart, or for weights that another program quantized.
     """
     names = list(find_weights(files.paths))
+    refuse_quantized(files.paths[0], names)
     found: dict[Files, list[Component]] = {}
     by_prefix: dict[str, list[Component]] = {}
     for component in components:
