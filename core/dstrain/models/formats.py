@@ -153,6 +153,9 @@ class LoraKeyFormat:
     """Other programs whose keys this one reads, too."""
     read_only: bool = False
     """Whether such files are read, and none is written."""
+    is_loaded: bool = True
+    """Whether the program's own loaders use such layers; False where only its names are
+    known, as of text encoders whose LoRA diffusers' pipelines leave out."""
 
 
 def read_key_maps(

@@ -14,6 +14,8 @@ import torch
 from diffusers import WanPipeline
 from dstrain.cli.main import main
 from dstrain.errors import StateError
+from dstrain.lora.key_names import key_formats
+from dstrain.models.components import components_of
 from dstrain.runs.runner import run
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain.testing.family_under_test import FamilyUnderTest
@@ -234,3 +236,12 @@ def test_kohya_files_with_two_underscores_are_read(tmp_path: Path) -> None:
             for n in (pipeline.components["dit"].double(), there)
         )
     assert (made - wanted).abs().max() <= 1e-12 * wanted.abs().max()
+
+
+def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:
+    loaded = {
+        prefix
+        for name, prefix in MODEL.lora_prefixes.items()
+        if key_formats(components_of(MODEL)[name], MODEL)["diffusers"].is_loaded
+    }
+    assert loaded == set(WanPipeline._lora_loadable_modules) - {"transformer_2"}
