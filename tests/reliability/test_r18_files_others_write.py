@@ -31,6 +31,7 @@ SCALE = 0.75
 COMFYUI = frozenset(
     {
         "ai-toolkit",
+        "diffusion-pipe",
         "kohya, musubi-tuner",
         "LyCORIS LoKr",
         "LyCORIS LoHa",
@@ -124,8 +125,10 @@ def test_a_file_of_another_program_acts_here_as_it_does_there(
     write, _ = WRITERS[case.program]
     file = write(case.family, base)
     assert len(file.changes) >= 10
-    path = tmp_path / "theirs.safetensors"
+    path = tmp_path / file.name
     save_file(file.tensors, path, file.header)
+    for name, text in file.beside.items():
+        (tmp_path / name).write_text(text)
     named = parse_lora(f"{path}:{SCALE}{file.options}")
     pipeline.load_lora(named.path, named.scale, alpha=named.alpha)
     as_layers = error_of(state_of(network), base, file, SCALE)

@@ -3,17 +3,21 @@
 Names and endings from: toolkit/ of ostris/ai-toolkit; modules/util/convert/lora and
 modules/modelSaver of Nerogar/OneTrainer; networks/ of kohya-ss/sd-scripts and
 kohya-ss/musubi-tuner; lycoris/ of KohakuBlueleaf/LyCORIS, which SimpleTuner uses;
-src/flux/modules/layers.py of XLabs-AI/x-flux; tools/extract of ModelTC/LightX2V. Nothing
+src/flux/modules/layers.py of XLabs-AI/x-flux; tools/extract of ModelTC/LightX2V; models/base.py of
+tdrussell/diffusion-pipe. Nothing
 here uses dstrain's own key tables.
 """
 
 import json
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
+from peft import LoraConfig
 from torch import Tensor
 
 from tests.support.other_loaders import Part, add, part_of
@@ -32,6 +36,9 @@ class ForeignFile:
     header: dict[str, str] = field(default_factory=dict)
     changes: dict[str, Tensor] = field(default_factory=dict)
     """Parameter, as diffusers names it -> what is added to it, in fp64."""
+    name: str = "theirs.safetensors"
+    beside: dict[str, str] = field(default_factory=dict)
+    """Name of a file beside it -> its content."""
     options: str = ""
     """What stands after its name where dstrain reads it."""
 
@@ -133,6 +140,21 @@ def diffusers(family: str, weights: Tensors) -> ForeignFile:
     adapter = {"r": RANK, "lora_alpha": ALPHA, "target_modules": targets}
     fields = {f"transformer.{name}": value for name, value in adapter.items()}
     file.header = {"lora_adapter_metadata": json.dumps(fields), "format": "pt"}
+    return file
+
+
+def diffusion_pipe(family: str, weights: Tensors) -> ForeignFile:
+    """peft's configuration beside a file of its name, with ComfyUI's keys."""
+    file, draw = ForeignFile(name="adapter_model.safetensors"), Draw()
+    names = []
+    for layer in layers_of(family, weights, original=family != "qwen_image"):
+        pair(file, draw, layer, f"diffusion_model.{layer.name}", A_B, None)
+        names.append(layer.name)
+    config = LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names)
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        text = (Path(folder) / "adapter_config.json").read_text()
+    file.beside = {"adapter_config.json": text}
     return file
 
 
@@ -248,6 +270,7 @@ WRITERS: Mapping[str, tuple[Callable[[str, Tensors], ForeignFile], tuple[str, ..
         {
             "diffusers, SimpleTuner": (diffusers, ("qwen_image", "flux", "wan")),
             "ai-toolkit": (ai_toolkit, ("qwen_image", "flux", "wan")),
+            "diffusion-pipe": (diffusion_pipe, ("qwen_image", "flux", "wan")),
             "OneTrainer": (onetrainer, ("qwen_image", "flux")),
             "kohya, musubi-tuner": (kohya, ("qwen_image", "flux", "wan")),
             "LyCORIS LoKr": (kohya_lycoris(lokr), ("qwen_image", "flux", "wan")),

@@ -39,6 +39,8 @@ MATRICES = MappingProxyType({"A": "A", "B": "B", "down": "A", "up": "B"})
 """What a key calls a matrix -> which it is."""
 LENGTHS = "the lengths of DoRA"
 """What errors call them."""
+PEFT_FILE = "adapter_model.safetensors"
+"""The name of peft's own files."""
 HARMLESS_FIELDS = frozenset(
     {
         "r",
@@ -265,12 +267,15 @@ def read_adapter_config(
         path: The LoRA file.
         header: Its header.
         prefix: What the configuration's fields begin with in the header.
-        peft: Whether the keys begin as in peft's own files.
+        peft: Whether the keys begin as in peft's own files; a file with the name of
+            these is one, too.
     """
     text = header.get(ADAPTER_HEADER)
     place = f"header {ADAPTER_HEADER!r}"
     beside = path.with_name("adapter_config.json")
-    if text is None and not (peft and beside.is_file()):
+    # diffusion-pipe writes ComfyUI's keys into a file with peft's name.
+    is_peft = peft or path.name == PEFT_FILE
+    if text is None and not (is_peft and beside.is_file()):
         return None
     try:
         if text is None:
