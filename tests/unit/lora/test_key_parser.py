@@ -111,12 +111,14 @@ def test_patterns_give_ranks_and_alphas_by_the_end_of_a_name_or_by_the_whole() -
     assert found.of("b.o_to_k") == (4, 8.0)
 
 
-def test_the_file_of_peft_beside_is_read_for_its_own_names_alone(
+def test_the_file_of_peft_beside_is_read_for_its_own_names_or_a_file_of_its_name(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 6}')
-    path = tmp_path / "adapter_model.safetensors"
+    path = tmp_path / "x.safetensors"
     assert read_adapter_config(path, {}, "dit.", peft=False) is None
+    named = tmp_path / "adapter_model.safetensors"
+    assert read_adapter_config(named, {}, "dit.", peft=False) is not None
     found = read_adapter_config(path, {}, "dit.", peft=True)
     assert found is not None
     assert found.of("anything") == (2, 6.0)
