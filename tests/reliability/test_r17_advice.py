@@ -19,6 +19,7 @@ from dstrain.cli.unsupported import advice
 from dstrain.errors import SystemFault
 from dstrain.runs.checkpoints import outputs
 from dstrain.storage.files import set_aside
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.support.processes import commands, in_processes
@@ -158,6 +159,21 @@ def without_alpha(width: int = 0) -> Callable[[], None]:
     return act
 
 
+def with_more_layers() -> None:
+    """Add a layer that no model has to the run's LoRA."""
+    tensors = load_file("out/step-1.safetensors")
+    with safe_open("out/step-1.safetensors", framework="pt") as file:
+        header = file.metadata()
+    more = {
+        key.replace("to_q", "k_img"): value.clone()
+        for key, value in tensors.items()
+        if "to_q" in key
+    }
+    assert more
+    header.pop("dstrain.sha256")
+    save_file({**tensors, **more}, "more layers.safetensors", header)
+
+
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
 RUN = r"run: (.+)"
 EXPORT = ("export", "--format", "comfyui", "--model", "tiny")
@@ -254,6 +270,10 @@ CASES = (
          first=(SHORT,), prepare=without_alpha(24)),
     Case("a LoRA without alpha to generate with", (*GENERATE, "--lora", "lost file.safetensors"), r"\n +(dstrain .+)",
          first=(SHORT,), prepare=without_alpha()),
+    Case("a LoRA without alpha, said where it is named", (*GENERATE, "--lora", "lost file.safetensors"),
+         r"is named \((.+)\), or", first=(SHORT,), prepare=without_alpha(), instead=("lost file.safetensors",)),
+    Case("a LoRA with layers that the model lacks", (*GENERATE, "--lora", "more layers.safetensors"),
+         "lacks, give (.+)", first=(SHORT,), prepare=with_more_layers, instead=("more layers.safetensors",)),
     Case("a folder to export", (*EXPORT, "out", "x.safetensors"), "give a file in it: (step-1.safetensors)", 2,
          first=(SHORT,), instead=("out",), value=()),
     Case("a warm-up that has no effect", (*SHORT, "--lr_warmup_steps", "2"),

@@ -219,7 +219,66 @@ def comfyui(family: str, weights: Tensors, tensors: Tensors) -> Applied:
             used = {f"{name}.{end}" for end in (up, down, "alpha")}
             applied.unused.difference_update(used)
             break
+        product = comfyui_product(name, tensors)
+        if product is not None:
+            change, used = product
+            add(applied.changes, change, parts)
+            applied.unused.difference_update(used)
+    for name, weight in comfyui_parameters(family, weights).items():
+        if name in tensors:
+            applied.changes[weight] = tensors[name].double()
+            applied.unused.discard(name)
     return applied
+
+
+def comfyui_product(name: str, tensors: Tensors) -> tuple[Tensor, set[str]] | None:
+    """What LyCORIS' matrices of a layer add to its weight, and their keys, by
+    comfy/weight_adapter/loha.py and lokr.py; alpha counts where there is a rank.
+    """
+    used = {
+        key
+        for key in tensors
+        if re.fullmatch(
+            rf"{re.escape(name)}\.(hada_w._[ab]|lokr_w.(_[ab])?|alpha)", key
+        )
+    }
+    parts = {key.rpartition(".")[2]: tensors[key].double() for key in used}
+    if "hada_w1_a" in parts:
+        rank = len(parts["hada_w1_b"])
+        change = (parts["hada_w1_a"] @ parts["hada_w1_b"]) * (
+            parts["hada_w2_a"] @ parts["hada_w2_b"]
+        )
+    elif any(key.startswith("lokr") for key in parts):
+        rank = 0
+        matrices = []
+        for one in ("lokr_w1", "lokr_w2"):
+            if one in parts:
+                matrices.append(parts[one])
+                continue
+            rank = len(parts[f"{one}_b"])
+            matrices.append(parts[f"{one}_a"] @ parts[f"{one}_b"])
+        change = torch.kron(*matrices)
+    else:
+        return None
+    if rank and "alpha" in parts:
+        change = parts["alpha"].item() / rank * change
+    return change, used
+
+
+def comfyui_parameters(family: str, weights: Iterable[str]) -> dict[str, str]:
+    """Keys of differences that ComfyUI looks for -> the parameter, as diffusers names
+    it: it has none for a fused layer's parts here.
+    """
+    names = {}
+    for weight in weights:
+        layer, _, end = weight.rpartition(".")
+        if family != "wan":
+            continue
+        own = f"diffusion_model.{renamed(weight, WAN)}"
+        if end in ("weight", "bias"):
+            own = f"diffusion_model.{renamed(layer, WAN)}"
+        names[own + (".diff_b" if end == "bias" else ".diff")] = weight
+    return names
 
 
 def diffsynth(family: str, weights: Tensors, tensors: Tensors) -> Applied:

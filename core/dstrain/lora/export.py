@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dstrain.config.fields import Alpha, LoraFile, parse_lora
+from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError, first_few, nearest
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.key_parser import (
@@ -47,6 +48,8 @@ from dstrain.storage.safetensors import (
     with_checksum,
     write_tensors,
 )
+
+logger = get_logger(__name__)
 
 
 def export(
@@ -186,6 +189,16 @@ def _convert_lora(
         if len(loras) == 1 or set(alphas.values()) == {usual}:
             for name, value in in_header("alpha", alphas, usual).items():
                 header[name] = json.dumps(value)
+    unused = [
+        lora.component
+        for lora in loras
+        if not key_format_of(source, lora.component, family, program).is_loaded
+    ]
+    if unused:
+        names = " or ".join(unused)
+        logger.warning(
+            f"{program}: its pipelines load no LoRA on {names}, without an error"
+        )
     summary = ", ".join(
         f"{len(lora.layers)} layers of {lora.component}" for lora in loras
     )

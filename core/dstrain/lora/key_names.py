@@ -100,6 +100,8 @@ def key_formats(component: Component, family: ModelFamily) -> dict[str, LoraKeyF
             "kohya", ("lora_unet_",), original, underscored=True
         )
     for declared in component.lora:
+        if declared.read_only:
+            continue
         if not declared.prefixes:
             declared = replace(declared, prefixes=found[declared.program].prefixes)
         found[declared.program] = declared
@@ -117,6 +119,7 @@ def prefixes(family: ModelFamily) -> list[Prefix]:
         formats = [
             LoraKeyFormat("", ("", *component.prefixes)),
             *key_formats(component, family).values(),
+            *(one for one in component.lora if one.read_only),
         ]
         if component.same_keys_as(components_of(family)[family.default_trainable]):
             formats.append(LoraKeyFormat("", TRAINERS, underscored=True))
@@ -137,8 +140,8 @@ def checkpoint_formats(
     """Return every format whose names this component's layers may have in files: its
     own, and those of each checkpoint format.
     """
-    declared = key_formats(component, family).values()
-    formats = [one.checkpoint_format for one in declared]
+    written = key_formats(component, family).values()
+    formats = [one.checkpoint_format for one in (*written, *component.lora)]
     return list(dict.fromkeys((NATIVE, *formats, *component.formats)))
 
 

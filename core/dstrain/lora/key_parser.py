@@ -29,7 +29,9 @@ KEY = re.compile(
     r"(?P<layer>.+)\.(?:"
     r"lora_(?P<ab>[AB])(?:\.(?P<adapter>[^.]+))?\.weight|lora[_.](?P<way>down|up)\.weight"
     r"|lora_embedding_(?P<embedding>[AB])|alpha|(?:lora_magnitude_vector"
-    r"(?:\.(?P<vector>(?!weight$)[^.]+))?(?:\.weight)?|dora_scale)(?P<length>))"
+    r"(?:\.(?P<vector>(?!weight$)[^.]+))?(?:\.weight)?|dora_scale)(?P<length>)"
+    # XLabs: a layer is called `qkv_lora1`, and its matrices `down` and `up`.
+    r"|(?:(?<=_lora\.)|(?<=_lora[12]\.))(?P<own>down|up)\.weight)"
 )
 PRODUCT = re.compile(r"(?P<layer>.+)\.(?P<kind>lokr|hada)_.+")
 """A matrix of LoKr or LoHa."""
@@ -37,6 +39,8 @@ MATRICES = MappingProxyType({"A": "A", "B": "B", "down": "A", "up": "B"})
 """What a key calls a matrix -> which it is."""
 LENGTHS = "the lengths of DoRA"
 """What errors call them."""
+PEFT_FILE = "adapter_model.safetensors"
+"""The name of peft's own files."""
 HARMLESS_FIELDS = frozenset(
     {
         "r",
@@ -69,7 +73,9 @@ class LoraWeights:
     alpha: float | None
     """The value of its alpha key, if there is one."""
     named: bool
-    """Whether its keys contain the name of an adapter."""
+    """Whether its keys contain the name of an adapter, or are XLabs' own: where these
+    are, alpha is the rank.
+    """
     magnitude: Tensor | None = None
     """(out,): of DoRA, the lengths of the rows of the changed weight."""
 
@@ -129,8 +135,12 @@ def is_of_ai_toolkit(header: Mapping[str, str]) -> bool:
 def is_lora_key(key: str) -> bool:
     """Return whether a key is that of a matrix of LoRA; an alpha may be a network's own."""
     found = KEY.fullmatch(key)
-    is_pair = found and (found["ab"] or found["way"] or found["embedding"])
-    return bool(is_pair) or ".lokr_" in key or ".hada_" in key
+    return bool(found and _matrix_in(found)) or ".lokr_" in key or ".hada_" in key
+
+
+def _matrix_in(found: re.Match[str]) -> str:
+    """Return what a key calls its matrix; '' for one of something else."""
+    return found["ab"] or found["way"] or found["embedding"] or found["own"] or ""
 
 
 def is_key_of_lora_file(key: str) -> bool:
@@ -179,7 +189,7 @@ def parse_pairs(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeig
             unknown.append(key)
             continue
         name = hit["layer"]
-        part = MATRICES.get(hit["ab"] or hit["way"] or hit["embedding"], "alpha")
+        part = MATRICES.get(_matrix_in(hit), "alpha")
         if hit["length"] is not None:
             part = LENGTHS
         if part in parts.setdefault(name, {}):
@@ -191,7 +201,7 @@ def parse_pairs(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeig
             kind = kinds.get(part, "matrix of numbers")
             raise StateError(path, f"{key} is not a finite {kind}")
         parts[name][part] = tensor
-        if hit["adapter"] or hit["vector"]:
+        if hit["adapter"] or hit["vector"] or hit["own"]:
             named.add(name)
     if unknown or not parts:
         what = f"{len(unknown)} of its {len(tensors)} keys are of no LoRA layer"
@@ -257,12 +267,15 @@ def read_adapter_config(
         path: The LoRA file.
         header: Its header.
         prefix: What the configuration's fields begin with in the header.
-        peft: Whether the keys begin as in peft's own files.
+        peft: Whether the keys begin as in peft's own files; a file with the name of
+            these is one, too.
     """
     text = header.get(ADAPTER_HEADER)
     place = f"header {ADAPTER_HEADER!r}"
     beside = path.with_name("adapter_config.json")
-    if text is None and not (peft and beside.is_file()):
+    # diffusion-pipe writes ComfyUI's keys into a file with peft's name.
+    is_peft = peft or path.name == PEFT_FILE
+    if text is None and not (is_peft and beside.is_file()):
         return None
     try:
         if text is None:

@@ -60,7 +60,7 @@ from dstrain.storage.safetensors import read_tensors
 
 logger = get_logger(__name__)
 NO_ALPHA = (
-    "has no alpha; using the rank, as DiffSynth-Studio does in files with these names"
+    "has no alpha; using the rank, as DiffSynth-Studio and XLabs do with these names"
 )
 
 

@@ -85,6 +85,13 @@ def local_config(query: ConfigQuery) -> Config:
     """Return the configuration that the files on this machine tell; raises
     StateError.
     """
+    config = _local_config(query)
+    if query.files is None or not query.files.checkpoint_format.implies:
+        return config
+    return {**config, **dict(query.files.checkpoint_format.implies)}
+
+
+def _local_config(query: ConfigQuery) -> Config:
     component = query.component
     files = query.files
     shapes: Shapes = {}

@@ -82,6 +82,9 @@ class CheckpointFormat:
     Without it, config.json beside such files is another component's."""
     source: str = ""
     """Where the keys are from."""
+    implies: tuple[tuple[str, Any], ...] = ()
+    """Entries of the configuration that such files have, whatever config.json or their
+    shapes say: a key may be nothing but a mark."""
 
     def convert(self, shapes: Shapes) -> dict[str, tuple[TensorSlice, ...]]:
         """Return the parts of each of the network's weights, to be joined along the
@@ -148,6 +151,11 @@ class LoraKeyFormat:
     """Whether '_' stands for '.' in them."""
     also_reads: tuple[str, ...] = ()
     """Other programs whose keys this one reads, too."""
+    read_only: bool = False
+    """Whether such files are read, and none is written."""
+    is_loaded: bool = True
+    """Whether the program's own loaders use such layers; False where only its names are
+    known, as of text encoders whose LoRA diffusers' pipelines leave out."""
 
 
 def read_key_maps(

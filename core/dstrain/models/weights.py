@@ -13,7 +13,12 @@ from torch import Tensor
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import Shape, Shapes, TensorSlice, join
-from dstrain.models.weight_files import OpenFiles, TensorInfo, shapes_in
+from dstrain.models.weight_files import (
+    OpenFiles,
+    TensorInfo,
+    refuse_quantized,
+    shapes_in,
+)
 
 LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b|\.lokr_w[12]")
 SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
@@ -164,10 +169,11 @@ def recognize(
     Components that take different keys of the files, each of which ignores the others',
     may have them in common.
 
-    Raises StateError if there is none, if there are keys of none, or if components
-    cannot be told apart.
+    Raises StateError if there is none, if there are keys of none, if components cannot
+    be told apart, or for weights that another program quantized.
     """
     names = list(find_weights(files.paths))
+    refuse_quantized(files.paths[0], names)
     found: dict[Files, list[Component]] = {}
     taken: dict[str, list[Component]] = {}
     for component in components:

@@ -2,6 +2,7 @@
 here, and they come back.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +13,8 @@ import torch
 from diffusers import FluxPipeline
 from dstrain.cli.main import main
 from dstrain.errors import StateError, UsageError
+from dstrain.lora.key_names import key_formats
+from dstrain.models.components import components_of
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.runner import run
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
@@ -266,3 +269,35 @@ def test_a_file_of_kohyas_with_text_encoders_goes_to_each_and_names_the_one_that
     ):
         alone.load_lora(file)
     assert not lora_weights(alone.components["dit"])
+
+
+def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:
+    loaded = {
+        prefix
+        for name, prefix in MODEL.lora_prefixes.items()
+        if key_formats(components_of(MODEL)[name], MODEL)["diffusers"].is_loaded
+    }
+    assert loaded == set(FluxPipeline._lora_loadable_modules)
+
+
+def test_export_says_what_diffusers_leaves_out(
+    subject: FamilyUnderTest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = {}
+    for name in ("text_encoder_1", "text_encoder_2"):
+        reader = TestLoraFiles.readers[name]["kohya"]
+        tensors = reader.lora(subject.pipeline.components[name], 2, 1.0)
+        file = subject.folder / f"{name}.safetensors"
+        header = {
+            "config": json.dumps(subject.pipeline.components[name].config.to_dict())
+        }
+        save_file(tensors, file, {"component": name, **header})
+        output = subject.folder / f"{name}-out.safetensors"
+        words = ["export", "--model", "flux", "--format", "diffusers"]
+        assert main([*words, str(file), str(output)]) == 0
+        printed[name] = capsys.readouterr().err
+    assert printed["text_encoder_1"] == ""
+    assert printed["text_encoder_2"] == (
+        "dstrain: warning: diffusers: its pipelines load no LoRA on text_encoder_2, "
+        "without an error\n"
+    )

@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from diffusers import QwenImagePipeline
+from dstrain.lora.key_names import key_formats
+from dstrain.models.components import components_of
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
+from dstrain_qwen_image import MODEL
 from dstrain_qwen_image.components import COMPONENTS
 from torch import Tensor
 
@@ -102,3 +105,12 @@ class TestLoraFiles(LoraFiles):
     def published_takes(case: LoraCase, program: str) -> bool:
         """It reads no LoRA of the text encoder, and others' names by its converter."""
         return case.component == "dit" and program != "diffsynth"
+
+
+def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:
+    loaded = {
+        prefix
+        for name, prefix in MODEL.lora_prefixes.items()
+        if key_formats(components_of(MODEL)[name], MODEL)["diffusers"].is_loaded
+    }
+    assert loaded == set(QwenImagePipeline._lora_loadable_modules)

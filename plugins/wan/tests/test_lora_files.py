@@ -14,6 +14,8 @@ import torch
 from diffusers import WanPipeline
 from dstrain.cli.main import main
 from dstrain.errors import StateError
+from dstrain.lora.key_names import key_formats
+from dstrain.models.components import components_of
 from dstrain.runs.runner import run
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain.testing.family_under_test import FamilyUnderTest
@@ -236,3 +238,65 @@ def test_kohya_files_with_two_underscores_are_read(tmp_path: Path) -> None:
             for n in (pipeline.components["dit"].double(), there)
         )
     assert (made - wanted).abs().max() <= 1e-12 * wanted.abs().max()
+
+
+def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:
+    loaded = {
+        prefix
+        for name, prefix in MODEL.lora_prefixes.items()
+        if key_formats(components_of(MODEL)[name], MODEL)["diffusers"].is_loaded
+    }
+    assert loaded == set(WanPipeline._lora_loadable_modules) - {"transformer_2"}
+
+
+def test_a_distilled_lora_of_2_1_is_used_on_2_2_without_what_that_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As LightX2V and others convert them: pairs, and differences of biases, norms and
+    modulations. Wan 2.2 has no image encoder, and so no k_img, v_img and img_emb.
+    """
+    older = FamilyUnderTest(MODEL, "i2v", tmp_path / "older").open().components["dit"]
+    tensors = DIT["comfyui"].lora(older, 2, None)
+    width = older.config.num_attention_heads * older.config.attention_head_dim
+    for name, shape in {
+        "blocks.0.diff_m": (1, 6, width),
+        "head.diff_m": (1, 2, width),
+        "blocks.1.cross_attn.norm_q.diff": (width,),
+        "blocks.1.cross_attn.norm_k_img.diff": (width,),
+        "blocks.0.ffn.2.diff_b": (width,),
+        "img_emb.proj.0.diff_b": (older.config.image_dim,),
+    }.items():
+        tensors[f"diffusion_model.{name}"] = torch.full(shape, 0.5)
+    file = tmp_path / "distilled.safetensors"
+    save_file(tensors, file)
+    subject = FamilyUnderTest(MODEL, "i2v-a14b", tmp_path / "newer")
+    pipeline = subject.open()
+    with pytest.raises(StateError, match="match no naming of dit") as caught:
+        pipeline.load_lora(file, component="dit", alpha="rank")
+    assert f"{file}@skip_missing" in caught.value.help_lines[-1]
+    before = {k: v.clone() for k, v in pipeline.components["dit"].state_dict().items()}
+    pipeline.load_lora(file, 0.5, "dit", "rank", True)
+    printed = capsys.readouterr().err
+    for name in ("blocks.*.cross_attn.k_img", "img_emb.proj.*", "norm_k_img.diff"):
+        assert name in printed
+    dit = pipeline.components["dit"]
+    for name, scale in {
+        "blocks.0.scale_shift_table": 0.25,
+        "scale_shift_table": 0.25,
+        "blocks.1.attn2.norm_q.weight": 0.25,
+        "blocks.1.scale_shift_table": 0.0,
+    }.items():
+        assert torch.equal(dit.get_parameter(name), before[name] + scale)
+    bias = dit.blocks[0].ffn.net[2].base_layer.bias
+    assert torch.equal(bias, before["blocks.0.ffn.net.2.bias"] + 0.25)
+    assert not hasattr(pipeline.components["dit2"], "peft_config")
+    # Below training, as a preset of one expert.
+    config = subject.config(
+        TrainedSet(lora="dit2"),
+        max_steps=1,
+        preset_lora_path=Path(f"dit2={file}:0.5@alpha=rank@skip_missing"),
+    )
+    run(replace(config, feature_cache=None))
+    recorded = json.loads((subject.folder / "out/logs/config.json").read_bytes())
+    assert recorded["preset_lora_model"] == "dit2"
+    assert recorded["preset_lora_path"] == f"{file}:0.5@alpha=rank@skip_missing"

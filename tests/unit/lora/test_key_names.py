@@ -95,6 +95,19 @@ def test_a_declared_program_without_prefixes_has_its_default_ones() -> None:
     assert found["kohya"] == LoraKeyFormat("kohya", ("lora_unet_",), ORIGINAL)
 
 
+def test_a_format_that_is_read_only_is_none_to_write() -> None:
+    declared = LoraKeyFormat("theirs", ("x.",), ORIGINAL, read_only=True)
+    component = replace(DIT, lora=(*DIT.lora, declared), formats=())
+    assert "theirs" not in key_formats(component, MODEL)
+    assert ORIGINAL in checkpoint_formats(component, MODEL)
+
+
+@pytest.mark.parametrize("text", ["lora_unet_", "lora_transformer_", "lycoris_"])
+def test_trainers_prefixes_are_those_of_the_denoisers(text: str) -> None:
+    (found,) = [prefix for prefix in prefixes(MODEL) if prefix.text == text]
+    assert found.components == ("dit", "dit2") and found.underscored
+
+
 def test_names_whose_underscored_forms_are_equal_are_left_out() -> None:
     table = key_table(
         NATIVE, {"a.b_c.weight": (1, 1), "a_b.c.weight": (1, 1), "a.d.weight": (1, 1)}

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError
-from dstrain.lora.key_parser import KEY, AdapterConfig, parse_keys, read_adapter_config
+from dstrain.lora.key_parser import (
+    KEY,
+    AdapterConfig,
+    is_lora_key,
+    parse_keys,
+    read_adapter_config,
+)
 
 PATH = Path("x.safetensors")
 DOWN, UP = torch.ones(2, 3), torch.ones(4, 2)
@@ -71,6 +77,16 @@ def test_what_is_no_whole_lora_is_refused(tensors: Any, match: str) -> None:
         parse_keys(PATH, tensors)
 
 
+def test_xlabs_calls_the_matrices_of_a_layer_down_and_up() -> None:
+    tensors = {"a.qkv_lora1.down.weight": DOWN, "a.qkv_lora1.up.weight": UP}
+    (name,) = found = parse_keys(PATH, tensors)
+    assert name == "a.qkv_lora1" and found[name].named
+    assert all(map(is_lora_key, tensors))
+    for other in ("a.proj.down.weight", "a.lora3.up.weight"):
+        with pytest.raises(StateError, match="of no LoRA layer"):
+            parse_keys(PATH, {other: DOWN})
+
+
 def header(**fields: Any) -> dict[str, str]:
     return {META: json.dumps({f"dit.{name}": one for name, one in fields.items()})}
 
@@ -95,12 +111,14 @@ def test_patterns_give_ranks_and_alphas_by_the_end_of_a_name_or_by_the_whole() -
     assert found.of("b.o_to_k") == (4, 8.0)
 
 
-def test_the_file_of_peft_beside_is_read_for_its_own_names_alone(
+def test_the_file_of_peft_beside_is_read_for_its_own_names_or_a_file_of_its_name(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 6}')
-    path = tmp_path / "adapter_model.safetensors"
+    path = tmp_path / "x.safetensors"
     assert read_adapter_config(path, {}, "dit.", peft=False) is None
+    named = tmp_path / "adapter_model.safetensors"
+    assert read_adapter_config(named, {}, "dit.", peft=False) is not None
     found = read_adapter_config(path, {}, "dit.", peft=True)
     assert found is not None
     assert found.of("anything") == (2, 6.0)

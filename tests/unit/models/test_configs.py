@@ -45,6 +45,24 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
         )
 
 
+def test_what_a_format_implies_is_not_overruled(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"width": 8, "kind": "older"}')
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(save({"w": torch.zeros(1), "mark": torch.zeros(0)}))
+    marked = CheckpointFormat(
+        ("mark",),
+        ignored=("mark",),
+        configuration=same_config,
+        implies=(("kind", "newer"),),
+    )
+    component = Component("dit", SimpleNamespace(), "dit", ("w",), formats=(marked,))
+    for files, kind in (
+        (Files((path,), checkpoint_format=marked), "newer"),
+        (Files((path,)), "older"),
+    ):
+        assert find_config(ConfigQuery(component, files)) == {"width": 8, "kind": kind}
+
+
 def translated(
     content: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> Mapping[str, Any] | None:

@@ -8,8 +8,13 @@ import torch
 from dstrain.errors import StateError
 from dstrain.models import weight_files
 from dstrain.models.components import Files
-from dstrain.models.weight_files import OpenFiles, TensorInfo
-from dstrain.models.weights import Weights
+from dstrain.models.weight_files import (
+    OpenFiles,
+    TensorInfo,
+    refuse_quantized,
+    shapes_in,
+)
+from dstrain.models.weights import Weights, recognize
 from safetensors.torch import save_file
 
 
@@ -83,3 +88,46 @@ def test_a_tensor_that_cannot_be_read_is_named_with_its_file(tmp_path: Path) -> 
         files.reading(two, None),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "flag"),
+    [
+        ("scaled_fp8", "scaled fp8", "--fp8_models"),
+        ("model.diffusion_model.blocks.0.q.scale_weight", "scaled fp8", "--fp8_models"),
+        ("blocks.0.q.weight_scale", "scaled fp8", "--fp8_models"),
+        ("blocks.0.q.comfy_quant", "scaled fp8", "--fp8_models"),
+        ("a.weight.quant_state.bitsandbytes__nf4", "nf4", "bitsandbytes_nf4"),
+        ("a.weight.absmax", "nf4", "bitsandbytes_nf4"),
+        ("a.SCB", "nf4", "bitsandbytes_nf4"),
+        ("transformer_blocks.0.attn.to_qkv.qweight", "SVDQuant", "int8_block"),
+    ],
+)
+def test_weights_that_another_program_quantized_are_refused_with_what_to_give(
+    name: str, how: str, flag: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a.weight": torch.zeros(2, 2), name: torch.zeros(1)}, path)
+    with pytest.raises(
+        StateError, match=rf"has weights that are quantized \({how}"
+    ) as caught:
+        recognize(Files((path,)), ())
+    (line,) = caught.value.help_lines
+    assert (
+        line.startswith("give the same model's file in bf16 or fp16") and flag in line
+    )
+
+
+def test_a_gguf_file_is_named_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF\x03\x00\x00\x00")
+    with pytest.raises(StateError, match="is a GGUF file, whose weights are quantized"):
+        shapes_in(path)
+
+
+def test_names_that_only_look_alike_are_read(tmp_path: Path) -> None:
+    names = ("scale_shift_table", "blocks.0.scale", "norm.weight", "a.scale_weights")
+    path = tmp_path / "model.safetensors"
+    save_file({name: torch.zeros(1) for name in names}, path)
+    refuse_quantized(path, names)
+    assert set(shapes_in(path)) == set(names)
