@@ -1,9 +1,12 @@
 """Write generated images and videos."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from dstrain.data.images import FORMATS
 from dstrain.data.packets import check_pyav
@@ -11,6 +14,8 @@ from dstrain.errors import UsageError
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.values import Frames
 from dstrain.storage.files import replacing
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def write_video(frames: Frames, path: Path) -> None:
@@ -67,9 +72,12 @@ def check_output(path: Path, spec: PipelineSpec) -> None:
         raise UsageError("--output", what)
 
 
-def save_image_or_video(output: Any, path: Path) -> None:
+def save_image_or_video(
+    output: Any, path: Path, about: Mapping[str, str] = NOTHING
+) -> None:
     """Write an image, or Frames, in the format that the file name asks for.
 
+    A PNG gets the texts `about` it by their names; other formats have no place for them.
     The file is written as a whole or not at all. Raises UsageError, or SystemFault if it
     cannot be written; existing files are not modified then.
     """
@@ -78,4 +86,15 @@ def save_image_or_video(output: Any, path: Path) -> None:
         return
     with replacing(path) as building:
         path.parent.mkdir(parents=True, exist_ok=True)
-        output.save(building)
+        if Image.registered_extensions().get(path.suffix.lower()) == "PNG":
+            output.save(building, pnginfo=_png_texts(about))
+        else:
+            output.save(building)
+
+
+def _png_texts(about: Mapping[str, str]) -> PngInfo:
+    texts = PngInfo()
+    for name, text in about.items():
+        # A lone surrogate stands for a byte of an argument that is not UTF-8.
+        texts.add_text(name, text.encode(errors="replace").decode())
+    return texts
