@@ -1,12 +1,12 @@
 """Distillation of the demo's model: how far images of two steps end from those of
-thirty, before and after.
+thirty, before and after, by each of the tasks.
 
-A LoRA learns in two stages from images that `dstrain generate --dataset` makes in
-thirty steps; every command is printed and can be typed by hand. Measured on seeds that
-are not among these: the mean square distance, per number of the latents, to what the
-model makes of the same noise in thirty steps. `right` is the share of images that the
-demo's judge reads as the digit asked for. Needs what `make demo` leaves in demo_output;
-the images made are kept for the next run.
+A LoRA learns in two stages from images, or from the latents on the way to them, that
+`dstrain generate --dataset` makes in thirty steps; every command is printed and can be
+typed by hand. Measured on seeds that are not among these: the mean square distance, per
+number of the latents, to what the model makes of the same noise in thirty steps.
+`right` is the share of images that the demo's judge reads as the digit asked for. Needs
+what `make demo` leaves in demo_output; the images made are kept for the next run.
 """
 
 import csv
@@ -34,6 +34,7 @@ ROWS, HELD_OUT = 192, 50
 FIRST_HELD_OUT = 10_000
 """The least seed that is measured; rows have seeds below it."""
 TRAINING_STEPS, BATCH = 120, 16
+TASKS = ("direct_distill", "trajectory_imitation")
 
 
 def model_files() -> list[str]:
@@ -73,7 +74,9 @@ def prompt(seed: int) -> str:
 
 
 def commands() -> list[list[str]]:
-    """Make the teacher's images, then train the student on them in two stages."""
+    """Make the teacher's images and paths, then train a student by each task in two
+    stages.
+    """
     model = [
         "--model",
         "qwen_image",
@@ -87,6 +90,7 @@ def commands() -> list[list[str]]:
         *model,
         "--dataset",
         str(PLACE / "prompts.csv"),
+        "--trajectory",
         "--num_inference_steps",
         str(TEACHER_STEPS),
         "--guidance_scale",
@@ -102,8 +106,6 @@ def commands() -> list[list[str]]:
         *model,
         "--dataset_base_path",
         str(PLACE / "teacher"),
-        "--feature_cache",
-        str(PLACE / "cache"),
         "--lora_base_model",
         "dit",
         "--lora_rank",
@@ -120,16 +122,21 @@ def commands() -> list[list[str]]:
         str(TRAINING_STEPS),
         "--save_steps",
         str(TRAINING_STEPS),
-        "--output_path",
-        str(PLACE / "student"),
     ]
-    return [
-        make,
-        *(
-            ["train", "--task", f"direct_distill:{stage}", *train]
-            for stage in ("data_process", "train")
-        ),
-    ]
+    students = []
+    for task in TASKS:
+        output = ["--output_path", str(PLACE / task)]
+        cache = ["--feature_cache", str(PLACE / f"cache of {task}")]
+        for stage in ("data_process", "train"):
+            words = ["train", "--task", f"{task}:{stage}", *train, *cache, *output]
+            students.append(words)
+    return [make, *students]
+
+
+def pipeline() -> Pipeline:
+    """Return the demo's model."""
+    models = [ModelConfig(path) for path in model_files()]
+    return Pipeline.from_pretrained("qwen_image", models, variant="base")
 
 
 def draw(pipe: Pipeline, steps: int) -> tuple[Tensor, list[Image.Image]]:
@@ -154,21 +161,21 @@ def draw(pipe: Pipeline, steps: int) -> tuple[Tensor, list[Image.Image]]:
 @click.command(help=__doc__)
 def main() -> None:
     """Distil, and print a table."""
-    shutil.rmtree(PLACE / "student", ignore_errors=True)
+    for task in TASKS:
+        shutil.rmtree(PLACE / task, ignore_errors=True)
     write_prompts(PLACE / "prompts.csv")
     for words in commands():
         print("\n$ " + shlex.join(["dstrain", *words]), flush=True)
         if dstrain(words):
             raise click.ClickException("the command failed")
-    pipe = Pipeline.from_pretrained(
-        "qwen_image", [ModelConfig(path) for path in model_files()], variant="base"
-    )
     drawn = {
-        f"{steps} steps, not distilled": draw(pipe, steps)
+        f"{steps} steps, not distilled": draw(pipeline(), steps)
         for steps in (TEACHER_STEPS, 4, STUDENT_STEPS)
     }
-    pipe.load_lora(PLACE / f"student/step-{TRAINING_STEPS}.safetensors")
-    drawn[f"{STUDENT_STEPS} steps, distilled"] = draw(pipe, STUDENT_STEPS)
+    for task in TASKS:
+        student = pipeline()
+        student.load_lora(PLACE / task / f"step-{TRAINING_STEPS}.safetensors")
+        drawn[f"{STUDENT_STEPS} steps, {task}"] = draw(student, STUDENT_STEPS)
     teacher, _ = next(iter(drawn.values()))
     judge, digits = (
         Judge(),
@@ -188,8 +195,10 @@ def main() -> None:
             rows,
         )
     )
-    before, after = (float(row[1]) for row in rows[-2:])
-    print(f"won back: {1 - after / before:.0%} of what {STUDENT_STEPS} steps lose")
+    before, *after = (float(row[1]) for row in rows[-1 - len(TASKS) :])
+    for task, distance in zip(TASKS, after, strict=True):
+        share = 1 - distance / before
+        print(f"{task} wins back {share:.0%} of what {STUDENT_STEPS} steps lose")
 
 
 if __name__ == "__main__":

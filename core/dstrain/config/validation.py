@@ -55,6 +55,9 @@ def validate(config: ModelChoice) -> None:
 
 
 def _check_prompt(config: GenerateConfig) -> None:
+    if config.dataset is not None and config.overwrite:
+        what = "has no effect with --dataset, which keeps the files that are there"
+        raise UsageError("--overwrite", what)
     if config.dataset is None and config.trajectory:
         raise UsageError("--trajectory", "has no effect without --dataset")
     if config.dataset is None:

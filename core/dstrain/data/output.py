@@ -1,10 +1,12 @@
 """Write generated images and videos."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from dstrain.data.images import FORMATS
 from dstrain.data.packets import check_pyav
@@ -15,6 +17,7 @@ from dstrain.storage.files import replacing
 
 TRANSPARENT = frozenset({"AVIF", "PNG", "TIFF", "WEBP"})
 """The formats that keep an alpha channel."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def write_video(frames: Frames, path: Path) -> None:
@@ -93,10 +96,13 @@ def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
     return whole
 
 
-def save_image_or_video(output: Any, path: Path) -> None:
+def save_image_or_video(
+    output: Any, path: Path, about: Mapping[str, str] = NOTHING
+) -> None:
     """Write an image, a list of images (see `output_paths`), or Frames, in the format that
     the file name asks for.
 
+    A PNG gets the texts `about` it by their names; other formats have no place for them.
     Each file is written as a whole or not at all. Raises UsageError, or SystemFault if
     one cannot be written; existing files are not modified then.
     """
@@ -105,8 +111,19 @@ def save_image_or_video(output: Any, path: Path) -> None:
         return
     if isinstance(output, list):
         for one, place in zip(output, output_paths(output, path), strict=True):
-            save_image_or_video(one, place)
+            save_image_or_video(one, place, about)
         return
     with replacing(path) as building:
         path.parent.mkdir(parents=True, exist_ok=True)
-        output.save(building)
+        if Image.registered_extensions().get(path.suffix.lower()) == "PNG":
+            output.save(building, pnginfo=_png_texts(about))
+        else:
+            output.save(building)
+
+
+def _png_texts(about: Mapping[str, str]) -> PngInfo:
+    texts = PngInfo()
+    for name, text in about.items():
+        # A lone surrogate stands for a byte of an argument that is not UTF-8.
+        texts.add_text(name, text.encode(errors="replace").decode())
+    return texts

@@ -1,18 +1,24 @@
 """Run `dstrain generate`."""
 
+from collections.abc import Iterable
 from functools import partial
+from glob import escape
+from pathlib import Path
 
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
 from dstrain.console import progress_bar, redacted
 from dstrain.data.output import check_output, output_paths, save_image_or_video
+from dstrain.errors import UsageError
 from dstrain.generation.batch import generate_dataset
 from dstrain.generation.inputs import parse_arguments
 from dstrain.generation.prompts import notice
-from dstrain.generation.source import check_used, open_source
+from dstrain.generation.source import PipelineSource, check_used, open_source
 from dstrain.graph.long_prompts import noticing_long_prompts
-from dstrain.pipeline.sampling import plan_inference
+from dstrain.graph.task import NEGATIVE
+from dstrain.models.component_files import named_models
+from dstrain.pipeline.sampling import InferenceCall, plan_inference
 from dstrain.storage.files import check_writable
 from dstrain.training.memory import GENERATE_ADVICE, oom_as_error
 
@@ -36,9 +42,15 @@ def start(config: GenerateConfig) -> None:
 
 
 def generate_one(config: GenerateConfig) -> None:
-    """Generate one image or video, and write it."""
+    """Generate one image or video, and write it; raises UsageError for a file that is
+    there, unless it may be replaced.
+    """
+    refuse_existing(config, [config.output])
     with open_source(config) as source:
         check_output(config.output, source.spec)
+        if source.spec.makes_layers:
+            others = f"{escape(config.output.stem)}-[0-9]*{config.output.suffix}"
+            refuse_existing(config, sorted(config.output.parent.glob(others)))
         arguments = parse_arguments(config, source.spec)
         call = plan_inference(source.spec, arguments)
         check_used(config, source.spec, call.plan.used_inputs)
@@ -51,6 +63,40 @@ def generate_one(config: GenerateConfig) -> None:
                 partial(notice, config.on_long_prompt, "--prompt")
             ):
                 output = pipeline(**arguments)
-        save_image_or_video(output, config.output)
+        save_image_or_video(output, config.output, description(source, call))
         for path in output_paths(output, config.output):
             print(redacted(f"wrote {path}"))
+
+
+def refuse_existing(config: GenerateConfig, paths: Iterable[Path]) -> None:
+    """Refuse to replace a file without --overwrite."""
+    for path in paths:
+        if path.is_file() and not config.overwrite:
+            what = f"{path} already exists and was not modified"
+            advice = "give --overwrite to replace it, or another --output"
+            raise UsageError("--output", what, advice)
+
+
+def description(source: PipelineSource, call: InferenceCall) -> dict[str, str]:
+    """Return what an image was generated from, by name: for whoever finds the file.
+
+    Files are named without their folders, and secrets are left out.
+    """
+    sampling = call.sampling
+    names = dict.fromkeys(named_models(source.family, source.models).values())
+    trained = [path.name for files in source.weights.values() for path in files.paths]
+    spec = source.spec
+    about = {
+        "prompt": call.inputs.get("prompt", ""),
+        "negative_prompt": call.inputs.get("negative_prompt", ""),
+        "seed": sampling.seed,
+        "num_inference_steps": sampling.num_inference_steps,
+        "guidance_scale": f"{sampling.guidance_scale:g}",
+        "model": ", ".join([f"{spec.family} {spec.variant}", *names, *trained]),
+        "LoRA": ", ".join(
+            f"{lora.path.name}:{lora.scale:g}" for lora in source.config.lora
+        ),
+    }
+    if NEGATIVE not in call.plan.task.branches:
+        del about["negative_prompt"]
+    return {name: redacted(str(text)) for name, text in about.items() if text != ""}

@@ -382,7 +382,8 @@ class LoraFiles(ToyFixtures):
         given += ["--num_frames", "1"] if video else []
         made = {}
         for name, file in {**files, "plain": None}.items():
-            output = tmp_path / f"made-{name}.{'mp4' if video else 'png'}"
+            # A PNG would name the LoRA.
+            output = tmp_path / f"made-{name}.{'mp4' if video else 'bmp'}"
             given_lora = [] if file is None else ["--lora", str(file)]
             command = [
                 "generate",

@@ -100,6 +100,11 @@ def test_each_layer_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("dog", "dog-1", "dog-2"):
         with Image.open(f"made/{name}.png") as made:
             assert (made.mode, made.size) == ("RGBA", (64, 32))
+    Path("made/dog.png").unlink()
+    # Its layers are still there.
+    assert main([*words, "--output", "made/dog.png"]) == UsageError.exit_code
+    assert "made/dog-1.png already exists" in capsys.readouterr().err
+    assert main([*words, "--output", "made/dog.png", "--overwrite"]) == 0
 
 
 @pytest.mark.usefixtures("project")

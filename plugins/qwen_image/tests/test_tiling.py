@@ -88,7 +88,11 @@ def test_tiles_are_a_part_of_what_is_trained_on(data: Path, tmp_path: Path) -> N
     def image(**changes: Any) -> bytes:
         given: dict[str, Any] = {"model": "qwen_image", "run": tmp_path / "whole"}
         given |= {"prompt": "a dog", "height": SIDE, "width": SIDE}
-        given |= {"num_inference_steps": 1, "output": tmp_path / "image.png"}
+        given |= {
+            "num_inference_steps": 1,
+            "output": tmp_path / "image.png",
+            "overwrite": True,
+        }
         generate(GenerateConfig(**{**given, **changes}))
         return (tmp_path / "image.png").read_bytes()
 

@@ -198,6 +198,7 @@ def test_generation_is_checked_too() -> None:
         {"guidance_scale": -1.0},
         {"lora": ("l",)},
         {"trajectory": True},
+        {"prompt": None, "dataset": Path("p.csv"), "overwrite": True},
     ):
         with pytest.raises(UsageError):
             validate(dataclasses.replace(good, **changes))

@@ -371,7 +371,7 @@ def test_an_exported_file_gives_the_same_image(
 
     def image(*loras: Path) -> bytes:
         given = [word for path in loras for word in ("--lora", str(path))]
-        name = str(tmp_path / f"{len(list(tmp_path.iterdir()))}.png")
+        name = str(tmp_path / f"{len(list(tmp_path.iterdir()))}.bmp")
         words = [
             "generate",
             "--model",

@@ -86,3 +86,8 @@ class GenerateConfig(ModelChoice):
             "help": "File to write; with --dataset, a folder.",
         }
     )
+    overwrite: bool = option(
+        "output",
+        "Replace the file --output if it exists.",
+        False,
+    )

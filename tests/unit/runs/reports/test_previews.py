@@ -149,7 +149,7 @@ def test_a_preview_is_what_inference_with_the_saved_weights_makes(
     ):
         wanted = GenerateConfig(
             model="tiny", variant="base", model_paths=files, prompt="a red dog", seed=5, lora=loras,
-            output=tmp_path / "wanted.png",
+            output=tmp_path / "wanted.png", overwrite=True,
         )  # fmt: skip
         generate(wanted)
         assert np.array_equal(
