@@ -57,7 +57,11 @@ SHARDED_CASES = [
 ]
 
 
-ADAPTERS = [("qwen_image", "blockwise-controlnet", "blockwise_controlnet")]
+ADAPTERS = [
+    ("qwen_image", "blockwise-controlnet", "blockwise_controlnet"),
+    ("flux", "controlnet", "controlnet"),
+    ("wan", "vace", "vace"),
+]
 """Family, variant, and the component that is trained beside the denoiser."""
 
 
