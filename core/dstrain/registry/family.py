@@ -66,7 +66,9 @@ class ModelFamily:
     lora_aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Another name of a target -> patterns."""
     model_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Variant -> patterns of the model ids of its published models."""
+    """Variant -> patterns of the model ids of its published models. Of the variants that one
+    id means, columns and inputs decide; without them it is the first.
+    """
     model_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Model id -> component -> its files in what `--model_id` means by this id: a pattern of
     the model's own files, or "model id:pattern" of another one's. Tokenizers and processors

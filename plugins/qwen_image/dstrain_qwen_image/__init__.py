@@ -74,6 +74,7 @@ MODEL = ModelFamily(
         "in-context-control",
         "layered",
         "eligen",
+        "inpaint",
     ),
     model_ids={
         "base": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
@@ -93,6 +94,7 @@ MODEL = ModelFamily(
         "blockwise-controlnet-inpaint": ("Qwen/Qwen-Image", f"{CONTROLNETS}Inpaint"),
         "in-context-control": ("Qwen/Qwen-Image",),
         "eligen": ("Qwen/Qwen-Image",),
+        "inpaint": ("Qwen/Qwen-Image",),
         "layered": (LAYERED, "DiffSynth-Studio/Qwen-Image-Layered-Control"),
     },
     model_files=MODELS,

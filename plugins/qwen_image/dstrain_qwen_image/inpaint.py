@@ -4,7 +4,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.plugin import LatentConstraint
+from dstrain.plugin import InputError, LatentConstraint
 from dstrain.plugin.functional import convert_image, cover_image
 from PIL import Image
 from torch import Tensor
@@ -16,7 +16,7 @@ from dstrain_qwen_image.units import encode_with_vae
 class Inpainted(TypedDict):
     """An image of which a part is generated anew."""
 
-    inpaint_latents: Tensor
+    input_latents: Tensor
     """(1, 16, 1, height / 8, width / 8), fp32, normalized per channel."""
     inpaint_region: Tensor
     """(1, 1, 1, height / 8, width / 8), fp32: 1 where it is generated, 0 elsewhere."""
@@ -36,30 +36,33 @@ def encode_inpainted(
     generated size.
 
     A latent has the upper left of its 8x8 pixels, as in QwenImageInpaintPipeline of
-    diffusers.
+    diffusers; where that leaves nothing of a fine mask, any of them. Raises InputError
+    for a mask that is black.
     """
     size = (height, width)
     image = cover_image(convert_image(input_image, "RGB"), size)
     mask = cover_image(convert_image(inpaint_mask, "L"), size)
-    white = np.array(mask)[::DOWNSCALE, ::DOWNSCALE] > 127
+    pixels = np.array(mask) > 127
+    white = pixels[::DOWNSCALE, ::DOWNSCALE]
+    if not white.any():
+        squares = (height // DOWNSCALE, DOWNSCALE, width // DOWNSCALE, DOWNSCALE)
+        white = pixels.reshape(squares).any((1, 3))
+    if not white.any():
+        raise InputError("inpaint_mask", "is black: nothing is left to generate")
     latents = encode_with_vae(image, vae, device, dtype)
     region = torch.from_numpy(white).to(latents)[None, None, None]
-    return {"inpaint_latents": latents, "inpaint_region": region}
+    return {"input_latents": latents, "inpaint_region": region}
 
 
 def keep_outside(
     latents: Tensor,
     timestep: Tensor,
     noise: Tensor,
-    inpaint_latents: Tensor | None = None,
-    inpaint_region: Tensor | None = None,
+    input_latents: Tensor,
+    inpaint_region: Tensor,
 ) -> LatentConstraint:
-    """Put the image, as noisy as the latents are, where nothing is generated; without a
-    mask, everything is.
-    """
-    if inpaint_latents is None or inpaint_region is None:
-        return LatentConstraint(latents, timestep)
+    """Put the image, as noisy as the latents are, where nothing is generated."""
     sigma = timestep.view(-1, 1, 1, 1, 1) / 1000
-    kept = sigma * noise + (1 - sigma) * inpaint_latents
+    kept = sigma * noise + (1 - sigma) * input_latents
     mixed = (1 - inpaint_region) * kept + inpaint_region * latents
     return LatentConstraint(mixed, timestep, inpaint_region)

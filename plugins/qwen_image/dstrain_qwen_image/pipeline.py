@@ -39,7 +39,7 @@ UNUSED_IN_DIT = (
 
 SAMPLING = {"num_inference_steps": 50, "guidance_scale": 4.0, "negative_prompt": " "}
 
-TEXT_TO_IMAGE = PipelineSpec(
+BASE = PipelineSpec(
     components=("dit", "text_encoder", "vae", "tokenizer"),
     units=(units.encode_prompt, units.encode_image),
     model_fn=model_fn.predict,
@@ -70,17 +70,10 @@ TEXT_TO_IMAGE = PipelineSpec(
     defaults={"height": 1024, "width": 1024, **SAMPLING},
 )
 
-BASE = replace(
-    TEXT_TO_IMAGE,
-    units=(*TEXT_TO_IMAGE.units, inpaint.encode_inpainted),
-    constrain_latents=inpaint.keep_outside,
-    inputs={**TEXT_TO_IMAGE.inputs, "inpaint_mask": InferenceOnly("image")},
-)
-
 # Sizes: VAE_IMAGE_SIZE and CONDITION_IMAGE_SIZE of diffusers'
 # QwenImageEditPlusPipeline.
 EDIT = replace(
-    TEXT_TO_IMAGE,
+    BASE,
     components=("dit", "text_encoder", "vae", "processor"),
     units=(
         units.resize_edit_image,
@@ -91,7 +84,7 @@ EDIT = replace(
     model_fn=model_fn.predict_edit,
     latent_shape=model_fn.latent_shape_edit,
     inputs={
-        **TEXT_TO_IMAGE.inputs,
+        **BASE.inputs,
         "edit_image": Column("edit_image", "image"),
         "edit_pixels": Constant(1024 * 1024, toy=64 * 64, check=at_least(LEAST_PIXELS)),
     },
@@ -116,16 +109,16 @@ EDIT_SEVERAL = replace(
 )
 
 EDIT_2511 = replace(
-    EDIT_SEVERAL, denoiser_config={**TEXT_TO_IMAGE.denoiser_config, "zero_cond_t": True}
+    EDIT_SEVERAL, denoiser_config={**BASE.denoiser_config, "zero_cond_t": True}
 )
 
 CONTROLNET = replace(
-    TEXT_TO_IMAGE,
-    components=(*TEXT_TO_IMAGE.components, "blockwise_controlnet"),
-    units=(*TEXT_TO_IMAGE.units, control.encode_control_image),
+    BASE,
+    components=(*BASE.components, "blockwise_controlnet"),
+    units=(*BASE.units, control.encode_control_image),
     model_fn=control.predict_controlled,
     inputs={
-        **TEXT_TO_IMAGE.inputs,
+        **BASE.inputs,
         "blockwise_controlnet_image": Column(
             "blockwise_controlnet_image", "image", multiple=SIDE_MULTIPLE
         ),
@@ -134,7 +127,7 @@ CONTROLNET = replace(
 
 CONTROLNET_INPAINT = replace(
     CONTROLNET,
-    units=(*TEXT_TO_IMAGE.units, control.encode_inpaint_image),
+    units=(*BASE.units, control.encode_inpaint_image),
     inputs={
         **CONTROLNET.inputs,
         "blockwise_controlnet_inpaint_mask": Column(
@@ -147,37 +140,49 @@ CONTROLNET_INPAINT = replace(
 )
 
 IN_CONTEXT = replace(
-    TEXT_TO_IMAGE,
-    units=(*TEXT_TO_IMAGE.units, control.encode_context_image),
+    BASE,
+    units=(*BASE.units, control.encode_context_image),
     model_fn=control.predict_in_context,
     inputs={
-        **TEXT_TO_IMAGE.inputs,
+        **BASE.inputs,
         "context_image": Column("context_image", "image", multiple=SIDE_MULTIPLE),
     },
 )
 
 ELIGEN = replace(
-    TEXT_TO_IMAGE,
+    BASE,
     units=(
-        *TEXT_TO_IMAGE.units,
+        *BASE.units,
         entities.encode_entity_prompts,
         entities.find_entity_tokens,
     ),
     model_fn=entities.predict_entities,
     inputs={
-        **TEXT_TO_IMAGE.inputs,
+        **BASE.inputs,
         "eligen_entity_prompts": Column("eligen_entity_prompts", "texts"),
         "eligen_entity_masks": Column(
             "eligen_entity_masks", "images", mode="L", multiple=SIDE_MULTIPLE
         ),
     },
-    padded={**TEXT_TO_IMAGE.padded, "entity_emb": 1, "entity_emb_mask": 1},
+    padded={**BASE.padded, "entity_emb": 1, "entity_emb_mask": 1},
+)
+
+INPAINT = replace(
+    BASE,
+    units=(units.encode_prompt, inpaint.encode_inpainted),
+    constrain_latents=inpaint.keep_outside,
+    inputs={
+        **BASE.inputs,
+        "inpaint_mask": Column(
+            "inpaint_mask", "image", mode="L", multiple=SIDE_MULTIPLE
+        ),
+    },
 )
 
 # QwenImageLayeredPipeline of diffusers: no norms are restored, and the shift follows
 # from the tokens of one layer.
 LAYERED = replace(
-    TEXT_TO_IMAGE,
+    BASE,
     units=(
         units.encode_prompt,
         layers.encode_layers,
@@ -187,7 +192,7 @@ LAYERED = replace(
     model_fn=layers.predict_layers,
     decoders=(layers.decode_layers,),
     inputs={
-        **TEXT_TO_IMAGE.inputs,
+        **BASE.inputs,
         "input_image": Column("image", "images", mode="RGBA", multiple=SIDE_MULTIPLE),
         "layer_input_image": Column(
             "layer_input_image", "image", mode="RGBA", multiple=SIDE_MULTIPLE
@@ -198,7 +203,7 @@ LAYERED = replace(
         ),
     },
     schedule=replace(SCHEDULE, unshifted_tokens=256),
-    denoiser_config={**TEXT_TO_IMAGE.denoiser_config, "use_layer3d_rope": True},
+    denoiser_config={**BASE.denoiser_config, "use_layer3d_rope": True},
     latent_shape=layers.latent_shape_layers,
     apply_guidance=functional.apply_guidance,
     defaults={"height": 640, "width": 640, "layer_num": 4, **SAMPLING},
@@ -214,4 +219,5 @@ PIPELINES = {
     "in-context-control": IN_CONTEXT,
     "layered": LAYERED,
     "eligen": ELIGEN,
+    "inpaint": INPAINT,
 }

@@ -15,6 +15,7 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
+    QwenImageInpaintPipeline,
     QwenImageLayeredPipeline,
     QwenImagePipeline,
 )
@@ -23,6 +24,7 @@ from diffusers.models.transformers import transformer_qwenimage
 from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_edit,
     pipeline_qwenimage_edit_plus,
+    pipeline_qwenimage_inpaint,
     pipeline_qwenimage_layered,
 )
 from dstrain import Pipeline
@@ -33,7 +35,11 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import Qwen2VLProcessor
 
-RENAMED = {"guidance_scale": "true_cfg_scale", "edit_image": "image"}
+RENAMED = {
+    "guidance_scale": "true_cfg_scale",
+    "edit_image": "image",
+    "input_image": "image",
+}
 OURS = ("edit_pixels", "edit_text_pixels")
 PUBLISHED_PIXELS = {1024 * 1024: "edit_pixels", 384 * 384: "edit_text_pixels"}
 
@@ -63,6 +69,7 @@ def by_diffusers(
     pipe: Pipeline,
     folder: Path,
     arguments: Mapping[str, Any],
+    call: Mapping[str, Any] | None = None,
     **parts: Any,
 ) -> tuple[list[Tensor], Any]:
     """The latents after each step of diffusers' pipeline on our components, and its
@@ -94,9 +101,10 @@ def by_diffusers(
         for name, value in arguments.items()
         if name not in OURS
     }
-    image = published(
-        **given | {"latents": pack(arguments["latents"])}, callback_on_step_end=family
-    ).images[0]
+    if call is None:
+        call = {"latents": pack(arguments["latents"])}
+    given = {**given, **call}
+    image = published(**given, callback_on_step_end=family).images[0]
     return passed, image
 
 
@@ -278,6 +286,24 @@ def entities(
         return by_diffusers(QwenImagePipeline, pipe, folder, given)
 
 
+def inpainted(
+    pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+) -> tuple[list[Tensor], Any]:
+    """diffusers' pipeline, made to begin with our noise, which it cannot take as `latents`,
+    and to encode the mode of the VAE's distribution, of which it takes a sample.
+    """
+    given = dict(arguments)
+    call = {"mask_image": given.pop("inpaint_mask"), "strength": 1.0}
+    noise = given.pop("latents").transpose(1, 2)
+    module = pipeline_qwenimage_inpaint
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "randn_tensor", lambda *_, **__: noise)
+        patch.setattr(
+            module, "retrieve_latents", lambda made, generator: made.latent_dist.mode()
+        )
+        return by_diffusers(QwenImageInpaintPipeline, pipe, folder, given, call)
+
+
 def layered(
     pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
 ) -> tuple[list[Tensor], Any]:
@@ -360,6 +386,8 @@ class TestConformance(Conformance):
             return edit(pipe, folder, arguments)
         if variant.startswith("blockwise-controlnet"):
             return controlled(pipe, folder, arguments)
+        if variant == "inpaint":
+            return inpainted(pipe, folder, arguments)
         if variant == "eligen":
             return entities(pipe, folder, arguments)
         if variant == "layered":
