@@ -18,6 +18,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+import torch
 from accelerate.commands.launch import launch_command, launch_command_parser
 from dstrain.cli.main import command_group, main
 from dstrain.config.fields import flags
@@ -220,14 +221,27 @@ def write_named_files(family: ModelFamily, folder: Path, model_id: str) -> None:
         target = folder / (other or model_id)
         if other not in ("", model_id) and place.exists():
             shutil.copytree(place, target / known[name].folder, dirs_exist_ok=True)
-        if "/" in own or not own.endswith(".safetensors") or not place.exists():
+        if "/" in own or not place.exists():
             continue
         weights = {}
         for path in place.glob("*.safetensors"):
             weights |= load_file(path)
+        target.mkdir(parents=True, exist_ok=True)
+        if not own.endswith(".safetensors"):
+            write_dictionaries(weights, target / own)
+            continue
         settings = (place / "config.json").read_text()
         header = {"family": family.name, "config": settings}
         save_file(weights, target / own.replace("*", ""), header)
+
+
+def write_dictionaries(weights: Mapping[str, Any], path: Path) -> None:
+    """Write weights as `torch.save` does, in a dictionary for each beginning of names."""
+    parts: dict[str, dict[str, Any]] = {}
+    for name, weight in weights.items():
+        outer, _, inner = name.partition(".")
+        parts.setdefault(outer, {})[inner] = weight
+    torch.save(parts, path)
 
 
 @pytest.fixture

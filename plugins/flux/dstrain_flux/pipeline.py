@@ -158,6 +158,18 @@ REDUX = replace(
     inputs={**DEV.inputs, "flux_redux_image": Column("flux_redux_image", "image")},
     unused_parameters={"image_encoder": ("head.*",)},
 )
+IPADAPTER = replace(
+    DEV,
+    components=("dit", "ipadapter", *DEV.components[1:], "image_encoder"),
+    units=(*DEV.units, image_prompt_units.encode_ipadapter_images),
+    model_fn=adapters.predict_ipadapter,
+    inputs={
+        **DEV.inputs,
+        "ipadapter_images": Column("ipadapter_images", "images"),
+        "ipadapter_scale": InferenceOnly("number"),
+    },
+    defaults={**DEV.defaults, "ipadapter_scale": 1.0},
+)
 
 PIPELINES = {
     "dev": DEV,
@@ -167,4 +179,5 @@ PIPELINES = {
     "controlnet-union": CONTROLNET_UNION,
     "controlnet-inpaint": CONTROLNET_INPAINT,
     "redux": REDUX,
+    "ip-adapter": IPADAPTER,
 }

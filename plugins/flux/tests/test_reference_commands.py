@@ -34,6 +34,10 @@ CONTROLNET = "diffusion_pytorch_model.safetensors"
 UNION = f"InstantX/FLUX.1-dev-Controlnet-Union-alpha:{CONTROLNET}"
 UPSCALER = f"jasperai/Flux.1-dev-Controlnet-Upscaler:{CONTROLNET}"
 INPAINT = f"alimama-creative/FLUX.1-dev-Controlnet-Inpainting-Beta:{CONTROLNET}"
+IP_ADAPTER = (
+    "InstantX/FLUX.1-dev-IP-Adapter:ip-adapter.bin,"
+    "google/siglip-so400m-patch14-384:model.safetensors"
+)
 MODE = "controlnet_processor_id"
 CELLS = {"prompt": "a dog", MODE: "canny"}
 """What is in a row; other columns name a file."""
@@ -63,6 +67,8 @@ COMMANDS = [
         "controlnet-inpaint",
     ),
     (f"{ON_DEV},{REDUX_FILES}", "flux_redux_image", "dit", "redux"),
+    (f"{ON_DEV},{IP_ADAPTER}", "ipadapter_images", "", "ip-adapter"),
+    (f"{ON_DEV},{IP_ADAPTER}", "ipadapter_images", "ipadapter", "ip-adapter"),
 ]
 # Files, columns beside image and prompt, and the name.
 REFUSED = [
