@@ -108,7 +108,7 @@ MODEL = ModelFamily(
     pipelines="dstrain_flux.pipeline:PIPELINES",
     components="dstrain_flux.components:COMPONENTS",
     toy="dstrain_flux.toy:write",
-    variants=("dev", "kontext", "fill", *CONTROLNETS, "redux", "ip-adapter"),
+    variants=("dev", "kontext", "fill", *CONTROLNETS, "redux", "ip-adapter", "eligen"),
     default_trainable="dit",
     lora_targets={
         "dit": DIT_LORA_TARGETS,
@@ -130,6 +130,7 @@ MODEL = ModelFamily(
         **{variant: (model_id,) for variant, model_id in CONTROLNETS.items()},
         "redux": (REDUX,),
         "ip-adapter": (IP_ADAPTER,),
+        "eligen": ("*/FLUX.1-dev",),
     },
     model_files=MODEL_FILES,
     pipeline_classes=(
