@@ -226,7 +226,7 @@ def write_named_files(family: ModelFamily, folder: Path, model_id: str) -> None:
         target = folder / (other or model_id)
         if other not in ("", model_id) and place.exists():
             shutil.copytree(place, target / known[name].folder, dirs_exist_ok=True)
-        if not own.endswith((".safetensors", ".pth")) or not place.exists():
+        if not own.endswith((".safetensors", ".pth", ".bin")) or not place.exists():
             continue
         if own.startswith(known[name].folder):
             continue
@@ -235,14 +235,26 @@ def write_named_files(family: ModelFamily, folder: Path, model_id: str) -> None:
         weights, settings = shared.setdefault(file, ({}, {}))
         for path in place.glob("*.safetensors"):
             weights |= load_file(path)
-        (target / own).parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if own.endswith(".bin"):
+            write_dictionaries(weights, file)
+            continue
         if own.endswith(".pth"):
-            torch.save(weights, target / own)
+            torch.save(weights, file)
             continue
         entries = json.loads((place / "config.json").read_text())
         settings |= {**entries, **settings}
         header = {"family": family.name, "config": json.dumps(settings)}
         save_file(weights, file, header)
+
+
+def write_dictionaries(weights: Mapping[str, Any], path: Path) -> None:
+    """Write weights as `torch.save` does, in a dictionary for each beginning of names."""
+    parts: dict[str, dict[str, Any]] = {}
+    for name, weight in weights.items():
+        outer, _, inner = name.partition(".")
+        parts.setdefault(outer, {})[inner] = weight
+    torch.save(parts, path)
 
 
 @pytest.fixture

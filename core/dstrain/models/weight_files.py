@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -181,7 +181,7 @@ def _reader(path: Path) -> Iterator[Reader]:
 
 def _torch_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file that `torch.save` wrote, mapped, without running
-    anything in it.
+    anything in it; those of dictionaries in it as 'outer.inner'.
     """
     advice = "save a state dict of tensors with torch.save, or save it as safetensors"
     try:
@@ -197,9 +197,24 @@ def _torch_weights(path: Path) -> dict[str, Tensor]:
         raise StateError(
             path, f"contains more than weights: {', '.join(sorted(foreign))}", advice
         )
-    if not isinstance(weights, dict) or not all(
-        isinstance(name, str) and isinstance(weight, Tensor)
-        for name, weight in weights.items()
-    ):
+    flat = _flat(weights) if isinstance(weights, dict) else {"": weights}
+    if not all(name and isinstance(weight, Tensor) for name, weight in flat.items()):
         raise StateError(path, "is not a state dict of tensors", advice)
-    return weights
+    return flat
+
+
+def _flat(weights: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what is in dictionaries in a dictionary under both names, 'outer.inner'; what
+    has no name becomes ''.
+    """
+    found: dict[str, Any] = {}
+    for name, value in weights.items():
+        if not isinstance(name, str):
+            found[""] = value
+        elif isinstance(value, dict):
+            found |= {
+                inner and f"{name}.{inner}": one for inner, one in _flat(value).items()
+            }
+        else:
+            found[name] = value
+    return found

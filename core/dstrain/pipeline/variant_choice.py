@@ -41,7 +41,7 @@ def choose_variant(
     configuration, then other ids.
 
     Raises UsageError naming the candidates if several are left, unless the first of
-    them will do.
+    them will do, as it does where one id means all of them.
     """
     if name is not None or len(family.variants) == 1:
         return variant_of(family, name)
@@ -62,7 +62,7 @@ def choose_variant(
     if len(left) > 1 and models:
         left = _narrow(left, _by_config(family, models))
     left = _narrow(left, _by_id(family, models))
-    if len(left) > 1 and not take_first:
+    if len(left) > 1 and not take_first and not _means_all(models, family, left):
         raise UsageError("--variant", f"could be {', '.join(left)}; choose one")
     return left[0]
 
@@ -193,6 +193,14 @@ def _by_components(family: ModelFamily, models: Iterable[ModelConfig]) -> list[s
         for variant in family.variants
         if placed.issubset(family.spec(variant).components)
     ]
+
+
+def _means_all(
+    models: Iterable[ModelConfig], family: ModelFamily, variants: Collection[str]
+) -> bool:
+    """Return whether some model id means each of several variants."""
+    ids = {config.model_id for config in models if config.model_id}
+    return any(set(variants) <= set(family.variants_of(one)) for one in ids)
 
 
 def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection[str]:

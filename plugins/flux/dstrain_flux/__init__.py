@@ -94,12 +94,21 @@ MODEL_FILES |= {
     }
 }
 
+IP_ADAPTER = "InstantX/FLUX.1-dev-IP-Adapter"
+MODEL_FILES |= {
+    IP_ADAPTER: {
+        "ipadapter": "ip-adapter.bin",
+        "image_encoder": "google/siglip-so400m-patch14-384:model.safetensors",
+        **WITH_DEV,
+    }
+}
+
 MODEL = ModelFamily(
     name="flux",
     pipelines="dstrain_flux.pipeline:PIPELINES",
     components="dstrain_flux.components:COMPONENTS",
     toy="dstrain_flux.toy:write",
-    variants=("dev", "kontext", "fill", *CONTROLNETS, "redux"),
+    variants=("dev", "kontext", "fill", *CONTROLNETS, "redux", "ip-adapter", "eligen"),
     default_trainable="dit",
     lora_targets={
         "dit": DIT_LORA_TARGETS,
@@ -120,6 +129,8 @@ MODEL = ModelFamily(
         "fill": ("*/FLUX.1-Fill-dev",),
         **{variant: (model_id,) for variant, model_id in CONTROLNETS.items()},
         "redux": (REDUX,),
+        "ip-adapter": (IP_ADAPTER,),
+        "eligen": ("*/FLUX.1-dev",),
     },
     model_files=MODEL_FILES,
     pipeline_classes=(

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from dstrain.plugin.functional import pack
+import torch
+from dstrain.plugin import InputError
+from dstrain.plugin.functional import around_blocks, pack
 from torch import Tensor
 
 from dstrain_flux.model_fn import call, denoise
@@ -63,6 +65,65 @@ def predict_controlnet_union(
     }
     control["conditioning_scale"] = controlnet_scale
     return _controlled(dit, controlnet, noisy_latents, given, control)
+
+
+def predict_ipadapter(
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    pooled_emb: Tensor,
+    image_embs: Tensor,
+    embedded_guidance: float = 1.0,
+    ipadapter_scale: float = 1.0,
+    *,
+    dit: Any,
+    ipadapter: Any,
+    branch: str,
+) -> Tensor:
+    """Predict as `model_fn.predict` does; each block also attends to images.
+
+    Args:
+        noisy_latents: As in `model_fn.predict`, like the next three.
+        timestep: Noise level.
+        prompt_emb: Text.
+        pooled_emb: Text.
+        image_embs: (batch, images, channels), from SigLIP; zeros in the negative branch, as
+            in DiffSynth-Studio.
+        embedded_guidance: As in `model_fn.predict`.
+        ipadapter_scale: Factor of what is added to the attention of each block.
+        dit: The denoiser.
+        ipadapter: The IP-Adapter.
+        branch: The branch of guidance.
+    """
+    if branch == "negative":
+        image_embs = torch.zeros_like(image_embs)
+    tokens = ipadapter.image_proj(image_embs)
+    layers = _layers_by_block(dit, ipadapter)
+
+    def attend(name: str, block: Any, *arguments: Any, **named: Any) -> Any:
+        attention = dit.get_submodule(name).attn
+        with layers[name].beside(attention, tokens, ipadapter_scale):
+            return block(*arguments, **named)
+
+    with around_blocks(dit, attend):
+        given = (timestep, prompt_emb, pooled_emb, embedded_guidance)
+        return denoise(dit, [noisy_latents], *given)
+
+
+def _layers_by_block(dit: Any, ipadapter: Any) -> dict[str, Any]:
+    """Return the layers of an IP-Adapter by the names of the denoiser's blocks; raises
+    InputError where their numbers differ.
+    """
+    names = [
+        f"{kind}.{i}"
+        for kind in ("transformer_blocks", "single_transformer_blocks")
+        for i in range(len(getattr(dit, kind)))
+    ]
+    layers = ipadapter.ip_adapter
+    if len(layers) != len(names):
+        what = f"is for {len(layers)} blocks, and the denoiser has {len(names)}"
+        raise InputError("ipadapter", what)
+    return dict(zip(names, layers, strict=True))
 
 
 def _controlled(

@@ -91,6 +91,18 @@ def infer_controlnet(shapes: Shapes) -> Mapping[str, Any] | None:
     return found
 
 
+def infer_ipadapter(shapes: Shapes) -> Mapping[str, Any]:
+    """Return the configuration of an IP-Adapter of any size."""
+    hidden_size, channels = shapes["ip_adapter.0.to_k_ip.weight"]
+    return {
+        "hidden_size": hidden_size,
+        "cross_attention_dim": channels,
+        "image_dim": shapes["image_proj.proj.0.weight"][1],
+        "num_tokens": shapes["image_proj.proj.2.weight"][0] // channels,
+        "num_blocks": _count(shapes, "ip_adapter."),
+    }
+
+
 def _count(shapes: Shapes, prefix: str) -> int:
     """Return the number of blocks."""
     names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
@@ -140,6 +152,15 @@ COMPONENTS = (
                 DIFFSYNTH_CONTROLNET,
             ),
         ),
+    ),
+    Component(
+        "ipadapter",
+        network=DiffusersNetwork("dstrain_flux.networks:FluxIPAdapter"),
+        folder="ipadapter",
+        default_configs={"InstantX/FLUX.1-dev-IP-Adapter": {}},
+        infer=infer_ipadapter,
+        original_filenames=("ip-adapter*",),
+        **KEY_MAPS["ipadapter"],
     ),
     Component(
         "text_encoder_1",

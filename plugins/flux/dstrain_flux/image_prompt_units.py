@@ -22,6 +22,13 @@ class ReduxPrompt(TypedDict):
     """(1, tokens, channels), the dtype of `redux`."""
 
 
+class ImageEmbeddings(TypedDict):
+    """Images, encoded by SigLIP as one vector each."""
+
+    image_embs: Tensor
+    """(1, images, channels), the image encoder's dtype."""
+
+
 def encode_redux_image(
     flux_redux_image: Image.Image,
     *,
@@ -39,6 +46,20 @@ def embed_redux_image(image_tokens: Tensor, *, redux: Any) -> ReduxPrompt:
     does.
     """
     return {"redux_emb": redux(image_tokens).image_embeds}
+
+
+def encode_ipadapter_images(
+    ipadapter_images: list[Image.Image],
+    *,
+    image_encoder: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> ImageEmbeddings:
+    """Encode images as SigLIP's pooled outputs."""
+    pixels = square_pixels(ipadapter_images, image_encoder).to(device, dtype)
+    # One by one: torch's attention rounds differently with others beside it and without.
+    embeddings = [image_encoder(one[None]).pooler_output for one in pixels]
+    return {"image_embs": torch.stack(embeddings, dim=1)}
 
 
 def square_pixels(images: list[Image.Image], image_encoder: Any) -> Tensor:

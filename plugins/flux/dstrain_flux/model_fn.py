@@ -104,6 +104,61 @@ def predict_redux(
     return denoise(dit, [noisy_latents], *given)
 
 
+def predict_regions(
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    pooled_emb: Tensor,
+    entity_emb: Tensor,
+    entity_masks: Tensor,
+    embedded_guidance: float = 1.0,
+    *,
+    dit: Any,
+    branch: str,
+) -> Tensor:
+    """Predict as `predict` does, with a prompt for each region before that of the whole
+    (EliGen: Zhang et al. 2025); the negative branch has that of the whole alone.
+
+    Args:
+        noisy_latents: (batch, 16, h, w), like the next three as in `predict`.
+        timestep: Noise level.
+        prompt_emb: Of the whole.
+        pooled_emb: Of the whole.
+        entity_emb: (batch, entities, 512, channels).
+        entity_masks: (batch, entities, h, w), bool.
+        embedded_guidance: As in `predict`.
+        dit: The denoiser.
+        branch: The branch of guidance.
+    """
+    texts, arguments = prompt_emb, {}
+    if branch != "negative":
+        texts = torch.cat([entity_emb.flatten(1, 2), prompt_emb], dim=1)
+        mask = region_mask(entity_masks, prompt_emb.shape[1])
+        arguments["joint_attention_kwargs"] = {"attention_mask": mask}
+    given = (timestep, texts, pooled_emb, embedded_guidance)
+    return denoise(dit, [noisy_latents], *given, **arguments)
+
+
+def region_mask(entity_masks: Tensor, prompt_tokens: int) -> Tensor:
+    """Return which tokens attend to which, (batch, 1, tokens, tokens), bool: each prompt to
+    itself and to the image's tokens of its region, and these to it; the image's to each
+    other.
+
+    A token of the image is in a region if one of its latents is. The last prompt is that of
+    the whole.
+    """
+    regions = torch.nn.functional.max_pool2d(entity_masks.float(), PATCH).flatten(2) > 0
+    regions = torch.nn.functional.pad(regions, (0, 0, 0, 1), value=True)
+    batch, prompts, tokens = regions.shape
+    of_text = regions.repeat_interleave(prompt_tokens, dim=1)
+    own = torch.eye(prompts, dtype=torch.bool, device=regions.device)
+    own = own.repeat_interleave(prompt_tokens, 0).repeat_interleave(prompt_tokens, 1)
+    texts = torch.cat([own.expand(batch, -1, -1), of_text], dim=2)
+    image = of_text.new_ones(batch, tokens, tokens)
+    images = torch.cat([of_text.transpose(1, 2), image], dim=2)
+    return torch.cat([texts, images], dim=1)[:, None]
+
+
 def denoise(
     dit: Any, images: Sequence[Tensor], *given: Any, **arguments: Any
 ) -> Tensor:

@@ -17,7 +17,14 @@ from dstrain.plugin import (
 )
 from dstrain.plugin.functional import apply_guidance
 
-from dstrain_flux import adapters, control_units, image_prompt_units, model_fn, units
+from dstrain_flux import (
+    adapters,
+    control_units,
+    image_prompt_units,
+    model_fn,
+    region_units,
+    units,
+)
 
 SIDE_MULTIPLE = model_fn.DOWNSCALE * model_fn.PATCH
 
@@ -158,6 +165,30 @@ REDUX = replace(
     inputs={**DEV.inputs, "flux_redux_image": Column("flux_redux_image", "image")},
     unused_parameters={"image_encoder": ("head.*",)},
 )
+IPADAPTER = replace(
+    DEV,
+    components=("dit", "ipadapter", *DEV.components[1:], "image_encoder"),
+    units=(*DEV.units, image_prompt_units.encode_ipadapter_images),
+    model_fn=adapters.predict_ipadapter,
+    inputs={
+        **DEV.inputs,
+        "ipadapter_images": Column("ipadapter_images", "images"),
+        "ipadapter_scale": InferenceOnly("number"),
+    },
+    defaults={**DEV.defaults, "ipadapter_scale": 1.0},
+)
+ELIGEN = replace(
+    DEV,
+    units=(*DEV.units, region_units.encode_entities, region_units.resize_entity_masks),
+    model_fn=model_fn.predict_regions,
+    inputs={
+        **DEV.inputs,
+        "eligen_entity_prompts": Column("eligen_entity_prompts", "texts"),
+        "eligen_entity_masks": Column(
+            "eligen_entity_masks", "images", mode="L", multiple=SIDE_MULTIPLE
+        ),
+    },
+)
 
 PIPELINES = {
     "dev": DEV,
@@ -167,4 +198,6 @@ PIPELINES = {
     "controlnet-union": CONTROLNET_UNION,
     "controlnet-inpaint": CONTROLNET_INPAINT,
     "redux": REDUX,
+    "ip-adapter": IPADAPTER,
+    "eligen": ELIGEN,
 }

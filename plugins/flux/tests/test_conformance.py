@@ -1,6 +1,6 @@
 """FLUX keeps the contract of a family; diffusers' pipeline is what it must equal."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from diffusers import (
     FluxPriorReduxPipeline,
 )
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from diffusers.models.embeddings import apply_rotary_emb
 from dstrain import Pipeline
 from dstrain.models.functional import pack, unpack
 from dstrain.testing import Conformance
 from dstrain_flux import MODEL
 from dstrain_flux.control_units import CONTROL_MODES
+from dstrain_flux.image_prompt_units import encode_ipadapter_images
 from dstrain_flux.model_fn import DOWNSCALE
-from dstrain_flux.units import resize_kontext
+from dstrain_flux.units import encode_prompt, resize_kontext
 from PIL import Image
 from torch import Tensor
 from transformers import SiglipImageProcessor
@@ -147,6 +149,144 @@ def redux(pipe: Pipeline, given: dict[str, Any]) -> None:
     given["pooled_prompt_embeds"] = made.pooled_prompt_embeds
 
 
+class PublishedAttention:
+    """Attention to text, images and the IP-Adapter's images, by its equations, for there
+    is no such network in diffusers: as in InstantX/FLUX.1-dev-IP-Adapter
+    (attention_processor.py), out = softmax(q k' / sqrt(d)) v + s softmax(p l' / sqrt(d)) w
+    for the image's tokens in joint blocks and for all in single ones, where p are queries
+    before they get positions, l normalized keys and w values of the IP-Adapter's images.
+    """
+
+    def __init__(self, layer: Any, images: Callable[[], Tensor], scale: float) -> None:
+        self.layer, self.images, self.scale = layer, images, scale
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: None = None,
+        image_rotary_emb: Any = None,
+    ) -> Any:
+        heads = (attn.heads, attn.head_dim)
+        p = attn.norm_q(attn.to_q(hidden_states).unflatten(-1, heads))
+        k = attn.norm_k(attn.to_k(hidden_states).unflatten(-1, heads))
+        q, v = p, attn.to_v(hidden_states).unflatten(-1, heads)
+        texts = 0
+        if encoder_hidden_states is not None:
+            texts = encoder_hidden_states.shape[1]
+            text = [
+                project(encoder_hidden_states).unflatten(-1, heads)
+                for project in (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
+            ]
+            q = torch.cat([attn.norm_added_q(text[0]), q], dim=1)
+            k = torch.cat([attn.norm_added_k(text[1]), k], dim=1)
+            v = torch.cat([text[2], v], dim=1)
+        q, k = (apply_rotary_emb(x, image_rotary_emb, sequence_dim=1) for x in (q, k))
+        found = attend(q, k, v)
+        weight = self.layer.to_k_ip.weight
+        keys = (self.images() @ weight.T).unflatten(-1, heads)
+        keys = keys / (keys.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        values = (self.images() @ self.layer.to_v_ip.weight.T).unflatten(-1, heads)
+        found[:, texts:] += self.scale * attend(p, keys, values)
+        if encoder_hidden_states is None:
+            return found
+        return attn.to_out[0](found[:, texts:]), attn.to_add_out(found[:, :texts])
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return softmax(q k' / sqrt(d)) v, its heads joined."""
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2)
+
+
+@contextmanager
+def attending(pipe: Pipeline, given: dict[str, Any]) -> Iterator[None]:
+    """Let the denoiser attend to an IP-Adapter's images, zeros in the negative branch, which
+    diffusers' pipeline calls second.
+    """
+    dit, ipadapter = pipe.components["dit"], pipe.components["ipadapter"]
+    images = given.pop("ipadapter_images")
+    parts = {"device": torch.device("cpu"), "dtype": torch.float32}
+    encoded = encode_ipadapter_images(
+        images, image_encoder=pipe.components["image_encoder"], **parts
+    )["image_embs"]
+    first, _, second = ipadapter.image_proj.proj
+    norm = ipadapter.image_proj.norm
+
+    def tokens(embeddings: Tensor) -> Tensor:
+        hidden = torch.nn.functional.gelu(embeddings @ first.weight.T + first.bias)
+        found = hidden @ second.weight.T + second.bias
+        return norm(found.reshape(1, -1, norm.weight.numel()))
+
+    branches = [tokens(encoded.detach())]
+    if given["true_cfg_scale"] > 1:
+        branches.append(tokens(torch.zeros_like(encoded)))
+    calls: list[int] = []
+    count = dit.register_forward_pre_hook(lambda *_: calls.append(1))
+    blocks = [*dit.transformer_blocks, *dit.single_transformer_blocks]
+    before = [block.attn.processor for block in blocks]
+    scale = given.pop("ipadapter_scale")
+    for block, layer in zip(blocks, ipadapter.ip_adapter, strict=True):
+        block.attn.processor = PublishedAttention(
+            layer, lambda: branches[(len(calls) - 1) % len(branches)], scale
+        )
+    with torch.no_grad():
+        yield
+    count.remove()
+    for block, one in zip(blocks, before, strict=True):
+        block.attn.processor = one
+
+
+@contextmanager
+def regions(pipe: Pipeline, given: dict[str, Any]) -> Iterator[None]:
+    """Let the denoiser see the prompts of regions, each only with its region: diffusers has
+    no EliGen, so its transformer gets longer texts and a mask, entry by entry.
+    """
+    parts = {name: pipe.components[name] for name in ("text_encoder_2", "tokenizer_2")}
+    device = torch.device("cpu")
+    prompts = given.pop("eligen_entity_prompts")
+    masks = [np.asarray(mask) for mask in given.pop("eligen_entity_masks")]
+    encoded = [
+        encode_prompt(prompt, **parts, device=device)["prompt_emb"]
+        for prompt in prompts
+    ]
+    height, width = given["height"] // 16, given["width"] // 16
+    count = encoded[0].shape[1]
+    texts = count * (len(prompts) + 1)
+    # Of the 16x16 pixels of a token four tell, in the middle of 8x8 pixels.
+    white = [
+        (mask[4::8, 4::8] >= 128).reshape(height, 2, width, 2).any((1, 3)).flatten()
+        for mask in masks
+    ]
+    seen = torch.ones(texts + height * width, texts + height * width, dtype=torch.bool)
+    for one in range(texts):
+        owner = one // count
+        for other in range(0, texts, count):
+            seen[one, other : other + count] = other // count == owner
+        if owner < len(prompts):
+            seen[one, texts:] = seen[texts:, one] = torch.from_numpy(white[owner])
+    calls: list[int] = []
+    guided = given["true_cfg_scale"] > 1
+
+    def see(_: Any, __: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        calls.append(1)
+        if guided and len(calls) % 2 == 0:
+            return (), named
+        text = torch.cat([*encoded, named["encoder_hidden_states"]], dim=1)
+        return (), {
+            **named,
+            "encoder_hidden_states": text,
+            "txt_ids": torch.zeros(texts, 3),
+            "joint_attention_kwargs": {"attention_mask": seen},
+        }
+
+    hook = pipe.components["dit"].register_forward_pre_hook(see, with_kwargs=True)
+    with torch.no_grad():
+        yield
+    hook.remove()
+
+
 ADAPTED = {
     "kontext": kontext,
     "fill": fill,
@@ -154,6 +294,7 @@ ADAPTED = {
     "controlnet-union": controlnet,
     "controlnet-inpaint": controlnet,
 }
+AROUND = {"ip-adapter": attending, "eligen": regions}
 
 
 @contextmanager
@@ -166,7 +307,7 @@ def modes() -> Iterator[None]:
 
 class TestConformance(Conformance):
     family = "flux"
-    everyday = ("dev", "kontext", "fill", "controlnet-union")
+    everyday = ("dev", "kontext", "controlnet-union", "ip-adapter")
     published_images = 1
 
     @staticmethod
@@ -193,6 +334,8 @@ class TestConformance(Conformance):
             stack.enter_context(modes())
             if variant.startswith("controlnet"):
                 stack.enter_context(per_branch(published, arguments))
+            if variant in AROUND:
+                stack.enter_context(AROUND[variant](pipe, given))
             image = published(**given, callback_on_step_end=family).images[0]
         return passed, image
 

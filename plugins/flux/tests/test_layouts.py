@@ -64,6 +64,20 @@ def test_a_published_file_is_that_of_its_network(
     assert layout_digest(found) == digest
 
 
+def test_the_ip_adapter_is_two_dictionaries_in_one_file() -> None:
+    found = shapes("InstantX/FLUX.1-dev-IP-Adapter", "ipadapter")
+    layout: dict[str, dict[str, Any]] = {}
+    for name, shape in found.items():
+        outer, _, inner = name.partition(".")
+        layout.setdefault(outer, {})[inner] = shape
+    assert list(layout) == ["image_proj", "ip_adapter"]
+    assert layout_digest(layout) == "4daaa66cc656a8fe369908693dad0a35"
+    infer = BY_NAME["ipadapter"].infer
+    assert infer is not None
+    published = BY_NAME["ipadapter"].configure({})
+    assert BY_NAME["ipadapter"].configure(infer(found) or {}) == published
+
+
 def test_a_siglip_with_its_texts_half_has_ours_beside_it() -> None:
     model_id = "google/siglip-so400m-patch14-384"
     vision = BY_NAME["image_encoder"].published[model_id]

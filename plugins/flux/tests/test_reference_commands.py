@@ -34,8 +34,18 @@ CONTROLNET = "diffusion_pytorch_model.safetensors"
 UNION = f"InstantX/FLUX.1-dev-Controlnet-Union-alpha:{CONTROLNET}"
 UPSCALER = f"jasperai/Flux.1-dev-Controlnet-Upscaler:{CONTROLNET}"
 INPAINT = f"alimama-creative/FLUX.1-dev-Controlnet-Inpainting-Beta:{CONTROLNET}"
+IP_ADAPTER = (
+    "InstantX/FLUX.1-dev-IP-Adapter:ip-adapter.bin,"
+    "google/siglip-so400m-patch14-384:model.safetensors"
+)
 MODE = "controlnet_processor_id"
-CELLS = {"prompt": "a dog", MODE: "canny"}
+ENTITIES = "eligen_entity_masks,eligen_entity_prompts"
+CELLS = {
+    "prompt": "a dog",
+    MODE: "canny",
+    "eligen_entity_masks": '["a.png"]',
+    "eligen_entity_prompts": '["a dog"]',
+}
 """What is in a row; other columns name a file."""
 # Files, columns beside image and prompt, what is trained, and the variant.
 COMMANDS = [
@@ -63,6 +73,9 @@ COMMANDS = [
         "controlnet-inpaint",
     ),
     (f"{ON_DEV},{REDUX_FILES}", "flux_redux_image", "dit", "redux"),
+    (ON_DEV, ENTITIES, "", "eligen"),
+    (f"{ON_DEV},{IP_ADAPTER}", "ipadapter_images", "", "ip-adapter"),
+    (f"{ON_DEV},{IP_ADAPTER}", "ipadapter_images", "ipadapter", "ip-adapter"),
 ]
 # Files, columns beside image and prompt, and the name.
 REFUSED = [
@@ -112,7 +125,7 @@ def command(files: str, columns: str, trained: str, folder: Path) -> list[str]:
         writer = csv.DictWriter(file, list(row))
         writer.writeheader()
         writer.writerow(row)
-    paths = ",".join(name for name, cell in row.items() if cell == "a.png")
+    paths = ",".join(name for name, cell in row.items() if "a.png" in cell)
     prefix = "controlnet.models.0" if trained == "controlnet" else trained
     way = FULL.format(prefix, trained) if trained else LORA
     extra = f"--extra_inputs {columns}" if columns else ""

@@ -222,17 +222,27 @@ def test_other_files_under_such_a_name_are_refused_and_not_run(
     "content",
     [
         [torch.zeros(1)],
-        {"state_dict": {"weight": torch.zeros(1)}},
+        {"state_dict": {"weight": torch.zeros(1), "step": 3}},
+        {"state_dict": {1: torch.zeros(1)}},
         {1: torch.zeros(1)},
         {"weight": 1.0},
         torch.zeros(1),
     ],
-    ids=["list", "nested", "number", "float", "tensor"],
+    ids=["list", "nested", "nested number", "number", "float", "tensor"],
 )
 def test_a_file_that_is_no_state_dict_is_refused(content: Any, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "model.pth")
     with pytest.raises(StateError, match=r"model\.pth: is not a state dict of tensors"):
         find_weights([tmp_path / "model.pth"])
+
+
+def test_dictionaries_in_a_file_are_parts_of_names(tmp_path: Path) -> None:
+    parts = {"adapter": {"0.k.weight": torch.ones(2)}, "norm": torch.zeros(3)}
+    torch.save(parts, tmp_path / "model.bin")
+    weights = Weights.of(Files((tmp_path / "model.bin",)))
+    assert weights.shapes == {"adapter.0.k.weight": (2,), "norm": (3,)}
+    read = dict(weights.read({"adapter.0.k.weight": (2,)}, torch.float32))
+    assert torch.equal(read["adapter.0.k.weight"], torch.ones(2))
 
 
 def test_reading_a_torch_file_does_not_copy_what_is_not_asked_for(

@@ -98,6 +98,17 @@ def test_the_id_of_an_adapter_tells_more_than_that_of_the_denoiser_it_is_for() -
     assert choose_variant(family, None, (denoiser,), score) == "base"
 
 
+def test_an_id_of_several_variants_means_the_first_unless_columns_tell() -> None:
+    ids = {"base": ("Tiny/Tiny",), "other": ("Tiny/Tiny",)}
+    family = replace(SILENT, model_ids=ids)
+    models = (ModelConfig(None, "Tiny/Tiny", "transformer/*.safetensors"),)
+    assert choose_variant(family, None, models) == "base"
+    score = score_columns(COLUMNS["other"], ())
+    assert choose_variant(family, None, models, score) == "other"
+    with pytest.raises(UsageError, match="could be base, other"):
+        choose_variant(SILENT, None, (ModelConfig("elsewhere.safetensors"),))
+
+
 @pytest.mark.parametrize("variant", ["base", "other"])
 def test_columns_tell_the_variant_that_uses_most_of_them_and_lacks_least(
     variant: str,
