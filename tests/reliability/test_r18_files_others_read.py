@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import FluxPipeline, QwenImagePipeline, WanPipeline
 from dstrain.cli.main import main
 from dstrain.graph.inputs import Column
 from dstrain.lora.key_names import base_shapes
@@ -28,6 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.support.diffusers_pipelines import PIPELINE_PARTS, PIPELINES
 from tests.support.other_loaders import comfyui, diffsynth, diffsynth_weights
 
 ROUNDING = 1e-5
@@ -124,34 +124,6 @@ FULL = (
     replace(WAN, flags=PREFIX, variant="t2v-a14b", part="dit2"),
 )
 """Commands that train a denoiser in full, in DiffSynth-Studio's names."""
-PIPELINES = MappingProxyType(
-    {"qwen_image": QwenImagePipeline, "flux": FluxPipeline, "wan": WanPipeline}
-)
-
-PIPELINE_PARTS = MappingProxyType(
-    {
-        "qwen_image": {
-            "transformer": "dit",
-            "vae": "vae",
-            "text_encoder": "text_encoder",
-            "tokenizer": "tokenizer",
-        },
-        "flux": {
-            "transformer": "dit",
-            "vae": "vae",
-            "text_encoder": "text_encoder_1",
-            "tokenizer": "tokenizer_1",
-            "text_encoder_2": "text_encoder_2",
-            "tokenizer_2": "tokenizer_2",
-        },
-        "wan": {
-            "transformer": "dit",
-            "vae": "vae",
-            "text_encoder": "text_encoder",
-            "tokenizer": "tokenizer",
-        },
-    }
-)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dstrain.testing.family_under_test import FamilyUnderTest
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tests.support.diffusers_pipelines import PIPELINE_PARTS, PIPELINES
 from tests.support.other_loaders import comfyui
 from tests.support.other_writers import WRITERS, ForeignFile
 
@@ -28,18 +29,17 @@ VARIANTS = {"qwen_image": "base", "flux": "dev", "wan": "t2v"}
 ROUNDING = 2e-6
 """Greatest difference from the truth, as a part of its greatest value."""
 SCALE = 0.75
-COMFYUI = frozenset(
+NOT_BY_COMFYUI = frozenset(
     {
-        "ai-toolkit",
-        "diffusion-pipe",
-        "kohya, musubi-tuner",
-        "LyCORIS LoKr",
-        "LyCORIS LoHa",
-        "Lightning",
-        "LightX2V",
+        # It looks for alpha in keys alone.
+        ("diffusers, SimpleTuner", "qwen_image"),
+        ("diffusers, SimpleTuner", "flux"),
+        ("diffusers, SimpleTuner", "wan"),
+        ("SimpleTuner, LyCORIS", "wan"),
+        ("XLabs", "flux"),
     }
 )
-"""Programs whose files ComfyUI is known to read whole."""
+"""Files that ComfyUI does not use, or not at the strength of the training."""
 
 
 class Case(NamedTuple):
@@ -142,7 +142,7 @@ def test_a_file_of_another_program_acts_here_as_it_does_there(
     as_weights = error_of(state_of(merged), base, file, 1.0)
     print(f"{case.family}, {case.program}: {as_layers:.1e}, merged {as_weights:.1e}")
     assert max(as_layers, as_weights) <= ROUNDING
-    if case.program in COMFYUI:
+    if case not in NOT_BY_COMFYUI:
         there = comfyui(case.family, base, file.tensors)
         # LightX2V alone reads its own name for a modulation.
         assert {key for key in there.unused if not key.endswith(".diff_m")} == set()
@@ -151,3 +151,36 @@ def test_a_file_of_another_program_acts_here_as_it_does_there(
         assert there.changes.keys() == file.changes.keys()
         for name, change in there.changes.items():
             assert torch.allclose(change, file.changes[name], rtol=1e-9), name
+
+
+BY_DIFFUSERS = [
+    case
+    for case in CASES
+    if case.program in ("diffusers, SimpleTuner", "ai-toolkit", "XLabs", "Lightning")
+    # Of FLUX, its converters of other names take the published widths alone.
+    or (
+        case.program in ("diffusion-pipe", "kohya, musubi-tuner")
+        and case.family != "flux"
+    )
+]
+"""Files that the loaders of diffusers' pipelines take whole at these sizes."""
+
+
+@pytest.mark.promise("R18", "what training writes acts at the right strength elsewhere")
+@pytest.mark.parametrize(
+    "case", BY_DIFFUSERS, ids=lambda case: f"{case.family}-{case.program}"
+)
+@torch.no_grad()
+def test_diffusers_own_loader_makes_the_same_of_such_a_file(
+    case: Case, tested: Callable[[str], FamilyUnderTest], tmp_path: Path
+) -> None:
+    """So the rules that are restated are not ours alone."""
+    parts = tested(case.family).open().components
+    base = state_of(parts["dit"])
+    write, _ = WRITERS[case.program]
+    file = write(case.family, base)
+    save_file(file.tensors, tmp_path / file.name, file.header)
+    given = {name: parts.get(own) for name, own in PIPELINE_PARTS[case.family].items()}
+    pipeline = PIPELINES[case.family](**given, scheduler=None)
+    pipeline.load_lora_weights(tmp_path, weight_name=file.name)
+    assert error_of(state_of(pipeline.transformer), base, file, 1.0) <= ROUNDING

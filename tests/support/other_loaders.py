@@ -196,8 +196,11 @@ def comfyui_names(family: str, layers: Iterable[str]) -> dict[str, dict[str, Par
         names[f"diffusion_model.{part.layer}"][layer] = part
         names[f"lora_unet_{part.layer.replace('.', '_')}"][layer] = part
         if family in ("flux", "qwen_image"):
-            names[f"transformer.{layer}"] = {layer: Part(layer)}
-            names[layer] = {layer: Part(layer)}
+            flat = layer.replace(".", "_")
+            own = [f"transformer.{layer}", layer, f"lycoris_{flat}"]
+            if family == "flux":
+                own.append(f"lora_transformer_{flat}")
+            names |= {name: {layer: Part(layer)} for name in own}
     return names
 
 

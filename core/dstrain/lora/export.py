@@ -173,6 +173,9 @@ def _convert_lora(
     fields: dict[str, Any] = {}
     for lora in loras:
         lora.refuse_merged(source, "export cannot write")
+        if len(lora.by_type) > 1:
+            what = f"contains layers of {' and '.join(lora.by_type)}; export writes one type"
+            raise StateError(source, what)
         key_format = key_format_of(source, lora.component, family, program)
         tensors |= layers_in(lora, key_format, networks[lora.component])
         fields |= adapter_fields(lora, key_format.prefixes[0])

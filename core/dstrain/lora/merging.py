@@ -1,7 +1,7 @@
 """Add the effect of LoRA layers to the weights of a network."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,10 @@ def merge_layers(
     own = {name: own_parameter(module, f"{name}.weight") for name in layers}
     for name, layer in layers.items():
         weight = own[name]
-        weight.copy_(merged(module.get_submodule(name), weight, layer, strength))
+        owner: Any = module.get_submodule(name)
+        # peft may have wrapped it.
+        owner = getattr(owner, "base_layer", owner)
+        weight.copy_(merged(owner, weight, layer, strength))
 
 
 @torch.no_grad()

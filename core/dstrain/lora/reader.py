@@ -79,8 +79,16 @@ class Lora:
 
     @property
     def type(self) -> LoraType:
-        """Return the type of the layers, which is the same for all, or `lora`."""
+        """Return the type of the layers, or of the first of them; `lora` for none."""
         return next((layer.type for layer in self.layers.values()), "lora")
+
+    @property
+    def by_type(self) -> dict[LoraType, dict[str, Layer]]:
+        """Return the layers of each type: LyCORIS may give each layer its own."""
+        found: dict[LoraType, dict[str, Layer]] = {}
+        for name, layer in self.layers.items():
+            found.setdefault(layer.type, {})[name] = layer
+        return found
 
     def refuse_merged(self, path: Path, use: str) -> None:
         """Raise StateError if anything in it can only be merged into weights.

@@ -234,15 +234,14 @@ class Pipeline:
             with in_ram.readable() if in_ram else nullcontext():
                 merge_layers(module, lora.merged, scale)
                 add_differences(module, lora.differences, scale)
-            if not lora.layers:
-                continue
-            adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
-            if scale == 1 or lora.type != "dora":
-                add_layers(module, lora.layers, scale, adapter_name)
-                continue
-            with in_ram.readable() if in_ram else nullcontext():
-                layers = with_strength(module, lora.layers, scale)
-            add_layers(module, layers, adapter_name=adapter_name)
+            for kind, layers in lora.by_type.items():
+                adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
+                if scale == 1 or kind != "dora":
+                    add_layers(module, layers, scale, adapter_name)
+                    continue
+                with in_ram.readable() if in_ram else nullcontext():
+                    layers = with_strength(module, layers, scale)
+                add_layers(module, layers, adapter_name=adapter_name)
 
     def damaged(self, names: Iterable[str]) -> list[str]:
         """Say which of these components have weights with NaN or infinity, and where."""

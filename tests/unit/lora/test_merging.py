@@ -47,6 +47,16 @@ def test_layers_are_merged_below_those_that_peft_added() -> None:
     assert torch.equal(module[0].base_layer.weight, LAYERS[2].changed(before))
 
 
+def test_an_embedding_below_lora_layers_is_the_other_way_round_too() -> None:
+    module = nn.Sequential(nn.Embedding(5, 3))
+    layer = LoraLayer(torch.randn(2, 5), torch.randn(3, 2), 2.0)
+    before = module[0].weight.detach().clone()
+    add_layers(module, {"0": layer})
+    merge_layers(module, {"0": layer})
+    wanted = before + (layer.up @ layer.down).T
+    assert torch.allclose(module[0].base_layer.weight, wanted, atol=1e-6)
+
+
 def test_the_weight_of_an_embedding_is_the_other_way_round() -> None:
     embedding = nn.Embedding(5, 3)
     layer = LoraLayer(torch.randn(2, 5), torch.randn(3, 2), 2.0)

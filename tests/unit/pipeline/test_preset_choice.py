@@ -16,9 +16,10 @@ from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.generation.source import open_source
 from dstrain.graph.spec import ExpertSchedule
 from dstrain.lora.export import export
+from dstrain.models.needed_components import component_digests
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
-from dstrain.storage.hashing import sha256
+from dstrain.storage.hashing import Digests, sha256
 from safetensors.torch import load_file, save_file
 
 from tests.support import family
@@ -228,6 +229,20 @@ def test_its_component_can_stand_before_it_and_its_scale_after_it(
     recorded = half.setup.recorded
     assert recorded.preset_lora_model == "dit"
     assert recorded.preset_lora_path == Path(f"{path}:0.5")
+
+
+def test_what_an_encoder_computes_with_another_scale_has_another_key(
+    here: Path, tmp_path: Path
+) -> None:
+    path = preset_for(here, "text_encoder", tmp_path / "first")
+    digests = []
+    for text in (f"{path}", f"{path}:1", f"{path}:0.5"):
+        setup = resolve(config(here, preset_lora_path=Path(text)))
+        found = setup.find([setup.plan(setup.all_inputs())])
+        digests.append(component_digests(found, Digests(tmp_path / "digests.json")))
+    assert digests[0] == digests[1]
+    assert digests[0]["dit"] == digests[2]["dit"]
+    assert digests[0]["text_encoder"] != digests[2]["text_encoder"]
 
 
 def both(here: Path, folder: Path) -> Path:

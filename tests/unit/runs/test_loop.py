@@ -22,6 +22,7 @@ from dstrain.runs.runner import run
 from dstrain.training.batching import split_across_ranks
 from dstrain.training.loader import Batch
 from dstrain.training.module import TrainingModule
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.support.runs import (
@@ -511,6 +512,11 @@ def test_lora_training_continues_from_a_file_strictly(
     ):
         with pytest.raises(UsageError, match=match):
             training_run(config(here, lora_checkpoint=Path(text)))
+    bare = tmp_path / "bare.safetensors"
+    save_file(saved, bare)
+    with pytest.raises(StateError, match="rank and alpha are unknown"):
+        training_run(config(here, lora_checkpoint=bare))
+    training_run(config(here, lora_checkpoint=Path(f"{bare}@alpha=rank")))
     given = training_run(config(here, lora_checkpoint=Path(f"dit={path}@skip_missing")))
     assert all(
         torch.equal(value, state[name.removeprefix("dit.")])

@@ -1,17 +1,20 @@
 """LoHa is computed as LyCORIS has it, whole and in parts, and read only if it is whole."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
 import pytest
 import torch
 from dstrain.errors import StateError
+from dstrain.lora.export import export
 from dstrain.lora.foreign.products import parse_loha
 from dstrain.lora.merging import merge_layers
+from dstrain.pipeline.pipeline import Pipeline
 from torch import Tensor, nn
 
-from tests.support.lora_family import SHAPES, network, read, written
+from tests.support.lora_family import MODEL, SHAPES, network, output, read, written
 
 PATH = Path("x.safetensors")
 
@@ -80,6 +83,30 @@ def test_layers_of_several_types_in_one_file_are_each_read(tmp_path: Path) -> No
     assert list(lora.layers) == ["blocks.0.attn.to_k"]
     assert list(lora.differences) == ["blocks.0.attn.to_v.bias"]
     assert "blocks.0.attn.to_v.bias" in SHAPES
+
+
+def test_lora_and_lokr_in_one_file_are_both_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {
+        "lycoris_blocks_0_attn_to_k.lokr_w1": numbers(2, 3),
+        "lycoris_blocks_0_attn_to_k.lokr_w2": numbers(3, 2),
+        "lycoris_blocks_0_attn_to_q.lora_down.weight": numbers(2, 6),
+        "lycoris_blocks_0_attn_to_q.lora_up.weight": numbers(6, 2),
+        "lycoris_blocks_0_attn_to_q.alpha": torch.tensor(3.0),
+    }
+    file = written(tmp_path / "x.safetensors", tensors, {"family": "fused"})
+    spec: Any = SimpleNamespace(unused_parameters={}, variant="base")
+    pipeline = Pipeline(spec, MODEL, {"dit": network()})
+    pipeline.load_lora(file, 0.5)
+    merged = network()
+    merge_layers(merged, read(file).layers, 0.5)
+    found = output(pipeline.components["dit"])
+    assert torch.allclose(found, output(merged), atol=1e-5)
+    assert not torch.allclose(found, output(network()), atol=1e-3)
+    monkeypatch.setattr("dstrain.lora.export.load_family", lambda *_: MODEL)
+    with pytest.raises(StateError, match="layers of lokr and lora; export writes one"):
+        export(file, tmp_path / "y.safetensors", "diffusers")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""The pipelines of diffusers, and which of its parts a component here is."""
+
+from types import MappingProxyType
+
+from diffusers import FluxPipeline, QwenImagePipeline, WanPipeline
+
+PIPELINES = MappingProxyType(
+    {"qwen_image": QwenImagePipeline, "flux": FluxPipeline, "wan": WanPipeline}
+)
+
+PIPELINE_PARTS = MappingProxyType(
+    {
+        "qwen_image": {
+            "transformer": "dit",
+            "vae": "vae",
+            "text_encoder": "text_encoder",
+            "tokenizer": "tokenizer",
+        },
+        "flux": {
+            "transformer": "dit",
+            "vae": "vae",
+            "text_encoder": "text_encoder_1",
+            "tokenizer": "tokenizer_1",
+            "text_encoder_2": "text_encoder_2",
+            "tokenizer_2": "tokenizer_2",
+        },
+        "wan": {
+            "transformer": "dit",
+            "vae": "vae",
+            "text_encoder": "text_encoder",
+            "tokenizer": "tokenizer",
+        },
+    }
+)
