@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dstrain.console import number_of
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.key_parser import (
@@ -91,7 +92,8 @@ def export(
         if alpha != "rank":
             header["alpha"] = str(alpha)
         _write(output, converted, header)
-        return f"{len(converted) - len(tensors)} layers, now with alpha"
+        layers = number_of(len(converted) - len(tensors), "layer")
+        return f"{layers}, now with alpha"
     name = family_name or header.get("family")
     if name is None:
         what = f"is required: the header of {source} names no family"
@@ -106,7 +108,9 @@ def export(
     else:
         converted, summary = _convert_weights(source, tensors, family, program)
     _write(output, converted, header)
-    return f"{summary}, {len(converted)} keys; the first is {min(converted)}"
+    return (
+        f"{summary}, {number_of(len(converted), 'key')}; the first is {min(converted)}"
+    )
 
 
 def _write(output: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
@@ -172,7 +176,7 @@ def _convert_lora(
             for name, value in in_header("alpha", alphas, usual).items():
                 header[name] = json.dumps(value)
     summary = ", ".join(
-        f"{len(lora.layers)} layers of {lora.component}" for lora in loras
+        f"{number_of(len(lora.layers), 'layer')} of {lora.component}" for lora in loras
     )
     if "timesteps" in header:
         summary += f", the expert of timesteps {header['timesteps']}"

@@ -16,7 +16,7 @@ from typing import Literal
 from torch import Tensor
 
 from dstrain.config.options.lora import LoraType
-from dstrain.console import get_logger
+from dstrain.console import get_logger, number_of
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.fusing import divided
 from dstrain.lora.key_names import (
@@ -229,7 +229,8 @@ class _Reader:
             one for one in own if one not in present and f".{one}".endswith(endings)
         ]
         if missing:
-            what = f"incomplete LoRA file: {len(missing)} layers that its header names as targets have no LoRA in it"
+            layers_without = number_of(len(missing), "layer")
+            what = f"incomplete LoRA file: no LoRA for {layers_without} that its header names as targets"
             raise StateError(self.path, what, f"missing: {first_few(missing)}")
         return Lora(name, layers, self.header)
 
@@ -246,7 +247,7 @@ class _Reader:
             candidates = (wanted,)
         loaded = [name for name in candidates if name in self.networks]
         if not loaded:
-            what = f"has {len(group.layers)} layers for {' or '.join(candidates)}, which is not loaded"
+            what = f"has {number_of(len(group.layers), 'layer')} for {' or '.join(candidates)}, which is not loaded"
             line = f"the first is {group.prefix.text}{next(iter(group.layers))}"
             raise StateError(self.path, what, line)
         namings: list[tuple[str, KeyTable]] = []
