@@ -199,6 +199,14 @@ def progress_bar(
     return lines.bar
 
 
+def number_of(number: int | str, noun: str, plural: str = "") -> str:
+    """Return a number, or one as it is written, with its noun: '1 row', '2 rows'.
+
+    plural: The noun's plural where it is not the noun with an 's'.
+    """
+    return f"{number} {noun if str(number) == '1' else plural or noun + 's'}"
+
+
 def counted(title: str, things: Iterable[T], total: int) -> Iterator[T]:
     """Yield things, with a bar of those that were used, which ends with them."""
     with progress_bar(title, total, leave=False) as bar:

@@ -316,7 +316,7 @@ def test_a_prompt_that_is_too_long_is_said_by_row_with_what_is_cut(
     assert f"but {case.model} takes {case.limit}; not seen: '" in said
     warnings = [line for line in long if line.startswith("dstrain: warning: ")]
     assert warnings == long
-    assert warnings[-1].startswith("dstrain: warning: 2 rows have prompts that are cut")
+    assert warnings[-1].startswith("dstrain: warning: prompts of 2 rows are cut")
     assert "metadata.csv:3: prompt has " in warnings[-1]
     assert len(warnings) <= (2 if way == "unsplit" else 1)
     log = (tmp_path / ("cache" if way == "split" else "out/logs") / "dstrain.log").read_text()  # fmt: skip

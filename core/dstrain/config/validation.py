@@ -21,6 +21,7 @@ from dstrain.config.options.optimizer import POLYNOMIAL_END, SCHEDULE_FREE
 from dstrain.config.options.trackers import TRACKERS
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.quantization import parse_storage
+from dstrain.config.serialize import MODEL_FILES
 from dstrain.config.sizes import parse_frames, parse_resolutions, parse_size
 from dstrain.console import secrets
 from dstrain.errors import UsageError, about_dataset, nearest, secret_error
@@ -82,9 +83,13 @@ def _check_model(config: ModelChoice) -> None:
         raise UsageError("--model_id", "is empty")
     has_files = bool(files) or config.model_id is not None
     if config.toy and has_files:
+        given = [name for name in MODEL_FILES if getattr(config, name)]
         raise UsageError(
             "--toy",
-            "builds a toy model, so model files would not be read; give one or the other",
+            "builds a small model with random weights, so model files would not be read: "
+            f"give either --toy or --{given[0]}",
+            f"--model {config.model} --toy is a toy of that family",
+            f"without --toy, the files of --{given[0]} are read",
         )
     if config.toy and config.hub is not None:
         raise UsageError("--hub", "has no effect: --toy builds its own model")

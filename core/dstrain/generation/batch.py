@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from dstrain.config.options.generate import GenerateConfig
-from dstrain.console import get_logger, progress_bar, secrets
+from dstrain.console import get_logger, number_of, progress_bar, secrets
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
 from dstrain.data.forms.metadata import read_metadata
 from dstrain.data.output import save_image_or_video
@@ -103,7 +103,8 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
             for number, own in enumerate(of_rows)
             if not all((folder / name).is_file() for name in own)
         }
-        logger.info(f"generating {len(missing)} of {len(rows)} files into {folder}")
+        files_in_all = number_of(len(rows), "file")
+        logger.info(f"generating {len(missing)} of {files_in_all} into {folder}")
         digests.save()
         for name, path in row_files.items():
             _copy(path, folder / name)

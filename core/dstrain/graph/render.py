@@ -36,11 +36,16 @@ def _by_stage(names: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
     return {stage or "unsplit": components for stage, components in names.items()}
 
 
-def as_text(plan: Plan, kept: Mapping[str, str] | None = None) -> str:
+def as_text(
+    plan: Plan, kept: Mapping[str, str] | None = None, is_split: bool = True
+) -> str:
     """Return a page of text: what each stage loads and runs, the values that are cached
     between them, the units that do not run, and how components are kept.
 
-    kept: Component -> how its weights are kept, in words.
+    Args:
+        plan: The plan.
+        kept: Component -> how its weights are kept, in words.
+        is_split: Whether there are stages, or both run in each step.
     """
     spec = plan.spec
     task = plan.task.name
@@ -49,13 +54,18 @@ def as_text(plan: Plan, kept: Mapping[str, str] | None = None) -> str:
     if len(plan.task.branches) > 1:
         title += f", branches {' and '.join(plan.task.branches)}"
     loads = _loaded(plan, "data_process")
-    lines = [title, "", f"stage 1  {task}:data_process   loads {loads}"]
+    first, second = (f"stage 1  {task}:data_process", f"stage 2  {task}:train")
+    between = "stored between the stages"
+    if not is_split:
+        first, second = "each step, first", "each step, then"
+        between = "what --feature_cache would store, to compute it once"
+    lines = [title, "", f"{first}   loads {loads}"]
     lines += _rows(plan.cached_steps) or ["    (nothing to do)"]
-    lines += ["", "    stored between the stages"]
+    lines += ["", f"    {between}"]
     width = max(map(len, plan.cached_values), default=0)
     for key, kind in plan.cached_kinds.items():
         lines.append(f"    = {key:{width}}  {kind}")
-    lines += ["", f"stage 2  {task}:train   loads {_loaded(plan, 'train')}"]
+    lines += ["", f"{second}   loads {_loaded(plan, 'train')}"]
     lines += _rows(plan.train_steps)
     lines.append(_reader(plan, spec.model_fn, GIVEN_TO_MODEL_FN))
     constraint = spec.constrain_latents

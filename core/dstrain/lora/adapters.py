@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.config.options.lora import LoraType
+from dstrain.console import number_of
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.lazy import import_name, without_quantizers
 from dstrain.lora.initial_layers import fill
@@ -264,7 +265,7 @@ def _refuse_below(
     if taken:
         kinds = {"dora": "a LoRA below this DoRA", "lokr": "a LoRA beside this LoKr"}
         kind = kinds.get(lora_type, "a LoKr beside this LoRA")
-        what = f"{len(taken)} layers have {kind}: {first_few(taken)}"
+        what = f"{number_of(len(taken), 'layer')} with {kind}: {first_few(taken)}"
         advice = "give one file for these layers"
         if lora_type == "dora":
             advice = "give the DoRA first"

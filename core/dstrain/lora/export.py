@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dstrain.config.fields import Alpha, LoraFile, parse_lora
-from dstrain.console import get_logger
+from dstrain.console import get_logger, number_of
 from dstrain.errors import StateError, UsageError, first_few, nearest
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.key_parser import (
@@ -104,7 +104,8 @@ def export(
         if alpha != "rank":
             header["alpha"] = str(alpha)
         _write(output, converted, header)
-        return f"{len(converted) - len(tensors)} layers, now with alpha"
+        layers = number_of(len(converted) - len(tensors), "layer")
+        return f"{layers}, now with alpha"
     name = family_name or header.get("family")
     if name is None:
         what = f"is required: the header of {source} names no family"
@@ -121,7 +122,9 @@ def export(
     else:
         converted, summary = _convert_weights(source, tensors, family, program)
     _write(output, converted, header)
-    return f"{summary}, {len(converted)} keys; the first is {min(converted)}"
+    return (
+        f"{summary}, {number_of(len(converted), 'key')}; the first is {min(converted)}"
+    )
 
 
 def _write(output: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
@@ -203,7 +206,7 @@ def _convert_lora(
             f"{program}: its pipelines load no LoRA on {names}, without an error"
         )
     summary = ", ".join(
-        f"{len(lora.layers)} layers of {lora.component}" for lora in loras
+        f"{number_of(len(lora.layers), 'layer')} of {lora.component}" for lora in loras
     )
     if "timesteps" in header:
         summary += f", the expert of timesteps {header['timesteps']}"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from dstrain.console import number_of
 from dstrain.errors import StateError, first_few
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.lokr import Layer, LokrLayer
@@ -46,10 +47,12 @@ def load_layers(
         ("trained but not in the file", absent),
     ):
         if names:
-            lines.append(f"{len(names)} layers {difference}: {first_few(names)}")
+            lines.append(
+                f"{number_of(len(names), 'layer')} {difference}: {first_few(names)}"
+            )
     if lines:
         advice = "--lora_target_modules chooses the layers to train"
-        what = f"does not fit: it has LoRA on {len(layers)} layers, but {len(trained)} are trained"
+        what = f"does not fit: it has LoRA on {number_of(len(layers), 'layer')}, but {len(trained)} are trained"
         raise StateError(path, what, *lines, advice)
     for name in trained & layers.keys():
         fill(own[name], layers[name])

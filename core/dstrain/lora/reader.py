@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dstrain.config.fields import SKIP_MISSING, Alpha
 from dstrain.config.options.lora import LoraType
-from dstrain.console import get_logger
+from dstrain.console import get_logger, number_of
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.foreign.differences import (
     DifferenceKey,
@@ -322,7 +322,8 @@ class _Reader:
             one for one in own if one not in present and f".{one}".endswith(endings)
         ]
         if missing:
-            what = f"incomplete LoRA file: {len(missing)} layers that its header names as targets have no LoRA in it"
+            layers_without = number_of(len(missing), "layer")
+            what = f"incomplete LoRA file: no LoRA for {layers_without} that its header names as targets"
             raise StateError(self.path, what, f"missing: {first_few(missing)}")
         return Lora(name, layers, self.header, merged, differences)
 
@@ -387,7 +388,7 @@ class _Reader:
             candidates = (wanted,)
         loaded = [name for name in candidates if name in self.networks]
         if not loaded:
-            what = f"has {len(names)} layers for {' or '.join(candidates)}, which is not loaded"
+            what = f"has {number_of(len(names), 'layer')} for {' or '.join(candidates)}, which is not loaded"
             line = f"the first is {group.prefix.text}{names[0]}"
             raise StateError(self.path, what, line, *self._missing_advice())
         namings: list[_Naming] = []

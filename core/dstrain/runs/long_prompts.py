@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.config.options.data import OnLongPrompt
-from dstrain.console import FILE_ONLY, get_logger, redacted
+from dstrain.console import FILE_ONLY, get_logger, number_of, redacted
 from dstrain.errors import UsageError
 from dstrain.graph.long_prompts import LongPrompt
 
@@ -56,7 +56,9 @@ class LongPromptLog:
         if len(rows) > self.warns_at_once:
             first = "; ".join(self.rows[key] for key in sorted(self.rows)[:3])
             more = ", which are listed in dstrain.log" if len(self.rows) > 3 else ""
-            logger.warning(f"{len(rows)} rows have prompts that are cut{more}: {first}")
+            logger.warning(
+                f"prompts of {number_of(len(rows), 'row')} are cut{more}: {first}"
+            )
 
 
 def shown_short(found: LongPrompt) -> str:

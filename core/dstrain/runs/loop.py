@@ -12,7 +12,7 @@ import torch
 
 from dstrain.cache.in_use import reading
 from dstrain.config.serialize import NEW_START, command_line
-from dstrain.console import get_logger, progress_bar
+from dstrain.console import get_logger, number_of, progress_bar
 from dstrain.distributed.liveness import peer_failed
 from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
@@ -227,7 +227,7 @@ def out_of_memory(run: TrainingRun, batches: Sequence[Batch]) -> OutOfMemory:
     row = run.data.name_row(batch.micro_batch.keys[0].row)
     return OutOfMemory(
         f"step {run.step + 1}",
-        f"out of memory at {peak_memory():.1f} GiB with {len(batch.samples)} samples like {row}",
+        f"out of memory at {peak_memory():.1f} GiB with {number_of(len(batch.samples), 'sample')} like {row}",
         f"values: {', '.join(shapes or values)}",
         "lower --batch_size (and raise --gradient_accumulation_steps), --max_pixels or --lora_rank",
         "or give --use_gradient_checkpointing, --use_gradient_checkpointing_offload",

@@ -136,7 +136,8 @@ def _start(
         plan = setup.plan(dataset_inputs(setup))
         kept = described(setup.kept, plan.components[""])
         if is_main_process():
-            print(as_text(plan, kept) + summary, end="")
+            is_split = config.stage != "" or config.runs_both_stages
+            print(as_text(plan, kept, is_split) + summary, end="")
         return
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1

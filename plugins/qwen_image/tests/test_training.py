@@ -490,7 +490,7 @@ def test_two_processes_train_as_one_at_the_same_global_batch(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "2 process(es)" in done.stderr
+    assert "2 processes" in done.stderr
     one, two = log(tmp_path / "one"), log(tmp_path / "two")
     assert len(one) == 2 * 2
     for a, b in zip(one, two, strict=True):

@@ -51,14 +51,17 @@ def test_what_is_no_cache_is_refused_in_words(
 
 def test_verify_prints_what_it_read(place: Place, capsys: Printed) -> None:
     assert main(["cache", "verify", str(place.cache)]) == 0
-    assert "and 1 plans" in capsys.readouterr().out
+    assert "and 1 plan" in capsys.readouterr().out
 
 
 def test_prune_lists_what_it_would_remove(place: Place, capsys: Printed) -> None:
     folder = str(place.cache)
     assert main(["cache", "prune", folder]) == 0
-    assert capsys.readouterr().out == f"{folder}: nothing to remove\n"
     (plan,) = place.plans
+    assert capsys.readouterr().out == (
+        f"{folder}: nothing to remove: its plan uses all of it; --plan NAME removes a "
+        f"plan, and what no other one uses: {plan.stem}\n"
+    )
     assert main(["cache", "prune", folder, "--plan", plan.stem[:8]]) == 0
     assert "nothing was removed; add --yes" in capsys.readouterr().out
     assert main(["cache", "prune", folder, "--plan", "none", "--yes"]) == 2

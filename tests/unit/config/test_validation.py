@@ -243,3 +243,23 @@ def test_without_a_dataset_the_stage_that_needs_none_is_named() -> None:
     advice = "to train from a full feature cache alone, give --task sft:train"
     assert refused.value.help_lines == (advice,)
     validate(dataclasses.replace(both, task="sft:train"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model_id", "Tiny/Tiny"), ("model_paths", '["a.safetensors"]')],
+)
+def test_a_toy_reads_no_model_files_and_both_ways_out_are_said(
+    name: str, value: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        validate(toy_config(**{name: value}))
+    assert (caught.value.where, caught.value.what) == (
+        "--toy",
+        "builds a small model with random weights, so model files would not be read: "
+        f"give either --toy or --{name}",
+    )
+    assert caught.value.help_lines == (
+        "--model faky --toy is a toy of that family",
+        f"without --toy, the files of --{name} are read",
+    )

@@ -377,7 +377,7 @@ def test_out_of_memory_names_the_line_of_the_row_and_what_was_in_use(
     with pytest.raises(OutOfMemory) as caught:
         run(config(here, output_path=tmp_path))
     printed = re.fullmatch(
-        r"out of memory at (.*) GiB with 1 samples like metadata\.json:[1-6]",
+        r"out of memory at (.*) GiB with 1 sample like metadata\.json:[1-6]",
         caught.value.what,
     )
     assert printed is not None and float(printed[1]) > 0

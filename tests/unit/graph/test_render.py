@@ -172,3 +172,18 @@ def test_the_data_is_json_with_the_standard_names_in_a_stable_order(
     assert data["configs"]["train"] == ["vae"]
     assert data["skipped"] == {"encode_hint": "absent: hint"}
     assert data["idle"] == ["encode_unread"]
+
+
+def test_a_run_that_is_not_split_has_no_stages(planned: Callable[[str], Plan]) -> None:
+    split, whole = (
+        as_text(planned("text_encoder"), None, way) for way in (True, False)
+    )
+    assert "stage" not in whole
+    headings = {
+        "stage 1  guided:data_process ": "each step, first ",
+        "stage 2  guided:train ": "each step, then ",
+        "stored between the stages": "what --feature_cache would store, to compute it once",
+    }
+    for of_stages, of_steps in headings.items():
+        split = split.replace(of_stages, of_steps)
+    assert split == whole

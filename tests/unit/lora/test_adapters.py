@@ -345,11 +345,11 @@ def test_layers_that_no_loss_reaches_may_be_missing_or_without_effect(
     assert torch.equal(
         lora_state(module)["blocks.0.to_q.lora_B.weight"], layers["blocks.0.to_q"].up
     )
-    with pytest.raises(StateError, match="1 layers trained but not in the file"):
+    with pytest.raises(StateError, match="1 layer trained but not in the file"):
         load_layers(lora_layers(module), fewer, Path("file"))
     module, three = net(), LoraConfig("net", ("to_q", "0.to_out.0"), 4, 8.0)
     inject(module, three, {})
-    with pytest.raises(StateError, match="1 layers in the file but not trained"):
+    with pytest.raises(StateError, match="1 layer in the file but not trained"):
         load_layers(lora_layers(module), layers, Path("file"), optional_layers)
     layers[optional_layers[0]].up.zero_()
     load_layers(lora_layers(module), layers, Path("file"), optional_layers)

@@ -38,8 +38,8 @@ def lokr(rows: int = 2, alpha: float = 2.0) -> LokrLayer:
             r"has rank 3 of b, which is to be trained with 4\n.*PATTERN=NUMBER",
         ),
         ({"a": lokr()}, {"a": lokr(4)}, r"has LoKr of a .* \(4, 2\),.*--lokr_factor"),
-        ({"a": lora(), "b": lora()}, {"a": lora()}, "1 layers trained but not in the"),
-        ({"a": lora()}, {"a": lora(), "b": lora()}, "1 layers in the file but not tr"),
+        ({"a": lora(), "b": lora()}, {"a": lora()}, "1 layer trained but not in the"),
+        ({"a": lora()}, {"a": lora(), "b": lora()}, "1 layer in the file but not tr"),
     ],
 )  # fmt: skip
 def test_what_differs_is_refused_with_what_to_give(

@@ -234,7 +234,7 @@ def test_lokr_and_another_are_not_added_to_one_layer() -> None:
     for first, second in ((lora, LAYERS[0]), (LAYERS[0], lora), (LAYERS[0], LAYERS[1])):
         net = nn.Sequential(nn.Linear(6, 8))
         add_layers(net, {"0": first}, adapter_name="a")
-        with pytest.raises(UsageError, match="1 layers have a Lo"):
+        with pytest.raises(UsageError, match="1 layer with a Lo"):
             add_layers(net, {"0": second}, adapter_name="b")
 
 

@@ -298,7 +298,7 @@ def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
     }
     with pytest.raises(
         StateError,
-        match=r"has 1 layers for text_encoder, which is not loaded\n.*lora_te1_layers_0_q_proj",
+        match=r"has 1 layer for text_encoder, which is not loaded\n.*lora_te1_layers_0_q_proj",
     ):
         read(both)
 
@@ -356,7 +356,7 @@ def test_our_own_header_tells_half_a_file_in_every_naming(tmp_path: Path) -> Non
     half = {key: value for key, value in tensors.items() if "double_1_proj" not in key}
     with pytest.raises(
         StateError,
-        match=r"1 layers that its header names as targets.*\n.*blocks\.1\.attn\.to_out\.0",
+        match=r"1 layer that its header names as targets.*\n.*blocks\.1\.attn\.to_out\.0",
     ):
         read(written(tmp_path / "x.safetensors", half, header))
     unused = {"dit": {"blocks.{last}.attn.to_out.*"}}

@@ -72,7 +72,7 @@ REFUSED: tuple[tuple[str, Change, Header, str], ...] = (
     ("an infinite alpha", dict, adapter(lora_alpha=float("inf")), "no valid rank and alpha"),
     ("a header too deep", dict, {META: "[" * 100_000}, "no valid rank and alpha"),
     ("rank unlike the header's", dict, adapter(r=8), "says rank 8 and alpha 6 of blocks.* has rank 4"),
-    ("half a file by its header", without("blocks.1"), adapter(), r"1 layers that its header.*\n.*blocks\.1\.attn"),
+    ("half a file by its header", without("blocks.1"), adapter(), r"1 layer that its header.*\n.*blocks\.1\.attn"),
     ("half a pair", without("1.attn.to_q.lora_B"), adapter(),
      r"incomplete LoRA file: 1 of 2 layers lack lora_A, lora_B or an alpha\n.*to_q has only A"),
     ("an unknown prefix", renamed("transformer.", "unet."), adapter(), r"2 of its 2 layers match no naming of dit"),

@@ -40,9 +40,7 @@ def test_each_row_is_logged_once_in_full_and_counted_at_the_end(
     assert len(lines) == 3 and lines[0] == f"metadata.csv:6: {LONG}"
     log.conclude()
     (warning,) = said(caplog, logging.WARNING)
-    assert warning.startswith(
-        "2 rows have prompts that are cut: metadata.csv:3: prompt"
-    )
+    assert warning.startswith("prompts of 2 rows are cut: metadata.csv:3: prompt")
     assert warning.index("T5") < warning.index("CLIP") and "..." in warning
 
 

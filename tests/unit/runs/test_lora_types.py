@@ -237,7 +237,7 @@ def test_dora_is_not_added_above_another_lora(here: Path, tmp_path: Path) -> Non
         made[name] = output / "step-2.safetensors"
     pipeline = opened(here / "model")
     pipeline.load_lora(made["lora"])
-    with pytest.raises(UsageError, match="4 layers have a LoRA below this DoRA"):
+    with pytest.raises(UsageError, match="4 layers with a LoRA below this DoRA"):
         pipeline.load_lora(made["dora"])
     both, merged = opened(here / "model"), opened(here / "model")
     both.load_lora(made["dora"])

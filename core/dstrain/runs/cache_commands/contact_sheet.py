@@ -15,7 +15,7 @@ from torch import Tensor
 from dstrain.cache.in_use import reading
 from dstrain.config.datasets import datasets_of
 from dstrain.config.options.train import TrainConfig
-from dstrain.console import get_logger, progress_bar, redacted
+from dstrain.console import get_logger, number_of, progress_bar, redacted
 from dstrain.data.forms.naming import parse_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source as DataSource
@@ -111,7 +111,8 @@ def show(folder: Path, output: Path, wanted: Wanted) -> None:
             )
     for note in notes:
         logger.warning(note)
-    print(redacted(f"wrote {output}: {len(chosen):,} samples"))
+    samples = number_of(f"{len(chosen):,}", "sample")
+    print(redacted(f"wrote {output}: {samples}"))
 
 
 def _plan(contents: Contents, name: str | None) -> PlanContents:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dstrain.cache.in_use import READING, reading
 from dstrain.config.sizes import as_size
-from dstrain.console import as_table
+from dstrain.console import as_table, number_of
 from dstrain.runs.cache_commands.contents import Contents, Numbers, PlanContents
 from dstrain.runs.plan_identity import USE
 
@@ -61,9 +61,10 @@ def _bytes_on_disk(folder: Path) -> int:
 
 def as_lines(found: Mapping[str, Any]) -> str:
     """Write a listing for people."""
+    count = number_of(f"{found['rows']:,}", "row")
+    shards = number_of(f"{found['shards']:,}", "shard")
     lines = [
-        f"{found['cache']}: {found['rows']:,} rows, {found['values']:,} values,"
-        f" {as_size(found['bytes'])} in {found['shards']:,} shards"
+        f"{found['cache']}: {count}, {_counted(found)} in {shards}"
         f" ({as_size(found['bytes_on_disk'])} on disk)",
     ]
     if found["units"]:
@@ -163,5 +164,6 @@ def _count(contents: Contents, chosen: Any) -> dict[str, int]:
     }
 
 
-def _counted(found: Mapping[str, int]) -> str:
-    return f"{found['values']:,} values, {as_size(found['bytes'])}"
+def _counted(found: Mapping[str, Any]) -> str:
+    values = number_of(f"{found['values']:,}", "value")
+    return f"{values}, {as_size(found['bytes'])}"

@@ -17,8 +17,8 @@ from dstrain.cache.in_use import exclusive
 from dstrain.cache.plan_files import remove_unused, unused_columns
 from dstrain.cache.store import FeatureCache, check_parts
 from dstrain.config.sizes import as_size
-from dstrain.console import progress_bar
-from dstrain.errors import UsageError, nearest
+from dstrain.console import number_of, progress_bar
+from dstrain.errors import UsageError, first_few, nearest
 from dstrain.runs.cache_commands.contents import Contents, Numbers, PlanContents
 from dstrain.runs.cache_commands.shards import rewrite_shard
 from dstrain.runs.cache_commands.verify import check_is_cache
@@ -52,7 +52,8 @@ class Pruning:
         """Say what goes, a line for each kind of thing."""
         for plan in self.plans:
             dataset = plan.about["dataset"]
-            what = f"{plan.record['identity']['family']}, {dataset['rows']:,} rows of {dataset['path']}"
+            rows = number_of(f"{dataset['rows']:,}", "row")
+            what = f"{plan.record['identity']['family']}, {rows} of {dataset['path']}"
             yield f"plan {plan.path.stem}: {what}"
         if len(self.values):
             size = as_size(int(self.contents.nbytes[self.values].sum()))
@@ -88,7 +89,7 @@ def prune(
         for line in found.lines():
             print(line)
         if found.is_empty:
-            print(f"{folder}: nothing to remove")
+            print(f"{folder}: nothing to remove{_of_plans(found.contents.plans)}")
         elif is_sure or (ask is not None and ask()):
             remove(folder, found)
             print(f"{folder}: removed")
@@ -98,6 +99,18 @@ def prune(
         if removes:
             # Also where a run died after it had removed everything.
             FeatureCache.open(folder).write_index()
+
+
+def _of_plans(plans: Sequence[PlanContents]) -> str:
+    """Say what removes what plans use; '' where there is none."""
+    if not plans:
+        return ""
+    names = first_few(plan.path.stem for plan in plans)
+    what = "its plan uses" if len(plans) == 1 else "its plans use"
+    return (
+        f": {what} all of it; --plan NAME removes a plan, and what no other one uses: "
+        f"{names}"
+    )
 
 
 def find(contents: Contents, names: Sequence[str]) -> Pruning:

@@ -23,7 +23,7 @@ from dstrain.cache.index import own_files
 from dstrain.cache.plan_files import PlanSamples, open_part, open_samples, read_record
 from dstrain.cache.plan_records import literal
 from dstrain.cache.store import DIGESTS, FeatureCache, check_parts
-from dstrain.console import progress_bar, redacted
+from dstrain.console import number_of, progress_bar, redacted
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.runs.cache_commands.contents import preview_addresses
 from dstrain.storage.columns import open_columns
@@ -85,7 +85,7 @@ def report(folder: Path) -> Verified:
         print(redacted(f"{problem.path}: {problem.what}"))
     print(
         f"{folder}: read {found.values:,} values in {found.shards:,} shards,"
-        f" and {found.plans:,} plans"
+        f" and {number_of(f'{found.plans:,}', 'plan')}"
     )
     return found
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dstrain.console import number_of
 from dstrain.data.dataset import Dataset, Signature
 from dstrain.graph.inputs import Column
 from dstrain.training.batching import Order
@@ -42,11 +43,11 @@ class _Total:
         self.cropped += samples * cropped
 
     def in_words(self, with_batches: bool) -> str:
-        batches = f", {counted(self.batches, 'batch', 'es')}" if with_batches else ""
-        share = self.cropped / self.samples if self.samples else 0.0
-        return (
-            f"{counted(self.samples, 'sample', 's')}{batches}, {share:.1%} cropped away"
+        batches = (
+            f", {number_of(self.batches, 'batch', 'batches')}" if with_batches else ""
         )
+        share = self.cropped / self.samples if self.samples else 0.0
+        return f"{number_of(self.samples, 'sample')}{batches}, {share:.1%} cropped away"
 
 
 def group_sizes(dataset: Dataset) -> list[GroupSize]:
@@ -96,13 +97,12 @@ def size_lines(sizes: Iterable[GroupSize], samples_per_step: int | None) -> list
         for size, own in ordered[:MOST_LINES]
     ]
     if len(ordered) > MOST_LINES:
-        lines.append(f"    and {len(ordered) - MOST_LINES} other sizes")
+        others = number_of(len(ordered) - MOST_LINES, "other size")
+        lines.append(f"    and {others}")
     each = f" of up to {samples_per_step}" if with_batches else ""
-    head = (
-        f"{len(by_size)} sizes (height x width), batches{each}"
-        if each
-        else f"{len(by_size)} sizes (height x width)"
-    )
+    head = f"{number_of(len(by_size), 'size')} (height x width)"
+    if each:
+        head += f", batches{each}"
     return [f"{head}:", *lines, f"    in all: {total.in_words(with_batches)}"]
 
 
@@ -114,11 +114,6 @@ def only_size(sizes: Iterable[GroupSize]) -> tuple[int, int, int] | None:
         return None
     frames, height, width = found.groups("1")
     return int(frames), int(height), int(width)
-
-
-def counted(number: int, noun: str, plural: str) -> str:
-    """Return a number with its noun."""
-    return f"{number} {noun}{plural if number != 1 else ''}"
 
 
 def _size_of(common: Signature, columns: Mapping[str, Column]) -> str:

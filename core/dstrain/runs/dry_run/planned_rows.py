@@ -11,6 +11,7 @@ import numpy as np
 
 from dstrain.cache.in_use import reading
 from dstrain.cache.store import MARKER
+from dstrain.console import number_of
 from dstrain.data.dataset import Dataset
 from dstrain.data.row_checks import check_rows, read_table, without_absent
 from dstrain.data.table import Table
@@ -65,7 +66,7 @@ class PlannedRows:
         """Say how many rows there are, and where; '' if it is not known."""
         if not self.count:
             return f"rows in {self.place}" if self.place else ""
-        return f"{self.count} rows in {self.place}"
+        return f"{number_of(self.count, 'row')} in {self.place}"
 
 
 def planned_rows(setup: Setup, absent: list[str]) -> list[PlannedRows]:

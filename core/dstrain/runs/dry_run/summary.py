@@ -9,7 +9,7 @@ from typing import Any
 from dstrain.cache.store import MARKER
 from dstrain.config.fields import parse_lora, split_commas
 from dstrain.config.options.train import options_affecting
-from dstrain.console import redacted
+from dstrain.console import number_of, redacted
 from dstrain.errors import MissingFiles
 from dstrain.graph.plan import Plan
 from dstrain.pipeline.pipeline import Pipeline
@@ -108,10 +108,11 @@ class _Length:
         if is_stage_1:
             return
         yield f"    samples per step: {self.samples_per_step}"
+        steps = number_of(str(self.steps), "step")
         if self.is_exact:
-            yield f"    {self.steps} steps"
+            yield f"    {steps}"
         elif rows.count:
-            yield f"    {self.steps} steps, if each row is one sample and all have the same size"
+            yield f"    {steps}, if each row is one sample and all have the same size"
 
 
 def _work(setup: Setup, datasets: Sequence[PlannedRows]) -> str:
@@ -119,10 +120,10 @@ def _work(setup: Setup, datasets: Sequence[PlannedRows]) -> str:
     cache = setup.cache_path
     if all(rows.is_cached for rows in datasets):
         return f"stage 1 computes nothing: {cache} has the values of all rows"
-    count = sum(rows.count for rows in datasets)
+    count = number_of(sum(rows.count for rows in datasets), "row")
     if (cache / MARKER).exists():
-        return f"stage 1 computes what {cache} lacks of {count} rows"
-    return f"stage 1 computes {count} rows into {cache}"
+        return f"stage 1 computes what {cache} lacks of {count}"
+    return f"stage 1 computes {count} into {cache}"
 
 
 def _lora_path(text: str, setup: Setup) -> Path:

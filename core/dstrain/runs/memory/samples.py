@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from dstrain.config.sizes import parse_resolutions
+from dstrain.console import number_of
 from dstrain.data.cells import Cell
 from dstrain.data.dataset import Dataset
 from dstrain.errors import UsageError
@@ -77,7 +78,7 @@ def of_cache(data: TrainingData) -> ChosenSample:
     index = max(looked, key=lambda one: looked[one])
     sample = source.sample(*data.sample_ids[index].tolist())
     whole = len(looked) == len(present)
-    among = "the samples" if whole else f"{len(looked)} samples"
+    among = "the samples" if whole else number_of(len(looked), "sample")
     return ChosenSample(sample, f"the largest of {among} of the feature cache")
 
 

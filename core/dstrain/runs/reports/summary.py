@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from dstrain.console import get_logger
+from dstrain.console import get_logger, number_of
 from dstrain.graph.noise_schedule import STRATA
 from dstrain.lora.key_names import key_formats
 from dstrain.models.components import components_of
@@ -34,9 +34,9 @@ def log_start(run: TrainingRun) -> None:
     setup = run.setup
     config = setup.config
     order = run.order
+    processes = number_of(run.processes.size, "process", "processes")
     logger.info(
-        f"device {setup.device}, mixed precision {setup.mixed_precision}, "
-        f"{run.processes.size} process(es)"
+        f"device {setup.device}, mixed precision {setup.mixed_precision}, {processes}"
     )
     count = sum(parameter.numel() for parameter in module.trained_parameters)
     total = _weights_of(module.networks)
@@ -46,9 +46,7 @@ def log_start(run: TrainingRun) -> None:
     )
     if run.is_sharded:
         components = ", ".join(module.trained.components)
-        logger.info(
-            f"sharding: {components} {setup.sharding}, {run.processes.size} processes"
-        )
+        logger.info(f"sharding: {components} {setup.sharding}, {processes}")
     for name, words in described(setup.kept, sorted(module.used_components)).items():
         logger.info(f"{name}: {words}")
     if config.use_gradient_checkpointing and setup.family.gradient_checkpointing:
@@ -61,8 +59,8 @@ def log_start(run: TrainingRun) -> None:
         logger.info(f"LoRA on {component}: {', '.join(layers)}")
     unused = len(module.trained.unused_parameters)
     if unused:
-        logger.info(f"frozen because no loss reaches them: {unused} tensors")
-    shapes = order.group_count
+        tensors = number_of(unused, "tensor")
+        logger.info(f"frozen because no loss reaches them: {tensors}")
     epochs = run.total_steps / order.steps_per_epoch
     limit = ""
     if config.num_epochs and epochs < config.num_epochs:
@@ -70,14 +68,15 @@ def log_start(run: TrainingRun) -> None:
     elif config.max_steps and run.total_steps < config.max_steps:
         limit = " (--num_epochs is the smaller)"
     logger.info(
-        f"{order.sample_count} samples x {order.repeat} in {shapes} shape(s), "
-        f"{order.steps_per_epoch} steps per epoch; "
-        f"runs to step {run.total_steps}, {epochs:.4g} epochs{limit}"
+        f"{number_of(order.sample_count, 'sample')} x {order.repeat} "
+        f"in {number_of(order.group_count, 'shape')}, "
+        f"{number_of(order.steps_per_epoch, 'step')} per epoch; "
+        f"runs to step {run.total_steps}, {number_of(f'{epochs:.4g}', 'epoch')}{limit}"
     )
     logger.info(
-        f"batch: {run.processes.size} process(es) x {config.batch_size} "
+        f"batch: {processes} x {config.batch_size} "
         f"x {config.gradient_accumulation_steps} accumulated "
-        f"= {order.samples_per_step} samples per step; "
+        f"= {number_of(order.samples_per_step, 'sample')} per step; "
         f"{setup.optimizer.name}, learning rate {setup.optimizer.rates}, "
         f"{config.lr_scheduler}; "
         f"seed {config.seed}"
@@ -86,10 +85,9 @@ def log_start(run: TrainingRun) -> None:
         logger.info(line)
     if run.validation:
         ids = run.validation.sample_ids
-        rows = len(np.unique(ids[:, 0]))
-        logger.info(
-            f"validation: {len(ids)} samples of {rows} rows, {STRATA} timesteps each"
-        )
+        rows = number_of(len(np.unique(ids[:, 0])), "row")
+        samples = number_of(len(ids), "sample")
+        logger.info(f"validation: {samples} of {rows}, {STRATA} timesteps each")
     logger.info(f"writing to {setup.output}")
 
 
@@ -131,9 +129,11 @@ class RunStatistics:
         took = timedelta(seconds=round(time.monotonic() - self.start))
         rate = self.steps / self.seconds_per_sample
         loss = sum(self.losses) / len(self.losses)
-        last = f"mean of the last {len(self.losses)} steps"
+        last = f"mean of the last {number_of(len(self.losses), 'step')}"
+        if len(self.losses) == 1:
+            last = "of the last step"
         return (
-            f"{self.steps} steps in {took}, {rate:.2f} samples/s, loss {loss:.4g} ({last}), "
+            f"{number_of(self.steps, 'step')} in {took}, {rate:.2f} samples/s, loss {loss:.4g} ({last}), "
             f"peak memory {memory:.2f} GiB"
         )
 

@@ -149,8 +149,10 @@ def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded
         note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
     work = missing_work(keyed.samples, cache)
     log_count(setup, len(work), len(keyed.samples), keyed.previews)
-    for line in size_lines(group_sizes(setup.dataset), None):
-        logger.info(line)
+    # Of both stages in one command, stage 2 says it, with the batches.
+    if not setup.is_one_of_both:
+        for line in size_lines(group_sizes(setup.dataset), None):
+            logger.info(line)
     if processes.size > 1 and work:
         # Dealt one by one: no process has more than one sample more than another.
         each = -(-len(work) // processes.size)

@@ -54,11 +54,11 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
     train(here, output_path=tmp_path, dataset_repeat=2, preview_steps=100, **flags)
     printed = said(capsys)
     for words in (
-        "device cpu, mixed precision no, 1 process(es)\n",
+        "device cpu, mixed precision no, 1 process\n",
         "training dit: 128 parameters, 19.4% of those used in a step\n",
         "LoRA on dit: to_q x2, to_out x2\n",
-        "6 samples x 2 in 2 shape(s), 4 steps per epoch; runs to step 12, 3 epochs\n",
-        "batch: 1 process(es) x 2 x 2 accumulated = 4 samples per step; "
+        "6 samples x 2 in 2 shapes, 4 steps per epoch; runs to step 12, 3 epochs\n",
+        "batch: 1 process x 2 x 2 accumulated = 4 samples per step; "
         "adamw, learning rate 0.01, constant_with_warmup; seed 7\n",
         f"writing to {tmp_path}\n",
     ):
@@ -82,7 +82,7 @@ def test_stage_2_says_what_is_stored_and_where_the_run_ends(
             max_steps=1,
         )
     printed = said(capsys)
-    assert "6 samples x 1 in 2 shape(s), 6 steps per epoch; " in printed
+    assert "6 samples x 1 in 2 shapes, 6 steps per epoch; " in printed
     assert "runs to step 1, 0.1667 epochs\n" in printed
 
 
@@ -90,8 +90,8 @@ def test_stage_2_says_what_is_stored_and_where_the_run_ends(
     ("max_steps", "ending"),
     [
         (5, "runs to step 5, 0.8333 epochs (--max_steps is the smaller)\n"),
-        (6, "runs to step 6, 1 epochs\n"),
-        (7, "runs to step 6, 1 epochs (--num_epochs is the smaller)\n"),
+        (6, "runs to step 6, 1 epoch\n"),
+        (7, "runs to step 6, 1 epoch (--num_epochs is the smaller)\n"),
     ],
 )
 def test_of_two_limits_the_start_names_the_smaller(
