@@ -160,6 +160,9 @@ def read_literal(value: RawValue, column: Column) -> Cell | None:
     else:
         parse = _integer if column.kind == "integer" else _number
         literal = parse(value.strip())
+    if column.choices and literal not in column.choices:
+        expected = ", ".join(column.choices)
+        raise ValueError(f"expected one of {expected}; got {literal!r}")
     if column.check is not None and (fault := column.check(literal)):
         raise ValueError(fault)
     return Cell(column.kind, literal)

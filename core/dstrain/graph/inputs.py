@@ -39,6 +39,8 @@ class Column:
     """It is read only if --extra_inputs names it."""
     check: Callable[[Any], str] | None = None
     """Returns what is wrong with a value, '' for nothing; not for files."""
+    choices: tuple[str, ...] = ()
+    """For a text: all that it may be; () for anything."""
 
     @property
     def is_file(self) -> bool:

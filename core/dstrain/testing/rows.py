@@ -249,6 +249,8 @@ def _cell(
 
 def _value(size: Size, column: Column, row: int = 0, caption: str = CAPTIONS[0]) -> Any:
     """Return the value of an input in one row, as a unit receives it."""
+    if column.choices:
+        return column.choices[row % len(column.choices)]
     if column.kind == "text":
         return caption
     if column.kind == "texts":

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from dstrain.config.options.data import SamplingMode
-from dstrain.data.cells import input_key, load_cell
+from dstrain.data.cells import input_key, load_cell, read_literal
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
 from dstrain.data.images import Resolution
@@ -37,6 +37,13 @@ SCENE: Mapping[str, Input] = {
     "num_frames": Measured("input_video", "frames"),
     "width": Measured("input_video", "width"),
 }
+
+
+def test_a_text_may_be_one_of_a_few() -> None:
+    column = Column("way", choices=("left", "right"))
+    assert read_literal("left", column) is not None
+    with pytest.raises(ValueError, match="expected one of left, right; got 'up'"):
+        read_literal("up", column)
 
 
 @pytest.fixture(scope="module")

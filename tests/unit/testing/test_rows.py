@@ -30,6 +30,7 @@ def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
         "words": Column("words", "texts"),
         "number": Column("number", "number"),
         "whole": Column("whole", "integer"),
+        "way": Column("way", choices=("left", "right")),
         "area": Constant(64),
     }
     spec = replace(plain, inputs={**plain.inputs, **more})
