@@ -12,10 +12,32 @@ from dstrain.models.components import Component
 from dstrain.models.formats import (
     NATIVE,
     CheckpointFormat,
+    Shape,
+    Shapes,
     checkpoint_shapes,
     shapes_of,
 )
 from dstrain.models.networks import empty_component
+
+
+def layout_shapes(
+    component: Component,
+    config: Mapping[str, Any] | Path,
+    checkpoint_format: CheckpointFormat = NATIVE,
+) -> dict[str, Shape]:
+    """Return the name and shape of each tensor that a component has in files of a format;
+    tied weights once.
+
+    config: The content of its config.json, or the file.
+    """
+    if isinstance(config, Path):
+        config = json.loads(config.read_bytes())
+    network: Any = empty_component(component, config)
+    assert network is not None
+    tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
+    shapes = shapes_of(network.state_dict())
+    own = {name: shape for name, shape in shapes.items() if name not in tied}
+    return checkpoint_shapes(checkpoint_format, own)
 
 
 def layout_digest(
@@ -23,17 +45,14 @@ def layout_digest(
     config: Mapping[str, Any] | Path,
     checkpoint_format: CheckpointFormat = NATIVE,
 ) -> str:
-    """Return the digest of the tensors that a component has in files of a format, as
-    DiffSynth-Studio lists published files: the md5 of all 'NAME:SIDE_SIDE' and 'NAME',
-    sorted and joined by commas.
+    """Return the digest of what `layout_shapes` returns."""
+    return digest_of(layout_shapes(component, config, checkpoint_format))
 
-    config: The content of its config.json, or the file.
+
+def digest_of(shapes: Shapes) -> str:
+    """Return the digest of tensors as DiffSynth-Studio lists published files: the md5 of
+    all 'NAME:SIDE_SIDE' and 'NAME', sorted and joined by commas.
     """
-    if isinstance(config, Path):
-        config = json.loads(config.read_bytes())
-    network = empty_component(component, config)
-    assert network is not None
-    shapes = checkpoint_shapes(checkpoint_format, shapes_of(network.state_dict()))
     entries = list(shapes)
     for name, shape in shapes.items():
         entries.append(f"{name}:{'_'.join(map(str, shape))}")

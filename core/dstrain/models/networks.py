@@ -93,9 +93,7 @@ class DiffusersNetwork:
         left out.
         """
         configuration = {}
-        for parameter in inspect.signature(
-            self.network_class.__init__
-        ).parameters.values():
+        for parameter in _parameters_of(self.network_class):
             value = data.get(parameter.name, parameter.default)
             if parameter.name != "self" and value is not inspect.Parameter.empty:
                 configuration[parameter.name] = value
@@ -369,6 +367,22 @@ def _check_fit(
     if lines:
         what = f"these files do not fit {network}, which has {len(wanted)} weights"
         raise StateError(files.folder, what, *lines)
+
+
+def _parameters_of(network_class: type) -> list[inspect.Parameter]:
+    """Return the parameters of a constructor, and of the one of the class above where it
+    passes others on to that.
+    """
+    found: list[inspect.Parameter] = []
+    for one in network_class.__mro__:
+        if "__init__" not in vars(one):
+            continue
+        own = list(inspect.signature(vars(one)["__init__"]).parameters.values())
+        others = [one for one in own if one.kind is inspect.Parameter.VAR_KEYWORD]
+        found += [one for one in own if one not in others]
+        if not others:
+            break
+    return found
 
 
 def _load_class(name: str, library: str = "transformers") -> Any:

@@ -37,14 +37,35 @@ ORIGINALS = {
     "Wan-AI/Wan2.2-TI2V-5B": {**TEXT_TO_VIDEO, "vae": "Wan2.2_VAE.pth"},
 }
 # Published in the layout of the original ones alone.
+SPEED_CONTROL = "DiffSynth-Studio/Wan2.1-1.3b-speedcontrol-v1"
+KREA = "krea/krea-realtime-video"
 OTHERS = {
+    KREA: {
+        "dit": "krea-realtime-video-14b.safetensors",
+        "text_encoder": f"Wan-AI/Wan2.1-T2V-14B:{TEXT_ENCODER}",
+        "vae": f"Wan-AI/Wan2.1-T2V-14B:{VAE}",
+    },
     "iic/VACE-Wan2.1-1.3B-Preview": VACE,
     "PAI/Wan2.2-VACE-Fun-A14B": TWO_VACES,
     **{
-        f"PAI/Wan2.1-Fun-{name}-InP": IMAGE_TO_VIDEO
+        f"PAI/Wan2.1-Fun-{name}-{kind}": IMAGE_TO_VIDEO
         for name in ("1.3B", "14B", "V1.1-1.3B", "V1.1-14B")
+        for kind in ("InP", "Control")
     },
     "PAI/Wan2.2-Fun-A14B-InP": TWO_EXPERTS,
+    "PAI/Wan2.2-Fun-A14B-Control": TWO_EXPERTS,
+    **{
+        f"PAI/Wan2.1-Fun-V1.1-{size}-Control-Camera": IMAGE_TO_VIDEO
+        for size in ("1.3B", "14B")
+    },
+    "PAI/Wan2.2-Fun-A14B-Control-Camera": TWO_EXPERTS,
+    SPEED_CONTROL: {
+        **{
+            name: f"Wan-AI/Wan2.1-T2V-1.3B:{files}"
+            for name, files in TEXT_TO_VIDEO.items()
+        },
+        "motion_controller": "model.safetensors",
+    },
 }
 # Those in the layout of diffusers.
 DIFFUSERS = {
@@ -89,16 +110,29 @@ MODEL = ModelFamily(
         "t2v-a14b",
         "i2v-a14b",
         "ti2v-5b",
+        "fun-control",
+        "fun-control-ref",
+        "fun-control-a14b",
+        "fun-camera",
+        "fun-camera-a14b",
+        "speedcontrol",
         "vace",
         "vace-a14b",
     ),
     model_ids={
-        "t2v": ("Wan-AI/Wan2.1-T2V-*",),
+        "t2v": ("Wan-AI/Wan2.1-T2V-*", KREA),
         "i2v": ("Wan-AI/Wan2.1-I2V-*", "*/Wan2.1-Fun-*-InP"),
         "flf2v": ("Wan-AI/Wan2.1-FLF2V-*",),
         "t2v-a14b": ("Wan-AI/Wan2.2-T2V-A14B*",),
         "i2v-a14b": ("Wan-AI/Wan2.2-I2V-A14B*", "*/Wan2.2-Fun-A14B-InP"),
         "ti2v-5b": ("Wan-AI/Wan2.2-TI2V-5B*",),
+        "fun-control": ("*/Wan2.1-Fun-1.3B-Control", "*/Wan2.1-Fun-14B-Control"),
+        "fun-control-ref": ("*/Wan2.1-Fun-V1.1-*-Control",),
+        "fun-control-a14b": ("*/Wan2.2-Fun-A14B-Control",),
+        "fun-camera": ("*/Wan2.1-Fun-V1.1-*-Control-Camera",),
+        "fun-camera-a14b": ("*/Wan2.2-Fun-A14B-Control-Camera",),
+        # Its columns, or the file of the controller, tell it from text to video.
+        "speedcontrol": ("Wan-AI/Wan2.1-T2V-1.3B*", SPEED_CONTROL),
         "vace": ("Wan-AI/Wan2.1-VACE-*", "iic/VACE-Wan2.1-*"),
         "vace-a14b": ("*/Wan2.2-VACE-Fun-A14B",),
     },
@@ -106,9 +140,6 @@ MODEL = ModelFamily(
     pipeline_classes=("WanPipeline", "WanImageToVideoPipeline"),
     other_models={
         "LongCat-Video": {"num_attention_heads": 32, "num_layers": 48},
-        "Wan2.1-Fun-Control-Camera": {"in_channels": 32},
-        "Wan2.1-Fun-Control": {"in_channels": 48, "out_channels": 16},
-        "Wan2.2-Fun-A14B-Control": {"in_channels": 52},
     },
     unsupported_models={
         "Wan2.2-Animate-2": ("Wan-AI/Wan2.2-Animate-2-*", "animate2_*"),

@@ -15,11 +15,13 @@ from dstrain.plugin import (
     read_key_maps,
 )
 
-from dstrain_wan import ORIGINALS, diffusers_id
+from dstrain_wan import KREA, ORIGINALS, SPEED_CONTROL, diffusers_id
 
 CONFIGS = Path(__file__).parent / "configs"
 HEAD = 128
 """Channels of an attention head, in every published transformer."""
+UNSHUFFLED = 64
+"""Pixels that become channels before the rays of a camera are embedded."""
 EMBEDDER = "condition_embedder"
 
 
@@ -37,6 +39,7 @@ SMALL_IMAGE = {**IMAGE, **SMALL, "added_kv_proj_dim": 12 * HEAD}
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "Wan-AI/Wan2.1-T2V-1.3B": read("dit_t2v_1_3b.json"),
     "Wan-AI/Wan2.1-T2V-14B": TEXT,
+    KREA: TEXT,
     "Wan-AI/Wan2.1-I2V-14B-480P": IMAGE,
     "Wan-AI/Wan2.1-I2V-14B-720P": IMAGE,
     "Wan-AI/Wan2.1-FLF2V-14B-720P": {**IMAGE, "pos_embed_seq_len": 514},
@@ -44,13 +47,26 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "Wan-AI/Wan2.1-VACE-14B": TEXT,
     "iic/VACE-Wan2.1-1.3B-Preview": read("dit_t2v_1_3b.json"),
     "PAI/Wan2.2-VACE-Fun-A14B": TEXT,
-    "PAI/Wan2.1-Fun-1.3B-InP": SMALL_IMAGE,
-    "PAI/Wan2.1-Fun-14B-InP": IMAGE,
-    "PAI/Wan2.1-Fun-V1.1-1.3B-InP": SMALL_IMAGE,
-    "PAI/Wan2.1-Fun-V1.1-14B-InP": IMAGE,
+    **{
+        f"PAI/Wan2.1-Fun-{version}{size}-{kind}": {**config, **entries}
+        for size, config in {"1.3B": SMALL_IMAGE, "14B": IMAGE}.items()
+        for version, kind, entries in (
+            ("", "InP", {}),
+            ("V1.1-", "InP", {}),
+            ("", "Control", {"in_channels": 48}),
+            ("V1.1-", "Control", {"in_channels": 48, "ref_channels": 16}),
+            ("V1.1-", "Control-Camera", {"in_channels": 32, "camera_channels": 24}),
+        )
+    },
     "Wan-AI/Wan2.2-T2V-A14B": TEXT,
     "Wan-AI/Wan2.2-I2V-A14B": read("dit_i2v_a14b.json"),
     "PAI/Wan2.2-Fun-A14B-InP": read("dit_i2v_a14b.json"),
+    "PAI/Wan2.2-Fun-A14B-Control": {**TEXT, "in_channels": 52, "ref_channels": 16},
+    "PAI/Wan2.2-Fun-A14B-Control-Camera": {
+        **TEXT,
+        "in_channels": 36,
+        "camera_channels": 24,
+    },
     "Wan-AI/Wan2.2-TI2V-5B": read("dit_ti2v_5b.json"),
 }
 """Model id in the original layout -> its transformer's configuration."""
@@ -92,6 +108,12 @@ def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
     }
 
 
+def infer_motion_controller(shapes: Shapes) -> Mapping[str, Any]:
+    """Return the configuration of a motion controller, which is published with none."""
+    width, waves = shapes["linear.0.weight"]
+    return {"freq_dim": waves, "width": width}
+
+
 def original_config(
     config: Mapping[str, Any], shapes: Shapes
 ) -> Mapping[str, Any] | None:
@@ -123,11 +145,15 @@ def _dit_config(shapes: Shapes) -> dict[str, Any]:
     image = shapes.get(f"{EMBEDDER}.image_embedder.norm1.weight")
     ends = shapes.get(f"{EMBEDDER}.image_embedder.pos_embed")
     added = shapes.get("blocks.0.attn2.add_k_proj.weight")
+    reference = shapes.get("ref_conv.weight")
+    camera = shapes.get("control_adapter.conv.weight")
     return TEXT | {
         "text_dim": text[1] if text else TEXT["text_dim"],
         "image_dim": image[0] if image else None,
         "added_kv_proj_dim": added[1] if added else None,
         "pos_embed_seq_len": ends[1] if ends else None,
+        "ref_channels": reference[1] if reference else None,
+        "camera_channels": camera[1] // UNSHUFFLED if camera else None,
     }
 
 
@@ -177,7 +203,7 @@ def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
     """
     return Component(
         name,
-        network=DiffusersNetwork("WanTransformer3DModel"),
+        network=DiffusersNetwork("dstrain_wan.networks:WanTransformer3DModel"),
         folder=folder,
         other_folders=(original,),
         default_configs=of_published(PUBLISHED),
@@ -211,10 +237,25 @@ def _vace(name: str, folders: tuple[str, ...], *filenames: str) -> Component:
 
 
 COMPONENTS = (
-    _dit("dit", "transformer", "high_noise_model", "diffusion_pytorch_model*"),
+    _dit(
+        "dit",
+        "transformer",
+        "high_noise_model",
+        "diffusion_pytorch_model*",
+        "krea-realtime-video*",
+    ),
     _dit("dit2", "transformer_2", "low_noise_model"),
     _vace("vace", ("transformer", "high_noise_model"), "diffusion_pytorch_model*"),
     _vace("vace2", ("transformer_2", "low_noise_model")),
+    Component(
+        "motion_controller",
+        network=DiffusersNetwork("dstrain_wan.networks:MotionController"),
+        folder="motion_controller",
+        original_filenames=("model.safetensors",),
+        infer=infer_motion_controller,
+        default_configs={SPEED_CONTROL: {"freq_dim": 256, "width": 1536}},
+        **KEY_MAPS["motion_controller"],
+    ),
     Component(
         "text_encoder",
         network=TransformersNetwork("UMT5EncoderModel", "UMT5Config"),

@@ -30,7 +30,7 @@ def predict(
         prompt_emb: (batch, tokens, channels), shorter prompts filled up with zeros.
         dit: The denoiser.
     """
-    return _denoise(noisy_latents, timestep, prompt_emb, None, dit)
+    return denoise(noisy_latents, timestep, prompt_emb, None, dit)
 
 
 def predict_from_first_frame(
@@ -40,7 +40,7 @@ def predict_from_first_frame(
     known, and their latents.
     """
     latents = torch.cat([noisy_latents, y], dim=1)
-    return _denoise(latents, timestep, prompt_emb, None, dit)
+    return denoise(latents, timestep, prompt_emb, None, dit)
 
 
 def predict_from_first_frame_and_clip(
@@ -56,15 +56,16 @@ def predict_from_first_frame_and_clip(
     first frame as the image encoder sees it, or, with 514, both ends.
     """
     latents = torch.cat([noisy_latents, y], dim=1)
-    return _denoise(latents, timestep, prompt_emb, clip_feature, dit)
+    return denoise(latents, timestep, prompt_emb, clip_feature, dit)
 
 
-def _denoise(
+def denoise(
     latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     clip_feature: Tensor | None,
     dit: Any,
+    **conditions: Tensor | None,
 ) -> Tensor:
     """Call the transformer; the prompt is filled up with zeros to 512 tokens, which it
     attends to as to others.
@@ -90,6 +91,7 @@ def _denoise(
         encoder_hidden_states=pad(prompt_emb, (0, 0, 0, missing)),
         encoder_hidden_states_image=clip_feature,
         return_dict=False,
+        **conditions,
     )[0]
     return prediction
 

@@ -15,10 +15,11 @@ from dstrain.plugin import (
     Measured,
     PipelineSpec,
     at_least,
+    one_of,
 )
 from dstrain.plugin.functional import apply_guidance
 
-from dstrain_wan import model_fn, units, vace
+from dstrain_wan import camera, control, model_fn, motion, units, vace
 
 FRAMES_PER_LATENT = 4
 SCHEDULE = FlowMatchSchedule(shift=5.0, latents_per_token=model_fn.PATCH**2)
@@ -143,7 +144,11 @@ IMAGE_TO_VIDEO_A14B = replace(
     units=(*TEXT_TO_VIDEO.units, units.encode_first),
     model_fn=model_fn.predict_from_first_frame,
     inputs=IMAGE_TO_VIDEO.inputs,
-    denoiser_config={**TEXT_TO_VIDEO.denoiser_config, "in_channels": 36},
+    denoiser_config={
+        **TEXT_TO_VIDEO.denoiser_config,
+        "in_channels": 36,
+        "camera_channels": False,
+    },
     experts=experts(900.0),
     defaults={**TEXT_TO_VIDEO_A14B.defaults, "guidance_scale": 3.5},
 )
@@ -167,6 +172,98 @@ TEXT_AND_IMAGE_TO_VIDEO = replace(
         "height": 704,
         "width": 1280,
         "num_frames": 121,
+    },
+)
+FUN_CONTROL = replace(
+    IMAGE_TO_VIDEO,
+    units=(
+        *TEXT_TO_VIDEO.units,
+        control.encode_control,
+        units.encode_clip,
+        units.encode_first,
+    ),
+    model_fn=control.predict,
+    inputs={
+        **TEXT_TO_VIDEO.inputs,
+        "control_video": another_video("control_video", optional=False),
+        "input_image": first_frame(optional=True),
+        "end_image": last_frame(),
+    },
+    denoiser_config={
+        **IMAGE_TO_VIDEO.denoiser_config,
+        "in_channels": 48,
+        "ref_channels": False,
+    },
+)
+FUN_CONTROL_REFERENCE = replace(
+    FUN_CONTROL,
+    units=(
+        *TEXT_TO_VIDEO.units,
+        control.encode_control,
+        control.encode_reference,
+        control.encode_clip_of_reference,
+        units.encode_first,
+    ),
+    model_fn=control.predict_with_reference_and_clip,
+    inputs={
+        **FUN_CONTROL.inputs,
+        "reference_image": Column("reference_image", "image"),
+    },
+    denoiser_config={**FUN_CONTROL.denoiser_config, "ref_channels": True},
+)
+FUN_CONTROL_A14B = replace(
+    IMAGE_TO_VIDEO_A14B,
+    units=(
+        *TEXT_TO_VIDEO.units,
+        control.encode_control,
+        control.encode_reference,
+        units.encode_first,
+    ),
+    model_fn=control.predict_with_reference,
+    inputs=FUN_CONTROL_REFERENCE.inputs,
+    denoiser_config={
+        **TEXT_TO_VIDEO.denoiser_config,
+        "in_channels": 52,
+        "ref_channels": True,
+    },
+)
+CAMERA = {
+    "camera_control_direction": Column(
+        "camera_control_direction", check=one_of(*camera.DIRECTIONS)
+    ),
+    "camera_control_speed": Column("camera_control_speed", "number", optional=True),
+}
+FUN_CAMERA = replace(
+    IMAGE_TO_VIDEO,
+    units=(
+        *TEXT_TO_VIDEO.units,
+        units.encode_clip,
+        units.encode_first_frame,
+        camera.encode_camera,
+    ),
+    model_fn=camera.predict,
+    inputs={**TEXT_TO_VIDEO.inputs, "input_image": first_frame(), **CAMERA},
+    denoiser_config={
+        **IMAGE_TO_VIDEO.denoiser_config,
+        "in_channels": 32,
+        "camera_channels": True,
+    },
+)
+FUN_CAMERA_A14B = replace(
+    IMAGE_TO_VIDEO_A14B,
+    units=(*TEXT_TO_VIDEO.units, units.encode_first, camera.encode_camera),
+    model_fn=camera.predict_from_known,
+    inputs={**IMAGE_TO_VIDEO_A14B.inputs, **CAMERA},
+    denoiser_config={**IMAGE_TO_VIDEO_A14B.denoiser_config, "camera_channels": True},
+)
+SPEED_CONTROL = replace(
+    TEXT_TO_VIDEO,
+    components=("dit", "motion_controller", "text_encoder", "vae", "tokenizer"),
+    units=(*TEXT_TO_VIDEO.units, motion.encode_speed),
+    model_fn=motion.predict,
+    inputs={
+        **TEXT_TO_VIDEO.inputs,
+        "motion_bucket_id": Column("motion_bucket_id", "number"),
     },
 )
 VACE = replace(
@@ -201,6 +298,12 @@ PIPELINES = {
     "t2v-a14b": TEXT_TO_VIDEO_A14B,
     "i2v-a14b": IMAGE_TO_VIDEO_A14B,
     "ti2v-5b": TEXT_AND_IMAGE_TO_VIDEO,
+    "fun-control": FUN_CONTROL,
+    "fun-control-ref": FUN_CONTROL_REFERENCE,
+    "fun-control-a14b": FUN_CONTROL_A14B,
+    "fun-camera": FUN_CAMERA,
+    "fun-camera-a14b": FUN_CAMERA_A14B,
+    "speedcontrol": SPEED_CONTROL,
     "vace": VACE,
     "vace-a14b": VACE_A14B,
 }

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import init_empty_weights
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from dstrain.models.component_files import ModelConfig, assign, component_at
 from dstrain.models.components import Files
 from dstrain.models.configs import infer_config
+from dstrain.models.networks import empty_component
 from dstrain.models.weights import recognize
 from dstrain_wan.components import COMPONENTS, CONFIGS, infer_dit
 from safetensors.torch import load_file, save_file
@@ -46,14 +46,9 @@ def weights_of(folder: Path, name: str) -> tuple[Path, ...]:
 
 
 def on_meta(name: str, content: Mapping[str, Any]) -> torch.nn.Module:
-    configuration = BY_NAME[name].configure(content)
-    with init_empty_weights(include_buffers=False):
-        module: torch.nn.Module = (
-            CLASSES[name](configuration)
-            if name.endswith("encoder")
-            else CLASSES[name](**vars(configuration))
-        )
-    return module
+    network = empty_component(BY_NAME[name], content)
+    assert network is not None
+    return network
 
 
 def shapes_of(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,9 @@
 equal.
 """
 
+import inspect
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +24,25 @@ from diffusers.pipelines.wan import pipeline_wan_i2v, pipeline_wan_vace
 from dstrain import Pipeline
 from dstrain.graph.values import Frames
 from dstrain.testing import Conformance
+from dstrain_wan.camera import encode_camera, rays
 from PIL import Image
 from torch import Tensor
 from transformers import CLIPImageProcessorPil
 
+OWN = (
+    *("input_image", "end_image", "control_video", "reference_image"),
+    *("camera_control_direction", "camera_control_speed", "motion_bucket_id"),
+)
+"""Inputs that diffusers' pipelines do not have."""
 VACE = ("vace_video", "vace_video_mask", "vace_reference_image")
 PARTS = {"dit": "transformer", "dit2": "transformer_2"}
-BOUNDARIES = {"t2v-a14b": 0.875, "i2v-a14b": 0.9, "vace-a14b": 0.9}
+BOUNDARIES = {
+    "t2v-a14b": 0.875,
+    "i2v-a14b": 0.9,
+    "vace-a14b": 0.9,
+    "fun-control-a14b": 0.9,
+    "fun-camera-a14b": 0.9,
+}
 """boundary_ratio of the published model_index.json."""
 
 
@@ -46,8 +60,9 @@ def euler(steps: int) -> FlowMatchEulerDiscreteScheduler:
 
 def with_vace(dit: Any, vace: Any) -> WanVACETransformer3DModel:
     """Return diffusers' one network of the weights of our two."""
+    known = inspect.signature(WanVACETransformer3DModel.__init__).parameters
     both = WanVACETransformer3DModel(
-        **{name: one for name, one in dit.config.items() if not name.startswith("_")},
+        **{name: one for name, one in dit.config.items() if name in known},
         vace_layers=vace.config.vace_layers,
         vace_in_channels=vace.config.vace_in_channels,
     )
@@ -58,6 +73,78 @@ def with_vace(dit: Any, vace: Any) -> WanVACETransformer3DModel:
 def as_images(video: Frames) -> list[Image.Image]:
     """Return frames as diffusers takes them."""
     return [Image.fromarray(frame.numpy()) for frame in video.pixels]
+
+
+def encoded(vae: Any, frames: list[Image.Image]) -> Tensor:
+    """Return the latents that diffusers begins with where it changes a video."""
+    parts = ("tokenizer", "text_encoder", "transformer", "scheduler")
+    published = WanVideoToVideoPipeline(vae=vae, **dict.fromkeys(parts))
+    published.scheduler = SimpleNamespace(add_noise=lambda video, *rest: video)
+    video = published.video_processor.preprocess_video(frames)
+    latents: Tensor = published.prepare_latents(
+        video, dtype=torch.float32, device=torch.device("cpu"),
+        num_channels_latents=vae.config.z_dim,
+        height=video.shape[-2], width=video.shape[-1],
+    )  # fmt: skip
+    return latents
+
+
+def condition(published: Any, pipe: Pipeline, arguments: Mapping[str, Any]) -> None:
+    """Give diffusers' pipelines conditions for which they have no place.
+
+    Of two images it sees the first one alone, or a reference image, where the
+    transformer does not tell two apart.
+    """
+    vae, dit = pipe.components["vae"], pipe.components["dit"]
+    reference = arguments.get("reference_image")
+    extras: dict[str, Tensor] = {}
+    networks = [one for one in (published.transformer, published.transformer_2) if one]
+    if "motion_bucket_id" in arguments:
+        speed = torch.tensor([arguments["motion_bucket_id"]])
+        added = pipe.components["motion_controller"](speed).flatten(1)
+        for network in networks:
+            network.condition_embedder.register_forward_hook(
+                lambda module, given, made: (made[0], made[1] + added, *made[2:])
+            )
+        return
+    encode_image, prepare = published.encode_image, published.prepare_latents
+
+    def see(images: Any, device: Any) -> Tensor:
+        if reference is not None:
+            images = reference
+        elif isinstance(images, list) and not dit.config.pos_embed_seq_len:
+            images = images[0]
+        features: Tensor = encode_image(images, device)
+        return features
+
+    def prepare_latents(*given: Any, **more: Any) -> Any:
+        latents, known = prepare(*given, **more)
+        if "camera_control_direction" in arguments:
+            if dit.config.in_channels == 2 * latents.shape[1]:
+                known = known[:, -latents.shape[1] :]
+                known[:, :, 1:] = 0
+            return latents, known
+        control = encoded(vae, as_images(arguments["control_video"]))
+        remaining = dit.config.in_channels - 2 * control.shape[1]
+        return latents, torch.cat([control, known[:, -remaining:]], dim=1)
+
+    published.encode_image = see
+    if "control_video" in arguments or "camera_control_direction" in arguments:
+        published.prepare_latents = prepare_latents
+    if reference is not None:
+        size = arguments["width"], arguments["height"]
+        resized = reference.resize(size, Image.Resampling.LANCZOS)
+        extras["reference_latents"] = encoded(vae, [resized])
+    if "camera_control_direction" in arguments:
+        frames, *size = (arguments[name] for name in ("num_frames", "height", "width"))
+        way, speed = (
+            arguments[f"camera_control_{one}"] for one in ("direction", "speed")
+        )
+        seen = encode_camera(way, frames, *size, speed)["camera"]
+        extras["rays"] = rays(seen, *size)
+    if extras:
+        for network in networks:
+            network.forward = partial(network.forward, **extras)
 
 
 class TestConformance(Conformance):
@@ -78,6 +165,7 @@ class TestConformance(Conformance):
             parts["image_processor"] = CLIPImageProcessorPil(
                 size={"shortest_edge": side}, crop_size=side
             )
+        parts.pop("motion_controller", None)
         own: dict[str, Any] = {"expand_timesteps": variant == "ti2v-5b"}
         kind: Any = WanPipeline if image is None else WanImageToVideoPipeline
         if "vace" in parts:
@@ -92,16 +180,8 @@ class TestConformance(Conformance):
             **own,
         )
         published.set_progress_bar_config(disable=True)
-        if variant == "i2v":
-            # It has no place for the features of a second image.
-            encode_image = published.encode_image
-
-            def encode_first(images: Any, device: Any) -> Tensor:
-                first = images[0] if isinstance(images, list) else images
-                features: Tensor = encode_image(first, device)
-                return features
-
-            published.encode_image = encode_first
+        if image is not None or "motion_bucket_id" in arguments:
+            condition(published, pipe, arguments)
         passed: list[Tensor] = []
         first: list[Tensor] = []
         prepare = published.prepare_latents
@@ -125,7 +205,7 @@ class TestConformance(Conformance):
         given = {
             name: value
             for name, value in arguments.items()
-            if name not in ("input_image", "end_image", "fps", *VACE)
+            if name not in ("fps", *OWN, *VACE)
         }
         if "vace_video" in arguments:
             given["video"] = as_images(arguments["vace_video"])
@@ -151,18 +231,8 @@ class TestConformance(Conformance):
         """Encode as diffusers encodes the video that it begins with, without the noise
         that it adds.
         """
-        parts = ("tokenizer", "text_encoder", "transformer", "scheduler")
-        published = WanVideoToVideoPipeline(
-            vae=pipe.components["vae"], **dict.fromkeys(parts)
-        )
-        published.scheduler = SimpleNamespace(add_noise=lambda video, *rest: video)
         frames = as_images(arguments["input_video"])
-        video = published.video_processor.preprocess_video(frames)
-        latents: Tensor = published.prepare_latents(
-            video, dtype=torch.float32, device=torch.device("cpu"),
-            num_channels_latents=pipe.components["vae"].config.z_dim,
-            height=video.shape[-2], width=video.shape[-1],
-        )  # fmt: skip
+        latents = encoded(pipe.components["vae"], frames)
         if "vace_reference_image" in arguments:
             before = WanVACEPipeline(
                 vae=pipe.components["vae"],
@@ -170,7 +240,7 @@ class TestConformance(Conformance):
                 transformer=pipe.components["dit"],
             )
             images = [[arguments["vace_reference_image"]]]
-            size = {"height": video.shape[-2], "width": video.shape[-1]}
+            size = {"height": frames[0].height, "width": frames[0].width}
             shown, mask, images = before.preprocess_conditions(
                 frames, None, images, **size, dtype=torch.float32
             )

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 from dstrain.config.options.data import SamplingMode
-from dstrain.data.cells import input_key, load_cell
+from dstrain.data.cells import input_key, load_cell, read_literal
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import Dataset
 from dstrain.data.images import Resolution
 from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Input, Measured
+from dstrain.graph.inputs import Column, Input, Measured, one_of
 from dstrain.storage.hashing import Digests
 from PIL import Image
 
@@ -37,6 +37,13 @@ SCENE: Mapping[str, Input] = {
     "num_frames": Measured("input_video", "frames"),
     "width": Measured("input_video", "width"),
 }
+
+
+def test_a_text_may_be_one_of_a_few() -> None:
+    column = Column("way", check=one_of("left", "right"))
+    assert read_literal("left", column) is not None
+    with pytest.raises(ValueError, match="expected one of left, right, got 'up'"):
+        read_literal("up", column)
 
 
 @pytest.fixture(scope="module")

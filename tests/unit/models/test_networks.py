@@ -5,6 +5,7 @@ initialized.
 import json
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -267,6 +268,28 @@ def test_a_configuration_has_defaults_filled_in_and_nothing_the_constructor_does
         Files((tmp_path / "x.safetensors",)), configuration, torch.float32
     )
     assert torch.equal(network(torch.ones(2)), torch.full((3,), 2.0))
+
+
+class Wider(nn.Linear):
+    """A network that passes what it does not take itself to the class above."""
+
+    def __init__(self, in_features: int, extra: int = 5, **others: Any) -> None:
+        super().__init__(in_features, **others)
+        self.extra = extra
+
+
+def test_a_configuration_has_what_the_constructor_passes_on() -> None:
+    wider = DiffusersNetwork(f"{__name__}:Wider")
+    configuration = wider.configure({"in_features": 2, "out_features": 3, "old": 4})
+    assert vars(configuration) == {
+        "in_features": 2,
+        "extra": 5,
+        "out_features": 3,
+        "bias": True,
+        "device": None,
+        "dtype": None,
+    }
+    assert wider.build(configuration).weight.shape == (3, 2)
 
 
 class Words:

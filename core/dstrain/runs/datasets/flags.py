@@ -15,6 +15,7 @@ from dstrain.data.variants.views import AugmentationOptions
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.graph.spec import PipelineSpec
+from dstrain.registry.discovery import load_family
 
 ORDERS = 8
 """Orders of tags that --shuffle_tags takes turns with by default."""
@@ -54,7 +55,7 @@ def data_config(
     return DataConfig(
         base_path=config.dataset_base_path,
         metadata_path=config.dataset_metadata_path,
-        file_keys=split_commas(config.data_file_keys) or None,
+        file_keys=file_keys(config, spec) if config.data_file_keys else None,
         resolution=resolutions[0],
         further_resolutions=resolutions[1:],
         extra_inputs=split_commas(config.extra_inputs),
@@ -74,6 +75,25 @@ def data_config(
         columns=parse_columns(config.column),
         default_caption=config.default_caption,
     )
+
+
+def file_keys(config: TrainConfig, spec: PipelineSpec) -> tuple[str, ...]:
+    """Return the columns whose files are loaded, without those that only other variants of
+    the family have: one command may name the columns of several.
+    """
+    keys = split_commas(config.data_file_keys)
+    own = files_of(spec)
+    if not spec.family or own.issuperset(keys):
+        return keys
+    family = load_family(spec.family)
+    others = {name for one in family.variants for name in files_of(family.spec(one))}
+    return tuple(key for key in keys if key in own or key not in others)
+
+
+def files_of(spec: PipelineSpec) -> set[str]:
+    """Return the columns of a variant that name files."""
+    columns = (one for one in spec.inputs.values() if isinstance(one, Column))
+    return {column.name for column in columns if column.is_file}
 
 
 def caption_inputs(spec: PipelineSpec) -> frozenset[str]:

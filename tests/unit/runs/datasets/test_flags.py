@@ -54,6 +54,16 @@ def test_clips_have_at_most_the_greatest_of_several_numbers_of_frames() -> None:
     assert (sampling.frames, sampling.shorter) == (33, (17,))
 
 
+def test_columns_that_only_other_variants_have_may_be_named() -> None:
+    base = load_family("qwen_image").spec("base")
+    config = config_of(
+        dataset_base_path=Path("data"), data_file_keys="image,edit_image,edit_imag"
+    )
+    assert data_config(config, base).file_keys == ("image", "edit_imag")
+    edit = load_family("qwen_image").spec("edit")
+    assert data_config(config, edit).file_keys == ("image", "edit_image", "edit_imag")
+
+
 def test_the_caption_is_what_guidance_has_a_counterpart_of() -> None:
     assert caption_inputs(QWEN_IMAGE) == {"prompt"}
 
