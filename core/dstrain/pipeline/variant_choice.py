@@ -35,13 +35,23 @@ def choose_variant(
     models: Sequence[ModelConfig] = (),
     score: Scorer | None = None,
     take_first: bool = False,
+    fits: Callable[[PipelineSpec], bool] | None = None,
 ) -> str:
     """Return the variant named, else the one left by the id of an adapter or else of the
     denoiser, then the places of other files, then columns or inputs, then the denoiser's
-    configuration, then other ids.
+    configuration, then other ids, then the cells.
 
     Raises UsageError naming the candidates if several are left, unless the first of
     them will do, as it does where one id means all of them.
+
+    Args:
+        family: The family.
+        name: The variant named, if any.
+        models: The model files.
+        score: Rates variants by columns or inputs.
+        take_first: Whether the first of several that are left will do.
+        fits: Tells whether a variant can read the cells of a dataset; asked only if
+            several are left.
     """
     if name is not None or len(family.variants) == 1:
         return variant_of(family, name)
@@ -62,6 +72,8 @@ def choose_variant(
     if len(left) > 1 and models:
         left = _narrow(left, _by_config(family, models))
     left = _narrow(left, _by_id(family, models))
+    if len(left) > 1 and fits is not None:
+        left = _narrow(left, [one for one in left if fits(family.spec(one))])
     if len(left) > 1 and not take_first and not _means_all(models, family, left):
         raise UsageError("--variant", f"could be {', '.join(left)}; choose one")
     return left[0]

@@ -2,8 +2,9 @@
 before anything is loaded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import parse_frames
 from dstrain.console import get_logger
 from dstrain.data.forms.naming import other_names, parse_columns
-from dstrain.data.forms.reading import Reading
+from dstrain.data.forms.reading import Reading, list_columns
 from dstrain.data.row_checks import input_columns
 from dstrain.errors import UsageError, about_dataset, first_few, nearest
 from dstrain.graph.inputs import Column, with_measured
@@ -89,7 +90,8 @@ def resolve(config: TrainConfig) -> Setup:
         refuse_unused(config, "timestep_sampler", why)
     score = variant_score(config, task)
     take_first = config.toy or not models
-    variant = choose_variant(family, config.variant, models, score, take_first)
+    fits = cells_fit(config)
+    variant = choose_variant(family, config.variant, models, score, take_first, fits)
     spec = with_overrides(family.spec(variant), family, config)
     if config.fix_frame_rate is False:
         spec = with_frames_as_they_are(spec)
@@ -219,12 +221,32 @@ def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
             return score_columns(columns, extra, keys)(spec)
 
         return score
-    cache = config.feature_cache or config.dataset_base_path
-    if config.stage != "train" or not cache or not (cache / MARKER).is_file():
+    place = config.feature_cache or config.dataset_base_path
+    if config.stage != "train" or not place or not (place / MARKER).is_file():
         return None
-    identities = [record["identity"] for _, record in FeatureCache.open(cache).plans()]
+    identities = [record["identity"] for _, record in FeatureCache.open(place).plans()]
     cached = {one["variant"] for one in identities if one["family"] == config.model}
     return lambda spec: (1, 0) if spec.variant in cached else None
+
+
+def cells_fit(config: TrainConfig) -> Callable[[PipelineSpec], bool] | None:
+    """Return a function that tells whether a variant can read the dataset's cells: one
+    file where it expects one.
+    """
+    dataset = dataset_source(config)
+    if dataset is None:
+        return None
+    lists = cache(partial(list_columns, dataset))
+
+    def fits(spec: PipelineSpec) -> bool:
+        single = [
+            source.name
+            for source in spec.inputs.values()
+            if isinstance(source, Column) and source.kind == "image"
+        ]
+        return lists().isdisjoint(single)
+
+    return fits
 
 
 def check_component_flags(config: TrainConfig, spec: PipelineSpec) -> None:

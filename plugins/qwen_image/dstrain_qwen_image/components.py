@@ -14,6 +14,7 @@ from dstrain.plugin import (
     read_key_maps,
 )
 
+CONTROLNETS = "DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-"
 CONFIGS = Path(__file__).parent / "configs"
 # Models whose text encoder, VAE and (but for zero_cond_t of Edit-2511) transformer are
 # alike but for the weights.
@@ -99,6 +100,14 @@ COMPONENTS = (
         network=DiffusersNetwork("dstrain_qwen_image.controlnet:BlockwiseControlNet"),
         folder="blockwise_controlnet",
         original_filenames=("model.safetensors",),
+        default_configs={
+            CONTROLNETS + kind: {
+                "num_layers": 60,
+                "in_channels": channels,
+                "width": 3072,
+            }
+            for kind, channels in (("Canny", 64), ("Depth", 64), ("Inpaint", 68))
+        },
         infer=infer_controlnet,
         unquantized=("img_in",),
         **KEY_MAPS["blockwise_controlnet"],

@@ -180,7 +180,8 @@ INPAINT = replace(
 )
 
 # QwenImageLayeredPipeline of diffusers: no norms are restored, and the shift follows
-# from the tokens of one layer.
+# from the tokens of one layer. That it is applied linearly is inferred from its formula,
+# and not read in a published scheduler_config.json.
 LAYERED = replace(
     BASE,
     units=(

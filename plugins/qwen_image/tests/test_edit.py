@@ -30,6 +30,7 @@ from dstrain.models.naming.model_files import model_configs
 from dstrain.models.needed_components import find
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.variant_choice import choose_variant, score_columns
+from dstrain.runs.resolve import resolve
 from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL, units
 from dstrain_qwen_image.model_fn import latent_shape_edit, pack, predict_edit
@@ -386,6 +387,28 @@ def test_columns_and_the_denoisers_configuration_tell_the_variant_of_local_files
     assert chosen("edit-2511", "image", "prompt", "edit_image") == "edit-2511"
     with pytest.raises(UsageError, match="--variant: could be edit, edit-2509"):
         chosen("edit", "image", "prompt", "edit_image")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_lists_of_images_mean_edit_2509_for_local_files(
+    count: int, toy_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    noise_image(64, 32).save(tmp_path / "a.png")
+    row: dict[str, Any] = {"image": "a.png", "prompt": "a dog"}
+    row["edit_image"] = ["a.png"] * count
+    (tmp_path / "metadata.json").write_text(json.dumps([row]))
+    files = sorted(map(str, (toy_of("edit") / "transformer").glob("*.safetensors")))
+    config = TrainConfig(
+        model="qwen_image",
+        model_paths=json.dumps([files]),
+        dataset_base_path=tmp_path,
+        output_path=tmp_path / "out",
+    )
+    assert resolve(config).spec.variant == "edit-2509"
+    row["edit_image"] = "a.png"
+    (tmp_path / "metadata.json").write_text(json.dumps([row]))
+    with pytest.raises(UsageError, match="--variant: could be edit, edit-2509"):
+        resolve(config)
 
 
 def test_zero_cond_t_can_be_said_by_a_flag_where_the_configuration_does_not(

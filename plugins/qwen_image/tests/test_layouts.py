@@ -8,7 +8,8 @@ from dstrain_qwen_image.components import COMPONENTS, CONFIGS
 from tests.support.layouts import layout_digest
 
 BY_NAME = {component.name: component for component in COMPONENTS}
-CONTROLNET = {"num_layers": 60, "in_channels": 64, "width": 3072}
+CONTROLNET = "DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-"
+CONTROLNETS = BY_NAME["blockwise_controlnet"].published
 
 
 @pytest.mark.parametrize(
@@ -18,10 +19,14 @@ CONTROLNET = {"num_layers": 60, "in_channels": 64, "width": 3072}
         ("vae", CONFIGS / "vae.json", "ed4ea5824d55ec3107b09815e318123a"),
         ("dit", CONFIGS / "dit_layered.json", "8dc8cda05de16c73afa755e2c1ce2839"),
         ("vae", CONFIGS / "vae_layered.json", "44b39ddc499e027cfb24f7878d7416b9"),
-        ("blockwise_controlnet", CONTROLNET, "073bce9cf969e317e5662cd570c3e79c"),
         (
             "blockwise_controlnet",
-            CONTROLNET | {"in_channels": 68},
+            CONTROLNETS[f"{CONTROLNET}Depth"],
+            "073bce9cf969e317e5662cd570c3e79c",
+        ),
+        (
+            "blockwise_controlnet",
+            CONTROLNETS[f"{CONTROLNET}Inpaint"],
             "a9e54e480a628f0b956a688a81c33bab",
         ),
     ],

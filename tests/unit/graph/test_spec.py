@@ -15,6 +15,8 @@ from dstrain.graph.spec import (
 )
 from dstrain.graph.task import Task
 from dstrain.graph.unit import Unit
+from dstrain.graph.values import Frames
+from PIL import Image
 from torch import Tensor
 
 
@@ -247,6 +249,24 @@ def test_defaults_name_inputs_or_arguments_of_sampling() -> None:
 def test_unused_parameters_name_components() -> None:
     text = refusal(encode_prompt, unused_parameters={"text_encode": ("head.*",)})
     assert "unused_parameters: 'text_encode' is not a component; did you mean" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "video"),
+    [
+        (Image.Image, False, False),
+        (list[Image.Image], True, False),
+        (Frames, False, True),
+    ],
+)
+def test_what_the_last_decoder_returns_is_what_inference_makes(
+    kind: Any, layers: bool, video: bool
+) -> None:
+    def decode(latents: Tensor) -> Any: ...
+
+    decode.__annotations__["return"] = TypedDict("Made", {"made": kind})
+    spec = build(encode_prompt, decoders=[decode])
+    assert (spec.makes_layers, spec.makes_video) == (layers, video)
 
 
 def test_only_units_and_decoders_draw_random_numbers() -> None:

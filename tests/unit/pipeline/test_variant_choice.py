@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ SILENT = replace(MODEL, pipelines=f"{__name__}:SILENT_PIPELINES")
 SILENT_PIPELINES = MappingProxyType(
     {name: replace(spec, denoiser_config={}) for name, spec in PIPELINES.items()}
 )
+EQUAL_PIPELINES = MappingProxyType(dict.fromkeys(PIPELINES, build("base")))
 COLUMNS = MappingProxyType(
     {"base": ("image", "prompt"), "other": ("image", "prompt", "mood")}
 )
@@ -250,6 +252,16 @@ def test_of_the_variants_that_one_id_means_the_columns_tell_or_else_it_is_the_fi
     for variant, columns in COLUMNS.items():
         score = score_columns(columns, ())
         assert choose_variant(shared, None, models, score) == variant
+
+
+def test_of_variants_that_are_left_those_that_can_read_the_cells_are_chosen() -> None:
+    score = score_columns(COLUMNS["base"], ())
+    same = replace(SILENT, pipelines=f"{__name__}:EQUAL_PIPELINES")
+    with pytest.raises(UsageError, match="--variant: could be base, other"):
+        choose_variant(same, None, (), score)
+    for variant in same.variants:
+        fits = partial(lambda wanted, spec: spec.variant == wanted, variant)
+        assert choose_variant(same, None, (), score, fits=fits) == variant
 
 
 def test_files_in_the_place_of_a_component_are_of_a_variant_that_has_it() -> None:

@@ -1,9 +1,10 @@
 """Every form is read as a table with the variant's names of columns."""
 
+import json
 from pathlib import Path
 
 import pytest
-from dstrain.data.forms.reading import Reading, texts_of
+from dstrain.data.forms.reading import Reading, list_columns, texts_of
 from dstrain.data.forms.source import find_source
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Input
@@ -62,3 +63,14 @@ def test_a_column_that_is_chosen_takes_the_place_of_the_own_one(tmp_path: Path) 
     swapped = Reading({"prompt": "image", "image": "prompt"})
     row = swapped.read(find_source(folder), INPUTS).rows[0]
     assert (row["prompt"], row["image"]) == ("a.png", "p")
+
+
+def test_columns_with_lists_are_found_in_tables_of_any_format(tmp_path: Path) -> None:
+    rows = [{"a": "x", "b": "y", "c": ""}, {"a": ["x"], "b": "[y]", "c": ""}]
+    (tmp_path / "metadata.json").write_text(json.dumps(rows))
+    assert list_columns(find_source(tmp_path, None)) == {"a"}
+    csv = 'a,b\n"[""x"", ""y""]",x\n'
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "metadata.csv").write_text(csv)
+    assert list_columns(find_source(other, None)) == {"a"}
