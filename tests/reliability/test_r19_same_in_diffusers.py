@@ -30,6 +30,14 @@ LATENTS_PER_SIDE = 8
 VARIANTS = (
     ("flux", "dev"),
     ("flux", "kontext"),
+    ("flux", "fill"),
+    ("flux", "controlnet"),
+    ("flux", "controlnet-union"),
+    ("flux", "controlnet-inpaint"),
+    ("flux", "redux"),
+    ("flux", "ip-adapter"),
+    ("flux", "eligen"),
+    ("flux", "schnell"),
     ("qwen_image", "base"),
     ("qwen_image", "edit"),
     ("qwen_image", "edit-2509"),
@@ -51,10 +59,13 @@ def scheduler_in(folder: Path) -> Any:
 
 
 def set_as_its_pipeline_does(scheduler: Any, steps: int, tokens: int) -> None:
-    """Wan's pipelines give the number of steps; the others sigmas and mu, too."""
+    """Wan's pipelines give the number of steps; the others sigmas, and mu where it acts."""
     config = scheduler.config
-    if not config.get("use_dynamic_shifting"):
+    if not isinstance(scheduler, diffusers.FlowMatchEulerDiscreteScheduler):
         scheduler.set_timesteps(steps)
+        return
+    if not config.use_dynamic_shifting:
+        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps))
         return
     mu = calculate_shift(
         tokens,

@@ -108,7 +108,16 @@ MODEL = ModelFamily(
     pipelines="dstrain_flux.pipeline:PIPELINES",
     components="dstrain_flux.components:COMPONENTS",
     toy="dstrain_flux.toy:write",
-    variants=("dev", "kontext", "fill", *CONTROLNETS, "redux", "ip-adapter", "eligen"),
+    variants=(
+        "dev",
+        "kontext",
+        "fill",
+        *CONTROLNETS,
+        "redux",
+        "ip-adapter",
+        "eligen",
+        "schnell",
+    ),
     default_trainable="dit",
     lora_targets={
         "dit": DIT_LORA_TARGETS,
@@ -124,7 +133,8 @@ MODEL = ModelFamily(
     },
     lora_aliases=LORA_ALIASES,
     model_ids={
-        "dev": ("*/FLUX.1-dev", "*/FLUX.1-Krea-dev", "*/FLUX.1-schnell"),
+        "dev": ("*/FLUX.1-dev", "*/FLUX.1-Krea-dev"),
+        "schnell": ("*/FLUX.1-schnell",),
         "kontext": ("*/FLUX.1-Kontext-dev",),
         "fill": ("*/FLUX.1-Fill-dev",),
         **{variant: (model_id,) for variant, model_id in CONTROLNETS.items()},

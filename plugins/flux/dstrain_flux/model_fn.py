@@ -48,6 +48,18 @@ def predict(
     return denoise(dit, [noisy_latents], *given)
 
 
+def predict_schnell(
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    pooled_emb: Tensor,
+    *,
+    dit: Any,
+) -> Tensor:
+    """Predict as `predict` does, for a transformer without embedded guidance."""
+    return predict(noisy_latents, timestep, prompt_emb, pooled_emb, dit=dit)
+
+
 def predict_kontext(
     noisy_latents: Tensor,
     timestep: Tensor,

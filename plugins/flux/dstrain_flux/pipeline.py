@@ -42,9 +42,9 @@ SCHEDULE = FlowMatchSchedule(
 )
 
 
-def without(inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a table of inputs without one of them."""
-    return {one: source for one, source in inputs.items() if one != name}
+def without(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return inputs, or their defaults, without one of them."""
+    return {one: value for one, value in table.items() if one != name}
 
 
 DEV = PipelineSpec(
@@ -108,6 +108,24 @@ FILL = replace(
     denoiser_config={"in_channels": 384},
     cfg_inputs={},
     defaults={**DEV.defaults, "num_inference_steps": 50, "embedded_guidance": 30.0},
+)
+# The published scheduler_config.json of FLUX.1-schnell, which shifts at no size; the end of
+# the training table is that of the others.
+SCHNELL = replace(
+    DEV,
+    units=(units.encode_clip, units.encode_schnell_prompt, units.encode_image),
+    model_fn=model_fn.predict_schnell,
+    inputs=without(DEV.inputs, "embedded_guidance"),
+    schedule=FlowMatchSchedule(
+        shift=1.0,
+        sigma_min=SCHEDULE.sigma_min,
+        latents_per_token=SCHEDULE.latents_per_token,
+    ),
+    denoiser_config={"in_channels": 64, "guidance_embeds": False},
+    defaults={
+        **without(DEV.defaults, "embedded_guidance"),
+        "num_inference_steps": 4,
+    },
 )
 
 # Where no single block follows, what the text's tokens ask for in the last joint block
@@ -200,4 +218,5 @@ PIPELINES = {
     "redux": REDUX,
     "ip-adapter": IPADAPTER,
     "eligen": ELIGEN,
+    "schnell": SCHNELL,
 }

@@ -17,6 +17,10 @@ from dstrain_flux.model_fn import DOWNSCALE, PATCH
 
 CLIP_TOKENS = 77
 T5_TOKENS = 512
+SCHNELL_TOKENS = 256
+"""Tokens of a prompt that T5 encodes for FLUX.1-schnell (its model card, and
+flux/util.py of black-forest-labs/flux).
+"""
 KONTEXT_PIXELS = 1024 * 1024
 """Area of each of KONTEXT_SIZES, about."""
 KONTEXT_SIZES = (
@@ -54,7 +58,7 @@ class Prompt(TypedDict):
     """A prompt, encoded by T5 with its padding, since the denoiser knows no mask."""
 
     prompt_emb: Tensor
-    """(1, 512, channels), the text encoder's dtype."""
+    """(1, 512 or 256, channels), the text encoder's dtype."""
 
 
 class Latents(TypedDict):
@@ -97,9 +101,14 @@ def encode_prompt(
     prompt: str, *, text_encoder_2: Any, tokenizer_2: Any, device: torch.device
 ) -> Prompt:
     """Encode a prompt, padded to 512 tokens, as T5's last hidden states."""
-    check_length(tokenizer_2, prompt, T5_TOKENS, "T5")
-    tokens = _tokens(prompt, tokenizer_2, T5_TOKENS).to(device)
-    return {"prompt_emb": text_encoder_2(tokens).last_hidden_state}
+    return _encode_by_t5(prompt, T5_TOKENS, text_encoder_2, tokenizer_2, device)
+
+
+def encode_schnell_prompt(
+    prompt: str, *, text_encoder_2: Any, tokenizer_2: Any, device: torch.device
+) -> Prompt:
+    """Encode a prompt as `encode_prompt` does, padded to 256 tokens."""
+    return _encode_by_t5(prompt, SCHNELL_TOKENS, text_encoder_2, tokenizer_2, device)
 
 
 def encode_image(
@@ -158,6 +167,18 @@ def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
     pixels = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
     return {"image": tensor_to_image(pixels)}
+
+
+def _encode_by_t5(
+    prompt: str,
+    length: int,
+    text_encoder_2: Any,
+    tokenizer_2: Any,
+    device: torch.device,
+) -> Prompt:
+    check_length(tokenizer_2, prompt, length, "T5")
+    tokens = _tokens(prompt, tokenizer_2, length).to(device)
+    return {"prompt_emb": text_encoder_2(tokens).last_hidden_state}
 
 
 def _tokens(prompt: str, tokenizer: Any, length: int) -> Tensor:

@@ -287,7 +287,13 @@ def regions(pipe: Pipeline, given: dict[str, Any]) -> Iterator[None]:
     hook.remove()
 
 
+def schnell(given: dict[str, Any]) -> None:
+    """Give the length of prompts of schnell's model card."""
+    given["max_sequence_length"] = 256
+
+
 ADAPTED = {
+    "schnell": schnell,
     "kontext": kontext,
     "fill": fill,
     "controlnet": controlnet,

@@ -278,12 +278,12 @@ def test_a_dataset_without_its_images_is_refused_by_its_column(
         make_plan(spec, present - {"height", "width"}, SFT, ("dit",))
 
 
-def test_stage_1_needs_no_denoiser() -> None:
+def test_stage_1_needs_no_denoiser_nor_what_is_beside_it() -> None:
     for variant in PIPELINES:
         spec = MODEL.spec(variant)
         plan = make_plan(spec, frozenset(spec.inputs), SFT, ("dit",))
         assert not any(
-            name.startswith("dit")
+            name.startswith(("dit", "controlnet", "ipadapter"))
             for step in plan.cached_steps
             for name in step.unit.components
         )

@@ -74,6 +74,12 @@ COMMANDS = [
     ),
     (f"{ON_DEV},{REDUX_FILES}", "flux_redux_image", "dit", "redux"),
     (ON_DEV, ENTITIES, "", "eligen"),
+    (
+        f"{OWNER}/FLUX.1-schnell:flux1-schnell.safetensors,{TEXT_AND_VAE}",
+        "",
+        "",
+        "schnell",
+    ),
     (f"{ON_DEV},{IP_ADAPTER}", "ipadapter_images", "", "ip-adapter"),
     (f"{ON_DEV},{IP_ADAPTER}", "ipadapter_images", "ipadapter", "ip-adapter"),
 ]
