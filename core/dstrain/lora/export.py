@@ -19,7 +19,7 @@ from torch import Tensor
 from dstrain.config.fields import Alpha, LoraFile, parse_lora
 from dstrain.console import get_logger, number_of
 from dstrain.errors import StateError, UsageError, first_few, nearest
-from dstrain.lora.key_names import base_shapes
+from dstrain.lora.key_names import base_shapes, format_of_weights
 from dstrain.lora.key_parser import (
     ADAPTER_HEADER,
     FOLDED,
@@ -120,7 +120,8 @@ def export(
         _check_component(file, family)
         converted, summary = _convert_lora(file, header, family, program)
     else:
-        converted, summary = _convert_weights(source, tensors, family, program)
+        config = recorded_config(header)
+        converted, summary = _convert_weights(source, tensors, family, program, config)
     _write(output, converted, header)
     return (
         f"{summary}, {number_of(len(converted), 'key')}; the first is {min(converted)}"
@@ -318,6 +319,7 @@ def _convert_weights(
     tensors: Mapping[str, Tensor],
     family: ModelFamily,
     program: str,
+    config: Mapping[str, Any] | None,
 ) -> tuple[dict[str, Tensor], str]:
     """Convert the weights of one component, which are recognized by their own names;
     returns them and a summary.
@@ -338,6 +340,8 @@ def _convert_weights(
     }
     state = from_checkpoint(files.checkpoint_format, inside)
     wanted = key_format_of(source, component.name, family, program).checkpoint_format
+    if config is not None:
+        wanted = format_of_weights(component, family, program, config) or wanted
     converted = state if wanted is NATIVE else to_checkpoint(wanted, state)
     summary = f"{len(state)} weights of {component.name}, in {program}'s names"
     return converted, summary

@@ -16,6 +16,7 @@ from dstrain.models.components import Component, components_of
 from dstrain.models.formats import (
     NATIVE,
     CheckpointFormat,
+    Config,
     LoraKeyFormat,
     Shapes,
     checkpoint_shapes,
@@ -106,6 +107,23 @@ def key_formats(component: Component, family: ModelFamily) -> dict[str, LoraKeyF
             declared = replace(declared, prefixes=found[declared.program].prefixes)
         found[declared.program] = declared
     return found
+
+
+def format_of_weights(
+    component: Component, family: ModelFamily, program: str, config: Config
+) -> CheckpointFormat | None:
+    """Return how a program names all weights of a component with this configuration;
+    None if it has no names for them. ComfyUI's files may have a mark for what a
+    configuration says.
+    """
+    declared = key_formats(component, family).get(program)
+    if declared is None:
+        return None
+    if program == "comfyui" and declared.checkpoint_format is NATIVE:
+        for one in component.formats:
+            if one.is_implied_by(config):
+                return one
+    return declared.checkpoint_format
 
 
 def prefixes(family: ModelFamily) -> list[Prefix]:

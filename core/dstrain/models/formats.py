@@ -86,6 +86,18 @@ class CheckpointFormat:
     """Entries of the configuration that such files have, whatever config.json or their
     shapes say: a key may be nothing but a mark."""
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return the keys that say nothing but what such files imply."""
+        if not self.implies:
+            return ()
+        return tuple(name for name in self.key_patterns if name in self.ignored)
+
+    def is_implied_by(self, config: Config) -> bool:
+        """Return whether files of a network with this configuration have its marks."""
+        has_all = all(config.get(name) == value for name, value in self.implies)
+        return bool(self.implies) and has_all
+
     def convert(self, shapes: Shapes) -> dict[str, tuple[TensorSlice, ...]]:
         """Return the parts of each of the network's weights, to be joined along the
         first axis.
@@ -254,7 +266,7 @@ def to_checkpoint(
             else:
                 target.copy_(remaining[: len(target)])
                 remaining = remaining[len(target) :]
-    return file
+    return file | {name: torch.zeros(0) for name in checkpoint_format.marks}
 
 
 def from_checkpoint(

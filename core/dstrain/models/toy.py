@@ -168,7 +168,8 @@ def _write_weights(
         if name not in tied
     }
     for checkpoint_format in component.formats:
-        if checkpoint_format.configuration is same_config:
+        is_published = checkpoint_format.configuration is same_config
+        if is_published and not checkpoint_format.implies:
             weights = to_checkpoint(checkpoint_format, weights)
     stem = "diffusion_pytorch_model" if hasattr(network, "save_config") else "model"
     size = sum(weight.nbytes for weight in weights.values())

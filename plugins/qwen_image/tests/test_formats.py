@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers.loaders import single_file_utils
+from dstrain.lora.export import export
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Files
 from dstrain.models.formats import to_checkpoint
@@ -82,3 +83,21 @@ def test_the_mark_of_edit_2511_says_zero_cond_t(
     assert said == {"marked": True, "plain": None}
     marked = (ModelConfig(path=str(tmp_path / "marked.safetensors")),)
     assert choose_variant(MODEL, None, marked) == "edit-2511"
+
+
+def test_what_is_written_for_comfyui_has_the_mark_again(
+    toy_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for variant, marked in (("edit-2511", True), ("edit-2509", False)):
+        folder = toy_of(variant) / "transformer"
+        config = (folder / "config.json").read_text()
+        header = {"family": "qwen_image", "component": "dit", "config": config}
+        source = tmp_path / f"{variant}.safetensors"
+        save_file(weights_in(folder), source, header)
+        output = tmp_path / f"{variant}-comfyui.safetensors"
+        export(source, output, "comfyui")
+        written = load_file(output)
+        assert ("__index_timestep_zero__" in written) is marked
+        again = tmp_path / f"{variant}-again.safetensors"
+        export(output, again, "diffusers")
+        assert_equal(load_file(again), weights_in(folder))

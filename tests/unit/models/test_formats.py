@@ -166,6 +166,19 @@ def test_key_maps_are_read_as_fields_of_components(tmp_path: Path) -> None:
     assert found["vae"] == {"formats": (published,), "lora": ()}
 
 
+def test_a_mark_is_written_where_a_format_implies_something() -> None:
+    marked = CheckpointFormat(
+        ("w", "mark"), ignored=("mark", "other"), implies=(("kind", "new"),)
+    )
+    assert marked.marks == ("mark",)
+    assert marked.is_implied_by({"kind": "new", "width": 2})
+    assert not marked.is_implied_by({"kind": "old"})
+    assert not LAYOUT.marks and not LAYOUT.is_implied_by({})
+    written = to_checkpoint(marked, {"w": torch.ones(1)})
+    assert written["mark"].shape == (0,) and set(written) == {"w", "mark"}
+    assert set(from_checkpoint(marked, written)) == {"w"}
+
+
 @pytest.mark.parametrize("field", ["configuration", "format"])
 def test_a_key_map_that_names_what_is_not_there_is_refused(
     field: str, tmp_path: Path

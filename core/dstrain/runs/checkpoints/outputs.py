@@ -321,7 +321,7 @@ class RunDirectory:
         family = setup.family
         program = setup.saved_names(component)
         if lora_config is None:
-            save_full(path, network, model_config, header, key_format(setup, component))
+            save_full(path, network, model_config, header, key_format(run, component))
             return
         effects: tuple[Effect, ...] = ("recipe", "training")
         if MASK in setup.spec.inputs:

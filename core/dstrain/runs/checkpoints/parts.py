@@ -5,12 +5,11 @@ them.
 from collections.abc import Mapping
 
 from dstrain.lora.adapters import lora_state
-from dstrain.lora.key_names import key_formats
+from dstrain.lora.key_names import format_of_weights
 from dstrain.models.components import components_of
 from dstrain.models.formats import CheckpointFormat
 from dstrain.runs.checkpoints.resume import training_state
 from dstrain.runs.checkpoints.state import published, take_part_in_saving
-from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.safetensors import take_part
 from dstrain.training.optimizers.modes import in_eval_mode
@@ -35,10 +34,15 @@ def _take_part_in(run: TrainingRun, component: str) -> None:
     if component in run.module.trained.lora:
         lora_state(network)
     else:
-        take_part(published(network, key_format(run.setup, component)))
+        take_part(published(network, key_format(run, component)))
 
 
-def key_format(setup: Setup, component: str) -> CheckpointFormat:
+def key_format(run: TrainingRun, component: str) -> CheckpointFormat:
     """Return the format of the keys of a component's weights files."""
-    formats = key_formats(components_of(setup.family)[component], setup.family)
-    return formats[setup.saved_names(component)].checkpoint_format
+    setup = run.setup
+    known = components_of(setup.family)[component]
+    config = run.found.configs[component]
+    program = setup.saved_names(component)
+    found = format_of_weights(known, setup.family, program, config)
+    assert found is not None  # `check_saved_names` has refused the others
+    return found
