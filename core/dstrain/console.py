@@ -48,7 +48,7 @@ class RecordFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Redact the message; return False in every process but the main one."""
-        record.msg = redacted(record.getMessage())
+        record.msg = printable(redacted(record.getMessage()))
         record.args = ()
         return is_main_process()
 
@@ -199,6 +199,13 @@ def progress_bar(
     return lines.bar
 
 
+def printable(text: str) -> str:
+    """Return a text of lines with its control characters escaped, as '\\x1b': a terminal
+    would obey them, and a name in a message may have any.
+    """
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def number_of(number: int | str, noun: str, plural: str = "") -> str:
     """Return a number, or one as it is written, with its noun: '1 row', '2 rows'.
 
@@ -254,6 +261,8 @@ def as_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 HIDDEN = "***"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal may obey, but for tabs and ends of lines."""
 SHORTEST = 8
 """Letters a variable's value must have to be taken for a secret: 'no' and '1' stand
 everywhere.

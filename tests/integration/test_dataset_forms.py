@@ -208,3 +208,25 @@ def test_a_name_in_parquet_leads_nowhere_else(here: Path, tmp_path: Path) -> Non
         (line,) = caught.value.help_lines
         assert line.startswith("rows.parquet:1:image: ")
         assert "points outside the dataset's folder" in line
+
+
+@pytest.mark.parametrize("start", [20, 60])
+def test_a_damaged_image_in_parquet_is_named_by_its_row_and_column(
+    start: int, here: Path, tmp_path: Path
+) -> None:
+    """In the header, where it shows before the run, or behind it: its file in the user's
+    folder has a name that says nothing.
+    """
+    shutil.copytree(here / "data", tmp_path / "data")
+    image = sorted((tmp_path / "data").rglob("*.png"))[1]
+    content = image.read_bytes()
+    image.write_bytes(content[:start] + b"\0" * 4 + content[start + 4 :])
+    rows = rows_in(tmp_path / "data")
+    write_form("parquet", tmp_path / "data", rows, tmp_path / "parquet")
+    with pytest.raises(UsageError) as caught:
+        train(
+            here, dataset_base_path=tmp_path / "parquet", output_path=tmp_path / "out"
+        )
+    said = str(caught.value)
+    assert ":2:image: the embedded file " in said
+    assert "embedded_files" not in said

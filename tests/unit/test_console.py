@@ -21,6 +21,7 @@ from dstrain.console import (
     logging_to_file,
     logging_to_stderr,
     number_of,
+    printable,
     progress_bar,
     redacted,
     silenced,
@@ -359,3 +360,16 @@ def test_a_number_has_its_noun_in_the_singular_or_the_plural() -> None:
     assert number_of("1,500", "row") == "1,500 rows"
     assert number_of(f"{1.0:.4g}", "epoch") == "1 epoch"
     assert number_of(2, "process", "processes") == "2 processes"
+
+
+def test_control_characters_are_escaped_and_lines_stay() -> None:
+    assert printable("a\tb\nc é 犬") == "a\tb\nc é 犬"
+    assert printable("\x1b[31mred\r\x7f\x9b") == r"\x1b[31mred\r\x7f\x9b"
+
+
+def test_what_is_logged_has_no_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with logging_to_stderr():
+        get_logger("dstrain.of_a_test").warning("folder \x1b[2J")
+    assert capsys.readouterr().err == "dstrain: warning: folder \\x1b[2J\n"

@@ -12,6 +12,7 @@ import click
 from dstrain.cli.click_options import file_path, shared_options
 from dstrain.config.fields import flags
 from dstrain.config.options.train import TrainConfig
+from dstrain.console import printable
 from dstrain.errors import UsageError
 
 CACHE = "CACHE"
@@ -44,7 +45,7 @@ def ls(
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        click.echo("\n\n".join(map(as_lines, found)))
+        click.echo(printable("\n\n".join(map(as_lines, found))))
 
 
 def verify(

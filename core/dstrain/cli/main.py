@@ -10,7 +10,7 @@ import click
 from dstrain.cli.click_options import disabled_plugin, shared_options
 from dstrain.cli.commands import commands
 from dstrain.cli.errors import explain
-from dstrain.console import get_logger, logging_to_stderr, redacted
+from dstrain.console import get_logger, logging_to_stderr, printable, redacted
 from dstrain.errors import SystemFault, UsageError, nearest
 
 logger = get_logger(__name__)
@@ -53,7 +53,7 @@ def _report(error: BaseException, debug: bool) -> int:
     failure = explain(error)
     try:
         if should_report(failure):
-            click.echo(redacted(str(failure)), err=True)
+            click.echo(printable(redacted(str(failure))), err=True)
         if debug:
             click.echo(redacted("".join(traceback.format_exception(error))), err=True)
     except OSError:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dstrain.data.cells import Cell
 from dstrain.data.samples import SampleCells
-from dstrain.data.table import Fault, Table
+from dstrain.data.table import EMBEDDED, Fault, Table, is_embedded_file
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.storage.spool import Chosen
@@ -156,7 +156,10 @@ class Dataset:
         error: UsageError,
     ) -> Fault:
         """Return the fault of an input that could not be loaded."""
-        reason = f"{Path(error.where).name!r} {error.what}"
+        name_of_file = repr(Path(error.where).name)
+        if is_embedded_file(error.where):
+            name_of_file = EMBEDDED
+        reason = f"{name_of_file} {error.what}"
         return Fault(row, self._column_of(row, name).name, reason)
 
     def _column_of(self, row: int, name: str) -> Column:

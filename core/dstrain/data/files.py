@@ -24,7 +24,7 @@ from dstrain.data.cells import (
 )
 from dstrain.data.damage.faults import LINK_LOOP, is_link_loop, raise_system_fault
 from dstrain.data.images import ImageInfo, has_transparent_parts, read_header
-from dstrain.data.table import RawValue
+from dstrain.data.table import EMBEDDED, RawValue, is_embedded_file
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
 from dstrain.errors import StateError, UsageError
@@ -272,6 +272,7 @@ def _inspect(roots: DataRoots, file: FileName) -> FileInfo:
     """Find a file and read its header; return what is wrong with it instead of raising."""
     name, file_type = file
     is_video = file_type == "video"
+    named = EMBEDDED if is_embedded_file(name) else repr(shown(name))
     path: Path | None = None
     try:
         path = Path(roots.find(name))
@@ -294,11 +295,11 @@ def _inspect(roots: DataRoots, file: FileName) -> FileInfo:
     except (UsageError, StateError) as error:
         is_frame = path is not None and error.where != str(path)
         frame = f": {Path(error.where).name}" if is_frame else ""
-        return f"{shown(name)!r}{frame} {error.what}"
+        return f"{named}{frame} {error.what}"
     except (OSError, ValueError) as error:
         raise_system_fault(path or name, error)
         reason = getattr(error, "strerror", None) or error
-        return f"{shown(name)!r} cannot be read: {reason}"
+        return f"{named} cannot be read: {reason}"
 
 
 def read_mask(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, overload
 
 import numpy as np
@@ -27,6 +27,11 @@ RawValue = str | list[str]
 """A cell as written: text, or a list of texts from json. '' is an absent cell."""
 NamePlace = Callable[[int, str], str]
 """Names a row, from 0, or a cell of it, where its table is not one file with lines."""
+EMBEDDED_FILES = "embedded_files"
+"""The folder of files that were embedded in tables, each named by its digest."""
+DIGEST = re.compile("[0-9a-f]{64}")
+EMBEDDED = "the embedded file"
+"""What such a file is called in the message of its row and column."""
 _half_pair = re.compile("[\ud800-\udfff]").search
 
 
@@ -242,3 +247,12 @@ def name_fault(name: str) -> str:
         is_bad = len(name.encode(errors="replace")) > MAX_PATH_BYTES
         is_bad = is_bad or max(map(len, name.split("/"))) > MAX_NAME_LENGTH
     return f"is not a file name ({len(name):,} characters)" if is_bad else ""
+
+
+def is_embedded_file(path: str) -> bool:
+    """Return whether a path is that of a file that was embedded in a table: its name
+    says nothing to a reader, who knows the row and the column.
+    """
+    name = PurePath(path)
+    is_digest = DIGEST.fullmatch(name.stem) is not None
+    return is_digest and EMBEDDED_FILES in name.parts[:-1]

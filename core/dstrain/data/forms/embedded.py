@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dstrain.data.table import EMBEDDED_FILES
 from dstrain.errors import UsageError
 from dstrain.storage.files import check_writable, replacing
 from dstrain.storage.hashing import file_mark, hash_json, sha256
 from dstrain.storage.user_cache import VARIABLE, user_cache
 
-FOLDER = "embedded_files"
 LISTS = "lists"
 """Below it, the names of the files that rows had, for later runs."""
 END = "null\n"
@@ -29,7 +29,7 @@ def embedded_folder() -> Path:
     if cache is None:
         what = "is not set, and there is no home folder: embedded files need a place"
         raise UsageError(VARIABLE, what, f"set {VARIABLE} to a folder")
-    return Path(os.path.realpath(cache)) / FOLDER
+    return Path(os.path.realpath(cache)) / EMBEDDED_FILES
 
 
 class EmbeddedFiles:

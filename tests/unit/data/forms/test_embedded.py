@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from dstrain.data.forms.embedded import EmbeddedFiles, embedded_folder
+from dstrain.data.table import is_embedded_file
 from dstrain.errors import UsageError
 
 
@@ -92,3 +93,12 @@ def test_without_a_place_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dstrain.data.forms.embedded.user_cache", lambda: None)
     with pytest.raises(UsageError, match="DSTRAIN_CACHE"):
         embedded_folder()
+
+
+def test_the_file_of_a_row_is_known_by_its_place_and_digest(
+    store: EmbeddedFiles, tmp_path: Path
+) -> None:
+    path = store.keep(b"a picture", "a.png")
+    assert is_embedded_file(path)
+    assert not is_embedded_file(str(tmp_path / Path(path).name))
+    assert not is_embedded_file(str(Path(path).with_name("a.png")))
