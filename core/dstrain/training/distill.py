@@ -72,6 +72,10 @@ def trajectory_imitation(
     Raises UsageError for trajectories of another number of steps, or of other sigmas
     than those of the variant's sampler.
     """
+    for one in trajectory:
+        if not {LATENTS, SIGMAS} <= one.keys():
+            what = f"is a file with {', '.join(one)}; expected {LATENTS} and {SIGMAS}"
+            raise UsageError("trajectory", what, TRAJECTORY_ADVICE)
     path = torch.cat([one[LATENTS] for one in trajectory])
     noise = path[:, 0]
     sigmas = trajectory[0][SIGMAS][0]
@@ -98,7 +102,8 @@ def _check_sigmas(
 ) -> None:
     wanted = inference_sigmas(latents, steps).to(latents.device)
     for sigmas in found:
-        if torch.equal(sigmas, wanted):
+        # Memory is planned with zeros of the same shape.
+        if torch.equal(sigmas, wanted) or not sigmas.any():
             continue
         numbers = [f"{len(sigmas) - 1} steps", f"{steps}"]
         what = "is of {}, and num_inference_steps is {}"

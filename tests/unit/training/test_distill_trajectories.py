@@ -349,3 +349,26 @@ def test_a_changed_path_is_another_value_of_the_cache(tmp_path: Path) -> None:
     )
     run(imitate(tmp_path, output_path=tmp_path / "one", **both))
     assert same(files(tmp_path / "one"), files(tmp_path / "two"))
+
+
+def test_a_file_with_other_tensors_is_refused() -> None:
+    with pytest.raises(UsageError, match="is a file with image; expected latents and"):
+        trajectory_imitation(
+            lambda latents, timestep: latents,
+            [{"image": PATH}],
+            STEPS,
+            constrain_latents=hold_nothing,
+            inference_sigmas=partial(inference_sigmas, SCHEDULE),
+        )
+
+
+def test_a_dry_run_plans_memory_by_the_shapes_of_the_paths(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(imitate(here, dry_run=True))
+    (line,) = (
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.strip().startswith("activations")
+    )
+    assert "KiB  the largest sample, metadata.csv:" in line

@@ -147,8 +147,9 @@ def _sample_and_module(
         module = load_module(
             whole, plans, whole.find(plans), TrainingModule, empty=True
         )
-    chosen = of_flags(setup)
-    if largest is not None:
+    if largest is None:
+        chosen = of_flags(setup)
+    else:
         chosen = of_largest(setup, largest)
     if _add_tokenizers(setup, plans, module.pipeline):
         words = f"{chosen.origin}; tokens as of the toy's tokenizer, which makes more"
