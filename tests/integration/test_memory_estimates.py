@@ -65,6 +65,6 @@ def test_an_estimate_is_what_is_then_kept(
     kept = counted.kept(checkpointing=False, offload=False) - counted.working
     assert kept == pytest.approx(saved_bytes(loaded, batch), 0.15)
     assert torch.is_grad_enabled()
-    checkpointed = saved_in_blocks(loaded, batch, model.default_trainable)
+    checkpointed = saved_in_blocks(loaded, batch)
     counted_parts = counted.outside, counted.inputs, counted.largest_block
     assert counted_parts == pytest.approx(checkpointed, 0.15)

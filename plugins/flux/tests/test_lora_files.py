@@ -106,7 +106,8 @@ class TestLoraFiles(LoraFiles):
             torch.randn(1, *s, generator=draw).to(dtype)
             for s in ((6, network.config.in_channels), (5, 32), (32,))
         )
-        time, guidance = torch.full((2, 1), 0.5, dtype=dtype)
+        time = torch.full((1,), 0.5, dtype=dtype)
+        guidance = time if network.config.guidance_embeds else None
         ids = (torch.zeros(6, 3, dtype=dtype), torch.zeros(5, 3, dtype=dtype))
         made: Tensor = network(
             latents, prompt, pooled, time, *ids, guidance, return_dict=False
