@@ -171,7 +171,7 @@ def test_samples_a_second_are_those_of_all_steps_together() -> None:
     [
         ("flux", "dev", []),
         ("flux", "kontext", ["kontext_images"]),
-        ("wan", "i2v", ["input_image"]),
+        ("wan", "i2v", ["input_image", "end_image"]),
         ("wan", "ti2v-5b", ["input_image"]),
     ],
 )
