@@ -36,7 +36,7 @@ SMALL = {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}
 """What the transformers of 1.3B have otherwise than those of 14B."""
 TEXT, IMAGE = read("dit_t2v_14b.json"), read("dit_i2v_14b.json")
 SMALL_IMAGE = {**IMAGE, **SMALL, "added_kv_proj_dim": 12 * HEAD}
-PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+PUBLISHED = {
     "Wan-AI/Wan2.1-T2V-1.3B": read("dit_t2v_1_3b.json"),
     "Wan-AI/Wan2.1-T2V-14B": TEXT,
     KREA: TEXT,

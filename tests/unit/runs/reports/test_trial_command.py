@@ -147,7 +147,7 @@ def test_of_a_student_it_has_the_number_of_its_steps(
     [
         ("flux", "dev", []),
         ("flux", "kontext", ["kontext_images"]),
-        ("wan", "i2v", ["input_image"]),
+        ("wan", "i2v", ["input_image", "end_image"]),
         ("wan", "ti2v-5b", ["input_image"]),
     ],
 )
