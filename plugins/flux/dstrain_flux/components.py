@@ -78,6 +78,7 @@ def infer_controlnet(shapes: Shapes) -> Mapping[str, Any] | None:
     """Return the configuration of a ControlNet with heads of 128 channels, of any depth
     and width.
     """
+    # It has the denoiser's layers but the last, whose shape is that of the first.
     config = infer_dit({**shapes, "proj_out.weight": shapes["x_embedder.weight"][::-1]})
     if config is None:
         return None
