@@ -47,6 +47,15 @@ VARIANTS = (
     ("wan", "t2v-a14b"),
     ("wan", "i2v-a14b"),
     ("wan", "ti2v-5b"),
+    ("wan", "flf2v"),
+    ("wan", "fun-control"),
+    ("wan", "fun-control-ref"),
+    ("wan", "fun-control-a14b"),
+    ("wan", "fun-camera"),
+    ("wan", "fun-camera-a14b"),
+    ("wan", "speedcontrol"),
+    ("wan", "vace"),
+    ("wan", "vace-a14b"),
 )
 
 
