@@ -66,12 +66,12 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def resolved(command: Published, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Return the exit code and the variant of a dry run; for a refusal, its first line."""
+    """Return the exit code and the variant of a dry run; for a refusal, what it says."""
     write_header(command, Path())
     code = main(command.argv("--dry_run"))
     said = capsys.readouterr()
     if code:
-        return code, said.err.partition("\n")[0]
+        return code, said.err
     found = RESOLVED.search(said.out)
     assert found is not None, said.out
     return code, found.group(2)

@@ -37,7 +37,7 @@ TABLE = Path(__file__).with_suffix(".jsonl")
 MODELS = "--model_id_with_origin_paths"
 SMALL = {
     "--height": "32",
-    "--width": "48",
+    "--width": "64",
     "--num_frames": "9",
     "--dataset_repeat": "1",
 }
