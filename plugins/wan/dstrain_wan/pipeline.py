@@ -179,7 +179,7 @@ FUN_CONTROL = replace(
     units=(
         *TEXT_TO_VIDEO.units,
         control.encode_control,
-        units.encode_clip,
+        control.encode_squeezed_clip,
         units.encode_first,
     ),
     model_fn=control.predict,
@@ -237,7 +237,7 @@ FUN_CAMERA = replace(
     IMAGE_TO_VIDEO,
     units=(
         *TEXT_TO_VIDEO.units,
-        units.encode_clip,
+        control.encode_squeezed_clip,
         units.encode_first_frame,
         camera.encode_camera,
     ),

@@ -118,7 +118,7 @@ def encode_clip_of_ends(
 
 
 def _seen(image: Image.Image, image_encoder: Any) -> Tensor:
-    """Return the image encoder's last hidden states but one, (1, 257, 1280).
+    """Return what the image encoder sees in an image's middle.
 
     The image's short side is scaled to the encoder's input (224 pixels) and its middle
     cut out, as CLIPImageProcessor does.
@@ -131,9 +131,20 @@ def _seen(image: Image.Image, image_encoder: Any) -> Tensor:
     left = (image.width - side) // 2
     top = (image.height - side) // 2
     image = image.crop((left, top, left + side, top + side))
-    pixels = torch.from_numpy(np.array(image)).float() / 255
-    pixels = (pixels - torch.tensor(CLIP_MEAN)) / torch.tensor(CLIP_STD)
-    batch = pixels.permute(2, 0, 1)[None].to(image_encoder.device, image_encoder.dtype)
+    return see(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None], image_encoder)
+
+
+def see(pixels: Tensor, image_encoder: Any) -> Tensor:
+    """Return the image encoder's last hidden states but one, (batch, 257, 1280), of images
+    of its size, (batch, 3, side, side), 0 to 255.
+    """
+    mean, std = (
+        torch.tensor(value).view(3, 1, 1).to(pixels.device)
+        for value in (CLIP_MEAN, CLIP_STD)
+    )
+    batch = ((pixels.float() / 255 - mean) / std).to(
+        image_encoder.device, image_encoder.dtype
+    )
     states: Tensor = image_encoder(batch, output_hidden_states=True).hidden_states[-2]
     return states
 

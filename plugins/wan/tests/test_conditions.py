@@ -13,7 +13,7 @@ from dstrain.plugin import InputError
 from dstrain_wan import camera, control, motion, units
 from dstrain_wan.networks import WanTransformer3DModel
 from PIL import Image
-from torch.nn.functional import conv2d, pixel_unshuffle, relu
+from torch.nn.functional import conv2d, interpolate, pixel_unshuffle, relu
 
 CAMERA = Unit(camera.encode_camera)
 NOISE = torch.Generator().manual_seed(0)
@@ -215,3 +215,49 @@ def test_the_speed_is_in_the_modulation_of_blocks_and_not_of_the_end(
     plain = dit(LATENTS, TIMESTEP, padded, return_dict=False)[0]
     assert (made - wanted).abs().max() <= 1e-5
     assert (made - plain).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(48, 32), (72, 56), (28, 28), (16, 160)])
+def test_the_image_encoder_of_fun_models_sees_the_whole_image_squeezed(
+    size: tuple[int, int],
+    bind_components: Callable[..., dict[str, Any]],
+    image: Image.Image,
+) -> None:
+    encoder = bind_components("fun-control")["image_encoder"]
+    shown = image.resize(size)
+    width, height = size
+    given = {"height": height, "width": width}
+    made = Unit(control.encode_squeezed_clip).run(
+        {"input_image": shown, **given}, {"image_encoder": encoder}
+    )["clip_feature"]
+    # Written out: from -1..1 as the VAE gets it, colour by colour.
+    pixels = torch.tensor(np.array(shown)) / 127.5 - 1
+    colours = [
+        (interpolate(one[None, None], (28, 28), mode="bicubic") / 2 + 0.5 - mean) / std
+        for one, mean, std in zip(
+            pixels.unbind(-1), units.CLIP_MEAN, units.CLIP_STD, strict=True
+        )
+    ]
+    wanted = encoder(
+        torch.cat(colours, dim=1), output_hidden_states=True
+    ).hidden_states[-2]
+    assert (made - wanted).abs().max() <= 1e-5
+    of_reference = Unit(control.encode_clip_of_reference).run(
+        {"reference_image": shown, **given}, {"image_encoder": encoder}
+    )["clip_feature"]
+    assert torch.equal(of_reference, made)
+
+
+@torch.no_grad()
+def test_an_image_of_another_size_is_seen_at_the_size_of_the_video(
+    bind_components: Callable[..., dict[str, Any]], image: Image.Image
+) -> None:
+    encoder = {"image_encoder": bind_components("fun-camera")["image_encoder"]}
+    unit, size = Unit(control.encode_squeezed_clip), {"height": 32, "width": 48}
+    scaled = image.resize((48, 32), Image.Resampling.LANCZOS)
+    made, wanted = (
+        unit.run({"input_image": one, **size}, encoder)["clip_feature"]
+        for one in (image, scaled)
+    )
+    assert torch.equal(made, wanted)

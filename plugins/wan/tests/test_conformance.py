@@ -27,6 +27,7 @@ from dstrain.testing import Conformance
 from dstrain_wan.camera import encode_camera, rays
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 from transformers import CLIPImageProcessorPil
 
 OWN = (
@@ -89,6 +90,26 @@ def encoded(vae: Any, frames: list[Image.Image]) -> Tensor:
     return latents
 
 
+def see_squeezed(
+    published: Any, image: Image.Image, arguments: Mapping[str, Any]
+) -> Tensor:
+    """Return what the image encoder sees of a whole image in the video's size."""
+    size = {name: arguments[name] for name in ("height", "width")}
+    pixels = published.video_processor.preprocess(image, **size)
+    sides = (published.image_encoder.config.image_size,) * 2
+    squeezed = interpolate(pixels, sides, mode="bicubic") / 2 + 0.5
+    processor = published.image_processor
+    mean, std = (
+        torch.tensor(one).view(3, 1, 1)
+        for one in (processor.image_mean, processor.image_std)
+    )
+    encoded = published.image_encoder(
+        (squeezed - mean) / std, output_hidden_states=True
+    )
+    features: Tensor = encoded.hidden_states[-2]
+    return features
+
+
 def condition(published: Any, pipe: Pipeline, arguments: Mapping[str, Any]) -> None:
     """Give diffusers' pipelines conditions for which they have no place.
 
@@ -114,6 +135,8 @@ def condition(published: Any, pipe: Pipeline, arguments: Mapping[str, Any]) -> N
             images = reference
         elif isinstance(images, list) and not dit.config.pos_embed_seq_len:
             images = images[0]
+        if is_fun:
+            return see_squeezed(published, images, arguments)
         features: Tensor = encode_image(images, device)
         return features
 
@@ -128,8 +151,9 @@ def condition(published: Any, pipe: Pipeline, arguments: Mapping[str, Any]) -> N
         remaining = dit.config.in_channels - 2 * control.shape[1]
         return latents, torch.cat([control, known[:, -remaining:]], dim=1)
 
+    is_fun = "control_video" in arguments or "camera_control_direction" in arguments
     published.encode_image = see
-    if "control_video" in arguments or "camera_control_direction" in arguments:
+    if is_fun:
         published.prepare_latents = prepare_latents
     if reference is not None:
         size = arguments["width"], arguments["height"]
