@@ -173,3 +173,11 @@ def test_frames_may_be_taken_as_they_are(videos: Path, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="--fix_frame_rate"):
         run(stage_2)
     run(replace(stage_2, fix_frame_rate=False))
+
+
+def test_the_default_frame_rate_may_be_asked_for(videos: Path, tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"num_epochs": 1, "feature_cache": tmp_path / "cache"}
+    stage_1 = config(videos, task="sft:data_process", **flags)
+    run(stage_1)
+    stage_2 = replace(stage_1, task="sft:train", output_path=tmp_path / "out")
+    run(replace(stage_2, fix_frame_rate=True))

@@ -60,7 +60,9 @@ SHARDED_CASES = [
 ADAPTERS = [
     ("qwen_image", "blockwise-controlnet", "blockwise_controlnet"),
     ("flux", "controlnet", "controlnet"),
+    ("flux", "ip-adapter", "ipadapter"),
     ("wan", "vace", "vace"),
+    ("wan", "speedcontrol", "motion_controller"),
 ]
 """Family, variant, and the component that is trained beside the denoiser."""
 

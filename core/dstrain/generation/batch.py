@@ -10,12 +10,14 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from dstrain.config.fields import LoraFile
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.console import get_logger, number_of, progress_bar, secrets
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
@@ -241,7 +243,7 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     for name, digest in component_digests(source.find(), model_digests).items():
         settings[f"files of {name}"] = digest
     model_digests.save()
-    settings["LoRA"] = [[digests.of(lora.path), lora.scale] for lora in config.lora]
+    settings["LoRA"] = [_lora_setting(lora, digests) for lora in config.lora]
     settings["dtype"] = str(source.dtype).removeprefix("torch.")
     settings |= {name: constant.value for name, constant in spec.constants.items()}
     settings |= spec.defaults
@@ -253,6 +255,17 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     settings |= flag_values(config, SAMPLING)
     del settings["seed"]  # each row has its own
     return settings
+
+
+def _lora_setting(lora: LoraFile, digests: Digests) -> list[Any]:
+    """Return what decides the effect of a LoRA file, as JSON data: its content, its scale,
+    and what was said of it where it was named, if anything was.
+    """
+    setting = [digests.of(lora.path), lora.scale]
+    options = replace(lora, scale=1.0).changes
+    if lora.component or options:
+        setting.append(f"{lora.component}{options}")
+    return setting
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:

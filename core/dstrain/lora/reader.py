@@ -23,6 +23,7 @@ from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.foreign.differences import (
     DifferenceKey,
     DifferenceTable,
+    difference_fits,
     difference_table,
     own_differences,
     split_differences,
@@ -344,7 +345,8 @@ class _Reader:
 
     def _without_missing(self, group: Group, naming: "_Naming") -> Group:
         """Return a group without what its network lacks, or has in another shape."""
-        own = layers_of(self.networks[naming.component])
+        shapes = self.networks[naming.component]
+        own = layers_of(shapes)
         layers = {
             rest: weights
             for rest, weights in group.layers.items()
@@ -355,6 +357,7 @@ class _Reader:
             key: value
             for key, value in group.differences.items()
             if key in naming.differences
+            and difference_fits(value, naming.differences[key], shapes)
         }
         kept = Group(group.prefix, group.peft, layers, differences)
         left = [name for name in group.names if name not in kept.names]

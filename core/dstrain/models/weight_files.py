@@ -197,7 +197,10 @@ def _torch_weights(path: Path) -> dict[str, Tensor]:
         raise StateError(
             path, f"contains more than weights: {', '.join(sorted(foreign))}", advice
         )
-    flat = _flat(weights) if isinstance(weights, dict) else {"": weights}
+    try:
+        flat = _flat(weights) if isinstance(weights, dict) else {"": weights}
+    except RecursionError:  # a dictionary may be inside itself
+        flat = {"": weights}
     if not all(name and isinstance(weight, Tensor) for name, weight in flat.items()):
         raise StateError(path, "is not a state dict of tensors", advice)
     return flat

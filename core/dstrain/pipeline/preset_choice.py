@@ -1,10 +1,11 @@
 """Resolve the LoRA of --preset_lora_path: the components whose weights it is merged into."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dstrain.config.fields import LoraFile, split_commas
+from dstrain.config.fields import SKIP_MISSING, LoraFile, split_commas
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import Group, check_lora_file, groups_in
@@ -44,6 +45,9 @@ def find_preset(
         spec: The variant.
     """
     file = file.of(spec.components)
+    if file.component and component and split_commas(component) != (file.component,):
+        what = f"is {component}, and --preset_lora_path begins with {file.component}="
+        raise UsageError("--preset_lora_model", what, "give one of the two")
     check_lora_file(file.path, spec.components)
     tensors, header = read_tensors(file.path)
     groups = groups_in(file.path, tensors, family)
@@ -79,8 +83,11 @@ def _check_all_used(
             continue
         what = f"{file.path} also has layers for {' or '.join(others)}"
         every = ",".join((*names, others[0]))
+        plain = f"{file.path}{file.changes}"
+        without = shlex.quote(f"{plain}@{SKIP_MISSING}")
         raise UsageError(
             "--preset_lora_model",
             what,
-            f"give {every}, or {file.path}@skip_missing to leave them out",
+            f"to merge all: --preset_lora_path {shlex.quote(plain)} --preset_lora_model {every}",
+            f"to leave them out: --preset_lora_path {without} --preset_lora_model {','.join(names)}",
         )

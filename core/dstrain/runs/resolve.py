@@ -97,6 +97,9 @@ def resolve(config: TrainConfig) -> Setup:
         spec = with_frames_as_they_are(spec)
     if not spec.reads_videos:
         refuse_unused(config, "video", f"variant {variant} reads no videos")
+    if config.fix_frame_rate:
+        # The same as without the flag, for the feature cache and for a resumed run, too.
+        config = replace(config, fix_frame_rate=None)
     if not caption_inputs(spec):
         refuse_unused(config, "captions", f"variant {variant} reads no prompts")
     check_component_flags(config, spec)

@@ -97,7 +97,8 @@ def predict_ipadapter(
     """
     if branch == "negative":
         image_embs = torch.zeros_like(image_embs)
-    tokens = ipadapter.image_proj(image_embs)
+    # Of the whole network, whose call puts its weights together where it is sharded.
+    tokens = ipadapter(image_embs)
     layers = _layers_by_block(dit, ipadapter)
 
     def attend(name: str, block: Any, *arguments: Any, **named: Any) -> Any:

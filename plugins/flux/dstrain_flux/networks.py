@@ -96,6 +96,13 @@ class FluxIPAdapter(nn.Module):
     def enable_gradient_checkpointing(self, checkpoint: Callable[..., Any]) -> None:
         """Do nothing: what it adds to a block of the denoiser is recomputed with that."""
 
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Return the tokens of images, (batch, images * tokens, channels), as its layers
+        take them, for (batch, images, image_dim).
+        """
+        tokens: Tensor = self.image_proj(embeddings)
+        return tokens
+
 
 class ImageProjection(nn.Module):
     """Maps embeddings of images to tokens."""

@@ -5,12 +5,12 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from dstrain.plugin import InputError
-from dstrain.plugin.functional import around_blocks, convert_image, cover_image
+from dstrain.plugin.functional import around_blocks
 from PIL import Image
 from torch import Tensor
 
 from dstrain_qwen_image.model_fn import DOWNSCALE, pack, predict, predict_edit
-from dstrain_qwen_image.units import encode_with_vae
+from dstrain_qwen_image.units import cover, encode_with_vae
 
 
 class ControlLatents(TypedDict):
@@ -43,7 +43,7 @@ def encode_control_image(
     """Encode a conditioning image, such as edges or depths, cropped to the generated
     image's aspect ratio.
     """
-    image = _cover(blockwise_controlnet_image, height, width)
+    image = cover(blockwise_controlnet_image, height, width)
     return {"control_latents": encode_with_vae(image, vae, device, dtype)}
 
 
@@ -59,7 +59,7 @@ def encode_context_image(
     """Encode an image that the denoiser reads beside the generated one, cropped to its
     aspect ratio.
     """
-    image = _cover(context_image, height, width)
+    image = cover(context_image, height, width)
     return {"context_latents": encode_with_vae(image, vae, device, dtype)}
 
 
@@ -78,8 +78,8 @@ def encode_inpaint_image(
     The mask's channel is 1 where the image is kept, and has the upper left pixel of
     every 8x8 (DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-Inpaint).
     """
-    image = _cover(blockwise_controlnet_image, height, width)
-    mask = _cover(blockwise_controlnet_inpaint_mask, height, width, "L")
+    image = cover(blockwise_controlnet_image, height, width)
+    mask = cover(blockwise_controlnet_inpaint_mask, height, width, "L")
     masked = mask.point(lambda value: 255 * (value > 127))
     black = Image.new("RGB", image.size)
     latents = encode_with_vae(Image.composite(black, image, masked), vae, device, dtype)
@@ -136,10 +136,3 @@ def predict_in_context(
     return predict_edit(
         noisy_latents, timestep, prompt_emb, prompt_mask, images, dit=dit
     )
-
-
-def _cover(
-    image: Image.Image, height: int, width: int, mode: str = "RGB"
-) -> Image.Image:
-    """Return an image in this mode, scaled and cropped to this size."""
-    return cover_image(convert_image(image, mode), (height, width))

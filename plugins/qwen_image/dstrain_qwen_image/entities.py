@@ -5,12 +5,11 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from dstrain.plugin import InputError
-from dstrain.plugin.functional import convert_image, cover_image
 from PIL import Image
 from torch import Tensor
 
 from dstrain_qwen_image.model_fn import DOWNSCALE, PATCH, predict, predict_images
-from dstrain_qwen_image.units import encode_prompt
+from dstrain_qwen_image.units import cover, encode_prompt
 
 
 class EntityPrompts(TypedDict):
@@ -68,7 +67,7 @@ def find_entity_tokens(
         raise InputError("eligen_entity_masks", what)
     found = []
     for mask in eligen_entity_masks:
-        whole = cover_image(convert_image(mask, "L"), (height, width))
+        whole = cover(mask, height, width, "L")
         sides = (width // DOWNSCALE, height // DOWNSCALE)
         latents = np.array(whole.resize(sides, Image.Resampling.NEAREST)) > 127
         rows, columns = (side // PATCH for side in latents.shape)

@@ -5,12 +5,11 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from dstrain.plugin import InputError, LatentConstraint
-from dstrain.plugin.functional import convert_image, cover_image
 from PIL import Image
 from torch import Tensor
 
 from dstrain_qwen_image.model_fn import DOWNSCALE
-from dstrain_qwen_image.units import encode_with_vae
+from dstrain_qwen_image.units import cover, encode_with_vae
 
 
 class Inpainted(TypedDict):
@@ -39,9 +38,8 @@ def encode_inpainted(
     diffusers; where that leaves nothing of a fine mask, any of them. Raises InputError
     for a mask that is black.
     """
-    size = (height, width)
-    image = cover_image(convert_image(input_image, "RGB"), size)
-    mask = cover_image(convert_image(inpaint_mask, "L"), size)
+    image = cover(input_image, height, width)
+    mask = cover(inpaint_mask, height, width, "L")
     pixels = np.array(mask) > 127
     white = pixels[::DOWNSCALE, ::DOWNSCALE]
     if not white.any():

@@ -4,13 +4,12 @@ from typing import Any, TypedDict
 
 import torch
 from dstrain.plugin import InputError
-from dstrain.plugin.functional import convert_image, cover_image
 from PIL import Image
 from torch import Tensor
 
 from dstrain_qwen_image.control import ContextLatents
 from dstrain_qwen_image.model_fn import latent_shape, predict_images
-from dstrain_qwen_image.units import Latents, decode, encode_with_vae
+from dstrain_qwen_image.units import Latents, cover, decode, encode_with_vae
 
 
 class LayerInputLatents(TypedDict):
@@ -61,7 +60,7 @@ def encode_layer_input(
     dtype: torch.dtype,
 ) -> LayerInputLatents:
     """Encode the image that is taken apart, cropped to the layers' aspect ratio."""
-    image = _cover(layer_input_image, height, width)
+    image = cover(layer_input_image, height, width, "RGBA")
     return {"layer_input_latents": encode_with_vae(image, vae, device, dtype)}
 
 
@@ -75,7 +74,7 @@ def encode_layer_context(
     dtype: torch.dtype,
 ) -> ContextLatents:
     """Encode an image that says which layer is meant, such as a mask."""
-    image = _cover(context_image, height, width)
+    image = cover(context_image, height, width, "RGBA")
     return {"context_latents": encode_with_vae(image, vae, device, dtype)}
 
 
@@ -119,7 +118,3 @@ def decode_layers(latents: Tensor, *, vae: Any) -> DecodedLayers:
     """Decode each frame of the latents to an RGBA image."""
     frames = latents.split(1, dim=2)
     return {"images": [decode(frame, vae=vae)["image"] for frame in frames]}
-
-
-def _cover(image: Image.Image, height: int, width: int) -> Image.Image:
-    return cover_image(convert_image(image, "RGBA"), (height, width))

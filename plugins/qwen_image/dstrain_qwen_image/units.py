@@ -8,6 +8,7 @@ import torch
 from dstrain.plugin import InputError
 from dstrain.plugin.functional import (
     convert_image,
+    cover_image,
     images_to_tensor,
     latents_mean_std,
     tensor_to_image,
@@ -155,6 +156,13 @@ def resize(image: Image.Image, pixels: int) -> Image.Image:
             f"{size} is too elongated for {pixels} pixels in multiples of {EDIT_MULTIPLE}",
         )
     return convert_image(image, "RGB").resize((width, height), Image.Resampling.LANCZOS)
+
+
+def cover(
+    image: Image.Image, height: int, width: int, mode: str = "RGB"
+) -> Image.Image:
+    """Return an image in this mode, scaled and cropped to this size."""
+    return cover_image(convert_image(image, mode), (height, width))
 
 
 def encode_edit_prompt(

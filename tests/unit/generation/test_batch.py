@@ -18,7 +18,7 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import seeded_noise
 from dstrain.training.distill import DIRECT_DISTILL
 from PIL import Image, ImageChops
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.support.family import weights_of, write
 from tests.support.runs import train
@@ -199,6 +199,31 @@ def test_other_settings_are_refused_naming_the_difference(
                 lora=(LoraFile(lora / "step-1.safetensors"),),
             )
         )
+
+
+def test_what_is_said_of_a_lora_where_it_is_named_is_a_setting(
+    model: Path, table: Path, tmp_path: Path
+) -> None:
+    """With another alpha, or on another component, the same file makes other images."""
+    lora = tmp_path / "lora.safetensors"
+    trained = train(
+        tmp_path,
+        model_paths=json.dumps(list(weights_of(model).values())),
+        max_steps=1,
+        **data(tmp_path),
+    )
+    save_file(load_file(trained / "step-1.safetensors"), lora)
+    folder = tmp_path / "set"
+    as_given = {"dataset": table, "lora": (LoraFile(lora, alpha="rank"),)}
+    generate(config(model, folder, **as_given))
+    generate(config(model, folder, **as_given))
+    for other in (
+        LoraFile(lora, alpha=7.0),
+        LoraFile(lora, alpha="rank", skip_missing=True),
+        LoraFile(lora, alpha="rank", component="dit"),
+    ):
+        with pytest.raises(StateError, match="LoRA: existing "):
+            generate(config(model, folder, dataset=table, lora=(other,)))
 
 
 def data(folder: Path) -> dict[str, Any]:

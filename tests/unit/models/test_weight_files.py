@@ -131,3 +131,11 @@ def test_names_that_only_look_alike_are_read(tmp_path: Path) -> None:
     save_file({name: torch.zeros(1) for name in names}, path)
     refuse_quantized(path, names)
     assert set(shapes_in(path)) == set(names)
+
+
+def test_a_dictionary_inside_itself_is_no_state_dict(tmp_path: Path) -> None:
+    weights: dict[str, Any] = {"a": torch.zeros(1)}
+    weights["self"] = weights
+    torch.save(weights, tmp_path / "model.pth")
+    with pytest.raises(StateError, match="is not a state dict of tensors"):
+        shapes_in(tmp_path / "model.pth")

@@ -303,15 +303,27 @@ def test_layers_of_another_component_than_is_named_are_left_out_on_request_alone
 ) -> None:
     file = both(here, tmp_path)
     flags: dict[str, Any] = {"preset_lora_model": "dit", "max_steps": 1}
-    with pytest.raises(
-        UsageError,
-        match=r"also has layers for text_encoder\n  give dit,text_encoder, or .*@skip_mis",
-    ):
+    with pytest.raises(UsageError, match="also has layers for text_encoder") as caught:
         train(here, preset_lora_path=file, **flags)
+    with pytest.raises(UsageError) as named:
+        train(here, preset_lora_path=Path(f"dit={file}"), max_steps=1)
+    assert named.value.help_lines == caught.value.help_lines
+    assert caught.value.help_lines == (
+        f"to merge all: --preset_lora_path {file} --preset_lora_model dit,text_encoder",
+        f"to leave them out: --preset_lora_path {file}@skip_missing --preset_lora_model dit",
+    )
     ready = training_run(config(here, preset_lora_path=f"{file}@skip_missing", **flags))
     encoder = training_run(config(here)).module.pipeline.components["text_encoder"]
     found = ready.module.pipeline.components["text_encoder"].state_dict()
     assert same(dict(encoder.state_dict()), dict(found))
+
+
+def test_one_place_says_the_component(here: Path, tmp_path: Path) -> None:
+    path = preset_for(here, "dit", tmp_path / "first")
+    flags: dict[str, Any] = {"preset_lora_path": Path(f"dit={path}")}
+    with pytest.raises(UsageError, match=r"is text_encoder, and .* begins with dit="):
+        resolve(config(here, preset_lora_model="text_encoder", **flags))
+    assert resolve(config(here, preset_lora_model="dit", **flags)).preset is not None
 
 
 @pytest.mark.parametrize(("flags", "match"), [

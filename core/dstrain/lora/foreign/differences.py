@@ -6,7 +6,7 @@ also to a parameter of that name. LightX2V, whose files for fewer steps have the
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -86,6 +86,18 @@ def difference_table(
                 if found.setdefault(key, rows) != rows:
                     twice.add(key)
     return {key: rows for key, rows in found.items() if key not in twice}
+
+
+def difference_fits(tensor: Tensor, rows: Sequence[Rows], shapes: Shapes) -> bool:
+    """Return whether a difference has the shape of the parameters that it stands for."""
+    if len(rows) == 1 and fits(tuple(tensor.shape), shapes[rows[0].layer]):
+        return True
+    height = max(one.stop for one in rows)
+    if tensor.ndim == 0 or len(tensor) != height:
+        return False
+    return all(
+        fits(tuple(tensor.shape[1:]), tuple(shapes[one.layer][1:])) for one in rows
+    )
 
 
 def own_differences(

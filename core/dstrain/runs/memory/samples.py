@@ -18,7 +18,7 @@ from dstrain.console import number_of
 from dstrain.data.cells import Cell
 from dstrain.data.dataset import Dataset
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Constant, Measured
+from dstrain.graph.inputs import Column, Constant, Measured, OneOf
 from dstrain.graph.values import Frames
 from dstrain.runs.datasets.flags import most_frames
 from dstrain.runs.setup import Setup
@@ -140,7 +140,9 @@ def of_flags(setup: Setup) -> ChosenSample:
         if name in used and source.kind == "tensors":
             what = f"is needed to plan memory: task {setup.task.name} reads {name!r}, whose size its files tell"
             raise UsageError("--dataset_base_path", what)
-        if name in used:
+        if name in used and isinstance(source.check, OneOf):
+            values[name] = source.check.choices[0]
+        elif name in used:
             values[name] = _of_kind(source.kind, source.mode, shapes[name])
     axes = ("frames", "height", "width")
     for name, other in setup.spec.inputs.items():
@@ -198,7 +200,8 @@ def _of_kind(kind: str, mode: str, shape: Sequence[int]) -> Any:
         pixels = torch.zeros((), dtype=torch.uint8).expand(frames, height, width, 3)
         return Frames(pixels, 16.0)
     if kind in ("image", "images"):
-        image = Image.new(mode, (width, height))
+        # A mask that is black may leave nothing to learn.
+        image = Image.new(mode, (width, height), "white")
         return image if kind == "image" else [image]
     if kind in ("text", "texts"):
         text = "a" * LETTERS

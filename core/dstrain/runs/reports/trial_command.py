@@ -34,6 +34,8 @@ def trial_command(run: TrainingRun) -> str:
     words += _size_flags(run)
     for name in input_files(setup.spec, setup.all_inputs()):
         words += ["--input", f"{name}=FILE"]
+    for name in other_inputs(setup.spec):
+        words += ["--input", f"{name}={_first_value(run, name)}"]
     output = "video.mp4" if setup.spec.makes_video else "image.png"
     return shlex.join([*words, "--output", output])
 
@@ -68,6 +70,15 @@ def _trained_steps(run: TrainingRun) -> object:
     return run.source.sample(int(row), int(chunk)).values.get(STEPS, UNKNOWN)
 
 
+def _first_value(run: TrainingRun, name: str) -> object:
+    """Return an input of the first row, of several values the first one."""
+    if run.cache_info is not None:
+        return "VALUE"
+    cell = run.setup.dataset.rows[0].get(name)
+    value = "VALUE" if cell is None else cell.literal
+    return value[0] if isinstance(value, list) else value
+
+
 def _size_flags(run: TrainingRun) -> list[str]:
     """Return the flags of the size that was trained, where inference reads them and would
     take another by default: that of the run, or of the samples if they have one.
@@ -91,13 +102,31 @@ def input_files(spec: PipelineSpec, trained_with: frozenset[str]) -> list[str]:
     """Return the inputs of inference that are images or videos, of optional ones those
     with which training was done.
     """
-    task = generate_task(spec, guided=False)
-    used = make_plan(spec, frozenset(spec.inputs), task).used_inputs
     return [
         name
-        for name, source in spec.inputs.items()
-        if isinstance(source, Column)
-        and source.is_file
-        and name in used
-        and (name in trained_with or not source.optional)
+        for name, column in _columns(spec).items()
+        if column.is_file and (name in trained_with or not column.optional)
     ]
+
+
+def other_inputs(spec: PipelineSpec) -> list[str]:
+    """Return the inputs of inference that are no files, beside the prompt, and that it
+    needs a value of.
+    """
+    return [
+        name
+        for name, column in _columns(spec).items()
+        if not (column.is_file or column.optional)
+        and name not in (*spec.cfg_inputs, *spec.defaults, "prompt")
+    ]
+
+
+def _columns(spec: PipelineSpec) -> dict[str, Column]:
+    """Return the columns that inference reads, by input."""
+    task = generate_task(spec, guided=False)
+    used = make_plan(spec, frozenset(spec.inputs), task).used_inputs
+    return {
+        name: source
+        for name, source in spec.inputs.items()
+        if isinstance(source, Column) and name in used
+    }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.errors import UsageError
+from dstrain.errors import StateError, UsageError
 from dstrain.lora.foreign.differences import (
     add_differences,
     difference_table,
@@ -12,13 +12,22 @@ from dstrain.lora.foreign.differences import (
 )
 from dstrain.lora.key_names import Rows
 from dstrain.lora.layers import LoraConfig
+from dstrain.lora.reader import read_lora
 from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.formats import NATIVE, CheckpointFormat, KeyMap
 from dstrain.models.quantization.layers import LayerStore
 from dstrain.models.quantization.methods import METHODS
 from torch import Tensor, nn
 
-from tests.support.lora_family import ORIGINAL, SHAPES, network, read, trained, written
+from tests.support.lora_family import (
+    MODEL,
+    ORIGINAL,
+    SHAPES,
+    network,
+    read,
+    trained,
+    written,
+)
 
 PATH = Path("x.safetensors")
 
@@ -77,6 +86,26 @@ def test_differences_beside_lora_layers_are_those_of_the_networks_parameters(
     assert torch.equal(found["norm_out.linear.weight"], wanted)
     assert torch.equal(found["proj_in.weight"], weight)
     assert len(found) == 5
+
+
+def test_differences_of_other_shapes_are_left_out_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a model with other channels: of fused layers, too."""
+    tensors = {
+        "diffusion_model.double.0.qkv.diff_b": numbers(18),
+        "diffusion_model.double.1.qkv.diff_b": numbers(15),
+        "diffusion_model.img_in.diff": numbers(6, 4),
+    }
+    path = written(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(StateError, match="has a difference of "):
+        read_lora(path, MODEL, {"dit": SHAPES})
+    (lora,) = read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=True)
+    assert sorted(lora.differences) == [
+        f"blocks.0.attn.to_{part}.bias" for part in "kqv"
+    ]
+    said = capsys.readouterr().err
+    assert "left out 2, layers that dit lacks: double.*.qkv.diff_b, img_in.diff" in said
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.runs.build import open_training_data
 from dstrain.runs.memory.samples import (
@@ -101,3 +102,29 @@ def test_tensors_are_as_large_as_their_files_say_and_unknown_without_a_dataset(
     assert shapes == {"latents": [1, 6, 4, 64, 64], "sigmas": [1, 6]}
     with pytest.raises(UsageError, match="whose size its files tell"):
         of_flags(setup)
+
+
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [
+        ("flux", "controlnet-union"),
+        ("flux", "controlnet-inpaint"),
+        ("qwen_image", "inpaint"),
+        ("qwen_image", "eligen"),
+        ("wan", "fun-camera"),
+    ],
+)
+def test_of_flags_it_is_one_that_the_units_take(
+    family: str, variant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mask is not black, and of several texts one is chosen."""
+    flags: dict[str, Any] = {"toy": True, "dry_run": True, "device_memory": "24"}
+    size = {"height": 64, "width": 64}
+    run(
+        TrainConfig(
+            model=family, variant=variant, output_path=Path("out"), **flags, **size
+        )
+    )
+    out = capsys.readouterr().out
+    assert "it fits on --device_memory 24" in out
+    assert "not known" not in out

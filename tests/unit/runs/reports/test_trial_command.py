@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from dstrain.registry.discovery import load_family
-from dstrain.runs.reports.trial_command import input_files
+from dstrain.runs.reports.trial_command import input_files, other_inputs
+from dstrain.testing.rows import write_rows
 
 from tests.support.runs import project, train
 
@@ -161,3 +162,42 @@ def test_the_command_to_try_asks_for_the_files_that_inference_reads(
     }
     without = input_files(spec, frozenset(spec.inputs) - optional)
     assert without == [name for name in inputs if name not in optional]
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "inputs"),
+    [
+        ("flux", "dev", []),
+        ("flux", "controlnet-union", ["controlnet_processor_id"]),
+        ("qwen_image", "eligen", ["eligen_entity_prompts"]),
+        ("qwen_image", "layered", []),  # layer_num has a default
+        ("wan", "fun-camera", ["camera_control_direction"]),
+        ("wan", "speedcontrol", ["motion_bucket_id"]),
+    ],
+)
+def test_it_has_the_other_inputs_that_inference_needs(
+    family: str, variant: str, inputs: list[str]
+) -> None:
+    assert other_inputs(load_family(family).spec(variant)) == inputs
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_other_inputs_have_the_value_of_the_first_row_or_ask_for_one(
+    is_split: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = load_family("qwen_image").spec("eligen")
+    flags: dict[str, Any] = {
+        "model": "qwen_image",
+        "variant": "eligen",
+        "toy": True,
+        "model_paths": None,
+        "dataset_base_path": write_rows(spec, tmp_path / "data"),
+        "lora_target_modules": None,
+        "max_steps": 1,
+    }
+    if is_split:
+        flags["feature_cache"] = tmp_path / "cache"
+    rows = json.loads((tmp_path / "data/metadata.json").read_text())
+    wanted = "VALUE" if is_split else rows[0]["eligen_entity_prompts"][0]
+    found = command(capsys, tmp_path, output_path=tmp_path / "out", **flags)
+    assert found["input"] == f"eligen_entity_prompts={wanted}"
