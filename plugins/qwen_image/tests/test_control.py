@@ -125,7 +125,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place.mkdir(parents=True)
     folder = model / "blockwise_controlnet"
     (folder / "diffusion_pytorch_model.safetensors").rename(place / "model.safetensors")
-    (folder / "config.json").unlink()
+    # The published file has none: its configuration is known by its id.
+    (folder / "config.json").rename(place / "config.json")
     data = tmp_path / "data"
     data.mkdir()
     for name in ("image", "edges"):
