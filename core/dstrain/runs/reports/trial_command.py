@@ -25,7 +25,12 @@ def trial_command(run: TrainingRun) -> str:
     its preview's prompt, or of the first caption, at the size that was trained.
     """
     setup = run.setup
-    prompt = textwrap.shorten(_prompt(run), LONGEST_PROMPT, placeholder="")
+    whole = " ".join(_prompt(run).split())
+    # Languages without blanks have no words to leave out.
+    prompt = (
+        textwrap.shorten(whole, LONGEST_PROMPT, placeholder="")
+        or whole[:LONGEST_PROMPT]
+    )
     words = ["dstrain", "generate", "--run", str(setup.output)]
     words += ["--prompt", prompt or UNKNOWN]
     if setup.task.runs_sampler:

@@ -83,6 +83,13 @@ def test_a_previews_prompt_goes_before_it_and_a_long_one_is_cut_between_words(
     assert command(capsys, folder, **cache, **stage_2)["prompt"][:5] == "word "
 
 
+def test_a_long_caption_without_blanks_is_cut_between_letters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = command(capsys, captioned(tmp_path, "一只狗" * 40), max_steps=1)
+    assert found["prompt"] == ("一只狗" * 34)[:100]
+
+
 def test_without_captions_it_says_that_one_is_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
