@@ -41,7 +41,9 @@ def test_an_estimate_is_what_is_then_kept(
     model = load_family(family)
     project = FamilyUnderTest(model, variant, tmp_path)
     setup = project.setup(
-        TrainedSet(lora=model.default_trainable), mixed_precision="bf16"
+        TrainedSet(lora=model.default_trainable),
+        mixed_precision="bf16",
+        use_gradient_checkpointing=False,
     )
     data = open_training_data(setup)
     plans = [setup.plan(inputs) for inputs in sorted(data.input_sets, key=sorted)]

@@ -42,6 +42,12 @@ VARIANTS = (
     ("qwen_image", "edit"),
     ("qwen_image", "edit-2509"),
     ("qwen_image", "edit-2511"),
+    ("qwen_image", "blockwise-controlnet"),
+    ("qwen_image", "blockwise-controlnet-inpaint"),
+    ("qwen_image", "in-context-control"),
+    ("qwen_image", "inpaint"),
+    ("qwen_image", "layered"),
+    ("qwen_image", "eligen"),
     ("wan", "t2v"),
     ("wan", "i2v"),
     ("wan", "t2v-a14b"),
@@ -76,13 +82,16 @@ def set_as_its_pipeline_does(scheduler: Any, steps: int, tokens: int) -> None:
     if not config.use_dynamic_shifting:
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps))
         return
-    mu = calculate_shift(
-        tokens,
-        config.base_image_seq_len,
-        config.max_image_seq_len,
-        config.base_shift,
-        config.max_shift,
-    )
+    if config.time_shift_type == "linear":  # as QwenImageLayeredPipeline does
+        mu = math.sqrt(tokens / config.base_image_seq_len)
+    else:
+        mu = calculate_shift(
+            tokens,
+            config.base_image_seq_len,
+            config.max_image_seq_len,
+            config.base_shift,
+            config.max_shift,
+        )
     scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
 
 

@@ -98,14 +98,14 @@ BUGS = (
         flux=Edit(
             "dev",
             "units.py",
-            "images_to_tensor([image]).to(device, dtype)",
-            "(images_to_tensor([image]) / 2 + 0.5).to(device, dtype)",
+            "given = pixels.to(device, dtype)",
+            "given = (pixels / 2 + 0.5).to(device, dtype)",
         ),
         wan=Edit(
             "t2v",
             "units.py",
-            "_encode(to_minus_one_one(input_video.pixels), vae)",
-            "_encode(to_minus_one_one(input_video.pixels) / 2 + 0.5, vae)",
+            "encode_frames(to_minus_one_one(input_video.pixels), vae)",
+            "encode_frames(to_minus_one_one(input_video.pixels) / 2 + 0.5, vae)",
         ),
     ),
     bug(
@@ -121,8 +121,8 @@ BUGS = (
         flux=Edit(
             "dev",
             "units.py",
-            "images_to_tensor([image]).to(device, dtype)",
-            "images_to_tensor([image]).to(device)",
+            "given = pixels.to(device, dtype)",
+            "given = pixels.to(device)",
         ),
         wan=Edit("t2v", "units.py", ".to(vae.device, vae.dtype)", ".to(vae.device)"),
     ),
@@ -162,8 +162,8 @@ BUGS = (
         wan=Edit(
             "i2v",
             "units.py",
-            'return {"clip_feature": states[-2]}',
-            'return {"clip_feature": states[-1]}',
+            "(batch, output_hidden_states=True).hidden_states[-2]",
+            "(batch, output_hidden_states=True).hidden_states[-1]",
         ),
     ),
     bug(
@@ -220,14 +220,14 @@ BUGS = (
         qwen_image=Edit(
             "base",
             "model_fn.py",
-            "    return unpack(tokens[:, ",
-            "    return -unpack(tokens[:, ",
+            "        unpack(tokens[:, ",
+            "        -unpack(tokens[:, ",
         ),
         flux=Edit(
             "dev",
             "model_fn.py",
-            "    return unpack(prediction[:, ",
-            "    return -unpack(prediction[:, ",
+            "    return unpack(tokens[:, ",
+            "    return -unpack(tokens[:, ",
         ),
         wan=Edit(
             "t2v", "model_fn.py", "    return prediction\n", "    return -prediction\n"
@@ -473,8 +473,8 @@ BUGS = (
         wan=Edit(
             "t2v",
             "configs/key_maps.json",
-            '"condition_embedder.time_proj.weight"',
-            '"condition_embedder.time.weight"',
+            '"condition_embedder.time_proj.weight", "blocks',
+            '"condition_embedder.time.weight", "blocks',
         ),
     ),
 )

@@ -124,7 +124,7 @@ BUGS = (
         "gradients_are_not_clipped",
         "P18: gradients are clipped",
         f"{CORE}/runs/loop.py",
-        "run.setup.config.max_grad_norm\n",
+        "run.setup.config.max_grad_norm or math.inf\n",
         "1e9\n",
         ("tests/unit/runs/test_loop.py",),
     ),

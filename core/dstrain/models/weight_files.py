@@ -128,9 +128,13 @@ def shapes_in(path: Path) -> dict[str, Shape]:
 def _refuse_gguf(path: Path) -> None:
     if not path.is_file():
         return
-    with path.open("rb") as file:
-        if file.read(len(GGUF)) != GGUF:
-            return
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(GGUF))
+    except OSError:
+        return  # reading its header says what is wrong with it
+    if begins != GGUF:
+        return
     what = "is a GGUF file, whose weights are quantized for llama.cpp and ComfyUI-GGUF"
     advice = "give the model's safetensors files in bf16 or fp16; --quant_options quantizes them"
     raise StateError(path, what, advice)

@@ -147,6 +147,7 @@ COMPONENTS = (
         key_patterns=("controlnet_x_embedder.weight", "context_embedder.weight"),
         formats=(DIFFSYNTH_CONTROLNET,),
         lora=(
+            LoraKeyFormat("diffusers", is_loaded=False),
             LoraKeyFormat(
                 "diffsynth",
                 ("", "pipe.controlnet.models.0.", "pipe.controlnet."),

@@ -207,7 +207,7 @@ def _in_other_places(way: Way, possible: Possible) -> Iterator[Way]:
 
 def _with_inputs_in_ram(way: Way) -> Way:
     return way.with_changes(
-        use_gradient_checkpointing=False, use_gradient_checkpointing_offload=True
+        use_gradient_checkpointing=None, use_gradient_checkpointing_offload=True
     )
 
 
