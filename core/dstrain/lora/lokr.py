@@ -117,27 +117,43 @@ class LokrWeights:
         return LokrLayer(self.first, self.second, self.rank, alpha)
 
 
-def parse_lokr(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LokrWeights]:
-    """Put the matrices of each layer together; raises StateError for keys that are
-    missing or of something else, and for values that are not finite numbers.
+def parts_of_layers(
+    path: Path, tensors: Mapping[str, Tensor], key: re.Pattern[str], kind: str
+) -> dict[str, dict[str, Tensor]]:
+    """Return layer -> part -> the tensors of a file of LyCORIS; raises StateError for keys
+    of something else, and for values that are not finite numbers.
+
+    Args:
+        path: The file, for errors.
+        tensors: Key -> tensor.
+        key: Tells the `layer` and the `part` of a key: "alpha", or a matrix.
+        kind: What the layers are called: LoKr or LoHa.
     """
     parts: dict[str, dict[str, Tensor]] = {}
     unknown = []
-    for key, tensor in tensors.items():
-        hit = LOKR_KEY.fullmatch(key)
+    for name, tensor in tensors.items():
+        hit = key.fullmatch(name)
         if hit is None:
-            unknown.append(key)
+            unknown.append(name)
             continue
         is_alpha = hit["part"] == "alpha"
         has_form = tensor.numel() == 1 if is_alpha else tensor.ndim == 2
         if not has_form or tensor.numel() == 0 or not tensor.float().isfinite().all():
-            kind = "number" if is_alpha else "matrix of numbers"
-            raise StateError(path, f"{key} is not a finite {kind}")
+            form = "number" if is_alpha else "matrix of numbers"
+            raise StateError(path, f"{name} is not a finite {form}")
         parts.setdefault(hit["layer"], {})[hit["part"]] = tensor
     if unknown:
-        what = f"{len(unknown)} of its {len(tensors)} keys are of no LoKr layer"
-        advice = "LoKr of convolutions (lokr_t2) and with DoRA is not supported"
+        what = f"{len(unknown)} of its {len(tensors)} keys are of no {kind} layer"
+        advice = f"{kind} of convolutions and with DoRA is not supported"
         raise StateError(path, what, f"the first: {first_few(unknown)}", advice)
+    return parts
+
+
+def parse_lokr(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LokrWeights]:
+    """Put the matrices of each layer together; raises StateError for those that are
+    missing, and what `parts_of_layers` raises.
+    """
+    parts = parts_of_layers(path, tensors, LOKR_KEY, "LoKr")
     layers = {}
     for name, found in parts.items():
         first = _matrices(path, name, "lokr_w1", found)

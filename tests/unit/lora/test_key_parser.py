@@ -68,7 +68,10 @@ def test_every_spelling_of_a_pair_is_known(down: str, up: str) -> None:
             "a.lora_B.weight is not a finite matrix of numbers",
         ),
         ({"a.hada_w1_a": DOWN}, "a has only hada_w1_a"),
-        ({"a.hada_t1": DOWN}, r"of no LoHa layer\n.*\n.*LoHa of convolutions"),
+        (
+            {"a.hada_t1": DOWN},
+            r"of no LoHa layer\n.*\n.*LoHa of convolutions and with DoRA",
+        ),
         ({"a.hada": DOWN}, "of no LoRA layer"),
     ],
 )

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dstrain.errors import StateError, first_few
+from dstrain.errors import StateError
 from dstrain.lora.key_names import Rows
+from dstrain.lora.lokr import parts_of_layers
 from dstrain.models.formats import Shape
 
 LOHA_KEY = re.compile(r"(?P<layer>.+)\.(?P<part>hada_w[12]_[ab]|alpha)")
@@ -91,26 +92,10 @@ class LohaLayer:
 
 
 def parse_loha(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LohaWeights]:
-    """Put the matrices of each layer together; raises StateError for keys that are
-    missing or of something else, and for values that are not finite numbers.
+    """Put the matrices of each layer together; raises StateError for those that are
+    missing or do not fit each other, and what `parts_of_layers` raises.
     """
-    parts: dict[str, dict[str, Tensor]] = {}
-    unknown = []
-    for key, tensor in tensors.items():
-        hit = LOHA_KEY.fullmatch(key)
-        if hit is None:
-            unknown.append(key)
-            continue
-        is_alpha = hit["part"] == "alpha"
-        has_form = tensor.numel() == 1 if is_alpha else tensor.ndim == 2
-        if not has_form or tensor.numel() == 0 or not tensor.float().isfinite().all():
-            kind = "number" if is_alpha else "matrix of numbers"
-            raise StateError(path, f"{key} is not a finite {kind}")
-        parts.setdefault(hit["layer"], {})[hit["part"]] = tensor
-    if unknown:
-        what = f"{len(unknown)} of its keys are of no LoHa layer"
-        advice = "LoHa of convolutions (hada_t1) and with DoRA is not supported"
-        raise StateError(path, what, f"the first: {first_few(unknown)}", advice)
+    parts = parts_of_layers(path, tensors, LOHA_KEY, "LoHa")
     found = {}
     for name, own in parts.items():
         if not own.keys() >= set(LOHA_PARTS):
