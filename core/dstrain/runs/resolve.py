@@ -497,6 +497,15 @@ def lines_of_datasets(setup: Setup) -> list[str]:
     return lines
 
 
+def inputs_to_ask_for(setup: Setup, unused: Sequence[str]) -> list[str]:
+    """Return the optional inputs that columns without a use would give."""
+    return [
+        name
+        for name, source in setup.spec.inputs.items()
+        if isinstance(source, Column) and source.optional and source.name in unused
+    ]
+
+
 def warnings_of_rows(setup: Setup) -> list[str]:
     """Return what there is to say of short clips and of columns that no input reads."""
     lines = []
@@ -514,8 +523,13 @@ def warnings_of_rows(setup: Setup) -> list[str]:
             names = first_few(map(repr, unused))
             which = f"{len(unused)} columns are" if len(unused) > 1 else "a column is"
             place = found.table.path
-            line = f"{place}: {which} not used by this variant: {names}"
+            extra = inputs_to_ask_for(own, unused)
+            by = "" if extra else " by this variant"
+            line = f"{place}: {which} not used{by}: {names}"
             if "mask" in unused:
                 line += "; use --mask_column mask to weigh the loss by it"
+            if extra:
+                wanted = ",".join([*split_commas(own.config.extra_inputs), *extra])
+                line += f"; optional inputs are read with --extra_inputs {wanted}"
             lines.append(line)
     return lines

@@ -65,7 +65,7 @@ def resize_entity_masks(
     """
     masks, prompts = len(eligen_entity_masks), len(eligen_entity_prompts)
     if masks != prompts:
-        what = f"{masks} masks for {prompts} prompts; each region has one of both"
+        what = f"masks: {masks}, prompts: {prompts}; each region has one of both"
         raise InputError("eligen_entity_masks", what)
     size = (width // DOWNSCALE, height // DOWNSCALE)
     resized = [

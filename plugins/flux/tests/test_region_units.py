@@ -33,7 +33,7 @@ def test_of_each_eight_by_eight_pixels_one_tells_and_half_grey_is_white() -> Non
 
 def test_a_region_without_a_prompt_is_refused() -> None:
     masks = [Image.new("L", (16, 16))] * 2
-    with pytest.raises(UsageError, match="2 masks for 1 prompts"):
+    with pytest.raises(UsageError, match="masks: 2, prompts: 1; each region"):
         resize_entity_masks(masks, ["a"], 16, 16, device=CPU)
 
 

@@ -60,10 +60,9 @@ def find_entity_tokens(
     A latent has the pixel in its middle. Raises InputError for another number of masks
     than of prompts.
     """
-    if len(eligen_entity_masks) != len(eligen_entity_prompts):
-        what = (
-            f"{len(eligen_entity_masks)} masks for {len(eligen_entity_prompts)} prompts"
-        )
+    masks, prompts = len(eligen_entity_masks), len(eligen_entity_prompts)
+    if masks != prompts:
+        what = f"masks: {masks}, prompts: {prompts}; each entity has one of both"
         raise InputError("eligen_entity_masks", what)
     found = []
     for mask in eligen_entity_masks:

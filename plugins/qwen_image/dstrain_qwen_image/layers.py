@@ -44,7 +44,7 @@ def encode_layers(
     if len(sizes) > 1:
         raise InputError("image", "the whole image and its layers differ in size")
     if layer_num is not None and len(input_image) != layer_num + 1:
-        what = f"is {layer_num}, and there are {len(input_image)} images"
+        what = f"is {layer_num}, and the number of images is {len(input_image)}"
         raise InputError("layer_num", what, "expected the whole image and the layers")
     frames = [encode_with_vae(image, vae, device, dtype) for image in input_image]
     return {"input_latents": torch.cat(frames, dim=2)}

@@ -59,7 +59,7 @@ def test_a_token_is_of_an_entity_where_a_latent_of_it_is_white() -> None:
     assert rows[1] == [[0, 1, 1, 1], [0, 1, 1, 1]]
     assert rows[2] == [[0, 0, 0, 0], [0, 0, 0, 0]]
     values["eligen_entity_prompts"] = ["a"]
-    with pytest.raises(InputError, match="3 masks for 1 prompts"):
+    with pytest.raises(InputError, match="masks: 3, prompts: 1; each entity"):
         TOKENS.run({**values, "height": 32, "width": 64}, {})
 
 

@@ -44,7 +44,9 @@ def test_a_wrong_number_of_layers_or_sizes_that_differ_are_refused(
 ) -> None:
     loaded = components_of("layered")
     images = [noise_image(48, 32), noise_image(48, 32, 1)]
-    with pytest.raises(InputError, match="layer_num: is 2, and there are 2 images"):
+    with pytest.raises(
+        InputError, match="layer_num: is 2, and the number of images is 2"
+    ):
         LAYERS.run({"input_image": images, "layer_num": 2}, loaded)
     with pytest.raises(InputError, match=r"image: .* differ in size"):
         LAYERS.run({"input_image": [images[0], noise_image(32, 32)]}, loaded)

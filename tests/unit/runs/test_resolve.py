@@ -115,6 +115,17 @@ def test_a_warning_says_and_neither_waits_nor_takes_a_lock(
     )
 
 
+def test_a_column_of_an_optional_input_is_not_used_until_it_is_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = setup_with_videos("", extra_inputs="style")
+    found.spec.inputs["feeling"] = Column("mood", "text", optional=True)
+    log_warnings(found)
+    *_, said = caplog.messages
+    assert "a column is not used: 'mood'; optional inputs" in said
+    assert said.endswith("--extra_inputs style,feeling")
+
+
 @pytest.mark.usefixtures("tiny")
 def test_stages_share_what_was_resolved_and_nothing_that_was_read(
     tmp_path: Path,
