@@ -205,7 +205,7 @@ def fitted(name: str, video: Frames, frames: int, height: int, width: int) -> Te
     """
     pixels = video.pixels[:frames]
     if len(pixels) < frames:
-        what = f"has {len(pixels)} frames, and the video that it is for {frames}"
+        what = f"frames: {len(pixels)}, but the video to generate has {frames}"
         raise InputError(name, what)
     if pixels.shape[1:3] == (height, width):
         return to_minus_one_one(pixels)

@@ -100,7 +100,7 @@ def test_a_conditioning_video_is_cut_and_resized_and_a_shorter_one_refused(
     assert made.shape == (1, 96, 3, 4, 6)
     with pytest.raises(InputError, match="vace_video") as raised:
         CONDITIONS.run({**SIZE, "vace_video": video(5)}, loaded)
-    assert "has 5 frames, and the video that it is for 9" in str(raised.value)
+    assert "frames: 5, but the video to generate has 9" in str(raised.value)
 
 
 @torch.no_grad()
