@@ -477,7 +477,7 @@ def test_layers_of_every_type_act_in_diffusers_and_come_back_from_others(
     ours.load_lora(file)
     parts = subject.open().components
     given = {name: parts.get(own) for name, own in PIPELINE_PARTS[case.family].items()}
-    theirs: Any = PIPELINES[case.family](**given, scheduler=None)  # type: ignore[operator]
+    theirs: Any = PIPELINES[case.family](**given, scheduler=None)  # type: ignore[operator]  # classes of diffusers, untyped
     theirs.load_lora_weights(file.parent, weight_name=file.name)
     count = 0
     for name, module in ours.components[case.part].named_modules():

@@ -83,8 +83,8 @@ def state_of(network: nn.Module) -> dict[str, Tensor]:
     for name, module in network.named_modules():
         if hasattr(module, "get_delta_weight"):
             layer: nn.Module = module
-            for adapter in layer.active_adapters:  # type: ignore[union-attr]
-                change: Tensor = layer.get_delta_weight(adapter)  # type: ignore[operator]
+            for adapter in layer.active_adapters:  # type: ignore[union-attr]  # of peft, untyped
+                change: Tensor = layer.get_delta_weight(adapter)  # type: ignore[operator]  # of peft, untyped
                 found[f"{name}.weight"] = found[f"{name}.weight"] + change.double()
     return found
 

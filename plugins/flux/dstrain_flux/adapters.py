@@ -37,9 +37,8 @@ def predict_controlnet(
         controlnet: The ControlNet.
     """
     given = (timestep, prompt_emb, pooled_emb, embedded_guidance)
-    control = {"controlnet_cond": pack(control_latents)}
-    control["conditioning_scale"] = controlnet_scale
-    return _controlled(dit, controlnet, noisy_latents, given, control)
+    control = (control_latents, controlnet_scale)
+    return _controlled(dit, controlnet, noisy_latents, given, *control)
 
 
 def predict_controlnet_union(
@@ -59,12 +58,8 @@ def predict_controlnet_union(
     kind of image each control image is.
     """
     given = (timestep, prompt_emb, pooled_emb, embedded_guidance)
-    control = {
-        "controlnet_cond": pack(control_latents),
-        "controlnet_mode": control_mode,
-    }
-    control["conditioning_scale"] = controlnet_scale
-    return _controlled(dit, controlnet, noisy_latents, given, control)
+    control = (control_latents, controlnet_scale, control_mode)
+    return _controlled(dit, controlnet, noisy_latents, given, *control)
 
 
 def predict_ipadapter(
@@ -132,9 +127,19 @@ def _controlled(
     controlnet: Any,
     noisy_latents: Tensor,
     given: tuple[Any, ...],
-    control: dict[str, Any],
+    control_latents: Tensor,
+    scale: float,
+    mode: Tensor | None = None,
 ) -> Tensor:
-    joint, single = call(controlnet, [noisy_latents], *given, **control)
+    """Predict with what a ControlNet makes of the control image; `given` as `call` takes it."""
+    joint, single = call(
+        controlnet,
+        [noisy_latents],
+        *given,
+        controlnet_cond=pack(control_latents),
+        controlnet_mode=mode,
+        conditioning_scale=scale,
+    )
     added = {
         "controlnet_block_samples": joint,
         "controlnet_single_block_samples": single,

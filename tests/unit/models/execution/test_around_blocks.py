@@ -86,7 +86,7 @@ def test_an_adapter_gets_the_same_gradients_where_blocks_are_recomputed(
 
 def test_hooks_of_a_block_are_called_once(network: nn.Module) -> None:
     calls: list[nn.Module] = []
-    for block in network.transformer_blocks:  # type: ignore[union-attr]
+    for block in network.transformer_blocks:  # type: ignore[union-attr]  # mypy takes it for a tensor
         block.register_forward_hook(lambda module, *_: calls.append(module))
     with around_blocks(network, adding(nn.Linear(16, 16), [])), torch.no_grad():
         predict(network)
