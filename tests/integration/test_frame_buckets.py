@@ -175,9 +175,20 @@ def test_frames_may_be_taken_as_they_are(videos: Path, tmp_path: Path) -> None:
     run(replace(stage_2, fix_frame_rate=False))
 
 
+def contents(cache: Path) -> dict[str, int]:
+    """The files of a feature cache, and when each was written."""
+    return {
+        str(path): path.stat().st_mtime_ns
+        for path in cache.rglob("*")
+        if path.suffix in (".safetensors", ".json") and "locks" not in str(path)
+    }
+
+
 def test_the_default_frame_rate_may_be_asked_for(videos: Path, tmp_path: Path) -> None:
     flags: dict[str, Any] = {"num_epochs": 1, "feature_cache": tmp_path / "cache"}
     stage_1 = config(videos, task="sft:data_process", **flags)
     run(stage_1)
     stage_2 = replace(stage_1, task="sft:train", output_path=tmp_path / "out")
+    stored = contents(tmp_path / "cache")
     run(replace(stage_2, fix_frame_rate=True))
+    assert contents(tmp_path / "cache") == stored

@@ -13,7 +13,6 @@ from dstrain.models.formats import (
     NATIVE,
     CheckpointFormat,
     Shape,
-    Shapes,
     checkpoint_shapes,
     shapes_of,
 )
@@ -49,11 +48,23 @@ def layout_digest(
     return digest_of(layout_shapes(component, config, checkpoint_format))
 
 
-def digest_of(shapes: Shapes) -> str:
+Layout = Mapping[str, Any]
+"""Name -> the shape of a tensor, or the layout of a dictionary in a file."""
+
+
+def digest_of(shapes: Layout) -> str:
     """Return the digest of tensors as DiffSynth-Studio lists published files: the md5 of
     all 'NAME:SIDE_SIDE' and 'NAME', sorted and joined by commas.
     """
-    entries = list(shapes)
+    return hashlib.md5(_described(shapes).encode()).hexdigest()
+
+
+def _described(shapes: Layout) -> str:
+    """All entries of a file, or of a dictionary in it."""
+    entries = []
     for name, shape in shapes.items():
-        entries.append(f"{name}:{'_'.join(map(str, shape))}")
-    return hashlib.md5(",".join(sorted(entries)).encode()).hexdigest()
+        if isinstance(shape, Mapping):
+            entries.append(f"{name}|{_described(shape)}")
+        else:
+            entries += [f"{name}:{'_'.join(map(str, shape))}", name]
+    return ",".join(sorted(entries))

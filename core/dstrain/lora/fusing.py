@@ -42,9 +42,9 @@ def merged_parts(
     nothing but rows of a product, and none of them is such a product itself.
     """
     if isinstance(layer, LohaLayer):
-        return of_each("LoHa", layer.shape, lambda own: layer.rows(own).change(), rows)
+        return of_each("LoHa", lambda own: layer.rows(own).change(), rows)
     kind = "LoKr of several layers at once"
-    return of_each(kind, layer.shape, lambda own: layer.change()[own], rows)
+    return of_each(kind, lambda own: layer.change()[own], rows)
 
 
 def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:

@@ -163,11 +163,6 @@ def parse_lokr(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LokrWeigh
         if not weights.has_product:
             weights = replace(weights, alpha=float(weights.rank))
         layers[name] = weights
-    products = {name: one for name, one in layers.items() if one.has_product}
-    without = [name for name, one in products.items() if one.alpha is None]
-    if without and len(without) < len(products):
-        what = f"incomplete LoRA file: {len(without)} of {len(products)} layers lack an alpha"
-        raise StateError(path, what, f"the first: {first_few(without)}")
     return layers
 
 

@@ -490,6 +490,10 @@ class _Reader:
                     raise StateError(self.path, what)
         if is_folded(self.header):
             stated = stated or ranks
+        without = [rest for rest in layers if rest not in stated]
+        if stated and without:
+            what = f"incomplete LoRA file: {len(without)} of {len(layers)} layers lack an alpha"
+            raise StateError(self.path, what, f"the first: {first_few(without)}")
         if stated:
             if self.alpha is not None:
                 what = f"has no effect: {self.path} states its own alpha"

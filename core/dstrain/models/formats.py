@@ -83,8 +83,8 @@ class CheckpointFormat:
     source: str = ""
     """Where the keys are from."""
     implies: tuple[tuple[str, Any], ...] = ()
-    """Entries of the configuration that such files have, whatever config.json or their
-    shapes say: a key may be nothing but a mark."""
+    """Entries of the configuration that such files have, which override config.json and
+    shapes: a key may be nothing but a mark."""
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.models.formats import Shape, shapes_of
-from dstrain.storage.safetensors import naming_faults, opened
+from dstrain.storage.safetensors import naming_faults, opened, tensor_shapes
 
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 MAPPED = 2**30
@@ -120,14 +120,12 @@ def shapes_in(path: Path) -> dict[str, Shape]:
     if path.suffix in TORCH_SUFFIXES:
         return shapes_of(_torch_weights(path))
     _refuse_gguf(path)
-    with opened(path) as file:
-        names = file.keys()
-        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    return dict(tensor_shapes(path))
 
 
 def _refuse_gguf(path: Path) -> None:
     if not path.is_file():
-        return
+        return  # opening a pipe would wait for what writes to it
     try:
         with path.open("rb") as file:
             begins = file.read(len(GGUF))

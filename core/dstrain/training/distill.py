@@ -109,16 +109,16 @@ def _check_sigmas(
             continue
         if len(sigmas) == len(wanted) and torch.allclose(sigmas, wanted, 0, CLOSE):
             continue
-        numbers = [f"{len(sigmas) - 1} steps", f"{steps}"]
-        what = "is of {}, and num_inference_steps is {}"
+        what = f"is of {len(sigmas) - 1} steps, and num_inference_steps is {steps}"
         if len(sigmas) == len(wanted):
-            numbers = [
-                str([round(one, 4) for one in row.tolist()]) for row in (sigmas, wanted)
-            ]
-            what = (
-                "has the latents at sigmas {}, and those of this model's sampler are {}"
+            found_here, sampled = (
+                [round(one, 4) for one in row.tolist()] for row in (sigmas, wanted)
             )
-        raise UsageError("trajectory", what.format(*numbers), TRAJECTORY_ADVICE)
+            what = (
+                f"has the latents at sigmas {found_here}, and those of this model's "
+                f"sampler are {sampled}"
+            )
+        raise UsageError("trajectory", what, TRAJECTORY_ADVICE)
 
 
 def _check_device(device: str) -> str:

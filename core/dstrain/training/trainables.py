@@ -71,7 +71,7 @@ def start_from_lora(
             file.alpha,
             file.skip_missing,
         ):
-            lora.refuse_merged(path, "training cannot go on from")
+            lora.refuse_merged(path, "training cannot start from")
             layers = lora.trained_layers(path)
             load_layers(lora_layers(network), layers, path, unused)
 

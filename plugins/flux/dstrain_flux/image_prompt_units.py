@@ -63,7 +63,7 @@ def encode_ipadapter_images(
 
 
 def square_pixels(images: list[Image.Image], image_encoder: Any) -> Tensor:
-    """Return images at the size of an image encoder, whatever their aspect ratio, as
+    """Return images at the size of an image encoder, ignoring their aspect ratio, as
     (images, 3, side, side) fp32 in -1 to 1.
     """
     side = image_encoder.config.image_size

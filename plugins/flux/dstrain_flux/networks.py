@@ -39,7 +39,7 @@ class FluxControlNetModel(diffusers.FluxControlNetModel):
 
         Args:
             num_mode: Kinds of control that it knows (a union of ControlNets); None for one
-                that is not told.
+                without modes.
             extra_condition_channels: Channels of the image's tokens beyond in_channels.
         """
         with warnings.catch_warnings():

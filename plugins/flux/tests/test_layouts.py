@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from dstrain.models.formats import checkpoint_shapes, shapes_of
 from dstrain.models.networks import empty_component, empty_network
-from dstrain.testing.layouts import layout_digest
 from dstrain_flux.components import COMPONENTS
 from transformers import SiglipConfig, SiglipModel
+
+from tests.support.layouts import digest_of
 
 BY_NAME = {component.name: component for component in COMPONENTS}
 TEXT_HALF = MappingProxyType(
@@ -61,7 +62,7 @@ def test_a_published_file_is_that_of_its_network(
     found = shapes(model_id, name)
     if number is not None:
         found = checkpoint_shapes(BY_NAME[name].formats[number], found)
-    assert layout_digest(found) == digest
+    assert digest_of(found) == digest
 
 
 def test_the_ip_adapter_is_two_dictionaries_in_one_file() -> None:
@@ -71,7 +72,7 @@ def test_the_ip_adapter_is_two_dictionaries_in_one_file() -> None:
         outer, _, inner = name.partition(".")
         layout.setdefault(outer, {})[inner] = shape
     assert list(layout) == ["image_proj", "ip_adapter"]
-    assert layout_digest(layout) == "4daaa66cc656a8fe369908693dad0a35"
+    assert digest_of(layout) == "4daaa66cc656a8fe369908693dad0a35"
     infer = BY_NAME["ipadapter"].infer
     assert infer is not None
     published = BY_NAME["ipadapter"].configure({})
@@ -87,7 +88,7 @@ def test_a_siglip_with_its_texts_half_has_ours_beside_it() -> None:
     whole_format = BY_NAME["image_encoder"].formats[1]
     ours = checkpoint_shapes(whole_format, shapes(model_id, "image_encoder"))
     others = {name: one for name, one in whole.items() if whole_format.ignores(name)}
-    assert layout_digest({**ours, **others}) == "04d8c1e20a1f1b25f7434f111992a33f"
+    assert digest_of({**ours, **others}) == "04d8c1e20a1f1b25f7434f111992a33f"
 
 
 @pytest.mark.parametrize("model_id", BY_NAME["controlnet"].published)

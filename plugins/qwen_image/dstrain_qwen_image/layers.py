@@ -92,7 +92,7 @@ def predict_layers(
     context image and of the one that is taken apart follow.
 
     The denoiser puts the last image, which is taken apart, below the others (its
-    `use_layer3d_rope`), and is told that they may be transparent (`additional_t_cond`).
+    `use_layer3d_rope`); `additional_t_cond` says that they may be transparent.
     """
     frames = list(noisy_latents.split(1, dim=2))
     context = [] if context_latents is None else [context_latents]

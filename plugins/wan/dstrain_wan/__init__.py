@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from dstrain.plugin import ModelFamily, Option
 
+DOWNSCALE = 8
+"""Pixels of a latent along height and width, in the VAE of Wan 2.1."""
 DIT_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
 
 DIT = "diffusion_pytorch_model*.safetensors"

@@ -5,7 +5,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from dstrain_wan import model_fn
+from dstrain_wan import DOWNSCALE, model_fn
 
 DIRECTIONS = (
     "Left",
@@ -23,8 +23,6 @@ FOCAL = (0.532139961, 0.946026558)
 """Focal lengths of the published camera, in widths and heights of its image."""
 ASPECT = 1280 / 720
 """Width by height of its image."""
-PIXELS = 8
-"""Those of a latent, along height and width."""
 
 
 class Camera(TypedDict):
@@ -43,7 +41,7 @@ def encode_camera(
     width: int,
     camera_control_speed: float = SPEED,
 ) -> Camera:
-    """Return the camera of each frame, which goes on at one speed.
+    """Return the camera of each frame, which moves at constant speed.
 
     A camera is described as in CameraCtrl (https://github.com/hehao13/CameraCtrl): in each
     frame the matrix to the camera changes by the speed, in its third column, which shears
@@ -149,7 +147,7 @@ def _predict(
     clip_feature: Tensor | None,
     dit: Any,
 ) -> Tensor:
-    height, width = (PIXELS * side for side in noisy_latents.shape[3:])
+    height, width = (DOWNSCALE * side for side in noisy_latents.shape[3:])
     return model_fn.denoise(
         torch.cat([noisy_latents, known], dim=1),
         timestep,

@@ -15,13 +15,11 @@ from dstrain.plugin import (
     read_key_maps,
 )
 
-from dstrain_wan import KREA, ORIGINALS, SPEED_CONTROL, diffusers_id
+from dstrain_wan import DOWNSCALE, KREA, ORIGINALS, SPEED_CONTROL, diffusers_id
 
 CONFIGS = Path(__file__).parent / "configs"
 HEAD = 128
 """Channels of an attention head, in every published transformer."""
-UNSHUFFLED = 64
-"""Pixels that become channels before the rays of a camera are embedded."""
 EMBEDDER = "condition_embedder"
 
 
@@ -153,7 +151,7 @@ def _dit_config(shapes: Shapes) -> dict[str, Any]:
         "added_kv_proj_dim": added[1] if added else None,
         "pos_embed_seq_len": ends[1] if ends else None,
         "ref_channels": reference[1] if reference else None,
-        "camera_channels": camera[1] // UNSHUFFLED if camera else None,
+        "camera_channels": camera[1] // DOWNSCALE**2 if camera else None,
     }
 
 
@@ -217,14 +215,13 @@ def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
 
 def _vace(name: str, folders: tuple[str, ...], *filenames: str) -> Component:
     """Return VACE, or that of one of two experts: it is in the denoiser's files."""
-    configs = {
-        model: vace_config(
-            {**dit, "vace_layers": tuple(range(0, dit["num_layers"], step))}, {}
-        )
-        for model, dit in PUBLISHED.items()
-        for step in (2 if dit["num_layers"] == 30 else 5,)
-        if "VACE" in model
-    }
+    configs = {}
+    for model, dit in PUBLISHED.items():
+        if "VACE" not in model:
+            continue
+        step = 2 if dit["num_layers"] == SMALL["num_layers"] else 5
+        layers = tuple(range(0, dit["num_layers"], step))
+        configs[model] = vace_config({**dit, "vace_layers": layers}, {})
     return Component(
         name,
         network=DiffusersNetwork("dstrain_wan.networks:Vace"),

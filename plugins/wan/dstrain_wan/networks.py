@@ -12,8 +12,7 @@ from diffusers.models.transformers.transformer_wan_vace import WanVACETransforme
 from torch import Tensor, nn
 from torch.nn.functional import pixel_unshuffle
 
-UNSHUFFLED = 8
-"""Pixels, along height and width, that become channels: those of a latent."""
+from dstrain_wan import DOWNSCALE
 
 
 class WanTransformer3DModel(diffusers.WanTransformer3DModel):  # type: ignore[misc]  # untyped
@@ -127,13 +126,13 @@ class CameraAdapter(nn.Module):
         """Build it for patches of `width` channels."""
         super().__init__()
         size = tuple(patch)
-        self.conv = nn.Conv2d(channels * UNSHUFFLED**2, width, size, size)
+        self.conv = nn.Conv2d(channels * DOWNSCALE**2, width, size, size)
         self.residual_blocks = nn.Sequential(ResidualBlock(width))
 
     def forward(self, rays: Tensor) -> Tensor:
         """Return (batch, width, frames, h / 16, w / 16) of (batch, channels, frames, h, w)."""
         batch = len(rays)
-        images = pixel_unshuffle(rays.transpose(1, 2).flatten(0, 1), UNSHUFFLED)
+        images = pixel_unshuffle(rays.transpose(1, 2).flatten(0, 1), DOWNSCALE)
         made: Tensor = self.residual_blocks(self.conv(images))
         return made.unflatten(0, (batch, -1)).transpose(1, 2)
 

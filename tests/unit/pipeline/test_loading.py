@@ -201,7 +201,7 @@ def test_differences_and_layers_of_a_preset_are_scaled_and_come_before_quantizat
 ) -> None:
     files = written(tmp_path, Deep(64, 2))
     difference = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
-    loha = MergedLayer("LoHa", (64, 64), lambda: 2 * difference)
+    loha = MergedLayer("LoHa", lambda: 2 * difference)
     lora = Lora("net", {}, {}, {"layers.0": loha}, {"layers.1.weight": difference})
     monkeypatch.setattr(loading, "read_lora", lambda *_: [lora])
     kept = Kept((StoredLayers(METHODS[method]),)) if method else AS_LOADED

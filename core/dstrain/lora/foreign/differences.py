@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dstrain.errors import StateError, UsageError, first_few
+from dstrain.errors import StateError, UsageError
 from dstrain.lora.key_names import Rows, parameter_rows
 from dstrain.models.formats import CheckpointFormat, Shape, Shapes, fits
 from dstrain.models.quantization.linear import StoredLinear
@@ -159,13 +159,3 @@ def changed_by(parameter: Tensor, difference: Tensor, scale: float) -> Tensor:
     """Return a parameter with `scale` times a difference, in its dtype."""
     added = scale * difference.float().to(parameter.device)
     return (parameter.float() + added).to(parameter.dtype)
-
-
-def refuse_differences(path: Path, names: Mapping[str, Tensor], use: str) -> None:
-    """Raise StateError for a file with differences where there is no place for any.
-
-    use: What they cannot be, for the error.
-    """
-    if names:
-        what = f"contains differences of {len(names)} whole parameters, which {use}"
-        raise StateError(path, what, f"the first: {first_few(names)}")

@@ -29,8 +29,6 @@ class MergedLayer:
 
     type: str
     """What it is, for errors."""
-    shape: Shape
-    """The shape of the weight, (out, in)."""
     change: Callable[[], Tensor]
     """Computes what is added to the weight, in fp32."""
 
@@ -112,13 +110,12 @@ def parse_loha(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LohaWeigh
 
 
 def of_each(
-    kind: str, shape: Shape, change: Callable[[Tensor], Tensor], rows: Sequence[Rows]
+    kind: str, change: Callable[[Tensor], Tensor], rows: Sequence[Rows]
 ) -> dict[str, MergedLayer]:
     """Return the changes of the network's layers that one layer of a file stands for.
 
     Args:
         kind: What it is, for errors.
-        shape: The shape of the file's layer.
         change: (indices of rows) -> these rows of what the file's layer adds.
         rows: Which rows are of which layer.
     """
@@ -128,9 +125,5 @@ def of_each(
             (one for one in rows if one.layer == name), key=lambda one: one.offset
         )
         chosen = torch.cat([torch.arange(one.start, one.stop) for one in own])
-        found[name] = MergedLayer(
-            kind,
-            (len(chosen), *shape[1:]),
-            partial(change, chosen),
-        )
+        found[name] = MergedLayer(kind, partial(change, chosen))
     return found

@@ -85,7 +85,7 @@ def file_keys(config: TrainConfig, spec: PipelineSpec) -> tuple[str, ...]:
     own = files_of(spec)
     if not spec.family or own.issuperset(keys):
         return keys
-    family = load_family(spec.family)
+    family = load_family(spec.family, config.disabled_plugins)
     others = {name for one in family.variants for name in files_of(family.spec(one))}
     return tuple(key for key in keys if key in own or key not in others)
 

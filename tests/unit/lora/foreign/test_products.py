@@ -64,9 +64,30 @@ def test_a_loha_of_several_layers_at_once_is_merged_into_each(tmp_path: Path) ->
         wanted = 0.5 * 1.5 * product[6 * i :][:6]
         assert torch.allclose(change, wanted, atol=1e-5)
     with pytest.raises(
-        StateError, match="contains LoHa, which training cannot go on f"
+        StateError, match="contains LoHa, which training cannot start from"
     ):
-        lora.refuse_merged(PATH, "training cannot go on from")
+        lora.refuse_merged(PATH, "training cannot start from")
+
+
+def test_alpha_of_some_layers_alone_is_refused(tmp_path: Path) -> None:
+    """Of one type or of several: nothing says what the others' alpha was."""
+    stated = {
+        f"lycoris_blocks_0_attn_to_q.{part}": one for part, one in loha(6, 6).items()
+    }
+    silent = {
+        f"lycoris_blocks_0_attn_to_k.{part}": one
+        for part, one in loha(6, 6).items()
+        if part != "alpha"
+    }
+    plain = {
+        "lycoris_blocks_0_attn_to_v.lora_down.weight": torch.ones(2, 6),
+        "lycoris_blocks_0_attn_to_v.lora_up.weight": torch.ones(6, 2),
+    }
+    assert "lycoris_blocks_0_attn_to_q.alpha" in stated
+    for others in (silent, plain):
+        path = written(tmp_path / "x.safetensors", {**stated, **others})
+        with pytest.raises(StateError, match="1 of 2 layers lack an alpha"):
+            read(path)
 
 
 def test_layers_of_several_types_in_one_file_are_each_read(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from dstrain.runs.datasets.flags import (
     ORDERS,
     caption_inputs,
     data_config,
+    file_keys,
     most_frames,
     resolutions_of,
 )
@@ -87,3 +88,20 @@ def test_a_validation_dataset_has_neither_dropout_nor_tags_nor_views_of_its_own(
     held_out = data_config(config, QWEN_IMAGE, is_validation=True)
     assert held_out.augmentation == AugmentationOptions()
     assert held_out.captions == CaptionOptions(prefix="a ")
+
+
+def test_columns_of_other_variants_may_be_named_where_a_plugin_is_disabled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def loaded(name: str, disabled: tuple[str, ...]) -> Any:
+        asked.append(disabled)
+        return load_family(name)
+
+    monkeypatch.setattr("dstrain.runs.datasets.flags.load_family", loaded)
+    named = config_of(
+        data_file_keys="image,edit_image,none", disabled_plugins=("other",)
+    )
+    assert file_keys(named, QWEN_IMAGE) == ("image", "none")
+    assert asked == [("other",)]
