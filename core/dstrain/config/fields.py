@@ -316,7 +316,8 @@ def parse_lora(text: str) -> LoraFile:
     """Parse FILE[:SCALE][@alpha=ALPHA][@skip_missing], in which a component may still
     stand before the file (`LoraFile.of`).
 
-    What follows the last colon is a scale only if it is a finite number. Raises
+    What follows the last colon is a scale only if it is a finite number. Nothing before
+    a file that begins with `./` is a component: `./dit=a` is the file `dit=a` here. Raises
     UsageError for an option that is given twice, or an alpha that is none.
     """
     options: dict[str, Any] = {}
@@ -334,9 +335,12 @@ def parse_lora(text: str) -> LoraFile:
         scale = float(tail)
     except ValueError:
         scale = math.nan
-    if path and math.isfinite(scale):
-        return LoraFile(Path(path), scale, **options)
-    return LoraFile(Path(text), **options)
+    if not path or not math.isfinite(scale):
+        path, scale = text, 1.0
+    file = Path(path)
+    if path.startswith("./") and any("=" in one for one in file.parts[:1]):
+        file = file.absolute()  # as a relative path, it would lose the './'
+    return LoraFile(file, scale, **options)
 
 
 def parse_input(text: str) -> NamedInput:

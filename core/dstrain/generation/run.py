@@ -71,7 +71,7 @@ def generate_one(config: GenerateConfig) -> None:
 def refuse_existing(config: GenerateConfig, paths: Iterable[Path]) -> None:
     """Refuse to replace a file without --overwrite."""
     for path in paths:
-        if path.is_file() and not config.overwrite:
+        if (path.is_file() or path.is_symlink()) and not config.overwrite:
             what = f"{path} already exists and was not modified"
             advice = "give --overwrite to replace it, or another --output"
             raise UsageError("--output", what, advice)

@@ -90,7 +90,7 @@ def export(
         raise UsageError("INPUT", f"{source} {what}")
     tensors, header = read_tensors(source)
     header.pop(CHECKSUM, None)
-    if output.exists() and not overwrite:
+    if (output.exists() or output.is_symlink()) and not overwrite:
         what = f"{output} already exists and was not modified"
         raise UsageError("OUTPUT", what, "give --overwrite to replace it")
     if program is None and (component or file.skip_missing):

@@ -84,8 +84,16 @@ class TestLoraFiles(LoraFiles):
             for shape in ((24, 64), (7, 32))
         )
         time = torch.tensor([0.5], dtype=dtype)
+        # Layered's network is told which of the images are layers.
+        kind = torch.tensor([0]) if network.config.use_additional_t_cond else None
         made: Tensor = network(
-            latents, prompt, None, time, [[(1, 4, 6)]], return_dict=False
+            latents,
+            prompt,
+            None,
+            time,
+            [[(1, 4, 6)]],
+            additional_t_cond=kind,
+            return_dict=False,
         )[0]
         return made
 

@@ -234,6 +234,14 @@ def test_only_a_components_name_before_the_first_equals_sign_names_one(
     assert found.path == file.path
 
 
+def test_a_file_here_whose_name_begins_with_a_components_can_be_named() -> None:
+    file = parse_lora("./dit=a.s:0.5@skip_missing").of(("dit",))
+    wanted = LoraFile(Path("dit=a.s").absolute(), 0.5, skip_missing=True)
+    assert file == parse_lora(str(file)).of(("dit",)) == wanted
+    assert parse_lora("./x/dit=a.s").of(("dit",)).path == Path("x/dit=a.s")
+    assert parse_lora("./").path == Path()
+
+
 def test_what_decides_the_effect_of_a_lora_file_is_said() -> None:
     assert parse_lora("dit=a.s").of(("dit",)).changes == ""
     assert parse_lora("a.s:0.5@skip_missing@alpha=2").changes == (

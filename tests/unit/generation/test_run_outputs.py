@@ -56,6 +56,11 @@ def test_a_file_that_is_there_is_replaced_only_if_asked_for(
     assert output.read_bytes() == before
     generate(config(here, output, prompt="cat", overwrite=True))
     assert output.read_bytes() != before
+    dangling = tmp_path / "b.png"
+    dangling.symlink_to(tmp_path / "elsewhere" / "b.png")
+    with pytest.raises(UsageError, match=r"b\.png already exists"):
+        generate(config(here, dangling))
+    assert dangling.is_symlink()
 
 
 def test_a_png_says_what_it_was_generated_from(

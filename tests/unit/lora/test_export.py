@@ -319,6 +319,11 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     assert there.read_text() == "mine"
     export(path, there, "kohya", overwrite=True)
     assert "lora_unet_double_0_proj.alpha" in load_file(there)
+    dangling = tmp_path / "dangling.safetensors"
+    dangling.symlink_to(tmp_path / "elsewhere" / "file.safetensors")
+    with pytest.raises(UsageError, match="already exists"):
+        export(path, dangling, "kohya")
+    assert dangling.is_symlink()
     with pytest.raises(SystemFault):
         export(path, tmp_path, "kohya", overwrite=True)
     with pytest.raises(StateError, match=r"nowhere.*cannot be read"):
