@@ -1,0 +1,1 @@
+"""Commands around training: what comes before it, and from other programs."""

@@ -1,0 +1,12 @@
+"""The commands that this package adds to `dstrain`."""
+
+from collections.abc import Sequence
+
+import click
+from dstrain.plugin import hookimpl
+
+
+@hookimpl
+def dstrain_commands() -> Sequence[click.Command]:
+    """Return the commands."""
+    return []
