@@ -23,8 +23,8 @@ PUBLIC = {
         UsageError flow_match generate gradient_checkpoint_forward run save_lora
     """,
     "dstrain.plugin": """
-        CheckpointFormat Column Component Constant DiffusersNetwork ExpertSchedule Files
-        FlowMatchSchedule Frames InferenceOnly InputError KeyMap LatentConstraint
+        CheckpointFormat Column Component Constant DiffusersNetwork EntryCount
+        ExpertSchedule Files FlowMatchSchedule Frames InferenceOnly InputError KeyMap LatentConstraint
         LoraKeyFormat Measured ModelFamily Option PipelineSpec QuantizationMethod Shapes Tokenizer
         TransformersNetwork Unit at_least hookimpl one_of read_key_maps
         same_config stored_linear toy_writer

@@ -36,6 +36,7 @@ from dstrain.data.forms.naming import lacking_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source, find_source
 from dstrain.data.images import ImageInfo, Resolution, Size
+from dstrain.data.rows.consistency import inconsistencies
 from dstrain.data.table import Fault, RawValue, Table
 from dstrain.data.variants.buckets import TooSmall, cropped_share
 from dstrain.data.variants.captions import CaptionOptions, WeightedCaption
@@ -264,6 +265,7 @@ def _samples(
         earlier: list[tuple[dict[str, Cell], dict[str, Size]]] = []
         for row in large:
             faults += row.faults
+            faults += inconsistencies(number, row.cells, columns)
             for name in missing(frozenset(row.blank)):
                 faults.append(Fault(number, columns[name].name, "is blank"))
             # Two resolutions may have the same size for it; their clips are then equal.

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from dstrain.data.cells import load_cell
 from dstrain.data.clips import FrameSampling
 from dstrain.data.images import Resolution
 from dstrain.data.row_checks import DataConfig, check_rows
-from dstrain.data.table import Table
+from dstrain.data.table import RawValue, Table
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Input, as_column
+from dstrain.graph.inputs import Column, as_column
 from dstrain.graph.spec import PipelineSpec
 
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
@@ -60,34 +60,38 @@ def parse_arguments(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any
             hint = nearest(name, spec.inputs)
             raise UsageError(flag_for(config, name), what + hint)
     values = flag_values(config)
-    for name, texts in input_texts(config).items():
+    texts = input_texts(config)
+    for name in texts:
         if name in values:
             raise UsageError("--input", f"{name} is also given as --{name}")
-        values[name] = _parse(name, texts, spec.inputs[name], config)
+    values |= _parse(texts, spec, config)
     return values | flag_values(config, SAMPLING)
 
 
 def _parse(
-    name: str,
-    texts: list[str],
-    source: Input,
-    config: GenerateConfig,
-) -> Any:
-    """Read an input as a table of one row and one column would be read."""
-    column = as_column(name, source)
+    texts: Mapping[str, list[str]], spec: PipelineSpec, config: GenerateConfig
+) -> dict[str, Any]:
+    """Read inputs as a table of one row would be read, with a column for each."""
+    columns = {name: as_column(name, spec.inputs[name]) for name in texts}
+    if not columns:
+        return {}
+    row = {name: _cell(texts[name], column) for name, column in columns.items()}
+    table = Table(Path("--input"), tuple(row), (row,), (1,))
+    # Paths are absolute: any of them is inside the root folder.
+    files = data_config(config, Path(os.sep))
+    dataset = check_rows(table, files, columns)
+    return {name: load_cell(dataset.rows[0][name]) for name in columns}
+
+
+def _cell(texts: list[str], column: Column) -> RawValue:
+    """Return the cell of a table that an input's texts make."""
     is_text = column.kind in ("text", "texts")
     if not is_text and not all(text.strip() for text in texts):
-        raise UsageError("--input", f"{name} is blank")
+        raise UsageError("--input", f"{column.name} is blank")
     if column.is_file:
         texts = [os.path.abspath(text) for text in texts]
     is_list = column.kind in ("images", "texts") or len(texts) > 1
-    value = texts if is_list else texts[0]
-    row = {name: value}
-    table = Table(Path("--input"), (name,), (row,), (1,))
-    # Paths are absolute: any of them is inside the root folder.
-    files = data_config(config, Path(os.sep))
-    dataset = check_rows(table, files, {name: column})
-    return load_cell(dataset.rows[0][name])
+    return texts if is_list else texts[0]
 
 
 def data_config(config: GenerateConfig, folder: Path) -> DataConfig:

@@ -11,6 +11,16 @@ FileType = Literal["image", "video", "tensors"]
 
 
 @dataclass(frozen=True)
+class EntryCount:
+    """How many entries a list has: as many as another list, or as a number says."""
+
+    of: str
+    """Name of the other input, a list or an integer."""
+    more: int = 0
+    """Entries beyond these."""
+
+
+@dataclass(frozen=True)
 class Column:
     """An input that is read from a column of the dataset."""
 
@@ -45,6 +55,10 @@ class Column:
     """Returns what is wrong with a value, '' for nothing; not for files."""
     advice: str = ""
     """What to do where it is required and the dataset has no such column."""
+    entries: EntryCount | None = None
+    """For a list: how many entries it has in rows that have both inputs."""
+    same_size: bool = False
+    """For a list of images: they are loaded at one size."""
 
     @property
     def is_file(self) -> bool:

@@ -161,6 +161,9 @@ class PipelineSpec:
         for name, source in self.inputs.items():
             if isinstance(source, Measured):
                 _check(self, f"inputs: {name}", [source.of], self.inputs, "an input")
+            elif isinstance(source, Column) and source.entries is not None:
+                of = source.entries.of
+                _check(self, f"inputs: {name}", [of], self.inputs, "an input")
         pairs = self.cfg_inputs.items()
         _check(self, "cfg_inputs", chain(*pairs), self.inputs, "an input")
         arguments = f"an input or one of {', '.join(SAMPLING_ARGUMENTS)}"

@@ -2,6 +2,7 @@ from dstrain.errors import InputError as InputError
 from dstrain.graph.inputs import (
     Column as Column,
     Constant as Constant,
+    EntryCount as EntryCount,
     InferenceOnly as InferenceOnly,
     Measured as Measured,
     at_least as at_least,

@@ -8,6 +8,7 @@ from typing import Any
 from dstrain.plugin import (
     Column,
     Constant,
+    EntryCount,
     FlowMatchSchedule,
     InferenceOnly,
     Measured,
@@ -203,7 +204,11 @@ ELIGEN = replace(
         **DEV.inputs,
         "eligen_entity_prompts": Column("eligen_entity_prompts", "texts"),
         "eligen_entity_masks": Column(
-            "eligen_entity_masks", "images", mode="L", multiple=SIDE_MULTIPLE
+            "eligen_entity_masks",
+            "images",
+            mode="L",
+            multiple=SIDE_MULTIPLE,
+            entries=EntryCount("eligen_entity_prompts"),
         ),
     },
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 from dstrain.plugin import (
     Column,
     Constant,
+    EntryCount,
     FlowMatchSchedule,
     InferenceOnly,
     Measured,
@@ -161,7 +162,11 @@ ELIGEN = replace(
         **BASE.inputs,
         "eligen_entity_prompts": Column("eligen_entity_prompts", "texts"),
         "eligen_entity_masks": Column(
-            "eligen_entity_masks", "images", mode="L", multiple=SIDE_MULTIPLE
+            "eligen_entity_masks",
+            "images",
+            mode="L",
+            multiple=SIDE_MULTIPLE,
+            entries=EntryCount("eligen_entity_prompts"),
         ),
     },
     padded={**BASE.padded, "entity_emb": 1, "entity_emb_mask": 1},
@@ -194,7 +199,15 @@ LAYERED = replace(
     decoders=(layers.decode_layers,),
     inputs={
         **BASE.inputs,
-        "input_image": Column("image", "images", mode="RGBA", multiple=SIDE_MULTIPLE),
+        # The whole image, then its layers.
+        "input_image": Column(
+            "image",
+            "images",
+            mode="RGBA",
+            multiple=SIDE_MULTIPLE,
+            entries=EntryCount("layer_num", more=1),
+            same_size=True,
+        ),
         "layer_input_image": Column(
             "layer_input_image", "image", mode="RGBA", multiple=SIDE_MULTIPLE
         ),

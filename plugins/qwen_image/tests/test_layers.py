@@ -93,6 +93,23 @@ def test_rows_of_any_number_of_layers_train_and_previews_show_them_side_by_side(
 
 
 @pytest.mark.usefixtures("project")
+def test_rows_with_another_number_of_layers_are_all_named_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = Path("data/metadata.json")
+    rows = json.loads(path.read_text())
+    rows[0]["layer_num"] = 2
+    rows[3]["layer_num"] = 1
+    path.write_text(json.dumps(rows))
+    code = main([*WORDS, *TRAIN, *EXTRA, "--max_steps", "1"])
+    said = capsys.readouterr().err
+    assert code == UsageError.exit_code
+    assert "metadata.json:1:image: has 1 entry, and layer_num is 2" in said
+    assert "metadata.json:4:image: has 3 entries, and layer_num is 1" in said
+    assert not Path("out").exists()
+
+
+@pytest.mark.usefixtures("project")
 def test_each_layer_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["generate", *WORDS, "--prompt", "a dog", "--num_inference_steps", "1"]
     words += ["--height", "32", "--width", "64", "--input", "layer_num=2"]

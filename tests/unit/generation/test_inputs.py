@@ -12,7 +12,7 @@ from dstrain.config.fields import NamedInput, parse_input
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.errors import UsageError
 from dstrain.generation.inputs import input_names, parse_arguments
-from dstrain.graph.inputs import Column, Constant, InferenceOnly
+from dstrain.graph.inputs import Column, Constant, EntryCount, InferenceOnly
 from PIL import Image
 
 from tests.support.family import build
@@ -22,7 +22,8 @@ WIRING = replace(
     inputs={
         **build("base").inputs,
         "edit_image": Column("edit_image", "image", multiple=16),
-        "references": Column("references", "images"),
+        "references": Column("references", "images", entries=EntryCount("places")),
+        "places": Column("places", "texts"),
         "first": Column(
             "video",
             "image",
@@ -84,6 +85,21 @@ def test_a_list_is_the_input_repeated_and_one_is_a_list_too(image: Path) -> None
     assert [
         len(given(*[f"references={image}"] * count)["references"]) for count in (1, 3)
     ] == [1, 3]
+
+
+def test_lists_that_do_not_fit_together_are_refused(image: Path) -> None:
+    texts = [f"references={image}"] * 2
+    assert given(*texts, "places=a", "places=b")["places"] == ["a", "b"]
+    with pytest.raises(
+        UsageError, match=r"references: has 2 entries, and places has 1"
+    ):
+        given(*texts, "places=a")
+
+
+def test_all_that_is_wrong_is_named_at_once() -> None:
+    with pytest.raises(UsageError) as refused:
+        given("strength=strong", "area=1.5")
+    assert refused.value.what == "2 bad cells"
 
 
 @pytest.mark.parametrize(

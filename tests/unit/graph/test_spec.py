@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import pytest
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Input, Measured
+from dstrain.graph.inputs import Column, EntryCount, Input, Measured
 from dstrain.graph.noise_schedule import FlowMatchSchedule
 from dstrain.graph.spec import (
     ExpertSchedule,
@@ -178,6 +178,13 @@ def test_two_units_of_one_name_are_refused() -> None:
 def test_a_size_is_measured_on_a_known_input() -> None:
     assert "video" in refusal(
         encode_prompt, inputs={**INPUTS, "height": Measured("video", "height")}
+    )
+
+
+def test_a_list_has_as_many_entries_as_a_known_input_says() -> None:
+    frames = Column("frames", "images", entries=EntryCount("prompts"))
+    assert "'prompts' is not an input" in refusal(
+        encode_prompt, inputs={**INPUTS, "frames": frames}
     )
 
 
