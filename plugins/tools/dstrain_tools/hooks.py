@@ -9,4 +9,7 @@ from dstrain.plugin import hookimpl
 @hookimpl
 def dstrain_commands() -> Sequence[click.Command]:
     """Return the commands."""
-    return []
+    # Imported here, so that one that cannot be imported is named with its hook.
+    from dstrain_tools.captioning.command import command as caption
+
+    return [caption()]

@@ -1,0 +1,1 @@
+"""Captions for a folder of images and videos: `dstrain caption`."""

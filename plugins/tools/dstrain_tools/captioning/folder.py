@@ -1,0 +1,106 @@
+"""Find what is to be captioned in a folder, as datasets find its images and captions."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dstrain.data.forms.captions import read_caption
+from dstrain.data.forms.folder import printable
+from dstrain.data.forms.left_out import left_out
+from dstrain.data.forms.listing import VIDEOS, Medium, list_media
+from dstrain.errors import UsageError
+
+SUFFIX = ".txt"
+REWRITTEN = (SUFFIX, ".caption")
+"""Endings of files that hold nothing but a caption."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """An image or a video to caption."""
+
+    name: str
+    """Relative to the folder."""
+    path: Path
+    output: Path
+    """The file of its caption."""
+    is_video: bool
+
+
+@dataclass
+class Tasks:
+    """What a folder has to be captioned, and what it has not."""
+
+    tasks: list[Task] = field(default_factory=list)
+    captioned: int = 0
+    """Images and videos that have a caption, which is kept."""
+    faults: dict[str, str] = field(default_factory=dict)
+    """Name of an image or a video -> why no caption of it can be written."""
+
+
+def find_tasks(folder: Path, overwrite: bool) -> Tasks:
+    """Find what is to be captioned in a folder and below it.
+
+    Raises UsageError for what is no folder, or has no image and no video, and what
+    `list_media` raises.
+
+    Args:
+        folder: The folder.
+        overwrite: Whether captions that exist are replaced.
+    """
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise UsageError(folder, what)
+    found = Tasks()
+    for medium in list_media(folder):
+        try:
+            output = _output(folder, medium, overwrite)
+        except ValueError as error:
+            found.faults[medium.name] = str(error)
+            continue
+        if output is None:
+            found.captioned += 1
+            continue
+        is_video = os.path.splitext(medium.name)[1].lower() in VIDEOS
+        path = folder / medium.name
+        found.tasks.append(Task(medium.name, path, output, is_video))
+    if not (found.tasks or found.captioned or found.faults):
+        lines = left_out(folder, is_image=False)
+        raise UsageError(folder, "has no image or video", *lines)
+    return found
+
+
+def _output(folder: Path, medium: Medium, overwrite: bool) -> Path | None:
+    """Return the file for the caption of an image or a video; None if it has one, which
+    is kept. Raises ValueError that says why none can be written.
+    """
+    written = [name for name in medium.captions if _has_text(folder, name, overwrite)]
+    if written and not overwrite:
+        return None
+    if medium.twins:
+        names = " and ".join(map(printable, medium.twins))
+        raise ValueError(f"has the same name as {names}: give each a name of its own")
+    if len(written) > 1:
+        names = " and ".join(map(printable, written))
+        raise ValueError(f"has two captions, in {names}: remove one of them")
+    if not written:
+        return (folder / medium.name).with_suffix(SUFFIX)
+    path = folder / written[0]
+    if path.suffix.lower() not in REWRITTEN:
+        # It may hold more than the caption; a second caption would be refused.
+        raise ValueError(f"has its caption in {printable(written[0])}: move that away")
+    return path
+
+
+def _has_text(folder: Path, name: str, overwrite: bool) -> bool:
+    """Return whether a file has a caption; raises ValueError for one that cannot be read,
+    unless it is to be replaced.
+    """
+    try:
+        return bool(read_caption(folder / name))
+    except (OSError, ValueError, UsageError) as error:
+        if overwrite:
+            return True
+        reason = getattr(error, "what", None) or getattr(error, "strerror", None)
+        what = f"has a caption file that cannot be used: {printable(name)}"
+        raise ValueError(f"{what}: {reason or error}") from error

@@ -1,0 +1,132 @@
+"""Image-to-text models of toy sizes with random weights, as they are published, each
+written once; and a folder of images.
+"""
+
+from pathlib import Path
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from dstrain_qwen_image.toy import write
+from PIL import Image
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+CHAT = (
+    "{% for message in messages %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}\n"
+)
+
+
+def write_qwen(folder: Path) -> None:
+    """Write Qwen-Image's pipeline, the text encoder of which is a Qwen2.5-VL."""
+    write(folder, "base", 0)
+
+
+def write_llava(folder: Path) -> None:
+    """Write a LLaVA with a chat template, in files beside each other."""
+    write(folder / "pipeline", "base", 0)
+    tokenizer = transformers.Qwen2Tokenizer.from_pretrained(
+        folder / "pipeline/tokenizer", extra_special_tokens={"image_token": "<image>"}
+    )
+    image_id = tokenizer.convert_tokens_to_ids("<image>")
+    images = transformers.CLIPImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}
+    )
+    processor = transformers.LlavaProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        chat_template=CHAT,
+        num_additional_image_tokens=1,
+    )
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            **SIZES, image_size=28, patch_size=14
+        ),
+        text_config=transformers.LlamaConfig(
+            **SIZES, vocab_size=len(tokenizer), initializer_range=0.2
+        ),
+        image_token_index=image_id,
+        vision_feature_layer=-1,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(config)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def write_blip(folder: Path) -> None:
+    """Write a BLIP, which has no chat format."""
+    folder.mkdir(parents=True)
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[DEC]",
+        *"a photo of the cat dog red".split(),
+    ]
+    words += [f"word{number}" for number in range(20)]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    tokenizer = transformers.BertTokenizer(str(folder / "vocab.txt"), bos_token="[DEC]")
+    images = transformers.BlipImageProcessorPil(size={"height": 28, "width": 28})
+    text = transformers.BlipTextConfig(
+        **SIZES,
+        vocab_size=len(words),
+        bos_token_id=4,
+        sep_token_id=3,
+        eos_token_id=3,
+        pad_token_id=0,
+        initializer_range=0.2,
+        encoder_hidden_size=32,
+    )
+    vision = transformers.BlipVisionConfig(**SIZES, image_size=28, patch_size=14)
+    config = transformers.BlipConfig(
+        text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=32
+    )
+    torch.manual_seed(0)
+    transformers.BlipForConditionalGeneration(config).save_pretrained(folder)
+    transformers.BlipProcessor(images, tokenizer).save_pretrained(folder)
+
+
+KINDS = MappingProxyType({"qwen": write_qwen, "llava": write_llava, "blip": write_blip})
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return toy(kind): the folder of a model of this kind."""
+    base = tmp_path_factory.mktemp("image_to_text")
+
+    def written(kind: str) -> Path:
+        if not (base / kind).exists():
+            transformers.logging.set_verbosity_error()
+            transformers.logging.disable_progress_bar()
+            KINDS[kind](base / kind)
+        return base / kind
+
+    return written
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with three images of different sizes, one of them in a folder below it, in
+    the working directory.
+    """
+    monkeypatch.chdir(tmp_path)
+    folder = Path("photos")
+    (folder / "beach").mkdir(parents=True)
+    for number, name in enumerate(("beach/sea.webp", "cat.png", "dog.jpg")):
+        size = (96 - 20 * number, 64)
+        image = Image.effect_noise(size, 60 + 40 * number).convert("RGB")
+        image.paste((255 - 100 * number, 40 * number, 90), (0, 0, 40, 40))
+        image.save(folder / name)
+    return folder
