@@ -58,6 +58,35 @@ FILE_ONLY = MappingProxyType({"file_only": True})
 """`extra` of a line that goes to the log file alone."""
 
 
+def has_color(stream: Any) -> bool:
+    """Return whether what is written to a stream may have colours: that of a terminal,
+    unless the environment says otherwise (NO_COLOR, FORCE_COLOR, TERM=dumb).
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    is_terminal = stream is not None and stream.isatty()
+    return is_terminal and os.environ.get("TERM") != "dumb"
+
+
+MARK = re.compile(r"dstrain: (error|warning):")
+"""What a line of an error or a warning begins with."""
+
+
+def marked(line: str, stream: Any) -> str:
+    """Return the line of an error or a warning with its beginning in colour, where the
+    stream has colours.
+    """
+    found = MARK.match(line)
+    if found is None or not has_color(stream):
+        return line
+    import click  # here, since a script has no need of it
+
+    color = "red" if found[1] == "error" else "yellow"
+    return click.style(found[0], fg=color, bold=True) + line[found.end() :]
+
+
 class StderrHandler(logging.Handler):
     """Writes lines to stderr, above the progress bars that are open."""
 
@@ -68,7 +97,7 @@ class StderrHandler(logging.Handler):
         line = self.format(record)
         if record.levelno > logging.INFO:
             line = f"dstrain: {record.levelname.lower()}: {line}"
-        _tqdm().write(line, file=sys.stderr)
+        _tqdm().write(marked(line, sys.stderr), file=sys.stderr)
 
 
 @contextmanager

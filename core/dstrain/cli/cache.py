@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from dstrain.cli.click_options import file_path, shared_options
+from dstrain.cli.help import Command, Group
 from dstrain.config.fields import flags
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import printable
@@ -180,7 +181,7 @@ def cache_group() -> click.Group:
     several = click.Argument(
         ["folders"], type=file_path, metavar="CACHE...", nargs=-1, required=True
     )
-    return click.Group(
+    return Group(
         "cache",
         commands=(
             _command("ls", ls, several, as_json),
@@ -278,4 +279,4 @@ def _command(
     name: str, body: Callable[..., None], *params: click.Parameter
 ) -> click.Command:
     every = [*params, *shared_options()]
-    return click.Command(name, callback=body, help=body.__doc__, params=every)
+    return Command(name, callback=body, help=body.__doc__, params=every)

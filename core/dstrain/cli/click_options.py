@@ -8,7 +8,18 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
+from dstrain.cli.completion import (
+    Completer,
+    families,
+    file_item,
+    files,
+    model_ids,
+    one_of,
+    plugins,
+    variants,
+)
 from dstrain.config.fields import (
     Flag,
     LoraFile,
@@ -18,6 +29,7 @@ from dstrain.config.fields import (
     parse_lora,
 )
 from dstrain.config.options.model import ModelChoice
+from dstrain.config.options.trackers import TRACKERS
 
 COMMAND_NAMES = (
     *("train", "graph", "generate", "cache"),
@@ -28,13 +40,27 @@ CONFIG_FILE = "dstrain.config_file"
 """Key of `Context.meta` for the file of --config."""
 
 
-def file_path(text: str) -> Path:
-    """Return a path as written; '' is refused, because it would mean the current
-    directory.
-    """
-    if not text:
-        raise click.BadParameter("is empty")
-    return Path(text)
+class FilePath(click.ParamType[Path]):
+    """A path as written; '' is refused, because it would mean the current directory."""
+
+    name = "path"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path:
+        """Return the path."""
+        if not str(value):
+            raise click.BadParameter("is empty")
+        return Path(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Let the shell complete a file."""
+        return [file_item(incomplete)]
+
+
+file_path = FilePath()
 
 
 def number_or_names(text: object) -> object:
@@ -106,34 +132,50 @@ def place(param: click.Parameter, ctx: click.Context) -> str:
     return f"{ctx.meta[CONFIG_FILE]}:{option.lstrip('-')}"
 
 
+COMPLETERS: MappingProxyType[str, Completer] = MappingProxyType(
+    {
+        "model": families,
+        "variant": variants,
+        "model_id": model_ids,
+        "report_to": one_of(TRACKERS),
+        "lora": files,
+    }
+)
+"""Option -> what completes its values, where its type does not."""
+LONGEST_CHOICES = 26
+"""Letters of choices that stand beside an option in help; more are in its description."""
 KINDS = MappingProxyType(
     {
-        int: (int, None),
-        float: (float, None),
-        str: (str, None),
+        int: (int, "INT"),
+        float: (float, "FLOAT"),
+        str: (str, "TEXT"),
         Path: (file_path, "PATH"),
-        LoraFile: (parse_lora, "[COMPONENT=]FILE[:SCALE][@OPTION...]"),
+        LoraFile: (parse_lora, "[COMPONENT=]FILE[:SCALE][@OPTION]"),
         NamedInput: (parse_input, "NAME=VALUE"),
     }
 )
-"""Type of an option -> how click parses it, and how help shows it (None: click's own)."""
+"""Type of an option -> how click parses it, and how help shows it."""
 
 NAMES_OF_NUMBERS = MappingProxyType({int: "integer", float: "float"})
 """Type of a number -> what click calls it."""
 
 
 class GroupedOption(click.Option):
-    """An option with a group of --help, which a file of --config may have or not."""
+    """An option with a group of --help, which -h shows or not, and a file of --config may
+    have or not.
+    """
 
     def __init__(
         self,
         *declarations: str,
         group: str = "general",
         in_files: bool = True,
+        common: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(declarations, **settings)
         self.group = group
+        self.common = common
         self.in_files = in_files
 
 
@@ -145,6 +187,7 @@ def shared_options() -> tuple[click.Option, ...]:
         type=disabled_plugin,
         metavar="no:NAME",
         multiple=True,
+        shell_complete=plugins,
         help="Disable a plugin. Can be repeated.",
     )
     debug = GroupedOption(
@@ -172,6 +215,7 @@ def as_option(flag: Flag) -> click.Option:
     Choices and bounds are left to `config.validation.validate`, which scripts go through, too.
     """
     settings: dict[str, Any] = {"group": flag.group, "help": flag.help}
+    settings["common"] = flag.common
     if flag.is_switch:
         switch = f"--{flag.name}/--no_{flag.name}"
         return GroupedOption(switch, default=None, **settings)
@@ -181,12 +225,18 @@ def as_option(flag: Flag) -> click.Option:
     if flag.by_name:
         is_integer = flag.kind is int
         settings["type"] = integer_or_names if is_integer else number_or_names
-        number = NAMES_OF_NUMBERS[flag.kind].upper()
+        number = settings["metavar"]
         settings["metavar"] = f"{number}|NAME={number},..."
     if flag.listed:
-        settings |= {"type": integer_or_several, "metavar": "INTEGER[,INTEGER...]"}
+        settings |= {"type": integer_or_several, "metavar": "INT[,INT...]"}
     if flag.choices:
         settings["metavar"] = f"[{'|'.join(flag.choices)}]"
+        settings["shell_complete"] = one_of(flag.choices)
+    if flag.choices and len(settings["metavar"]) > LONGEST_CHOICES:
+        settings["metavar"] = "NAME"
+        settings["help"] = f"{flag.help} One of {', '.join(flag.choices)}."
+    if flag.name in COMPLETERS:
+        settings["shell_complete"] = COMPLETERS[flag.name]
     if flag.bare is not None:
         metavar = f"[{flag.bare}|PATH]"
         settings |= {"is_flag": False, "flag_value": flag.bare, "metavar": metavar}

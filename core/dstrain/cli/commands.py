@@ -10,6 +10,7 @@ import click
 from dstrain.cli.cache import cache_group
 from dstrain.cli.click_options import file_path, model_options, shared_options
 from dstrain.cli.family_command import FamilyCommand
+from dstrain.cli.help import Command, Group
 from dstrain.config.fields import Alpha, parse_alpha, program_named
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
@@ -215,7 +216,7 @@ def commands() -> tuple[click.Command, ...]:
         _command("export", export, *export_params),
         _command("toy", toy, *model_options(), output),
         _command("models", models),
-        click.Group(
+        Group(
             "plugins",
             commands=(new,),
             invoke_without_command=True,
@@ -232,4 +233,4 @@ def _command(
     *params: click.Parameter,
 ) -> click.Command:
     every = [*params, *shared_options()]
-    return click.Command(name, callback=body, help=body.__doc__, params=every)
+    return Command(name, callback=body, help=body.__doc__, params=every)

@@ -3,9 +3,11 @@ known, of the model's family.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import get_args
 
 import click
+from click.shell_completion import CompletionItem
 
 from dstrain.cli.click_options import (
     CONFIG_FILE,
@@ -16,24 +18,30 @@ from dstrain.cli.click_options import (
     repeat_flags,
     shared_options,
 )
+from dstrain.cli.completion import FAMILY, family_knowing, files, folded, spelled
 from dstrain.cli.config_file import default_map, read_file
+from dstrain.cli.help import (
+    BRIEF,
+    HELP,
+    Command,
+    first_clause,
+    show_brief,
+    write_sections,
+)
 from dstrain.cli.unsupported import unused_variables
 from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.fields import Group, flags
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import read_resolved
-from dstrain.console import get_logger
+from dstrain.console import get_logger, number_of
 from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily, Option
 
 logger = get_logger(__name__)
 
-FAMILY = "dstrain.family"
-"""Key of `Context.meta` for the family that --model names, or --model_id tells."""
 
-
-class FamilyCommand(click.Command):
+class FamilyCommand(Command):
     """A command with the options of a configuration, and of the family that --model names
     or --model_id tells.
     """
@@ -58,10 +66,21 @@ class FamilyCommand(click.Command):
             type=file_path,
             metavar="FILE",
             in_files=False,
+            common=True,
             help="Read options from a TOML, YAML or JSON file. The command line takes precedence.",
         )
+        brief = GroupedOption(
+            "-h",
+            is_flag=True,
+            is_eager=True,
+            in_files=False,
+            common=True,
+            expose_value=False,
+            callback=show_brief,
+            help="Show the common options and exit.",
+        )
         own: list[click.Parameter] = [as_option(flag) for flag in flags(config)]
-        params = [*own, *extra, file, *shared_options()]
+        params = [*own, *extra, file, *shared_options(), brief]
         super().__init__(name, params=params, help=body.__doc__)
         self.config = config
         self.body = body
@@ -76,9 +95,11 @@ class FamilyCommand(click.Command):
             GroupedOption(
                 f"--{option.name}",
                 group=family.name,
+                common=True,
                 help=option.help,
                 # click takes False to mean that the value may be left out.
                 is_flag=option.is_flag or None,
+                shell_complete=files if option.component else None,
             )
             for option in self._family_options(family)
         ]
@@ -94,7 +115,24 @@ class FamilyCommand(click.Command):
             args = repeated_base_paths(args)
         if not ctx.resilient_parsing:
             self._read_first(ctx, args)
+        elif not ctx.ignore_unknown_options:
+            # A shell asks for completions; what is typed may be half a command.
+            with suppress(Exception):
+                self._read_first(ctx, args)
         return super().parse_args(ctx, args)
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Complete options, the family's among them, in either spelling."""
+        return spelled(incomplete, super().shell_complete(ctx, folded(incomplete)))
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return --help: -h is another one here."""
+        found = super().get_help_option(ctx)
+        if found is not None:
+            found.help = "Show all options and exit."
+        return found
 
     def _read_first(self, ctx: click.Context, args: list[str]) -> None:
         # Imported once a command runs, since they import pluggy.
@@ -121,7 +159,11 @@ class FamilyCommand(click.Command):
         if model is not None:
             ctx.meta[FAMILY] = load_family(str(model), disabled)
         elif named is not None:
-            told = family_of(str(named), disabled, in_help="--help" in args)
+            if ctx.resilient_parsing:
+                told = family_knowing(str(named))
+            else:
+                is_help = not {*HELP}.isdisjoint(args)
+                told = family_of(str(named), disabled, in_help=is_help)
             if told is None:
                 return
             ctx.meta[FAMILY] = told
@@ -173,26 +215,42 @@ class FamilyCommand(click.Command):
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """Write the options group by group; the family's follow the model's."""
+        """Write the options group by group; the family's follow the model's.
+
+        -h shows the common ones alone, under fewer headings.
+        """
+        is_brief = BRIEF in ctx.meta
         family: ModelFamily | None = ctx.meta.get(FAMILY)
         groups: list[str] = list(get_args(Group))
         if family is not None:
             groups.insert(1, family.name)
-        records = [(one, one.get_help_record(ctx)) for one in self.get_params(ctx)]
+        own = self.get_params(ctx)
+        params = [one for one in own if not is_brief or _is_common(one)]
+        rows = []
         for group in groups:
-            rows = [
-                record
-                for param, record in records
-                if record and getattr(param, "group", "general") == group
-            ]
-            if rows:
-                with formatter.section(group):
-                    formatter.write_dl(rows)
+            heading = group.partition(":")[0] if is_brief else group
+            for param in params:
+                record = param.get_help_record(ctx)
+                if record is None or getattr(param, "group", "general") != group:
+                    continue
+                name, text = record
+                rows.append((heading, (name, first_clause(text) if is_brief else text)))
+        write_sections(formatter, rows)
+        if is_brief:
+            more = number_of(len(own) - len(params), "more option")
+            formatter.write_paragraph()
+            formatter.write_text(f"{more}: {ctx.command_path} --help")
 
     def _family_options(self, family: ModelFamily) -> list[Option]:
         """Return the family's options that act here; what is saved is for training."""
         is_training = issubclass(self.config, TrainConfig)
         return [option for option in family.options if is_training or not option.saves]
+
+
+def _is_common(param: click.Parameter) -> bool:
+    """Return whether -h shows an option."""
+    is_help = "--help" in param.opts
+    return is_help or (isinstance(param, GroupedOption) and param.common)
 
 
 def _check_family(config: ModelChoice, family: ModelFamily) -> None:

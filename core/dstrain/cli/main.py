@@ -6,15 +6,34 @@ import traceback
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
-from dstrain.cli.click_options import disabled_plugin, shared_options
+from dstrain.cli.click_options import shared_options
 from dstrain.cli.commands import commands
+from dstrain.cli.completion import (
+    PROGRAM,
+    VARIABLE,
+    answer,
+    folded,
+    install_option,
+    spelled,
+)
 from dstrain.cli.errors import explain
-from dstrain.console import get_logger, logging_to_stderr, printable, redacted
+from dstrain.cli.help import HELP, Group
+from dstrain.console import (
+    get_logger,
+    has_color,
+    logging_to_stderr,
+    marked,
+    printable,
+    redacted,
+)
 from dstrain.errors import SystemFault, UsageError, nearest
 
 logger = get_logger(__name__)
 CONFIG_SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+OFFERED = "dstrain.commands_of_plugins"
+"""Key of `Context.meta` for the commands that plugins add."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    if instruction := os.environ.get(VARIABLE):
+        return answer(command_group(), instruction)
     try:
         with logging_to_stderr():
             _run(words)
@@ -53,7 +74,8 @@ def _report(error: BaseException, debug: bool) -> int:
     failure = explain(error)
     try:
         if should_report(failure):
-            click.echo(printable(redacted(str(failure))), err=True)
+            text = printable(redacted(str(failure)))
+            click.echo(marked(text, sys.stderr), err=True, color=has_color(sys.stderr))
         if debug:
             click.echo(redacted("".join(traceback.format_exception(error))), err=True)
     except OSError:
@@ -61,15 +83,109 @@ def _report(error: BaseException, debug: bool) -> int:
     return failure.exit_code
 
 
+class RootGroup(Group):
+    """The command `dstrain`: without the name of a command, an option means `train`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the name of the command first; options that every command has may stand
+        before it.
+        """
+        count = 0
+        while count < len(args) and args[count] in ("--debug", "-p"):
+            count += 2 if args[count] == "-p" else 1
+        shared = args[:count]
+        rest = args[count:]
+        first = rest[0] if rest else ""
+        own = {name for param in self.get_params(ctx) for name in param.opts}
+        if not rest and not ctx.resilient_parsing:
+            args = ["--help"]
+        elif folded(first.partition("=")[0]) in own:
+            args = rest
+        elif first.startswith("-"):
+            args = ["train", *args]
+        elif first in self.commands:
+            args = [first, *shared, *rest[1:]]
+        return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command of dstrain or of a plugin; plugins are imported only for
+        another word than dstrain's own.
+        """
+        own = super().get_command(ctx, cmd_name)
+        return own or self._offered(ctx).get(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; raise UsageError with the names of all if there is none."""
+        name = args[0]
+        command = self.get_command(ctx, name)
+        if command is not None:
+            return name, command, args[1:]
+        if ctx.resilient_parsing:
+            return None, None, args[1:]
+        known = [*self.commands, *self._offered(ctx)]
+        if name.endswith(CONFIG_SUFFIXES):
+            what = f"no command named {name!r}; for a file of options"
+            raise UsageError("command line", f"{what} use --config {name}")
+        what = f"no command named {name!r}; commands: {', '.join(known)}"
+        raise UsageError("command line", what + nearest(name, known))
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Complete a command, or an option of `train`.
+
+        Plugins are imported, which may take seconds, only for what no command of
+        dstrain's own begins with.
+        """
+        if incomplete.startswith("-"):
+            train = self.commands["train"]
+            inner = train.make_context("train", [], parent=ctx, resilient_parsing=True)
+            own = super().shell_complete(ctx, folded(incomplete))
+            known = {item.value for item in own}
+            more = train.shell_complete(inner, incomplete)
+            return [
+                *spelled(incomplete, own),
+                *(item for item in more if item.value not in known),
+            ]
+        return super().shell_complete(ctx, incomplete) or [
+            CompletionItem(name, help=command.get_short_help_str())
+            for name, command in self._offered(ctx).items()
+            if name.startswith(incomplete)
+        ]
+
+    def _offered(self, ctx: click.Context) -> dict[str, click.Command]:
+        """Return the commands that plugins add, by name."""
+        if OFFERED not in ctx.meta:
+            from dstrain.registry.hooks import load_extensions
+
+            extensions = load_extensions(ctx.params.get("disabled_plugins", ()))
+            own = tuple(self.commands)
+            ctx.meta[OFFERED] = extensions.offered(
+                "dstrain_commands", click.Command, own
+            )
+            for reason in extensions.broken:
+                logger.warning(reason)
+        offered: dict[str, click.Command] = ctx.meta[OFFERED]
+        return offered
+
+
 def command_group() -> click.Group:
     """Return the group of dstrain's own commands; '-' in option names is read as '_'."""
-    group = click.Group(
-        "dstrain",
+    group = RootGroup(
+        PROGRAM,
         commands=commands(),
-        params=[*shared_options()],
+        params=[install_option(), *shared_options()],
         help="Train diffusion models and generate images and videos with them.\n\n"
-        "`dstrain --model FAMILY ...` is short for `dstrain train --model FAMILY ...`.",
-        context_settings={"token_normalize_func": lambda name: name.replace("-", "_")},
+        "`dstrain --model FAMILY ...` is short for `dstrain train --model FAMILY ...`, "
+        "whose options `dstrain train -h` shows. Plugins may add commands: "
+        "`dstrain plugins` lists them.",
+        context_settings={
+            "token_normalize_func": lambda name: name.replace("-", "_"),
+            "help_option_names": list(HELP),
+            "color": has_color(sys.stdout),
+        },
     )
     version = click.version_option(package_name="core", message="dstrain %(version)s")
     return version(group)
@@ -77,46 +193,5 @@ def command_group() -> click.Group:
 
 def _run(words: Sequence[str]) -> None:
     group = command_group()
-    # Options that every command has may stand before it.
-    count = 0
-    while count < len(words) and words[count] in ("--debug", "-p"):
-        count += 2 if words[count] == "-p" else 1
-    shared = words[:count]
-    rest = words[count:]
-    first = rest[0] if rest else "--help"
-    if first in ("--help", "--version"):
-        words = [first]
-    elif first.startswith("-"):
-        words = ["train", *words]
-    elif first in group.commands:
-        words = [first, *shared, *rest[1:]]
-    else:
-        _run_plugin_command(rest, shared, tuple(group.commands))
-        return
-    with group.make_context("dstrain", list(words)) as context:
+    with group.make_context(PROGRAM, list(words)) as context:
         group.invoke(context)
-
-
-def _run_plugin_command(
-    words: Sequence[str],
-    shared: Sequence[str],
-    own: Sequence[str],
-) -> None:
-    """Run a command that a plugin adds; plugins are imported only for such a word."""
-    from dstrain.registry.hooks import load_extensions
-
-    names = [word for word in shared if word not in ("--debug", "-p")]
-    extensions = load_extensions([disabled_plugin(name) for name in names])
-    offers = extensions.offered("dstrain_commands", click.Command, own)
-    for reason in extensions.broken:
-        logger.warning(reason)
-    command = offers.get(words[0])
-    if command is None:
-        known = [*own, *offers]
-        if words[0].endswith(CONFIG_SUFFIXES):
-            what = f"no command named {words[0]!r}; for a file of options"
-            raise UsageError("command line", f"{what} use --config {words[0]}")
-        what = f"no command named {words[0]!r}; commands: {', '.join(known)}"
-        raise UsageError("command line", what + nearest(words[0], known))
-    with command.make_context(f"dstrain {words[0]}", list(words[1:])) as context:
-        command.invoke(context)

@@ -19,15 +19,26 @@ from dstrain.errors import UsageError, nearest
 Group = Literal[
     "model",
     "data",
+    "data: captions",
+    "data: sizes",
+    "data: video",
+    "data: masks",
     "training",
+    "training: optimizer",
+    "training: loss",
+    "training: validation",
     "generation",
-    "memory",
     "LoRA",
+    "memory",
     "output",
+    "output: previews",
+    "output: trackers",
     "checkpoints",
     "general",
 ]
-"""Where an option stands in --help, in this order."""
+"""Where an option stands in --help, in this order; -h has one heading for all of a name
+before the colon.
+"""
 Effect = Literal[
     "training",
     "resolved",
@@ -135,6 +146,8 @@ class Flag:
     help: str
     default: Any = None
     affects: Set[Effect] = frozenset()
+    common: bool = False
+    """True if -h shows it, too: one that most users need."""
     required: bool = False
     many: bool = False
     """True if it may be repeated."""

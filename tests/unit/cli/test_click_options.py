@@ -15,11 +15,11 @@ def test_help_names_every_flag_as_documented(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["train", "--help"]) == 0
-    words = capsys.readouterr().out.split()
+    text = capsys.readouterr().out
     for flag in flags(TrainConfig):
-        assert f"--{flag.name}" in words
+        assert f"--{flag.name}" in text.split()
     groups = [group for group in typing.get_args(Group) if group != "generation"]
-    places = [words.index(f"{group}:") for group in groups]
+    places = [text.splitlines().index(f"{group}:") for group in groups]
     assert places == sorted(places)
 
 

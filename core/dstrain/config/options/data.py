@@ -20,6 +20,7 @@ class DataOptions:
         "a parquet file; or the id of a published dataset, OWNER/NAME[@REVISION][:FOLDER]. Paths in "
         "metadata are relative to the folder. Can be repeated.",
         affects={"dataset"},
+        common=True,
     )
     dataset: tuple[str, ...] = option(
         "data",
@@ -32,6 +33,7 @@ class DataOptions:
         "data",
         "Metadata file (csv, json, jsonl or parquet). Defaults to what is in --dataset_base_path.",
         affects={"dataset"},
+        common=True,
     )
     column: tuple[str, ...] = option(
         "data",
@@ -41,7 +43,7 @@ class DataOptions:
         affects={"resolved", "cache", "if_given", "dataset"},
     )
     default_caption: str | None = option(
-        "data",
+        "data: captions",
         "Caption of the images and videos in a folder that have none. Without it, they are refused.",
         affects={"resolved", "cache", "if_given", "dataset"},
     )
@@ -60,7 +62,7 @@ class DataOptions:
         "error",
     )
     on_long_prompt: OnLongPrompt = option(
-        "data",
+        "data: captions",
         "What to do with prompts longer than the model takes: stop with an error, or cut them and warn.",
         "truncate",
     )
@@ -78,7 +80,7 @@ class DataOptions:
         minimum=0,
     )
     max_pixels: int = option(
-        "data",
+        "data: sizes",
         "Without --height and --width, scale larger images down to this many pixels.",
         1048576,
         affects={"training", "cache", "dataset"},
@@ -95,19 +97,19 @@ class DataOptions:
         affects={"resolved", "cache"},
     )
     mask_column: str | None = option(
-        "data",
+        "data: masks",
         "Dataset column of masks: the loss counts an image fully where its mask is white, and by "
         "--unmasked_weight where it is black.",
         affects={"resolved", "cache", "mask", "dataset"},
     )
     alpha_mask: bool = option(
-        "data",
+        "data: masks",
         "Use the alpha channel of training images as their masks.",
         False,
         affects={"resolved", "cache", "mask", "dataset"},
     )
     unmasked_weight: float = option(
-        "data",
+        "data: masks",
         "How much the loss counts what a mask leaves out, from 0 to below 1.",
         0.0,
         affects={"resolved", "cache", "mask", "dataset"},
@@ -115,27 +117,28 @@ class DataOptions:
         below=1,
     )
     num_frames: int | str = option(
-        "data",
+        "data: video",
         "Number of video frames per sample; of several, comma-separated, a video gives the most that it has.",
         81,
         listed=True,
         affects={"training", "cache", "video", "dataset"},
         minimum=1,
+        common=True,
     )
     fix_frame_rate: bool | None = option(
-        "data",
+        "data: video",
         "Resample videos to the model's frame rate, which is the default, rather than take their frames as they are.",
         affects={"training", "cache", "if_given", "video"},
     )
     frame_sampling: SamplingMode = option(
-        "data",
+        "data: video",
         "Which samples to take from a video: its first frames, consecutive chunks, or "
         "--frame_samples evenly spaced clips.",
         "head",
         affects={"training", "cache", "video", "dataset"},
     )
     frame_samples: int | None = option(
-        "data",
+        "data: video",
         "Number of samples per video with --frame_sampling uniform.",
         affects={"training", "cache", "video", "dataset"},
         minimum=1,
@@ -144,4 +147,5 @@ class DataOptions:
         "data",
         "Folder of the feature cache: what it lacks is computed first, then training reads it, the encoders freed. "
         "For one stage alone, defaults to --output_path (stage 1) or --dataset_base_path (stage 2).",
+        common=True,
     )

@@ -19,15 +19,18 @@ class GenerateConfig(ModelChoice):
         "generation",
         "Height in pixels; requires --width.",
         minimum=1,
+        common=True,
     )
     width: int | None = option(
         "generation",
         "Width in pixels; requires --height.",
         minimum=1,
+        common=True,
     )
     prompt: str | None = option(
         "generation",
         "What to generate.",
+        common=True,
     )
     dataset: Path | None = option(
         "generation",
@@ -47,31 +50,37 @@ class GenerateConfig(ModelChoice):
     negative_prompt: str | None = option(
         "generation",
         "What to avoid.",
+        common=True,
     )
     guidance_scale: float | None = option(
         "generation",
         "Scale of classifier-free guidance.",
         minimum=0,
+        common=True,
     )
     num_inference_steps: int | None = option(
         "generation",
         "Number of denoising steps.",
         minimum=1,
+        common=True,
     )
     num_frames: int | None = option(
         "generation",
         "Number of video frames.",
         minimum=1,
+        common=True,
     )
     input: tuple[NamedInput, ...] = option(
         "generation",
         "Any other input of the variant; for an image or a video, VALUE is a file name. Can be "
         "repeated; repeat a NAME to pass a list.",
         (),
+        common=True,
     )
     run: Path | None = option(
         "model",
         "Output folder of a training run: use its model files and options, and its newest weights.",
+        common=True,
     )
     lora: tuple[LoraFile, ...] = option(
         "LoRA",
@@ -79,15 +88,18 @@ class GenerateConfig(ModelChoice):
         "file does not, @alpha=rank or @alpha=NUMBER its alpha; @skip_missing leaves out layers "
         "that the model lacks. Can be repeated.",
         (),
+        common=True,
     )
     output: Path = field(
         metadata={
             "group": "output",
             "help": "File to write; with --dataset, a folder.",
+            "common": True,
         }
     )
     overwrite: bool = option(
         "output",
         "Replace the file --output if it exists.",
         False,
+        common=True,
     )

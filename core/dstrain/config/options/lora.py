@@ -19,6 +19,7 @@ class LoraOptions:
         "LoRA",
         "Component to add LoRA to.",
         affects={"resolved", "LoRA"},
+        common=True,
     )
     lora_target_modules: str | None = option(
         "LoRA",
@@ -32,6 +33,7 @@ class LoraOptions:
         DEFAULT_RANK,
         affects={"resolved", "LoRA"},
         minimum=1,
+        common=True,
     )
     lora_alpha: float | str | None = option(
         "LoRA",
@@ -67,6 +69,7 @@ class LoraOptions:
         "LoRA file to start training from; @alpha=rank or @alpha=NUMBER at its end is its alpha, "
         "where it states none.",
         affects={"LoRA", "weights"},
+        common=True,
     )
     preset_lora_path: Path | None = option(
         "LoRA",

@@ -18,6 +18,7 @@ class MemoryOptions:
         "memory",
         "Recompute activations in the backward pass instead of storing them. By default, families "
         "whose models need it do so, and the start of the run says it.",
+        common=True,
     )
     use_gradient_checkpointing_offload: bool = option(
         "memory",
@@ -29,6 +30,7 @@ class MemoryOptions:
         "Keep the frozen weights of the last N blocks of each trained network in RAM, and on "
         "the device only while they compute (implies --use_gradient_checkpointing).",
         minimum=1,
+        common=True,
     )
     enable_model_cpu_offload: bool = option(
         "memory",

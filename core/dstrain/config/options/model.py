@@ -19,17 +19,20 @@ class ModelChoice:
             "group": "model",
             "help": "Model family, unless --model_id tells it (`dstrain models` lists the installed ones).",
             "affects": {"training"},
+            "common": True,
         }
     )
     variant: str | None = option(
         "model",
         "Variant of the family. Defaults to the one that fits the model files and inputs (the first, for a toy).",
         affects={"resolved"},
+        common=True,
     )
     model_id: str | None = option(
         "model",
         "The model in one word: a published id, ID or ID@REVISION (`dstrain models` lists those that are known), "
         "a folder, or a file. Files that the next two flags name replace its own of the same component.",
+        common=True,
     )
     model_paths: str | None = option(
         "model",
@@ -43,6 +46,7 @@ class ModelChoice:
         "model",
         "Use a tiny model with random weights instead of model files.",
         False,
+        common=True,
     )
     hub: Hub | None = option(
         "model",
@@ -70,6 +74,7 @@ class ModelChoice:
         "How frozen weights are quantized: COMPONENT:METHOD, with /EXCLUDED,... or @ONLY,... for layers; "
         "several are separated by semicolons. METHOD is fp8, int8_block, bitsandbytes_nf4 or another.",
         affects={"resolved"},
+        common=True,
     )
     tiled: bool = option(
         "memory",
@@ -102,18 +107,21 @@ class ModelChoice:
         affects={"training"},
         minimum=0,
         maximum=2**63 - 1,
+        common=True,
     )
     height: int | None = option(
-        "data",
+        "data: sizes",
         "Height of images and videos in pixels; requires --width.",
         affects={"training", "cache", "dataset"},
         minimum=1,
+        common=True,
     )
     width: int | None = option(
-        "data",
+        "data: sizes",
         "Width of images and videos in pixels; requires --height.",
         affects={"training", "cache", "dataset"},
         minimum=1,
+        common=True,
     )
     family_options: Mapping[str, str] = field(default_factory=dict)
     """Values of the family's own options."""

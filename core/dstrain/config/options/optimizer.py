@@ -18,11 +18,12 @@ class OptimizerOptions:
     """How gradients change the weights."""
 
     learning_rate: float | str | None = option(
-        "training",
+        "training: optimizer",
         "Learning rate, or one for each trained component: dit=1e-4,text_encoder=1e-5; a number "
         "before these is for the others. Defaults to 1e-4, for prodigy to 1.",
         affects={"training"},
         above=0,
+        common=True,
     )
     lr_scheduler: Literal[
         "constant",
@@ -39,52 +40,53 @@ class OptimizerOptions:
         affects={"training"},
     )
     lr_warmup_steps: int = option(
-        "training",
+        "training: optimizer",
         "Number of warmup steps, over which the learning rate rises from 0.",
         0,
         affects={"training"},
         minimum=0,
     )
     lr_scheduler_num_cycles: int | None = option(
-        "training",
+        "training: optimizer",
         "Number of cosines of --lr_scheduler cosine_with_restarts. Defaults to 1.",
         affects={"resolved"},
         minimum=1,
     )
     lr_scheduler_power: float | None = option(
-        "training",
+        "training: optimizer",
         "Exponent of --lr_scheduler polynomial. Defaults to 1, which is linear.",
         affects={"resolved"},
         above=0,
     )
     weight_decay: float = option(
-        "training",
+        "training: optimizer",
         "Weight decay.",
         0.01,
         affects={"training"},
         minimum=0,
     )
     max_grad_norm: float = option(
-        "training",
+        "training: optimizer",
         "Maximum gradient norm; larger gradients are clipped. 0 clips none.",
         1.0,
         affects={"training"},
         minimum=0,
     )
     optimizer: str = option(
-        "training",
+        "training: optimizer",
         "Optimizer: a name, such as adamw8bit, or the dotted path of a class; the names are in "
         "docs/guide/optimizers.md.",
         "adamw",
         affects={"resolved"},
+        common=True,
     )
     customized_optimizer: str | None = option(
-        "training",
+        "training: optimizer",
         "Dotted path of an optimizer; the same as --optimizer.",
         affects={"resolved"},
     )
     optimizer_args: tuple[str, ...] = option(
-        "training",
+        "training: optimizer",
         "Arguments of the optimizer, such as betas=0.9,0.95 eps=1e-6. Can be repeated.",
         (),
         affects={"resolved"},

@@ -16,6 +16,7 @@ class OutputOptions:
     output_path: Path | None = option(
         "output",
         "Folder for checkpoints and logs.",
+        common=True,
     )
     remove_prefix_in_ckpt: str | None = option(
         "output",
@@ -27,12 +28,13 @@ class OutputOptions:
         "Defaults to diffsynth with --remove_prefix_in_ckpt, else to diffusers.",
     )
     preview_prompt: tuple[str, ...] = option(
-        "output",
+        "output: previews",
         "Prompt to generate a preview from during training. Can be repeated.",
         (),
+        common=True,
     )
     preview_steps: int | None = option(
-        "output",
+        "output: previews",
         "Generate previews every N steps. Defaults to whenever weights are saved.",
         minimum=1,
     )
@@ -40,17 +42,20 @@ class OutputOptions:
         "checkpoints",
         "Save every N steps. Defaults to the end of each epoch.",
         minimum=1,
+        common=True,
     )
     keep_checkpoints: int | None = option(
         "checkpoints",
         "Keep only the newest N checkpoints. Defaults to all weights and the 2 newest training states.",
         minimum=1,
+        common=True,
     )
     resume: str | None = option(
         "checkpoints",
         "Resume from the newest checkpoint, or start training if there is none (auto), or resume from the one at PATH.",
         affects={"start"},
         bare="auto",
+        common=True,
     )
     resume_from_checkpoint: Path | None = option(
         "checkpoints",
@@ -62,4 +67,5 @@ class OutputOptions:
         "Delete the run in --output_path and start a new one there.",
         False,
         affects={"start"},
+        common=True,
     )

@@ -12,34 +12,35 @@ class TrackerOptions:
     """Where a run's numbers and previews are sent, beside its output folder."""
 
     report_to: str | None = option(
-        "output",
+        "output: trackers",
         "Trackers to log to, comma-separated: tensorboard, wandb, swanlab.",
+        common=True,
     )
     enable_tensorboard_log: bool = option(
-        "output",
+        "output: trackers",
         "Log to TensorBoard, as --report_to tensorboard does.",
         False,
     )
     enable_wandb_log: bool = option(
-        "output",
+        "output: trackers",
         "Log to Weights & Biases, as --report_to wandb does.",
         False,
     )
     wandb_project: str | None = option(
-        "output",
+        "output: trackers",
         "Project in Weights & Biases. Defaults to dstrain.",
     )
     enable_swanlab_log: bool = option(
-        "output",
+        "output: trackers",
         "Log to SwanLab, as --report_to swanlab does.",
         False,
     )
     swanlab_project: str | None = option(
-        "output",
+        "output: trackers",
         "Project in SwanLab. Defaults to dstrain.",
     )
     enable_csv_log: bool = option(
-        "output",
+        "output: trackers",
         "Accepted, as the numbers of every step are always written to logs/loss.csv.",
         False,
     )

@@ -39,6 +39,7 @@ class TrainConfig(
         "Check the command, print what it would do, and exit.",
         False,
         affects={"start"},
+        common=True,
     )
 
     @property

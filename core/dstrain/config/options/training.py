@@ -14,6 +14,7 @@ class TrainingOptions:
         "training",
         "Components (or submodules, such as dit.blocks.3) to train in full, comma-separated.",
         affects={"resolved"},
+        common=True,
     )
     ema_decay: float | None = option(
         "training",
@@ -27,12 +28,14 @@ class TrainingOptions:
         "Number of epochs. Defaults to 1 unless --max_steps is set.",
         affects={"length"},
         minimum=1,
+        common=True,
     )
     max_steps: int | None = option(
         "training",
         "Stop after this many optimizer steps, or after --num_epochs, whichever comes first.",
         affects={"length"},
         minimum=1,
+        common=True,
     )
     batch_size: int = option(
         "training",
@@ -40,6 +43,7 @@ class TrainingOptions:
         1,
         affects={"resolved", "recipe"},
         minimum=1,
+        common=True,
     )
     gradient_accumulation_steps: int = option(
         "training",
@@ -47,21 +51,22 @@ class TrainingOptions:
         1,
         affects={"resolved", "recipe"},
         minimum=1,
+        common=True,
     )
     timestep_sampling: Literal["shifted", "logit_normal", "uniform", "mode"] = option(
-        "training",
+        "training: loss",
         "Distribution that training timesteps are drawn from.",
         "shifted",
         affects={"training", "timestep_sampler"},
     )
     loss_weighting: Literal["bsmntw", "none"] = option(
-        "training",
+        "training: loss",
         "Weighting of the loss by timestep.",
         "bsmntw",
         affects={"training", "timestep_sampler"},
     )
     min_timestep_boundary: float | None = option(
-        "training",
+        "training: loss",
         "Lower end of the training timestep range, as a fraction of the schedule (0 = noisiest). "
         "Defaults to the expert's range.",
         affects={"training", "timestep_sampler"},
@@ -69,7 +74,7 @@ class TrainingOptions:
         maximum=1,
     )
     max_timestep_boundary: float | None = option(
-        "training",
+        "training: loss",
         "Upper end of the training timestep range. Defaults to the expert's range.",
         affects={"training", "timestep_sampler"},
         minimum=0,
