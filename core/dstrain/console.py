@@ -43,6 +43,12 @@ def get_logger(name: str) -> logging.Logger:
     return logger
 
 
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
 class RecordFilter(logging.Filter):
     """Keeps the records of the main process, and removes secrets from them."""
 
@@ -201,7 +207,8 @@ def progress_bar(
     brief: bool = False,
     leave: bool = True,
 ) -> Any:
-    """Return a tqdm bar; elsewhere than on a terminal it logs lines, at least one a minute.
+    """Return a tqdm bar; elsewhere than on a terminal or in a notebook it logs lines, at
+    least one a minute.
 
     Args:
         title: What is counted.
@@ -215,7 +222,7 @@ def progress_bar(
     lines = LineLogger()
     if sys.stderr.isatty():
         options["dynamic_ncols"] = True
-    else:
+    elif not in_notebook():
         first = SECONDS_PER_LINE if brief else FIRST_LINE
         options["mininterval"] = options["delay"] = first
         options |= {"miniters": 1, "file": lines, "bar_format": LINE}
@@ -273,7 +280,14 @@ def _tqdm() -> Any:
     Its own is shared with the processes that are forked later. One that is killed while
     it writes a line (a loader's, say) would hold it for ever, and block the others.
     """
-    from tqdm import tqdm  # late: it would be a sixth of the time of --help
+    # Late: it would be a sixth of the time of --help.
+    if in_notebook():
+        with warnings.catch_warnings():
+            # Of widgets that are not installed: the bar is text then.
+            warnings.simplefilter("ignore")
+            from tqdm.auto import tqdm
+    else:
+        from tqdm import tqdm
 
     tqdm.set_lock(_LOCK.own)
     return tqdm

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dstrain import console as progress
@@ -112,6 +113,22 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_a_minute_and_more_at_first
         "train 369/401, 2.00/s, 00:16 left, loss 1",
         "train 391/401, 2.00/s, 00:05 left, loss 1",
     ]
+
+
+def test_a_notebook_has_a_bar_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = SimpleNamespace(config={"IPKernelApp": {}})
+    shell = SimpleNamespace(get_ipython=lambda: kernel)
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    with warnings.catch_warnings(), progress_bar("train", 3) as bar:
+        warnings.simplefilter("error")
+        bar.update()
+    assert "train:  33%" in capsys.readouterr().err
+    shell.get_ipython = lambda: None
+    with progress_bar("train", 3) as bar:
+        bar.update()
+    assert capsys.readouterr().err == ""
 
 
 def test_what_takes_less_than_a_second_says_nothing(

@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Collection, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -166,6 +166,8 @@ class Flag:
     maximum: float | None = None
     below: float | None = None
     """An upper bound that is itself not allowed."""
+    converter: Callable[[Any], Any] | None = None
+    """Makes of what a script gives what the option keeps."""
 
     @property
     def is_switch(self) -> bool:

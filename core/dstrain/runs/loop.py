@@ -2,6 +2,7 @@
 
 import math
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -28,6 +29,7 @@ from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import RunStatistics, log_end, log_start
 from dstrain.runs.resolve import log_warnings
+from dstrain.runs.script.parts import NO_PARTS, OwnParts, RunResult, StepNumbers
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
 from dstrain.runs.training_run import TrainingRun
@@ -42,7 +44,6 @@ from dstrain.training.memory import (
     oom_as_error,
     peak_memory,
 )
-from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.clipping import clip_gradients
 
 logger = get_logger(__name__)
@@ -51,8 +52,8 @@ logger = get_logger(__name__)
 def train(
     setup: Setup,
     processes: ProcessGroup,
-    module_class: type[TrainingModule] = TrainingModule,
-) -> None:
+    own: OwnParts = NO_PARTS,
+) -> RunResult:
     """Train and save; every number that is logged is the mean over a whole optimizer
     step and all processes.
     """
@@ -69,16 +70,18 @@ def train(
         samples = open_training_data(setup)
         previews = open_previews(setup, samples)
         with oom_as_error("loading", *LOAD_ADVICE, *_in_two_stages(setup)):
-            run = prepare(setup, processes, samples, module_class)
+            run = prepare(setup, processes, samples, own.module_class)
             previews.load(run)
         directory.load_state(run)
         log_start(run)
         logs = _note_long_prompts(run)
         directory.start(run)
-        run_steps(run, directory, previews)
+        losses = run_steps(run, directory, previews, own)
         for log in logs:
             log.conclude()
         log_end(run, directory.weights)
+        weights = RunFiles.read(directory.folder).newest_weights()
+        return RunResult(directory.folder, tuple(weights), losses, run.step)
 
 
 def _note_long_prompts(run: TrainingRun) -> list[LongPromptLog]:
@@ -110,10 +113,12 @@ def run_steps(
     run: TrainingRun,
     directory: RunDirectory,
     previews: Previews,
-) -> None:
+    own: OwnParts = NO_PARTS,
+) -> tuple[float, ...]:
     """Run optimizer steps from where the run is to its last, with logs, saves and
-    previews.
+    previews, or until a callback ends it; return their losses.
     """
+    losses = array("d")
     statistics = RunStatistics()
     bar = progress_bar("train", run.total_steps, run.step)
     extensions = run.setup.extensions
@@ -135,20 +140,28 @@ def run_steps(
         while (numbers := _next_step(run, waiting, directory, saved)) is not None:
             log.add(numbers)
             statistics.add(numbers)
+            losses.append(numbers["loss"])
             # Short, so that a terminal of 80 columns has room for the bar.
             progress.set_postfix_str(
                 f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}",
                 refresh=False,
             )
             progress.update()
+            is_enough = is_main and own.call(StepNumbers.of(numbers, run.total_steps))
             saved = directory.save_if_due(run, int(numbers["epoch"]))
             validation.compute_if_due(is_stopping)
             previews.make_if_due(run, saved, is_stopping)
             if run.processes.any(is_stopping()) and run.step < run.total_steps:
                 directory.stop(run, saved)
+            # In every process alike, or one would wait for the others.
+            if own.callbacks and run.processes.any(is_enough):
+                if not saved:
+                    directory.save(run, f"step-{run.step}")
+                break
     if statistics.steps:
         logger.info(statistics.summary(peak_memory()))
         validation.conclude()
+    return tuple(losses)
 
 
 def _next_step(

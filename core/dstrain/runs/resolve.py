@@ -58,6 +58,7 @@ from dstrain.runs.datasets.published import with_folders
 from dstrain.runs.datasets.said import dataset_line, left_out_lines, short_clips
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
+from dstrain.runs.script.parts import NO_PARTS, OwnParts
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import check_trackers
 from dstrain.training.distill import OWN_TASKS
@@ -67,9 +68,9 @@ logger = get_logger(__name__)
 DEFAULT_CAPTION = "default_caption"
 
 
-def resolve(config: TrainConfig) -> Setup:
+def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     """Find the family, variant and task of a configuration; raises UsageError naming
-    what is unknown.
+    what is unknown. A script may have given tasks of its own.
     """
     family = load_family(config.model, config.disabled_plugins)
     config = with_folders(with_defaults(config, family))
@@ -80,6 +81,7 @@ def resolve(config: TrainConfig) -> Setup:
     refuse_unsupported(family, "--extra_inputs", split_commas(config.extra_inputs))
     extensions = load_extensions(config.disabled_plugins)
     tasks = {**OWN_TASKS, **extensions.offered("dstrain_tasks", Task, OWN_TASKS)}
+    tasks |= own.offered_tasks(config.task_name, tasks)
     if config.task_name not in tasks:
         hint = nearest(config.task_name, tasks)
         what = f"no task named {config.task_name!r}; tasks: {', '.join(tasks)}{hint}"

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from dstrain.errors import (
 )
 from dstrain.graph.plan import Plan
 from dstrain.graph.render import as_text
+from dstrain.graph.task import Task
 from dstrain.models.execution.kept import described
 from dstrain.models.toy import write_toy
 from dstrain.runs.datasets.published import is_published
@@ -38,6 +39,7 @@ from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.loop import train
 from dstrain.runs.memory.kept_bytes import described_with_bytes
 from dstrain.runs.resolve import dataset_inputs, of_stage, resolve
+from dstrain.runs.script.parts import NO_PARTS, Callback, OwnParts, RunResult
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.before_stage_2 import check_output
 from dstrain.runs.stage_1.precompute import data_process
@@ -79,22 +81,31 @@ def plan_of(config: TrainConfig) -> tuple[Plan, Mapping[str, str]]:
 
 
 def run(
-    config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
-) -> None:
-    """Run a task or one stage of it, with a TrainingModule of your own if you give one.
+    config: TrainConfig,
+    module_class: type[TrainingModule] = TrainingModule,
+    *,
+    tasks: Sequence[Task] = (),
+    callbacks: Sequence[Callback] = (),
+) -> RunResult:
+    """Run a task or one stage of it; return what it left.
 
     A task with a feature cache is run in two stages, one after the other.
 
     Raises a DstrainError, whose exit code says what kind of thing went wrong, or the
     OSError of files that cannot be removed.
+
+    Args:
+        config: The options.
+        module_class: A TrainingModule of your own.
+        tasks: Tasks of your own, of which the configuration names one.
+        callbacks: Called with the numbers of each optimizer step, in the main process.
+            What one raises ends the run; where one returns True, the run saves and ends.
     """
     validate(config)
-    start(config, module_class)
+    return start(config, OwnParts(module_class, tuple(tasks), tuple(callbacks)))
 
 
-def start(
-    config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
-) -> None:
+def start(config: TrainConfig, own: OwnParts = NO_PARTS) -> RunResult:
     """Run a configuration that is valid; see `run`."""
     launch = read_launch(os.environ)
     check_launch(config, launch, world_size(os.environ))
@@ -102,7 +113,7 @@ def start(
     kept = values_are_kept() if in_stage_1 else nullcontext()
     try:
         with without_accelerates_own(), kept:
-            _start(config, module_class, launch)
+            return _start(config, own, launch)
     except CacheError as error:
         error.help_lines += (refill_advice(config), *one_command_advice(config))
         raise
@@ -119,12 +130,10 @@ def values_are_kept() -> Iterator[None]:
         raise
 
 
-def _start(
-    config: TrainConfig, module_class: type[TrainingModule], launch: Launch
-) -> None:
+def _start(config: TrainConfig, own: OwnParts, launch: Launch) -> RunResult:
     if config.runs_both_stages:
         refuse_absent_dataset(config)
-    setup = resolve(config)
+    setup = resolve(config, own)
     launch = in_stage(launch, setup.stage, world_size(os.environ))
     setup = replace(setup, sharding=launch.sharding)
     if setup.sharding is not None:
@@ -138,7 +147,7 @@ def _start(
         if is_main_process():
             is_split = config.stage != "" or config.runs_both_stages
             print(as_text(plan, kept, is_split) + summary, end="")
-        return
+        return RunResult(config.output_path or config.feature_cache or Path())
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1
     steps = config.gradient_accumulation_steps
@@ -150,17 +159,17 @@ def _start(
     setup = replace(setup, device=accelerator.device)
     with distributed_run(accelerator) as processes, toy_models(setup) as ready:
         if config.runs_both_stages:
-            run_both_stages(ready, processes, module_class)
-        elif ready.stage == "data_process":
-            with oom_as_error("stage 1", *STAGE_1_ADVICE):
-                data_process(ready, processes)
-        else:
-            train(ready, processes, module_class)
+            return run_both_stages(ready, processes, own)
+        if ready.stage != "data_process":
+            return train(ready, processes, own)
+        with oom_as_error("stage 1", *STAGE_1_ADVICE):
+            data_process(ready, processes)
+        return RunResult(ready.cache_path)
 
 
 def run_both_stages(
-    setup: Setup, processes: ProcessGroup, module_class: type[TrainingModule]
-) -> None:
+    setup: Setup, processes: ProcessGroup, own: OwnParts = NO_PARTS
+) -> RunResult:
     """Fill the feature cache, free what that loaded, and train from it: as the commands
     of the two stages do one after the other.
     """
@@ -173,7 +182,7 @@ def run_both_stages(
         except MissingFiles as error:
             error.help_lines += without_stage_1(setup.config)
             raise
-    train(stage_2, processes, module_class)
+    return train(stage_2, processes, own)
 
 
 def without_stage_1(config: TrainConfig) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
 from dstrain.runs.build import open_training_data
 from dstrain.runs.loop import train
+from dstrain.runs.script.parts import OwnParts
 from dstrain.testing.family_under_test import FamilyUnderTest, processes
 from dstrain.testing.split_equivalence import stored
 from dstrain.testing.trained_sets import TrainedSet
@@ -80,7 +81,7 @@ def train_and_save(
     setup = stored(
         tested, trained, output_path=output, max_steps=STEPS, learning_rate=1e-2
     )
-    train(setup, processes(), Kept)
+    train(setup, processes(), OwnParts(Kept))
     return SavedRun(
         kept[0].eval(),
         open_training_data(setup).source.sample(0),

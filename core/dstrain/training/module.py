@@ -123,6 +123,8 @@ class TrainingModule(nn.Module):
         """
         micro_batch = batch.micro_batch
         losses = self.losses(batch.samples, micro_batch.keys)
+        # A subclass may have returned anything.
+        _check_losses(losses, len(batch.samples), f"{type(self).__name__}.losses")
         if any(weight != 1.0 for weight in micro_batch.weights):
             weights = torch.tensor(micro_batch.weights).to(losses.device)
             losses = losses * weights
@@ -191,11 +193,24 @@ class TrainingModule(nn.Module):
         predict = partial(self.pipeline.predict, values)
         with read_only(loss.where, inputs):
             losses: Tensor = loss.function(predict, **inputs, **context)
-        if losses.shape != (len(keys),):
-            # Multiplied by the samples' weights, another shape would be broadcast.
-            what = f"returned losses of shape {list(losses.shape)}; expected one per sample, [{len(keys)}]"
-            raise UsageError(loss.where, what)
+        _check_losses(losses, len(keys), loss.where)
         return losses
+
+
+def _check_losses(losses: object, samples: int, where: str) -> None:
+    """Raise UsageError unless what a loss has returned is one per sample: multiplied by
+    the samples' weights, another shape would be broadcast.
+    """
+    wanted = f"expected one loss per sample, of shape [{samples}]"
+    if not isinstance(losses, Tensor):
+        what = f"returned {type(losses).__name__}, not a tensor; {wanted}"
+        raise UsageError(where, what)
+    if losses.dim() == 0:
+        advice = "leave the batch out of the mean: (error**2).flatten(1).mean(1)"
+        raise UsageError(where, f"returned a scalar; {wanted}", advice)
+    if losses.shape != (samples,):
+        what = f"returned losses of shape {list(losses.shape)}; {wanted}"
+        raise UsageError(where, what)
 
 
 def _ignore(key: SampleKey, found: LongPrompt) -> None:

@@ -196,7 +196,7 @@ def test_generation_is_checked_too() -> None:
         {"height": 512},
         {"num_inference_steps": 0},
         {"guidance_scale": -1.0},
-        {"lora": ("l",)},
+        {"lora": (3,)},
         {"trajectory": True},
         {"prompt": None, "dataset": Path("p.csv"), "overwrite": True},
     ):

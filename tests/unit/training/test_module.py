@@ -161,18 +161,36 @@ def test_frozen_units_run_once_per_sample_without_gradients_and_keep_what_crosse
     assert same(made, ready.module.preprocess(sample, ready.module.plan(sample.inputs)))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (2, 1)])
+@pytest.mark.parametrize(
+    ("shape", "what"),
+    [
+        ((), "returned a scalar"),
+        ((1,), r"returned losses of shape \[1\]"),
+        ((2, 1), r"returned losses of shape \[2, 1\]"),
+        (None, "returned float, not a tensor"),
+    ],
+)
 def test_losses_that_are_not_one_per_sample_are_refused(
-    here: Path, shape: tuple[int, ...]
+    here: Path, shape: tuple[int, ...] | None, what: str
 ) -> None:
+    def returned() -> Any:
+        return 0.5 if shape is None else torch.ones(shape)
+
     def mean_loss(predict: Any, input_latents: Tensor) -> Tensor:
-        return input_latents.mean() * torch.ones(shape)
+        return returned()
+
+    class Mean(TrainingModule):
+        def losses(self, samples: Any, keys: Any) -> Tensor:
+            return returned()
 
     ready = training_run(config(here, trainable_models="dit"))
     one = batch(ready, (3, 5))
     ready.module.task = Task.of("mean", mean_loss)
-    with pytest.raises(UsageError, match=r"mean_loss.*expected one per sample"):
+    wanted = f"{what}; expected one loss per sample, of shape \\[2\\]"
+    with pytest.raises(UsageError, match=f"mean_loss: {wanted}"):
         ready.module.losses(one.samples, one.micro_batch.keys)
+    with pytest.raises(UsageError, match=f"Mean.losses: {wanted}"):
+        Mean(ready.module.pipeline)(one)
 
 
 def test_a_subclass_can_have_a_loss_of_its_own(here: Path, tmp_path: Path) -> None:

@@ -1,45 +1,58 @@
 """The options of the dataset."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dstrain.config.fields import option
+from dstrain.config.given import (
+    as_datasets,
+    as_optional_path,
+    as_paths,
+    as_texts,
+    converted,
+    options,
+)
 
 SamplingMode = Literal["head", "chunk", "uniform"]
 OnLongPrompt = Literal["error", "truncate"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class DataOptions:
     """Which rows a run reads, and how."""
 
-    dataset_base_path: Path | None = option(
+    dataset_base_path: Path | None = converted(
         "data",
         "Dataset: a folder with metadata, with captions beside images or videos, or with parquet files; "
         "a parquet file; or the id of a published dataset, OWNER/NAME[@REVISION][:FOLDER]. Paths in "
         "metadata are relative to the folder. Can be repeated.",
+        converter=as_optional_path,
+        default=None,
         affects={"dataset"},
         common=True,
     )
-    dataset: tuple[str, ...] = option(
+    dataset: tuple[str, ...] = converted(
         "data",
         "Another dataset, as JSON: its dataset_base_path, repeats, loss_weight and options that are its own. "
         "Can be repeated; a file of --config has a table [[dataset]] for each.",
-        (),
+        converter=as_datasets,
+        default=(),
         affects={"resolved"},
     )
-    dataset_metadata_path: Path | None = option(
+    dataset_metadata_path: Path | None = converted(
         "data",
         "Metadata file (csv, json, jsonl or parquet). Defaults to what is in --dataset_base_path.",
+        converter=as_optional_path,
+        default=None,
         affects={"dataset"},
         common=True,
     )
-    column: tuple[str, ...] = option(
+    column: tuple[str, ...] = converted(
         "data",
         "Column that an input is read from, as INPUT=COLUMN, such as prompt=text. Several are "
         "separated by commas, or the option is repeated.",
-        (),
+        converter=as_texts,
+        default=(),
         affects={"resolved", "cache", "if_given", "dataset"},
     )
     default_caption: str | None = option(
@@ -47,14 +60,17 @@ class DataOptions:
         "Caption of the images and videos in a folder that have none. Without it, they are refused.",
         affects={"resolved", "cache", "if_given", "dataset"},
     )
-    dataset_root: tuple[Path, ...] = option(
+    dataset_root: tuple[Path, ...] = converted(
         "data",
         "Additional folder that dataset files may be in. Can be repeated.",
-        (),
+        converter=as_paths,
+        default=(),
     )
-    url_cache: Path | None = option(
+    url_cache: Path | None = converted(
         "data",
         "Folder for files that the metadata names by URL. Without it, URLs are refused.",
+        converter=as_optional_path,
+        default=None,
     )
     on_bad_sample: Literal["error", "skip"] = option(
         "data",
@@ -143,9 +159,11 @@ class DataOptions:
         affects={"training", "cache", "video", "dataset"},
         minimum=1,
     )
-    feature_cache: Path | None = option(
+    feature_cache: Path | None = converted(
         "data",
         "Folder of the feature cache: what it lacks is computed first, then training reads it, the encoders freed. "
         "For one stage alone, defaults to --output_path (stage 1) or --dataset_base_path (stage 2).",
+        converter=as_optional_path,
+        default=None,
         common=True,
     )

@@ -1,14 +1,22 @@
 """The configuration of `dstrain generate`."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from dstrain.config.fields import LoraFile, NamedInput, option
+from dstrain.config.given import (
+    as_inputs,
+    as_lora_files,
+    as_optional_path,
+    as_path,
+    converted,
+    options,
+    required,
+)
 from dstrain.config.options.data import OnLongPrompt
 from dstrain.config.options.model import ModelChoice
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class GenerateConfig(ModelChoice):
     """An image or video to generate, or one for each row of a table, as plain data.
 
@@ -32,9 +40,11 @@ class GenerateConfig(ModelChoice):
         "What to generate.",
         common=True,
     )
-    dataset: Path | None = option(
+    dataset: Path | None = converted(
         "generation",
         "Table (csv, json or jsonl) of prompts, seeds and other inputs; generates a dataset from it.",
+        converter=as_optional_path,
+        default=None,
     )
     trajectory: bool = option(
         "generation",
@@ -70,32 +80,35 @@ class GenerateConfig(ModelChoice):
         minimum=1,
         common=True,
     )
-    input: tuple[NamedInput, ...] = option(
+    input: tuple[NamedInput, ...] = converted(
         "generation",
         "Any other input of the variant; for an image or a video, VALUE is a file name. Can be "
         "repeated; repeat a NAME to pass a list.",
-        (),
+        converter=as_inputs,
+        default=(),
         common=True,
     )
-    run: Path | None = option(
+    run: Path | None = converted(
         "model",
         "Output folder of a training run: use its model files and options, and its newest weights.",
+        converter=as_optional_path,
+        default=None,
         common=True,
     )
-    lora: tuple[LoraFile, ...] = option(
+    lora: tuple[LoraFile, ...] = converted(
         "LoRA",
         "LoRA file to apply, with an optional scale. COMPONENT= says what it is for where the "
         "file does not, @alpha=rank or @alpha=NUMBER its alpha; @skip_missing leaves out layers "
         "that the model lacks. Can be repeated.",
-        (),
+        converter=as_lora_files,
+        default=(),
         common=True,
     )
-    output: Path = field(
-        metadata={
-            "group": "output",
-            "help": "File to write; with --dataset, a folder.",
-            "common": True,
-        }
+    output: Path = required(
+        "output",
+        "File to write; with --dataset, a folder.",
+        converter=as_path,
+        common=True,
     )
     overwrite: bool = option(
         "output",

@@ -1,17 +1,17 @@
 """The options of LoRA training."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dstrain.config.fields import option
+from dstrain.config.given import as_commas, as_optional_path, converted, options
 
 LoraType = Literal["lora", "dora", "lokr"]
 DEFAULT_RANK = 32
 """The rank of layers for which no rank is given."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class LoraOptions:
     """The LoRA layers that a run trains or starts from."""
 
@@ -21,9 +21,11 @@ class LoraOptions:
         affects={"resolved", "LoRA"},
         common=True,
     )
-    lora_target_modules: str | None = option(
+    lora_target_modules: str | None = converted(
         "LoRA",
         "Module names to add LoRA to, comma-separated. Defaults to the family's list.",
+        converter=as_commas,
+        default=None,
         affects={"resolved", "LoRA"},
     )
     lora_rank: int | str = option(
@@ -64,17 +66,21 @@ class LoraOptions:
         minimum=0,
         below=1,
     )
-    lora_checkpoint: Path | None = option(
+    lora_checkpoint: Path | None = converted(
         "LoRA",
         "LoRA file to start training from; @alpha=rank or @alpha=NUMBER at its end is its alpha, "
         "where it states none.",
+        converter=as_optional_path,
+        default=None,
         affects={"LoRA", "weights"},
         common=True,
     )
-    preset_lora_path: Path | None = option(
+    preset_lora_path: Path | None = converted(
         "LoRA",
         "LoRA file to merge into the weights before training (differential LoRA training), "
         "written as for --lora of generate.",
+        converter=as_optional_path,
+        default=None,
         affects={"weights"},
     )
     preset_lora_model: str | None = option(

@@ -1,11 +1,10 @@
 """The options that trade time or precision for memory."""
 
-from dataclasses import dataclass
-
 from dstrain.config.fields import option
+from dstrain.config.given import options
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class MemoryOptions:
     """How much memory a run needs, and where."""
 

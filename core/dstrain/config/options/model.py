@@ -1,16 +1,17 @@
 """The options of every command that opens a model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from dstrain.config.fields import option
+from dstrain.config.given import as_file_list, convert, converted, options
 
 Precision = Literal["no", "bf16"]
 Hub = Literal["modelscope", "huggingface"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class ModelChoice:
     """The options of every command that opens a model."""
 
@@ -34,9 +35,11 @@ class ModelChoice:
         "a folder, or a file. Files that the next two flags name replace its own of the same component.",
         common=True,
     )
-    model_paths: str | None = option(
+    model_paths: str | None = converted(
         "model",
         "Local model files: a JSON list of paths, or of lists of paths for sharded files.",
+        converter=as_file_list,
+        default=None,
     )
     model_id_with_origin_paths: str | None = option(
         "model",
@@ -127,3 +130,6 @@ class ModelChoice:
     """Values of the family's own options."""
     disabled_plugins: tuple[str, ...] = ()
     """Disabled plugins, by name or distribution (`-p no:NAME`)."""
+
+    def __post_init__(self) -> None:
+        convert(self)

@@ -1,9 +1,9 @@
 """The options of the optimizer and of its learning rates."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from dstrain.config.fields import option
+from dstrain.config.given import as_texts, converted, options
 
 ENDING_AT_LAST_STEP = ("linear", "cosine", "polynomial", "cosine_with_restarts", "rex")
 """Learning rate schedules whose every value depends on how many steps the run has."""
@@ -13,7 +13,7 @@ SCHEDULE_FREE = "schedulefree"
 """The optimizer that averages the weights itself, and the package that it is from."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class OptimizerOptions:
     """How gradients change the weights."""
 
@@ -85,10 +85,11 @@ class OptimizerOptions:
         "Dotted path of an optimizer; the same as --optimizer.",
         affects={"resolved"},
     )
-    optimizer_args: tuple[str, ...] = option(
+    optimizer_args: tuple[str, ...] = converted(
         "training: optimizer",
         "Arguments of the optimizer, such as betas=0.9,0.95 eps=1e-6. Can be repeated.",
-        (),
+        converter=as_texts,
+        default=(),
         affects={"resolved"},
         several=True,
     )

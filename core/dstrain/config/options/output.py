@@ -1,21 +1,23 @@
 """The options of what a run writes."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dstrain.config.fields import option
+from dstrain.config.given import as_optional_path, as_texts, converted, options
 
 SavedFormat = Literal["diffusers", "comfyui", "diffsynth", "reference"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class OutputOptions:
     """Checkpoints, weights files and previews."""
 
-    output_path: Path | None = option(
+    output_path: Path | None = converted(
         "output",
         "Folder for checkpoints and logs.",
+        converter=as_optional_path,
+        default=None,
         common=True,
     )
     remove_prefix_in_ckpt: str | None = option(
@@ -27,10 +29,11 @@ class OutputOptions:
         "Program whose key names saved LoRA, or full weights, have; reference is diffsynth. "
         "Defaults to diffsynth with --remove_prefix_in_ckpt, else to diffusers.",
     )
-    preview_prompt: tuple[str, ...] = option(
+    preview_prompt: tuple[str, ...] = converted(
         "output: previews",
         "Prompt to generate a preview from during training. Can be repeated.",
-        (),
+        converter=as_texts,
+        default=(),
         common=True,
     )
     preview_steps: int | None = option(
@@ -57,9 +60,11 @@ class OutputOptions:
         bare="auto",
         common=True,
     )
-    resume_from_checkpoint: Path | None = option(
+    resume_from_checkpoint: Path | None = converted(
         "checkpoints",
         "Saved weights to start a new run from, at step 0 and with a new optimizer.",
+        converter=as_optional_path,
+        default=None,
         affects={"weights"},
     )
     overwrite: bool = option(

@@ -1,11 +1,10 @@
 """The options of what a row gives: captions, sizes and views of its images."""
 
-from dataclasses import dataclass
-
 from dstrain.config.fields import option
+from dstrain.config.given import options
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class SampleOptions:
     """How rows become samples, and what of them each draw takes."""
 

@@ -1,11 +1,10 @@
 """The task of a run."""
 
-from dataclasses import dataclass
-
 from dstrain.config.fields import option
+from dstrain.config.given import options
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class TaskChoice:
     """What a run does: a task, or one of its two stages alone."""
 

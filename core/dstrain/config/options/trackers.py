@@ -1,13 +1,12 @@
 """The options of trackers, to which a run's numbers and previews are sent."""
 
-from dataclasses import dataclass
-
 from dstrain.config.fields import option, split_commas
+from dstrain.config.given import options
 
 TRACKERS = ("tensorboard", "wandb", "swanlab")
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class TrackerOptions:
     """Where a run's numbers and previews are sent, beside its output folder."""
 

@@ -1,9 +1,9 @@
 """The configuration of a training run."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from dstrain.config.fields import Effect, flags, option
+from dstrain.config.given import options
 from dstrain.config.options.data import DataOptions
 from dstrain.config.options.lora import LoraOptions
 from dstrain.config.options.memory import MemoryOptions
@@ -17,7 +17,7 @@ from dstrain.config.options.training import TrainingOptions
 from dstrain.config.options.validation import ValidationOptions
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class TrainConfig(
     TrackerOptions,
     OutputOptions,

@@ -1,18 +1,20 @@
 """The options of what is trained, and for how long."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from dstrain.config.fields import option
+from dstrain.config.given import as_commas, converted, options
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class TrainingOptions:
     """What is trained, for how long and how."""
 
-    trainable_models: str | None = option(
+    trainable_models: str | None = converted(
         "training",
         "Components (or submodules, such as dit.blocks.3) to train in full, comma-separated.",
+        converter=as_commas,
+        default=None,
         affects={"resolved"},
         common=True,
     )

@@ -1,12 +1,12 @@
 """The options of validation."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from dstrain.config.fields import option
+from dstrain.config.given import as_optional_path, converted, options
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class ValidationOptions:
     """The rows that are not trained on, and when their loss is computed."""
 
@@ -18,14 +18,18 @@ class ValidationOptions:
         below=1,
         common=True,
     )
-    validation_dataset_base_path: Path | None = option(
+    validation_dataset_base_path: Path | None = converted(
         "training: validation",
         "A second dataset, of any form, which is not trained on; its loss is logged.",
+        converter=as_optional_path,
+        default=None,
         affects={"timestep_sampler"},
     )
-    validation_dataset_metadata_path: Path | None = option(
+    validation_dataset_metadata_path: Path | None = converted(
         "training: validation",
         "Metadata file of the second dataset. Defaults to what is in --validation_dataset_base_path.",
+        converter=as_optional_path,
+        default=None,
     )
     validation_steps: int | None = option(
         "training: validation",

@@ -1,0 +1,145 @@
+"""What a script may give for an option beside a value of its type: text for a path or a
+LoRA file, one value or a list for an option that may be repeated.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, dataclass_transform
+
+from dstrain.config.fields import (
+    Group,
+    LoraFile,
+    NamedInput,
+    flags,
+    option,
+    parse_input,
+    parse_lora,
+)
+
+T = TypeVar("T")
+Accepted = TypeVar("Accepted")
+Kept = TypeVar("Kept")
+AnyPath = str | Path
+
+
+def converted(
+    group: Group,
+    help: str,
+    *,
+    converter: Callable[[Accepted], Kept],
+    default: Accepted,
+    **details: Any,
+) -> Kept:
+    """Return a dataclass field that is an option, which converts what it is given.
+
+    Type checkers that know converters let the constructor take what `converter` does;
+    mypy does not, and wants what is kept.
+    """
+    found: Kept = option(group, help, default, converter=converter, **details)
+    return found
+
+
+def required(
+    group: Group,
+    help: str,
+    *,
+    converter: Callable[[Accepted], Kept],
+    common: bool = False,
+) -> Kept:
+    """Return the field of such an option without a default."""
+    metadata = {"group": group, "help": help, "converter": converter, "common": common}
+    found: Kept = dataclasses.field(metadata=metadata)
+    return found
+
+
+@dataclass_transform(
+    frozen_default=True,
+    kw_only_default=True,
+    field_specifiers=(converted, required, dataclasses.field),
+)
+def options(cls: type[T]) -> type[T]:
+    """Make a class of options a frozen dataclass with keyword arguments."""
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+def convert(config: Any) -> None:
+    """Replace what a script gave for the options of a configuration by what they keep.
+
+    What is of a wrong type stays, and is refused where the configuration is checked.
+    Raises UsageError for text that cannot be parsed.
+    """
+    for flag in flags(type(config)):
+        given = getattr(config, flag.name)
+        if flag.converter is not None and given != flag.default:
+            # The class refuses to set its fields.
+            object.__setattr__(config, flag.name, flag.converter(given))
+
+
+def as_path(given: AnyPath) -> Path:
+    """Return a path."""
+    return Path(given) if isinstance(given, str) else given
+
+
+def as_optional_path(given: AnyPath | None) -> Path | None:
+    """Return a path, or None."""
+    return None if given is None else as_path(given)
+
+
+def as_paths(given: AnyPath | Sequence[AnyPath]) -> tuple[Path, ...]:
+    """Return one path or several."""
+    return tuple(as_path(one) for one in _several(given))
+
+
+def as_texts(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one text or several."""
+    return tuple(_several(given))
+
+
+def as_datasets(
+    given: str | Mapping[str, object] | Sequence[str | Mapping[str, object]],
+) -> tuple[str, ...]:
+    """Return one dataset or several as JSON."""
+    return tuple(
+        json.dumps(dict(one), default=str) if isinstance(one, Mapping) else one
+        for one in _several(given)
+    )
+
+
+def as_lora_files(
+    given: AnyPath | LoraFile | Sequence[AnyPath | LoraFile],
+) -> tuple[LoraFile, ...]:
+    """Return one LoRA file or several, of which text is written as for --lora."""
+    return tuple(
+        parse_lora(str(one)) if isinstance(one, (str, Path)) else one
+        for one in _several(given)
+    )
+
+
+def as_inputs(
+    given: str | NamedInput | Sequence[str | NamedInput],
+) -> tuple[NamedInput, ...]:
+    """Return one input or several, of which text is NAME=VALUE."""
+    return tuple(
+        parse_input(one) if isinstance(one, str) else one for one in _several(given)
+    )
+
+
+def as_commas(given: str | Sequence[str] | None) -> str | None:
+    """Return names, of which there may be a list, separated by commas."""
+    return given if given is None or isinstance(given, str) else ",".join(given)
+
+
+def as_file_list(given: str | Sequence[str | Sequence[str]] | None) -> str | None:
+    """Return files, of which there may be a list, as the JSON of --model_paths."""
+    if given is None or isinstance(given, str):
+        return given
+    return json.dumps([one if isinstance(one, str) else list(one) for one in given])
+
+
+def _several(given: Any) -> Sequence[Any]:
+    """Return a list as it is, and one value as a list of one."""
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    return given if is_list else (given,)

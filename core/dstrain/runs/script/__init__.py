@@ -1,0 +1,1 @@
+"""What scripts and notebooks give a run and get from it, and a loop of their own."""

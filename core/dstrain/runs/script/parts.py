@@ -1,0 +1,101 @@
+"""What a script gives a run beside its configuration, and what it gets from it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dstrain.errors import UsageError, nearest
+from dstrain.graph.task import Task
+from dstrain.training.module import TrainingModule
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """The numbers of one optimizer step, over all processes."""
+
+    step: int
+    """The number of the step, from 1."""
+    total_steps: int
+    """The last step of the run."""
+    epoch: int
+    loss: float
+    """The mean over the samples of the step."""
+    learning_rate: float
+    grad_norm: float
+    """The norm of the gradient before it is clipped."""
+    samples_per_second: float
+    data_wait_seconds: float
+    """How long the step waited for its samples."""
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, float], total_steps: int) -> "StepNumbers":
+        """Return the numbers of a step as they are logged."""
+        return cls(
+            step=int(numbers["step"]),
+            total_steps=total_steps,
+            epoch=int(numbers["epoch"]),
+            loss=numbers["loss"],
+            learning_rate=numbers["learning_rate"],
+            grad_norm=numbers["grad_norm"],
+            samples_per_second=numbers["samples_per_second"],
+            data_wait_seconds=numbers["data_wait_seconds"],
+        )
+
+
+Callback = Callable[[StepNumbers], object]
+"""Called after each optimizer step, in the main process; where it returns True, the run
+saves what it has trained and ends.
+"""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run left."""
+
+    folder: Path
+    """The folder that it writes: its output, or after stage 1 alone the feature cache."""
+    weights: tuple[Path, ...] = ()
+    """The files of weights saved last, one for each component that is trained."""
+    losses: tuple[float, ...] = ()
+    """The loss of each step that this call has made, in order."""
+    step: int = 0
+    """The last step made, by earlier runs that it resumed included."""
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """What a script gives a run that no configuration can."""
+
+    module_class: type[TrainingModule] = TrainingModule
+    tasks: Sequence[Task] = ()
+    callbacks: Sequence[Callback] = ()
+
+    def offered_tasks(self, name: str, known: Mapping[str, Task]) -> dict[str, Task]:
+        """Return the tasks by name; raises UsageError for a name that is another task's,
+        and for tasks of which the run trains none.
+
+        Args:
+            name: The task of the run.
+            known: The other tasks that there are.
+        """
+        found: dict[str, Task] = {}
+        for task in self.tasks:
+            if task.name in known or task.name in found:
+                what = f"there is another task {task.name!r}; give yours another name"
+                raise UsageError("tasks", what)
+            found[task.name] = task
+        if found and name not in found:
+            own = ", ".join(found)
+            what = f"the run trains {name!r}, and none of yours{nearest(name, found)}"
+            advice = f"name it in the configuration: TrainConfig(task={next(iter(found))!r}, ...)"
+            raise UsageError("tasks", what, f"yours: {own}", advice)
+        return found
+
+    def call(self, numbers: StepNumbers) -> bool:
+        """Show a step's numbers to every callback; return whether one ends the run."""
+        answers = [callback(numbers) for callback in self.callbacks]
+        return any(answer is True for answer in answers)
+
+
+NO_PARTS = OwnParts()
+"""Those of the command line."""

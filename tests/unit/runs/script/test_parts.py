@@ -1,0 +1,119 @@
+"""A script gives a run tasks and callbacks of its own, and gets a result from it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.config.options.train import TrainConfig
+from dstrain.errors import UsageError
+from dstrain.graph.task import Task
+from dstrain.runs.runner import run
+from dstrain.runs.script.parts import StepNumbers
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.support.runs import config, log, project
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def test_a_run_returns_its_folder_its_weights_and_its_losses(
+    here: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    result = run(config(here, output_path=str(out), max_steps=3, save_steps=2))
+    assert (result.folder, result.step) == (out, 3)
+    assert result.weights == (out / "step-3.safetensors",)
+    assert list(result.losses) == pytest.approx([row["loss"] for row in log(out)])
+    more = run(config(here, output_path=out, max_steps=5, resume="auto"))
+    assert (more.step, len(more.losses)) == (5, 2)
+    nothing = run(config(here, output_path=out, max_steps=5, resume="auto"))
+    assert (nothing.losses, nothing.weights) == ((), more.weights)
+
+
+def test_stage_1_returns_the_cache_and_a_run_in_two_stages_that_of_the_second(
+    here: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    stage_1 = run(config(here, task="sft:data_process", output_path=str(cache)))
+    assert (stage_1.folder, stage_1.weights, stage_1.losses) == (cache, (), ())
+    both = run(
+        config(here, feature_cache=str(cache), output_path=tmp_path / "o", max_steps=1)
+    )
+    assert (both.folder, len(both.losses)) == (tmp_path / "o", 1)
+
+
+def zero(
+    predict: Any, input_latents: Tensor, *, timestep_sampler: Any, rng: Any
+) -> Any:
+    """A loss whose gradient is that of the prediction's mean."""
+    sigma = timestep_sampler.draw(rng)
+    return predict(input_latents, sigma * 1000).flatten(1).mean(1)
+
+
+def test_a_task_of_ones_own_is_trained_by_its_name(here: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"max_steps": 2}
+    own = run(
+        config(here, output_path=tmp_path / "a", task="zero", **given),
+        tasks=[Task.of("zero", zero)],
+    )
+    plain = run(config(here, output_path=tmp_path / "b", **given))
+    assert own.losses != plain.losses
+    trained = load_file(own.weights[0])
+    assert any(torch.any(one != 0) for name, one in trained.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize(
+    ("task", "names", "message"),
+    [
+        ("sft", ["sft"], "there is another task 'sft'"),
+        ("a", ["a", "a"], "there is another task 'a'"),
+        ("sft", ["mine"], "the run trains 'sft', and none of yours"),
+        ("min", ["mine"], "did you mean 'mine'"),
+    ],
+)
+def test_a_task_that_cannot_be_meant_is_refused(
+    task: str, names: list[str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(
+            TrainConfig(model="tiny", dry_run=True, task=task),
+            tasks=[Task.of(name, zero) for name in names],
+        )
+
+
+def test_callbacks_see_every_step_and_one_of_them_may_end_the_run(
+    here: Path, tmp_path: Path
+) -> None:
+    seen: list[StepNumbers] = []
+
+    def stop_after_two(numbers: StepNumbers) -> bool:
+        return numbers.step == 2
+
+    result = run(
+        config(here, output_path=tmp_path / "out", max_steps=9),
+        callbacks=[seen.append, stop_after_two],
+    )
+    assert [one.step for one in seen] == [1, 2]
+    assert [one.loss for one in seen] == list(result.losses)
+    assert {one.total_steps for one in seen} == {9}
+    assert result.weights == (tmp_path / "out/step-2.safetensors",)
+    again = run(
+        config(here, output_path=tmp_path / "out", max_steps=9, resume="auto"),
+        callbacks=[lambda numbers: numbers],  # only True ends a run
+    )
+    assert (again.step, len(again.losses)) == (9, 7)
+
+
+def test_what_a_callback_raises_ends_the_run(here: Path, tmp_path: Path) -> None:
+    def fail(numbers: StepNumbers) -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        run(config(here, output_path=tmp_path / "out", max_steps=2), callbacks=[fail])
