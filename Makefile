@@ -57,6 +57,8 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32
+	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/measure_house.py
 

@@ -52,7 +52,7 @@ def measure(path: Path) -> Module:
     comment lines.
     """
     docstrings = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         body = getattr(node, "body", None)
         if isinstance(body, list):
             for statement in body:
@@ -77,7 +77,9 @@ def measure(path: Path) -> Module:
             if token.type not in LAYOUT and token.start[0] not in docstrings:
                 tokens += 1
                 code.update(range(token.start[0], token.end[0] + 1))
-    return Module(path, len(path.read_text().splitlines()), len(code), tokens, comments)
+    return Module(
+        path, len(path.read_text("utf-8").splitlines()), len(code), tokens, comments
+    )
 
 
 def imports(root: Path) -> dict[str, set[str]]:
@@ -88,7 +90,7 @@ def imports(root: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in modules.items():
         found[name] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 targets = [f"{node.module}.{alias.name}" for alias in node.names]
                 found[name] |= {

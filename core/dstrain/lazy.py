@@ -27,7 +27,7 @@ def attach(
         file: `__file__` of the package; `__init__.pyi` lies beside it.
     """
     modules: dict[str, str] = {}
-    for node in ast.parse(Path(file).with_suffix(".pyi").read_text()).body:
+    for node in ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body:
         if isinstance(node, ast.ImportFrom):
             modules |= {alias.name: str(node.module) for alias in node.names}
 

@@ -1,7 +1,9 @@
-"""The commands run where a platform lacks modules and signals that Linux has."""
+"""The commands run where a platform lacks what Linux has, as Windows and macOS do."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,59 +11,36 @@ from PIL import Image
 
 from tests.support import ROOT
 
-ABSENT = ("fcntl", "grp", "pwd", "resource", "termios")
-SIGNALS = (
-    "SIGALRM",
-    "SIGCHLD",
-    "SIGHUP",
-    "SIGKILL",
-    "SIGPIPE",
-    "SIGQUIT",
-    "SIGUSR1",
-    "SIGUSR2",
-)
-"""What the module `signal` lacks on Windows."""
-COMMAND = f"""
-import builtins, signal, sys, types
-
-found = builtins.__import__
-bare = types.ModuleType("signal")
-vars(bare).update({{k: v for k, v in vars(signal).items() if k not in {SIGNALS}}})
-
-def absent(name, globals=None, *arguments, **keywords):
-    # Other libraries ask for the platform's name before they use these.
-    importer = (globals or {{}}).get("__name__", "")
-    if importer.startswith(("dstrain", "filelock")):
-        if name in {ABSENT}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-        if name == "signal":
-            return bare
-    return found(name, globals, *arguments, **keywords)
-
-builtins.__import__ = absent
-
-from dstrain.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
+PROGRAM = ROOT / "tests/support/other_platform.py"
+SOURCES = ("core/dstrain", "plugins", "tools", "demo")
+TOY = ("--model", "qwen_image", "--toy")
 
 
 def dstrain(*arguments: str | Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *map(str, arguments), "--debug"],
+        [
+            *(sys.executable, "-X", "warn_default_encoding", PROGRAM),
+            *map(str, arguments),
+            "--debug",
+        ],
         cwd=ROOT,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
-    folder.mkdir()
-    Image.new("RGB", (32, 32), "red").save(folder / "a.png")
-    (folder / "metadata.csv").write_text("image,prompt\na.png,a red square\n")
+    (folder / "images").mkdir(parents=True)
+    for name, colour in (("a", "red"), ("b", "blue")):
+        Image.new("RGB", (32, 32), colour).save(folder / f"images/{name}.png")
+    (folder / "metadata.csv").write_text(
+        "image,prompt\nimages/a.png,a red square\nimages/b.png,ein blaues Quadrat: 蓝\n",
+        encoding="utf-8",
+    )
     return folder
 
 
@@ -69,13 +48,93 @@ def test_families_are_listed_without_modules_of_unix() -> None:
     assert "qwen_image" in dstrain("models")
 
 
-def test_a_toy_run_trains_and_saves_without_modules_of_unix(
+def test_the_demos_commands_run_without_what_unix_alone_has(
     data: Path, tmp_path: Path
 ) -> None:
-    output = tmp_path / "run"
-    dstrain(
-        "--model", "qwen_image", "--toy", "--max_steps", "2",
-        "--dataset_base_path", data, "--output_path", output,
-    )  # fmt: skip
-    assert list(output.glob("*.safetensors"))
+    """Both stages, with a process that loads; the run resumed; its image; the cache
+    verified, and pruned.
+    """
+    output, cache = tmp_path / "run", tmp_path / "cache"
+    train = (
+        *("train", *TOY, "--dataset_base_path", data, "--output_path", output),
+        *("--feature_cache", cache, "--task", "sft"),
+        *("--dataset_num_workers", "1", "--save_steps", "1"),
+    )
+    dstrain(*train, "--max_steps", "2")
+    dstrain(*train, "--max_steps", "3", "--resume")
+    assert (output / "step-3.safetensors").is_file()
     assert not list(output.glob(".dstrain.lock.pid"))
+    image = tmp_path / "image.png"
+    dstrain(
+        *("generate", *TOY, "--run", output, "--prompt", "a red square"),
+        *("--num_inference_steps", "2", "--height", "32", "--width", "32"),
+        *("--output", image),
+    )
+    assert image.is_file()
+    dstrain("cache", "verify", cache)
+    dstrain("cache", "prune", cache, "--yes")
+
+
+def unencoded(tree: ast.AST) -> Iterator[int]:
+    """The lines at which a text file is read or written by the platform's encoding."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        given = {keyword.arg for keyword in node.keywords}
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            name, before = function.attr, 0
+        else:
+            name, before = getattr(function, "id", ""), 1
+        is_named = "encoding" in given
+        if name == "read_text":
+            is_wrong = not node.args and not is_named
+        elif name == "write_text":
+            is_wrong = len(node.args) < 2 and not is_named
+        elif name == "open" and (before or _is_mode(node.args)):
+            modes = [one for one in node.args[before:] if isinstance(one, ast.Constant)]
+            is_binary = any("b" in str(mode.value) for mode in modes)
+            is_wrong = not is_binary and not is_named
+        else:
+            is_wrong = "text" in given and name in ("run", "Popen", "check_output")
+        if is_wrong:
+            yield node.lineno
+
+
+def _is_mode(arguments: list[ast.expr]) -> bool:
+    """Whether the arguments of an `open` are those of a path's."""
+    if not arguments:
+        return False
+    first = arguments[0]
+    value = getattr(first, "value", None)
+    return isinstance(value, str) and set(value) <= set("rwxabt+")
+
+
+@pytest.mark.parametrize(
+    ("code", "is_wrong"),
+    [
+        ("path.read_text()", True),
+        ("path.read_text('utf-8')", False),
+        ("path.write_text(text)", True),
+        ("path.write_text(text, encoding='utf-8')", False),
+        ("path.open('w')", True),
+        ("path.open('rb')", False),
+        ("open(path)", True),
+        ("open(path, 'wb')", False),
+        ("run(command, text=True)", True),
+        ("run(command, encoding='utf-8')", False),
+    ],
+)
+def test_an_encoding_that_is_missing_is_found(code: str, is_wrong: bool) -> None:
+    assert bool(list(unencoded(ast.parse(code)))) == is_wrong
+
+
+def test_text_files_have_the_same_encoding_on_every_platform() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for folder in SOURCES
+        for path in (ROOT / folder).rglob("*.py")
+        if "tests" not in path.relative_to(ROOT / folder).parts
+        for line in unencoded(ast.parse(path.read_text("utf-8")))
+    ]
+    assert not found

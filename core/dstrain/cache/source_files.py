@@ -188,7 +188,7 @@ def _opened(root: bytes) -> Iterator[int | None]:
     descriptor = None
     if root and os.stat in os.supports_dir_fd:
         # One that may be searched and not read can be opened as a path alone.
-        flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+        flags = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
         with suppress(OSError):
             descriptor = os.open(root, flags)
     try:

@@ -98,7 +98,8 @@ def _inspect(plugin: Installed, found: Finding) -> None:
         child = subprocess.run(
             [sys.executable, "-c", code, json.dumps(astuple(plugin))],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=IMPORT_TIMEOUT,
             env={**os.environ, "PYTHONPATH": paths},
             check=False,
@@ -118,7 +119,7 @@ def _report() -> None:
     """In the child of `_inspect`: write what the plugin offers as JSON, and nothing
     that the plugin prints.
     """
-    with os.fdopen(os.dup(1), "w") as channel:
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as channel:
         os.dup2(2, 1)
         plugin = Installed(*json.loads(sys.argv[1]))
         offer: dict[str, Any] = {}

@@ -36,7 +36,7 @@ def advice() -> Mapping[str, Sequence[str]]:
     """Return each line of advice with the flags that it is for, without dashes; `*`
     stands for anything.
     """
-    table: Mapping[str, Sequence[str]] = json.loads(TABLE.read_text())
+    table: Mapping[str, Sequence[str]] = json.loads(TABLE.read_text("utf-8"))
     return table
 
 

@@ -10,15 +10,26 @@ DTYPES = MappingProxyType({"bf16": torch.bfloat16, "no": torch.float32})
 
 
 def default_device() -> torch.device:
-    """Return the GPU if there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Return the GPU if there is one, of CUDA or of a Mac, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def precision(asked: str | None, device: torch.device) -> str:
     """Return 'bf16' or 'no': what is asked for, else bf16 if the launcher's
-    configuration says so or on a GPU.
+    configuration says so or on a GPU that computes in it.
     """
     if asked:
         return asked
     launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
-    return "bf16" if launcher == "bf16" or device.type == "cuda" else "no"
+    return "bf16" if launcher == "bf16" or _computes_in_bf16(device) else "no"
+
+
+def _computes_in_bf16(device: torch.device) -> bool:
+    """Return whether a device is a GPU that computes in bf16, as those of Macs do from
+    macOS 14 on.
+    """
+    if device.type == "mps":
+        return bool(torch.backends.mps.is_macos_or_newer(14, 0))
+    return device.type == "cuda"

@@ -82,8 +82,9 @@ class Validation:
         losses = held_out_losses(run, is_stopping)
         if losses is None or not run.processes.is_main:
             return
-        # In the order of the rows, whichever process computed which.
-        parts = losses.double().mean(0).tolist()
+        # In the order of the rows, whichever process computed which. On the CPU: GPUs of
+        # Macs have no float64.
+        parts = losses.cpu().double().mean(0).tolist()
         numbers = {"validation_loss": sum(parts) / STRATA}
         numbers |= dict(zip(COLUMNS[2:], parts, strict=True))
         self._losses[run.step] = numbers["validation_loss"]

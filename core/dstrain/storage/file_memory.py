@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from dstrain.errors import SystemFault
-from dstrain.storage.files import replacing
+from dstrain.storage.files import REPLACES_OPEN_FILES, replacing
 from dstrain.storage.hashing import MARK_LENGTH, SETTLED, file_mark, sha256
 
 MARK = struct.Struct("<QqqQ")
@@ -223,4 +223,5 @@ def _stored(path: Path) -> Entries | None:
     known = head["mark"].tobytes() == FORM
     if not known or head["value"].tobytes() != _checksum(entries):
         return None
-    return np.asarray(entries)
+    # Where it is mapped, `save` could not replace it.
+    return np.asarray(entries) if REPLACES_OPEN_FILES else np.array(entries)

@@ -38,6 +38,9 @@ UNTOUCHED = "existing files were not modified"
 SYNCS_FOLDERS = os.name != "nt"
 """Whether the platform can open a folder, which syncing one requires."""
 
+REPLACES_OPEN_FILES = os.name != "nt"
+"""Whether the platform replaces and removes files that a process has open or mapped."""
+
 
 def temporary(path: Path) -> Path:
     """Return the temporary name beside `path` under which this thread builds it."""

@@ -101,7 +101,7 @@ def this_machine() -> str:
     # A container has process ids of its own, and often the host name of others. Only
     # Linux has these files.
     with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii"))
         parts.append(os.readlink("/proc/self/ns/pid"))
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=4).hexdigest()
 

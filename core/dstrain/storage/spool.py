@@ -3,13 +3,14 @@
 import json
 import os
 import tempfile
+import threading
 import weakref
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from multiprocessing.reduction import DupFd
+from multiprocessing import reduction
 from typing import Any, overload
 
 import numpy as np
@@ -20,6 +21,8 @@ from dstrain.storage.columns import BATCH_ROWS
 Numbers = Sequence[int] | np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 MOST_IN_RAM = 2**20
 """Bytes that wait in RAM until they are written; what is smaller makes no file."""
+_position = threading.Lock()
+"""Held by who moves the position of a file, where the platform cannot read elsewhere."""
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _decode = json.JSONDecoder().raw_decode
 
@@ -129,7 +132,7 @@ class Spool(Sequence[Any]):
         if self._in_ram:
             self._write()
         # Not from mapped memory: a walk over all rows would take their size in RAM.
-        return os.pread(self._file, end - start, start)
+        return _read_at(self._file, start, end)
 
     def _write(self) -> None:
         try:
@@ -152,17 +155,36 @@ class Spool(Sequence[Any]):
         return file
 
     def __getstate__(self) -> dict[str, Any]:
-        """Hand the open file to a process that is started, not its content."""
+        """Hand the open file to a process that is started, where that can be."""
         if self._file is not None and self._in_ram:
             self._write()
-        file = None if self._file is None else DupFd(self._file)
-        return {**vars(self), "_file": file}
+        if self._file is None:
+            return vars(self)
+        if not hasattr(reduction, "DupFd"):
+            # Windows shares no open file: the other process writes one of its own.
+            content = bytearray(self._read(0, self._ends[-1]))
+            return {**vars(self), "_in_ram": content, "_file": None}
+        return {**vars(self), "_file": reduction.DupFd(self._file)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the file that was handed over."""
         vars(self).update(state)
         if state["_file"] is not None:
             self._file = self._kept(state["_file"].detach())
+        elif len(self._in_ram) > MOST_IN_RAM:
+            self._write()
+
+
+def _read_at(file: int, start: int, end: int) -> bytes:
+    """Return these bytes of a file, whose position stays at its end."""
+    if hasattr(os, "pread"):
+        found: bytes = os.pread(file, end - start, start)
+        return found
+    with _position:
+        os.lseek(file, start, os.SEEK_SET)
+        data = os.read(file, end - start)
+        os.lseek(file, 0, os.SEEK_END)
+    return data
 
 
 def _value(data: bytes) -> Any:

@@ -47,7 +47,8 @@ class Declared(Contract):
         done = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             check=False,
             env=environment,
         )
@@ -184,7 +185,7 @@ class Declared(Contract):
         for name in texts:
             path = self.folder / FOLDER / name
             if path.is_file():
-                golden[name] = path.read_text()
+                golden[name] = path.read_text("utf-8")
         assert golden == texts, self.advice
 
     def test_units_make_what_they_made(self, tested: FamilyUnderTest) -> None:

@@ -97,7 +97,9 @@ def unit_fingerprints(
 def read_fingerprints(folder: Path) -> dict[str, Any]:
     """Read the recorded fingerprints: unit -> variant -> output -> fingerprint."""
     path = folder / FILE
-    recorded: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    recorded: dict[str, Any] = (
+        json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    )
     return recorded
 
 
@@ -140,7 +142,8 @@ def write_fingerprints(folder: Path, made: Mapping[str, Mapping[str, Any]]) -> N
                 recorded, {unit: fingerprints}, variant
             )
             fresh.setdefault(unit, {})[variant] = known if same else fingerprints
-    (folder / FILE).write_text(json.dumps(fresh, indent=1, sort_keys=True) + "\n")
+    text = json.dumps(fresh, indent=1, sort_keys=True) + "\n"
+    (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def _numbers(tensor: Tensor) -> list[float]:

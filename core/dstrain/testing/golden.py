@@ -30,4 +30,4 @@ def write_plans(folder: Path, texts: dict[str, str]) -> None:
         if path.name not in texts:
             path.unlink()
     for name, text in texts.items():
-        (place / name).write_text(text)
+        (place / name).write_text(text, encoding="utf-8")

@@ -109,7 +109,7 @@ def write_rows(spec: PipelineSpec, folder: Path) -> Path:
             if name not in absent
         }
         rows.append(cells)
-    (folder / "metadata.json").write_text(json.dumps(rows))
+    (folder / "metadata.json").write_text(json.dumps(rows), encoding="utf-8")
     return folder
 
 

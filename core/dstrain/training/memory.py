@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 from dstrain.errors import OutOfMemory
 
@@ -40,13 +42,14 @@ def peak_memory() -> float:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     try:
-        import resource
+        resource: Any = import_module("resource")
     except ImportError:
         import psutil  # Windows has no getrusage(2), and psutil its figure
 
         memory = psutil.Process().memory_info()
         return float(getattr(memory, "peak_wset", memory.rss)) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / RSS_UNITS_PER_GIB
+    peak: float = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / RSS_UNITS_PER_GIB
 
 
 def collect_memory() -> None:

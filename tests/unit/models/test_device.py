@@ -4,15 +4,29 @@ import pytest
 import torch
 from dstrain.models.device import DTYPES, default_device, precision
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU, GPU, MAC = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 
+@pytest.mark.parametrize("mac", [False, True])
 @pytest.mark.parametrize("available", [False, True])
 def test_a_gpu_is_used_where_there_is_one(
-    available: bool, monkeypatch: pytest.MonkeyPatch
+    available: bool, mac: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: available)
-    assert default_device() == (GPU if available else CPU)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: mac)
+    assert default_device() == (GPU if available else MAC if mac else CPU)
+
+
+@pytest.mark.parametrize(("version", "wanted"), [((13, 6), "no"), ((14, 0), "bf16")])
+def test_the_gpu_of_a_mac_computes_in_bf16_from_macos_14_on(
+    version: tuple[int, int], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    monkeypatch.setattr(
+        "torch.backends.mps.is_macos_or_newer", lambda *least: version >= least
+    )
+    assert precision(None, MAC) == wanted
+    assert precision("bf16", MAC) == "bf16"
 
 
 @pytest.mark.parametrize(

@@ -202,5 +202,5 @@ def test_machines_of_one_name_differ_by_their_boot(
 ) -> None:
     here = this_machine()
     assert here == this_machine()
-    monkeypatch.setattr(Path, "read_text", lambda path: "another boot")
+    monkeypatch.setattr(Path, "read_text", lambda path, *encoding: "another boot")
     assert this_machine() != here

@@ -7,6 +7,7 @@ import tracemalloc
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -66,8 +67,13 @@ def _send(spool: Spool, sender: Connection) -> None:
     sender.send([spool[1], spool[-1], sum(list(spool)[len(VALUES) :])])
 
 
-def test_another_process_reads_it() -> None:
+@pytest.mark.parametrize("is_windows", [False, True])
+def test_another_process_reads_it(
+    is_windows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spool = _filled(MOST_IN_RAM // 2)
+    if is_windows:
+        _lack_shared_files(monkeypatch)
     receiver, sender = get_context("fork").Pipe()
     process = get_context("spawn").Process(target=_send, args=(spool, sender))
     process.start()
@@ -77,6 +83,27 @@ def test_another_process_reads_it() -> None:
         sum(range(MOST_IN_RAM // 2)),
     ]
     process.join()
+
+
+def _lack_shared_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what Windows has not."""
+    monkeypatch.delattr(os, "pread")
+    monkeypatch.setattr("dstrain.storage.spool.reduction", SimpleNamespace())
+
+
+def test_values_are_read_between_writes_where_reading_moves_the_position(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _lack_shared_files(monkeypatch)
+    spool = _filled(MOST_IN_RAM // 2)
+    assert spool[1] == VALUES[1]
+    spool.append("later")
+    assert (spool[0], spool[-2], spool[-1]) == (
+        VALUES[0],
+        MOST_IN_RAM // 2 - 1,
+        "later",
+    )
+    assert sum(list(spool)[len(VALUES) : -1]) == sum(range(MOST_IN_RAM // 2))
 
 
 def test_a_full_disk_is_a_fault_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:

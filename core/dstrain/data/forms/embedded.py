@@ -87,7 +87,7 @@ class EmbeddedFiles:
         """
         path = self._list(file, columns)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replacing(path) as building, building.open("w") as lines:
+        with replacing(path) as building, building.open("w", encoding="utf-8") as lines:
             for row in rows:
                 lines.write(json.dumps(row) + "\n")
                 yield row
@@ -117,7 +117,7 @@ def _is_whole(path: Path) -> bool:
 
 def _lines(path: Path) -> Iterator[Any]:
     """Yield the rows of a list; raise ValueError at the end of one that is not whole."""
-    with path.open() as lines:
+    with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line == END:
                 return

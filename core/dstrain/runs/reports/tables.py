@@ -31,7 +31,7 @@ class NumberTable:
         """
         table = self.csv_path
         table.parent.mkdir(exist_ok=True)
-        earlier = table.read_text().splitlines()[1:] if table.exists() else []
+        earlier = table.read_text("utf-8").splitlines()[1:] if table.exists() else []
         kept = []
         for line in earlier:
             texts = line.split(",")
