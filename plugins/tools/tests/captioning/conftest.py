@@ -2,8 +2,8 @@
 written once; and a folder of images.
 """
 
-from pathlib import Path
 from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -73,7 +73,7 @@ def write_blip(folder: Path) -> None:
         "[CLS]",
         "[SEP]",
         "[DEC]",
-        *"a photo of the cat dog red".split(),
+        *["a", "photo", "of", "the", "cat", "dog", "red"],
     ]
     words += [f"word{number}" for number in range(20)]
     (folder / "vocab.txt").write_text("\n".join(words))
