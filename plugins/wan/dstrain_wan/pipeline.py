@@ -280,7 +280,7 @@ VACE = replace(
     inputs={
         **TEXT_TO_VIDEO.inputs,
         "vace_video": another_video("vace_video"),
-        "vace_video_mask": another_video("vace_video_mask"),
+        "vace_video_mask": replace(another_video("vace_video_mask"), of="vace_video"),
         "vace_reference_image": Column("vace_reference_image", "image", optional=True),
     },
 )

@@ -204,3 +204,13 @@ def test_clips_that_are_shorter_than_asked_for_are_reported(
         "1 of 2 clips have fewer than --num_frames 9 frames; the shortest has 5"
         in capsys.readouterr().err
     )
+
+
+def test_every_mask_is_cropped_with_what_it_is_of() -> None:
+    masks = {
+        name: source.of
+        for spec in PIPELINES.values()
+        for name, source in spec.inputs.items()
+        if isinstance(source, Column) and "mask" in name
+    }
+    assert masks == {"vace_video_mask": "vace_video"}
