@@ -46,7 +46,7 @@ from dstrain.data.forms.naming import lacking_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source, find_source
 from dstrain.data.images import ImageInfo, Resolution, Size
-from dstrain.data.rows.consistency import inconsistencies
+from dstrain.data.rows.consistency import inconsistencies, short_videos
 from dstrain.data.table import Fault, RawValue, Table
 from dstrain.data.variants.buckets import TooSmall, cropped_share
 from dstrain.data.variants.captions import CaptionOptions, WeightedCaption
@@ -301,6 +301,7 @@ def _samples(
         for row in large:
             faults += row.faults
             faults += inconsistencies(number, row.cells, columns)
+            faults += short_videos(number, row.videos, inputs, config.sampling)
             for name in missing(frozenset(row.blank)):
                 faults.append(Fault(number, columns[name].name, "is blank"))
             # Two resolutions may have the same size for it; their clips are then equal.
@@ -587,7 +588,8 @@ def _clips(
     """Yield the clips of each sample of a row; one sample without clips if it has no
     videos.
 
-    All videos of a row are cut at the same places, as far as the shortest one goes.
+    All videos of a row are cut at the same places, as far as the shortest one goes: that
+    gives fewer clips, none of which is shorter (`short_videos`).
     """
     if not videos:
         yield {}
