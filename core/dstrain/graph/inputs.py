@@ -139,6 +139,15 @@ def at_least(least: float) -> Callable[[Any], str]:
     )
 
 
+def between(least: float, most: float) -> Callable[[Any], str]:
+    """Return a check that a number is neither less than the first nor more than the other."""
+    return lambda value: (
+        ""
+        if least <= value <= most
+        else f"expected {least:g} to {most:g}, got {value:g}"
+    )
+
+
 @dataclass(frozen=True)
 class OneOf:
     """A check that a text is one of several."""
