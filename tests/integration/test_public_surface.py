@@ -26,7 +26,7 @@ PUBLIC = {
         CheckpointFormat Column Component Constant DiffusersNetwork EntryCount
         ExpertSchedule Files FlowMatchSchedule Frames InferenceOnly InputError KeyMap LatentConstraint
         LoraKeyFormat Measured ModelFamily Option PipelineSpec QuantizationMethod Shapes Tokenizer
-        TransformersNetwork Unit at_least hookimpl one_of read_key_maps
+        TransformersNetwork Unit at_least between hookimpl one_of read_key_maps
         same_config stored_linear toy_writer
     """,
     "dstrain.plugin.functional": """

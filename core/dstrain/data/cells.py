@@ -198,32 +198,48 @@ def image_cell(
     return Cell(column.kind, None, files, parameters, marks)
 
 
-def mask_cell(column: MaskColumn, mask: ImageInfo, own: Size, loaded: Size) -> Cell:
-    """Return the cell of a mask, which is cut as what it is of is.
+def mask_cell(
+    column: Column, masks: Sequence[ImageInfo], own: Size, loaded: Size
+) -> Cell:
+    """Return the cell of masks, which are cropped as what they are of is.
 
     Args:
-        column: The mask's.
-        mask: Its file.
+        column: That of the masks.
+        masks: Their files.
         own: (height, width) of the image or video itself.
         loaded: (height, width) at which that is loaded.
 
     Raises ValueError for a mask of another aspect ratio.
     """
-    height, width = mask.size
+    for mask in masks:
+        check_mask_size(mask.path, mask.size, own)
+    parameters: list[tuple[str, Any]] = [
+        ("loader", LOADER_VERSION),
+        ("mode", column.mode),
+        ("sizes", (loaded,) * len(masks)),
+    ]
+    if isinstance(column, MaskColumn) and column.not_empty:
+        parameters.append((NOT_EMPTY, True))
+    files = tuple(mask.path for mask in masks)
+    marks = tuple(mask.mark for mask in masks)
+    return Cell(column.kind, None, files, tuple(parameters), marks)
+
+
+def check_mask_size(path: str, size: Size, own: Size) -> None:
+    """Raise ValueError for a mask of another aspect ratio than what it is of.
+
+    Args:
+        path: The mask's file.
+        size: Its (height, width).
+        own: (height, width) of the image or video itself.
+    """
+    height, width = size
     # That of the same ratio, whose sides were rounded to pixels, is at most this far off.
     if abs(height * own[1] - width * own[0]) > max(own):
         sizes = f"{height} x {width}, and what it masks {own[0]} x {own[1]} (height x width)"
         raise ValueError(
-            f"{Path(mask.path).name!r} is {sizes}; expected that size or its aspect ratio"
+            f"{Path(path).name!r} is {sizes}; expected that size or its aspect ratio"
         )
-    parameters: list[tuple[str, Any]] = [
-        ("loader", LOADER_VERSION),
-        ("mode", column.mode),
-        ("sizes", (loaded,)),
-    ]
-    if column.not_empty:
-        parameters.append((NOT_EMPTY, True))
-    return Cell(column.kind, None, (mask.path,), tuple(parameters), (mask.mark,))
 
 
 def mask_channel(image: Image.Image) -> Image.Image:
@@ -265,9 +281,14 @@ class ResampledVideo:
         column: Column,
         resolution: Resolution,
         video: Video,
+        size: Size | None = None,
     ) -> "ResampledVideo":
-        """Resample a video; raise ValueError if its frames are too small."""
-        size = fit(video.size, resolution, column.multiple)
+        """Resample a video; raise ValueError if its frames are too small.
+
+        size: (height, width) at which it is loaded; None has that of the resolution.
+        """
+        if size is None:
+            size = fit(video.size, resolution, column.multiple)
         indices = tuple(range(video.frames))
         if column.fps and video.fps:
             indices = frames_at_rate(video.timestamps, video.end, column.fps)

@@ -23,7 +23,7 @@ from dstrain.data.cells import (
     mask_cell,
 )
 from dstrain.data.damage.faults import LINK_LOOP, is_link_loop, raise_system_fault
-from dstrain.data.images import ImageInfo, has_transparent_parts, read_header
+from dstrain.data.images import ImageInfo, Size, has_transparent_parts, read_header
 from dstrain.data.table import EMBEDDED, RawValue, is_embedded_file
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
@@ -302,20 +302,45 @@ def _inspect(roots: DataRoots, file: FileName) -> FileInfo:
         return f"{named} cannot be read: {reason}"
 
 
+@dataclass(frozen=True)
+class Masked:
+    """An image or a video that masks of the same row are of."""
+
+    own: Size
+    """Its (height, width)."""
+    loaded: Size
+    """The (height, width) at which it is loaded."""
+
+
+def find_masked(
+    values: Row, column: Column, loaded: Cell | ResampledVideo, files: FileInfos
+) -> Masked:
+    """Return the sizes of an image or a video of a row that can be used.
+
+    Args:
+        values: The row.
+        column: Its column.
+        loaded: What is loaded of it.
+        files: What the row's files were found to be.
+    """
+    (name,) = file_names(values[column.name], column)
+    own = files[name, column.file_type]
+    assert isinstance(own, ImageInfo | Video)  # it is loaded
+    if isinstance(loaded, Cell):
+        _, height, width = loaded.shapes[0]
+        return Masked(own.size, (height, width))
+    return Masked(own.size, loaded.size)
+
+
 def read_mask(
-    values: Row,
-    column: MaskColumn,
-    masked: Column,
-    loaded: Cell | ResampledVideo | None,
-    files: FileInfos,
+    values: Row, column: MaskColumn, masked: Masked | None, files: FileInfos
 ) -> Cell | None:
-    """Return the mask of an image or a video, None if the row has none.
+    """Return the mask of an image or a video for the loss, None if the row has none.
 
     Args:
         values: The row.
         column: The mask's column.
-        masked: The column of what is masked.
-        loaded: What is masked, None if it is absent or cannot be used.
+        masked: What is masked, None if it is absent or cannot be used.
         files: What the row's files were found to be.
 
     Raises ValueError that says what is wrong with the mask.
@@ -324,22 +349,26 @@ def read_mask(
     if not names:
         return None
     mask = files[names[0], "image"]
-    if isinstance(mask, str) and column.name != masked.name:
+    is_alpha = column.mode == "RGBA"
+    if isinstance(mask, str) and not is_alpha:
         raise ValueError(mask)
-    if loaded is None or not isinstance(mask, ImageInfo):
+    if masked is None or not isinstance(mask, ImageInfo):
         return None
-    if column.mode == "RGBA" and not mask.has_alpha:
+    if is_alpha and not mask.has_alpha:
         return None
-    if column.mode != "RGBA" and mask.has_alpha and has_transparent_parts(mask.path):
-        # Over white, they would count in full: of a cut-out picture, everything would.
+    if not is_alpha:
+        refuse_transparent(mask, ", or use --alpha_mask")
+    return mask_cell(column, [mask], masked.own, masked.loaded)
+
+
+def refuse_transparent(mask: ImageInfo, otherwise: str = "") -> None:
+    """Raise ValueError for a mask with transparent parts: over white, they would count in
+    full, and of a cut-out picture everything would.
+
+    otherwise: What else can be done than saving it without them.
+    """
+    if mask.has_alpha and has_transparent_parts(mask.path):
         raise ValueError(
             f"{Path(mask.path).name!r} has transparent parts, which a mask cannot have: "
-            "save it without, or use --alpha_mask"
+            f"save it without{otherwise}"
         )
-    (name,) = file_names(values[masked.name], masked)
-    own = files[name, masked.file_type]
-    assert isinstance(own, ImageInfo | Video)  # it is loaded
-    if isinstance(loaded, Cell):
-        _, height, width = loaded.shapes[0]
-        return mask_cell(column, mask, own.size, (height, width))
-    return mask_cell(column, mask, own.size, loaded.size)

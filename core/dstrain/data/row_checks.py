@@ -24,19 +24,29 @@ from dstrain.data.cells import (
     Cell,
     ResampledVideo,
     TensorsInfo,
+    check_mask_size,
     file_names,
     image_cell,
+    mask_cell,
     read_literal,
     tensors_cell,
 )
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import CheckedSample, Dataset, Variant
-from dstrain.data.files import DataRoots, FileInfos, FileInspector, read_mask
+from dstrain.data.files import (
+    DataRoots,
+    FileInfos,
+    FileInspector,
+    Masked,
+    find_masked,
+    read_mask,
+    refuse_transparent,
+)
 from dstrain.data.forms.naming import lacking_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source, find_source
 from dstrain.data.images import ImageInfo, Resolution, Size
-from dstrain.data.rows.consistency import inconsistencies
+from dstrain.data.rows.consistency import inconsistencies, short_videos
 from dstrain.data.table import Fault, RawValue, Table
 from dstrain.data.variants.buckets import TooSmall, cropped_share
 from dstrain.data.variants.captions import CaptionOptions, WeightedCaption
@@ -212,16 +222,41 @@ class _Row:
         sizes = {name: video.size for name, video in self.videos.items()}
         return self.cells, sizes
 
-    def add_image(self, name: str, found: Cell, images: Sequence[ImageInfo]) -> None:
-        """Add a cell of images."""
-        self.cells[name] = found
-        for image, (_, *size) in zip(images, found.shapes, strict=True):
-            self._add_crop(image.size, (size[0], size[1]))
+    def add(
+        self,
+        name: str,
+        column: Column,
+        found: Video | TensorsInfo | Sequence[ImageInfo],
+        resolution: Resolution,
+        masked: Masked | None,
+    ) -> None:
+        """Add what files hold; a video is cut into clips later.
 
-    def add_video(self, name: str, video: ResampledVideo) -> None:
-        """Add a video, which is cut into clips later."""
-        self.videos[name] = video
-        self._add_crop(video.video.size, video.size)
+        masked: For masks, what they are of, if the row has it.
+
+        Raises ValueError that says what is wrong.
+        """
+        if isinstance(found, TensorsInfo):
+            self.cells[name] = tensors_cell(column, found)
+        elif isinstance(found, Video):
+            size = None
+            if masked is not None:
+                check_mask_size(found.path, found.size, masked.own)
+                size = masked.loaded
+            video = ResampledVideo.of(column, resolution, found, size)
+            self.videos[name] = video
+            self._add_crop(video.video.size, video.size)
+        else:
+            if column.of:
+                for image in found:
+                    refuse_transparent(image)
+            if masked is None:
+                cell = image_cell(column, resolution, found)
+            else:
+                cell = mask_cell(column, found, masked.own, masked.loaded)
+            self.cells[name] = cell
+            for image, (_, *loaded) in zip(found, cell.shapes, strict=True):
+                self._add_crop(image.size, (loaded[0], loaded[1]))
 
     def _add_crop(self, size: Size, loaded: Size) -> None:
         share = cropped_share(size, loaded)
@@ -266,6 +301,7 @@ def _samples(
         for row in large:
             faults += row.faults
             faults += inconsistencies(number, row.cells, columns)
+            faults += short_videos(number, row.videos, inputs, config.sampling)
             for name in missing(frozenset(row.blank)):
                 faults.append(Fault(number, columns[name].name, "is blank"))
             # Two resolutions may have the same size for it; their clips are then equal.
@@ -299,9 +335,12 @@ def _read_row(
             ):
                 row.captions[name] = config.captions.captions(value)
                 value = row.captions[name][0][1]
+            masked = None
+            loaded = row.cells.get(column.of) or row.videos.get(column.of)
+            if loaded is not None:
+                masked = find_masked(values, columns[column.of], loaded, files)
             if isinstance(column, MaskColumn):
-                masked = row.cells.get(column.of) or row.videos.get(column.of)
-                mask = read_mask(values, column, columns[column.of], masked, files)
+                mask = read_mask(values, column, masked, files)
                 if mask is not None:
                     row.cells[name] = mask
                     continue
@@ -311,13 +350,7 @@ def _read_row(
                     row.cells[name] = literal
                     continue
             elif found := _files_of(value, column, files):
-                if isinstance(found, Video):
-                    video = ResampledVideo.of(column, resolution, found)
-                    row.add_video(name, video)
-                elif isinstance(found, TensorsInfo):
-                    row.cells[name] = tensors_cell(column, found)
-                else:
-                    row.add_image(name, image_cell(column, resolution, found), found)
+                row.add(name, column, found, resolution, masked)
                 continue
             row.blank.add(name)
         except ValueError as error:
@@ -555,7 +588,8 @@ def _clips(
     """Yield the clips of each sample of a row; one sample without clips if it has no
     videos.
 
-    All videos of a row are cut at the same places, as far as the shortest one goes.
+    All videos of a row are cut at the same places, as far as the shortest one goes: that
+    gives fewer clips, none of which is shorter (`short_videos`).
     """
     if not videos:
         yield {}

@@ -177,7 +177,8 @@ def _columns(
                 f"column {name!r} is not used for generation, and is copied unchanged"
             )
             logger.warning(f"{table.path}: {what}")
-    return columns
+    # Masks come after what they are of, in whichever order the table has them.
+    return dict(sorted(columns.items(), key=lambda item: bool(item[1].of)))
 
 
 def _rows(

@@ -72,7 +72,11 @@ def _parse(
     texts: Mapping[str, list[str]], spec: PipelineSpec, config: GenerateConfig
 ) -> dict[str, Any]:
     """Read inputs as a table of one row would be read, with a column for each."""
-    columns = {name: as_column(name, spec.inputs[name]) for name in texts}
+    columns = {
+        name: as_column(name, source)
+        for name, source in spec.inputs.items()
+        if name in texts
+    }
     if not columns:
         return {}
     row = {name: _cell(texts[name], column) for name, column in columns.items()}

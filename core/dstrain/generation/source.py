@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from dstrain.lora.reader import check_lora_file
 from dstrain.models.component_files import ModelConfig, saved_weights
 from dstrain.models.components import Files, components_of
 from dstrain.models.device import DTYPES, default_device, precision
-from dstrain.models.execution.kept import AS_LOADED, Kept
+from dstrain.models.execution.kept import Kept
 from dstrain.models.naming.model_files import model_configs
 from dstrain.models.needed_components import Found
 from dstrain.models.toy import write_toy
@@ -29,6 +30,7 @@ from dstrain.pipeline.kept_choice import (
     with_kept,
 )
 from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.preset_choice import find_preset
 from dstrain.pipeline.sampling import find_for_inference
 from dstrain.pipeline.tile_choice import Tiling, check_tiling, with_tiles
 from dstrain.pipeline.variant_choice import choose_variant, score_inputs, with_overrides
@@ -100,7 +102,7 @@ def open_source(
     loras = tuple(lora.of(components) for lora in config.lora)
     variant = config.variant or trained.variant
     config = replace(config, variant=variant, lora=loras)
-    for lora in (*trained.lora, *trained.preset.values(), *config.lora):
+    for lora in (*trained.lora, *config.lora):
         check_lora_file(lora.path, components)
     models = model_configs(config, family)
     score = score_inputs({*input_names(config), *columns})
@@ -117,17 +119,10 @@ def open_source(
             models,
             lambda: load_extensions(config.disabled_plugins),
         )
-        # Training stored weights with the preset in them; what is stored without it and
-        # gets it as LoRA layers has other values. Of a file for several components, each
-        # has its own layers merged.
-        presets = {
-            name: lora
-            for name, lora in trained.preset.items()
-            if kept.get(name, AS_LOADED).methods or len(trained.preset) > 1
-        }
-        added = [one for name, one in trained.preset.items() if name not in presets]
-        config = replace(config, lora=(*trained.lora, *added, *config.lora))
-        yield PipelineSource(config, family, spec, models, trained.full, kept, presets)
+        config = replace(config, lora=(*trained.lora, *config.lora))
+        yield PipelineSource(
+            config, family, spec, models, trained.full, kept, trained.preset
+        )
 
 
 @dataclass(frozen=True)
@@ -150,7 +145,7 @@ class _Trained:
         newest = RunFiles.read(run).newest_weights()
         if not newest:
             raise StateError(run, "this run has not saved any weights")
-        variant = None
+        variant = ""
         loras = []
         full = {}
         for path in newest:
@@ -161,17 +156,38 @@ class _Trained:
             else:
                 component = header["component"]
                 full[component] = saved_weights(family, component, path)
-        recorded = read_resolved(run)
-        preset = {}
-        if recorded.get("preset_lora_path"):
-            # An older run may have merged it without recording into what.
-            into = split_commas(recorded.get("preset_lora_model"))
-            file = parse_lora(recorded["preset_lora_path"]).of(components_of(family))
-            for name in into or (next(iter(full), ""),):
-                # Weights that were trained in full have the preset in them.
-                if name not in full:
-                    preset[name] = replace(file, component=name)
+        preset = _preset_of(read_resolved(run), family, variant, full)
         return cls(variant, tuple(loras), full, preset)
+
+
+def _preset_of(
+    recorded: Mapping[str, Any],
+    family: ModelFamily,
+    variant: str,
+    full: Collection[str],
+) -> dict[str, LoraFile]:
+    """Return the components that a run merged a preset into, but for those that it trained
+    in full, which have it in their weights: each with its file.
+
+    Args:
+        recorded: The run's configuration.
+        family: Its family.
+        variant: Its variant.
+        full: The components that it trained in full.
+    """
+    path = recorded.get("preset_lora_path")
+    # An older run may have merged it without recording into what.
+    into = split_commas(recorded.get("preset_lora_model")) or tuple(full)
+    if not path or (into and set(into) <= set(full)):
+        return {}
+    spec = family.spec(variant)
+    named = recorded.get("preset_lora_model")
+    preset = find_preset(parse_lora(path), named, family, spec)
+    return {
+        name: replace(preset.file, component=name)
+        for name in preset.components
+        if name not in full
+    }
 
 
 def check_used(

@@ -55,6 +55,11 @@ class Column:
     """Returns what is wrong with a value, '' for nothing; not for files."""
     advice: str = ""
     """What to do where it is required and the dataset has no such column."""
+    of: str = ""
+    """For masks, in images, lists of images or videos: name of the other input, an image or
+    a video before this one, that they are of. In a row that has both they have its aspect
+    ratio, and are loaded at its size, so that both are cropped alike.
+    """
     entries: EntryCount | None = None
     """For a list: how many entries it has in rows that have both inputs."""
     same_size: bool = False
@@ -80,15 +85,10 @@ class Column:
 
 @dataclass(frozen=True)
 class MaskColumn(Column):
-    """A column of masks, images as large as those of another input as it is loaded: their
-    last channel says what of that input counts, from 0, nothing, to 255. A blank cell
-    stands for all of it.
-
-    Its input comes after the one that it is of.
+    """A column of masks for the loss, as images: their last channel says what of the input
+    that they are of counts, from 0, nothing, to 255. A blank cell stands for all of it.
     """
 
-    of: str = ""
-    """Name of the other input, an image or a video."""
     not_empty: bool = False
     """Refuse a mask that is 0 everywhere."""
 
@@ -136,6 +136,15 @@ def at_least(least: float) -> Callable[[Any], str]:
     """Return a check that a number is not less than this one."""
     return lambda value: (
         "" if value >= least else f"expected {least} or more, got {value}"
+    )
+
+
+def between(least: float, most: float) -> Callable[[Any], str]:
+    """Return a check that a number is neither less than the first nor more than the other."""
+    return lambda value: (
+        ""
+        if least <= value <= most
+        else f"expected {least:g} to {most:g}, got {value:g}"
     )
 
 

@@ -158,12 +158,7 @@ class PipelineSpec:
             _check(self, "experts", experts, self.components, "a component")
         unused = self.unused_parameters
         _check(self, "unused_parameters", unused, self.components, "a component")
-        for name, source in self.inputs.items():
-            if isinstance(source, Measured):
-                _check(self, f"inputs: {name}", [source.of], self.inputs, "an input")
-            elif isinstance(source, Column) and source.entries is not None:
-                of = source.entries.of
-                _check(self, f"inputs: {name}", [of], self.inputs, "an input")
+        _check_inputs(self)
         pairs = self.cfg_inputs.items()
         _check(self, "cfg_inputs", chain(*pairs), self.inputs, "an input")
         arguments = f"an input or one of {', '.join(SAMPLING_ARGUMENTS)}"
@@ -292,6 +287,24 @@ class PipelineSpec:
         present = with_measured(inputs, self.inputs)
         available, _ = self.find_available({*present, *self.constants})
         return all(available.issuperset(one.required) for one in self.step_functions)
+
+
+def _check_inputs(spec: PipelineSpec) -> None:
+    """Check that the inputs that others refer to exist, and that masks come after what
+    they are of.
+    """
+    earlier: list[str] = []
+    for name, source in spec.inputs.items():
+        place = f"inputs: {name}"
+        if isinstance(source, Measured):
+            _check(spec, place, [source.of], spec.inputs, "an input")
+        if isinstance(source, Column) and source.entries is not None:
+            _check(spec, place, [source.entries.of], spec.inputs, "an input")
+        if isinstance(source, Column) and source.of:
+            kind = "an image or a video before it"
+            _check(spec, place, [source.of], earlier, kind)
+        if isinstance(source, Column) and source.kind in ("image", "video"):
+            earlier.append(name)
 
 
 def _check_units(spec: PipelineSpec) -> set[str]:

@@ -7,9 +7,11 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dstrain.console import get_logger
 from dstrain.lora.reader import Lora
 from dstrain.models.components import Files
 
+logger = get_logger(__name__)
 BLOCKS = 64
 BLOCK_BYTES = 4096
 
@@ -41,6 +43,12 @@ def sample_digest(paths: Sequence[Path]) -> str:
                 digest.update(file.read(BLOCK_BYTES))
         digests.append(digest.hexdigest())
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:40]
+
+
+def log_differences(lora: Lora, path: Path, variant: str, files: Files | None) -> None:
+    """Log a warning for each of `training_differences`; path: the LoRA's file."""
+    for line in training_differences(lora, variant, files):
+        logger.warning(f"{path}: {line}")
 
 
 def training_differences(

@@ -383,9 +383,10 @@ class _Reader:
         names = group.names
         named = self.header.get("component", "")
         wanted = self.component or named
-        is_other = wanted not in candidates or named not in ("", wanted)
+        # The header says which of those it is that the keys may mean.
+        is_other = wanted not in candidates or (named in candidates and named != wanted)
         if self.component and is_other:
-            of = named or " or ".join(candidates)
+            of = named if named in candidates else " or ".join(candidates)
             raise StateError(self.path, f"is a LoRA for {of}, not for {wanted}")
         if wanted in candidates:
             candidates = (wanted,)

@@ -1,7 +1,7 @@
 """Load a component: each weight is put where it is kept as soon as it is read."""
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from dstrain.console import get_logger
 from dstrain.lora.foreign.differences import add_differences, changed_by
+from dstrain.lora.header import log_differences
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.merging import Changes, merge_layers, merged
-from dstrain.lora.reader import read_lora
+from dstrain.lora.reader import Lora, read_lora
 from dstrain.models.components import Component, Files
 from dstrain.models.execution.blocks import repeated_blocks
 from dstrain.models.execution.kept import AS_LOADED, last_blocks
@@ -52,6 +53,8 @@ class Loader:
     """Takes the rows of weights that this process has; None for all."""
     tiles: Tiles | None = None
     """How a VAE computes a large image, if not as a whole."""
+    variant: str = ""
+    """The variant in use, with which what a preset was trained for is compared."""
     _change: "_PresetChange | None" = field(default=None, init=False)
     """What the preset changes, once it is read."""
     _swapped: tuple[str, ...] | None = field(default=None, init=False)
@@ -89,6 +92,8 @@ class Loader:
             preset = self.files.preset
             what = f"preset {preset.path}{preset.changes}"
             logger.info(f"{what} merged into {self.component.name}")
+            for lora in self._preset_of(loaded).loras:
+                log_differences(lora, preset.path, self.variant, self.files)
         return loaded.requires_grad_(False).eval()
 
     def build_empty(self, config: Mapping[str, Any]) -> nn.Module | None:
@@ -215,6 +220,7 @@ class Loader:
                         for name, one in lora.differences.items()
                     },
                     preset.scale,
+                    tuple(loras),
                 )
         return self._change
 
@@ -228,6 +234,8 @@ class _PresetChange:
     differences: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameter -> what is added to it."""
     strength: float = 1.0
+    loras: Sequence[Lora] = ()
+    """What it was read from."""
 
     def changes(self, name: str) -> bool:
         """Return whether it changes a parameter."""

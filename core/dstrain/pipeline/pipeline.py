@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from dstrain.config.fields import Alpha
 from dstrain.config.validation import check_tiles
-from dstrain.console import get_logger
 from dstrain.errors import UsageError
 from dstrain.graph.noise_schedule import (
     ConstrainLatents,
@@ -33,7 +32,7 @@ from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.graph.values import read_only
 from dstrain.lora.adapters import add_layers, with_strength
 from dstrain.lora.foreign.differences import add_differences
-from dstrain.lora.header import training_differences
+from dstrain.lora.header import log_differences
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.merging import merge_layers
 from dstrain.lora.reader import read_lora
@@ -57,8 +56,6 @@ from dstrain.pipeline.variant_choice import choose_variant
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
-
-logger = get_logger(__name__)
 
 NO_PARTS: Mapping[str, OwnRows] = MappingProxyType({})
 
@@ -167,6 +164,7 @@ class Pipeline:
                 unused,
                 part=part,
                 tiles=found.tiles.get(name),
+                variant=spec.variant,
             )
             own_dtype = torch.float32 if name in full_precision else dtype
             if empty and not known[name].is_folder:
@@ -226,9 +224,7 @@ class Pipeline:
             path, self.family, shapes, component, unused, alpha, skip_missing
         ):
             name = lora.component
-            files = self.files.get(name)
-            for line in training_differences(lora, self.spec.variant, files):
-                logger.warning(f"{path}: {line}")
+            log_differences(lora, path, self.spec.variant, self.files.get(name))
             module = self.components[name]
             in_ram = self.in_ram.get(name)
             with in_ram.readable() if in_ram else nullcontext():

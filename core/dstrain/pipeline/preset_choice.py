@@ -34,9 +34,9 @@ def find_preset(
 ) -> Preset:
     """Return the preset of a LoRA file.
 
-    Its components are those given, else what the header or the keys of the file name.
-    Raises UsageError if they name none, or if it has layers of another component than is
-    given; StateError for a file that cannot be read.
+    Its components are those given, else those that its keys name, of several that they may
+    mean the one that its header names. Raises UsageError if that is none, or if it has
+    layers of another component than is given; StateError for a file that cannot be read.
 
     Args:
         file: The file, whose path may begin with the name of a component.
@@ -51,26 +51,32 @@ def find_preset(
     check_lora_file(file.path, spec.components)
     tensors, header = read_tensors(file.path)
     groups = groups_in(file.path, tensors, family)
-    given = (file.component,) if file.component else split_commas(component)
-    names = given or tuple(
-        name for name in (header.get("component"),) if name in spec.components
-    )
+    names = (file.component,) if file.component else split_commas(component)
     if names:
-        _check_all_used(file, names, groups, bool(given))
+        _check_all_used(file, names, groups)
         return Preset(file, names)
-    found = []
-    for group in groups:
-        fitting = [name for name in spec.components if name in group.prefix.components]
-        if len(fitting) != 1:
-            names_of = " or ".join(fitting) or "several components"
-            what = f"is required: {file.path} may be for {names_of}"
-            raise UsageError("--preset_lora_model", what)
-        found.append(fitting[0])
+    named = header.get("component", "")
+    found = [_component_of(group, named, file, spec) for group in groups]
     return Preset(file, tuple(dict.fromkeys(found)))
 
 
+def _component_of(group: Group, named: str, file: LoraFile, spec: PipelineSpec) -> str:
+    """Return the component that a group of layers is for: of those that its keys allow, the
+    one that the file's header names, as `read_lora` has it.
+    """
+    candidates = group.prefix.components
+    fitting = [name for name in spec.components if name in candidates]
+    if named in fitting:
+        return named
+    if len(fitting) != 1:
+        names_of = " or ".join(fitting) or "several components"
+        what = f"is required: {file.path} may be for {names_of}"
+        raise UsageError("--preset_lora_model", what)
+    return fitting[0]
+
+
 def _check_all_used(
-    file: LoraFile, names: Sequence[str], groups: Sequence[Group], is_given: bool
+    file: LoraFile, names: Sequence[str], groups: Sequence[Group]
 ) -> None:
     """Refuse layers of components that a preset is not merged into."""
     unlike = [one for one in groups if not set(names) & set(one.prefix.components)]
@@ -79,7 +85,7 @@ def _check_all_used(
         raise StateError(file.path, f"is a LoRA for {of}, not for {', '.join(names)}")
     for group in unlike:
         others = group.prefix.components
-        if file.skip_missing or not is_given:
+        if file.skip_missing:
             continue
         what = f"{file.path} also has layers for {' or '.join(others)}"
         every = ",".join((*names, others[0]))

@@ -6,6 +6,7 @@ from dstrain.graph.inputs import (
     InferenceOnly as InferenceOnly,
     Measured as Measured,
     at_least as at_least,
+    between as between,
     one_of as one_of,
 )
 from dstrain.graph.noise_schedule import (

@@ -137,6 +137,9 @@ def _input_record(setup: Setup, name: str) -> dict[str, Any]:
         for field, value in asdict(column).items()
         if field not in NO_CONTENT
     }
+    if not column.of:
+        # Most columns are of no masks.
+        del record["of"]
     if column.is_file:
         record["loader"] = loader_version(column)
     return record

@@ -9,6 +9,7 @@ from torch import nn
 from dstrain.config.fields import LoraFile
 from dstrain.errors import UsageError, nearest
 from dstrain.lora.adapters import inject, lora_layers
+from dstrain.lora.header import log_differences
 from dstrain.lora.initial_layers import load_layers
 from dstrain.lora.key_names import base_shapes, matching_names, unused_layers
 from dstrain.lora.layers import LoraConfig, Trainables
@@ -54,7 +55,8 @@ def start_from_lora(
 ) -> None:
     """Fill the LoRA layers in training, by component, from a file with any naming.
 
-    Raises StateError unless every key, rank and alpha fits.
+    Logs a warning for what it was trained with that differs here, unless the pipeline
+    has no weights. Raises StateError unless every key, rank and alpha fits.
     """
     path = file.path
     patterns = pipeline.spec.unused_parameters
@@ -72,6 +74,9 @@ def start_from_lora(
             file.skip_missing,
         ):
             lora.refuse_merged(path, "training cannot start from")
+            if not next(network.parameters()).is_meta:
+                files = pipeline.files.get(component)
+                log_differences(lora, path, pipeline.spec.variant, files)
             layers = lora.trained_layers(path)
             load_layers(lora_layers(network), layers, path, unused)
 

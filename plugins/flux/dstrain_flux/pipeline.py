@@ -103,7 +103,11 @@ FILL = replace(
         **without(DEV.inputs, "negative_prompt"),
         "flux_fill_image": Column("flux_fill_image", "image", multiple=SIDE_MULTIPLE),
         "flux_fill_mask": Column(
-            "flux_fill_mask", "image", mode="L", multiple=SIDE_MULTIPLE
+            "flux_fill_mask",
+            "image",
+            mode="L",
+            multiple=SIDE_MULTIPLE,
+            of="flux_fill_image",
         ),
     },
     denoiser_config={"in_channels": 384},
@@ -168,7 +172,11 @@ CONTROLNET_INPAINT = replace(
     inputs={
         **CONTROLNET.inputs,
         "controlnet_inpaint_mask": Column(
-            "controlnet_inpaint_mask", "image", mode="L", multiple=SIDE_MULTIPLE
+            "controlnet_inpaint_mask",
+            "image",
+            mode="L",
+            multiple=SIDE_MULTIPLE,
+            of="controlnet_image",
         ),
     },
 )
@@ -208,6 +216,7 @@ ELIGEN = replace(
             "images",
             mode="L",
             multiple=SIDE_MULTIPLE,
+            of="input_image",
             entries=EntryCount("eligen_entity_prompts"),
         ),
     },

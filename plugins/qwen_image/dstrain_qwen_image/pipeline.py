@@ -136,6 +136,7 @@ CONTROLNET_INPAINT = replace(
             "image",
             mode="L",
             multiple=SIDE_MULTIPLE,
+            of="blockwise_controlnet_image",
         ),
     },
 )
@@ -166,6 +167,7 @@ ELIGEN = replace(
             "images",
             mode="L",
             multiple=SIDE_MULTIPLE,
+            of="input_image",
             entries=EntryCount("eligen_entity_prompts"),
         ),
     },
@@ -179,7 +181,11 @@ INPAINT = replace(
     inputs={
         **BASE.inputs,
         "inpaint_mask": Column(
-            "inpaint_mask", "image", mode="L", multiple=SIDE_MULTIPLE
+            "inpaint_mask",
+            "image",
+            mode="L",
+            multiple=SIDE_MULTIPLE,
+            of="input_image",
         ),
     },
 )

@@ -4,6 +4,9 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 
+from dstrain.plugin import Column
+from dstrain_qwen_image.pipeline import PIPELINES
+
 
 def test_importing_the_record_imports_no_torch() -> None:
     heavy = {"torch", "diffusers", "transformers", "numpy", "PIL"}
@@ -34,3 +37,17 @@ def test_the_entry_point_is_the_record_and_every_part_of_it_loads() -> None:
         family.default_trainable,
     } <= names
     assert callable(family.load("toy"))
+
+
+def test_every_mask_is_cropped_with_what_it_is_of() -> None:
+    masks = {
+        name: source.of
+        for spec in PIPELINES.values()
+        for name, source in spec.inputs.items()
+        if isinstance(source, Column) and "mask" in name
+    }
+    assert masks == {
+        "blockwise_controlnet_inpaint_mask": "blockwise_controlnet_image",
+        "eligen_entity_masks": "input_image",
+        "inpaint_mask": "input_image",
+    }

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from dstrain_wan import model_fn
 
+GREATEST_SPEED = 100
+"""The least is 0 (WanMotionControllerModel of DiffSynth-Studio embeds ten times as much)."""
+
 
 class Speed(TypedDict):
     """How fast a video is."""

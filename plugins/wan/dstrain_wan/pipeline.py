@@ -15,6 +15,7 @@ from dstrain.plugin import (
     Measured,
     PipelineSpec,
     at_least,
+    between,
     one_of,
 )
 from dstrain.plugin.functional import apply_guidance
@@ -263,7 +264,10 @@ SPEED_CONTROL = replace(
     model_fn=motion.predict,
     inputs={
         **TEXT_TO_VIDEO.inputs,
-        "motion_bucket_id": Column("motion_bucket_id", "number"),
+        # Ten times as much is embedded as a timestep is, of 0 to 1000.
+        "motion_bucket_id": Column(
+            "motion_bucket_id", "number", check=between(0, motion.GREATEST_SPEED)
+        ),
     },
 )
 VACE = replace(
@@ -280,7 +284,7 @@ VACE = replace(
     inputs={
         **TEXT_TO_VIDEO.inputs,
         "vace_video": another_video("vace_video"),
-        "vace_video_mask": another_video("vace_video_mask"),
+        "vace_video_mask": replace(another_video("vace_video_mask"), of="vace_video"),
         "vace_reference_image": Column("vace_reference_image", "image", optional=True),
     },
 )

@@ -204,3 +204,23 @@ def test_clips_that_are_shorter_than_asked_for_are_reported(
         "1 of 2 clips have fewer than --num_frames 9 frames; the shortest has 5"
         in capsys.readouterr().err
     )
+
+
+def test_every_mask_is_cropped_with_what_it_is_of() -> None:
+    masks = {
+        name: source.of
+        for spec in PIPELINES.values()
+        for name, source in spec.inputs.items()
+        if isinstance(source, Column) and "mask" in name
+    }
+    assert masks == {"vace_video_mask": "vace_video"}
+
+
+@pytest.mark.parametrize(("speed", "is_refused"), [(0.0, 0), (100.0, 0), (127.0, 1)])
+def test_a_speed_beyond_those_that_are_embedded_is_refused(
+    speed: float, is_refused: bool
+) -> None:
+    column = PIPELINES["speedcontrol"].inputs["motion_bucket_id"]
+    assert isinstance(column, Column) and column.check is not None
+    said = "expected 0 to 100, got 127" if is_refused else ""
+    assert column.check(speed) == said

@@ -4,6 +4,7 @@ files.
 
 import gc
 import inspect
+import json
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,10 @@ import numpy as np
 import pytest
 import torch
 from diffusers import WanVACEPipeline, WanVACETransformer3DModel
+from dstrain.data.images import Resolution
+from dstrain.data.output import write_video
+from dstrain.data.row_checks import DataConfig, open_dataset
+from dstrain.errors import UsageError
 from dstrain.graph.plan import make_plan
 from dstrain.graph.unit import Unit
 from dstrain.graph.values import Frames
@@ -27,12 +32,14 @@ from dstrain.plugin import InputError
 from dstrain.training.losses import SFT
 from dstrain_wan import MODEL, vace
 from dstrain_wan.components import COMPONENTS
+from dstrain_wan.pipeline import PIPELINES
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
 BY_NAME = {component.name: component for component in COMPONENTS}
 CONDITIONS = Unit(vace.encode_conditions)
+MASK = "vace_video_mask"
 SIZE = {"num_frames": 9, "height": 32, "width": 48}
 
 
@@ -269,3 +276,23 @@ def test_vace_of_one_expert_is_trained_beside_it_alone() -> None:
         plan = make_plan(spec, given, SFT, (name,))
         assert plan.components["train"] == (expert, name)
         assert plan.components["data_process"] == ("text_encoder", "vae", "tokenizer")
+
+
+def test_a_mask_of_another_size_is_cropped_with_its_video(tmp_path: Path) -> None:
+    for name, height, width in (("video", 100, 72), ("mask", 50, 36), ("wide", 36, 50)):
+        pixels = torch.zeros(5, height, width, 3, dtype=torch.uint8)
+        write_video(Frames(pixels, 16.0), tmp_path / f"{name}.mp4")
+    inputs = {name: PIPELINES["vace"].inputs[name] for name in ("vace_video", MASK)}
+    config = DataConfig(
+        tmp_path, None, None, Resolution(None, None, 2**20), ("vace_video", MASK)
+    )
+
+    def cells(mask: str) -> dict[str, Any]:
+        rows = [{"vace_video": "video.mp4", MASK: f"{mask}.mp4"}]
+        (tmp_path / "metadata.json").write_text(json.dumps(rows))
+        return dict(open_dataset(config, inputs).rows[0])
+
+    # By itself, the mask would be 48 x 32, of which 50 x 36 is cropped otherwise.
+    assert cells("mask")[MASK].shapes == ((5, 96, 64),)
+    with pytest.raises(UsageError, match="expected that size or its aspect ratio"):
+        cells("wide")

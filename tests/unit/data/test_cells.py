@@ -198,6 +198,39 @@ def test_videos_of_one_row_are_cut_at_the_same_places_as_far_as_the_shortest_goe
     assert "control" not in data.rows[2]
 
 
+def test_a_video_too_short_for_the_clips_of_the_learned_one_is_a_bad_cell(
+    scenes: Path,
+) -> None:
+    inputs = {
+        **SCENE,
+        "control": Column("control", "video", multiple=16, frame_multiple=4, fps=15.0),
+    }
+    rows = [
+        {"video": "long.mp4", "control": name}
+        for name in ("fast.mp4", "frames", "short.mp4", "still.png")
+    ]
+    # Of ten frames, nine are read, and of six five.
+    rows += [{"video": "short.mp4", "control": "long.mp4"}]
+    with pytest.raises(UsageError) as refused:
+        opened(scenes, rows, FrameSampling(9), inputs)
+    assert [line.strip() for line in refused.value.help_lines] == [
+        "metadata.json:3:control: has 6 frames, too few for the 9 that are read of video",
+        "metadata.json:4:control: has 1 frame, too few for the 9 that are read of video",
+    ]
+    data = opened(scenes, rows[:2] + rows[4:], FrameSampling(9), inputs)
+    frames = [row["input_video"].shapes[0][0] for row in data.rows]
+    assert frames == [9, 9, 5]
+
+
+def test_where_no_video_is_measured_the_longest_says_how_many_frames_are_read(
+    scenes: Path,
+) -> None:
+    inputs = {"one": SCENE["input_video"], "mask": Column("mask", "video")}
+    rows = [{"video": "short.mp4", "mask": "long.mp4"}]
+    with pytest.raises(UsageError, match="video: has 6 frames, too few for the 9"):
+        opened(scenes, rows, FrameSampling(9), inputs)
+
+
 def test_a_number_of_frames_that_no_video_input_can_have_is_refused(
     scenes: Path,
 ) -> None:

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dstrain.data.cells import Cell, load_cell
@@ -585,6 +586,82 @@ def test_a_mask_file_with_transparent_parts_is_refused(
 
 
 # Clips
+
+
+# As MASKS, but for conditions that a variant reads, one mask or several.
+CONDITIONS: Mapping[str, Input] = {
+    "prompt": Column("prompt"),
+    "input_image": Column("image", "image", multiple=16),
+    "mask": Column("mask", "image", mode="L", multiple=16, of="input_image"),
+    "regions": Column("regions", "images", mode="L", multiple=16, of="input_image"),
+}
+
+
+def write_half(base: Path, name: str, size: tuple[int, int]) -> Image.Image:
+    """Write a mask of which the right half is white."""
+    mask = Image.new("L", size)
+    mask.paste(255, (size[0] // 2, 0, *size))
+    mask.save(base / name)
+    return mask
+
+
+@pytest.mark.parametrize("resolution", [DYNAMIC, Resolution(48, 48, 2**20)], ids=str)
+def test_masks_of_another_size_are_cropped_as_if_they_were_resized_first(
+    base: Path, resolution: Resolution
+) -> None:
+    half = write_half(base, "half.png", (25, 16))
+    half.resize((100, 64)).save(base / "resized.png")
+    row = {"image": "wide.png", "prompt": "a"}
+    rows = opened(
+        base,
+        [
+            {**row, "mask": name, "regions": [name, name]}
+            for name in ("half.png", "resized.png")
+        ],
+        inputs=CONDITIONS,
+        resolution=resolution,
+    ).rows
+    small, first = (load_cell(row["mask"]) for row in rows)
+    assert small.size == first.size == load_cell(rows[0]["input_image"]).size
+    gap = np.abs(np.asarray(small, int) - np.asarray(first, int))
+    # Resampled once or twice, edges differ a little; shifted, they would by 255.
+    assert gap.max() < 40
+    for region in load_cell(rows[0]["regions"]):
+        assert np.array_equal(region, small)
+
+
+def test_masks_as_large_as_their_image_have_the_cell_of_an_image(base: Path) -> None:
+    write_half(base, "mask.png", (100, 64))
+    plain = {**CONDITIONS, "mask": Column("mask", "image", mode="L", multiple=16)}
+    rows = [{"image": "wide.png", "prompt": "", "mask": "mask.png", "regions": []}]
+    cells = [
+        opened(base, rows, inputs=inputs).rows[0]["mask"]
+        for inputs in (CONDITIONS, plain)
+    ]
+    # And with it their key in the feature cache.
+    assert cells[0] == cells[1]
+
+
+def test_masks_of_another_aspect_ratio_or_with_transparent_parts_are_refused(
+    base: Path,
+) -> None:
+    write_half(base, "tall-mask.png", (64, 100))
+    Image.new("RGBA", (100, 64), (0, 0, 0, 0)).save(base / "clear.png")
+    rows = [
+        {"image": "wide.png", "mask": "tall-mask.png", "regions": ["clear.png"]},
+        # What it is of is bad itself: then it is not compared.
+        {"image": "none.png", "mask": "tall-mask.png"},
+        {"image": "", "mask": "tall-mask.png"},
+    ]
+    error = refused(base, rows, inputs=CONDITIONS)
+    places = [line.split(": ")[0].strip() for line in error.help_lines]
+    assert places == [
+        "metadata.json:1:mask",
+        "metadata.json:1:regions",
+        "metadata.json:2:image",
+    ]
+    assert "expected that size or its aspect ratio" in error.help_lines[0]
+    assert error.help_lines[1].endswith("a mask cannot have: save it without")
 
 
 class Compared(str):

@@ -22,6 +22,7 @@ WIRING = replace(
     inputs={
         **build("base").inputs,
         "edit_image": Column("edit_image", "image", multiple=16),
+        "mask": Column("mask", "image", mode="L", of="edit_image"),
         "references": Column("references", "images", entries=EntryCount("places")),
         "places": Column("places", "texts"),
         "first": Column(
@@ -85,6 +86,19 @@ def test_a_list_is_the_input_repeated_and_one_is_a_list_too(image: Path) -> None
     assert [
         len(given(*[f"references={image}"] * count)["references"]) for count in (1, 3)
     ] == [1, 3]
+
+
+def test_a_mask_is_as_large_as_its_image(image: Path) -> None:
+    Image.new("L", (74, 42), 255).save(image.parent / "mask.png")
+    Image.new("L", (37, 37), 255).save(image.parent / "square.png")
+    values = given(f"edit_image={image}", f"mask={image.parent / 'mask.png'}")
+    assert values["mask"].size == values["edit_image"].size == (37, 21)
+    with pytest.raises(UsageError, match="expected that size or its aspect ratio"):
+        given(f"edit_image={image}", f"mask={image.parent / 'square.png'}")
+    # In whichever order they are given; and alone, as it is.
+    texts = [f"mask={image.parent / 'mask.png'}", f"edit_image={image}"]
+    assert given(*texts)["mask"].size == (37, 21)
+    assert given(texts[0])["mask"].size == (74, 42)
 
 
 def test_lists_that_do_not_fit_together_are_refused(image: Path) -> None:

@@ -10,6 +10,7 @@ from dstrain.graph.inputs import (
     Measured,
     as_column,
     at_least,
+    between,
     one_of,
     with_measured,
 )
@@ -56,6 +57,13 @@ def test_a_number_that_is_too_small_is_refused_with_the_least() -> None:
     assert check(2) == ""
     assert check(3.5) == ""
     assert check(1) == "expected 2 or more, got 1"
+
+
+def test_a_number_outside_a_range_is_refused_with_both_ends() -> None:
+    check = between(0, 100)
+    assert check(0) == check(99.5) == check(100) == ""
+    assert check(127) == "expected 0 to 100, got 127"
+    assert check(-0.5) == "expected 0 to 100, got -0.5"
 
 
 def test_a_text_that_is_none_of_several_is_refused_with_all_of_them() -> None:

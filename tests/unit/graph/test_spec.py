@@ -181,6 +181,19 @@ def test_a_size_is_measured_on_a_known_input() -> None:
     )
 
 
+def test_masks_come_after_the_image_that_they_are_of() -> None:
+    mask = Column("mask", "image", of="picture")
+    picture = Column("picture", "image")
+    for inputs in (
+        {"mask": mask},
+        {"mask": mask, "picture": picture},
+        {"picture": Column("picture"), "mask": mask},
+    ):
+        assert "'picture' is not an image or a video before it" in refusal(
+            encode_prompt, inputs={**INPUTS, **inputs}
+        )
+
+
 def test_a_list_has_as_many_entries_as_a_known_input_says() -> None:
     frames = Column("frames", "images", entries=EntryCount("prompts"))
     assert "'prompts' is not an input" in refusal(

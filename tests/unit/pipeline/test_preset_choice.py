@@ -20,6 +20,7 @@ from dstrain.models.needed_components import component_digests
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 from dstrain.storage.hashing import Digests, sha256
+from dstrain.storage.safetensors import CHECKSUM, read_tensors
 from safetensors.torch import load_file, save_file
 
 from tests.support import family
@@ -174,9 +175,6 @@ def test_a_resumed_run_has_the_same_preset(here: Path, tmp_path: Path) -> None:
 
 
 def test_the_recipe_of_what_is_trained_names_it(here: Path, tmp_path: Path) -> None:
-    from dstrain.storage.hashing import sha256
-    from dstrain.storage.safetensors import read_tensors
-
     path = preset_for(here, "dit", tmp_path / "first")
     train(here, preset_lora_path=path, max_steps=1)
     _, header = read_tensors(here / "out/step-1.safetensors")
@@ -245,7 +243,7 @@ def test_what_an_encoder_computes_with_another_scale_has_another_key(
     assert digests[0]["text_encoder"] != digests[2]["text_encoder"]
 
 
-def both(here: Path, folder: Path) -> Path:
+def both(here: Path, folder: Path, header: dict[str, str] | None = None) -> Path:
     """A file with layers of the denoiser and of the text encoder."""
     tensors = {}
     for name in ("dit", "text_encoder"):
@@ -256,15 +254,24 @@ def both(here: Path, folder: Path) -> Path:
             if "lora_A" in key
         }
         tensors |= own | alphas
-    save_file(tensors, folder / "both.safetensors")
+    save_file(tensors, folder / "both.safetensors", header)
     return folder / "both.safetensors"
 
 
-@pytest.mark.parametrize("named", [None, "text_encoder,dit"])
+@pytest.mark.parametrize(
+    ("named", "header"),
+    [
+        (None, None),
+        ("text_encoder,dit", None),
+        # It names one of them, and the keys are those of both.
+        (None, {"component": "dit"}),
+    ],
+    ids=str,
+)
 def test_a_file_for_several_components_is_merged_into_each(
-    named: str | None, here: Path, tmp_path: Path
+    named: str | None, header: dict[str, str] | None, here: Path, tmp_path: Path
 ) -> None:
-    file = both(here, tmp_path)
+    file = both(here, tmp_path, header)
     flags: dict[str, Any] = {"preset_lora_path": file, "preset_lora_model": named}
     merged, plain = training_run(config(here, **flags)), training_run(config(here))
     for name in ("dit", "text_encoder"):
@@ -394,3 +401,20 @@ def test_a_preset_of_another_family_is_refused(here: Path, tmp_path: Path) -> No
         == 0
     )
     assert MODEL.default_trainable == "dit"
+
+
+@pytest.mark.parametrize("flag", ["preset_lora_path", "lora_checkpoint"])
+def test_a_lora_that_was_trained_for_another_variant_is_warned_of_once(
+    flag: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = preset_for(here, "dit", tmp_path / "first")
+    _, header = read_tensors(trained)
+    path = tmp_path / "other.safetensors"
+    header = {**header, "variant": "edit", "base": json.dumps({"digest": "another"})}
+    header.pop(CHECKSUM, None)
+    save_file(load_file(trained), path, header)
+    capsys.readouterr()
+    train(here, max_steps=1, lora_alpha=4.0, **{flag: path})
+    said = capsys.readouterr().err
+    assert said.count(f"{path}: was trained for variant edit, not base\n") == 1
+    assert said.count(f"{path}: was trained on other weights of dit") == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dstrain.graph.code_digest import code_of
 from dstrain.graph.inputs import Column
-from dstrain.runs.plan_identity import plan_identity
+from dstrain.runs.plan_identity import _input_record, plan_identity
 
 from tests.support import caching_family
 from tests.support.caching_project import Place, write_place, write_rows
@@ -114,6 +114,16 @@ def test_a_frame_of_a_video_has_the_frame_rate_of_the_video(place: Place) -> Non
     assert found["input input_image"]["frame"] == "first"
     assert found["input input_image"]["fps"] == 15.0
     assert found["input input_image"]["frame_multiple"] == 4
+
+
+def test_what_masks_are_of_is_recorded_of_masks_alone(place: Place) -> None:
+    setup = place.setup()
+    inputs = {**setup.spec.inputs, "mask": Column("mask", "image", of="input_image")}
+    spec = setup.spec
+    object.__setattr__(spec, "inputs", MappingProxyType(inputs))
+    assert _input_record(setup, "mask")["of"] == "input_image"
+    # As it was before masks said it: caches stay usable.
+    assert set(_input_record(setup, "input_image")).isdisjoint({"of", "entries"})
 
 
 def test_a_run_without_masks_is_identified_as_before_there_were_masks(

@@ -1,12 +1,14 @@
 """Check the cells of one row against each other, before anything is decoded."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dstrain.console import number_of
-from dstrain.data.cells import Cell
+from dstrain.data.cells import Cell, ResampledVideo
+from dstrain.data.clips import FrameSampling
 from dstrain.data.table import Fault
-from dstrain.graph.inputs import Column
+from dstrain.graph.inputs import Column, Input, Measured
 
 
 def inconsistencies(
@@ -28,6 +30,48 @@ def inconsistencies(
         ):
             if reason:
                 yield Fault(number, column.name, reason)
+
+
+def short_videos(
+    number: int,
+    videos: Mapping[str, ResampledVideo],
+    inputs: Mapping[str, Input],
+    sampling: FrameSampling,
+) -> Iterator[Fault]:
+    """Yield the videos of a row that have too few frames for the clips of the one that is
+    learned, whose frames are measured; without that one, for those of the longest.
+
+    Cut as far as all of them go, the clips would be shorter, and nothing would say so.
+
+    Args:
+        number: The row's.
+        videos: Its videos that can be used, by their inputs.
+        inputs: The variant's table of inputs.
+        sampling: How they are cut.
+    """
+    multiples = [video.column.frame_multiple or 1 for video in videos.values()]
+    frames = {name: len(video.frame_indices) for name, video in videos.items()}
+    clips = {
+        name: len(sampling.clips(count, math.lcm(*multiples))[0])
+        for name, count in frames.items()
+    }
+    measured = [
+        source.of
+        for source in inputs.values()
+        if isinstance(source, Measured) and source.axis == "frames"
+    ]
+    deciding = next((name for name in measured if name in clips), None)
+    if deciding is None:
+        deciding = max(clips, key=lambda name: clips[name], default="")
+    for name, video in videos.items():
+        if clips[name] < clips[deciding]:
+            of = videos[deciding].column.name
+            yield Fault(
+                number,
+                video.column.name,
+                f"has {number_of(frames[name], 'frame')}, too few for the "
+                f"{clips[deciding]} that are read of {of}",
+            )
 
 
 def _wrong_count(
