@@ -1,9 +1,8 @@
 """Load what the model is shown, by the decoders of datasets."""
 
-from PIL import Image
-
 from dstrain.data.images import Resolution, fit, load_image, read_size
 from dstrain.data.videos import probe, read_frames
+from PIL import Image
 
 from dstrain_tools.captioning.folder import Task
 

@@ -2,11 +2,12 @@
 written once; and a folder of images.
 """
 
-from pathlib import Path
 from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -21,7 +22,7 @@ SIZES: dict[str, Any] = {
 }
 CHAT = (
     "{% for message in messages %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}\n"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
 )
 
 
@@ -73,7 +74,7 @@ def write_blip(folder: Path) -> None:
         "[CLS]",
         "[SEP]",
         "[DEC]",
-        *"a photo of the cat dog red".split(),
+        *["a", "photo", "of", "the", "cat", "dog", "red"],
     ]
     words += [f"word{number}" for number in range(20)]
     (folder / "vocab.txt").write_text("\n".join(words))
@@ -125,8 +126,9 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path("photos")
     (folder / "beach").mkdir(parents=True)
     for number, name in enumerate(("beach/sea.webp", "cat.png", "dog.jpg")):
-        size = (96 - 20 * number, 64)
-        image = Image.effect_noise(size, 60 + 40 * number).convert("RGB")
+        size = (64, 96 - 20 * number, 3)
+        noise = np.random.default_rng(number).integers(0, 256, size, dtype=np.uint8)
+        image = Image.fromarray(noise)
         image.paste((255 - 100 * number, 40 * number, 90), (0, 0, 40, 40))
         image.save(folder / name)
     return folder
