@@ -157,7 +157,7 @@ def load_captioner(files: ModelFiles, options: CaptionOptions) -> Captioner:
     if processor.tokenizer.pad_token is None:
         processor.tokenizer.pad_token = processor.tokenizer.eos_token
     generation = _generation(files, model, processor, options)
-    return Captioner(model, processor, generation, options.prompt, options.seed)
+    return Captioner(model, processor, generation, options.prompt, options.seed or 0)
 
 
 def _device(name: str | None) -> torch.device:

@@ -43,6 +43,8 @@ def run(options: CaptionOptions) -> None:
     Raises UsageError, at the end, for images that could not be captioned, and what
     loading the model raises.
     """
+    if options.seed is not None and not options.temperature:
+        raise UsageError("--seed", "has no effect without --temperature")
     found = find_tasks(options.folder, options.overwrite)
     if options.dry_run:
         for task in found.tasks:

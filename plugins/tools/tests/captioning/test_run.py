@@ -203,6 +203,7 @@ def test_metadata_in_the_folder_is_warned_of(
         (["caption", "photos", "--model_id", "nowhere"], 3, "nowhere: does not exist"),
         (["caption", "photos", "--model_id", "other"], 2, "no image-to-text model"),
         (["caption", "photos", "--quantize", "nf4"], 2, "--quantize: "),
+        (["caption", "photos", "--seed", "1"], 2, "--seed: has no effect without"),
     ),
 )
 def test_what_is_wrong_is_said_in_one_line_with_its_exit_code(
