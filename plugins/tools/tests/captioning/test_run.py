@@ -11,7 +11,10 @@ import pytest
 from dstrain.cli.main import main
 from dstrain.data.forms.folder import read_folder
 from dstrain_tools.captioning import captioner as module
+from dstrain_wan.toy import write as write_wan
 from PIL import Image
+
+from tests.support.videos import film, steady
 
 Toy = Callable[[str], Path]
 NAMES = ("beach/sea", "cat", "dog")
@@ -84,6 +87,25 @@ def test_each_image_gets_a_file_beside_it(writer: Writer, photos: Path) -> None:
         "dog": "a dog\n",
     }
     assert writer.batches == [[name] for name in TEXTS]
+
+
+def test_videos_are_captioned_and_wan_is_trained_on_them(
+    toy: Toy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my videos").mkdir()
+    film(Path("my videos/a.mp4"), steady(10, 16))
+    write_wan(Path("toys/Wan-AI/Wan2.1-T2V-1.3B"), "t2v")
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", "toys")
+    model = str(toy("blip"))
+    assert main(["caption", "my videos", "--model_id", model, "--device", "cpu"]) == 0
+    *_, last = capsys.readouterr().err.splitlines()
+    command = shlex.split(last.removeprefix("train on them: dstrain "))
+    small = ["--num_frames", "5", "--max_pixels", "4096", "--dry_run"]
+    assert main([*command, *small]) == 0
 
 
 def test_captions_are_kept_and_replaced_only_when_told(
