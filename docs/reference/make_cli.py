@@ -17,9 +17,9 @@ from dstrain.config.fields import Flag, Group, flags
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.registry.discovery import installed, load_family
+from dstrain.registry.hooks import load_extensions
 
 PAGE = Path(__file__).with_name("cli.md")
-PLUGINS = Path(__file__).parents[2] / "plugins"
 HEAD = """# The command line
 
 `dstrain --model FAMILY ...` is short for `dstrain train --model FAMILY ...`; with a launcher, write
@@ -63,9 +63,13 @@ def _commands() -> str:
 
 
 def _all_commands() -> dict[str, click.Command]:
-    """Return every command by its words, those of a group after the group itself."""
+    """Return every command by its words, those of a group after the group itself, then
+    those of plugins.
+    """
     found = {}
-    for name, command in command_group().commands.items():
+    own = command_group().commands
+    others = load_extensions().offered("dstrain_commands", click.Command, own)
+    for name, command in {**own, **others}.items():
         found[name] = command
         if isinstance(command, click.Group):
             for subname, subcommand in command.commands.items():
@@ -154,10 +158,7 @@ def _described(option: click.Option) -> str:
 
 
 def _families() -> Iterator[str]:
-    # A folder of plugins may hold another kind of plugin, too.
-    installed_here = {one.name for one in installed()}
-    folders = {path.name for path in PLUGINS.iterdir()}
-    for name in sorted(folders & installed_here):
+    for name in sorted(one.name for one in installed()):
         family = load_family(name)
         rows = [(f"`--{option.name}`", option.help) for option in family.options]
         targets = [

@@ -31,6 +31,7 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.pipeline.variant_choice import with_overrides
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
+from dstrain.registry.hooks import load_extensions
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -358,8 +359,10 @@ def test_few_blocks_are_untested() -> None:
 
 
 def every_command() -> dict[str, click.Command]:
-    """Every command by its words, those of groups included."""
-    known = command_group().commands
+    """Every command by its words, those of groups and of plugins included."""
+    own = command_group().commands
+    others = load_extensions().offered("dstrain_commands", click.Command, own)
+    known = {**own, **others}
     return {
         **known,
         **{f"{name} {word}": one for name, group in known.items()

@@ -21,14 +21,13 @@ from dstrain_tools.captioning.options import CaptionOptions
 from dstrain_tools.captioning.processor import load_processor
 
 PROMPT = (
-    "Describe this image in one paragraph, as precisely as someone needs who is to paint it: "
-    "the subject, what it does and where, then composition, light, colors and style. "
-    "Name only what can be seen. Begin with the subject itself."
+    "Describe this image in one paragraph: the subject, what it does and where, then "
+    "composition, light, colors and style. Name only what can be seen."
 )
 PROMPT_OF_FRAMES = (
     "These images are frames of one video, in order. Describe the video in one paragraph: "
-    "the subject and the place, how the subject and the camera move, then light, colors and style. "
-    "Name only what can be seen. Begin with the subject itself."
+    "the subject and the place, how the subject and the camera move, then light, colors "
+    "and style. Name only what can be seen."
 )
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff")
 """Settings of a model's own generation that have no meaning where nothing is drawn."""
@@ -158,7 +157,7 @@ def load_captioner(files: ModelFiles, options: CaptionOptions) -> Captioner:
     if processor.tokenizer.pad_token is None:
         processor.tokenizer.pad_token = processor.tokenizer.eos_token
     generation = _generation(files, model, processor, options)
-    return Captioner(model, processor, generation, options.prompt, options.seed)
+    return Captioner(model, processor, generation, options.prompt, options.seed or 0)
 
 
 def _device(name: str | None) -> torch.device:

@@ -28,7 +28,8 @@ class CaptionOptions:
     max_new_tokens: int = 256
     temperature: float = 0.0
     """0 takes the most probable token each time."""
-    seed: int = 0
+    seed: int | None = None
+    """Of the tokens that are drawn; None for 0."""
     batch_size: int = 1
     max_pixels: int = 1048576
     """Of an image, or of all frames of a video together."""

@@ -14,7 +14,8 @@ QWEN_CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% for part in message.content %}{% if part.type == 'image' %}"
     "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}"
-    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    # Templates lose a line break at their end, but not that of a string in them.
+    "<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
 """The chat format that these models were trained with (their model cards), for a message
 of images and a text."""

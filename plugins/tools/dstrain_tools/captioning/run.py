@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from dstrain.console import get_logger, number_of, progress_bar
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from dstrain_tools.captioning.captioner import Captioner
 
 FAMILY = "qwen_image"
-"""The family of MODEL_ID, which trains on images with captions."""
+"""The family of MODEL_ID."""
+TRAINED = ((FAMILY, MODEL_ID), ("wan", "Wan-AI/Wan2.1-T2V-1.3B"))
+"""What the command at the end trains: a family and a model for images, and for videos."""
 SHOWN = 3
 """Captions that are shown, so that a prompt that does not work is seen at once."""
 MOST_FAULTS = 20
@@ -43,6 +45,8 @@ def run(options: CaptionOptions) -> None:
     Raises UsageError, at the end, for images that could not be captioned, and what
     loading the model raises.
     """
+    if options.seed is not None and not options.temperature:
+        raise UsageError("--seed", "has no effect without --temperature")
     found = find_tasks(options.folder, options.overwrite)
     if options.dry_run:
         for task in found.tasks:
@@ -151,23 +155,16 @@ class _Writer:
 
 
 def _say_what_is_next(found: Tasks, files: ModelFiles, options: CaptionOptions) -> None:
-    """Log the command that trains on the captions, where it is known which model."""
-    model_id = files.name if files.is_pipeline else MODEL_ID
-    if any(task.is_video for task in found.tasks) or not _has_family(options):
-        logger.info(f"train on them: --dataset_base_path {_quoted(options.folder)}")
-        return
-    command = ["dstrain", "--model_id", model_id]
-    command += ["--dataset_base_path", str(options.folder)]
-    command += ["--feature_cache", "cache", "--output_path", "out"]
-    logger.info(f"train on them: {shlex.join(command)}")
-
-
-def _has_family(options: CaptionOptions) -> bool:
-    return any(one.name == FAMILY for one in installed(options.disabled_plugins))
-
-
-def _quoted(value: Any) -> str:
-    return shlex.quote(str(value))
+    """Log the command that trains on the captions, where a family for it is installed."""
+    family, model_id = TRAINED[all(task.is_video for task in found.tasks)]
+    if files.is_pipeline and family == FAMILY:
+        model_id = files.name
+    names = {one.name for one in installed(options.disabled_plugins)}
+    if family in names:
+        command = ["dstrain", "--model_id", model_id]
+        command += ["--dataset_base_path", str(options.folder)]
+        command += ["--feature_cache", "cache", "--output_path", "out"]
+        logger.info(f"train on them: {shlex.join(command)}")
 
 
 def _faults_error(found: Tasks, options: CaptionOptions) -> UsageError:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -21,7 +22,7 @@ SIZES: dict[str, Any] = {
 }
 CHAT = (
     "{% for message in messages %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}\n"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
 )
 
 
@@ -125,8 +126,9 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path("photos")
     (folder / "beach").mkdir(parents=True)
     for number, name in enumerate(("beach/sea.webp", "cat.png", "dog.jpg")):
-        size = (96 - 20 * number, 64)
-        image = Image.effect_noise(size, 60 + 40 * number).convert("RGB")
+        size = (64, 96 - 20 * number, 3)
+        noise = np.random.default_rng(number).integers(0, 256, size, dtype=np.uint8)
+        image = Image.fromarray(noise)
         image.paste((255 - 100 * number, 40 * number, 90), (0, 0, 40, 40))
         image.save(folder / name)
     return folder

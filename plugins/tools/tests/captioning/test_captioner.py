@@ -1,0 +1,252 @@
+"""Captions are what transformers' own classes generate with the same weights."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from dstrain.errors import StateError, UsageError
+from dstrain.models.quantization.linear import StoredLinear
+from dstrain_tools.captioning.captioner import PROMPT, Captioner, load_captioner
+from dstrain_tools.captioning.model_files import find_model
+from dstrain_tools.captioning.options import CaptionOptions
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+Toy = Callable[[str], Path]
+TOKENS = 12
+QUESTION = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+    "{images}{prompt}<|im_end|>\n<|im_start|>assistant\n"
+)
+IMAGE = "<|vision_start|>{pads}<|vision_end|>"
+
+
+@pytest.fixture(scope="module")
+def images() -> list[Image.Image]:
+    """Two images of different sizes."""
+    random = np.random.default_rng(0)
+    return [
+        Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8))
+        for size in ((56, 84), (112, 56))
+    ]
+
+
+def captioner(folder: Path, **options: Any) -> Captioner:
+    given = {"max_new_tokens": TOKENS, "device": "cpu", **options}
+    return load_captioner(
+        find_model(str(folder), None), CaptionOptions(folder=Path(), **given)
+    )
+
+
+def qwen_inputs(folder: Path, images: list[Image.Image], prompt: str) -> Any:
+    """What Qwen2.5-VL is asked, written without its processor."""
+    tokenizer = transformers.Qwen2Tokenizer.from_pretrained(folder / "tokenizer")
+    patches = transformers.Qwen2VLImageProcessorPil()(
+        images=images, return_tensors="pt"
+    )
+    marks = [
+        IMAGE.format(pads="<|image_pad|>" * (int(grid.prod()) // 4))
+        for grid in patches["image_grid_thw"]
+    ]
+    text = QUESTION.format(images="".join(marks), prompt=prompt)
+    ids = tokenizer([text], return_tensors="pt").input_ids
+    is_image = ids == tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    inputs = {**patches, "input_ids": ids, "mm_token_type_ids": is_image.int()}
+    return tokenizer, inputs
+
+
+def qwen_caption(folder: Path, images: list[Image.Image], prompt: str) -> str:
+    """What transformers generates, with an eager model that reads the files itself."""
+    tokenizer, inputs = qwen_inputs(folder, images, prompt)
+    model = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        folder / "text_encoder", dtype=torch.float32
+    ).eval()
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    tokens = model.generate(
+        **inputs,
+        max_new_tokens=TOKENS,
+        do_sample=False,
+        eos_token_id=[end, model.config.text_config.eos_token_id],
+        pad_token_id=0,
+    )
+    return str(
+        tokenizer.decode(
+            tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+        )
+    )
+
+
+def test_a_text_encoder_captions_as_transformers_qwen_does(
+    toy: Toy, images: list[Image.Image]
+) -> None:
+    written = captioner(toy("qwen")).write([[image] for image in images[:1]], ["a"])
+    assert written == [qwen_caption(toy("qwen"), images[:1], PROMPT)]
+    assert written[0].strip()
+    asked = captioner(toy("qwen"), prompt="What is it?").write([images[1:]], ["a"])
+    assert asked == [qwen_caption(toy("qwen"), images[1:], "What is it?")]
+    assert asked != written
+
+
+def test_frames_of_a_video_are_shown_as_several_images(
+    toy: Toy, images: list[Image.Image]
+) -> None:
+    written = captioner(toy("qwen"), prompt="p").write([images], ["a"])
+    assert written == [qwen_caption(toy("qwen"), images, "p")]
+
+
+@pytest.mark.parametrize("kind", ("qwen", "llava", "blip"))
+def test_a_batch_has_the_captions_of_its_images(
+    toy: Toy, images: list[Image.Image], kind: str
+) -> None:
+    model = captioner(toy(kind))
+    alone = [model.write([[image]], ["a"])[0] for image in images]
+    assert model.write([[image] for image in images], ["a", "b"]) == alone
+
+
+def test_a_model_with_a_chat_template_is_asked_in_it(
+    toy: Toy, images: list[Image.Image]
+) -> None:
+    folder = toy("llava")
+    processor = transformers.LlavaProcessor.from_pretrained(folder)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(folder).eval()
+    inputs = processor(text="<image>What is it?", images=images[0], return_tensors="pt")
+    tokens = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+    answer = tokens[0, inputs["input_ids"].shape[1] :]
+    expected = processor.tokenizer.decode(answer, skip_special_tokens=True)
+    written = captioner(folder, prompt="What is it?").write([images[:1]], ["a"])
+    assert written == [expected]
+    assert expected.strip()
+
+
+def test_a_model_without_a_chat_format_captions_unasked(
+    toy: Toy, images: list[Image.Image]
+) -> None:
+    folder = toy("blip")
+    processor = transformers.BlipProcessor.from_pretrained(folder)
+    model = transformers.BlipForConditionalGeneration.from_pretrained(folder).eval()
+
+    def expected(image: Image.Image, **text: str) -> list[str]:
+        inputs = processor(images=image, return_tensors="pt", **text)
+        tokens = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+        decoded: list[str] = processor.tokenizer.batch_decode(
+            tokens, skip_special_tokens=True
+        )
+        return decoded
+
+    assert captioner(folder).write([images[:1]], ["a"]) == expected(images[0])
+    begun = captioner(folder, prompt="a photo of").write([images[:1]], ["a"])
+    assert begun == expected(images[0], text="a photo of")
+    assert begun[0].startswith("a photo of ")
+    # Of a video, it is shown the frame in the middle.
+    assert captioner(folder).write([images], ["a"]) == expected(images[1])
+
+
+def test_tokens_are_drawn_only_where_that_is_asked_for(
+    toy: Toy, images: list[Image.Image], tmp_path: Path
+) -> None:
+    folder = tmp_path / "llava"
+    shutil.copytree(toy("llava"), folder)
+    settings = {"do_sample": True, "temperature": 3.0, "top_k": 50}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    greedy = captioner(folder)
+    assert len({greedy.write([images[:1]], [name])[0] for name in "abc"}) == 1
+    drawn = captioner(folder, temperature=2.0)
+    texts = [drawn.write([images[:1]], [name])[0] for name in "abc"]
+    assert len(set(texts)) == 3
+    # Of an image and a seed they are the same again, whatever was captioned before.
+    assert drawn.write([images[:1]], ["a"]) == texts[:1]
+    other = captioner(folder, temperature=2.0, seed=1)
+    assert other.write([images[:1]], ["a"]) != texts[:1]
+
+
+def test_the_language_model_is_quantized_and_what_reads_images_is_not(
+    toy: Toy, images: list[Image.Image]
+) -> None:
+    quantized = captioner(toy("qwen"), quantize="int8_block")
+    kinds = {
+        name: type(layer)
+        for name, layer in quantized.model.named_modules()
+        if isinstance(layer, nn.Linear)
+    }
+    stored = {name for name, kind in kinds.items() if kind is StoredLinear}
+    assert len(stored) == 2 * 7
+    assert all("language_model" in name for name in stored)
+    plain = captioner(toy("qwen"))
+    with torch.inference_mode():
+        exact, near = (
+            one.model(**one.inputs([images[:1]])).logits for one in (plain, quantized)
+        )
+    assert not torch.equal(exact, near)
+    assert torch.nn.functional.cosine_similarity(exact, near, dim=-1).min() > 0.99
+
+
+def test_half_precision_is_that_of_all_weights(toy: Toy) -> None:
+    model = captioner(toy("llava"), mixed_precision="bf16").model
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+
+
+def copy_of(folder: Path, place: Path) -> Path:
+    shutil.copytree(folder, place)
+    return place
+
+
+def test_missing_weights_are_named(toy: Toy, tmp_path: Path) -> None:
+    folder = copy_of(toy("qwen"), tmp_path / "model")
+    path = folder / "text_encoder/model.safetensors"
+    weights = load_file(path)
+    del weights["lm_head.weight"]
+    save_file(weights, path)
+    with pytest.raises(StateError, match="do not fit Qwen2_5_VL") as error:
+        captioner(folder)
+    assert "1 missing: lm_head.weight" in str(error.value)
+
+
+def test_damaged_weights_are_named(toy: Toy, tmp_path: Path) -> None:
+    folder = copy_of(toy("blip"), tmp_path / "model")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(StateError) as error:
+        captioner(folder)
+    assert error.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "what"),
+    (
+        ("no_such_type", "'no_such_type' model, which is no image-to-text model"),
+        ("bert", "'bert' model, which is no image-to-text model"),
+    ),
+)
+def test_models_of_other_kinds_are_refused(
+    toy: Toy, tmp_path: Path, model_type: str, what: str
+) -> None:
+    folder = copy_of(toy("blip"), tmp_path / "model")
+    # Code beside a model is not run, whatever its configuration says.
+    auto = {"AutoConfig": "code.Config", "AutoModel": "code.Model"}
+    content = {"model_type": model_type, "auto_map": auto}
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "code.py").write_text("raise SystemExit('was run')")
+    with pytest.raises(UsageError, match=what) as error:
+        captioner(folder)
+    assert "Qwen/Qwen2.5-VL-7B-Instruct" in str(error.value)
+
+
+def test_a_model_without_a_processor_of_images_is_refused(
+    toy: Toy, tmp_path: Path
+) -> None:
+    folder = copy_of(toy("blip"), tmp_path / "model")
+    (folder / "processor_config.json").unlink()
+    with pytest.raises(StateError, match="its processor cannot be loaded"):
+        captioner(folder)
+
+
+def test_a_device_that_there_is_not_is_refused(toy: Toy) -> None:
+    with pytest.raises(UsageError, match="--device: nonsense cannot be used"):
+        captioner(toy("blip"), device="nonsense")

@@ -1,0 +1,152 @@
+"""A model is found in a folder or on a hub, in the layout of a pipeline or by itself."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dstrain.config.options.model import Hub
+from dstrain.errors import DstrainError, MissingFiles, StateError, UsageError
+from dstrain_tools.captioning.model_files import find_model
+
+from tests.support import hub_server
+
+Toy = Callable[[str], Path]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_server.Hub]:
+    """A hub without models, in the place of both."""
+    monkeypatch.chdir(tmp_path)
+    with hub_server.serving() as running:
+        hub_server.use(monkeypatch, running.url, tmp_path)
+        yield running
+
+
+def test_a_pipelines_text_encoder_is_found_in_its_folder(toy: Toy) -> None:
+    folder = toy("qwen")
+    found = find_model(str(folder), None)
+    assert found.is_pipeline
+    assert (found.weights, found.tokenizer, found.processor) == (
+        folder / "text_encoder",
+        folder / "tokenizer",
+        None,
+    )
+    assert [path.name for path in found.weight_files()] == ["model.safetensors"]
+
+
+def test_a_model_by_itself_has_all_in_one_folder(toy: Toy) -> None:
+    folder = toy("blip")
+    found = find_model(str(folder), None)
+    assert not found.is_pipeline
+    assert found.weights == found.tokenizer == found.processor == folder
+
+
+def test_a_pipeline_is_downloaded_without_what_generates(
+    toy: Toy, server: hub_server.Hub, hub: Hub
+) -> None:
+    server.add("Some/Pipeline", toy("qwen"))
+    found = find_model("Some/Pipeline", hub)
+    assert found.is_pipeline
+    assert found.config()["model_type"] == "qwen2_5_vl"
+    assert {name.split("/")[0] for name in server.fetched} == {
+        "text_encoder",
+        "tokenizer",
+    }
+    server.forget()
+    assert find_model("Some/Pipeline", hub) == found
+    assert not server.fetched
+
+
+def test_a_model_is_downloaded_with_its_small_files_and_without_pickles(
+    toy: Toy, server: hub_server.Hub, tmp_path: Path
+) -> None:
+    published = tmp_path / "published"
+    shutil.copytree(toy("llava"), published, ignore=lambda *_: {"pipeline"})
+    (published / "pytorch_model.bin").write_bytes(b"pickle")
+    (published / "modeling.py").write_text("raise SystemExit")
+    (published / "notes.md").write_text("words")
+    server.add("Some/Model", published)
+    found = find_model("Some/Model", "huggingface")
+    assert {path.name for path in published.iterdir()} - {
+        path.name for path in found.weights.iterdir()
+    } == {"pytorch_model.bin", "modeling.py", "notes.md"}
+
+
+def test_files_that_training_downloaded_are_used_as_they_are(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
+    # conftest.py of the project forbids downloads.
+    for name in ("text_encoder", "tokenizer"):
+        shutil.copytree(toy("qwen") / name, tmp_path / "Qwen/Qwen-Image" / name)
+    assert find_model("Qwen/Qwen-Image", None).weights.is_dir()
+
+
+def test_what_is_not_there_and_may_not_be_downloaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
+    with pytest.raises(MissingFiles) as error:
+        find_model("Qwen/Qwen-Image", None)
+    assert error.value.where == str(tmp_path / "Qwen/Qwen-Image")
+    assert "DSTRAIN_SKIP_DOWNLOAD is set" in str(error.value)
+
+
+def test_a_model_that_the_hub_does_not_have_is_named(
+    server: hub_server.Hub, hub: Hub
+) -> None:
+    with pytest.raises(StateError, match="no such model or revision") as error:
+        find_model("Some/Absent", hub)
+    assert error.value.where == "Some/Absent"
+
+
+def write(folder: Path, content: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "what"),
+    (
+        ("absent", MissingFiles, "does not exist"),
+        ("empty", UsageError, "has neither config.json nor text_encoder/config.json"),
+        ("file.safetensors", UsageError, "is a file; expected the folder of a model"),
+    ),
+)
+def test_what_is_no_model_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    kind: type[DstrainError],
+    what: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("file.safetensors").touch()
+    with pytest.raises(kind, match=what):
+        find_model(name, None)
+
+
+def test_a_configuration_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"a": 1})
+    with pytest.raises(UsageError, match="no model_type"):
+        find_model(str(tmp_path), None).config()
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(StateError, match="is not valid JSON"):
+        find_model(str(tmp_path), None).config()
+
+
+def test_weights_of_other_formats_are_not_read(tmp_path: Path) -> None:
+    write(tmp_path, {"model_type": "blip"})
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(MissingFiles, match=r"has no \.safetensors files"):
+        find_model(str(tmp_path), None).weight_files()
+
+
+def test_absent_shards_are_named(tmp_path: Path) -> None:
+    write(tmp_path, {"model_type": "blip"})
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    with pytest.raises(MissingFiles, match="model-00002-of-00002"):
+        find_model(str(tmp_path), None).weight_files()
