@@ -16,7 +16,7 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
-from dstrain.console import as_table
+from dstrain.console import as_table, status
 from dstrain.errors import UsageError
 
 PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
@@ -30,19 +30,21 @@ def train(config: TrainConfig) -> None:
     """
     validate(config)
     # Imported once the options are known to be right, since it imports torch.
-    from dstrain.runs.runner import start
+    with status():
+        from dstrain.runs.runner import start
 
-    start(config)
+        start(config)
 
 
 def graph(config: TrainConfig, form: str) -> None:
     """Show what each stage runs, loads and caches."""
     config = dataclasses.replace(config, dry_run=True)
     validate(config)
-    from dstrain.graph.render import as_data, as_text
-    from dstrain.runs.runner import plan_of
+    with status():
+        from dstrain.graph.render import as_data, as_text
+        from dstrain.runs.runner import plan_of
 
-    plan, kept = plan_of(config)
+        plan, kept = plan_of(config)
     if form == "text":
         click.echo(as_text(plan, kept), nl=False)
     else:
@@ -53,9 +55,10 @@ def generate(config: GenerateConfig) -> None:
     """Generate an image, a video or a dataset."""
     config = with_run_options(config)
     validate(config)
-    from dstrain.generation.run import start
+    with status():
+        from dstrain.generation.run import start
 
-    start(config)
+        start(config)
 
 
 def toy(
@@ -69,7 +72,8 @@ def toy(
 
     Its files are in the published layout.
     """
-    from dstrain.models.toy import fill_folder
+    with status():
+        from dstrain.models.toy import fill_folder
     from dstrain.registry.discovery import load_family, variant_of
 
     family = load_family(model, disabled_plugins)
@@ -78,7 +82,8 @@ def toy(
         what = f"{output} already exists; existing files were not modified"
         raise UsageError("--output", what)
     advice = "free some space, remove what was written, and run the same command again"
-    fill_folder(family, chosen, seed, output, advice)
+    with status("writing the model ..."):
+        fill_folder(family, chosen, seed, output, advice)
     click.echo(f"wrote {output}; use it with --model_id {output}")
 
 
@@ -93,7 +98,8 @@ def export(
     disabled_plugins: tuple[str, ...],
 ) -> None:
     """Convert a LoRA file or weights for another program."""
-    from dstrain.lora.export import export as run
+    with status():
+        from dstrain.lora.export import export as run
 
     program = program_named(program) if program else None
     done = run(

@@ -136,10 +136,11 @@ def run_steps(
             log.add(numbers)
             statistics.add(numbers)
             # Short, so that a terminal of 80 columns has room for the bar.
-            progress.set_postfix_str(
-                f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}",
-                refresh=False,
-            )
+            loss = statistics.mean_loss
+            over = number_of(len(statistics.losses), "step")
+            mean = f"loss {loss:.4f} ({over})"
+            rate = f"lr {numbers['learning_rate']:.2g}"
+            progress.set_postfix_str(f"{mean} {rate}", refresh=False)
             progress.update()
             saved = directory.save_if_due(run, int(numbers["epoch"]))
             validation.compute_if_due(is_stopping)
