@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -30,6 +31,7 @@ TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Format of lines in a file."""
 TIME = "%Y-%m-%d %H:%M:%S"
 """Format of the time before a line where stderr is no terminal."""
+LEAST_COLUMN = 24
 LOADING = "loading libraries ..."
 """What a terminal shows while a command imports torch, which takes seconds."""
 
@@ -336,13 +338,28 @@ def _tqdm() -> Any:
     return tqdm
 
 
-def as_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table as text, its columns aligned."""
+def as_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
+) -> str:
+    """Write a table as text, its columns aligned; with a width, the last one is wrapped
+    between words, to no less than `LEAST_COLUMN` letters.
+    """
     lines = [head, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    if width is not None:
+        taken = sum(one + 2 for one in widths[:-1])
+        widths[-1] = max(width - taken, LEAST_COLUMN)
     text = []
-    for line in lines:
-        text.append("  ".join(map(str.ljust, line, widths)).rstrip())
+    for *cells, last in lines:
+        parts = [last]
+        if width is not None:
+            # Names may have hyphens.
+            parts = textwrap.wrap(
+                last, widths[-1], break_on_hyphens=False, break_long_words=False
+            )
+        for part in parts or [""]:
+            text.append("  ".join(map(str.ljust, [*cells, part], widths)).rstrip())
+            cells = [""] * len(cells)
     return "\n".join(text)
 
 

@@ -19,6 +19,7 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.console import (
     LOADING,
     StderrHandler,
+    as_table,
     counted,
     get_logger,
     has_color,
@@ -470,6 +471,20 @@ def test_a_number_has_its_noun_in_the_singular_or_the_plural() -> None:
     assert number_of("1,500", "row") == "1,500 rows"
     assert number_of(f"{1.0:.4g}", "epoch") == "1 epoch"
     assert number_of(2, "process", "processes") == "2 processes"
+
+
+def test_the_last_column_of_a_table_is_wrapped_between_words() -> None:
+    head, row = ("name", "variants"), ("a", "one-two, three-four, five")
+    assert as_table(head, [row]).splitlines() == [
+        "name  variants",
+        "a     one-two, three-four, five",
+    ]
+    assert as_table(head, [row, ("b", "")], width=20).splitlines() == [
+        "name  variants",
+        "a     one-two, three-four,",
+        "      five",
+        "b",
+    ]
 
 
 def test_control_characters_are_escaped_and_lines_stay() -> None:
