@@ -5,7 +5,9 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,8 +25,15 @@ one comes after as long again, until it is one in `SECONDS_PER_LINE`.
 """
 LINE = "{desc} {n}/{total}, {rate_noinv:.2f}/s, {remaining} left{postfix}"
 """Format of progress where there is no terminal; the names are tqdm's."""
+BAR = "{desc} {percentage:.0f}%|{bar}| {n}/{total},{rate_noinv_fmt}, {remaining} left{postfix}"
+"""Format of progress on a terminal, short enough for 80 columns."""
 TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Format of lines in a file."""
+TIME = "%Y-%m-%d %H:%M:%S"
+"""Format of the time before a line where stderr is no terminal."""
+LEAST_COLUMN = 24
+LOADING = "loading libraries ..."
+"""What a terminal shows while a command imports torch, which takes seconds."""
 
 
 def is_main_process() -> bool:
@@ -97,13 +106,62 @@ class StderrHandler(logging.Handler):
     """Writes lines to stderr, above the progress bars that are open."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line; information as it is, warnings marked as such."""
+        """Write one line; information as it is, warnings marked as such, each with the
+        time where it is read later.
+        """
         if getattr(record, "file_only", False):
             return
         line = self.format(record)
         if record.levelno > logging.INFO:
             line = f"dstrain: {record.levelname.lower()}: {line}"
-        _tqdm().write(marked(line, sys.stderr), file=sys.stderr)
+        line = marked(line, sys.stderr)
+        if _is_log():
+            line = f"{time.strftime(TIME, time.localtime(record.created))} {line}"
+        _STATUS.clear()
+        _tqdm().write(line, file=sys.stderr)
+
+
+def _is_log() -> bool:
+    """Return whether stderr goes to a file or to another program; what stands in its place
+    in a notebook, say, is looked at as a terminal is.
+    """
+    own = sys.__stderr__
+    return own is not None and sys.stderr is own and not own.isatty()
+
+
+class _Status:
+    """A line of the terminal that says what a command waits for, until another one is
+    written over it.
+    """
+
+    text = ""
+
+    def show(self, text: str) -> None:
+        """Show a text; elsewhere than on a terminal of the main process, nothing."""
+        if is_main_process() and sys.stderr is not None and sys.stderr.isatty():
+            # The cursor goes back to where whoever writes next begins.
+            print(f"{text}\r", end="", file=sys.stderr, flush=True)
+            self.text = text
+
+    def clear(self) -> None:
+        """Remove the text, if it is there."""
+        if self.text:
+            blank = " " * len(self.text)
+            print(f"\r{blank}\r", end="", file=sys.stderr, flush=True)
+            self.text = ""
+
+
+_STATUS = _Status()
+
+
+@contextmanager
+def status(text: str = LOADING) -> Iterator[None]:
+    """Show on a terminal what is done inside, until something else is logged."""
+    _STATUS.show(text)
+    try:
+        yield
+    finally:
+        _STATUS.clear()
 
 
 @contextmanager
@@ -221,7 +279,8 @@ def progress_bar(
     options: dict[str, Any] = {"initial": done, "leave": leave and not brief}
     lines = LineLogger()
     if sys.stderr.isatty():
-        options["dynamic_ncols"] = True
+        _STATUS.clear()
+        options |= {"dynamic_ncols": True, "bar_format": BAR, "unit": ""}
     elif not in_notebook():
         first = SECONDS_PER_LINE if brief else FIRST_LINE
         options["mininterval"] = options["delay"] = first
@@ -293,13 +352,28 @@ def _tqdm() -> Any:
     return tqdm
 
 
-def as_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table as text, its columns aligned."""
+def as_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
+) -> str:
+    """Write a table as text, its columns aligned; with a width, the last one is wrapped
+    between words, to no less than `LEAST_COLUMN` letters.
+    """
     lines = [head, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    if width is not None:
+        taken = sum(one + 2 for one in widths[:-1])
+        widths[-1] = max(width - taken, LEAST_COLUMN)
     text = []
-    for line in lines:
-        text.append("  ".join(map(str.ljust, line, widths)).rstrip())
+    for *cells, last in lines:
+        parts = [last]
+        if width is not None:
+            # Names may have hyphens.
+            parts = textwrap.wrap(
+                last, widths[-1], break_on_hyphens=False, break_long_words=False
+            )
+        for part in parts or [""]:
+            text.append("  ".join(map(str.ljust, [*cells, part], widths)).rstrip())
+            cells = [""] * len(cells)
     return "\n".join(text)
 
 

@@ -1,4 +1,6 @@
-"""Progress: a bar on a terminal, a line a minute elsewhere, on the main process alone."""
+"""Progress: a bar on a terminal, a line a minute elsewhere, on the main process alone;
+times in files, colours on terminals.
+"""
 
 import io
 import logging
@@ -16,16 +18,21 @@ import pytest
 from dstrain import console as progress
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.console import (
+    LOADING,
     StderrHandler,
+    as_table,
     counted,
     get_logger,
+    has_color,
     logging_to_file,
     logging_to_stderr,
+    marked,
     number_of,
     printable,
     progress_bar,
     redacted,
     silenced,
+    status,
 )
 from dstrain.generation.run import generate
 from tqdm import tqdm
@@ -188,8 +195,25 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         for loss in (1, 2):
             bar.set_postfix_str(f"loss {loss}", refresh=False)
             bar.update()
-    assert "train: 100%" in terminal.getvalue()
+    assert "train 100%" in terminal.getvalue()
     assert "loss 2" in terminal.getvalue()
+
+
+def test_a_bar_and_its_numbers_fit_80_columns(
+    monkeypatch: pytest.MonkeyPatch, wait: Callable[[float], None]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda file: (80, 24))
+    with progress_bar("train", 6000, done=1000) as bar:
+        for _ in range(240):
+            wait(1.2)
+            bar.set_postfix_str("loss 0.0512 (20 steps) lr 9.9e-05", refresh=False)
+            bar.update()
+    last = terminal.getvalue().rpartition("\r")[2].rstrip("\n")
+    assert last.endswith(
+        "1240/6000, 0.83/s, 1:35:11 left, loss 0.0512 (20 steps) lr 9.9e-05"
+    )
+    assert len(last) <= 80
 
 
 def test_the_environment_can_hide_bars() -> None:
@@ -216,7 +240,7 @@ def test_generate_shows_its_steps(
             output=tmp_path / "a.png",
         )
     )
-    assert "generate:   0%" in terminal.getvalue()
+    assert "generate 0%" in terminal.getvalue()
     assert "3/3" in terminal.getvalue()
 
 
@@ -261,6 +285,93 @@ def test_the_command_line_leaves_loggers_as_they_were() -> None:
     assert (logger.level, logger.handlers) == before
 
 
+LOGS = """
+from dstrain.console import get_logger, logging_to_stderr, progress_bar, status
+
+with logging_to_stderr(), status():
+    get_logger("dstrain.of_a_test").info("a line")
+    with progress_bar("train", 2) as bar:
+        bar.delay = 0
+        bar.display()
+    get_logger("dstrain.of_a_test").warning("take care")
+"""
+
+
+def test_lines_that_go_to_a_file_have_their_times_and_no_colours() -> None:
+    command = [sys.executable, "-c", LOGS]
+    environment = {**os.environ, "TERM": "xterm"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    lines = done.stderr.splitlines()
+    assert [line[20:] for line in lines[:1] + lines[-1:]] == [
+        "a line",
+        "dstrain: warning: take care",
+    ]
+    assert len(lines) > 2 and "train 0/2" in lines[1]
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
+
+
+def test_a_terminal_shows_what_is_waited_for_until_there_is_more_to_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with logging_to_stderr():
+        with status():
+            get_logger("dstrain.of_a_test").info("elsewhere there is nothing")
+        assert capsys.readouterr().err == "elsewhere there is nothing\n"
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        shown = f"{LOADING}\r"
+        cleared = f"\r{' ' * len(LOADING)}\r"
+        with status():
+            assert terminal.getvalue() == shown
+            get_logger("dstrain.of_a_test").info("a line")
+        assert terminal.getvalue() == f"{shown}{cleared}a line\n"
+        with status(), progress_bar("train", 2):
+            pass
+        said = terminal.getvalue().partition("a line\n")[2]
+        assert said.startswith(f"{shown}{cleared}\rtrain 0%|")
+        before = terminal.getvalue()
+        with pytest.raises(ZeroDivisionError), status():
+            raise ZeroDivisionError
+        assert terminal.getvalue() == f"{before}{shown}{cleared}"
+        monkeypatch.setenv("RANK", "1")
+        before = terminal.getvalue()
+        with status():
+            assert terminal.getvalue() == before
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_terminal", "is_coloured"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"TERM": "dumb"}, True, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+    ],
+)
+def test_only_a_terminal_has_colours_unless_the_environment_says_otherwise(
+    variables: dict[str, str],
+    is_terminal: bool,
+    is_coloured: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("FORCE_COLOR", "NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal() if is_terminal else io.StringIO()
+    assert has_color(stream) == is_coloured
+    line = "dstrain: error: --seed: is none"
+    assert (marked(line, stream) != line) == is_coloured
+    assert "dstrain: error:" in marked(line, stream)
+    assert marked("a line", stream) == "a line"
+    monkeypatch.setattr(sys, "stderr", stream)
+    with logging_to_stderr():
+        get_logger("dstrain.of_a_test").warning("take care")
+    assert ("\x1b[33m" in stream.getvalue()) == is_coloured
+
+
 def test_trials_are_silent_whoever_logs_in_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -282,7 +393,7 @@ def test_lines_are_written_above_open_bars(monkeypatch: pytest.MonkeyPatch) -> N
     assert before.removesuffix("\x1b[A").endswith(
         "\r"
     )  # the bars are cleared before the line
-    assert "train:" in after  # and drawn again below it
+    assert "train 33%" in after  # and drawn again below it
 
 
 @pytest.mark.parametrize(
@@ -377,6 +488,20 @@ def test_a_number_has_its_noun_in_the_singular_or_the_plural() -> None:
     assert number_of("1,500", "row") == "1,500 rows"
     assert number_of(f"{1.0:.4g}", "epoch") == "1 epoch"
     assert number_of(2, "process", "processes") == "2 processes"
+
+
+def test_the_last_column_of_a_table_is_wrapped_between_words() -> None:
+    head, row = ("name", "variants"), ("a", "one-two, three-four, five")
+    assert as_table(head, [row]).splitlines() == [
+        "name  variants",
+        "a     one-two, three-four, five",
+    ]
+    assert as_table(head, [row, ("b", "")], width=20).splitlines() == [
+        "name  variants",
+        "a     one-two, three-four,",
+        "      five",
+        "b",
+    ]
 
 
 def test_control_characters_are_escaped_and_lines_stay() -> None:

@@ -13,7 +13,7 @@ from dstrain.cli.click_options import file_path, shared_options
 from dstrain.cli.help import Command, Group
 from dstrain.config.fields import flags
 from dstrain.config.options.train import TrainConfig
-from dstrain.console import printable
+from dstrain.console import printable, status
 from dstrain.errors import UsageError
 
 CACHE = "CACHE"
@@ -40,7 +40,8 @@ def ls(
 
     Rows, values by unit, bytes, what is shared, and the plans that use it.
     """
-    from dstrain.runs.cache_commands.listing import as_lines, listing
+    with status():
+        from dstrain.runs.cache_commands.listing import as_lines, listing
 
     found = [listing(folder) for folder in folders]
     if as_json:
@@ -71,16 +72,19 @@ def verify(
         for flag, value in (("--seed", seed), ("--plan", plans)):
             if value:
                 raise UsageError(flag, "has no effect without --recompute")
-    from dstrain.runs.cache_commands.verify import verify as run
+    with status():
+        from dstrain.runs.cache_commands.verify import verify as run
 
     repair = None
     if repairs:
-        from dstrain.runs.cache_commands.repair import repair as mend
+        with status():
+            from dstrain.runs.cache_commands.repair import repair as mend
 
         repair = partial(mend, folder, places=given)
     run(folder, repair)
     if count is not None:
-        from dstrain.runs.cache_commands.recompute import recompute
+        with status():
+            from dstrain.runs.cache_commands.recompute import recompute
 
         recompute(folder, count, seed, plans, given)
 
@@ -95,7 +99,8 @@ def prune(
 
     What goes is listed first. Without --yes, nothing is removed, or a terminal is asked.
     """
-    from dstrain.runs.cache_commands.prune import prune as run
+    with status():
+        from dstrain.runs.cache_commands.prune import prune as run
 
     can_answer = sys.stdin is not None and sys.stdin.isatty()
     ask = partial(click.confirm, "remove it?") if can_answer else None
@@ -115,7 +120,8 @@ def show(
 
     Latents are decoded, with the recorded model, --model_id or --model_paths.
     """
-    from dstrain.runs.cache_commands.contact_sheet import Wanted, show as run
+    with status():
+        from dstrain.runs.cache_commands.contact_sheet import Wanted, show as run
 
     given = {name: value for name, value in places.items() if value is not None}
     run(folder, output, Wanted(plan, rows, limit, given))
@@ -144,7 +150,8 @@ def export(
 
     OUTPUT is a new folder, or a file that ends with .tar.
     """
-    from dstrain.runs.cache_commands.exporting import export as run
+    with status():
+        from dstrain.runs.cache_commands.exporting import export as run
 
     run(folder, output, plans)
 
@@ -154,7 +161,8 @@ def import_(source: Path, folder: Path, disabled_plugins: tuple[str, ...]) -> No
 
     INPUT is the folder or the tar; CACHE is made if there is none.
     """
-    from dstrain.runs.cache_commands.importing import import_cache
+    with status():
+        from dstrain.runs.cache_commands.importing import import_cache
 
     import_cache(source, folder)
 

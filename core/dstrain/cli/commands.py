@@ -8,7 +8,13 @@ from pathlib import Path
 import click
 
 from dstrain.cli.cache import cache_group
-from dstrain.cli.click_options import file_path, model_options, shared_options
+from dstrain.cli.click_options import (
+    GroupedOption,
+    file_path,
+    model_options,
+    shared_options,
+)
+from dstrain.cli.completion import families, variants
 from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.help import Command, Group
 from dstrain.config.fields import Alpha, parse_alpha, program_named
@@ -16,9 +22,11 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
-from dstrain.console import as_table
+from dstrain.console import as_table, status
 from dstrain.errors import UsageError
 
+HELP_WIDTH = 80
+"""Columns of a terminal that lists are written for."""
 PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
 """Programs whose key names `dstrain export` can write."""
 
@@ -30,19 +38,21 @@ def train(config: TrainConfig) -> None:
     """
     validate(config)
     # Imported once the options are known to be right, since it imports torch.
-    from dstrain.runs.runner import start
+    with status():
+        from dstrain.runs.runner import start
 
-    start(config)
+        start(config)
 
 
 def graph(config: TrainConfig, form: str) -> None:
     """Show what each stage runs, loads and caches."""
     config = dataclasses.replace(config, dry_run=True)
     validate(config)
-    from dstrain.graph.render import as_data, as_text
-    from dstrain.runs.runner import plan_of
+    with status():
+        from dstrain.graph.render import as_data, as_text
+        from dstrain.runs.runner import plan_of
 
-    plan, kept = plan_of(config)
+        plan, kept = plan_of(config)
     if form == "text":
         click.echo(as_text(plan, kept), nl=False)
     else:
@@ -53,9 +63,10 @@ def generate(config: GenerateConfig) -> None:
     """Generate an image, a video or a dataset."""
     config = with_run_options(config)
     validate(config)
-    from dstrain.generation.run import start
+    with status():
+        from dstrain.generation.run import start
 
-    start(config)
+        start(config)
 
 
 def toy(
@@ -69,7 +80,8 @@ def toy(
 
     Its files are in the published layout.
     """
-    from dstrain.models.toy import fill_folder
+    with status():
+        from dstrain.models.toy import fill_folder
     from dstrain.registry.discovery import load_family, variant_of
 
     family = load_family(model, disabled_plugins)
@@ -78,7 +90,8 @@ def toy(
         what = f"{output} already exists; existing files were not modified"
         raise UsageError("--output", what)
     advice = "free some space, remove what was written, and run the same command again"
-    fill_folder(family, chosen, seed, output, advice)
+    with status("writing the model ..."):
+        fill_folder(family, chosen, seed, output, advice)
     click.echo(f"wrote {output}; use it with --model_id {output}")
 
 
@@ -93,7 +106,8 @@ def export(
     disabled_plugins: tuple[str, ...],
 ) -> None:
     """Convert a LoRA file or weights for another program."""
-    from dstrain.lora.export import export as run
+    with status():
+        from dstrain.lora.export import export as run
 
     program = program_named(program) if program else None
     done = run(
@@ -109,21 +123,56 @@ def export(
     click.echo(f"wrote {output}: {done}")
 
 
-def models(disabled_plugins: tuple[str, ...]) -> None:
-    """List the installed model families and the models they know."""
+def models(
+    family: str | None, variant: str | None, disabled_plugins: tuple[str, ...]
+) -> None:
+    """List the installed model families and the models they know.
+
+    Of a FAMILY, it lists what each variant needs and makes.
+    """
     from dstrain.cli.inspection import inspect_all
     from dstrain.registry.discovery import GROUP
 
+    if family is not None:
+        _show_variants(family, variant, disabled_plugins)
+        return
+    if variant is not None:
+        raise UsageError("--variant", "has no effect without the name of a family")
     found = inspect_all(disabled_plugins, (GROUP,))
-    rows = [(one.name, one.distribution, one.version) for one in found]
-    click.echo(as_table(("name", "distribution", "version"), rows))
-    ids = [
-        (model_id, one.name, variant)
+    rows = [
+        (
+            one.name,
+            one.distribution,
+            one.version,
+            one.reason or ", ".join(one.variants),
+        )
         for one in found
-        for model_id, variant in one.model_ids.items()
     ]
-    if ids:
-        click.echo("\n" + as_table(("--model_id", "family", "variant"), ids))
+    head = ("name", "distribution", "version", "variants")
+    click.echo(as_table(head, rows, HELP_WIDTH))
+    for one in found:
+        if one.model_ids:
+            of_family = (f"--model_id of {one.name}", "variants")
+            click.echo("\n" + as_table(of_family, one.model_ids.items(), HELP_WIDTH))
+    click.echo("\nwhat a family's variants need: dstrain models FAMILY")
+
+
+def _show_variants(
+    name: str, variant: str | None, disabled_plugins: tuple[str, ...]
+) -> None:
+    """Print what variants of a family need and make."""
+    from dstrain.cli.inspection import variant_lines
+    from dstrain.registry.discovery import load_family, variant_of
+
+    family = load_family(name, disabled_plugins)
+    chosen = family.variants if variant is None else (variant_of(family, variant),)
+    with status():
+        described = {one: [*variant_lines(family, one)] for one in chosen}
+    tables = []
+    for one, (first, *rest) in described.items():
+        heading = click.style(one, bold=True)
+        tables.append(f"{heading}\n{as_table(first, rest, HELP_WIDTH)}")
+    click.echo("\n\n".join(tables))
 
 
 def plugins(as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
@@ -181,6 +230,17 @@ def commands() -> tuple[click.Command, ...]:
         help="Folder to write to.",
     )
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
+    of_family = (
+        click.Argument(
+            ["family"], metavar="[FAMILY]", required=False, shell_complete=families
+        ),
+        GroupedOption(
+            "--variant",
+            metavar="TEXT",
+            shell_complete=variants,
+            help="Variant of the family to describe. Defaults to all.",
+        ),
+    )
     new = _command("new", new_plugin, click.Argument(["name"], metavar="NAME"))
     export_params = (
         click.Option(
@@ -215,7 +275,7 @@ def commands() -> tuple[click.Command, ...]:
         cache_group(),
         _command("export", export, *export_params),
         _command("toy", toy, *model_options(), output),
-        _command("models", models),
+        _command("models", models, *of_family),
         Group(
             "plugins",
             commands=(new,),

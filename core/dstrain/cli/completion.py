@@ -233,11 +233,11 @@ def folded(incomplete: str) -> str:
 
 
 def _named(ctx: click.Context) -> ModelFamily | None:
-    """Return the family that --model of a command without a configuration names."""
+    """Return the family that a command without a configuration names."""
     from dstrain.registry.discovery import load_family
 
     with suppress(DstrainError):
-        return load_family(str(ctx.params.get("model")))
+        return load_family(str(ctx.params.get("model") or ctx.params.get("family")))
     return None
 
 

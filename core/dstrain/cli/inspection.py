@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ import click
 
 from dstrain.cli.click_options import COMMAND_NAMES
 from dstrain.errors import DstrainError
+from dstrain.graph.inputs import Column
 from dstrain.registry.discovery import (
     GROUP,
     HOOK_GROUP,
@@ -27,6 +28,8 @@ from dstrain.registry.family import ModelFamily
 
 IMPORT_TIMEOUT = 60.0
 """Seconds after which the import of a plugin is given up."""
+SHOWN = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale")
+"""Defaults of a variant that its description has."""
 
 
 @dataclass
@@ -76,6 +79,39 @@ def ready_families(
     names = {found.name for found in findings} - {found.name for found in broken}
     families = [load_family(name, disabled_plugins) for name in sorted(names)]
     return families, broken
+
+
+def variant_lines(family: ModelFamily, variant: str) -> Iterator[tuple[str, str]]:
+    """Yield what a variant needs and makes, each with its heading; imports torch."""
+    spec = family.spec(variant)
+    columns = {
+        name: source
+        for name, source in spec.inputs.items()
+        if isinstance(source, Column)
+    }
+    needed = [one for one in columns.values() if not one.optional]
+    files = {one.name: one.file_type if one.is_file else one.kind for one in needed}
+    yield "columns", ", ".join(f"{name} ({kind})" for name, kind in files.items())
+    more = [
+        name if name == one.name else f"{name} (from {one.name})"
+        for name, one in columns.items()
+        if one.optional
+    ]
+    if more:
+        yield "--extra_inputs", ", ".join(more)
+    makes = "video" if spec.makes_video else "image"
+    makes = "images" if spec.makes_layers else makes
+    defaults = [
+        f"--{name} {spec.defaults[name]}" for name in SHOWN if name in spec.defaults
+    ]
+    if defaults:
+        makes += f", by default with {' '.join(defaults)}"
+    yield "makes", makes
+    yield "components", ", ".join(spec.components)
+    known = family.known_models.items()
+    ids = [one for one, of in known if variant in of.split(", ")]
+    if ids:
+        yield "model ids", ", ".join(ids)
 
 
 def _finding(plugin: Installed, plugins: Collection[Installed]) -> Finding:

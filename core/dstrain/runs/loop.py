@@ -142,10 +142,11 @@ def run_steps(
             statistics.add(numbers)
             losses.append(numbers["loss"])
             # Short, so that a terminal of 80 columns has room for the bar.
-            progress.set_postfix_str(
-                f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}",
-                refresh=False,
-            )
+            loss = statistics.mean_loss
+            over = number_of(len(statistics.losses), "step")
+            mean = f"loss {loss:.4f} ({over})"
+            rate = f"lr {numbers['learning_rate']:.2g}"
+            progress.set_postfix_str(f"{mean} {rate}", refresh=False)
             progress.update()
             is_enough = is_main and own.call(StepNumbers.of(numbers, run.total_steps))
             saved = directory.save_if_due(run, int(numbers["epoch"]))

@@ -1,6 +1,7 @@
 """What graph, generate and toy hand on."""
 
 import json
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from dstrain.cli.main import command_group, main
 from dstrain.config.fields import LoraFile
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
+from dstrain.graph.inputs import Column
+from dstrain.registry.discovery import load_family
 
 Install = Callable[..., Path]
 Source = Callable[..., str]
@@ -177,8 +180,9 @@ def test_plugins_are_listed_as_table_and_as_data(
     assert ["faky", "plugin-faky", "1.0", "ready", "base,", "edit"] in rows
     assert main(["models", "-p", "no:bad"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["faky", "plugin-faky", "1.0"] in rows
-    assert ["Some/Model", "faky", "edit"] in rows
+    assert ["faky", "plugin-faky", "1.0", "base,", "edit"] in rows
+    assert ["--model_id", "of", "faky", "variants"] in rows
+    assert ["Some/Model", "edit"] in rows
     assert not any(row and row[0] == "bad" for row in rows)
 
 
@@ -197,3 +201,40 @@ def test_a_missing_argument_is_named_as_help_names_it(
     assert main(["export", "a", "--format", "kohya"]) == 2
     expected = "dstrain: error: command line: missing argument 'OUTPUT'\n"
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize("family", ["flux", "qwen_image", "wan"])
+def test_the_columns_of_each_variant_of_a_family_are_listed(
+    family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", family]) == 0
+    text = capsys.readouterr().out
+    record = load_family(family)
+    parts = dict(
+        zip(
+            record.variants,
+            re.split(r"\n*^[\w-]+$\n", text, flags=re.M)[1:],
+            strict=True,
+        )
+    )
+    for variant, part in parts.items():
+        for source in record.spec(variant).inputs.values():
+            if isinstance(source, Column):
+                assert re.search(rf"\b{source.name}\b", part), (variant, source.name)
+        for component in record.spec(variant).components:
+            assert re.search(rf"\b{component}\b", part), (variant, component)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_one_variant_is_described_by_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["models", "wan", "--variant", "flf2v"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "flf2v"
+    assert lines[1].split(maxsplit=1) == ["columns", "prompt (text), video (video)"]
+    assert "Wan-AI/Wan2.1-FLF2V-14B-720P," in " ".join(lines)
+    assert main(["models", "wan", "--variant", "none"]) == 2
+    assert main(["models", "--variant", "flf2v"]) == 2
+    assert main(["models", "wn"]) == 2
+    assert "did you mean 'wan'?" in capsys.readouterr().err

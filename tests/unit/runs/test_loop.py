@@ -24,6 +24,7 @@ from dstrain.training.loader import Batch
 from dstrain.training.module import TrainingModule
 from safetensors.torch import save_file
 from torch import Tensor
+from tqdm import tqdm
 
 from tests.support.runs import (
     PowerCut,
@@ -565,3 +566,21 @@ def test_training_says_that_it_reads_the_cache_until_it_ends(
     train(here, Watching, task="sft:train", **flags)
     assert seen == [[os.getpid()]]
     assert readers(cache) == []
+
+
+def test_progress_shows_the_mean_of_the_last_losses_and_of_how_many(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def note(bar: object, text: str, refresh: bool = True) -> None:
+        shown.append(text)
+
+    monkeypatch.setattr(tqdm, "set_postfix_str", note)
+    train(here, output_path=tmp_path, dataset_repeat=4, max_steps=22)
+    losses = [row["loss"] for row in log(tmp_path)]
+    assert shown[0] == f"loss {losses[0]:.4f} (1 step) lr 0.01"
+    for step in (2, 20, 21, 22):
+        last = losses[max(0, step - 20) : step]
+        mean = sum(last) / len(last)
+        assert shown[step - 1] == f"loss {mean:.4f} ({len(last)} steps) lr 0.01"

@@ -24,8 +24,10 @@ from dstrain.storage.run_files import averaged_name
 
 logger = get_logger(__name__)
 
-
 LOSSES_AVERAGED = 20
+"""Steps of the mean that is shown: a single loss depends on its timesteps more than on what
+was learned.
+"""
 
 
 def log_start(run: TrainingRun) -> None:
@@ -121,6 +123,11 @@ class RunStatistics:
         self.seconds_per_sample += 1 / numbers["samples_per_second"]
         self.losses.append(numbers["loss"])
 
+    @property
+    def mean_loss(self) -> float:
+        """Return the mean of the last losses, at most `LOSSES_AVERAGED`."""
+        return sum(self.losses) / len(self.losses)
+
     def summary(self, memory: float) -> str:
         """Summarize the steps in one line.
 
@@ -128,12 +135,11 @@ class RunStatistics:
         """
         took = timedelta(seconds=round(time.monotonic() - self.start))
         rate = self.steps / self.seconds_per_sample
-        loss = sum(self.losses) / len(self.losses)
         last = f"mean of the last {number_of(len(self.losses), 'step')}"
         if len(self.losses) == 1:
             last = "of the last step"
         return (
-            f"{number_of(self.steps, 'step')} in {took}, {rate:.2f} samples/s, loss {loss:.4g} ({last}), "
+            f"{number_of(self.steps, 'step')} in {took}, {rate:.2f} samples/s, loss {self.mean_loss:.4g} ({last}), "
             f"peak memory {memory:.2f} GiB"
         )
 
