@@ -106,6 +106,18 @@ def check_measured(inputs: Mapping[str, Input], values: Mapping[str, Any]) -> No
             raise UsageError(name, what)
 
 
+def with_sizes(
+    inputs: Mapping[str, Input], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return values with the sizes that are measured on them and were not given."""
+    found = dict(values)
+    for name, source in inputs.items():
+        if isinstance(source, Measured) and name not in found:
+            sizes = _sizes(values.get(source.of))
+            found |= {name: sizes[source.axis]} if sizes else {}
+    return found
+
+
 def _is(kind: Kind, value: Any) -> bool:
     if kind in ("texts", "images"):
         one: Kind = "text" if kind == "texts" else "image"

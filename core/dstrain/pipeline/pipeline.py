@@ -43,6 +43,7 @@ from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
 from dstrain.models.execution.ram import ComponentInRam
 from dstrain.models.finite import damaged_weight
+from dstrain.models.formats import Config
 from dstrain.models.needed_components import Found
 from dstrain.models.networks import OwnRows, set_dtype
 from dstrain.pipeline.arguments import NOT_GIVEN, checked, is_list, one_by_one
@@ -77,6 +78,8 @@ class Pipeline:
     """The modules and tokenizers that are loaded, by name."""
     configs: Mapping[str, Any] = field(default_factory=dict)
     """Configurations, also of components that are not loaded, by name."""
+    config_entries: Mapping[str, Config] = field(default_factory=dict)
+    """The entries of their config.json, by name."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     """The dtype of components that are not trained, in which model_fn computes."""
@@ -203,6 +206,7 @@ class Pipeline:
             family=family,
             components=components,
             configs=configs,
+            config_entries=found.configs,
             device=device,
             dtype=dtype,
             files=found.files,
