@@ -11,20 +11,41 @@ from dstrain.errors import (
     UsageError as UsageError,
 )
 from dstrain.generation.run import generate as generate
+from dstrain.graph.noise_schedule import (
+    ConstrainLatents as ConstrainLatents,
+    TimestepSampler as TimestepSampler,
+)
+from dstrain.graph.plan import UnitStages as UnitStages, split_units as split_units
 from dstrain.graph.task import Task as Task
+from dstrain.graph.values import Frames as Frames
 from dstrain.lora.layers import LoraConfig as LoraConfig, Trainables as Trainables
 from dstrain.lora.writer import save_lora as save_lora
 from dstrain.models.component_files import ModelConfig as ModelConfig
 from dstrain.models.execution.gradient_checkpointing import (
     gradient_checkpoint_forward as gradient_checkpoint_forward,
 )
+from dstrain.pipeline.outputs import Layers as Layers, Video as Video
 from dstrain.pipeline.pipeline import Pipeline as Pipeline
-from dstrain.randomness import SampleKey as SampleKey
+from dstrain.randomness import Rng as Rng, SampleKey as SampleKey
 from dstrain.runs.runner import run as run
+from dstrain.runs.script.launch import launch_training_task as launch_training_task
+from dstrain.runs.script.logger import (
+    TrainingLogger as TrainingLogger,
+    WeightsLogger as WeightsLogger,
+)
+from dstrain.runs.script.parts import (
+    Callback as Callback,
+    RunResult as RunResult,
+    StepNumbers as StepNumbers,
+)
 from dstrain.training.distill import (
     DIRECT_DISTILL as DIRECT_DISTILL,
     TRAJECTORY_IMITATION as TRAJECTORY_IMITATION,
 )
-from dstrain.training.loader import Sample as Sample
-from dstrain.training.losses import SFT as SFT, flow_match as flow_match
+from dstrain.training.loader import Batch as Batch, Sample as Sample
+from dstrain.training.losses import (
+    SFT as SFT,
+    Predict as Predict,
+    flow_match as flow_match,
+)
 from dstrain.training.module import TrainingModule as TrainingModule

@@ -17,10 +17,13 @@ from tests.support import ROOT
 
 PUBLIC = {
     "dstrain": """
-        DIRECT_DISTILL Diverged DstrainError GenerateConfig InputError Interrupted
-        LoraConfig ModelConfig OutOfMemory Pipeline SFT Sample SampleKey StateError
-        SystemFault TRAJECTORY_IMITATION Task TrainConfig Trainables TrainingModule
-        UsageError flow_match generate gradient_checkpoint_forward run save_lora
+        Batch Callback ConstrainLatents DIRECT_DISTILL Diverged DstrainError Frames
+        GenerateConfig InputError Interrupted Layers LoraConfig ModelConfig OutOfMemory
+        Pipeline Predict Rng RunResult SFT Sample SampleKey StateError StepNumbers
+        SystemFault TRAJECTORY_IMITATION Task TimestepSampler TrainConfig Trainables
+        TrainingLogger TrainingModule UnitStages UsageError Video WeightsLogger
+        flow_match generate gradient_checkpoint_forward launch_training_task run
+        save_lora split_units
     """,
     "dstrain.plugin": """
         CheckpointFormat Column Component Constant DiffusersNetwork EntryCount

@@ -2,10 +2,11 @@
 components each stage loads, and which values are cached between the stages.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column
@@ -197,13 +198,7 @@ class Plan:
         for role, components in experts.roles.items() if experts else ():
             if changing & set(components):
                 changing.add(role)
-        found: list[Unit] = []
-        computed: set[str] = set()
-        for unit in self.units:
-            if changing & set(unit.components) or computed & set(unit.inputs):
-                found.append(unit)
-                computed |= set(unit.outputs)
-        return found
+        return _units_in_training(self.units, changing)
 
     @cached_property
     def _used_components(self) -> dict[str, set[str]]:
@@ -325,6 +320,46 @@ class Plan:
         if not from_table or not isinstance(source, Column):
             return f"input {name!r}"
         return f"column {source.name!r} (input {name}){nearest(source.name, columns)}"
+
+
+def _units_in_training(units: Iterable[Unit], changing: set[str]) -> list[Unit]:
+    """Return the units that use a component that changes, and those that use their outputs."""
+    found: list[Unit] = []
+    computed: set[str] = set()
+    for unit in units:
+        if changing & set(unit.components) or computed & set(unit.inputs):
+            found.append(unit)
+            computed |= set(unit.outputs)
+    return found
+
+
+class UnitStages(NamedTuple):
+    """The units of the two stages of split training, each in the order in which they run."""
+
+    data_process: tuple[Unit, ...]
+    """Those whose outputs are the same in every epoch, so that they can be stored."""
+    train: tuple[Unit, ...]
+    """Those that run in each step."""
+
+
+def split_units(
+    units: Iterable[Callable[..., Any] | Unit], trainables: str | Iterable[str]
+) -> UnitStages:
+    """Split units into two stages by what their signatures declare; nothing is loaded.
+
+    A unit runs in each step if it uses a component that is trained, or `rng`, or an
+    output of such a unit. Raises UsageError for a function that is no unit.
+
+    Args:
+        units: Functions, or units of a pipeline, in the order in which they run.
+        trainables: Names of trained components, or of parts of them; of one or several.
+    """
+    all_units = [one if isinstance(one, Unit) else Unit(one) for one in units]
+    names = [trainables] if isinstance(trainables, str) else trainables
+    changing = {"rng", *(name.partition(".")[0] for name in names)}
+    in_training = _units_in_training(all_units, changing)
+    cached = tuple(unit for unit in all_units if unit not in in_training)
+    return UnitStages(cached, tuple(in_training))
 
 
 def make_plan(

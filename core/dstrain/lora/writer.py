@@ -96,9 +96,12 @@ def save_lora_for(
     family: ModelFamily,
     metadata: Mapping[str, Any],
 ) -> None:
-    """Write the trained LoRA weights as `save_lora` does, with the names of another
-    program than diffusers.
-    """
+    """Write the trained LoRA weights as `save_lora` does, with the names of a program."""
+    if program == "diffusers":
+        component = lora_config.component
+        prefix = family.lora_prefixes.get(component, component)
+        save_lora(path, network, lora_config, prefix, metadata)
+        return
     key_format = key_format_of(path, lora_config.component, family, program)
     layers = lora_layers(network)
     lora = Lora(lora_config.component, layers, {})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dstrain.config.options.model import Hub
 from dstrain.errors import MissingFiles, UsageError
+from dstrain.graph.frozen import Converted
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.formats import Config
 from dstrain.models.hub.source import ModelSource, fetch
@@ -13,12 +14,22 @@ from dstrain.models.weight_files import header
 from dstrain.models.weights import recognize
 from dstrain.registry.family import ModelFamily
 
+AnyPath = str | Path
+
+
+def _as_text(given: AnyPath | Sequence[AnyPath] | None) -> str | tuple[str, ...] | None:
+    if given is None or isinstance(given, (str, Path)):
+        return given if given is None else str(given)
+    return tuple(str(path) for path in given)
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Model files: local paths, or a pattern of file names of a published model."""
 
-    path: str | Sequence[str] | None = None
+    path: Converted[
+        AnyPath | Sequence[AnyPath] | None, str | tuple[str, ...] | None
+    ] = Converted(_as_text, default=None)
     """A file, or all shards of one component."""
     model_id: str | None = None
     origin_file_pattern: str | None = None

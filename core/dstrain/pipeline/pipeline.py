@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 import torch
 from accelerate.utils.operations import recursively_apply
 from torch import Tensor, nn
 
 from dstrain.config.fields import Alpha
+from dstrain.config.options.model import Hub
 from dstrain.config.validation import check_tiles
 from dstrain.errors import UsageError
 from dstrain.graph.noise_schedule import (
@@ -41,10 +42,15 @@ from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
 from dstrain.models.execution.ram import ComponentInRam
 from dstrain.models.finite import damaged_weight
+from dstrain.models.formats import Config
 from dstrain.models.needed_components import Found
 from dstrain.models.networks import OwnRows, set_dtype
+from dstrain.pipeline.arguments import NOT_GIVEN, checked, is_list, one_by_one
 from dstrain.pipeline.loading import Loader
+from dstrain.pipeline.model_choice import choose_model
+from dstrain.pipeline.outputs import Output, as_output
 from dstrain.pipeline.sampling import (
+    OnStep,
     SamplerOptions,
     find_for_inference,
     integrate,
@@ -54,7 +60,6 @@ from dstrain.pipeline.sampling import (
 from dstrain.pipeline.tile_choice import Tiling, check_tiling, with_tiles
 from dstrain.pipeline.variant_choice import choose_variant
 from dstrain.randomness import Rng, SampleKey
-from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 
 NO_PARTS: Mapping[str, OwnRows] = MappingProxyType({})
@@ -70,6 +75,8 @@ class Pipeline:
     """The modules and tokenizers that are loaded, by name."""
     configs: Mapping[str, Any] = field(default_factory=dict)
     """Configurations, also of components that are not loaded, by name."""
+    config_entries: Mapping[str, Config] = field(default_factory=dict)
+    """The entries of their config.json, by name."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     """The dtype of components that are not trained, in which model_fn computes."""
@@ -81,14 +88,18 @@ class Pipeline:
     @classmethod
     def from_pretrained(
         cls,
-        family: str,
-        model_configs: Sequence[ModelConfig],
+        model: str = "",
+        model_configs: Sequence[ModelConfig] = (),
         variant: str | None = None,
         device: torch.device | str | None = None,
         torch_dtype: torch.dtype = torch.float32,
         tiled: bool = False,
         tile_size: int | None = None,
         tile_stride: int | None = None,
+        *,
+        tokenizer_config: ModelConfig | None = None,
+        processor_config: ModelConfig | None = None,
+        hub: Hub | None = None,
     ) -> "Pipeline":
         """Load everything that inference needs.
 
@@ -97,8 +108,10 @@ class Pipeline:
         without `tiled`.
 
         Args:
-            family: The name of an installed family.
-            model_configs: `ModelConfig`s that say where the files are.
+            model: The model in one word: a published id, ID or ID@REVISION, a folder or a
+                file; or the name of an installed family, where `model_configs` are all
+                files of the model.
+            model_configs: Files, which replace those of the model of the same component.
             variant: The variant, if the files do not tell it.
             device: By default, the GPU if there is one.
             torch_dtype: The dtype of the components.
@@ -106,14 +119,19 @@ class Pipeline:
             tile_size: Side of a tile in pixels; by default, the VAE's own.
             tile_stride: Pixels from one tile to the next; by default, the share of
                 `tile_size` that is the VAE's own.
+            tokenizer_config: Files of the tokenizer, where they are not beside the model's.
+            processor_config: Files of the processor, likewise.
+            hub: The hub to fetch missing files of `model` from; by default that of the
+                environment. Each of `model_configs` names its own.
         """
         check_tiles(tiled, tile_size, tile_stride)
-        loaded = load_family(family)
-        name = choose_variant(loaded, variant, model_configs)
+        folders = {"tokenizer": tokenizer_config, "processor": processor_config}
+        loaded, models = choose_model(model, model_configs, folders, hub)
+        name = choose_variant(loaded, variant, models)
         spec = loaded.spec(name)
         tiling = Tiling(tiled, tile_size, tile_stride)
         check_tiling(tiling, loaded, spec)
-        found = find_for_inference(loaded, spec, model_configs)
+        found = find_for_inference(loaded, spec, models)
         found = with_tiles(found, loaded, tiling)
         device = torch.device(device or default_device())
         return cls.from_found(loaded, spec, found, device, torch_dtype)
@@ -186,6 +204,7 @@ class Pipeline:
             family=family,
             components=components,
             configs=configs,
+            config_entries=found.configs,
             device=device,
             dtype=dtype,
             files=found.files,
@@ -194,7 +213,7 @@ class Pipeline:
 
     def load_lora(
         self,
-        path: Path,
+        path: str | Path,
         scale: float = 1.0,
         component: str = "",
         alpha: Alpha | None = None,
@@ -214,6 +233,7 @@ class Pipeline:
             alpha: Alpha of its layers, if the file does not state it.
             skip_missing: Whether to leave out layers that the components lack.
         """
+        path = Path(path)
         shapes = {
             name: base_shapes(module)
             for name, module in self.components.items()
@@ -367,12 +387,76 @@ class Pipeline:
 
         return constrain
 
+    @overload
+    def __call__(
+        self,
+        *,
+        prompt: str | None = None,
+        negative_prompt: str | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_frames: int | None = None,
+        num_inference_steps: int | None = None,
+        guidance_scale: float | None = None,
+        seed: int = 0,
+        latents: Tensor | None = None,
+        on_step: OnStep | None = None,
+        rand_device: str | None = None,
+        **inputs: object,
+    ) -> Output: ...
+
+    @overload
+    def __call__(
+        self,
+        *,
+        prompt: list[str] | tuple[str, ...],
+        negative_prompt: str | Sequence[str] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_frames: int | None = None,
+        num_inference_steps: int | None = None,
+        guidance_scale: float | None = None,
+        seed: int | Sequence[int] = 0,
+        latents: Tensor | None = None,
+        on_step: OnStep | None = None,
+        rand_device: str | None = None,
+        **inputs: object,
+    ) -> list[Output]: ...
+
     @torch.no_grad()
-    def __call__(self, **arguments: Any) -> Any:
-        """Generate an image or video; the arguments are those of `plan_inference`."""
-        call = plan_inference(self.spec, arguments)
+    def __call__(
+        self,
+        *,
+        prompt: str | Sequence[str] | None = None,
+        negative_prompt: str | Sequence[str] | None = NOT_GIVEN,
+        seed: int | Sequence[int] | None = None,
+        **arguments: object,
+    ) -> Output | list[Output]:
+        """Generate an image or video; of a list of prompts, one each, as if alone.
+
+        What is None has the variant's default. Raises UsageError for an argument that
+        the variant does not have, or that is of another type or size.
+
+        Args:
+            prompt: What to generate.
+            negative_prompt: What to avoid; for several prompts, one or as many.
+            seed: The seed of the initial noise; for several prompts, one or as many.
+            arguments: The other fields of `SamplerOptions`, and the variant's inputs.
+        """
+        given = {name: one for name, one in arguments.items() if one is not None}
+        named = {"prompt": prompt, "seed": seed}
+        given |= {name: one for name, one in named.items() if one is not None}
+        if negative_prompt is not NOT_GIVEN:
+            given["negative_prompt"] = negative_prompt
+        source = self.spec.inputs.get("prompt")
+        if source is not None and source.kind == "text" and is_list(prompt):
+            return [self._generate(one) for one in one_by_one(given)]
+        return self._generate(given)
+
+    def _generate(self, arguments: Mapping[str, object]) -> Output:
+        call = plan_inference(self.spec, checked(self.spec.inputs, arguments))
         self.run(call.plan.cached_steps, call.inputs)
-        return self.finish(call.plan, call.inputs, call.sampling)
+        return as_output(self.finish(call.plan, call.inputs, call.sampling))
 
     @torch.no_grad()
     def finish(

@@ -110,6 +110,17 @@ def load_family(name: str, disabled_plugins: Collection[str] = ()) -> ModelFamil
     raise UsageError("--model", _no_such("model", name, names))
 
 
+def usable_families() -> tuple[list[ModelFamily], list[str]]:
+    """Import the record of every family; return also why others cannot be used."""
+    families, broken = [], []
+    for name in dict.fromkeys(plugin.name for plugin in installed()):
+        try:
+            families.append(load_family(name))
+        except UsageError as error:
+            broken.append(f"{name} was not asked, since it is broken: {error.what}")
+    return families, broken
+
+
 def _no_such(
     kind: str,
     name: str,

@@ -24,7 +24,7 @@ from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.key_names import key_formats
-from dstrain.lora.layers import LoraConfig, Trainables
+from dstrain.lora.layers import Trainables
 from dstrain.lora.writer import refuse_lora_type
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
@@ -62,6 +62,7 @@ from dstrain.runs.script.parts import NO_PARTS, OwnParts
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import check_trackers
 from dstrain.training.distill import OWN_TASKS
+from dstrain.training.trainables import trainables_of
 
 logger = get_logger(__name__)
 
@@ -106,7 +107,9 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
         refuse_unused(config, "captions", f"variant {variant} reads no prompts")
     check_component_flags(config, spec)
     check_tiling(Tiling.of(config), family, spec)
-    trainables = resolve_experts(trainables_of(config, family), spec, family, models)
+    trainables = resolve_experts(
+        trainables_of(config.trainable_models, config, family), spec, family, models
+    )
     swapped = blocks_to_swap(config, trainables)
     setup = Setup(
         config=config,
@@ -264,25 +267,6 @@ def check_component_flags(config: TrainConfig, spec: PipelineSpec) -> None:
                 what = f"{spec.family} {spec.variant} has no component {name!r}{hint}"
                 components = f"components: {', '.join(spec.components)}"
                 raise UsageError(f"--{flag}", what, components)
-
-
-def trainables_of(config: TrainConfig, family: ModelFamily) -> Trainables:
-    """Return what the flags ask to train; by default LoRA on the family's component."""
-    full = split_commas(config.trainable_models)
-    component = config.lora_base_model or ("" if full else family.default_trainable)
-    if not component:
-        return Trainables(full)
-    targets = split_commas(config.lora_target_modules) or family.lora_targets.get(
-        component
-    )
-    if not targets:
-        raise UsageError(
-            "--lora_target_modules",
-            f"is required: {family.name} has no default targets for {component!r}",
-            f"it has targets for {', '.join(family.lora_targets)}",
-        )
-    lora = LoraConfig.of(config, component, tuple(targets))
-    return Trainables(full, (lora,))
 
 
 def resolve_experts(

@@ -1,6 +1,7 @@
 """Compute losses, one number per sample, from `predict` and the values they read."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +14,22 @@ from dstrain.graph.noise_schedule import (
     TimestepSampler,
     Velocity,
 )
-from dstrain.graph.task import Task
+from dstrain.graph.task import POSITIVE, Task
 from dstrain.randomness import Rng
+
+
+class Predict(Protocol):
+    """What a loss calls: the denoiser with the conditions of a batch."""
+
+    def __call__(
+        self, noisy_latents: Tensor, timestep: Tensor, branch: str = POSITIVE, /
+    ) -> Tensor:
+        """Return the prediction, shaped as the latents, (batch, channels, ...).
+
+        timestep: (batch,), 0 to 1000; or one per token.
+        """
+        ...
+
 
 Sampler = Callable[[Velocity, Tensor, int], LatentConstraint]
 """(velocity, noise, steps) -> the sampler's final latents, with gradients; see
@@ -25,7 +40,7 @@ InferenceSigmas = Callable[[Tensor, int], Tensor]
 
 
 def flow_match(
-    predict: Callable[..., Tensor],
+    predict: Predict,
     input_latents: Tensor,
     loss_weight: Tensor | None = None,
     *,

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from dstrain.config.fields import LoraFile
+from dstrain.config.given import as_commas
+from dstrain.config.options.lora import DEFAULT_RANK, LoraOptions
 from dstrain.errors import UsageError, about_rows
 from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
 from dstrain.graph.noise_schedule import TimestepSampler
@@ -15,6 +19,7 @@ from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.task import Task
 from dstrain.graph.values import read_only
 from dstrain.lora.layers import Trainables
+from dstrain.pipeline.arguments import check_measured, checked
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import inference_sigmas, integrate
 from dstrain.randomness import Rng, SampleKey, seed_global
@@ -22,7 +27,12 @@ from dstrain.training.collate import collate
 from dstrain.training.loader import Batch, Sample
 from dstrain.training.losses import SFT
 from dstrain.training.offload.block_swap import BlockSwap
-from dstrain.training.trainables import TrainableModules, prepare_trainables
+from dstrain.training.trainables import (
+    TrainableModules,
+    prepare_trainables,
+    start_from_lora,
+    trainables_of,
+)
 
 
 class TrainingModule(nn.Module):
@@ -65,16 +75,43 @@ class TrainingModule(nn.Module):
 
     def switch_to_training_mode(
         self,
-        trainables: Trainables,
+        trainables: Trainables | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        *,
+        trainable_models: str | Sequence[str] | None = None,
+        lora_base_model: str | None = None,
+        lora_target_modules: str | Sequence[str] | None = None,
+        lora_rank: int | str = DEFAULT_RANK,
+        lora_alpha: float | str | None = None,
+        lora_checkpoint: str | Path | None = None,
     ) -> None:
         """Freeze everything, then make the named components or LoRA layers trainable, in
         this dtype.
+
+        What is trained is said by `trainables`, or by the other arguments as by the
+        options of their names; without any, it is LoRA on the family's component. Raises
+        UsageError for both, and for what cannot be trained; StateError for a
+        checkpoint that does not fit.
         """
+        options = LoraOptions(
+            lora_base_model=lora_base_model,
+            lora_target_modules=as_commas(lora_target_modules),
+            lora_rank=lora_rank,
+            lora_alpha=lora_alpha,
+        )
+        full = as_commas(trainable_models)
+        if trainables is None:
+            trainables = trainables_of(full, options, self.pipeline.family)
+        elif full or options != LoraOptions():
+            what = "is given together with arguments that say what is trained, too"
+            raise UsageError("trainables", what, "give one of them")
         seed_global((seed,), "lora")
         self.trained = prepare_trainables(self.pipeline, trainables, dtype)
         self._plans.clear()
+        if lora_checkpoint is not None:
+            file = LoraFile(Path(lora_checkpoint))
+            start_from_lora(self.pipeline, self.trained.lora, file)
 
     @property
     def trained_parameters(self) -> list[nn.Parameter]:
@@ -170,7 +207,9 @@ class TrainingModule(nn.Module):
     @torch.no_grad()
     def preprocess(self, sample: Sample, plan: Plan) -> dict[str, Any]:
         """Run the cached steps of one sample; return the values that stage 1 stores."""
-        values = dict(sample.values)
+        inputs = self.pipeline.spec.inputs
+        values = checked(inputs, sample.values, sized=inputs)
+        check_measured(inputs, values)
         self.pipeline.run(plan.cached_steps, values)
         return {key: values[key] for key in plan.cached_values}
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from dstrain.config.fields import LoraFile
+from dstrain.config.fields import LoraFile, split_commas
+from dstrain.config.options.lora import LoraOptions
 from dstrain.errors import UsageError, nearest
 from dstrain.lora.adapters import inject, lora_layers
 from dstrain.lora.header import log_differences
@@ -15,6 +16,7 @@ from dstrain.lora.key_names import base_shapes, matching_names, unused_layers
 from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.lora.reader import read_lora
 from dstrain.pipeline.pipeline import Pipeline
+from dstrain.registry.family import ModelFamily
 
 
 @dataclass
@@ -46,6 +48,30 @@ class TrainableModules:
         """Count a network's parameter among the trained ones."""
         owner, _, own = name.rpartition(".")
         self.places[f"{component}.{name}"] = (network.get_submodule(owner), own)
+
+
+def trainables_of(
+    trainable_models: str | None, options: LoraOptions, family: ModelFamily
+) -> Trainables:
+    """Return what the flags ask to train; by default LoRA on the family's component.
+
+    Raises UsageError where a family has no default targets for a component.
+    """
+    full = split_commas(trainable_models)
+    component = options.lora_base_model or ("" if full else family.default_trainable)
+    if not component:
+        return Trainables(full)
+    targets = split_commas(options.lora_target_modules) or family.lora_targets.get(
+        component
+    )
+    if not targets:
+        raise UsageError(
+            "--lora_target_modules",
+            f"is required: {family.name} has no default targets for {component!r}",
+            f"it has targets for {', '.join(family.lora_targets)}",
+        )
+    lora = LoraConfig.of(options, component, tuple(targets))
+    return Trainables(full, (lora,))
 
 
 def start_from_lora(

@@ -11,7 +11,7 @@ import pytest
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, InferenceOnly, Measured
 from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.graph.plan import Plan, Step, make_plan
+from dstrain.graph.plan import Plan, Step, make_plan, split_units
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import FunctionSpec, Unit
@@ -601,3 +601,24 @@ def _assert_stages_are_right(made: Plan, trained: tuple[str, ...]) -> None:
         assert not live_makes & set(step.inputs.values()), step.unit.name
     assert not set(made.components["data_process"]) & set(trained)
     assert not live_makes & set(made.cached_values)
+
+
+def test_units_are_split_by_what_is_trained_as_a_plan_splits_them() -> None:
+    units = (encode_text, encode_hint, join_prompt, encode_image, jitter)
+
+    def stages(*trainables: str) -> tuple[list[str], list[str]]:
+        split = split_units(units, trainables)
+        return (
+            [unit.name for unit in split.data_process],
+            [unit.name for unit in split.train],
+        )
+
+    frozen = ["encode_text", "encode_hint", "join_prompt", "encode_image"]
+    assert stages("dit") == (frozen, ["jitter"])
+    assert stages("text_encoder.layers.3", "dit") == (
+        ["encode_hint", "encode_image"],
+        ["encode_text", "join_prompt", "jitter"],
+    )
+    assert split_units(units, "vae").train == (Unit(encode_image), Unit(jitter))
+    with pytest.raises(UsageError, match="hides names"):
+        split_units([len], "dit")

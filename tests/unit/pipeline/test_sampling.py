@@ -217,6 +217,39 @@ def in_steps(pipe: Pipeline, **arguments: Any) -> Tensor:
     return collected(pipe, prompt="dog", num_inference_steps=2, **arguments)[0][-1]
 
 
+def test_several_prompts_give_one_image_each_as_if_alone(pipe: Pipeline) -> None:
+    def made(**arguments: Any) -> Any:
+        return pipe(num_inference_steps=2, height=16, width=16, **arguments)
+
+    def pixels(image: Any) -> bytes:
+        return image.tobytes()
+
+    alone = [made(prompt="dog", seed=3), made(prompt="cat", seed=4)]
+    both = made(prompt=["dog", "cat"], seed=[3, 4])
+    assert [pixels(one) for one in both] == [pixels(one) for one in alone]
+    same_seed = made(prompt=("dog", "cat"), seed=3)
+    assert pixels(same_seed[0]) == pixels(alone[0])
+    assert pixels(same_seed[1]) != pixels(alone[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt": 3}, "prompt: expected text"),
+        ({"prompt": ["dog", 3]}, "prompt: expected text"),
+        ({"prompt": "dog", "height": "64"}, "height: expected a whole number"),
+        ({"prompt": ["dog"], "seed": [1, 2]}, "seed: has 2 entries for 1 prompts"),
+        ({"prompt": "dog", "num_inference_steps": 0}, "expected 1 or more"),
+        ({"promt": "dog"}, "did you mean 'prompt'"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_said_in_words(
+    arguments: dict[str, Any], message: str, pipe: Pipeline
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        pipe(**arguments)
+
+
 def test_a_scale_that_is_asked_for_guides_though_no_negative_prompt_is_known(
     pipe: Pipeline,
 ) -> None:

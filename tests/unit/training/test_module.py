@@ -100,7 +100,7 @@ def test_dropout_of_a_train_step_does_not_depend_on_the_batch(here: Path) -> Non
 def test_an_error_knows_the_rows_it_is_about(here: Path) -> None:
     ready = training_run(config(here, trainable_models="dit"))
     one = batch(ready, (3, 5))
-    samples = [replace(sample, values={"prompt": 1}) for sample in one.samples]
+    samples = [replace(sample, values={"prompt": "1"}) for sample in one.samples]
     unit = ready.module.plan(samples[0].inputs).cached_steps[0].unit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Unit, "run", refusing)

@@ -11,9 +11,18 @@ from dstrain.errors import UsageError
 from dstrain.lora.layers import Trainables
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import resolve
+from dstrain.training.module import TrainingModule
 from torch import nn
 
-from tests.support.runs import config, files, project, train, training_run
+from tests.support.runs import (
+    config,
+    files,
+    opened,
+    project,
+    same,
+    train,
+    training_run,
+)
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -129,6 +138,42 @@ def test_training_mode_of_before_is_no_matter(here: Path) -> None:
     ]
     assert opened == ["time.weight", "time.bias"]
     assert not any(value.requires_grad for value in components["vae"].parameters())
+
+
+def test_what_is_trained_may_be_said_as_by_the_options(here: Path) -> None:
+    def trained() -> list[str]:
+        return sorted(module.trained.parameters)
+
+    module = TrainingModule(opened(here / "model"))
+    module.switch_to_training_mode()
+    assert set(trained()) == set(training_run(config(here)).module.trained.parameters)
+    module = TrainingModule(opened(here / "model"))
+    module.switch_to_training_mode(
+        lora_base_model="dit", lora_target_modules=["to_q"], lora_rank=4
+    )
+    assert trained()
+    assert all(".to_q." in name for name in trained())
+    ranks = {
+        len(one) for name, one in module.trained.parameters.items() if "lora_A" in name
+    }
+    assert ranks == {4}
+    module = TrainingModule(opened(here / "model"))
+    module.switch_to_training_mode(trainable_models="dit.time")
+    assert trained() == ["dit.time.bias", "dit.time.weight"]
+    with pytest.raises(UsageError, match="give one of them"):
+        module.switch_to_training_mode(Trainables(("dit",)), trainable_models="dit")
+
+
+def test_training_starts_from_a_lora_that_is_named(here: Path, tmp_path: Path) -> None:
+    train(here, output_path=tmp_path, max_steps=2)
+    file = tmp_path / "step-2.safetensors"
+    module = TrainingModule(opened(here / "model"))
+    module.switch_to_training_mode(lora_rank=2, lora_checkpoint=str(file))
+    started = training_run(config(here, lora_checkpoint=file)).module
+    assert same(
+        dict(sorted(module.trained.parameters.items())),
+        dict(sorted(started.trained.parameters.items())),
+    )
 
 
 def test_a_part_is_saved_as_its_whole_component_and_only_the_part_has_changed(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
@@ -11,22 +11,27 @@ from torch.utils.checkpoint import checkpoint
 
 from dstrain.errors import UsageError
 
+Parameters = ParamSpec("Parameters")
+T = TypeVar("T")
+
 
 def gradient_checkpoint_forward(
-    function: Callable[..., Any],
+    function: Callable[Parameters, T],
     use_gradient_checkpointing: bool,
     use_gradient_checkpointing_offload: bool,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+    *args: Parameters.args,
+    **kwargs: Parameters.kwargs,
+) -> T:
     """Call a block with or without checkpointing; for authors of networks.
 
     Offloading implies checkpointing.
     """
     if use_gradient_checkpointing_offload:
-        return checkpoint_in_ram(function, *args, **kwargs)
+        return cast(T, checkpoint_in_ram(function, *args, **kwargs))
     if use_gradient_checkpointing:
-        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+        named: dict[str, Any] = dict(kwargs)
+        made = checkpoint(function, *args, use_reentrant=False, **named)
+        return cast(T, made)
     return function(*args, **kwargs)
 
 

@@ -18,7 +18,7 @@ from dstrain.distributed.signals import is_interrupt
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
 from dstrain.lora.header import base_weights
-from dstrain.lora.writer import save_lora, save_lora_for
+from dstrain.lora.writer import save_lora_for
 from dstrain.pipeline.loss_masks import MASK
 from dstrain.runs.checkpoints.directory import (
     LOG,
@@ -341,8 +341,4 @@ class RunDirectory:
             recipe["preset_lora"] = setup.preset.digest
         header["base"] = base_weights(run.found.files[component])
         header |= {"config": model_config, "recipe": recipe}
-        if program == "diffusers":
-            prefix = family.lora_prefixes.get(component, component)
-            save_lora(path, network, lora_config, prefix, header)
-        else:
-            save_lora_for(program, path, network, lora_config, family, header)
+        save_lora_for(program, path, network, lora_config, family, header)

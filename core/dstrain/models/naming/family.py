@@ -1,0 +1,84 @@
+"""Tell the family of a model by the word that names it, where nothing else does."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from dstrain.console import status
+from dstrain.errors import UsageError, nearest
+from dstrain.models.naming.location import FLAG, PublishedModel, located
+from dstrain.registry.family import ModelFamily
+from dstrain.storage.files import read_limited
+
+INDEX = "model_index.json"
+"""The file of a published pipeline that names its class."""
+
+
+def family_of(
+    value: str,
+    families: Sequence[ModelFamily],
+    broken: Sequence[str] = (),
+    in_help: bool = False,
+) -> ModelFamily | None:
+    """Return the only family that a model can be of: by its id, by model_index.json in its
+    folder, or by the keys of its weights.
+
+    Raises UsageError that names the candidates if there is not exactly one, and what
+    `located` raises.
+
+    Args:
+        value: The value of `--model_id`.
+        families: The families that it may be of.
+        broken: Why others were not asked.
+        in_help: The keys are not read, which takes seconds; None stands for what only they
+            could tell.
+    """
+    where = located(value, families)
+    if isinstance(where, PublishedModel):
+        found = [family for family in families if family.knows(where.model_id)]
+    else:
+        name = _pipeline_class(where)
+        found = [family for family in families if name in family.pipeline_classes]
+        if not found and in_help:
+            return None
+        if not found:
+            # Imported here, since it imports torch.
+            with status():
+                from dstrain.models.naming.content import families_of
+
+            found = families_of(where, families)
+    if len(found) == 1:
+        return found[0]
+    raise _doubt(value, where, families, broken, found)
+
+
+def _pipeline_class(path: Path) -> str:
+    """Return the class that model_index.json in a folder names; '' if there is none."""
+    try:
+        name = json.loads(read_limited(path / INDEX))["_class_name"]
+    except (OSError, ValueError, LookupError, TypeError, UsageError, RecursionError):
+        return ""
+    return str(name)
+
+
+def _doubt(
+    value: str,
+    where: PublishedModel | Path,
+    families: Sequence[ModelFamily],
+    broken: Sequence[str],
+    found: Sequence[ModelFamily],
+) -> UsageError:
+    """Return the error of a value that no family, or more than one, can be told from."""
+    installed = ", ".join(family.name for family in families) or "none"
+    if found:
+        names = ", ".join(family.name for family in found)
+        what = f"{value} can be of several families: {names}"
+        return UsageError("--model", f"{what}; choose one", *broken)
+    if isinstance(where, PublishedModel):
+        known = [model_id for family in families for model_id in family.model_files]
+        what = f"no installed family lists {where.model_id}{nearest(where.model_id, known)}"
+        advice = "`dstrain models` lists what is known; give --model for another model of a family"
+    else:
+        what = f"{value} has no weights of an installed family"
+        advice = "give --model to say of which it is"
+    return UsageError(FLAG, what, f"{advice}; families: {installed}", *broken)

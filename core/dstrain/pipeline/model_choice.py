@@ -1,0 +1,99 @@
+"""Find the family and the files of the model that a script names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dstrain.config.options.model import Hub
+from dstrain.errors import UsageError, nearest
+from dstrain.models.component_files import ModelConfig
+from dstrain.models.components import components_of
+from dstrain.models.hub.source import chosen_hub
+from dstrain.models.naming.family import family_of
+from dstrain.models.naming.model_files import parts_of, refuse_unsupported
+from dstrain.models.naming.replacing import without_replaced
+from dstrain.registry.discovery import installed, load_family, usable_families
+from dstrain.registry.family import ModelFamily
+
+WHERE = "from_pretrained()"
+EXAMPLE = 'name a model, as from_pretrained("Qwen/Qwen-Image"), a folder or a file'
+
+
+def choose_model(
+    model: str,
+    given: Sequence[ModelConfig],
+    folders: Mapping[str, ModelConfig | None],
+    hub: Hub | None,
+) -> tuple[ModelFamily, tuple[ModelConfig, ...]]:
+    """Return the family of a model and its files.
+
+    Raises UsageError and StateError for what names no model, or leaves doubts.
+
+    Args:
+        model: A model in one word, as `--model_id` takes it, of which `given` replaces
+            files; or a family, whose files are `given`. '' leaves the family to the files.
+        given: Files.
+        folders: Component -> files that are those of this component.
+        hub: The hub to fetch missing files of the model from; None is the default.
+    """
+    _refuse_others(model, given)
+    if any(plugin.name == model for plugin in installed()):
+        family = load_family(model)
+        if not given:
+            what = f"{model!r} is a family, and no files of a model are given"
+            raise UsageError(WHERE, what, f"{EXAMPLE}; or give model_configs")
+        return family, (*given, *_of_components(folders, family))
+    family = _family_of(model, given)
+    named = (*given, *_of_components(folders, family))
+    if not model:
+        return family, named
+    refuse_unsupported(family, "--model_id", [model.partition("@")[0]])
+    parts = parts_of(model, family, chosen_hub(hub))
+    return family, (*without_replaced(parts, named, family), *named)
+
+
+def _refuse_others(model: object, given: object) -> None:
+    """Raise UsageError for what is not of the type that is wanted."""
+    if not isinstance(model, str):
+        raise UsageError(WHERE, f"expected the name of a model, got {model!r}", EXAMPLE)
+    if isinstance(given, ModelConfig) or not isinstance(given, Sequence):
+        what = f"model_configs: expected a list of ModelConfig, got {given!r}"
+        raise UsageError(WHERE, what)
+    for one in given:
+        if not isinstance(one, ModelConfig):
+            what = f"model_configs: expected ModelConfig, got {one!r}"
+            raise UsageError(WHERE, what, f"write ModelConfig({one!r})")
+
+
+def _family_of(model: str, given: Sequence[ModelConfig]) -> ModelFamily:
+    """Return the family of a model; of files, that of the first that tells one."""
+    families, broken = usable_families()
+    if model:
+        named = model
+    elif given:
+        ids = [one.model_id for one in given if one.model_id]
+        known = [one for one in ids if any(family.knows(one) for family in families)]
+        paths = [one.path for one in given if one.path]
+        first = paths[0] if paths else ""
+        named = (known or ids or [first if isinstance(first, str) else first[0]])[0]
+    else:
+        raise UsageError(WHERE, "no model is given", EXAMPLE)
+    found = family_of(named, families, broken)
+    assert found is not None  # only where help asks
+    return found
+
+
+def _of_components(
+    folders: Mapping[str, ModelConfig | None], family: ModelFamily
+) -> list[ModelConfig]:
+    """Return files that are of a component by what they are given as."""
+    known = [one.name for one in components_of(family).values()]
+    found = []
+    for name, config in folders.items():
+        if config is None:
+            continue
+        if name not in known:
+            what = f"{name}_config: {family.name} has no component {name!r}{nearest(name, known)}"
+            advice = f"give ModelConfig(..., component=NAME) in model_configs; components: {', '.join(known)}"
+            raise UsageError(WHERE, what, advice)
+        found.append(replace(config, component=name))
+    return found

@@ -1,0 +1,92 @@
+"""A script names a model by one word, by its files, or by both."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.errors import UsageError
+from dstrain.models.component_files import ModelConfig
+from dstrain.pipeline.pipeline import Pipeline
+from safetensors.torch import load_file, save_file
+
+from tests.support.family import weights_of, write
+from tests.support.runs import configs, project_by_id, same
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def weights(pipe: Pipeline) -> dict[str, Any]:
+    return {
+        name: dict(one.state_dict())
+        for name, one in pipe.components.items()
+        if isinstance(one, torch.nn.Module)
+    }
+
+
+def test_a_model_in_one_word_is_that_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project_by_id(tmp_path, monkeypatch)
+    listed = Pipeline.from_pretrained("tiny", configs(here / "model"))
+    for word in ("Tiny/Tiny", str(here / "model")):
+        pipe = Pipeline.from_pretrained(word)
+        assert pipe.family.name == "tiny"
+        assert same(weights(pipe), weights(listed))
+    by_files = Pipeline.from_pretrained(model_configs=configs(here / "model"))
+    assert same(weights(by_files), weights(listed))
+
+
+def test_files_replace_those_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project_by_id(tmp_path, monkeypatch)
+    (own,) = weights_of(here / "model")["vae"]
+    changed = {name: weight + 1 for name, weight in load_file(own).items()}
+    place = tmp_path / "vae"
+    place.mkdir()
+    save_file(changed, place / "own.safetensors")
+    (place / "config.json").write_bytes(Path(own).with_name("config.json").read_bytes())
+    config = ModelConfig([place / "own.safetensors"])
+    found = weights(Pipeline.from_pretrained("Tiny/Tiny", [config]))
+    assert same(dict(sorted(found["vae"].items())), dict(sorted(changed.items())))
+    plain = weights(Pipeline.from_pretrained("Tiny/Tiny"))
+    assert same(found["dit"], plain["dit"])
+
+
+def test_a_tokenizer_may_be_given_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project_by_id(tmp_path, monkeypatch)
+    tokenizer = ModelConfig(model_id="Tiny/Tiny", origin_file_pattern="tokenizer/")
+    pipe = Pipeline.from_pretrained(
+        "tiny", configs(here / "model"), tokenizer_config=tokenizer
+    )
+    assert pipe.files["tokenizer"].paths == (Path("models/Tiny/Tiny/tokenizer"),)
+    with pytest.raises(UsageError, match="processor_config: tiny has no component"):
+        Pipeline.from_pretrained("Tiny/Tiny", processor_config=replace(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((), "no model is given"),
+        (("tiny",), "'tiny' is a family, and no files of a model are given"),
+        ((3,), "expected the name of a model, got 3"),
+        (("tiny", ModelConfig("a")), "expected a list of ModelConfig"),
+        (("tiny", ["a.safetensors"]), "expected ModelConfig, got 'a.safetensors'"),
+        (("Tiny/Tinny",), "did you mean 'Tiny/Tiny'"),
+    ],
+)
+def test_what_names_no_model_is_refused(given: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Pipeline.from_pretrained(*given)
+
+
+def test_a_model_config_takes_a_file_or_a_list_by_position(tmp_path: Path) -> None:
+    write(tmp_path)
+    (file,) = weights_of(tmp_path)["vae"]
+    for one in (ModelConfig(file), ModelConfig(Path(file)), ModelConfig([file])):
+        assert one.files().paths == (Path(file),)
+        assert replace(one) == one
