@@ -44,9 +44,12 @@ from dstrain.models.execution.ram import ComponentInRam
 from dstrain.models.finite import damaged_weight
 from dstrain.models.needed_components import Found
 from dstrain.models.networks import OwnRows, set_dtype
+from dstrain.pipeline.image_to_image import fitted_start
 from dstrain.pipeline.loading import Loader
+from dstrain.pipeline.loss_masks import LATENTS
 from dstrain.pipeline.sampling import (
     SamplerOptions,
+    Start,
     find_for_inference,
     integrate,
     plan_inference,
@@ -375,8 +378,11 @@ class Pipeline:
     def __call__(self, **arguments: Any) -> Any:
         """Generate an image or video; the arguments are those of `plan_inference`."""
         call = plan_inference(self.spec, arguments)
-        self.run(call.plan.cached_steps, call.inputs)
-        return self.finish(call.plan, call.inputs, call.sampling)
+        inputs = call.inputs
+        if call.sampling.denoising_strength is not None:
+            inputs = fitted_start(self.spec, inputs, arguments)
+        self.run(call.plan.cached_steps, inputs)
+        return self.finish(call.plan, inputs, call.sampling)
 
     @torch.no_grad()
     def finish(
@@ -414,8 +420,8 @@ class Pipeline:
         sampling: SamplerOptions,
         guided: bool,
     ) -> Tensor:
-        """Integrate from noise to latents: (1, channels, ...) fp32 on the pipeline's
-        device.
+        """Integrate from noise, or from a noisy image or video, to latents: (1, channels,
+        ...) fp32 on the pipeline's device.
         """
 
         def velocity(latents: Tensor, timestep: Tensor) -> Tensor:
@@ -432,6 +438,9 @@ class Pipeline:
             function = self.spec.latent_shape
             shape = function.function(**self._arguments(function, values))
             noise = seeded_noise(shape, sampling.seed, sampling.rand_device)
+        start = None
+        if sampling.denoising_strength is not None:
+            start = Start(values[LATENTS].to(self.device), sampling.first_step)
         # Of several experts, each is on the device where it predicts.
         takes_turns = self.spec.experts is not None
         with nullcontext() if takes_turns else self.on_device(self.spec.model_fn):
@@ -442,6 +451,7 @@ class Pipeline:
                 noise.to(self.device, torch.float32),
                 sampling.num_inference_steps,
                 sampling.on_step,
+                start,
             ).latents
 
     def _inputs(

@@ -58,6 +58,13 @@ class GenerateConfig(ModelChoice):
         "Number of denoising steps.",
         minimum=1,
     )
+    denoising_strength: float | None = option(
+        "generation",
+        "Start from the image or video of --input input_image=FILE or input_video=FILE: the share "
+        "of the steps that are taken, above 0 and at most 1. The less, the more of it stays.",
+        above=0,
+        maximum=1,
+    )
     num_frames: int | None = option(
         "generation",
         "Number of video frames.",
