@@ -61,6 +61,9 @@ def _check_prompt(config: GenerateConfig) -> None:
         raise UsageError("--overwrite", what)
     if config.dataset is None and config.trajectory:
         raise UsageError("--trajectory", "has no effect without --dataset")
+    if config.trajectory and config.denoising_strength is not None:
+        what = "has trajectories start in their middle; a student learns whole ones"
+        raise UsageError("--denoising_strength", what, "leave out --trajectory")
     if config.dataset is None:
         if config.prompt is None:
             raise UsageError(

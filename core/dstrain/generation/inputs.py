@@ -18,7 +18,7 @@ from dstrain.graph.spec import PipelineSpec
 
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
 """Inputs that have a flag of their own."""
-SAMPLING = ("guidance_scale", "seed", "num_inference_steps")
+SAMPLING = ("guidance_scale", "seed", "num_inference_steps", "denoising_strength")
 """Options of the sampler."""
 
 

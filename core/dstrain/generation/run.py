@@ -56,7 +56,7 @@ def generate_one(config: GenerateConfig) -> None:
         check_used(config, source.spec, call.plan.used_inputs)
         check_writable(config.output.parent)
         pipeline = source.load()
-        steps = call.sampling.num_inference_steps
+        steps = call.sampling.steps_taken
         with progress_bar("generate", steps, brief=True) as progress:
             arguments["on_step"] = lambda number, latents: progress.update()
             with noticing_long_prompts(
@@ -97,6 +97,8 @@ def description(source: PipelineSource, call: InferenceCall) -> dict[str, str]:
             f"{lora.path.name}:{lora.scale:g}" for lora in source.config.lora
         ),
     }
+    if sampling.denoising_strength is not None:
+        about["denoising_strength"] = f"{sampling.denoising_strength:g}"
     if NEGATIVE not in call.plan.task.branches:
         del about["negative_prompt"]
     return {name: redacted(str(text)) for name, text in about.items() if text != ""}

@@ -23,6 +23,7 @@ from dstrain.models.execution.kept import Kept
 from dstrain.models.naming.model_files import model_configs
 from dstrain.models.needed_components import Found
 from dstrain.models.toy import write_toy
+from dstrain.pipeline.image_to_image import start_input
 from dstrain.pipeline.kept_choice import (
     OFFLOAD_FLAG,
     check_loaded,
@@ -202,4 +203,6 @@ def check_used(
         why = f"variant {spec.variant} does not use it"
         if name in spec.cfg_inputs.values():
             why = "guidance is off; turn it on with --guidance_scale above 1"
+        elif name == start_input(spec):
+            why = "nothing starts from it; give --denoising_strength as well"
         raise UsageError(flag_for(config, name), f"has no effect: {why}")

@@ -27,7 +27,12 @@ WORDS: Mapping[Kind, str] = MappingProxyType(
 )
 """What an input of a kind takes."""
 SAMPLER: Mapping[str, Kind] = MappingProxyType(
-    {"num_inference_steps": "integer", "guidance_scale": "number", "seed": "integer"}
+    {
+        "num_inference_steps": "integer",
+        "guidance_scale": "number",
+        "denoising_strength": "number",
+        "seed": "integer",
+    }
 )
 """Options of the sampler, and what they take."""
 

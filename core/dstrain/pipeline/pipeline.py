@@ -46,12 +46,15 @@ from dstrain.models.formats import Config
 from dstrain.models.needed_components import Found
 from dstrain.models.networks import OwnRows, set_dtype
 from dstrain.pipeline.arguments import NOT_GIVEN, checked, is_list, one_by_one
+from dstrain.pipeline.image_to_image import fitted_start
 from dstrain.pipeline.loading import Loader
+from dstrain.pipeline.loss_masks import LATENTS
 from dstrain.pipeline.model_choice import choose_model
 from dstrain.pipeline.outputs import Output, as_output
 from dstrain.pipeline.sampling import (
     OnStep,
     SamplerOptions,
+    Start,
     find_for_inference,
     integrate,
     plan_inference,
@@ -398,6 +401,7 @@ class Pipeline:
         num_frames: int | None = None,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
+        denoising_strength: float | None = None,
         seed: int = 0,
         latents: Tensor | None = None,
         on_step: OnStep | None = None,
@@ -416,6 +420,7 @@ class Pipeline:
         num_frames: int | None = None,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
+        denoising_strength: float | None = None,
         seed: int | Sequence[int] = 0,
         latents: Tensor | None = None,
         on_step: OnStep | None = None,
@@ -454,9 +459,13 @@ class Pipeline:
         return self._generate(given)
 
     def _generate(self, arguments: Mapping[str, object]) -> Output:
-        call = plan_inference(self.spec, checked(self.spec.inputs, arguments))
-        self.run(call.plan.cached_steps, call.inputs)
-        return as_output(self.finish(call.plan, call.inputs, call.sampling))
+        given = checked(self.spec.inputs, arguments)
+        call = plan_inference(self.spec, given)
+        inputs = call.inputs
+        if call.sampling.denoising_strength is not None:
+            inputs = fitted_start(self.spec, inputs, given)
+        self.run(call.plan.cached_steps, inputs)
+        return as_output(self.finish(call.plan, inputs, call.sampling))
 
     @torch.no_grad()
     def finish(
@@ -494,8 +503,8 @@ class Pipeline:
         sampling: SamplerOptions,
         guided: bool,
     ) -> Tensor:
-        """Integrate from noise to latents: (1, channels, ...) fp32 on the pipeline's
-        device.
+        """Integrate from noise, or from a noisy image or video, to latents: (1, channels,
+        ...) fp32 on the pipeline's device.
         """
 
         def velocity(latents: Tensor, timestep: Tensor) -> Tensor:
@@ -512,6 +521,9 @@ class Pipeline:
             function = self.spec.latent_shape
             shape = function.function(**self._arguments(function, values))
             noise = seeded_noise(shape, sampling.seed, sampling.rand_device)
+        start = None
+        if sampling.denoising_strength is not None:
+            start = Start(values[LATENTS].to(self.device), sampling.first_step)
         # Of several experts, each is on the device where it predicts.
         takes_turns = self.spec.experts is not None
         with nullcontext() if takes_turns else self.on_device(self.spec.model_fn):
@@ -522,6 +534,7 @@ class Pipeline:
                 noise.to(self.device, torch.float32),
                 sampling.num_inference_steps,
                 sampling.on_step,
+                start,
             ).latents
 
     def _inputs(

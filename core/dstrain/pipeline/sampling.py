@@ -1,4 +1,4 @@
-"""Plan inference and integrate from noise to latents by Euler's rule, with the same
+"""Plan inference and integrate from noise, or a noisy image, to latents by Euler's rule, with the same
 units, model_fn and schedule as training.
 """
 
@@ -23,6 +23,8 @@ from dstrain.graph.task import NEGATIVE, POSITIVE, Task
 from dstrain.graph.unit import FunctionSpec
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.needed_components import Found, find
+from dstrain.pipeline.image_to_image import STRENGTH, check_start
+from dstrain.pipeline.loss_masks import LATENTS
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.family import ModelFamily
 
@@ -46,17 +48,58 @@ class SamplerOptions:
     """Called after each step with its index and the constrained latents."""
     rand_device: str = NOISE_DEVICE
     """The device that draws the initial noise."""
+    denoising_strength: float | None = None
+    """Share of the steps that are taken, above 0 and at most 1, from the input image or
+    video, as noisy as it is where they begin; None starts from noise alone."""
+
+    def __post_init__(self) -> None:
+        strength = self.denoising_strength
+        if strength is None:
+            return
+        if not 0 < strength <= 1:
+            what = f"expected a number above 0 and at most 1, got {strength}"
+            raise UsageError(STRENGTH, what)
+        if not self.steps_taken:
+            what = f"{strength} leaves none of {self.num_inference_steps} steps"
+            raise UsageError(STRENGTH, what)
+
+    @property
+    def first_step(self) -> int:
+        """Return the index of the first step that is taken, as image to image pipelines
+        of diffusers have it.
+        """
+        if self.denoising_strength is None:
+            return 0
+        steps = self.num_inference_steps
+        return int(steps - steps * self.denoising_strength)
+
+    @property
+    def steps_taken(self) -> int:
+        """Return how many of the schedule's steps are taken."""
+        return self.num_inference_steps - self.first_step
+
+
+@dataclass(frozen=True)
+class Start:
+    """Latents that the sampler starts from, with noise."""
+
+    latents: Tensor
+    """Without noise, shaped as the noise."""
+    step: int
+    """The index of the first step."""
 
 
 def _no_loss() -> None:
     """Stand where a task has its loss: in inference the sampler runs instead."""
 
 
-def generate_task(spec: PipelineSpec, guided: bool) -> Task:
+def generate_task(spec: PipelineSpec, guided: bool, from_latents: bool = False) -> Task:
     """Return a task that needs what inference needs: the inputs of the latents' shape
-    and of the decoders.
+    and of the decoders, and the latents of an image or video that it starts from.
     """
     inputs = dict(spec.latent_shape.inputs)
+    if from_latents:
+        inputs[LATENTS] = True
     components = dict.fromkeys(spec.latent_shape.components)
     decoded: set[str] = set()
     for decoder in spec.decoders:
@@ -121,6 +164,9 @@ def plan_inference(
     inputs = {name: value for name, value in values.items() if value is not None}
     options = {name: inputs.pop(name) for name in fields & inputs.keys()}
     sampling = SamplerOptions(**options)
+    from_latents = sampling.denoising_strength is not None
+    if from_latents:
+        check_start(spec, inputs)
     guided = sampling.guidance_scale > 1
     negatives = {
         negative for positive, negative in spec.cfg_inputs.items() if positive in inputs
@@ -131,7 +177,8 @@ def plan_inference(
                 what = f"above 1 needs input {name!r} for the negative branch, which is absent"
                 raise UsageError("guidance_scale", what)
             inputs[name] = ""
-    task = generate_task(spec, guided and negatives <= inputs.keys())
+    guided = guided and negatives <= inputs.keys()
+    task = generate_task(spec, guided, from_latents)
     plan = make_plan(spec, frozenset(inputs), task, columns=columns)
     return InferenceCall(sampling, inputs, plan)
 
@@ -143,6 +190,7 @@ def integrate(
     noise: Tensor,
     steps: int,
     on_step: OnStep | None = None,
+    start: Start | None = None,
 ) -> LatentConstraint:
     """Step from noise, (batch, channels, ...) fp32, to the last latents, with the loss
     mask; gradients are kept where the caller keeps them.
@@ -152,8 +200,10 @@ def integrate(
         constrain_latents: What the variant keeps fixed at each step.
         velocity: (latents, timestep) -> the prediction of noise - x_0.
         noise: The initial noise.
-        steps: The number of steps.
-        on_step: Called after each step with its index and the constrained latents.
+        steps: The number of steps of the schedule.
+        on_step: Called after each step with its index, from 0 for the first that is
+            taken, and the constrained latents.
+        start: What it starts from in place of noise alone.
     """
     sigmas = inference_sigmas(schedule, noise, steps)
 
@@ -161,13 +211,17 @@ def integrate(
         timestep = (sigma * TRAIN_TIMESTEPS).expand(len(latents)).to(noise.device)
         return constrain_latents(latents, timestep, noise)
 
-    constrained = constrained_at(noise, sigmas[0])
-    for i in range(steps):
+    first, latents = 0, noise
+    if start is not None:
+        first = start.step
+        latents = sigmas[first] * noise + (1 - sigmas[first]) * start.latents
+    constrained = constrained_at(latents, sigmas[first])
+    for i in range(first, steps):
         prediction = velocity(constrained.latents, constrained.timestep).float()
         latents = constrained.latents + (sigmas[i + 1] - sigmas[i]) * prediction
         constrained = constrained_at(latents, sigmas[i + 1])
         if on_step is not None:
-            on_step(i, constrained.latents)
+            on_step(i - first, constrained.latents)
     return constrained
 
 

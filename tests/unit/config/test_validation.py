@@ -198,6 +198,14 @@ def test_generation_is_checked_too() -> None:
         {"guidance_scale": -1.0},
         {"lora": (3,)},
         {"trajectory": True},
+        {"denoising_strength": 0.0},
+        {"denoising_strength": 1.5},
+        {
+            "dataset": Path("p.csv"),
+            "prompt": None,
+            "trajectory": True,
+            "denoising_strength": 0.5,
+        },
         {"prompt": None, "dataset": Path("p.csv"), "overwrite": True},
     ):
         with pytest.raises(UsageError):

@@ -172,7 +172,7 @@ def test_a_lora_file_that_is_not_there_is_refused_before_loading(
         (
             {"input": (NamedInput("input_image", "a.png"),)},
             "--input input_image",
-            "variant base does not use it",
+            "nothing starts from it; give --denoising_strength as well",
         ),
         ({"num_frames": 5}, "--num_frames", "variant base has no input 'num_frames'"),
     ],

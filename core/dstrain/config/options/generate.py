@@ -74,6 +74,13 @@ class GenerateConfig(ModelChoice):
         minimum=1,
         common=True,
     )
+    denoising_strength: float | None = option(
+        "generation",
+        "Start from the image or video of --input input_image=FILE or input_video=FILE: the share "
+        "of the steps that are taken, above 0 and at most 1. The less, the more of it stays.",
+        above=0,
+        maximum=1,
+    )
     num_frames: int | None = option(
         "generation",
         "Number of video frames.",

@@ -4,7 +4,7 @@ from dstrain.config.fields import flags
 from dstrain.config.options.generate import GenerateConfig
 
 PUBLIC_GENERATE_FLAGS = """
-dataset fp8_models framewise_decoding guidance_scale height hub input lora mixed_precision model
+dataset denoising_strength fp8_models framewise_decoding guidance_scale height hub input lora mixed_precision model
 model_id model_id_with_origin_paths model_paths negative_prompt num_frames num_inference_steps offload_models
 on_long_prompt output overwrite prompt quant_options run seed tile_size tile_stride tiled toy
 trajectory variant width
