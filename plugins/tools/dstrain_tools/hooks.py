@@ -9,4 +9,6 @@ from dstrain.plugin import hookimpl
 @hookimpl
 def dstrain_commands() -> Sequence[click.Command]:
     """Return the commands."""
-    return []
+    from dstrain_tools.importing.command import import_command
+
+    return [import_command()]
