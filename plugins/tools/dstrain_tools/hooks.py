@@ -11,5 +11,6 @@ def dstrain_commands() -> Sequence[click.Command]:
     """Return the commands."""
     # Imported here, so that one that cannot be imported is named with its hook.
     from dstrain_tools.captioning.command import command as caption
+    from dstrain_tools.importing.command import import_command
 
-    return [caption()]
+    return [caption(), import_command()]

@@ -1,0 +1,1 @@
+"""Configurations of other tools as files of `--config`."""

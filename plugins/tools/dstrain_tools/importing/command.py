@@ -1,0 +1,146 @@
+"""`dstrain import FILE`: a configuration of another tool becomes a file of `--config`."""
+
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from dstrain.cli.click_options import file_path, shared_options
+from dstrain.cli.errors import explain
+from dstrain.cli.family_command import FamilyCommand
+from dstrain.config.options.train import TrainConfig
+from dstrain.config.validation import validate
+from dstrain.errors import UsageError
+from dstrain.storage.files import write_file
+
+from dstrain_tools.importing.models import model_of
+from dstrain_tools.importing.output import as_toml, report
+from dstrain_tools.importing.source import read_source
+from dstrain_tools.importing.tables import TOOLS, table_of
+from dstrain_tools.importing.translation import Translation, translate
+
+MOST_ATTEMPTS = 30
+
+
+def import_command() -> click.Command:
+    """Return the command."""
+    params: Sequence[click.Parameter] = (
+        click.Argument(["source"], type=file_path, metavar="FILE"),
+        click.Option(
+            ["--output"],
+            type=file_path,
+            metavar="FILE",
+            help="TOML file to write. Defaults to standard output.",
+        ),
+        click.Option(
+            ["--overwrite"], is_flag=True, help="Replace --output if it exists."
+        ),
+        click.Option(
+            ["--dataset"],
+            type=file_path,
+            metavar="FILE",
+            help="The tool's separate file of datasets, if FILE does not name it.",
+        ),
+        click.Option(
+            ["--from", "tool"],
+            type=click.Choice(TOOLS),
+            help="Tool that FILE is of. Defaults to the one that its keys tell.",
+        ),
+        click.Option(
+            ["--model"],
+            help="Model family or model id, where FILE does not tell the model.",
+        ),
+        click.Option(
+            ["--command", "number"],
+            type=int,
+            help="Which training command of a shell script is meant, from 1.",
+        ),
+    )
+    return click.Command(
+        "import",
+        params=[*params, *shared_options()],
+        callback=run,
+        help=run.__doc__,
+        context_settings={"token_normalize_func": lambda name: name.replace("-", "_")},
+    )
+
+
+def run(
+    source: Path,
+    output: Path | None,
+    overwrite: bool,
+    dataset: Path | None,
+    tool: str | None,
+    model: str | None,
+    number: int | None,
+    disabled_plugins: tuple[str, ...],
+) -> None:
+    """Turn a configuration of another tool into a file for --config.
+
+    FILE is a TOML or YAML file, or a shell script, of musubi-tuner, ai-toolkit,
+    sd-scripts or DiffSynth-Studio. What has no counterpart is listed.
+    """
+    if overwrite and output is None:
+        raise UsageError("--overwrite", "has no effect without --output")
+    if output is not None and output.suffix != ".toml":
+        raise UsageError("--output", f"{output} does not end with .toml")
+    read = read_source(source, dataset, tool, number)
+    table = table_of(read.tool)
+    found = translate(read, table, model_of(read, table, model), output)
+    drop_what_is_refused(found, read.files[0].parent)
+    text = as_toml(found, read)
+    if output is None:
+        click.echo(text, nl=False)
+        click.echo(report(found), err=True)
+        return
+    _write({output: text, **found.tables}, overwrite)
+    click.echo(report(found))
+    click.echo(f"\nwrote {output}; check it: dstrain --config {output} --dry_run")
+
+
+def drop_what_is_refused(found: Translation, folder: Path) -> None:
+    """Leave out what a training run would refuse, such as a value out of its range.
+
+    Raises the error itself if it is about none of the options.
+    """
+    for _ in range(MOST_ATTEMPTS):
+        error = refusal(found)
+        if error is None:
+            return
+        # `FILE:option`, `--option` or `--dataset 2: option`.
+        option = re.split(r"[:\s]+|--", error.where)[-1]
+        if not found.drop(option, error.what):
+            raise error
+
+
+def refusal(found: Translation) -> UsageError | None:
+    """Return why a training run would refuse the options; None if it takes them."""
+    from dstrain_tools.importing.entries import Source
+
+    descriptor, name = tempfile.mkstemp(suffix=".toml")
+    os.close(descriptor)
+    try:
+        Path(name).write_text(as_toml(found, Source("", ())), "utf-8")
+        command = FamilyCommand("train", TrainConfig, validate)
+        words = ["--config", name, "--dry_run"]
+        with command.make_context("train", words) as context:
+            command.invoke(context)
+    except (UsageError, click.ClickException) as error:
+        explained = explain(error)
+        assert isinstance(explained, UsageError)
+        return explained
+    finally:
+        Path(name).unlink()
+    return None
+
+
+def _write(texts: dict[Path, str], overwrite: bool) -> None:
+    """Write files, unless one exists and is not to be replaced."""
+    for path in texts:
+        if path.exists() and not overwrite:
+            what = f"{path} already exists and was not modified"
+            raise UsageError("--output", what, "add --overwrite to replace it")
+    for path, text in texts.items():
+        write_file(path, text.encode())

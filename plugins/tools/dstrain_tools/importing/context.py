@@ -1,0 +1,92 @@
+"""What a conversion of one key looks at beside its value."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dstrain.registry.family import ModelFamily
+
+from dstrain_tools.importing.entries import Entry, Source
+from dstrain_tools.importing.tables import Table
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model that a configuration trains."""
+
+    family: ModelFamily
+    model_id: str
+    """A published id; '' if none is told."""
+    reason: str
+    """What tells it."""
+
+    @property
+    def variant(self) -> str:
+        """Return the variant that the id means, the first of several; '' for none."""
+        found = self.family.variants_of(self.model_id) if self.model_id else []
+        return found[0] if found else ""
+
+    @property
+    def encoders(self) -> tuple[str, ...]:
+        """Return the text encoders."""
+        names = self.family.lora_targets
+        return tuple(name for name in names if name.startswith("text_encoder"))
+
+    @property
+    def has_experts(self) -> bool:
+        """Return whether two networks share the timesteps."""
+        return "a14b" in self.variant
+
+
+@dataclass
+class Context:
+    """Where a conversion looks things up."""
+
+    source: Source
+    table: Table
+    model: Model
+    output: Path | None
+    """The file that is written, None for standard output."""
+    given: Mapping[str, Entry]
+    """Keys of the run."""
+    own: Mapping[str, Entry] = field(default_factory=dict)
+    """Keys of the dataset, where the entry is of one."""
+    key: str = ""
+    """The key that is converted."""
+    number: int = 0
+    """Number of the dataset, from 1; 0 for a key of the run."""
+    tables: dict[Path, str] = field(default_factory=dict)
+    """Tables of datasets that are written beside the output."""
+    count: int = 0
+    """How many datasets there are."""
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Return the value of another key: of the dataset, else of the run."""
+        entry = self.own.get(key) or self.given.get(key)
+        return default if entry is None else entry.value
+
+    @property
+    def trains_lora(self) -> bool:
+        """Return whether a LoRA is trained, and not the weights themselves."""
+        return any(key.startswith("network") for key in self.given)
+
+    @property
+    def output_folder(self) -> str:
+        """Return the folder of all runs."""
+        found = self.value("output_dir") or self.value("training_folder")
+        return str(found or "output")
+
+    def is_on(self, key: str) -> bool:
+        """Return whether another key is true."""
+        return truth(self.value(key, False))
+
+
+def truth(value: Any) -> bool:
+    """Return whether a value means yes."""
+    return str(value).lower() in ("true", "1", "yes")
+
+
+def as_list(value: Any) -> Sequence[Any]:
+    """Return a value, or several, as a list."""
+    return value if isinstance(value, list | tuple) else [value]

@@ -1,0 +1,141 @@
+"""Conversions of what names a model: ids, files, experts, how weights are quantized."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dstrain_tools.importing.context import Context, truth
+from dstrain_tools.importing.entries import Result
+
+HIGH_NOISE_END = 800
+"""The timesteps of both published experts of Wan 2.2 meet above it: at 875 and 900."""
+
+
+def names_model(option: str, value: Any, context: Context) -> Result:
+    """Tell the model, as `model_of` has found it."""
+    model = context.model
+    if not model.model_id:
+        return Result(note=f"--model {model.family.name} is given")
+    note = ""
+    if "/" in str(value) and value != model.model_id:
+        note = f"{value} is {model.model_id} here; for files of your own use --model_id FOLDER"
+    return Result({option: model.model_id}, note)
+
+
+def model_file(option: str, value: Any, context: Context) -> Result:
+    """Name a file of weights, if it is here: dstrain tells its component by its keys."""
+    path = Path(str(value))
+    if context.model.has_experts and context.model.model_id and not path.is_file():
+        return Result(note=f"{path.name} is not here: the published file is used")
+    if not path.is_file():
+        what = f"{path} is not here: the published file of {context.model.model_id} is used"
+        return Result(lost=f"{what}; give yours with --model_paths")
+    if context.model.has_experts and "model_files_of_experts" not in context.given:
+        what = "the two experts' files have the same keys"
+        return Result(lost=f"{what}: docs/guide/model-files.md says how to name them")
+    files = [str(path)]
+    # Weights in parts are named by the first of them.
+    if "-00001-of-" in path.name:
+        beginning, _, end = path.name.partition("-00001-of-")
+        files = [
+            str(one) for one in sorted(path.parent.glob(f"{beginning}-*-of-{end}"))
+        ]
+    return Result({option: json.dumps([files if len(files) > 1 else files[0]])})
+
+
+def high_noise_file(option: str, value: Any, context: Context) -> Result:
+    """Do not name the second expert's file: a run trains one expert."""
+    what = "a run trains one expert"
+    advice = "make another run with --lora_base_model dit2: docs/guide/families/wan.md"
+    return Result(lost=f"{what}; {advice}")
+
+
+def expert_range(option: str, value: Any, context: Context) -> Result:
+    """Tell which expert is trained by the timesteps that are drawn, of 1000."""
+    if not context.model.has_experts:
+        what = "give --min_timestep_boundary and --max_timestep_boundary"
+        return Result(
+            lost=f"{what} as fractions of the schedule, where 0 is the noisiest"
+        )
+    least = float(context.value("min_timestep", 0) or 0)
+    component = "dit" if least >= HIGH_NOISE_END else "dit2"
+    note = "an expert draws the timesteps that it is published for"
+    return Result({option: component}, note)
+
+
+def boundary(option: str, value: Any, context: Context) -> Result:
+    """Leave the boundary between experts to the model."""
+    return Result(note="the boundary of the experts is the model's own")
+
+
+def high_noise(option: str, value: Any, context: Context) -> Result:
+    """Train the expert of high noise, where it is the only one or both are."""
+    if not truth(value):
+        return Result(note="is off")
+    if context.is_on("model.model_kwargs.train_low_noise"):
+        note = "a run trains one expert; this one that of high noise"
+        return Result({option: "dit"}, note)
+    return Result({option: "dit"})
+
+
+def low_noise(option: str, value: Any, context: Context) -> Result:
+    """Train the expert of low noise, where it is the only one."""
+    if not truth(value):
+        return Result(note="is off")
+    if context.is_on("model.model_kwargs.train_high_noise"):
+        advice = "run the same file again with --lora_base_model dit2 and another --output_path"
+        return Result(lost=f"a run trains one expert; {advice}")
+    return Result({option: "dit2"})
+
+
+def quantized_denoiser(option: str, value: Any, context: Context) -> Result:
+    """Keep the denoiser in fp8."""
+    if not truth(value):
+        return Result(note="is off")
+    if not context.trains_lora:
+        return Result(lost="weights that are trained in full are not quantized")
+    return Result({option: context.model.family.default_trainable})
+
+
+def quantized_encoder(option: str, value: Any, context: Context) -> Result:
+    """Keep the large text encoder in fp8."""
+    if not truth(value):
+        return Result(note="is off")
+    return Result({option: context.model.encoders[-1]})
+
+
+def quantize(option: str, value: Any, context: Context) -> Result:
+    """Quantize the denoiser."""
+    if not truth(value):
+        return Result(note="is off")
+    name = context.model.family.default_trainable
+    kind = str(context.value("model.qtype", "qfloat8"))
+    return _quantized(option, name, kind)
+
+
+def quantize_encoder(option: str, value: Any, context: Context) -> Result:
+    """Quantize the text encoders."""
+    if not truth(value):
+        return Result(note="is off")
+    kind = str(context.value("model.qtype_te", "qfloat8"))
+    return _quantized(option, context.model.encoders[-1], kind)
+
+
+def _quantized(option: str, component: str, kind: str) -> Result:
+    base = kind.partition("|")[0]
+    if base in ("qfloat8", "float8"):
+        return Result({option: f"{component}:fp8"})
+    if base in ("qint8", "int8"):
+        return Result(
+            {option: f"{component}:int8_block"}, f"{base} by blocks of weights"
+        )
+    text = f"{component}:bitsandbytes_nf4"
+    note = f"{base} is not offered: 4 bits of bitsandbytes are the least here"
+    if "|" in kind:
+        note += ", without an accuracy recovery adapter"
+    return Result({option: text}, note)
+
+
+def with_quantize(option: str, value: Any, context: Context) -> Result:
+    """Leave the kind of quantization to the key that switches it on."""
+    return Result(note="quantize and quantize_te say it with the component")

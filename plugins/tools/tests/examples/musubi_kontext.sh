@@ -1,0 +1,11 @@
+accelerate launch --mixed_precision bf16 flux_kontext_train_network.py \
+    --dit /models/flux1-kontext-dev.safetensors --vae /models/ae.safetensors \
+    --text_encoder1 /models/t5xxl.safetensors --text_encoder2 /models/clip_l.safetensors \
+    --dataset_config musubi_kontext_dataset.toml \
+    --sdpa --mixed_precision fp16 --fp8_scaled --fp8_base --fp8_t5 \
+    --timestep_sampling flux_shift --weighting_scheme none \
+    --optimizer_type prodigyopt.Prodigy --learning_rate 1 --gradient_checkpointing \
+    --gradient_checkpointing_cpu_offload \
+    --network_module networks.lora_flux --network_dim 8 --network_alpha 4 \
+    --max_train_steps 1000 --save_every_n_steps 250 --resume output/state \
+    --output_dir output --output_name edits

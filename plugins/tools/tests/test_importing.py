@@ -1,0 +1,312 @@
+"""`dstrain import`: each example of each tool becomes a file that `--config` takes, and every
+key of it is accounted for.
+"""
+
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from dstrain.cli.main import main
+from dstrain.config.datasets import dataset_flags
+from dstrain_tools.importing.models import model_of
+from dstrain_tools.importing.source import read_source
+from dstrain_tools.importing.tables import TOOLS, table_of
+from dstrain_tools.importing.translation import (
+    Translation,
+    conversions,
+    run_flags,
+    translate,
+)
+
+CASES = {
+    "musubi_qwen_image.sh": "qwen_image base",
+    "musubi_wan.toml": "wan t2v",
+    "musubi_kontext.sh": "flux kontext",
+    "ai_toolkit_flux.yaml": "flux dev",
+    "ai_toolkit_qwen_edit.yaml": "qwen_image edit",
+    "ai_toolkit_wan22.yaml": "wan t2v-a14b",
+    "kohya_flux.sh": "flux dev",
+    "kohya_flux.toml": "flux dev",
+    "kohya_flux_full.sh": "flux dev",
+    "diffsynth_qwen_image.sh": "qwen_image base",
+    "diffsynth_flux.sh": "flux dev",
+    "diffsynth_wan.sh": "wan t2v-a14b",
+}
+"""Example -> the family and the variant that it trains."""
+TRAINED = ("musubi_qwen_image.sh", "ai_toolkit_flux.yaml", "kohya_flux.sh")
+SECRETS = ("0123456789abcdef", "hf_abcdef")
+SMALL = ("--toy", "--max_steps", "1", "--output_path", "run", "--overwrite")
+
+
+def words(example: str) -> list[str]:
+    """The command that imports an example; of two commands in a script the first."""
+    number = ["--command", "1"] if example == "diffsynth_wan.sh" else []
+    return ["import", example, *number]
+
+
+def translated(example: str, output: Path | None = Path("run.toml")) -> Translation:
+    """What an example is here."""
+    number = 1 if example == "diffsynth_wan.sh" else None
+    source = read_source(Path(example), None, None, number)
+    table = table_of(source.tool)
+    return translate(source, table, model_of(source, table, None), output)
+
+
+def keys_of(text: str, suffix: str) -> "Counter[str]":
+    """Count the keys that have a value in a file, read line by line."""
+    lines = [line for line in text.splitlines() if not line.strip().startswith("#")]
+    if suffix == ".sh":
+        # The first command of DiffSynth-Studio's two, and all of the others'.
+        first = "\n".join(lines).split("\n\naccelerate launch examples/wanvideo")[0]
+        return Counter(set(re.findall(r"(?<=\s)--(\w+)", first)))
+    if suffix == ".toml":
+        return Counter(re.findall(r"^\s*(\w+) = ", "\n".join(lines), re.MULTILINE))
+    found = re.findall(r"^\s*(?:- )?(\w+):[ ]*(\S?)", "\n".join(lines), re.MULTILINE)
+    groups = {"config", "process", "network", "save", "datasets", "train", "model"}
+    groups |= {
+        "sample",
+        "logging",
+        "meta",
+        "optimizer_params",
+        "ema_config",
+        "model_kwargs",
+    }
+    return Counter(name for name, value in found if value or name not in groups)
+
+
+@pytest.mark.parametrize("example", CASES)
+def test_every_key_of_an_example_is_accounted_for(example: str, project: Path) -> None:
+    found = translated(example)
+    said = Counter(re.split(r"[.\s]|--", one.entry.place)[-1] for one in found.outcomes)
+    files = [Path(example)]
+    named = re.search(r"(\w+_dataset\.toml)", Path(example).read_text())
+    files += [Path(named[1])] if named else []
+    wanted: Counter[str] = Counter()
+    for file in files:
+        wanted += keys_of(file.read_text(), file.suffix)
+    missing = wanted - said
+    assert not missing
+    for one in found.outcomes:
+        result = one.result
+        assert result.options or result.note or result.lost, one.entry.place
+        assert "not known to the importer" not in result.lost, one.entry.place
+
+
+@pytest.mark.parametrize("example", CASES)
+def test_the_written_file_is_taken_by_a_dry_run(
+    example: str,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("is not counted")
+
+    # Counting memory takes most of a dry run's time.
+    monkeypatch.setattr("dstrain.runs.memory.facts.count_activations", refuse)
+    assert main([*words(example), "--output", "run.toml"]) == 0
+    said = capsys.readouterr()
+    text = Path("run.toml").read_text()
+    assert not any(secret in said.out + said.err + text for secret in SECRETS)
+    assert main(["--config", "run.toml", "--dry_run"]) == 0
+    assert capsys.readouterr().out.startswith(f"{CASES[example]}, task sft")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", TRAINED)
+def test_an_imported_run_trains_to_the_end(example: str, project: Path) -> None:
+    assert main([*words(example), "--output", "run.toml"]) == 0
+    lines = []
+    family = CASES[example].partition(" ")[0]
+    for line in Path("run.toml").read_text().splitlines():
+        # A toy has no files; its blocks are fewer, and so are the pixels it is trained on.
+        name = line.partition(" = ")[0]
+        if name == "model_id":
+            line = f'model = "{family}"'
+        if name in ("report_to", "wandb_project", "optimizer_args", "preview_prompt"):
+            continue
+        if name in ("preview_steps", "lr_warmup_steps", "quant_options", "batch_size"):
+            continue
+        if name in ("bucket_step", "bucket_min_side", "bucket_max_side"):
+            continue
+        line = re.sub(r'^resolution = "[\d,]+"', 'resolution = "64"', line)
+        line = re.sub(r"^blocks_to_swap = \d+", "blocks_to_swap = 1", line)
+        line = re.sub(r'^optimizer = "\w+"', 'optimizer = "adamw"', line)
+        lines.append(line)
+    Path("toy.toml").write_text("\n".join(lines))
+    assert main(["--config", "toy.toml", *SMALL]) == 0
+    assert list(Path("run").glob("*.safetensors"))
+
+
+def test_values_are_those_of_the_tool(project: Path) -> None:
+    found = translated("kohya_flux.sh")
+    run = {name: setting.value for name, setting in found.run.items()}
+    assert run["lora_rank"] == "16" and run["lora_alpha"] == "8"
+    assert run["timestep_sampling"] == "shifted" and run["loss_weighting"] == "none"
+    assert run["output_path"] == "output/dog" and run["num_epochs"] == "10"
+    dog, animal = found.datasets
+    assert dog["dataset_base_path"].value == "train/10_dog"
+    assert dog["repeats"].value == 10 and dog["keep_tags"].value == "1"
+    assert animal["loss_weight"].value == 0.5
+    assert animal["default_caption"].value == "animal"
+
+
+def test_defaults_that_change_numbers_are_written(project: Path) -> None:
+    Path("short.sh").write_text(
+        "python wan_train_network.py --task t2v-1.3B --network_module networks.lora_wan\n"
+    )
+    run = translated("short.sh").run
+    values = {name: setting.value for name, setting in run.items()}
+    assert values["lora_rank"] == 4 and values["lora_alpha"] == 1
+    assert values["learning_rate"] == 2e-6 and values["max_steps"] == 1600
+    assert values["timestep_sampling"] == "uniform"
+
+
+def test_pairs_of_images_become_a_table(project: Path) -> None:
+    assert main(["import", "ai_toolkit_qwen_edit.yaml", "--output", "run.toml"]) == 0
+    first, second = Path("run-dataset-1.jsonl").read_text().splitlines()
+    row = yaml.safe_load(first)
+    assert Path(row["edit_image"]) == project / "before/0.png"
+    assert row["prompt"] == "a dog, sitting" and "1.png" in second
+
+
+def test_nothing_is_overwritten_without_being_told(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["import", "ai_toolkit_qwen_edit.yaml", "--output", "run.toml"]
+    Path("run-dataset-1.jsonl").write_text("mine")
+    assert main(command) == 2
+    assert "add --overwrite to replace it" in capsys.readouterr().err
+    assert Path("run-dataset-1.jsonl").read_text() == "mine"
+    assert not Path("run.toml").exists()
+    assert main([*command, "--overwrite"]) == 0
+    assert tomllib.loads(Path("run.toml").read_text())["lora_type"] == "lokr"
+
+
+def test_without_an_output_the_file_is_printed(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", "diffsynth_qwen_image.sh"]) == 0
+    said = capsys.readouterr()
+    assert tomllib.loads(said.out)["lora_rank"] == 32
+    assert "carried over (" in said.err
+
+
+REFUSED = {
+    "sdxl.sh": (
+        "accelerate launch sdxl_train_network.py --pretrained_model_name_or_path a.safetensors",
+        "SDXL is not supported by an installed family: flux, qwen_image, wan",
+    ),
+    "sd.toml": (
+        'pretrained_model_name_or_path = "v1-5.ckpt"\nnetwork_module = "networks.lora"',
+        "Stable Diffusion is not supported by an installed family",
+    ),
+    "chroma.yaml": (
+        "config:\n  process:\n    - type: sd_trainer\n      model: {arch: chroma}\n",
+        "chroma is not supported by an installed family",
+    ),
+    "zimage.sh": (
+        "python zimage_train_network.py --dit a.safetensors",
+        "Z-Image is not supported by an installed family",
+    ),
+    "canny.sh": (
+        "python examples/flux/model_training/train.py --model_id_with_origin_paths "
+        "black-forest-labs/FLUX.1-Canny-dev:a.safetensors",
+        "FLUX.1-Canny-dev is not supported by an installed family: flux",
+    ),
+    "nothing.sh": ("echo hello", "has no training command"),
+    "two.sh": (
+        "python wan_train_network.py --task t2v-14B\n" * 2,
+        "choose one with --command 1 to --command 2",
+    ),
+    "other.toml": ("a = 1", "has no keys of a known tool"),
+    "broken.toml": ("a = ", "broken.toml: cannot be parsed"),
+    "data.toml": (
+        '[[datasets]]\nimage_directory = "photos"',
+        "does not say which model it trains",
+    ),
+    "list.yaml": ("config:\n  process: {}\n", "process"),
+    "numbers.toml": (
+        "datasets = [1]\n[general]\nimage_dir = 1",
+        "datasets is not a list of tables",
+    ),
+    "lacks.sh": (
+        "python wan_train_network.py --dataset_config no.toml",
+        "names no.toml, which is not here",
+    ),
+    "quote.sh": ("python 'train.py", "cannot be read as a shell script"),
+    "task.sh": (
+        "python wan_train_network.py --task t2v-99B",
+        "--task t2v-99B is a model that family wan does not train",
+    ),
+}
+"""File -> its content, and a part of the error."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_imported_is_refused_in_a_sentence(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content, part = REFUSED[name]
+    Path(name).write_text(content)
+    assert main(["import", name]) == 2
+    said = capsys.readouterr().err
+    assert part in said
+    assert "bug in dstrain" not in said
+
+
+def test_a_file_of_datasets_alone_needs_the_model(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["import", "musubi_wan_dataset.toml", "--model", "Wan-AI/Wan2.1-T2V-1.3B"]
+    assert main(command) == 0
+    found = tomllib.loads(capsys.readouterr().out)
+    assert found["model_id"] == "Wan-AI/Wan2.1-T2V-1.3B"
+    assert found["dataset_base_path"] == "videos" and "learning_rate" not in found
+
+
+def test_a_value_that_training_refuses_is_left_out_with_the_reason(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("musubi_kontext.sh").read_text()
+    Path("bad.sh").write_text(text.replace("--network_dim 8", "--network_dim -3"))
+    assert main(["import", "bad.sh", "--output", "run.toml"]) == 0
+    assert "lora_rank" not in tomllib.loads(Path("run.toml").read_text())
+    assert "--network_dim" in capsys.readouterr().out.partition("not needed")[0]
+
+
+def test_files_that_are_here_are_named(project: Path) -> None:
+    text = Path("musubi_kontext.sh").read_text().replace("/models/", "")
+    Path("here.sh").write_text(text)
+    for name in ("flux1-kontext-dev", "ae"):
+        Path(f"{name}.safetensors").touch()
+    run = translated("here.sh").run
+    assert (
+        run["model_paths"].value
+        == '["flux1-kontext-dev.safetensors", "ae.safetensors"]'
+    )
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_table_names_options_and_conversions_that_exist(tool: str) -> None:
+    table = table_of(tool)
+    options = {*run_flags(), "repeats", "loss_weight"}
+    for part in (table.run, table.dataset):
+        for key, rule in part.carried.items():
+            assert rule.option in options, key
+            assert rule.conversion in conversions(), key
+            assert key not in part.missing or key in table.run.carried
+        texts = " ".join([*part.needless.values(), *part.missing.values()])
+        known = {*options, "edit_pixels", "kontext_pixels", "lora_checkpoint", "config"}
+        assert set(re.findall(r"--(\w+)", texts)) <= known
+    assert set(table.defaults["run"]) <= set(table.run.carried)
+    assert set(table.defaults["dataset"]) <= set(table.dataset.carried)
+    assert set(table.always) <= options
+    assert dataset_flags()
