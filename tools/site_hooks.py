@@ -4,6 +4,7 @@
 - Files of the repository that pages link to, such as tests, become pages, too.
 - Fences say in their first line how tests run them; readers see a title.
 - The page of decisions lists them.
+- Flags are kept in one line.
 """
 
 import os.path
@@ -26,6 +27,8 @@ ENTRY = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 FENCE = re.compile(r"^(`{3,}|~{3,})([^\n]*)\n(.*?)^\1[ ]*$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"csv": "text"}
 """Kinds of fences that the highlighter lacks, each with the one to take."""
+INLINE_CODE = re.compile(r"(?<!</span>)<code>([^<]*)</code>")
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 QUOTES = "`" * 8
 """A fence that no file contains."""
 
@@ -121,12 +124,25 @@ def on_page_markdown(
     if not (ROOT / path).is_file():
         # Not Markdown: a file of code, shown as it is.
         return markdown
+    if uri == "index.md":
+        # The page is the list of pages.
+        page.meta["hide"] = ["navigation"]
     if uri == f"{DECISIONS}/index.md":
         markdown += decisions()
     return "".join(
         shown_fence(part) if is_fence else with_links(part, path, uri)
         for part, is_fence in parts(markdown)
     )
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep flags in one line: a browser would break them behind their dashes."""
+    return INLINE_CODE.sub(lambda code: FLAG.sub(whole_flag, code[0]), html)
+
+
+def whole_flag(flag: re.Match[str]) -> str:
+    """Return a flag as site.css keeps it in one line."""
+    return f'<span class="flag">{flag[0]}</span>'
 
 
 def decisions() -> str:

@@ -33,7 +33,7 @@ SAVE_STEPS = 50
 LOOK = ", red ink on yellow paper"
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 PHOTOS = {"6000 x 4000": (4000, 6000), "4032 x 3024": (3024, 4032), "3000 x 3000": (3000, 3000),
-          "1080 x 1920": (1920, 1080), "1200 x 1500": (1500, 1200)}  # fmt: skip
+          "1080 x 1920": (1920, 1080), "6000 x 1200": (1200, 6000)}  # fmt: skip
 """Sizes that cameras and phones give, as width x height and as (height, width)."""
 
 

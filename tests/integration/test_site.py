@@ -107,6 +107,14 @@ def test_a_fence_shows_the_file_it_is_and_not_how_it_is_tested(
     assert shown("```csv file=a.csv\nx\n```") == '```text title="a.csv"\nx\n```'
 
 
+def test_flags_stay_in_one_line_and_are_copied_as_they_are(
+    hooks: Mapping[str, Any],
+) -> None:
+    html = "<code>a --b_c 1</code> --d <pre><span></span><code>--e</code></pre>"
+    shown = hooks["on_page_content"](html, None, None, None)
+    assert shown == html.replace("--b_c", '<span class="flag">--b_c</span>')
+
+
 def test_the_navigation_has_every_page_once(hooks: Mapping[str, Any]) -> None:
     def pages(entry: Any) -> list[str]:
         if isinstance(entry, str):
