@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # make its fixtures twice; the one that is done first takes over tests of the other.
 TWO := -n 2 --dist worksteal
 
-.PHONY: install demo test quick reliability conformance test-real bench lint format wheels clean
+.PHONY: install demo test quick reliability conformance test-real bench lint docs format wheels clean
 
 install: $(STAMP)
 
@@ -61,6 +61,12 @@ lint: install
 	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/measure_house.py
+	$(MAKE) docs
+
+# The docs site in site/; a link or an anchor that leads nowhere fails. To look at it, with its
+# search: python -m http.server -d site
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -70,4 +76,4 @@ wheels: install
 	for package in core plugins/*; do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$package; done
 
 clean:
-	rm -rf .venv dist demo_output
+	rm -rf .venv dist demo_output site

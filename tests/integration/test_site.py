@@ -1,0 +1,148 @@
+"""The docs site: it is built without a warning and without a network, every link and
+anchor leads somewhere, and pages in Chinese have the commands of the English ones.
+"""
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_docs import blocks
+from tests.support import ROOT
+
+DOCS = ROOT / "docs"
+IN_CHINESE = tuple(sorted((DOCS / "zh").glob("*.md")))
+LOADED = re.compile(r'<(?:script|link|img)\b[^>]*?(?:src|href)="(https?:)?//[^"]*"')
+"""What a browser loads from another host when it opens a page."""
+
+
+def build(root: Path, site: Path) -> "subprocess.CompletedProcess[str]":
+    """Build the site of a checkout as `make docs` does."""
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir"]
+    return subprocess.run(
+        [*words, str(site)], cwd=root, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT, folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Mapping[str, Any]:
+    return runpy.run_path(str(ROOT / "tools/site_hooks.py"))
+
+
+@pytest.mark.parametrize(
+    ("index", "page", "complaint"),
+    [
+        ("| [A](a.md) | a |", "# A\n", ""),
+        ("| [A](a.md) | a |", "# A\n\n[b](b.md)\n", "target 'b.md' is not found"),
+        ("| [A](a.md) | a |", "# A\n\n[b](#b)\n", "no such anchor"),
+        ("", "# A\n", "not included in the"),
+    ],
+    ids=["nothing wrong", "a page that is missing", "an anchor", "no way to a page"],
+)
+def test_what_leads_nowhere_fails_the_build(
+    index: str, page: str, complaint: str, tmp_path: Path
+) -> None:
+    for name in ("mkdocs.yml", "tools/site_hooks.py", "docs/site.css"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    table = f"# Home\n\n## Guide\n\n| page | about |\n|---|---|\n{index}\n"
+    (tmp_path / "docs/index.md").write_text(table)
+    (tmp_path / "docs/a.md").write_text(page)
+    done = build(tmp_path, tmp_path / "site")
+    assert (done.returncode == 0) == (not complaint), done.stderr
+    assert complaint.split("'")[0] in done.stderr
+
+
+def test_a_page_loads_nothing_from_another_host(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 100
+    assert {
+        one.name: found for one in pages if (found := LOADED.search(one.read_text()))
+    } == {}
+
+
+def test_files_that_pages_link_to_are_pages(site: Path) -> None:
+    page = (site / "development/reliability.html").read_text()
+    links = re.findall(r'href="(\.\./source/[^"#]+)', page)
+    assert "../source/tests/unit/training/test_module.py.html" in links
+    assert [link for link in links if not (site / "development" / link).is_file()] == []
+
+
+def test_the_page_of_decisions_lists_all_of_them(site: Path) -> None:
+    page = (site / "development/decisions/index.html").read_text()
+    listed = set(re.findall(r'href="(0\d+-[\w-]+)\.html"', page))
+    assert listed == {one.stem for one in (DOCS / "development/decisions").glob("0*")}
+
+
+def test_the_search_knows_chinese(site: Path) -> None:
+    index = json.loads((site / "search/search_index.json").read_text())
+    assert index["config"]["lang"] == ["en", "zh"]
+    titles = {entry["title"] for entry in index["docs"]}
+    assert {"快速入门", "拆分训练", "Split training"} <= titles
+
+
+def test_a_fence_shows_the_file_it_is_and_not_how_it_is_tested(
+    hooks: Mapping[str, Any],
+) -> None:
+    shown = hooks["shown_fence"]
+    assert shown("```python file=a.py\nx\n```") == '```python title="a.py"\nx\n```'
+    assert shown("```sh exit=3\nx\n```") == "```sh\nx\n```"
+    assert shown("```sh no-test (why)\nx\n```") == "```sh\nx\n```"
+    assert shown("```text output\nx\n```") == '```text title="output"\nx\n```'
+    assert shown("```csv file=a.csv\nx\n```") == '```text title="a.csv"\nx\n```'
+
+
+def test_flags_stay_in_one_line_and_are_copied_as_they_are(
+    hooks: Mapping[str, Any],
+) -> None:
+    html = "<code>a --b_c 1</code> --d <pre><span></span><code>--e</code></pre>"
+    shown = hooks["on_page_content"](html, None, None, None)
+    assert shown == html.replace("--b_c", '<span class="flag">--b_c</span>')
+
+
+def test_the_navigation_has_every_page_once(hooks: Mapping[str, Any]) -> None:
+    def pages(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        inner = entry.values() if isinstance(entry, dict) else entry
+        return [page for one in inner for page in pages(one)]
+
+    index = (DOCS / "index.md").read_text()
+    found = pages(hooks["navigation"](index))
+    known = {str(one.relative_to(DOCS)) for one in DOCS.rglob("*.md")}
+    decisions = {one for one in known if one.startswith("development/decisions/0")}
+    assert sorted(found) == sorted(known - decisions - {"index.md"})
+
+
+@pytest.mark.parametrize("page", IN_CHINESE, ids=lambda page: page.name)
+def test_a_page_in_chinese_has_the_commands_of_the_english_one(page: Path) -> None:
+    """So running those of the English page tests both."""
+    english = (DOCS / "guide" / page.name).read_text()
+
+    def typed(text: str) -> list[tuple[str, str, str | None]]:
+        return [
+            (block.info, block.body, block.output)
+            for block in blocks(text)
+            if block.info != "text"
+        ]
+
+    assert typed(page.read_text()) == typed(english)
+    headings = r"^#+ "
+    assert len(re.findall(headings, page.read_text(), re.MULTILINE)) == len(
+        re.findall(headings, english, re.MULTILINE)
+    )

@@ -1,0 +1,183 @@
+"""What MkDocs does not do itself for the docs site.
+
+- The navigation is the tables of docs/index.md: there is one list of pages.
+- Files of the repository that pages link to, such as tests, become pages, too.
+- Fences say in their first line how tests run them; readers see a title.
+- The page of decisions lists them.
+- Flags are kept in one line.
+"""
+
+import os.path
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+DOCS = "docs"
+SOURCE = "source"
+"""Folder of the site for files of the repository that are not in docs/."""
+DECISIONS = "development/decisions"
+LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+ENTRY = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+FENCE = re.compile(r"^(`{3,}|~{3,})([^\n]*)\n(.*?)^\1[ ]*$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"csv": "text"}
+"""Kinds of fences that the highlighter lacks, each with the one to take."""
+INLINE_CODE = re.compile(r"(?<!</span>)<code>([^<]*)</code>")
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+QUOTES = "`" * 8
+"""A fence that no file contains."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Make the navigation of the tables of docs/index.md."""
+    text = (ROOT / DOCS / "index.md").read_text(encoding="utf-8")
+    config.nav = [{"Home": "index.md"}, *navigation(text)]
+    return config
+
+
+def navigation(index: str) -> list[dict[str, Any]]:
+    """Return the navigation: a tab for each heading of the index, a section for each
+    heading below it, and an entry for each link in the first cell of a table.
+    """
+    tabs: list[dict[str, Any]] = []
+    entries: list[Any] = []
+    for line in index.splitlines():
+        if line.startswith("## "):
+            entries = []
+            tabs.append({line.removeprefix("## "): entries})
+        elif line.startswith("### "):
+            section: list[Any] = []
+            tab = next(iter(tabs[-1].values()))
+            tab.append({line.removeprefix("### "): section})
+            entries = section
+        elif line.startswith("| "):
+            cell = line.split(" | ")[0]
+            entries += [{title: path} for title, path in ENTRY.findall(cell)]
+    return [tab for tab in tabs if next(iter(tab.values()))]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for each file outside docs/ that a page leads to."""
+    waiting = [f"{DOCS}/{one.src_uri}" for one in files.documentation_pages()]
+    known = set(waiting)
+    while waiting:
+        path = waiting.pop()
+        if not path.endswith(".md"):
+            continue
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for target in sorted(set(targets(text, path)) - known):
+            if target.startswith(f"{DOCS}/") or not (ROOT / target).is_file():
+                continue
+            known.add(target)
+            waiting.append(target)
+            content = as_page(target)
+            files.append(File.generated(config, place(target), content=content))
+    return files
+
+
+def targets(markdown: str, path: str) -> Iterator[str]:
+    """Yield the files of the repository that a file links to."""
+    for part, is_fence in parts(markdown):
+        if is_fence:
+            continue
+        for _, link, _, _ in LINK.findall(part):
+            if ":" not in link:
+                yield os.path.normpath(f"{os.path.dirname(path)}/{link}")
+
+
+def parts(markdown: str) -> Iterator[tuple[str, bool]]:
+    """Split a page into what is in fences and what is not, in order."""
+    end = 0
+    for fence in FENCE.finditer(markdown):
+        yield markdown[end : fence.start()], False
+        yield fence[0], True
+        end = fence.end()
+    yield markdown[end:], False
+
+
+def as_page(path: str) -> str:
+    """Return a file of the repository as Markdown."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".md"):
+        return text
+    return f"# {path}\n\n{QUOTES}{Path(path).suffix[1:]}\n{text}\n{QUOTES}\n"
+
+
+def place(path: str) -> str:
+    """Return where a file of the repository is in the folder of pages."""
+    if path.startswith(f"{DOCS}/"):
+        return path.removeprefix(f"{DOCS}/")
+    return f"{SOURCE}/{path}" if path.endswith(".md") else f"{SOURCE}/{path}.md"
+
+
+def on_page_markdown(
+    markdown: str, page: Page, config: MkDocsConfig, files: Files
+) -> str:
+    """Adapt links and fences of a page; list the decisions on theirs."""
+    uri = page.file.src_uri
+    path = uri.removeprefix(f"{SOURCE}/") if page.file.generated_by else f"{DOCS}/{uri}"
+    if not (ROOT / path).is_file():
+        # Not Markdown: a file of code, shown as it is.
+        return markdown
+    if uri == "index.md":
+        # The page is the list of pages.
+        page.meta["hide"] = ["navigation"]
+    if uri == f"{DECISIONS}/index.md":
+        markdown += decisions()
+    return "".join(
+        shown_fence(part) if is_fence else with_links(part, path, uri)
+        for part, is_fence in parts(markdown)
+    )
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep flags in one line: a browser would break them behind their dashes."""
+    return INLINE_CODE.sub(lambda code: FLAG.sub(whole_flag, code[0]), html)
+
+
+def whole_flag(flag: re.Match[str]) -> str:
+    """Return a flag as site.css keeps it in one line."""
+    return f'<span class="flag">{flag[0]}</span>'
+
+
+def decisions() -> str:
+    """Return a list of all decisions, by number."""
+    lines = ["", ""]
+    for path in sorted((ROOT / DOCS / DECISIONS).glob("0*.md")):
+        heading = path.read_text(encoding="utf-8").partition("\n")[0]
+        number, _, title = heading.removeprefix("# ").partition(". ")
+        lines.append(f"- [{number}]({path.name}): {title}")
+    return "\n".join(lines)
+
+
+def with_links(text: str, path: str, uri: str) -> str:
+    """Return text of the file `path`, whose page is `uri`, with links to pages of the site
+    in place of links to files.
+    """
+
+    def adapted(match: re.Match[str]) -> str:
+        before, link, anchor, after = match.groups(default="")
+        if ":" in link:
+            return match[0]
+        target = os.path.normpath(f"{os.path.dirname(path)}/{link}")
+        to = os.path.relpath(place(target), os.path.dirname(uri))
+        is_asset = path.startswith(f"{DOCS}/") and not target.endswith(".md")
+        return before + (link if is_asset and DOCS in target else to) + anchor + after
+
+    return LINK.sub(adapted, text)
+
+
+def shown_fence(fence: str) -> str:
+    """Return a fence as readers see it: with the name of a file, or `output`, as title."""
+    ticks, info, body = FENCE.fullmatch(fence).groups()  # type: ignore[union-attr]
+    kind, _, note = info.partition(" ")
+    title = note.removeprefix("file=") if note.startswith("file=") else ""
+    if note == "output":
+        title = note
+    head = LANGUAGES.get(kind, kind) + (f' title="{title}"' if title else "")
+    return f"{ticks}{head}\n{body}{ticks}"
