@@ -137,7 +137,7 @@ class _Writer:
             # it is high; the others of the batch are none of those.
             if len(loaded) == 1:
                 reason = str(error).strip().partition("\n")[0]
-                self.faults[names[0]] = f"is refused by the model's processor: {reason}"
+                self.faults[names[0]] = f"the model refuses it: {reason}"
                 return
             for one in loaded:
                 self._write_loaded([one])

@@ -142,7 +142,7 @@ def test_an_image_that_the_processor_refuses_does_not_cost_its_batch(
     assert caption("--batch_size", "3") == 2
     assert set(captions(photos)) == {"beach/sea", "dog"}
     said = capsys.readouterr().err
-    assert "cat.png: is refused by the model's processor: the aspect ratio" in said
+    assert "cat.png: the model refuses it: the aspect ratio" in said
 
 
 def test_an_empty_answer_is_no_caption(
