@@ -17,6 +17,7 @@ from dstrain.models.naming.location import FLAG, PublishedModel, located
 from dstrain.storage.files import read_limited
 
 CONFIG = "config.json"
+INDEX = "model_index.json"
 SAFETENSORS = ".safetensors"
 ENCODER, TOKENIZER, PROCESSOR = "text_encoder", "tokenizer", "processor"
 """Folders of a pipeline of diffusers, which a text encoder that reads images may be in."""
@@ -42,6 +43,17 @@ class ModelFiles:
     pipeline whose text encoder is otherwise shown no image."""
     is_pipeline: bool
     """Whether it is the text encoder of a model that generates images."""
+
+    @property
+    def pipeline_class(self) -> str:
+        """Return the name of the pipeline's class in diffusers; '' where nothing tells."""
+        if not self.is_pipeline:
+            return ""
+        try:
+            content = json.loads(read_limited(self.weights.parent / INDEX))
+            return str(content["_class_name"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""
 
     def config(self) -> Mapping[str, Any]:
         """Return the content of config.json; raises StateError."""

@@ -33,6 +33,7 @@ def test_a_pipelines_text_encoder_is_found_in_its_folder(toy: Toy) -> None:
         folder / "tokenizer",
         None,
     )
+    assert found.pipeline_class == "QwenImagePipeline"
     assert [path.name for path in found.weight_files()] == ["model.safetensors"]
 
 
