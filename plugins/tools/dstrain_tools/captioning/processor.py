@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.errors import StateError, UsageError
+from transformers.utils import is_torchvision_available
 
 from dstrain_tools.captioning.model_files import ADVICE, ModelFiles
 
@@ -21,6 +22,7 @@ QWEN_CHAT = (
 )
 """The chat format that these models were trained with (their model cards), for a message
 of images and a text."""
+TORCHVISION = "some processors need torchvision, which is not installed"
 NAMED_IN = (
     "processor_config.json",
     "preprocessor_config.json",
@@ -72,7 +74,10 @@ def _naming(folder: Path) -> Iterator[None]:
         Exception
     ) as error:  # of transformers, tokenizers or json: it may be anything
         reason = str(error).strip().partition("\n")[0]
-        raise StateError(folder, f"cannot be loaded: {reason}") from error
+        what = f"cannot be loaded: {reason}"
+        # Some processors cannot do without their part for videos.
+        advice = [] if is_torchvision_available() else [TORCHVISION]
+        raise StateError(folder, what, *advice) from error
 
 
 def _class_of(files: ModelFiles, config: Any) -> Any:
@@ -106,8 +111,6 @@ def _of_images(processor_class: Any) -> Any:
     Those parts need torchvision, which nothing else here does: frames of a video are
     shown as images.
     """
-    from transformers.utils import is_torchvision_available
-
     parts = processor_class.get_attributes()
     if is_torchvision_available() or "video_processor" not in parts:
         return processor_class
