@@ -182,8 +182,14 @@ def _configuration(files: ModelFiles) -> Any:
 
     content = files.config()
     model_type = content["model_type"]
-    known = model_type in CONFIG_MAPPING
-    config = CONFIG_MAPPING[model_type].from_dict(dict(content)) if known else None
+    config = None
+    if model_type in CONFIG_MAPPING:
+        try:
+            config = CONFIG_MAPPING[model_type].from_dict(dict(content))
+        except Exception as error:  # records raise errors of several libraries
+            reason = str(error).strip().partition("\n")[0]
+            what = f"is not the configuration of a {model_type} model: {reason}"
+            raise StateError(files.weights / "config.json", what) from error
     if config is None or type(config) not in MODELS:
         owner = "its text encoder" if files.is_pipeline else "it"
         version = transformers.__version__

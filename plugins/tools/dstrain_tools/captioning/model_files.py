@@ -17,6 +17,7 @@ from dstrain.models.naming.location import FLAG, PublishedModel, located
 from dstrain.storage.files import read_limited
 
 CONFIG = "config.json"
+INDEX = "model_index.json"
 SAFETENSORS = ".safetensors"
 ENCODER, TOKENIZER, PROCESSOR = "text_encoder", "tokenizer", "processor"
 """Folders of a pipeline of diffusers, which a text encoder that reads images may be in."""
@@ -42,6 +43,17 @@ class ModelFiles:
     pipeline whose text encoder is otherwise shown no image."""
     is_pipeline: bool
     """Whether it is the text encoder of a model that generates images."""
+
+    @property
+    def pipeline_class(self) -> str:
+        """Return the name of the pipeline's class in diffusers; '' where nothing tells."""
+        if not self.is_pipeline:
+            return ""
+        try:
+            content = json.loads(read_limited(self.weights.parent / INDEX))
+            return str(content["_class_name"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""
 
     def config(self) -> Mapping[str, Any]:
         """Return the content of config.json; raises StateError."""
@@ -100,6 +112,8 @@ def find_model(model_id: str, hub: Hub | None) -> ModelFiles:
 def _pipeline(name: str, folder: Path) -> ModelFiles:
     processor = folder / PROCESSOR
     tokenizer = folder / TOKENIZER
+    if not (processor.is_dir() or tokenizer.is_dir()):
+        raise MissingFiles(folder, f"has neither {TOKENIZER} nor {PROCESSOR}")
     return ModelFiles(
         name,
         folder / ENCODER,
@@ -120,9 +134,11 @@ def _published(source: ModelSource) -> ModelFiles:
         return ModelFiles(source.named, folder, folder, folder, is_pipeline=False)
     for pattern in (f"{ENCODER}/{CONFIG}", f"{ENCODER}/model*{SAFETENSORS}"):
         fetch(source, pattern)
-    for place in (TOKENIZER, PROCESSOR):
-        if _has(source, f"{place}/"):
-            fetch(source, f"{place}/")
+    has_processor = _has(source, f"{PROCESSOR}/")
+    if has_processor:
+        fetch(source, f"{PROCESSOR}/")
+    if not has_processor or _has(source, f"{TOKENIZER}/"):
+        fetch(source, f"{TOKENIZER}/")
     return _pipeline(source.named, source.folder)
 
 
@@ -140,7 +156,8 @@ def _is_pipeline(source: ModelSource) -> bool:
     except StateError:
         # The hub has none there; if it has no such model, the next request says so.
         return True
-    return False
+    # Some pipelines have such a file, too; what the hub lists is known now.
+    return _has(source, f"{ENCODER}/{CONFIG}")
 
 
 def _has(source: ModelSource, pattern: str) -> bool:

@@ -1,10 +1,13 @@
 """Load what turns images and texts into a model's inputs."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dstrain.errors import StateError, UsageError
+from transformers.utils import is_torchvision_available
 
 from dstrain_tools.captioning.model_files import ADVICE, ModelFiles
 
@@ -19,6 +22,7 @@ QWEN_CHAT = (
 )
 """The chat format that these models were trained with (their model cards), for a message
 of images and a text."""
+TORCHVISION = "some processors need torchvision, which is not installed"
 NAMED_IN = (
     "processor_config.json",
     "preprocessor_config.json",
@@ -39,12 +43,8 @@ def load_processor(files: ModelFiles, config: Any) -> Any:
         raise UsageError(files.name, what, ADVICE)
     options = {"local_files_only": True, "trust_remote_code": False}
     if files.processor is not None:
-        try:
+        with _naming(files.processor):
             processor = processor_class.from_pretrained(files.processor, **options)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            what = f"its processor cannot be loaded: {reason}"
-            raise StateError(files.processor, what) from error
         if model_type in QWEN_TYPES and not processor.chat_template:
             processor.chat_template = QWEN_CHAT
         return processor
@@ -55,13 +55,29 @@ def load_processor(files: ModelFiles, config: Any) -> Any:
         raise UsageError(files.name, what, ADVICE)
     from transformers import AutoTokenizer, Qwen2VLImageProcessor
 
-    tokenizer = AutoTokenizer.from_pretrained(files.tokenizer, **options)
+    with _naming(files.tokenizer):
+        tokenizer = AutoTokenizer.from_pretrained(files.tokenizer, **options)
     # Its defaults are the settings that these models are published with.
     images = Qwen2VLImageProcessor()
     processor = processor_class(image_processor=images, tokenizer=tokenizer)
     # The tokenizer's own template may be one for texts alone.
     processor.chat_template = QWEN_CHAT
     return processor
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Raise StateError, naming a folder, for what is wrong with the files in it."""
+    try:
+        yield
+    except (
+        Exception
+    ) as error:  # of transformers, tokenizers or json: it may be anything
+        reason = str(error).strip().partition("\n")[0]
+        what = f"cannot be loaded: {reason}"
+        # Some processors cannot do without their part for videos.
+        advice = [] if is_torchvision_available() else [TORCHVISION]
+        raise StateError(folder, what, *advice) from error
 
 
 def _class_of(files: ModelFiles, config: Any) -> Any:
@@ -95,8 +111,6 @@ def _of_images(processor_class: Any) -> Any:
     Those parts need torchvision, which nothing else here does: frames of a video are
     shown as images.
     """
-    from transformers.utils import is_torchvision_available
-
     parts = processor_class.get_attributes()
     if is_torchvision_available() or "video_processor" not in parts:
         return processor_class

@@ -27,6 +27,8 @@ FAMILY = "qwen_image"
 """The family of MODEL_ID."""
 TRAINED = ((FAMILY, MODEL_ID), ("wan", "Wan-AI/Wan2.1-T2V-1.3B"))
 """What the command at the end trains: a family and a model for images, and for videos."""
+TRAINED_CLASS = "QwenImagePipeline"
+"""Another pipeline of the family may need more than images with captions."""
 SHOWN = 3
 """Captions that are shown, so that a prompt that does not work is seen at once."""
 MOST_FAULTS = 20
@@ -137,7 +139,7 @@ class _Writer:
             # it is high; the others of the batch are none of those.
             if len(loaded) == 1:
                 reason = str(error).strip().partition("\n")[0]
-                self.faults[names[0]] = f"is refused by the model's processor: {reason}"
+                self.faults[names[0]] = f"the model refuses it: {reason}"
                 return
             for one in loaded:
                 self._write_loaded([one])
@@ -157,7 +159,7 @@ class _Writer:
 def _say_what_is_next(found: Tasks, files: ModelFiles, options: CaptionOptions) -> None:
     """Log the command that trains on the captions, where a family for it is installed."""
     family, model_id = TRAINED[all(task.is_video for task in found.tasks)]
-    if files.is_pipeline and family == FAMILY:
+    if family == FAMILY and files.pipeline_class == TRAINED_CLASS:
         model_id = files.name
     names = {one.name for one in installed(options.disabled_plugins)}
     if family in names:

@@ -243,7 +243,23 @@ def test_a_model_without_a_processor_of_images_is_refused(
 ) -> None:
     folder = copy_of(toy("blip"), tmp_path / "model")
     (folder / "processor_config.json").unlink()
-    with pytest.raises(StateError, match="its processor cannot be loaded"):
+    with pytest.raises(StateError, match="cannot be loaded"):
+        captioner(folder)
+
+
+def test_a_damaged_tokenizer_is_named(toy: Toy, tmp_path: Path) -> None:
+    folder = copy_of(toy("qwen"), tmp_path / "model")
+    (folder / "tokenizer/tokenizer.json").write_text("{")
+    with pytest.raises(StateError, match="cannot be loaded") as error:
+        captioner(folder)
+    assert error.value.where == str(folder / "tokenizer")
+
+
+def test_a_configuration_with_wrong_values_is_named(toy: Toy, tmp_path: Path) -> None:
+    folder = copy_of(toy("blip"), tmp_path / "model")
+    content = {"model_type": "blip", "text_config": {"hidden_size": "wide"}}
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(StateError, match="is not the configuration of a blip model"):
         captioner(folder)
 
 

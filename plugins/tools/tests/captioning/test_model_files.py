@@ -33,6 +33,7 @@ def test_a_pipelines_text_encoder_is_found_in_its_folder(toy: Toy) -> None:
         folder / "tokenizer",
         None,
     )
+    assert found.pipeline_class == "QwenImagePipeline"
     assert [path.name for path in found.weight_files()] == ["model.safetensors"]
 
 
@@ -44,16 +45,20 @@ def test_a_model_by_itself_has_all_in_one_folder(toy: Toy) -> None:
 
 
 def test_a_pipeline_is_downloaded_without_what_generates(
-    toy: Toy, server: hub_server.Hub, hub: Hub
+    toy: Toy, server: hub_server.Hub, hub: Hub, tmp_path: Path
 ) -> None:
-    server.add("Some/Pipeline", toy("qwen"))
+    published = tmp_path / "published"
+    shutil.copytree(toy("qwen"), published)
+    if (
+        hub == "huggingface"
+    ):  # where some pipelines have one, from which nothing follows
+        (published / "config.json").write_text("{}")
+    server.add("Some/Pipeline", published)
     found = find_model("Some/Pipeline", hub)
     assert found.is_pipeline
     assert found.config()["model_type"] == "qwen2_5_vl"
-    assert {name.split("/")[0] for name in server.fetched} == {
-        "text_encoder",
-        "tokenizer",
-    }
+    fetched = {name.split("/")[0] for name in server.fetched}
+    assert fetched - {"config.json"} == {"text_encoder", "tokenizer"}
     server.forget()
     assert find_model("Some/Pipeline", hub) == found
     assert not server.fetched
@@ -100,6 +105,12 @@ def test_a_model_that_the_hub_does_not_have_is_named(
     with pytest.raises(StateError, match="no such model or revision") as error:
         find_model("Some/Absent", hub)
     assert error.value.where == "Some/Absent"
+
+
+def test_a_pipeline_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "text_encoder", {"model_type": "qwen2_5_vl"})
+    with pytest.raises(MissingFiles, match="has neither tokenizer nor processor"):
+        find_model(str(tmp_path), None)
 
 
 def write(folder: Path, content: object) -> None:

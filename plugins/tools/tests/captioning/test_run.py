@@ -108,6 +108,27 @@ def test_videos_are_captioned_and_wan_is_trained_on_them(
     assert main([*command, *small]) == 0
 
 
+@pytest.mark.parametrize(
+    ("index", "trained"),
+    (
+        ('{"_class_name": "QwenImagePipeline"}', "model"),
+        # It needs images to edit.
+        ('{"_class_name": "QwenImageEditPipeline"}', "Qwen/Qwen-Image"),
+        ("[]", "Qwen/Qwen-Image"),
+        ("", "Qwen/Qwen-Image"),
+    ),
+)
+def test_the_model_that_is_trained_needs_nothing_but_captions(
+    writer: Writer, capsys: pytest.CaptureFixture[str], index: str, trained: str
+) -> None:
+    Path("model/text_encoder").mkdir()
+    Path("model/config.json").rename("model/text_encoder/config.json")
+    Path("model/tokenizer").mkdir()
+    Path("model/model_index.json").write_text(index)
+    assert caption() == 0
+    assert f"train on them: dstrain --model_id {trained} " in capsys.readouterr().err
+
+
 def test_captions_are_kept_and_replaced_only_when_told(
     writer: Writer, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,7 +163,7 @@ def test_an_image_that_the_processor_refuses_does_not_cost_its_batch(
     assert caption("--batch_size", "3") == 2
     assert set(captions(photos)) == {"beach/sea", "dog"}
     said = capsys.readouterr().err
-    assert "cat.png: is refused by the model's processor: the aspect ratio" in said
+    assert "cat.png: the model refuses it: the aspect ratio" in said
 
 
 def test_an_empty_answer_is_no_caption(
