@@ -278,15 +278,7 @@ def _read(
         if not networks:
             continue
         try:
-            loras = read_lora(
-                source,
-                family,
-                networks,
-                file.component,
-                alpha=file.alpha,
-                skip_missing=file.skip_missing,
-            )
-            return loras, networks
+            return read_lora(file, family, networks), networks
         except StateError as error:
             if not attempt:
                 first_error = error

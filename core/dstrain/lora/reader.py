@@ -10,13 +10,13 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from torch import Tensor
 
-from dstrain.config.fields import SKIP_MISSING, Alpha
+from dstrain.config.fields import LoraFile
 from dstrain.config.options.lora import LoraType
 from dstrain.console import get_logger, number_of
 from dstrain.errors import StateError, UsageError, first_few
@@ -170,13 +170,10 @@ def check_lora_file(path: Path, components: Collection[str] = ()) -> None:
 
 
 def read_lora(
-    path: Path,
+    file: LoraFile,
     family: ModelFamily,
     networks: Mapping[str, Shapes],
-    component: str = "",
     unused_parameters: Mapping[str, Collection[str]] = MappingProxyType({}),
-    alpha: Alpha | None = None,
-    skip_missing: bool = False,
     is_one_of_several: bool = False,
 ) -> list[Lora]:
     """Read a file with any naming: one `Lora` for each component that it has layers of.
@@ -187,39 +184,31 @@ def read_lora(
     damaged or incomplete. Raises UsageError for an alpha that the file states itself.
 
     Args:
-        path: The file.
+        file: The file, the component that it has to be of, if that is known, the alpha of
+            its layers, if it states none, and whether to leave out what the networks
+            lack, with a warning, as long as they have something of it. Its scale is for
+            who uses the layers.
         family: The family it has to be of.
         networks: Component -> the shapes of its weights (`key_names.base_shapes`).
-        component: The component that it has to be of, if that is known.
         unused_parameters: Component -> patterns of parameters that no loss reaches,
             whose layers the file may lack.
-        alpha: Alpha of every layer if the file states none; 'rank' is each layer's
-            rank.
-        skip_missing: Whether to leave out what the networks lack, with a warning, as
-            long as they have something of the file.
-        is_one_of_several: Whether layers of other components than `component` are for
-            another call.
+        is_one_of_several: Whether layers of other components than `file.component` are
+            for another call.
     """
+    path = file.path
     tensors, header = read_tensors(path)
     recorded = header.get("family", family.name)
     if recorded != family.name:
         what = f"is a LoRA for family {recorded}, not for {family.name}"
         raise StateError(path, what)
     reader = _Reader(
-        path=path,
-        header=header,
-        family=family,
-        networks=networks,
-        component=component,
-        unused_parameters=unused_parameters,
-        alpha=alpha,
-        skip_missing=skip_missing,
-        is_one_of_several=is_one_of_several,
+        file, header, family, networks, unused_parameters, is_one_of_several
     )
     groups = groups_in(path, tensors, family)
     loras = [lora for lora in map(reader.read, groups) if lora is not None]
     if not loras:
-        raise StateError(path, f"has no layers for {component or 'what is loaded'}")
+        what = f"has no layers for {file.component or 'what is loaded'}"
+        raise StateError(path, what)
     names = [lora.component for lora in loras]
     if len(set(names)) < len(names):
         raise StateError(path, f"uses two naming schemes for {first_few(names)}")
@@ -260,15 +249,17 @@ def groups_in(
 class _Reader:
     """Turns the groups of one file into LoRAs; the fields are `read_lora`'s arguments."""
 
-    path: Path
+    file: LoraFile
     header: Mapping[str, str]
     family: ModelFamily
     networks: Mapping[str, Shapes]
-    component: str
     unused_parameters: Mapping[str, Collection[str]]
-    alpha: Alpha | None
-    skip_missing: bool
     is_one_of_several: bool
+
+    @property
+    def path(self) -> Path:
+        """Return where the file is."""
+        return self.file.path
 
     def read(self, group: Group) -> Lora | None:
         """Return the layers of a group by the network's own names; None if it is left
@@ -278,7 +269,7 @@ class _Reader:
             return None
         naming = self._naming(group)
         name, table = naming.component, naming.layers
-        if self.skip_missing:
+        if self.file.skip_missing:
             group = self._without_missing(group, naming)
             if not group.names:
                 return None
@@ -333,12 +324,12 @@ class _Reader:
         loaded, and may be.
         """
         candidates = group.prefix.components
-        if self.component and self.component not in candidates:
-            if self.skip_missing and not self.is_one_of_several:
+        if self.file.component and self.file.component not in candidates:
+            if self.file.skip_missing and not self.is_one_of_several:
                 self._warn_of(group.names, " or ".join(candidates))
-            return self.skip_missing or self.is_one_of_several
+            return self.file.skip_missing or self.is_one_of_several
         is_loaded = any(name in self.networks for name in candidates)
-        if self.skip_missing and not is_loaded:
+        if self.file.skip_missing and not is_loaded:
             self._warn_of(group.names, f"{' or '.join(candidates)}, not loaded")
             return True
         return False
@@ -374,18 +365,18 @@ class _Reader:
         logger.warning(f"{self.path}: left out {len(names)}, {what}: {listed}")
 
     def _missing_advice(self) -> tuple[str, ...]:
-        file = f"{self.path}@{SKIP_MISSING}"
-        return (f"to leave out what the model lacks, give {shlex.quote(file)}",)
+        file = replace(self.file, skip_missing=True)
+        return (f"to leave out what the model lacks, give {shlex.quote(file.typed)}",)
 
     def _naming(self, group: Group) -> "_Naming":
         """Return the component that a group is of, and the tables of the names it uses."""
         candidates = group.prefix.components
         names = group.names
         named = self.header.get("component", "")
-        wanted = self.component or named
+        wanted = self.file.component or named
         # The header says which of those it is that the keys may mean.
         is_other = wanted not in candidates or (named in candidates and named != wanted)
-        if self.component and is_other:
+        if self.file.component and is_other:
             of = named if named in candidates else " or ".join(candidates)
             raise StateError(self.path, f"is a LoRA for {of}, not for {wanted}")
         if wanted in candidates:
@@ -419,7 +410,7 @@ class _Reader:
                 examples.append(next(iter(table), name))
                 if len(left) == len(unknown) < len(names) and naming not in namings:
                     namings.append(naming)
-        if not namings or (unknown and not self.skip_missing):
+        if not namings or (unknown and not self.file.skip_missing):
             count = f"{len(unknown)} of its {len(names)} layers"
             what = f"does not fit: {count} match no naming of {', '.join(loaded)}"
             first = first_few(f"{group.prefix.text}{rest}" for rest in unknown)
@@ -439,7 +430,8 @@ class _Reader:
         )
         if len(fitting) == 1:
             return StateError(self.path, what)
-        files = [shlex.quote(f"{name}={self.path}") for name in fitting]
+        each = [replace(self.file, component=name).typed for name in fitting]
+        files = [shlex.quote(one) for one in each]
         given = " or ".join(f"--lora {file}" for file in files)
         written = shlex.join(
             ["dstrain", "export", "--model", self.family.name, "--format", "diffusers"]
@@ -460,7 +452,7 @@ class _Reader:
         layers = {rest: one for rest, one in group.layers.items() if one.has_product}
         if layers:
             return {**ranks, **self._alphas_of(layers, group.peft, adapter)}
-        if self.alpha is not None:
+        if self.file.alpha is not None:
             raise UsageError("--alpha", f"has no effect: {self.path} needs none")
         return ranks
 
@@ -496,20 +488,20 @@ class _Reader:
             what = f"incomplete LoRA file: {len(without)} of {len(layers)} layers lack an alpha"
             raise StateError(self.path, what, f"the first: {first_few(without)}")
         if stated:
-            if self.alpha is not None:
+            if self.file.alpha is not None:
                 what = f"has no effect: {self.path} states its own alpha"
                 raise UsageError("--alpha", what, "leave it, or @alpha, out")
             return stated
-        if self.alpha == "rank":
+        if self.file.alpha == "rank":
             return ranks
-        if self.alpha is not None:
-            return dict.fromkeys(layers, self.alpha)
+        if self.file.alpha is not None:
+            return dict.fromkeys(layers, self.file.alpha)
         if peft or not all(weights.named for weights in layers.values()):
             if is_of_ai_toolkit(self.header):
                 return ranks
             with_alpha = self.path.with_stem(f"{self.path.stem}-alpha")
             paths = (self.path, unused_name(with_alpha))
-            file = shlex.quote(f"{self.path}@alpha=rank")
+            file = shlex.quote(replace(self.file, alpha="rank").typed)
             raise StateError(
                 self.path,
                 "has neither `.alpha` keys nor adapter_config.json beside it "

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -198,14 +198,11 @@ class Loader:
                 name = self.component.name
                 preset = self.files.preset
                 loras = read_lora(
-                    preset.path,
+                    replace(preset, component=name),
                     self.family,
                     {name: base_shapes(network)},
-                    name,
                     {name: self.unused_parameters},
-                    preset.alpha,
-                    preset.skip_missing,
-                    True,
+                    is_one_of_several=True,
                 )
                 self._change = _PresetChange(
                     {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.config.fields import LoraFile
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.adapters import add_layers, inject, lora_layers, lora_state
 from dstrain.lora.initial_layers import load_layers
@@ -57,7 +58,7 @@ def net() -> nn.Module:
 
 
 def read(path: Path, module: nn.Module) -> Lora:
-    (found,) = read_lora(path, RECORD, {"net": base_shapes(module)})
+    (found,) = read_lora(LoraFile(path), RECORD, {"net": base_shapes(module)})
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.config.fields import LoraFile
 from dstrain.errors import StateError
 from dstrain.lora.adapters import add_layers
 from dstrain.lora.layers import LoraConfig
@@ -163,7 +164,7 @@ def test_an_alpha_can_be_given_where_a_file_has_none(
     with pytest.raises(StateError, match="rank and alpha are unknown") as caught:
         read(path)
     assert f"({path}@alpha=rank)" in caught.value.help_lines[1]
-    (lora,) = read_lora(path, MODEL, {"dit": SHAPES}, alpha=alpha)
+    (lora,) = read_lora(LoraFile(path, alpha=alpha), MODEL, {"dit": SHAPES})
     assert {layer.alpha for layer in lora.layers.values()} == {wanted}
 
 
@@ -194,7 +195,7 @@ def test_what_a_model_lacks_is_left_out_on_request_and_named(
     assert caught.value.help_lines[-1] == (
         f"to leave out what the model lacks, give '{path}@skip_missing'"
     )
-    (lora,) = read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=True)
+    (lora,) = read_lora(LoraFile(path, skip_missing=True), MODEL, {"dit": SHAPES})
     assert sorted(lora.layers) == ["blocks.0.attn.to_q", "blocks.1.attn.to_q"]
     printed = capsys.readouterr().err
     assert (
@@ -213,14 +214,14 @@ def test_a_file_that_fits_nowhere_is_refused_whatever_is_left_out(
     path = written(tmp_path / "x.safetensors", with_alpha(tensors))
     for skip in (False, True):
         with pytest.raises(StateError, match="1 of its 1 layers match no naming"):
-            read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=skip)
+            read_lora(LoraFile(path, skip_missing=skip), MODEL, {"dit": SHAPES})
     tensors = {
         "transformer.proj_in.lora_A.weight": torch.ones(4, 7),
         "transformer.proj_in.lora_B.weight": torch.ones(6, 4),
     }
     path = written(tmp_path / "y.safetensors", with_alpha(tensors))
     with pytest.raises(StateError, match="has no layers for what is loaded"):
-        read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=True)
+        read_lora(LoraFile(path, skip_missing=True), MODEL, {"dit": SHAPES})
 
 
 def test_patterns_of_rank_and_alpha_are_followed(tmp_path: Path) -> None:
@@ -291,7 +292,9 @@ def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
         for key, value in tensors.items()
     }
     both = written(tmp_path / "x.safetensors", {**in_names_of("kohya", tmp_path), **te})
-    found = read_lora(both, MODEL, {"dit": SHAPES, "text_encoder": ENCODER_SHAPES})
+    found = read_lora(
+        LoraFile(both), MODEL, {"dit": SHAPES, "text_encoder": ENCODER_SHAPES}
+    )
     assert {lora.component: len(lora.layers) for lora in found} == {
         "dit": 12,
         "text_encoder": 1,
@@ -318,13 +321,19 @@ def test_experts_are_distinguished_by_the_header_or_by_what_is_asked(
         f"say which component it is for: --lora dit={bare} or --lora dit2={bare}"
     )
     assert "--component dit2" in caught.value.help_lines[1]
-    assert read_lora(bare, MODEL, two, component="dit2")[0].component == "dit2"
+    with pytest.raises(StateError, match="is ambiguous") as caught:
+        read_lora(LoraFile(bare, 0.5, skip_missing=True), MODEL, two)
+    # As it was typed.
+    assert f"--lora dit={bare}:0.5@skip_missing or" in caught.value.help_lines[0]
+    assert (
+        read_lora(LoraFile(bare, component="dit2"), MODEL, two)[0].component == "dit2"
+    )
     named = written(
         tmp_path / "y.safetensors", with_alpha(tensors), {"component": "dit2"}
     )
     assert read(named, **two).component == "dit2"
     with pytest.raises(StateError, match="is a LoRA for dit2, not for dit"):
-        read_lora(named, MODEL, two, component="dit")
+        read_lora(LoraFile(named, component="dit"), MODEL, two)
     with pytest.raises(StateError, match="has 12 layers for dit2, which is not loaded"):
         read(named)
     pipe = default_names(prefixed(tensors, "pipe.dit2."))
@@ -363,7 +372,7 @@ def test_our_own_header_tells_half_a_file_in_every_naming(tmp_path: Path) -> Non
     assert (
         len(
             read_lora(
-                tmp_path / "x.safetensors",
+                LoraFile(tmp_path / "x.safetensors"),
                 MODEL,
                 {"dit": SHAPES},
                 unused_parameters=unused,
