@@ -38,6 +38,7 @@ from dstrain.lora.key_names import (
     checkpoint_formats,
     key_table,
     layers_of,
+    narrowed,
     prefixes,
     unused_layers,
     with_underscores,
@@ -220,8 +221,8 @@ def groups_in(
     tensors: Mapping[str, Tensor],
     family: ModelFamily,
 ) -> list[Group]:
-    """Group the layers of a file by how their names begin; raises what `parse_keys`
-    raises.
+    """Group the layers of a file by how their names begin, and by the components that may
+    have layers of these names; raises what `parse_keys` raises.
     """
     known = prefixes(family)
     found: dict[tuple[Prefix, bool], Group] = {}
@@ -230,9 +231,10 @@ def groups_in(
         """Return the group that a name is of, and the rest of the name."""
         rest = name.removeprefix(PEFT_PREFIX)
         prefix = next(prefix for prefix in known if rest.startswith(prefix.text))
-        key = (prefix, rest != name)
+        own = rest.removeprefix(prefix.text)
+        key = (narrowed(prefix, own, family), rest != name)
         group = found.setdefault(key, Group(*key, {}, {}))
-        return group, rest.removeprefix(prefix.text)
+        return group, own
 
     differences, others = split_differences(path, tensors)
     if others or not differences:
