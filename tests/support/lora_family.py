@@ -13,7 +13,8 @@ from dstrain.config.fields import LoraFile
 from dstrain.lora.adapters import inject, lora_state
 from dstrain.lora.key_names import base_shapes, key_formats
 from dstrain.lora.layers import LoraConfig, LoraLayer
-from dstrain.lora.reader import Lora, read_lora
+from dstrain.lora.reader import read_lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.lora.writer import layers_in, save_lora
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat, KeyMap, LoraKeyFormat

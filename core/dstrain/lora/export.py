@@ -28,7 +28,8 @@ from dstrain.lora.key_parser import (
     parse_pairs,
 )
 from dstrain.lora.layers import rescaled
-from dstrain.lora.reader import Lora, read_lora
+from dstrain.lora.reader import read_lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.lora.writer import (
     adapter_fields,
     in_header,

@@ -13,7 +13,8 @@ from dstrain.lora.foreign.differences import add_differences, changed_by
 from dstrain.lora.header import log_differences
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.merging import Changes, merge_layers, merged
-from dstrain.lora.reader import Lora, read_lora
+from dstrain.lora.reader import read_lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.models.components import Component, Files
 from dstrain.models.execution.blocks import repeated_blocks
 from dstrain.models.execution.kept import AS_LOADED, last_blocks

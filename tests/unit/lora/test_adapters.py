@@ -15,7 +15,8 @@ from dstrain.lora.initial_layers import load_layers
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.layers import LoraConfig, LoraLayer
 from dstrain.lora.merging import merge_layers
-from dstrain.lora.reader import Lora, read_lora
+from dstrain.lora.reader import read_lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.lora.writer import save_lora
 from dstrain.models.components import Component
 from dstrain.registry.family import ModelFamily

@@ -20,7 +20,7 @@ from dstrain.errors import StateError
 from dstrain.lora.foreign.products import MergedLayer
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.merging import merge_layers
-from dstrain.lora.reader import Lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.models.components import Component, Files
 from dstrain.models.execution.kept import ALL_BLOCKS, AS_LOADED, Kept, StoredLayers
 from dstrain.models.networks import DiffusersNetwork, keep, load_network
