@@ -36,6 +36,7 @@ PUBLIC = {
         LongPrompt apply_guidance around_blocks as_uint8 check_length check_sides convert_image cover_image
         images_to_tensor latents_mean_std override_positional_args pack
         report_long_prompt tensor_to_image to_minus_one_one unpack
+        white_pixels
     """,
     "dstrain.testing": "Conformance LoraCase LoraFiles LoraReader Published PublishedLatents",
 }

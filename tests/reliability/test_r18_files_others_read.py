@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cli.main import main
+from dstrain.config.fields import LoraFile
 from dstrain.graph.inputs import Column
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.merging import merge_layers
@@ -312,7 +313,7 @@ def by_dstrain(case: Case, trained: Trained, tmp_path: Path) -> Mapping[str, Ten
     merged = trained.tested.open().components[case.part]
     shapes = base_shapes(merged)
     family = trained.tested.family
-    (lora,) = read_lora(trained.file, family, {case.part: shapes})
+    (lora,) = read_lora(LoraFile(trained.file), family, {case.part: shapes})
     merge_layers(merged.double(), lora.layers)
     state = merged.state_dict()
     changes = {name: state[name] - trained.base[name] for name in added}
@@ -541,7 +542,11 @@ def test_a_lokr_acts_in_diffusers_and_comes_back_from_others(
     for program in programs:
         back = tmp_path / f"{program}.safetensors"
         assert main(["export", "--format", program, str(file), str(back)]) == 0
-        (lora,) = read_lora(back, family, {case.part: base_shapes(merged)}, case.part)
+        (lora,) = read_lora(
+            LoraFile(back, component=case.part),
+            family,
+            {case.part: base_shapes(merged)},
+        )
         assert len(lora.layers) == count
         for name, one in lora.layers.items():
             weight = before[f"{name}.weight"]

@@ -6,6 +6,7 @@ Each case is a file with the names, matrices and alpha of a program, as restated
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,7 +135,7 @@ def test_a_file_of_another_program_acts_here_as_it_does_there(
     as_layers = error_of(state_of(network), base, file, SCALE)
     merged = subject.open().components["dit"]
     (lora,) = read_lora(
-        path, subject.family, {"dit": base_shapes(merged)}, "dit", alpha=named.alpha
+        replace(named, component="dit"), subject.family, {"dit": base_shapes(merged)}
     )
     merge_layers(merged, lora.layers)
     merge_layers(merged, lora.merged)

@@ -9,10 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from dstrain.config.fields import LoraFile
 from dstrain.lora.adapters import inject, lora_state
 from dstrain.lora.key_names import base_shapes, key_formats
 from dstrain.lora.layers import LoraConfig, LoraLayer
-from dstrain.lora.reader import Lora, read_lora
+from dstrain.lora.reader import read_lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.lora.writer import layers_in, save_lora
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat, KeyMap, LoraKeyFormat
@@ -221,7 +223,7 @@ def written(
 
 def read(path: Path, **networks: Any) -> Lora:
     """The one LoRA that a file holds, for the denoiser by default."""
-    (found,) = read_lora(path, MODEL, networks or {"dit": SHAPES})
+    (found,) = read_lora(LoraFile(path), MODEL, networks or {"dit": SHAPES})
     return found
 
 

@@ -1,11 +1,12 @@
 """Turn every exception into one line WHERE: WHAT with an exit code."""
 
 import traceback
-from difflib import get_close_matches
+from contextlib import suppress
 
 import click
 
 from dstrain.cli.click_options import place
+from dstrain.cli.family_command import FAMILY
 from dstrain.cli.unsupported import no_such
 from dstrain.errors import (
     DstrainError,
@@ -14,6 +15,7 @@ from dstrain.errors import (
     SystemFault,
     UsageError,
 )
+from dstrain.registry.family import ModelFamily
 from dstrain.training.memory import LOAD_ADVICE, SIGNS, is_out_of_memory
 
 DEFECT = (
@@ -104,9 +106,28 @@ def _no_such_option(error: click.NoSuchOption) -> UsageError:
     if error.ctx is not None:
         for param in error.ctx.command.get_params(error.ctx):
             known += param.opts
+    if "--model" in known and error.ctx is not None:
+        family: ModelFamily | None = error.ctx.meta.get(FAMILY)
+        owners = _families_with(error.option_name.lstrip("-").replace("-", "_"))
+        if owners and family is None:
+            what = f"is a flag of {' and '.join(owners)}, and no model is named"
+            return UsageError(error.option_name, what, "give --model or --model_id")
+        if family is not None and owners and family.name not in owners:
+            what = f"is a flag of {' and '.join(owners)}, not of {family.name}"
+            return UsageError(error.option_name, what)
     what, *lines = no_such(error.option_name, known)
-    is_misspelt = get_close_matches(error.option_name, known, cutoff=0.8)
-    may_be_a_familys = "--model" in known and error.ctx and not error.ctx.meta
-    if may_be_a_familys and not lines and not is_misspelt:
-        lines = ["a family's own flags need --model or --model_id"]
     return UsageError(error.option_name, what, *lines)
+
+
+def _families_with(option: str) -> list[str]:
+    """Return the installed families that have an option of this name."""
+    # Imported once something is wrong, since they import pluggy.
+    from dstrain.registry.discovery import installed, load_family
+
+    found = []
+    for plugin in installed():
+        with suppress(DstrainError):
+            family = load_family(plugin.name)
+            if any(one.name == option for one in family.options):
+                found.append(family.name)
+    return list(dict.fromkeys(found))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 import types
 import typing
 from collections.abc import Callable, Collection, Set
@@ -111,6 +112,12 @@ class LoraFile:
         """Return what beside the file's content decides what it does; '' for nothing."""
         scale = "" if self.scale == 1 else f":{self.scale}"
         return scale + self._options
+
+    @property
+    def typed(self) -> str:
+        """Return it as it is typed, without what it need not say."""
+        component = f"{self.component}=" if self.component else ""
+        return f"{component}{self.path}{self.changes}"
 
     def of(self, components: Collection[str]) -> "LoraFile":
         """Return it with the component that its path begins with (`dit2=FILE`): what
@@ -285,6 +292,10 @@ def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
     try:
         entries = json.loads(text or "[]")
     except json.JSONDecodeError as error:
+        if text and Path(text).is_dir():
+            what = f"{text} is a folder, and files are expected"
+            advice = f"for all files of a model: --model_id {shlex.quote(text)}"
+            raise UsageError(flag, what, advice) from error
         example = """a list of files is written '["a.safetensors", "b.safetensors"]'"""
         raise UsageError(flag, f"is not JSON: {error}", example) from error
     groups = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from dstrain.data.damage.detection import check_content
@@ -32,6 +33,8 @@ to be decoded.
 """
 ANIMATED = frozenset({"GIF", "PNG", "WEBP"})
 """The formats whose frames follow each other in time; the pages of a TIFF do not."""
+HALF_GREY = 128
+"""The least value, of 255, that counts as white in a mask."""
 MAX_PIXELS = 2**28
 """Pixels of the largest image that is opened: three times the largest of cameras."""
 MAX_ANIMATION_PIXELS = 2**35
@@ -255,6 +258,16 @@ def cover(image: Image.Image, size: Size | None, view: View = PLAIN) -> Image.Im
             centering=(view.crop, view.crop),
         )
     return image.transpose(TRANSPOSES[2]) if view.flip else image
+
+
+def white_pixels(mask: Image.Image, size: Size) -> NDArray[np.bool_]:
+    """Return which pixels of a mask are white, from half grey on, at a size (height, width):
+    of the pixels that become one, a single one tells, as DiffSynth-Studio has it.
+    """
+    height, width = size
+    resized = mask.resize((width, height), Image.Resampling.NEAREST)
+    white: NDArray[np.bool_] = np.asarray(convert(resized, "L")) >= HALF_GREY
+    return white
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from dstrain.lora.key_parser import (
     parse_pairs,
 )
 from dstrain.lora.layers import rescaled
-from dstrain.lora.reader import Lora, read_lora
+from dstrain.lora.reader import read_lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.lora.writer import (
     adapter_fields,
     in_header,
@@ -278,15 +279,7 @@ def _read(
         if not networks:
             continue
         try:
-            loras = read_lora(
-                source,
-                family,
-                networks,
-                file.component,
-                alpha=file.alpha,
-                skip_missing=file.skip_missing,
-            )
-            return loras, networks
+            return read_lora(file, family, networks), networks
         except StateError as error:
             if not attempt:
                 first_error = error

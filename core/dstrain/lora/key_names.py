@@ -152,6 +152,31 @@ def prefixes(family: ModelFamily) -> list[Prefix]:
     return sorted(known, key=lambda prefix: len(prefix.text), reverse=True)
 
 
+def narrowed(prefix: Prefix, name: str, family: ModelFamily) -> Prefix:
+    """Return a prefix without the components that cannot have a layer of this name: where
+    networks share their files, the formats of each say which names there are another's.
+
+    name: The rest of the layer's name, after the prefix.
+    """
+    if len(prefix.components) < 2:
+        return prefix
+    known = components_of(family)
+    left = tuple(
+        one
+        for one in prefix.components
+        if not any(
+            fnmatch.fnmatchcase(name, pattern)
+            for pattern in _names_of_others(known[one], prefix.underscored)
+        )
+    )
+    return prefix._replace(components=left) if left else prefix
+
+
+def _names_of_others(component: Component, underscored: bool) -> list[str]:
+    patterns = [name for one in component.formats for name in one.ignored]
+    return [name.replace(".", "_") if underscored else name for name in patterns]
+
+
 def checkpoint_formats(
     component: Component, family: ModelFamily
 ) -> list[CheckpointFormat]:

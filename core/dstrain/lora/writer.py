@@ -27,7 +27,7 @@ from dstrain.lora.key_names import base_shapes, key_formats, key_table
 from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED
 from dstrain.lora.layers import LoraConfig, rescaled
 from dstrain.lora.lokr import Layer, LokrLayer
-from dstrain.lora.reader import Lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.models.components import components_of
 from dstrain.models.formats import LoraKeyFormat, Shapes
 from dstrain.registry.family import ModelFamily

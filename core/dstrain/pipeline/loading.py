@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from dstrain.lora.foreign.differences import add_differences, changed_by
 from dstrain.lora.header import log_differences
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.merging import Changes, merge_layers, merged
-from dstrain.lora.reader import Lora, read_lora
+from dstrain.lora.reader import read_lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.models.components import Component, Files
 from dstrain.models.execution.blocks import repeated_blocks
 from dstrain.models.execution.kept import AS_LOADED, last_blocks
@@ -198,14 +199,11 @@ class Loader:
                 name = self.component.name
                 preset = self.files.preset
                 loras = read_lora(
-                    preset.path,
+                    replace(preset, component=name),
                     self.family,
                     {name: base_shapes(network)},
-                    name,
                     {name: self.unused_parameters},
-                    preset.alpha,
-                    preset.skip_missing,
-                    True,
+                    is_one_of_several=True,
                 )
                 self._change = _PresetChange(
                     {

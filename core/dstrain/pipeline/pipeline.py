@@ -17,7 +17,7 @@ import torch
 from accelerate.utils.operations import recursively_apply
 from torch import Tensor, nn
 
-from dstrain.config.fields import Alpha
+from dstrain.config.fields import Alpha, LoraFile
 from dstrain.config.options.model import Hub
 from dstrain.config.validation import check_tiles
 from dstrain.errors import UsageError
@@ -243,9 +243,8 @@ class Pipeline:
             if isinstance(module, nn.Module)
         }
         unused = self.spec.unused_parameters
-        for lora in read_lora(
-            path, self.family, shapes, component, unused, alpha, skip_missing
-        ):
+        file = LoraFile(path, scale, component, alpha, skip_missing)
+        for lora in read_lora(file, self.family, shapes, unused):
             name = lora.component
             log_differences(lora, path, self.spec.variant, self.files.get(name))
             module = self.components[name]

@@ -8,7 +8,8 @@ from functools import cached_property
 from dstrain.config.fields import SKIP_MISSING, LoraFile, split_commas
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.spec import PipelineSpec
-from dstrain.lora.reader import Group, check_lora_file, groups_in
+from dstrain.lora.reader import check_lora_file
+from dstrain.lora.reading.groups import Group, groups_in
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import read_tensors

@@ -2,7 +2,11 @@
 patching, guidance, adapters.
 """
 
-from dstrain.data.images import convert as convert_image, cover as cover_image
+from dstrain.data.images import (
+    convert as convert_image,
+    cover as cover_image,
+    white_pixels,
+)
 from dstrain.graph.long_prompts import LongPrompt, check_length, report_long_prompt
 from dstrain.models.execution.around_blocks import around_blocks
 from dstrain.models.functional import (
@@ -35,4 +39,5 @@ __all__ = (
     "tensor_to_image",
     "to_minus_one_one",
     "unpack",
+    "white_pixels",
 )

@@ -32,7 +32,12 @@ from dstrain.testing.contract import ToyFixtures
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.loras import LoraReader, trained
 from dstrain.testing.round_trips import train_and_save
-from dstrain.testing.trained_sets import TrainedSet, conditioners, denoisers
+from dstrain.testing.trained_sets import (
+    TrainedSet,
+    adapters,
+    conditioners,
+    denoisers,
+)
 
 RANK = 4
 ALPHA = 6.0
@@ -112,7 +117,9 @@ class LoraFiles(ToyFixtures):
     names: ClassVar[Mapping[str, Mapping[str, str]]]
     """Component -> program -> the program's name for a layer of the default targets."""
     readers: ClassVar[Mapping[str, Mapping[str, LoraReader]]]
-    """Component -> program -> its rules."""
+    """Component -> program -> its rules; of networks beside the denoiser, those that are
+    tested.
+    """
     targets: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     """Name -> target patterns of the denoiser, tested beside the default ones, each
     alias, and all aliases.
@@ -176,9 +183,10 @@ class LoraFiles(ToyFixtures):
                 for name in conditioners(family, spec)
                 if name in family.lora_targets
             ]
+            beside = [name for name in adapters(family, spec) if name in self.readers]
             for part in (
                 *denoisers(family, spec),
-                *(name for name in encoders if name not in seen),
+                *(name for name in (*encoders, *beside) if name not in seen),
             ):
                 programs = tuple(key_formats(known[part], family))
                 if part in seen:  # the same layers, but for a few: two namings show it

@@ -1,7 +1,7 @@
 """Make whole components, parts of them, or LoRA layers trainable."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -90,15 +90,8 @@ def start_from_lora(
         network = pipeline.components[component]
         shapes = base_shapes(network)
         unused = unused_layers(patterns.get(component, ()), shapes)
-        for lora in read_lora(
-            path,
-            pipeline.family,
-            {component: shapes},
-            component,
-            patterns,
-            file.alpha,
-            file.skip_missing,
-        ):
+        own = replace(file, component=component)
+        for lora in read_lora(own, pipeline.family, {component: shapes}, patterns):
             lora.refuse_merged(path, "training cannot start from")
             if not next(network.parameters()).is_meta:
                 files = pipeline.files.get(component)

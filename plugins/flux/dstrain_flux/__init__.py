@@ -94,11 +94,12 @@ MODEL_FILES |= {
     }
 }
 
+SIGLIP = "google/siglip-so400m-patch14-384"
 IP_ADAPTER = "InstantX/FLUX.1-dev-IP-Adapter"
 MODEL_FILES |= {
     IP_ADAPTER: {
         "ipadapter": "ip-adapter.bin",
-        "image_encoder": "google/siglip-so400m-patch14-384:model.safetensors",
+        "image_encoder": f"{SIGLIP}:model.safetensors",
         **WITH_DEV,
     }
 }

@@ -16,16 +16,9 @@ from dstrain.plugin import (
     read_key_maps,
 )
 
+from dstrain_flux import REDUX, SIGLIP, TRANSFORMERS
+
 CONFIGS = Path(__file__).parent / "configs"
-IDS = (
-    "black-forest-labs/FLUX.1-dev",
-    "black-forest-labs/FLUX.1-Krea-dev",
-    "black-forest-labs/FLUX.1-Kontext-dev",
-    "black-forest-labs/FLUX.1-Fill-dev",
-    "black-forest-labs/FLUX.1-schnell",
-)
-REDUX = "black-forest-labs/FLUX.1-Redux-dev"
-SIGLIP = "google/siglip-so400m-patch14-384"
 
 
 def vision_config(
@@ -116,7 +109,7 @@ COMPONENTS = (
         network=DiffusersNetwork("FluxTransformer2DModel"),
         folder="transformer",
         default_configs={
-            **dict.fromkeys(IDS, CONFIGS / "dit.json"),
+            **dict.fromkeys(TRANSFORMERS, CONFIGS / "dit.json"),
             "black-forest-labs/FLUX.1-Fill-dev": CONFIGS / "dit_fill.json",
             "black-forest-labs/FLUX.1-schnell": CONFIGS / "dit_schnell.json",
         },
@@ -168,21 +161,21 @@ COMPONENTS = (
         "text_encoder_1",
         network=TransformersNetwork("CLIPTextModel", "CLIPTextConfig"),
         folder="text_encoder",
-        default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder.json"),
+        default_configs=dict.fromkeys(TRANSFORMERS, CONFIGS / "text_encoder.json"),
         **KEY_MAPS["text_encoder_1"],
     ),
     Component(
         "text_encoder_2",
         network=TransformersNetwork("T5EncoderModel", "T5Config"),
         folder="text_encoder_2",
-        default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder_2.json"),
+        default_configs=dict.fromkeys(TRANSFORMERS, CONFIGS / "text_encoder_2.json"),
         **KEY_MAPS["text_encoder_2"],
     ),
     Component(
         "vae",
         network=DiffusersNetwork("AutoencoderKL"),
         folder="vae",
-        default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
+        default_configs=dict.fromkeys(TRANSFORMERS, CONFIGS / "vae.json"),
         original_filenames=("ae.*",),
         **KEY_MAPS["vae"],
     ),

@@ -5,15 +5,12 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from dstrain.plugin import InputError
-from dstrain.plugin.functional import convert_image
+from dstrain.plugin.functional import white_pixels
 from PIL import Image
 from torch import Tensor
 
 from dstrain_flux.model_fn import DOWNSCALE
 from dstrain_flux.units import encode_prompt
-
-HALF_GREY = 128
-"""The least value, of 255, that counts as white."""
 
 
 class EntityPrompts(TypedDict):
@@ -67,10 +64,6 @@ def resize_entity_masks(
     if masks != prompts:
         what = f"masks: {masks}, prompts: {prompts}; each region has one of both"
         raise InputError("eligen_entity_masks", what)
-    size = (width // DOWNSCALE, height // DOWNSCALE)
-    resized = [
-        convert_image(mask.resize(size, Image.Resampling.NEAREST), "L")
-        for mask in eligen_entity_masks
-    ]
-    white = np.stack([np.asarray(mask) >= HALF_GREY for mask in resized])
+    size = (height // DOWNSCALE, width // DOWNSCALE)
+    white = np.stack([white_pixels(mask, size) for mask in eligen_entity_masks])
     return {"entity_masks": torch.from_numpy(white)[None].to(device)}

@@ -17,7 +17,8 @@ from dstrain.models.configs import infer_config
 from dstrain.models.execution.kept import matches
 from dstrain.models.formats import shapes_of
 from dstrain.models.weights import Weights, recognize
-from dstrain_flux.components import COMPONENTS, IDS
+from dstrain_flux import TRANSFORMERS
+from dstrain_flux.components import COMPONENTS
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel, T5EncoderModel
 
@@ -106,7 +107,7 @@ def test_the_published_configuration_builds_a_network_of_the_published_size(
         )
         == SIZES[name]
     )
-    assert set(component.published) == set(IDS)
+    assert set(component.published) == set(TRANSFORMERS)
 
 
 @named

@@ -19,15 +19,22 @@ DIT_LORA_TARGETS = (
     "txt_mod.1",
 )
 
+# Models whose text encoder, VAE and (but for zero_cond_t of Edit-2511) transformer are
+# alike but for the weights.
+IDS = (
+    "Qwen/Qwen-Image",
+    "Qwen/Qwen-Image-2512",
+    "Qwen/Qwen-Image-Edit",
+    "Qwen/Qwen-Image-Edit-2509",
+    "Qwen/Qwen-Image-Edit-2511",
+    "FireRedTeam/FireRed-Image-Edit-1.0",
+    "FireRedTeam/FireRed-Image-Edit-1.1",
+)
+TRANSFORMER = "transformer/diffusion_pytorch_model*.safetensors"
 TRANSFORMERS = {
-    "Qwen/Qwen-Image": "transformer/diffusion_pytorch_model*.safetensors",
-    "Qwen/Qwen-Image-2512": "transformer/diffusion_pytorch_model*.safetensors",
-    "Qwen/Qwen-Image-Edit": "transformer/diffusion_pytorch_model*.safetensors",
-    "Qwen/Qwen-Image-Edit-2509": "transformer/diffusion_pytorch_model*.safetensors",
-    "Qwen/Qwen-Image-Edit-2511": "transformer/diffusion_pytorch_model*.safetensors",
+    **dict.fromkeys(IDS, TRANSFORMER),
+    # Its repository has the transformer alone.
     "DiffSynth-Studio/Qwen-Image-Distill-Full": "diffusion_pytorch_model*.safetensors",
-    "FireRedTeam/FireRed-Image-Edit-1.0": "transformer/diffusion_pytorch_model*.safetensors",
-    "FireRedTeam/FireRed-Image-Edit-1.1": "transformer/diffusion_pytorch_model*.safetensors",
 }
 # All of them have the text encoder and the VAE of the first: they are downloaded once.
 SHARED = {
@@ -36,6 +43,7 @@ SHARED = {
 }
 CONTROLNETS = "DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-"
 LAYERED = "Qwen/Qwen-Image-Layered"
+LAYERED_IDS = (LAYERED, "DiffSynth-Studio/Qwen-Image-Layered-Control")
 MODELS = {
     **{
         model_id: {"dit": pattern, **SHARED}
@@ -43,7 +51,7 @@ MODELS = {
     },
     **{
         CONTROLNETS + kind: {
-            "dit": f"Qwen/Qwen-Image:{TRANSFORMERS['Qwen/Qwen-Image']}",
+            "dit": f"Qwen/Qwen-Image:{TRANSFORMER}",
             **SHARED,
             "blockwise_controlnet": "model.safetensors",
         }
@@ -51,11 +59,11 @@ MODELS = {
     },
     **{
         model_id: {
-            "dit": TRANSFORMERS["Qwen/Qwen-Image"],
+            "dit": TRANSFORMER,
             **SHARED,
             "vae": f"{LAYERED}:vae/diffusion_pytorch_model.safetensors",
         }
-        for model_id in (LAYERED, "DiffSynth-Studio/Qwen-Image-Layered-Control")
+        for model_id in LAYERED_IDS
     },
 }
 
@@ -95,7 +103,7 @@ MODEL = ModelFamily(
         "in-context-control": ("Qwen/Qwen-Image",),
         "eligen": ("Qwen/Qwen-Image",),
         "inpaint": ("Qwen/Qwen-Image",),
-        "layered": (LAYERED, "DiffSynth-Studio/Qwen-Image-Layered-Control"),
+        "layered": LAYERED_IDS,
     },
     model_files=MODELS,
     pipeline_classes=(

@@ -14,20 +14,9 @@ from dstrain.plugin import (
     read_key_maps,
 )
 
-CONTROLNETS = "DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-"
+from dstrain_qwen_image import CONTROLNETS, IDS, LAYERED_IDS
+
 CONFIGS = Path(__file__).parent / "configs"
-# Models whose text encoder, VAE and (but for zero_cond_t of Edit-2511) transformer are
-# alike but for the weights.
-IDS = (
-    "Qwen/Qwen-Image",
-    "Qwen/Qwen-Image-2512",
-    "Qwen/Qwen-Image-Edit",
-    "Qwen/Qwen-Image-Edit-2509",
-    "Qwen/Qwen-Image-Edit-2511",
-    "FireRedTeam/FireRed-Image-Edit-1.0",
-    "FireRedTeam/FireRed-Image-Edit-1.1",
-)
-LAYERED_IDS = ("Qwen/Qwen-Image-Layered", "DiffSynth-Studio/Qwen-Image-Layered-Control")
 KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json")
 
 

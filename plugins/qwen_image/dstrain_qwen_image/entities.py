@@ -2,14 +2,14 @@
 
 from typing import Any, TypedDict
 
-import numpy as np
 import torch
 from dstrain.plugin import InputError
+from dstrain.plugin.functional import white_pixels
 from PIL import Image
 from torch import Tensor
 
 from dstrain_qwen_image.model_fn import DOWNSCALE, PATCH, predict, predict_images
-from dstrain_qwen_image.units import cover, encode_prompt
+from dstrain_qwen_image.units import encode_prompt
 
 
 class EntityPrompts(TypedDict):
@@ -64,11 +64,10 @@ def find_entity_tokens(
     if masks != prompts:
         what = f"masks: {masks}, prompts: {prompts}; each entity has one of both"
         raise InputError("eligen_entity_masks", what)
+    size = (height // DOWNSCALE, width // DOWNSCALE)
     found = []
     for mask in eligen_entity_masks:
-        whole = cover(mask, height, width, "L")
-        sides = (width // DOWNSCALE, height // DOWNSCALE)
-        latents = np.array(whole.resize(sides, Image.Resampling.NEAREST)) > 127
+        latents = white_pixels(mask, size)
         rows, columns = (side // PATCH for side in latents.shape)
         tokens = latents.reshape(rows, PATCH, columns, PATCH).any((1, 3))
         found.append(torch.from_numpy(tokens.flatten()))

@@ -4,6 +4,7 @@ and they come back.
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,12 +14,18 @@ import pytest
 import torch
 from diffusers import WanPipeline
 from dstrain.cli.main import main
+from dstrain.config.fields import LoraFile
 from dstrain.errors import StateError
+from dstrain.lora.export import export
 from dstrain.lora.key_names import key_formats
+from dstrain.lora.layers import LoraConfig
+from dstrain.lora.writer import save_lora
 from dstrain.models.components import components_of
+from dstrain.pipeline.preset_choice import find_preset
 from dstrain.runs.runner import run
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain.testing.family_under_test import FamilyUnderTest
+from dstrain.testing.loras import trained
 from dstrain.testing.trained_sets import TrainedSet
 from dstrain_wan import MODEL
 from dstrain_wan.components import COMPONENTS
@@ -28,12 +35,20 @@ from torch import Tensor
 
 BY_NAME = {component.name: component for component in COMPONENTS}
 ORIGINAL_DIT, _ = BY_NAME["dit"].formats
+ORIGINAL_VACE, _ = BY_NAME["vace"].formats
 ORIGINAL_UMT5, _, COMFYUI_UMT5 = BY_NAME["text_encoder"].formats
 DIT = MappingProxyType(
     {
         "comfyui": LoraReader(ORIGINAL_DIT, "diffusion_model."),
         "kohya": LoraReader(ORIGINAL_DIT, "lora_unet_", underscored=True),
         "diffsynth": LoraReader(ORIGINAL_DIT),
+    }
+)
+VACE = MappingProxyType(
+    {
+        "comfyui": LoraReader(ORIGINAL_VACE, "diffusion_model."),
+        "kohya": LoraReader(ORIGINAL_VACE, "lora_unet_", underscored=True),
+        "diffsynth": LoraReader(ORIGINAL_VACE),
     }
 )
 
@@ -46,6 +61,9 @@ NAMES = MappingProxyType(
         "diffsynth": "blocks.0.self_attn.q",
     }
 )
+VACE_NAMES = MappingProxyType(
+    {program: name.replace("blocks", "vace_blocks") for program, name in NAMES.items()}
+)
 
 
 # For i2v, diffusers adds layers of zeros to those of a file that has none for the
@@ -53,11 +71,13 @@ NAMES = MappingProxyType(
 @pytest.mark.filterwarnings("ignore:While injecting the PEFT adapters")
 class TestLoraFiles(LoraFiles):
     family = "wan"
-    everyday = ("t2v", "i2v", "i2v-a14b", "ti2v-5b")
+    everyday = ("t2v", "i2v", "i2v-a14b", "ti2v-5b", "vace")
     readers = MappingProxyType(
         {
             "dit": DIT,
             "dit2": DIT,
+            "vace": VACE,
+            "vace2": VACE,
             "text_encoder": {
                 "comfyui": LoraReader(COMFYUI_UMT5, "text_encoders.umt5xxl."),
                 "diffsynth": LoraReader(ORIGINAL_UMT5),
@@ -68,6 +88,8 @@ class TestLoraFiles(LoraFiles):
         {
             "dit": NAMES,
             "dit2": NAMES,
+            "vace": VACE_NAMES,
+            "vace2": VACE_NAMES,
             "text_encoder": {
                 "diffusers": "text_encoder.encoder.block.0.layer.0.SelfAttention.q",
                 "comfyui": "text_encoders.umt5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q",
@@ -86,6 +108,8 @@ class TestLoraFiles(LoraFiles):
             text: Tensor = network(torch.tensor([[3, 1, 4, 1, 5]])).last_hidden_state
             return text
         draw, dtype = torch.Generator().manual_seed(3), network.dtype
+        if component.startswith("vace"):
+            return of_vace(network, draw)
         ends = 2 if network.config.pos_embed_seq_len else 1
         channels = network.config.in_channels
         shapes = ((1, channels, 2, 4, 6), (1, 512, 32), (ends, 5, 16))
@@ -120,12 +144,68 @@ class TestLoraFiles(LoraFiles):
     @staticmethod
     def published_takes(case: LoraCase, program: str) -> bool:
         """It reads no LoRA of umT5, and from others' files the layers of blocks; from
-        kohya's all of them or none.
+        kohya's all of them or none. VACE it has in one network with the denoiser:
+        `test_vace.py`.
         """
-        return case.component != "text_encoder" and (
+        return case.component in ("dit", "dit2") and (
             program == "diffusers"
             or (program != "diffsynth" and case.targets in ("default", "aliases"))
         )
+
+
+def of_vace(network: Any, draw: torch.Generator) -> Tensor:
+    """What the blocks of VACE add, for tokens that are always the same."""
+    config, dtype = network.config, network.dtype
+    width = config.num_attention_heads * config.attention_head_dim
+    shapes = ((1, config.vace_in_channels, 2, 4, 6), (1, 12, width), (1, 5, width))
+    context, tokens, text, modulation = (
+        torch.randn(*shape, generator=draw).to(dtype)
+        for shape in (*shapes, (1, 6, width))
+    )
+    control = network(context)
+    added = []
+    for block in network.vace_blocks:
+        one, control = block(tokens, text, control, modulation, None)
+        added.append(one)
+    return torch.cat(added)
+
+
+@pytest.mark.parametrize("program", ["diffusers", "comfyui", "kohya"])
+def test_a_file_of_the_denoiser_and_vace_is_read_for_each(
+    program: str, tmp_path: Path
+) -> None:
+    subject = FamilyUnderTest(MODEL, "vace", tmp_path)
+    both: dict[str, Tensor] = {}
+    wanted = {}
+    for part in ("dit", "vace"):
+        network = subject.open().components[part]
+        layers = LoraConfig(part, MODEL.lora_targets[part], 2, 2.0)
+        trained(network, layers, {})
+        one = tmp_path / f"{part}.safetensors"
+        about: dict[str, Any] = {"family": "wan", "variant": "vace", "component": part}
+        about["config"] = dict(network.config)
+        save_lora(one, network, layers, MODEL.lora_prefixes[part], about)
+        exported = tmp_path / f"{program}-{part}.safetensors"
+        export(one, exported, program)
+        both |= load_file(exported)
+        alone = subject.open()
+        alone.load_lora(one)
+        wanted[part] = alone.components[part].state_dict()
+    file = tmp_path / "both.safetensors"
+    save_file(both, file)
+    pipeline = subject.open()
+    pipeline.load_lora(file, alpha=None if has_alpha(both) else "rank")
+    for part, weights in wanted.items():
+        found = pipeline.components[part].state_dict()
+        assert found.keys() == weights.keys()
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
+    # As a preset it is merged into both.
+    preset = find_preset(LoraFile(file), None, MODEL, subject.spec)
+    assert preset.components == ("dit", "vace")
+
+
+def has_alpha(tensors: Mapping[str, Tensor]) -> bool:
+    return any(key.endswith(".alpha") for key in tensors)
 
 
 @pytest.mark.parametrize(

@@ -83,11 +83,16 @@ def test_errors_have_one_form(
 def test_no_family_flags_without_a_model_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["--tokenizer_path", "x"]) == 2
-    assert (
-        capsys.readouterr().err.splitlines()[1]
-        == "  a family's own flags need --model or --model_id"
-    )
+    assert main(["--kontext_pixels", "64"]) == 2
+    # It is near to --max_pixels, which is not meant.
+    assert capsys.readouterr().err.splitlines() == [
+        "dstrain: error: --kontext_pixels: is a flag of flux, and no model is named",
+        "  give --model or --model_id",
+    ]
+    assert main(["--model", "wan", "--kontext_pixels", "64"]) == 2
+    assert "is a flag of flux, not of wan" in capsys.readouterr().err
+    assert main(["--max_pixls", "64"]) == 2
+    assert "did you mean '--max_pixels'?" in capsys.readouterr().err
 
 
 def test_the_runners_errors_keep_their_exit_codes(

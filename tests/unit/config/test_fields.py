@@ -152,6 +152,25 @@ def test_model_paths_are_groups_of_files() -> None:
             parse_model_paths(text)
 
 
+def test_a_folder_as_model_paths_is_told_the_flag_for_it(tmp_path: Path) -> None:
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    with pytest.raises(UsageError, match="a model is a folder, and files are") as told:
+        parse_model_paths(str(folder))
+    assert told.value.help_lines == (
+        f"for all files of a model: --model_id '{folder}'",
+    )
+    with pytest.raises(UsageError, match="is not JSON"):
+        parse_model_paths(str(tmp_path / "absent"))
+
+
+def test_a_lora_file_is_written_as_it_can_be_typed() -> None:
+    for text in ("a.safetensors", "a.safetensors:0.5@alpha=rank@skip_missing"):
+        assert parse_lora(text).typed == text
+    file = parse_lora("dit=a.safetensors:0.5").of(("dit",))
+    assert file.typed == "dit=a.safetensors:0.5"
+
+
 def test_origins_are_pairs_of_model_id_and_pattern() -> None:
     assert parse_origins("a/b:c/*.s, d/e:tokenizer/") == (
         ("a/b", "c/*.s", ""),

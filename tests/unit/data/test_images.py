@@ -11,7 +11,14 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from dstrain.data import images
-from dstrain.data.images import Resolution, fit, load_image, read_header, read_size
+from dstrain.data.images import (
+    Resolution,
+    fit,
+    load_image,
+    read_header,
+    read_size,
+    white_pixels,
+)
 from dstrain.data.variants.buckets import Buckets
 from dstrain.data.variants.views import View
 from dstrain.errors import UsageError
@@ -441,3 +448,13 @@ def test_a_header_tells_whether_parts_may_be_transparent(
 def test_max_pixels_that_leave_no_side_are_named() -> None:
     with pytest.raises(ValueError, match="within --max_pixels 100: raise that"):
         fit((64, 64), replace(DYNAMIC, max_pixels=100), 16)
+
+
+def test_of_the_pixels_of_a_mask_that_become_one_a_single_one_tells() -> None:
+    pixels = np.zeros((16, 24), np.uint8)
+    pixels[4, 4], pixels[12, 20], pixels[0, 0] = 128, 127, 255
+    mask = Image.fromarray(pixels)
+    assert white_pixels(mask, (2, 3)).tolist() == [[True, False, False], [False] * 3]
+    assert white_pixels(mask, (16, 24)).sum() == 2
+    # In another colour mode, too.
+    assert white_pixels(Image.new("RGBA", (4, 4), "white"), (2, 2)).all()

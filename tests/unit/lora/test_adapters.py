@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.config.fields import LoraFile
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.adapters import add_layers, inject, lora_layers, lora_state
 from dstrain.lora.initial_layers import load_layers
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.layers import LoraConfig, LoraLayer
 from dstrain.lora.merging import merge_layers
-from dstrain.lora.reader import Lora, read_lora
+from dstrain.lora.reader import read_lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.lora.writer import save_lora
 from dstrain.models.components import Component
 from dstrain.registry.family import ModelFamily
@@ -57,7 +59,7 @@ def net() -> nn.Module:
 
 
 def read(path: Path, module: nn.Module) -> Lora:
-    (found,) = read_lora(path, RECORD, {"net": base_shapes(module)})
+    (found,) = read_lora(LoraFile(path), RECORD, {"net": base_shapes(module)})
     return found
 
 

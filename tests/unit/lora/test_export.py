@@ -13,7 +13,7 @@ import dstrain.lora.export
 import pytest
 import torch
 from dstrain.cli.main import main
-from dstrain.config.fields import parse_alpha
+from dstrain.config.fields import LoraFile, parse_alpha
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.lora.export import export
 from dstrain.lora.layers import LoraConfig
@@ -284,7 +284,7 @@ def test_an_expert_is_the_one_its_header_names(tmp_path: Path) -> None:
         "comfyui",
     )
     (lora,) = read_lora(
-        tmp_path / "x.safetensors", MODEL, {"dit": SHAPES, "dit2": SHAPES}
+        LoraFile(tmp_path / "x.safetensors"), MODEL, {"dit": SHAPES, "dit2": SHAPES}
     )
     assert lora.component == "dit2"
 

@@ -12,7 +12,7 @@ from dstrain.lora.header import (
     sample_digest,
     training_differences,
 )
-from dstrain.lora.reader import Lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.models.components import Files
 
 SIZE = BLOCKS * BLOCK_BYTES * 4

@@ -6,6 +6,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from dstrain.config.fields import LoraFile
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.adapters import add_layers, inject, lora_layers
 from dstrain.lora.fusing import joined, merged_parts
@@ -171,7 +172,9 @@ def test_without_any_alpha_it_is_asked_for(tmp_path: Path) -> None:
     file = in_file(tmp_path, of_every_form(), {})
     with pytest.raises(StateError, match="rank and alpha are unknown"):
         read(file)
-    (lora,) = read_lora(file, MODEL, {"dit": SHAPES}, "dit", alpha=2.0)
+    (lora,) = read_lora(
+        LoraFile(file, component="dit", alpha=2.0), MODEL, {"dit": SHAPES}
+    )
     ranks = {
         name.split("attn.")[1]: one.scale
         for name, one in lora.layers.items()
@@ -184,7 +187,7 @@ def test_alpha_has_no_effect_on_whole_matrices(tmp_path: Path) -> None:
     file = in_file(tmp_path, {"to_q": of_every_form()["to_q"]}, {})
     assert read(file)
     with pytest.raises(UsageError, match="needs none"):
-        read_lora(file, MODEL, {"dit": SHAPES}, "dit", alpha=2.0)
+        read_lora(LoraFile(file, component="dit", alpha=2.0), MODEL, {"dit": SHAPES})
 
 
 WHOLE = {"a.lokr_w1": numbers(2, 3), "a.lokr_w2": numbers(4, 2)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.config.fields import LoraFile
 from dstrain.errors import StateError
 from dstrain.lora.adapters import add_layers
 from dstrain.lora.layers import LoraConfig
@@ -33,7 +34,6 @@ from tests.support.lora_family import (
     output,
     prefixed,
     read,
-    same,
     trained,
     with_alpha,
     written,
@@ -140,33 +140,6 @@ def test_peft_keeps_rank_and_alpha_in_a_file_beside_it(tmp_path: Path) -> None:
     assert torch.equal(output(plain), output(module))
 
 
-def test_ai_toolkit_leaves_alpha_out_and_says_who_wrote_the_file(
-    tmp_path: Path,
-) -> None:
-    """toolkit/lora_special.py: with names of diffusers, alpha is the rank."""
-    tensors = as_trained(LoraConfig("dit", ("to_q",), 4, 6.0))
-    software = {"software": json.dumps({"name": "ai-toolkit", "version": "0.5"})}
-    layers = read(written(tmp_path / "x.safetensors", tensors, software)).layers
-    assert {layer.alpha for layer in layers.values()} == {4.0}
-    for other in ('{"name": "another"}', "[]", "no", "{}", "[" * 100_000):
-        path = written(tmp_path / "y.safetensors", tensors, {"software": other})
-        with pytest.raises(StateError, match="rank and alpha are unknown"):
-            read(path)
-
-
-@pytest.mark.parametrize(("alpha", "wanted"), [("rank", 4.0), (6.0, 6.0)])
-def test_an_alpha_can_be_given_where_a_file_has_none(
-    alpha: Any, wanted: float, tmp_path: Path
-) -> None:
-    tensors = as_trained(LoraConfig("dit", ("to_q",), 4, 6.0))
-    path = written(tmp_path / "x.safetensors", tensors)
-    with pytest.raises(StateError, match="rank and alpha are unknown") as caught:
-        read(path)
-    assert f"({path}@alpha=rank)" in caught.value.help_lines[1]
-    (lora,) = read_lora(path, MODEL, {"dit": SHAPES}, alpha=alpha)
-    assert {layer.alpha for layer in lora.layers.values()} == {wanted}
-
-
 # What a model lacks.
 
 
@@ -194,7 +167,7 @@ def test_what_a_model_lacks_is_left_out_on_request_and_named(
     assert caught.value.help_lines[-1] == (
         f"to leave out what the model lacks, give '{path}@skip_missing'"
     )
-    (lora,) = read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=True)
+    (lora,) = read_lora(LoraFile(path, skip_missing=True), MODEL, {"dit": SHAPES})
     assert sorted(lora.layers) == ["blocks.0.attn.to_q", "blocks.1.attn.to_q"]
     printed = capsys.readouterr().err
     assert (
@@ -213,67 +186,14 @@ def test_a_file_that_fits_nowhere_is_refused_whatever_is_left_out(
     path = written(tmp_path / "x.safetensors", with_alpha(tensors))
     for skip in (False, True):
         with pytest.raises(StateError, match="1 of its 1 layers match no naming"):
-            read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=skip)
+            read_lora(LoraFile(path, skip_missing=skip), MODEL, {"dit": SHAPES})
     tensors = {
         "transformer.proj_in.lora_A.weight": torch.ones(4, 7),
         "transformer.proj_in.lora_B.weight": torch.ones(6, 4),
     }
     path = written(tmp_path / "y.safetensors", with_alpha(tensors))
     with pytest.raises(StateError, match="has no layers for what is loaded"):
-        read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=True)
-
-
-def test_patterns_of_rank_and_alpha_are_followed(tmp_path: Path) -> None:
-    path, _ = ours(tmp_path, LoraConfig("dit", ("to_q",), 4, 6.0))
-    tensors = load_file(path)
-    key = "transformer.blocks.0.attn.to_q.lora_A.weight"
-    tensors[key] = tensors[key][:2]
-    key = "transformer.blocks.0.attn.to_q.lora_B.weight"
-    tensors[key] = tensors[key][:, :2]
-    header = adapter(
-        rank_pattern={"blocks.0.attn.to_q": 2}, alpha_pattern={"1.attn.to_q": 5}
-    )
-    layers = read(written(tmp_path / "x.safetensors", tensors, header)).layers
-    assert [(layer.rank, layer.alpha) for layer in layers.values()] == [
-        (2, 6.0),
-        (4, 5.0),
-    ]
-
-
-def test_diffsynth_has_no_alpha_and_that_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tensors = default_names(prefixed(load_file(ours(tmp_path)[0]), "pipe.dit."))
-    lora = read(written(tmp_path / "x.safetensors", tensors))
-    assert {layer.alpha for layer in lora.layers.values()} == {4.0}
-    assert "x.safetensors: has no alpha; using the rank" in capsys.readouterr().err
-    read(ours(tmp_path)[0])
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("alpha", ["", "nan", "inf", "0", "-6.0", "six"])
-def test_an_alpha_in_the_header_that_is_none_is_refused_where_it_is_needed(
-    alpha: str, tmp_path: Path
-) -> None:
-    tensors = load_file(ours(tmp_path)[0])
-    path = written(
-        tmp_path / "x.safetensors", tensors, {"scale": "in lora_B", "alpha": alpha}
-    )
-    lora = read(path)
-    assert {layer.scale for layer in lora.layers.values()} == {1.0}
-    with pytest.raises(
-        StateError, match=r"x\.safetensors: its header has no valid alpha"
-    ):
-        lora.trained_layers(path)
-
-
-def test_an_alpha_in_the_header_of_another_program_says_nothing_about_b(
-    tmp_path: Path,
-) -> None:
-    tensors = with_alpha(as_trained())
-    path = written(tmp_path / "x.safetensors", tensors, {"alpha": "32"})
-    lora = read(path)
-    assert same(lora.trained_layers(path), lora.layers)
+        read_lora(LoraFile(path, skip_missing=True), MODEL, {"dit": SHAPES})
 
 
 def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
@@ -291,7 +211,9 @@ def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
         for key, value in tensors.items()
     }
     both = written(tmp_path / "x.safetensors", {**in_names_of("kohya", tmp_path), **te})
-    found = read_lora(both, MODEL, {"dit": SHAPES, "text_encoder": ENCODER_SHAPES})
+    found = read_lora(
+        LoraFile(both), MODEL, {"dit": SHAPES, "text_encoder": ENCODER_SHAPES}
+    )
     assert {lora.component: len(lora.layers) for lora in found} == {
         "dit": 12,
         "text_encoder": 1,
@@ -301,34 +223,6 @@ def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
         match=r"has 1 layer for text_encoder, which is not loaded\n.*lora_te1_layers_0_q_proj",
     ):
         read(both)
-
-
-def test_experts_are_distinguished_by_the_header_or_by_what_is_asked(
-    tmp_path: Path,
-) -> None:
-    two = {"dit": SHAPES, "dit2": SHAPES}
-    tensors = load_file(ours(tmp_path)[0])
-    bare = written(tmp_path / "x.safetensors", with_alpha(tensors))
-    with pytest.raises(
-        StateError,
-        match="is ambiguous: it fits 2 namings of dit and dit2",
-    ) as caught:
-        read(bare, **two)
-    assert caught.value.help_lines[0] == (
-        f"say which component it is for: --lora dit={bare} or --lora dit2={bare}"
-    )
-    assert "--component dit2" in caught.value.help_lines[1]
-    assert read_lora(bare, MODEL, two, component="dit2")[0].component == "dit2"
-    named = written(
-        tmp_path / "y.safetensors", with_alpha(tensors), {"component": "dit2"}
-    )
-    assert read(named, **two).component == "dit2"
-    with pytest.raises(StateError, match="is a LoRA for dit2, not for dit"):
-        read_lora(named, MODEL, two, component="dit")
-    with pytest.raises(StateError, match="has 12 layers for dit2, which is not loaded"):
-        read(named)
-    pipe = default_names(prefixed(tensors, "pipe.dit2."))
-    assert read(written(tmp_path / "z.safetensors", pipe), **two).component == "dit2"
 
 
 @pytest.mark.parametrize(
@@ -363,7 +257,7 @@ def test_our_own_header_tells_half_a_file_in_every_naming(tmp_path: Path) -> Non
     assert (
         len(
             read_lora(
-                tmp_path / "x.safetensors",
+                LoraFile(tmp_path / "x.safetensors"),
                 MODEL,
                 {"dit": SHAPES},
                 unused_parameters=unused,
@@ -371,14 +265,3 @@ def test_our_own_header_tells_half_a_file_in_every_naming(tmp_path: Path) -> Non
         )
         == 3
     )
-
-
-def test_names_that_fit_in_two_ways_are_refused(tmp_path: Path) -> None:
-    own = {"proj_in.weight": (6, 6), "img_in.weight": (6, 6)}
-    tensors = {
-        "transformer.img_in.lora_A.weight": torch.ones(1, 6),
-        "transformer.img_in.lora_B.weight": torch.ones(6, 1),
-    }
-    path = written(tmp_path / "x.safetensors", with_alpha(tensors))
-    with pytest.raises(StateError, match="is ambiguous: it fits 2 namings of dit"):
-        read(path, dit=own)

@@ -20,7 +20,7 @@ from dstrain.errors import StateError
 from dstrain.lora.foreign.products import MergedLayer
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.merging import merge_layers
-from dstrain.lora.reader import Lora
+from dstrain.lora.reading.contents import Lora
 from dstrain.models.components import Component, Files
 from dstrain.models.execution.kept import ALL_BLOCKS, AS_LOADED, Kept, StoredLayers
 from dstrain.models.networks import DiffusersNetwork, keep, load_network
@@ -169,7 +169,7 @@ LAYERS: Mapping[str, LoraLayer] = MappingProxyType(
 def given(monkeypatch: pytest.MonkeyPatch, layers: Mapping[str, LoraLayer]) -> None:
     """Let a preset file have these layers."""
     lora = Lora("net", layers, {})
-    monkeypatch.setattr(loading, "read_lora", lambda *_: [lora])
+    monkeypatch.setattr(loading, "read_lora", lambda *_, **__: [lora])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -203,7 +203,7 @@ def test_differences_and_layers_of_a_preset_are_scaled_and_come_before_quantizat
     difference = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
     loha = MergedLayer("LoHa", lambda: 2 * difference)
     lora = Lora("net", {}, {}, {"layers.0": loha}, {"layers.1.weight": difference})
-    monkeypatch.setattr(loading, "read_lora", lambda *_: [lora])
+    monkeypatch.setattr(loading, "read_lora", lambda *_, **__: [lora])
     kept = Kept((StoredLayers(METHODS[method]),)) if method else AS_LOADED
     preset = LoraFile(tmp_path / "preset.safetensors", 0.5)
     files = replace(files, kept=kept)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cli.main import main
+from dstrain.config.fields import LoraFile
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.export import export
 from dstrain.lora.key_names import base_shapes
@@ -198,7 +199,7 @@ def test_what_is_saved_acts_as_what_was_trained(
     assert torch.allclose(prediction(added), wanted, atol=1e-6)
     merged = opened(here / "model")
     dit = merged.components["dit"]
-    (lora,) = read_lora(file, MODEL, {"dit": base_shapes(dit)})
+    (lora,) = read_lora(LoraFile(file), MODEL, {"dit": base_shapes(dit)})
     merge_layers(dit, lora.layers)
     assert torch.allclose(prediction(merged), wanted, atol=1e-5)
 
@@ -244,7 +245,7 @@ def test_dora_is_not_added_above_another_lora(here: Path, tmp_path: Path) -> Non
     both.load_lora(made["lora"])
     dit = merged.components["dit"]
     for name in ("dora", "lora"):
-        (lora,) = read_lora(made[name], MODEL, {"dit": base_shapes(dit)})
+        (lora,) = read_lora(LoraFile(made[name]), MODEL, {"dit": base_shapes(dit)})
         merge_layers(dit, lora.layers)
     assert torch.allclose(prediction(both), prediction(merged), atol=1e-5)
 
@@ -299,7 +300,7 @@ def test_strength_scales_the_change_of_the_weights(
     merged = opened(here / "model")
     dit = merged.components["dit"]
     before = {name: weight.clone() for name, weight in dit.state_dict().items()}
-    (lora,) = read_lora(file, MODEL, {"dit": base_shapes(dit)})
+    (lora,) = read_lora(LoraFile(file), MODEL, {"dit": base_shapes(dit)})
     merge_layers(dit, lora.layers)
     with torch.no_grad():
         for name, weight in dit.named_parameters():

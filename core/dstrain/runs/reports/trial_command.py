@@ -40,7 +40,10 @@ def trial_command(run: TrainingRun) -> str:
     for name in input_files(setup.spec, setup.all_inputs()):
         words += ["--input", f"{name}=FILE"]
     for name in other_inputs(setup.spec):
-        words += ["--input", f"{name}={_first_value(run, name)}"]
+        default = setup.spec.defaults.get(name, UNKNOWN)
+        value = _first_value(run, name, default)
+        if value != default:
+            words += ["--input", f"{name}={value}"]
     output = "video.mp4" if setup.spec.makes_video else "image.png"
     return shlex.join([*words, "--output", output])
 
@@ -75,12 +78,15 @@ def _trained_steps(run: TrainingRun) -> object:
     return run.source.sample(int(row), int(chunk)).values.get(STEPS, UNKNOWN)
 
 
-def _first_value(run: TrainingRun, name: str) -> object:
-    """Return an input of the first row, of several values the first one."""
+def _first_value(run: TrainingRun, name: str, default: object) -> object:
+    """Return an input of the first row, of several values the first one; where it is not
+    known, its default, or a word in its place.
+    """
+    unknown = "VALUE" if default == UNKNOWN else default
     if run.cache_info is not None:
-        return "VALUE"
+        return unknown
     cell = run.setup.dataset.rows[0].get(name)
-    value = "VALUE" if cell is None else cell.literal
+    value = unknown if cell is None else cell.literal
     return value[0] if isinstance(value, list) else value
 
 
@@ -115,14 +121,14 @@ def input_files(spec: PipelineSpec, trained_with: frozenset[str]) -> list[str]:
 
 
 def other_inputs(spec: PipelineSpec) -> list[str]:
-    """Return the inputs of inference that are no files, beside the prompt, and that it
-    needs a value of.
+    """Return the inputs of inference that are no files, beside the prompt: it needs a
+    value of them, or has a default that the rows may not have.
     """
     return [
         name
         for name, column in _columns(spec).items()
         if not (column.is_file or column.optional)
-        and name not in (*spec.cfg_inputs, *spec.defaults, "prompt")
+        and name not in (*spec.cfg_inputs, "prompt")
     ]
 
 

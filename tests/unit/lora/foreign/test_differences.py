@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from dstrain.config.fields import LoraFile
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.foreign.differences import (
     add_differences,
@@ -99,8 +100,8 @@ def test_differences_of_other_shapes_are_left_out_on_request(
     }
     path = written(tmp_path / "x.safetensors", tensors)
     with pytest.raises(StateError, match="has a difference of "):
-        read_lora(path, MODEL, {"dit": SHAPES})
-    (lora,) = read_lora(path, MODEL, {"dit": SHAPES}, skip_missing=True)
+        read_lora(LoraFile(path), MODEL, {"dit": SHAPES})
+    (lora,) = read_lora(LoraFile(path, skip_missing=True), MODEL, {"dit": SHAPES})
     assert sorted(lora.differences) == [
         f"blocks.0.attn.to_{part}.bias" for part in "kqv"
     ]

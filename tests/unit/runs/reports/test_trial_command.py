@@ -177,7 +177,7 @@ def test_the_command_to_try_asks_for_the_files_that_inference_reads(
         ("flux", "dev", []),
         ("flux", "controlnet-union", ["controlnet_processor_id"]),
         ("qwen_image", "eligen", ["eligen_entity_prompts"]),
-        ("qwen_image", "layered", []),  # layer_num has a default
+        ("qwen_image", "layered", ["layer_num"]),
         ("wan", "fun-camera", ["camera_control_direction"]),
         ("wan", "speedcontrol", ["motion_bucket_id"]),
     ],
@@ -208,3 +208,35 @@ def test_other_inputs_have_the_value_of_the_first_row_or_ask_for_one(
     wanted = "VALUE" if is_split else rows[0]["eligen_entity_prompts"][0]
     found = command(capsys, tmp_path, output_path=tmp_path / "out", **flags)
     assert found["input"] == f"eligen_entity_prompts={wanted}"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(1, "layer_num=1"), (4, "layer_input_image=FILE")]
+)
+def test_an_input_that_has_a_default_has_the_value_of_the_first_row_if_that_is_another(
+    number: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = load_family("qwen_image").spec("layered")
+    data = write_rows(spec, tmp_path / "data")
+    rows = json.loads((data / "metadata.json").read_text())
+    for row in rows:
+        row["layer_num"] = number
+        row["image"] = row["image"][:1] * (number + 1)
+    (data / "metadata.json").write_text(json.dumps(rows))
+    found = command(
+        capsys,
+        tmp_path,
+        output_path=tmp_path / "out",
+        model="qwen_image",
+        variant="layered",
+        toy=True,
+        model_paths=None,
+        dataset_base_path=data,
+        lora_target_modules=None,
+        max_steps=1,
+    )
+    # The last of several.
+    assert found["input"] == said

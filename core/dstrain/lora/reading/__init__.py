@@ -1,0 +1,1 @@
+"""The steps in which a LoRA file is read: `lora.reader` goes through them."""

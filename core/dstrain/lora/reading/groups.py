@@ -1,0 +1,61 @@
+"""Group the layers of a LoRA file by the components that their names allow."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from dstrain.lora.foreign.differences import DifferenceKey, split_differences
+from dstrain.lora.key_names import PEFT_PREFIX, Prefix, narrowed, prefixes
+from dstrain.lora.key_parser import Weights, parse_keys
+from dstrain.registry.family import ModelFamily
+
+
+@dataclass(frozen=True)
+class Group:
+    """The layers of a file whose names have the same beginning."""
+
+    prefix: Prefix
+    peft: bool
+    """Whether peft's prefix comes before it."""
+    layers: dict[str, Weights]
+    """The rest of the name -> the layer."""
+    differences: dict[DifferenceKey, Tensor]
+    """The rest of the name -> the difference of a parameter."""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the rests of all names."""
+        return [*self.layers, *map(str, self.differences)]
+
+
+def groups_in(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    family: ModelFamily,
+) -> list[Group]:
+    """Group the layers of a file by how their names begin, and by the components that may
+    have layers of these names; raises what `parse_keys` raises.
+    """
+    known = prefixes(family)
+    found: dict[tuple[Prefix, bool], Group] = {}
+
+    def place(name: str) -> tuple[Group, str]:
+        """Return the group that a name is of, and the rest of the name."""
+        rest = name.removeprefix(PEFT_PREFIX)
+        prefix = next(prefix for prefix in known if rest.startswith(prefix.text))
+        own = rest.removeprefix(prefix.text)
+        key = (narrowed(prefix, own, family), rest != name)
+        group = found.setdefault(key, Group(*key, {}, {}))
+        return group, own
+
+    differences, others = split_differences(path, tensors)
+    if others or not differences:
+        for name, weights in parse_keys(path, others).items():
+            group, rest = place(name)
+            group.layers[rest] = weights
+    for key, difference in differences.items():
+        group, rest = place(key.layer)
+        group.differences[key._replace(layer=rest)] = difference
+    return list(found.values())

@@ -1,0 +1,127 @@
+"""Find the component that layers of a LoRA file are of, by the names that they have."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dstrain.config.fields import LoraFile
+from dstrain.console import number_of
+from dstrain.errors import StateError, first_few
+from dstrain.lora.foreign.differences import DifferenceTable, difference_table
+from dstrain.lora.key_names import (
+    KeyTable,
+    checkpoint_formats,
+    key_table,
+    with_underscores,
+)
+from dstrain.lora.reading.groups import Group
+from dstrain.models.components import components_of
+from dstrain.models.formats import Shapes
+from dstrain.registry.family import ModelFamily
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How a file names what it changes of one component."""
+
+    component: str
+    layers: KeyTable
+    differences: DifferenceTable
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names in the file, as `Group.names` does."""
+        return [*self.layers, *map(str, self.differences)]
+
+
+def find_naming(
+    group: Group,
+    file: LoraFile,
+    header: Mapping[str, str],
+    family: ModelFamily,
+    networks: Mapping[str, Shapes],
+) -> Naming:
+    """Return the component that a group is of, and the tables of the names it uses.
+
+    Raises StateError where there is none, or more than one. The arguments are those of
+    `read_lora`, and the file's header.
+    """
+    candidates = group.prefix.components
+    names = group.names
+    named = header.get("component", "")
+    wanted = file.component or named
+    # The header says which of those it is that the keys may mean.
+    is_other = wanted not in candidates or (named in candidates and named != wanted)
+    if file.component and is_other:
+        of = named if named in candidates else " or ".join(candidates)
+        raise StateError(file.path, f"is a LoRA for {of}, not for {wanted}")
+    if wanted in candidates:
+        candidates = (wanted,)
+    loaded = [name for name in candidates if name in networks]
+    if not loaded:
+        what = f"has {number_of(len(names), 'layer')} for {' or '.join(candidates)}, which is not loaded"
+        line = f"the first is {group.prefix.text}{names[0]}"
+        raise StateError(file.path, what, line, *missing_advice(file))
+    namings: list[Naming] = []
+    unknown = names
+    examples = []
+    for name in loaded:
+        component = components_of(family)[name]
+        shapes = networks[name]
+        underscored = group.prefix.underscored
+        for one in checkpoint_formats(component, family):
+            table = key_table(one, shapes)
+            table = with_underscores(table) if underscored else table
+            others = difference_table(one, shapes, underscored)
+            # Formats that differ in other layers alone are one naming.
+            naming = Naming(
+                name,
+                {rest: table[rest] for rest in group.layers if rest in table},
+                {key: others[key] for key in group.differences if key in others},
+            )
+            left = [rest for rest in names if rest not in naming.names]
+            if len(left) < len(unknown):
+                unknown = left
+                namings = []
+            examples.append(next(iter(table), name))
+            if len(left) == len(unknown) < len(names) and naming not in namings:
+                namings.append(naming)
+    if not namings or (unknown and not file.skip_missing):
+        count = f"{len(unknown)} of its {len(names)} layers"
+        what = f"does not fit: {count} match no naming of {', '.join(loaded)}"
+        first = first_few(f"{group.prefix.text}{rest}" for rest in unknown)
+        lines = [f"the first: {first}", f"known: {', '.join(examples)}"]
+        if namings:
+            lines += missing_advice(file)
+        raise StateError(file.path, what, *lines)
+    if len(namings) > 1:
+        raise _ambiguous(namings, file, family)
+    return namings[0]
+
+
+def missing_advice(file: LoraFile) -> tuple[str, ...]:
+    """Say how to leave out what a network lacks of a file."""
+    typed = replace(file, skip_missing=True).typed
+    return (f"to leave out what the model lacks, give {shlex.quote(typed)}",)
+
+
+def _ambiguous(
+    namings: Sequence[Naming], file: LoraFile, family: ModelFamily
+) -> StateError:
+    """Return the error of a group that has several readings."""
+    fitting = list(dict.fromkeys(one.component for one in namings))
+    what = f"is ambiguous: it fits {len(namings)} namings of {' and '.join(fitting)}"
+    if len(fitting) == 1:
+        return StateError(file.path, what)
+    each = [replace(file, component=name).typed for name in fitting]
+    files = [shlex.quote(one) for one in each]
+    given = " or ".join(f"--lora {one}" for one in files)
+    written = shlex.join(
+        ["dstrain", "export", "--model", family.name, "--format", "diffusers"]
+    )
+    return StateError(
+        file.path,
+        what,
+        f"say which component it is for: {given}",
+        f"or write that into its header: {written} --component {fitting[-1]} INPUT OUTPUT",
+    )
