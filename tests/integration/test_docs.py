@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from tests.support import ROOT
 PAGES = (
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.ipynb")),
     *sorted((ROOT / "plugins").glob("*/README.md")),
 )
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -116,6 +118,18 @@ class Block:
     output: str | None = None
 
 
+def text_of(page: Path) -> str:
+    """Return a page as Markdown: of a notebook its cells, those of code as fenced blocks."""
+    if page.suffix != ".ipynb":
+        return page.read_text()
+    parts = []
+    for cell in json.loads(page.read_text())["cells"]:
+        source = "".join(cell["source"])
+        is_code = cell["cell_type"] == "code"
+        parts.append(f"```python\n{source}\n```" if is_code else source)
+    return "\n\n".join(parts) + "\n"
+
+
 def blocks(page: str) -> Iterator[Block]:
     """Yield a page's fenced blocks in order; a `text output` block becomes part of the
     one before it.
@@ -143,7 +157,7 @@ def runs(page: Path) -> bool:
     """
     return page.parent.name != "zh" and any(
         re.match(r"(sh|python)(?! no-test)", block.info)
-        for block in blocks(page.read_text())
+        for block in blocks(text_of(page))
     )
 
 
@@ -322,11 +336,11 @@ FROM_NOTHING = (
 def test_every_command_and_snippet_runs_and_prints_what_is_shown(
     page: Path, project: Path, toy_models: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write_toys(page.read_text(), toy_models)
+    write_toys(text_of(page), toy_models)
     if page in FROM_NOTHING:
         shutil.rmtree(project / "data")
     names: dict[str, Any] = {}
-    for block in blocks(page.read_text()):
+    for block in blocks(text_of(page)):
         kind, _, note = block.info.partition(" ")
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if note.startswith("file="):
@@ -353,18 +367,18 @@ def test_every_command_and_snippet_runs_and_prints_what_is_shown(
 def test_fences_are_of_known_kinds_and_untested_ones_give_a_reason(page: Path) -> None:
     unknown = [
         f"{block.line}: {block.info}"
-        for block in blocks(page.read_text())
+        for block in blocks(text_of(page))
         if not INFO.fullmatch(block.info)
     ]
     assert not unknown
-    assert page.read_text().count("```") == 2 * len(list(blocks(page.read_text())))
+    assert text_of(page).count("```") == 2 * len(list(blocks(text_of(page))))
 
 
 def test_few_blocks_are_untested() -> None:
     notes = [
         block.info
         for page in PAGES
-        for block in blocks(page.read_text())
+        for block in blocks(text_of(page))
         if "no-test" in block.info and page.parent.name != "zh"
     ]
     assert len(notes) <= NOT_RUN, notes
@@ -403,12 +417,12 @@ def test_every_flag_that_is_named_exists(page: Path) -> None:
         for option in load_family(family).options
     }
     known |= {"--flag_name", "--flag-name", "--help"}
-    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text())) <= known
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text_of(page))) <= known
 
 
 @every(PAGES)
 def test_every_link_leads_to_a_file(page: Path) -> None:
-    prose = FENCE.sub("", page.read_text())
+    prose = FENCE.sub("", text_of(page))
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose)
     assert [
         link
@@ -423,11 +437,13 @@ def test_the_index_leads_to_every_page() -> None:
         (index.parent / link).resolve()
         for link in re.findall(r"\]\(([^)]+)\)", index.read_text())
     }
+    docs = ROOT / "docs"
+    pages = {*docs.rglob("*.md"), *docs.rglob("*.ipynb")} - {index}
     # Decisions are listed by the docs site, and by their folder.
-    decisions = set((ROOT / "docs/development/decisions").glob("0*.md"))
+    decisions = set((docs / "development/decisions").glob("0*.md"))
     assert linked & decisions == set()
-    assert linked | decisions == set((ROOT / "docs").rglob("*.md")) - {index} | {
-        one for one in linked if one.suffix != ".md"
+    assert linked | decisions == pages | {
+        one for one in linked if one.suffix not in (".md", ".ipynb")
     }
 
 
@@ -515,5 +531,81 @@ def test_the_page_of_reliability_has_every_promise_and_no_other() -> None:
 def test_pages_use_one_word_for_one_thing(page: Path) -> None:
     """dataset, image, feature cache, resume: as docs/development/terms.md has it."""
     other = r"CPU memory|main memory|data sets?|pictures?|feature stores?|goes on|in one piece|with commas"
-    prose = FENCE.sub("", page.read_text())
+    prose = FENCE.sub("", text_of(page))
     assert re.findall(rf"\b(?:{other})\b", prose) == []
+
+
+LIBRARIES = MappingProxyType(
+    {
+        # torch's `backward` and diffusers' `from_pretrained` are partly unknown.
+        "reportUnknownMemberType": False,
+        # pyarrow has no types.
+        "reportMissingTypeStubs": False,
+        # diffusers' classes are loaded on first use.
+        "reportPrivateImportUsage": False,
+    }
+)
+"""Rules of pyright that are left out, since they judge other libraries."""
+COMPARES_WITH_DIFFUSERS = frozenset({"test_conformance.py"})
+"""Files of examples that call diffusers' pipelines, whose annotations are not what they
+take and return.
+"""
+UNTYPED = (
+    "# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false\n"
+)
+HEADS = MappingProxyType(
+    {
+        # What ends a cell is its output.
+        "docs/guide/notebook.ipynb": "# pyright: reportUnusedExpression=false\n",
+        # They read files with pyarrow and safetensors, which have no types.
+        "docs/guide/datasets.md": UNTYPED,
+        "docs/guide/lora-files.md": UNTYPED,
+    }
+)
+"""What some pages are let off."""
+
+
+def write_examples(folder: Path) -> int:
+    """Write the Python of every page as files; return how many there are."""
+    count = 0
+    for page in PAGES:
+        own = folder / re.sub(r"\W", "_", str(page.relative_to(ROOT)))
+        snippets = []
+        for block in blocks(text_of(page)):
+            kind, _, note = block.info.partition(" ")
+            if kind == "python" and not note:
+                snippets.append(block.body)
+            name = note.removeprefix("file=")
+            if (
+                kind == "python"
+                and note
+                and name.rpartition("/")[2] not in (COMPARES_WITH_DIFFUSERS)
+            ):
+                (own / name).parent.mkdir(parents=True, exist_ok=True)
+                (own / name).write_text(block.body)
+                count += 1
+        if snippets:
+            own.mkdir(parents=True, exist_ok=True)
+            head = HEADS.get(str(page.relative_to(ROOT)), "")
+            (own / "page.py").write_text(head + "\n".join(snippets))
+            count += 1
+    return count
+
+
+@pytest.mark.slow
+def test_a_strict_type_checker_finds_nothing_in_the_examples(tmp_path: Path) -> None:
+    """Once over all of them: it takes most of its time to read torch."""
+    assert write_examples(tmp_path / "examples") > 20
+    places = [str(path.parent.parent) for path in ROOT.glob("plugins/*/*/__init__.py")]
+    settings = {
+        "include": ["examples"],
+        "typeCheckingMode": "strict",
+        "extraPaths": [str(ROOT / "core"), *places],
+        **LIBRARIES,
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = (sys.executable, "-m", "pyright", "--pythonpath", sys.executable)
+    done = subprocess.run(
+        [*command, "-p", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

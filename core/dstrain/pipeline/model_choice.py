@@ -15,7 +15,7 @@ from dstrain.registry.discovery import installed, load_family, usable_families
 from dstrain.registry.family import ModelFamily
 
 WHERE = "from_pretrained()"
-EXAMPLE = 'name a model, as from_pretrained("Qwen/Qwen-Image"), a folder or a file'
+EXAMPLE = 'name a model: from_pretrained("OWNER/NAME"), or a folder or a file'
 
 
 def choose_model(
