@@ -182,7 +182,7 @@ def command_group() -> click.Group:
         "\b\n"
         "dstrain train -h   the options that most users need\n"
         "dstrain models     the models that can be trained\n"
-        "dstrain plugins    what plugins add, commands among it\n",
+        "dstrain plugins    what plugins add, such as commands\n",
         context_settings={
             "token_normalize_func": lambda name: name.replace("-", "_"),
             "help_option_names": list(HELP),
