@@ -9,7 +9,6 @@ makes one step; that of a stage 1 with nothing to do is Python with torch import
 
 import json
 import os
-import pty
 import statistics
 import subprocess
 import sys
@@ -68,6 +67,8 @@ def seconds(command: tuple[str, ...]) -> float:
 
 def seconds_of_silence(command: tuple[str, ...]) -> float:
     """Seconds until a command shows something on a terminal; it runs to its end."""
+    import pty  # Windows has none
+
     controller, terminal = pty.openpty()
     start = time.perf_counter()
     with Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as child:
