@@ -1,4 +1,5 @@
-"""How long commands take from Enter: to their end, or to the end of the first step.
+"""How long commands take from Enter: to their end, or to the end of the first step; and
+until a terminal shows the first word.
 
 `--help` and `models` import neither torch nor a plugin; their floors are Python itself
 and Python with click imported. The floor of stage 2 of a LoRA on a toy is a minimal
@@ -7,12 +8,15 @@ makes one step; that of a stage 1 with nothing to do is Python with torch import
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+from subprocess import Popen
 
 import click
 from dstrain.models.toy import write_toy
@@ -59,6 +63,25 @@ def seconds(command: tuple[str, ...]) -> float:
     quiet = subprocess.DEVNULL
     subprocess.run(command, check=True, stdout=quiet, stderr=quiet)
     return time.perf_counter() - start
+
+
+def seconds_of_silence(command: tuple[str, ...]) -> float:
+    """Seconds until a command shows something on a terminal; it runs to its end."""
+    import pty  # Windows has none
+
+    controller, terminal = pty.openpty()
+    start = time.perf_counter()
+    with Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as child:
+        os.close(terminal)
+        os.read(controller, 1)
+        taken = time.perf_counter() - start
+        with suppress(OSError):  # a terminal that nobody uses any more cannot be read
+            while os.read(controller, 65536):
+                pass
+    os.close(controller)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return taken
 
 
 def write_project(folder: Path, rows: int) -> tuple[str, ...]:
@@ -112,12 +135,22 @@ def main(runs: int, rows: int, small: bool) -> None:
     with tempfile.TemporaryDirectory() as place:
         commands = {**COMMANDS, **commands_of(Path(place), rows)}
         taken: dict[str, list[float]] = {name: [] for name in commands}
+        silence: dict[str, list[float]] = {
+            name: []
+            for name in commands
+            # One that imports torch takes too long to be looked at twice.
+            if name.startswith(("dstrain",) if small else ("dstrain", "stage"))
+        }
         # Files are read once before.
         for run in range(0 if small else -1, runs):
             for name, command in commands.items():
                 last = seconds(command)
                 if run >= 0:
                     taken[name].append(last)
+            for name, part in silence.items():
+                last = seconds_of_silence(commands[name])
+                if run >= 0:
+                    part.append(last)
     lines = []
     floor: list[float] = []
     for name, part in taken.items():
@@ -128,9 +161,10 @@ def main(runs: int, rows: int, small: bool) -> None:
         ratio = statistics.median(one / other for one, other in pairs)
         middle = statistics.median(part)
         figures = (f"{middle:.3f}", f"{min(part):.3f}", f"{more:.2f}", f"{ratio:.2f}")
-        lines.append((name if "`" in name else f"`{name}`", *figures))
+        word = f"{statistics.median(silence[name]):.3f}" if name in silence else ""
+        lines.append((name if "`" in name else f"`{name}`", *figures, word))
     head = ("command", "median, s", "least, s", "above its floor, s", "ratio")
-    print(table(head, lines))
+    print(table((*head, "first word, s"), lines))
 
 
 if __name__ == "__main__":

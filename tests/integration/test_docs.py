@@ -405,7 +405,7 @@ def test_every_flag_that_is_named_exists(page: Path) -> None:
     } | FOREIGN_FLAGS
     known |= {
         name
-        for command in every_command().values()
+        for command in (command_group(), *every_command().values())
         for option in command.params
         for name in (*option.opts, *option.secondary_opts)
     }

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.promise(
 )
 Install = Callable[..., Path]
 Source = Callable[..., str]
-LEFT_OUT = ("flux", "qwen_image", "wan", "tiny")
+LEFT_OUT = ("flux", "qwen_image", "wan", "tools", "tiny")
 """Plugins that are not listed, so that a trial is quick; `tiny` is the one that runs.
 """
 HOOK = "from dstrain.registry.hooks import hookimpl\n"

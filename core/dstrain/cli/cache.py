@@ -146,9 +146,9 @@ def export(
     plans: tuple[str, ...],
     disabled_plugins: tuple[str, ...],
 ) -> None:
-    """Write plans of a feature cache, and what they use, for another machine.
+    """Write plans of a feature cache for another machine.
 
-    OUTPUT is a new folder, or a file that ends with .tar.
+    The values that they use go with them. OUTPUT is a new folder, or a file that ends with .tar.
     """
     with status():
         from dstrain.runs.cache_commands.exporting import export as run

@@ -25,6 +25,8 @@ from dstrain.config.validation import validate
 from dstrain.console import as_table, status
 from dstrain.errors import UsageError
 
+LOOKING = "looking at plugins ..."
+"""What a terminal shows while plugins are imported, each in a process of its own."""
 HELP_WIDTH = 80
 """Columns of a terminal that lists are written for."""
 PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
@@ -138,7 +140,8 @@ def models(
         return
     if variant is not None:
         raise UsageError("--variant", "has no effect without the name of a family")
-    found = inspect_all(disabled_plugins, (GROUP,))
+    with status(LOOKING):
+        found = inspect_all(disabled_plugins, (GROUP,))
     rows = [
         (
             one.name,
@@ -187,7 +190,8 @@ def plugins(as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
             what = "has no effect here: it applies to the list of plugins"
             raise UsageError("--json", what)
         return
-    findings = inspect_all(disabled_plugins)
+    with status(LOOKING):
+        findings = inspect_all(disabled_plugins)
     if as_json:
         rows = [dataclasses.asdict(found) for found in findings]
         click.echo(json.dumps(rows, indent=2))

@@ -6,7 +6,7 @@ from contextlib import suppress
 import click
 
 from dstrain.cli.click_options import place
-from dstrain.cli.family_command import FAMILY
+from dstrain.cli.completion import FAMILY
 from dstrain.cli.unsupported import no_such
 from dstrain.errors import (
     DstrainError,

@@ -34,7 +34,7 @@ from dstrain.config.fields import Group, flags
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import read_resolved
-from dstrain.console import get_logger, number_of
+from dstrain.console import get_logger, number_of, status
 from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily, Option
 
@@ -163,7 +163,8 @@ class FamilyCommand(Command):
                 told = family_knowing(str(named))
             else:
                 is_help = not {*HELP}.isdisjoint(args)
-                told = family_of(str(named), disabled, in_help=is_help)
+                with status():
+                    told = family_of(str(named), disabled, in_help=is_help)
             if told is None:
                 return
             ctx.meta[FAMILY] = told

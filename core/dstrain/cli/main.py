@@ -178,9 +178,11 @@ def command_group() -> click.Group:
         commands=commands(),
         params=[install_option(), *shared_options()],
         help="Train diffusion models and generate images and videos with them.\n\n"
-        "`dstrain --model FAMILY ...` is short for `dstrain train --model FAMILY ...`, "
-        "whose options `dstrain train -h` shows. Plugins may add commands: "
-        "`dstrain plugins` lists them.",
+        "`dstrain --model FAMILY ...` is short for `dstrain train --model FAMILY ...`.\n\n"
+        "\b\n"
+        "dstrain train -h   the options that most users need\n"
+        "dstrain models     the models that can be trained\n"
+        "dstrain plugins    what plugins add, such as commands\n",
         context_settings={
             "token_normalize_func": lambda name: name.replace("-", "_"),
             "help_option_names": list(HELP),

@@ -1,5 +1,6 @@
 """What graph, generate and toy hand on."""
 
+import io
 import json
 import re
 import sys
@@ -15,6 +16,7 @@ from dstrain.cli.main import command_group, main
 from dstrain.config.fields import LoraFile
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
+from dstrain.console import LOADING
 from dstrain.graph.inputs import Column
 from dstrain.registry.discovery import load_family
 
@@ -238,3 +240,47 @@ def test_one_variant_is_described_by_its_name(
     assert main(["models", "--variant", "flf2v"]) == 2
     assert main(["models", "wn"]) == 2
     assert "did you mean 'wan'?" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what it is shown."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("faky")
+@pytest.mark.parametrize(
+    ("words", "module", "function"),
+    [
+        (["train", "--toy", "--dataset_base_path", "d", "--output_path", "o"], "dstrain.runs.runner", "start"),
+        (["graph"], "dstrain.runs.runner", "plan_of"),
+        (["generate", "--toy", "--prompt", "a", "--output", "o"], "dstrain.generation.run", "start"),
+    ],
+)  # fmt: skip
+def test_a_terminal_is_told_that_a_command_works_before_torch_is_imported(
+    words: list[str],
+    module: str,
+    function: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    shown: list[str] = []
+
+    def start(config: object) -> tuple[str, dict[str, str]]:
+        shown.append(terminal.getvalue())
+        return "plan", {}
+
+    stub(monkeypatch, module, **{function: start})
+    stub(
+        monkeypatch,
+        "dstrain.graph.render",
+        as_text=lambda plan, kept: f"{plan}\n",
+        as_data=None,
+    )
+    assert main([*words, "--model", "faky"]) == 0
+    assert shown == [f"{LOADING}\r"]
+    # Nothing of it stays, and none of it is in the answer.
+    assert terminal.getvalue() == f"{LOADING}\r\r{' ' * len(LOADING)}\r"
+    assert LOADING not in capsys.readouterr().out

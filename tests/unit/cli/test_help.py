@@ -48,6 +48,8 @@ def test_help_of_every_command_fits_80_columns(
     text = shown(capsys, *words, flag)
     assert text.startswith(" ".join(["Usage: dstrain", *words]))
     assert max(map(len, text.splitlines())) <= 80
+    commands = text.partition("Commands:\n")[2]
+    assert "..." not in commands  # none is cut
 
 
 def test_the_short_help_has_the_common_options_and_says_how_many_more_there_are(

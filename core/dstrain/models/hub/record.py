@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
+from dstrain.console import number_of
 from dstrain.errors import StateError
 from dstrain.storage.files import write_json
 from dstrain.storage.hashing import FileMark, file_mark, sha256
@@ -152,3 +153,9 @@ def missing_shards(names: Collection[str]) -> list[str]:
         for i in range(1, int(count) + 1):
             missing.add(f"{stem}-{i:0{len(number)}}-of-{count}{suffix}")
     return sorted(missing.difference(names))
+
+
+def described_shards(missing: Sequence[str]) -> str:
+    """Return how many files are absent, and the first of them, in words."""
+    verb = "is" if len(missing) == 1 else "are"
+    return f"{number_of(len(missing), 'shard')} {verb} missing, such as {missing[0]}"

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar, get_args
 
 from dstrain.config.options.model import Hub
-from dstrain.console import get_logger
+from dstrain.console import get_logger, number_of
 from dstrain.errors import (
     DstrainError,
     MissingFiles,
@@ -21,7 +21,13 @@ from dstrain.errors import (
     nearest,
 )
 from dstrain.models.hub.clients import CLIENTS, Kind, first_line, is_absent
-from dstrain.models.hub.record import Record, local_files, missing_shards, select
+from dstrain.models.hub.record import (
+    Record,
+    described_shards,
+    local_files,
+    missing_shards,
+    select,
+)
 from dstrain.storage.hashing import file_mark
 from dstrain.storage.locks import FolderLock
 
@@ -149,7 +155,7 @@ def _missing_error(source: ModelSource, pattern: str) -> MissingFiles:
     what = "not all of its files are on this machine"
     shards = source.missing_shards(local_files(source.folder, pattern))
     if shards:
-        what = f"{len(shards)} shards are missing, such as {shards[0]}"
+        what = described_shards(shards)
     if source.revision:
         what += f", or not at revision {source.revision}"
     base = model_base() if source.kind == "model" else dataset_base()
@@ -312,7 +318,7 @@ class _Download:
             )
         if missing:
             logger.info(
-                f"downloading {len(missing)} files, {total:,} bytes, of "
+                f"downloading {number_of(len(missing), 'file')}, {total:,} bytes, of "
                 f"{self.source.named} from {self.hub} to {folder}"
             )
 

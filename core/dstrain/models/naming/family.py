@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dstrain.console import status
 from dstrain.errors import UsageError, nearest
 from dstrain.models.naming.location import FLAG, PublishedModel, located
 from dstrain.registry.family import ModelFamily
@@ -43,8 +42,7 @@ def family_of(
             return None
         if not found:
             # Imported here, since it imports torch.
-            with status():
-                from dstrain.models.naming.content import families_of
+            from dstrain.models.naming.content import families_of
 
             found = families_of(where, families)
     if len(found) == 1:

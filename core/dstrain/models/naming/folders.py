@@ -10,7 +10,7 @@ from pathlib import Path
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component, Files
-from dstrain.models.hub.record import SHARD, missing_shards
+from dstrain.models.hub.record import SHARD, described_shards, missing_shards
 from dstrain.models.naming.location import FLAG
 from dstrain.models.weight_files import TORCH_SUFFIXES
 from dstrain.models.weights import find_weights
@@ -102,7 +102,7 @@ def weight_sets(paths: Iterable[Path]) -> list[list[Path]]:
     for shards in found.values():
         missing = missing_shards([path.name for path in shards])
         if missing:
-            what = f"{len(missing)} shards are missing, such as {missing[0]}"
+            what = described_shards(missing)
             raise MissingFiles(shards[0].parent, what)
     return list(found.values())
 

@@ -13,7 +13,7 @@ from dstrain.cache.addresses import as_text
 from dstrain.cache.in_use import reading
 from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.sizes import as_size
-from dstrain.console import progress_bar
+from dstrain.console import number_of, progress_bar
 from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.runs.cache_commands.contents import Contents, PlanContents
 from dstrain.runs.cache_commands.prune import named_plan
@@ -57,7 +57,10 @@ def _export(folder: Path, output: Path, names: Sequence[str]) -> None:
         _add_all(contents, plans, add, scratch)
     values = np.flatnonzero(contents.used_by(plans))
     size = as_size(int(contents.nbytes[values].sum()))
-    print(f"wrote {output}: {len(plans)} plans, {len(values):,} values, {size}")
+    counts = (
+        f"{number_of(len(plans), 'plan')}, {number_of(f'{len(values):,}', 'value')}"
+    )
+    print(f"wrote {output}: {counts}, {size}")
 
 
 def _add_all(

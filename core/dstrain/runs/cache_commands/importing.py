@@ -25,6 +25,7 @@ from dstrain.cache.plan_files import (
 )
 from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.sizes import as_size
+from dstrain.console import number_of
 from dstrain.errors import CacheError, StateError, SystemFault, UsageError
 from dstrain.runs.cache_commands.verify import Verified, check_is_cache, verified
 from dstrain.storage.files import (
@@ -67,7 +68,8 @@ def import_cache(source: Path, folder: Path) -> None:
             found = _verified(source, staged)
             plans = _plans(source, staged, folder)
             _move(staged, folder, plans)
-    print(f"imported {found.values:,} values and {len(plans)} plans into {folder}")
+    values = number_of(f"{found.values:,}", "value")
+    print(f"imported {values} and {number_of(len(plans), 'plan')} into {folder}")
     print(
         f"to train on it, give --feature_cache {folder} and --task TASK:train;"
         " no dataset and no encoders are needed"

@@ -57,9 +57,11 @@ class Pruning:
             yield f"plan {plan.path.stem}: {what}"
         if len(self.values):
             size = as_size(int(self.contents.nbytes[self.values].sum()))
-            yield f"{len(self.values):,} values that no plan uses, {size}"
+            count = number_of(f"{len(self.values):,}", "value")
+            yield f"{count} that no plan uses, {size}"
         if self.copies:
-            yield f"{self.copies:,} values that another shard has too"
+            count = number_of(f"{self.copies:,}", "value")
+            yield f"{count} that another shard has too"
         for path in self.leftovers:
             yield f"temporary file {path}"
 

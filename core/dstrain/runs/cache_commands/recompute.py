@@ -14,7 +14,7 @@ from dstrain.cache.in_use import reading
 from dstrain.cache.plan_files import PlanSamples
 from dstrain.cache.store import FeatureCache
 from dstrain.config.validation import validate
-from dstrain.console import progress_bar, redacted
+from dstrain.console import number_of, progress_bar, redacted
 from dstrain.data.cells import load_cell
 from dstrain.errors import StateError
 from dstrain.graph.values import deserialize, serialize
@@ -52,7 +52,8 @@ def recompute(
         for plan in plans:
             differing += _recompute(contents.cache, plan, count, seed, places)
     if differing:
-        what = f"{differing} values are not what was computed now"
+        values = number_of(differing, "value")
+        what = f"{values} differ from what was computed now"
         raise StateError(
             folder,
             what,

@@ -84,7 +84,8 @@ def report(folder: Path) -> Verified:
     for problem in found.problems:
         print(redacted(f"{problem.path}: {problem.what}"))
     print(
-        f"{folder}: read {found.values:,} values in {found.shards:,} shards,"
+        f"{folder}: read {number_of(f'{found.values:,}', 'value')} "
+        f"in {number_of(f'{found.shards:,}', 'shard')},"
         f" and {number_of(f'{found.plans:,}', 'plan')}"
     )
     return found

@@ -28,7 +28,7 @@ from dstrain.config.serialize import (
     command_line,
     read_resolved,
 )
-from dstrain.console import get_logger
+from dstrain.console import get_logger, number_of
 from dstrain.data.forms.naming import parse_columns
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import MaskColumn
@@ -391,9 +391,8 @@ def load_training_state(
         if saved.get(name) != own.get(name)
     ]
     if other_shapes:
-        what = (
-            f"the saved run trains {len(other_shapes)} parameters with different shapes"
-        )
+        count = number_of(len(other_shapes), "parameter")
+        what = f"the saved run trains {count} of another shape"
         raise StateError("--resume", what, "; ".join(other_shapes[:3]))
     for name, parameter in parameters.items():
         parameter.copy_(state.trainable[name])

@@ -87,7 +87,7 @@ def test_files_that_were_put_here_are_taken_as_they_are_if_their_shards_are_whol
     (folder / SHARDS[1]).unlink()
     with pytest.raises(
         StateError,
-        match=r"1 shards are missing, such as transformer/model-2-of-2\.safetensors",
+        match=r"1 shard is missing, such as transformer/model-2-of-2\.safetensors",
     ):
         ModelConfig(None, TINY, "transformer/*.safetensors").files()
     assert fetch(source, "transformer/*.safetensors") == SHARDS

@@ -121,9 +121,7 @@ def test_a_file_name_tells_components_with_the_same_keys_apart(comfy: Path) -> N
 def test_absent_shards_and_a_folder_of_nothing_are_named(tmp_path: Path) -> None:
     write(tmp_path / "model")
     (tmp_path / "model/transformer/model-2-of-2.safetensors").unlink()
-    with pytest.raises(
-        MissingFiles, match="1 shards are missing, such as model-2-of-2"
-    ):
+    with pytest.raises(MissingFiles, match="1 shard is missing, such as model-2-of-2"):
         found(tmp_path / "model")
     (tmp_path / "empty").mkdir()
     with pytest.raises(

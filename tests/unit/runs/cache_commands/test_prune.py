@@ -49,7 +49,7 @@ def test_what_goes_is_listed_and_nothing_is_removed_unless_that_is_wanted(
     prune(two_plans.cache, [old_plan(two_plans)[:6]], False, None)
     printed = capsys.readouterr().out
     assert "4 rows of" in printed
-    assert "values that no plan uses" in printed
+    assert "that no plan uses" in printed
     assert "nothing was removed" in printed
     prune(two_plans.cache, [old_plan(two_plans)], False, lambda: False)
     assert "nothing was removed" in capsys.readouterr().out

@@ -82,7 +82,7 @@ def test_a_value_that_differs_is_named_with_its_row(
                 "dstrain.runs.cache_commands.recompute.check_components",
                 lambda *_: None,
             )
-            with pytest.raises(StateError, match="values are not what was computed"):
+            with pytest.raises(StateError, match="differ from what was computed"):
                 recompute(here / "cache", 2, 0, [], {})
     finally:
         path.write_bytes(whole)
