@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Path:
     for name, colour in (("a", "red"), ("b", "blue")):
         Image.new("RGB", (32, 32), colour).save(folder / f"images/{name}.png")
     (folder / "metadata.csv").write_text(
-        "image,prompt\nimages/a.png,a red square\nimages/b.png,ein blaues Quadrat: 蓝\n",
+        "image,prompt\nimages/a.png,a red square\nimages\\b.png,ein blaues Quadrat: 蓝\n",
         encoding="utf-8",
     )
     return folder
