@@ -58,7 +58,7 @@ def test_the_demos_commands_run_without_what_unix_alone_has(
     train = (
         *("train", *TOY, "--dataset_base_path", data, "--output_path", output),
         *("--feature_cache", cache, "--task", "sft"),
-        *("--dataset_num_workers", "1", "--save_steps", "1"),
+        *("--dataset_num_workers", "1", "--save_steps", "1", "--keep_checkpoints", "1"),
     )
     dstrain(*train, "--max_steps", "2")
     dstrain(*train, "--max_steps", "3", "--resume")
