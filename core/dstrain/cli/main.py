@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 import click
 
@@ -23,6 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Into a file or a pipe, Windows writes in an encoding that lacks most letters.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with logging_to_stderr():
             _run(words)
