@@ -62,7 +62,11 @@ def test_the_demos_commands_run_without_what_unix_alone_has(
     )
     dstrain(*train, "--max_steps", "2")
     dstrain(*train, "--max_steps", "3", "--resume")
-    assert (output / "step-3.safetensors").is_file()
+    assert [path.name for path in output.glob("*.safetensors")] == [
+        "step-3.safetensors"
+    ]
+    names = {path.name for folder in (output, cache) for path in folder.rglob("*")}
+    assert not [name for name in names if set(name) & set('<>:"|?*\\')]
     assert not list(output.glob(".dstrain.lock.pid"))
     image = tmp_path / "image.png"
     dstrain(
