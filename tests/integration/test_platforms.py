@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Path:
     for name, colour in (("a", "red"), ("b", "blue")):
         Image.new("RGB", (32, 32), colour).save(folder / f"images/{name}.png")
     (folder / "metadata.csv").write_text(
-        "image,prompt\nimages/a.png,a red square\nimages/b.png,ein blaues Quadrat: 蓝\n",
+        "image,prompt\nimages/a.png,a red square\nimages\\b.png,ein blaues Quadrat: 蓝\n",
         encoding="utf-8",
     )
     return folder
@@ -58,11 +58,15 @@ def test_the_demos_commands_run_without_what_unix_alone_has(
     train = (
         *("train", *TOY, "--dataset_base_path", data, "--output_path", output),
         *("--feature_cache", cache, "--task", "sft"),
-        *("--dataset_num_workers", "1", "--save_steps", "1"),
+        *("--dataset_num_workers", "1", "--save_steps", "1", "--keep_checkpoints", "1"),
     )
     dstrain(*train, "--max_steps", "2")
     dstrain(*train, "--max_steps", "3", "--resume")
-    assert (output / "step-3.safetensors").is_file()
+    assert [path.name for path in output.glob("*.safetensors")] == [
+        "step-3.safetensors"
+    ]
+    names = {path.name for folder in (output, cache) for path in folder.rglob("*")}
+    assert not [name for name in names if set(name) & set('<>:"|?*\\')]
     assert not list(output.glob(".dstrain.lock.pid"))
     image = tmp_path / "image.png"
     dstrain(

@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 import click
 from click.shell_completion import CompletionItem
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     if instruction := os.environ.get(VARIABLE):
         return answer(command_group(), instruction)
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Into a file or a pipe, Windows writes in an encoding that lacks most letters.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with logging_to_stderr():
             _run(words)

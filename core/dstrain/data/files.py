@@ -2,6 +2,7 @@
 their headers before a run.
 """
 
+import ntpath
 import os
 import shlex
 import unicodedata
@@ -11,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from stat import S_ISDIR, S_ISREG
 
 from dstrain.console import shown
@@ -90,25 +91,30 @@ class DataRoots:
                     name, "is a URL; use --url_cache DIR to download such files"
                 )
             return str(self.urls.fetch(name))
-        found: dict[str, str] = {}
-        for folder in self.folders:
-            joined = os.path.join(folder, name)
-            path = real_path(joined)
-            if not self.contains(path):
-                raise self._outside(name, path)
-            if path not in found and _exists(joined):
-                found[path] = joined
-        if not found:
-            raise FileNotFoundError(name)
-        if len(found) > 1:
-            raise UsageError(name, f"exists more than once: {' and '.join(found)}")
-        return next(iter(found.values()))
+        for form in spellings(name):
+            found: dict[str, str] = {}
+            for folder in self.folders:
+                joined = os.path.join(folder, form)
+                path = real_path(joined)
+                if not self.contains(path):
+                    raise self._outside(name, path)
+                if path not in found and _exists(joined):
+                    found[path] = joined
+            if len(found) > 1:
+                raise UsageError(name, f"exists more than once: {' and '.join(found)}")
+            if found:
+                return next(iter(found.values()))
+        raise FileNotFoundError(name)
 
     def lacks(self, name: str) -> bool:
         """Return whether a file is in none of the folders, or is still to be fetched."""
         if is_url(name):
             return self.urls is not None
-        places = (os.path.join(folder, name) for folder in self.folders)
+        places = (
+            os.path.join(folder, form)
+            for form in spellings(name)
+            for folder in self.folders
+        )
         return not any(map(os.path.exists, places))
 
     def contains(self, path: str) -> bool:
@@ -120,9 +126,10 @@ class DataRoots:
 
     def nearest(self, name: str) -> str:
         """Return "; did you mean 'x'?" for a file in another letter case, or without
-        the leading folders.
+        the leading folders, or that a name has a drive, which only Windows has.
         """
-        parts = PurePosixPath(name).parts
+        whole = name
+        parts = PurePosixPath(spellings(name)[-1]).parts
         for start in range(len(parts)):
             for folder in self.folders:
                 *above, name = parts[start:]
@@ -137,6 +144,8 @@ class DataRoots:
                     if _folded(name) in names:
                         found = os.path.join(*above, names[_folded(name)])
                         return f"; did you mean {found!r}?"
+        if PureWindowsPath(whole).is_absolute() and os.path is not ntpath:
+            return ", a path of Windows: write it relative to the dataset's folder"
         return ""
 
     def check_frames(self, folder: Path) -> None:
@@ -158,6 +167,13 @@ class DataRoots:
         else:
             to = f", to {path}"
         return UsageError(name, f"points outside the dataset's {folders}{to}")
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """Return the names under which a file is looked for: as it is written, and as Windows
+    means it, whose tables part folders with backslashes.
+    """
+    return (name, name.replace("\\", "/")) if "\\" in name else (name,)
 
 
 def real_path(path: str | Path) -> str:

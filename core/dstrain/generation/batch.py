@@ -21,6 +21,7 @@ from dstrain.config.fields import LoraFile
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.console import get_logger, number_of, progress_bar, secrets
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
+from dstrain.data.files import spellings
 from dstrain.data.forms.metadata import read_metadata
 from dstrain.data.output import save_image_or_video
 from dstrain.data.row_checks import check_rows
@@ -224,14 +225,16 @@ def _row_files(table: Table, columns: Mapping[str, Column]) -> dict[str, Path]:
             continue
         for index, row in enumerate(table.rows):
             for name in file_names(row[column.name], column):
-                place = os.path.normpath(name)
+                folder = table.path.parent
+                there = [one for one in spellings(name) if (folder / one).exists()]
+                place = os.path.normpath(there[0] if there else name)
                 if os.path.isabs(place) or place.split(os.sep)[0] == os.pardir:
                     raise UsageError(
                         table.where(index, column.name),
                         f"{name!r} would not be found in the generated dataset",
                         "give a path relative to the table's folder, and inside it",
                     )
-                found[place] = table.path.parent / name
+                found[place] = folder / place
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 
 from dstrain.errors import StateError, SystemFault
-from dstrain.storage.files import replacing
+from dstrain.storage.files import REPLACES_OPEN_FILES, replacing
 
 SUFFIX = ".arrow"
 BATCH_ROWS = 16_384
@@ -53,7 +53,8 @@ def write_columns(folder: Path, schema: Any, batches: Iterable[Any]) -> str:
 
 
 def open_columns(path: Path, advice: str = "") -> Any:
-    """Return a table that `write_columns` wrote, a `pyarrow.Table` over mapped memory.
+    """Return a table that `write_columns` wrote, a `pyarrow.Table` over mapped memory
+    where the file can be removed all the same, else in RAM.
 
     Raises StateError with the advice if it is missing, or its name is not the hash of
     its bytes; SystemFault if it cannot be read.
@@ -65,6 +66,8 @@ def open_columns(path: Path, advice: str = "") -> Any:
         if file_hash(path) != path.stem:
             what = "is damaged: its name is not the hash of its bytes"
             raise StateError(path, what, *help_lines)
+        if not REPLACES_OPEN_FILES:
+            return pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
         with pa.memory_map(os.fsencode(path)) as file:
             return pa.ipc.open_file(file).read_all()
     except (*NO_FILE, pa.ArrowInvalid) as error:

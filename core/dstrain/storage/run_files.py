@@ -38,9 +38,9 @@ class RunFiles:
         except (OSError, ValueError, TypeError, KeyError):
             steps, committed = {}, False
         for name in steps:
+            # No run lists a path outside its folder, nor one of Windows.
             path = PurePosixPath(name)
-            # No run lists a path outside its folder.
-            if path.is_absolute() or ".." in path.parts:
+            if path.is_absolute() or ".." in path.parts or "\\" in name:
                 return cls(folder)
         return cls(folder, steps, committed)
 

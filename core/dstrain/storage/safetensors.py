@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dstrain.errors import StateError
-from dstrain.storage.files import replacing
+from dstrain.storage.files import REPLACES_OPEN_FILES, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +86,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     """
     with opened(path) as file:
         names = file.keys()
-        tensors = {name: file.get_tensor(name) for name in names}
+        tensors = {name: _released(file.get_tensor(name)) for name in names}
         metadata = dict(file.metadata() or {})
     _verify(path, sorted(tensors.items()), metadata)
     return tensors, metadata
@@ -117,8 +117,16 @@ def read_rows(
         for name in names:
             part = file.get_slice(name)
             wanted = rows(name, part.get_shape())
-            tensors[name] = file.get_tensor(name) if wanted is None else part[wanted]
+            tensor = file.get_tensor(name) if wanted is None else part[wanted]
+            tensors[name] = _released(tensor)
     return tensors
+
+
+def _released(tensor: "Tensor") -> "Tensor":
+    """Return a tensor that leaves its file unmapped where a mapped one could not be
+    replaced or removed: a resumed run removes the state that it began with.
+    """
+    return tensor if REPLACES_OPEN_FILES else tensor.clone()
 
 
 def with_checksum(

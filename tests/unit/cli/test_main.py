@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import click
@@ -92,3 +93,19 @@ def test_a_plugin_adds_a_command(
     assert main(["-p", "no:shouting", "shout", "hi"]) == 2
     assert "no command named 'shout'" in capsys.readouterr().err
     assert isinstance(sys.modules["extra_shout"].shout, click.Command)
+
+
+def test_a_letter_that_the_output_cannot_take_is_escaped(
+    fake_plugin: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "import click\nfrom dstrain.registry.hooks import hookimpl\n@click.command('say')\n"
+        "def say():\n    print('caf\\u00e9 \\u72d7')\n@hookimpl\ndef dstrain_commands():\n    return (say,)\n"
+    )
+    fake_plugin(
+        "extra-say", {"saying": "extra_say"}, {"extra_say": source}, group="dstrain"
+    )
+    written = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, encoding="cp1252"))
+    assert main(["say"]) == 0
+    assert written.getvalue().decode("cp1252") == "café \\u72d7\n"

@@ -56,6 +56,44 @@ def test_names_are_looked_for_in_every_folder(folders: tuple[Path, ...]) -> None
     assert places(folders, "one.png", "two.png", "three.png") == wanted
 
 
+def test_backslashes_part_folders_where_no_file_has_them_in_its_name(
+    folders: tuple[Path, ...],
+) -> None:
+    """A table written on Windows is read elsewhere."""
+    (folders[0] / "sub/deep").mkdir(parents=True)
+    image = (folders[0] / "one.png").read_bytes()
+    (folders[0] / "sub/deep/a.png").write_bytes(image)
+    below = str(folders[0] / "sub/deep/a.png")
+    assert places(folders, "sub\\deep\\a.png", ".\\sub\\deep/a.png") == [
+        below,
+        str(folders[0] / "./sub/deep/a.png"),
+    ]
+    literal = folders[1] / "sub\\deep\\a.png"
+    literal.write_bytes(image)
+    assert places(folders, "sub\\deep\\a.png") == [str(literal)]
+    roots = DataRoots.of(folders[0], (), None)
+    assert not roots.lacks("sub\\deep\\a.png")
+    assert roots.lacks("sub\\deep\\b.png")
+    with pytest.raises(UsageError, match="points outside"):
+        places(folders, "..\\one.png")
+
+
+@pytest.mark.parametrize(
+    ("written", "advice"),
+    [
+        ("C:\\pictures\\x.png", ", a path of Windows: write it relative"),
+        ("D:/pictures/x.png", ", a path of Windows: write it relative"),
+        ("C:\\pictures\\One.png", "; did you mean 'one.png'?"),
+        ("c:x.png", ""),
+    ],
+)
+def test_a_path_with_a_drive_is_called_what_it_is(
+    folders: tuple[Path, ...], written: str, advice: str
+) -> None:
+    said = DataRoots.of(folders[0], (), None).nearest(written)
+    assert said.startswith(advice) if advice else not said
+
+
 def test_absolute_names_are_read_inside_any_of_the_folders(
     folders: tuple[Path, ...],
 ) -> None:

@@ -15,6 +15,8 @@ from dstrain.storage.run_files import RUN, RunFiles, averaged_name
         '{"a": 1}',
         "[1]",
         '{"files": [["../data/0.safetensors", 1]]}',
+        '{"files": [["..\\\\data\\\\0.safetensors", 1]]}',
+        '{"files": [["C:\\\\data\\\\0.safetensors", 1]]}',
         '{"files": [["/etc/passwd", 0]]}',
         '{"files": [["x", "y"]]}',
         '{"files": {"x": 1}}',

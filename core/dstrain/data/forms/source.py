@@ -292,7 +292,10 @@ def _names(path: Path, values: object) -> list[str]:
     """
     names = []
     for value in values if isinstance(values, list) else ():
-        if not isinstance(value, str) or "/" in value or value in ("", ".", ".."):
+        leads_out = isinstance(value, str) and any(
+            sep in value for sep in ("/", os.sep)
+        )
+        if not isinstance(value, str) or leads_out or value in ("", ".", ".."):
             what = f"{value!r} is not the name of anything in this folder"
             raise UsageError(path, what)
         names.append(value)

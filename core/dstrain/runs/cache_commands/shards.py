@@ -34,6 +34,8 @@ def write_part(
     writer = ShardWriter(target, recorded_about(path))
     for address in kept:
         writer.add(address, reader.read(address))
+    # It maps the shard, which on Windows could then not be replaced by one of its name.
+    del reader
     writer.flush()
     added = sorted(set(target.shards) - before)
     return [target.folder / "shards" / f"{name}.safetensors" for name in added]

@@ -74,7 +74,7 @@ def refuse_unlisted(folder: Path) -> None:
     listed = RunFiles.read(folder).steps
     for pattern in WRITTEN:
         for path in sorted(folder.glob(pattern)):
-            name = str(path.relative_to(folder))
+            name = path.relative_to(folder).as_posix()
             if name not in listed:
                 raise not_listed(folder, name)
 

@@ -174,5 +174,6 @@ def name_in(folders: Sequence[str], path: str) -> str:
         for folder in folders:
             start = os.path.join(folder, "")
             if place.startswith(start) and ".." not in Path(place).parts:
-                return place.removeprefix(start)
+                # As every platform reads it: a cache may be moved to another one.
+                return place.removeprefix(start).replace(os.sep, "/")
     return path
