@@ -31,6 +31,7 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.pipeline.variant_choice import with_overrides
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
+from dstrain.registry.hooks import load_extensions
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -367,6 +368,12 @@ def every_command() -> dict[str, click.Command]:
     }  # fmt: skip
 
 
+def plugin_commands() -> list[click.Command]:
+    """Every command that an installed plugin adds."""
+    offers = load_extensions().offered("dstrain_commands", click.Command, ())
+    return list(offers.values())
+
+
 @every(tuple(page for page in PAGES if page.parent.name != "decisions"))
 def test_every_flag_that_is_named_exists(page: Path) -> None:
     known = {
@@ -376,7 +383,7 @@ def test_every_flag_that_is_named_exists(page: Path) -> None:
     } | FOREIGN_FLAGS
     known |= {
         name
-        for command in every_command().values()
+        for command in (*every_command().values(), *plugin_commands())
         for option in command.params
         for name in (*option.opts, *option.secondary_opts)
     }
