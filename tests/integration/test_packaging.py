@@ -1,5 +1,5 @@
 """The wheels install into an empty environment, alone or together, and the command
-finds the families.
+finds the families and the further commands.
 """
 
 import json
@@ -13,7 +13,7 @@ import pytest
 from tests.support import ROOT
 
 FAMILIES = ("flux", "qwen_image", "wan")
-PACKAGES = ("core", *(f"plugins/{family}" for family in FAMILIES))
+PACKAGES = ("core", *(f"plugins/{one}" for one in (*FAMILIES, "tools")))
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -31,8 +31,8 @@ Installer = Callable[..., Path]
 def installed(
     tmp_path_factory: pytest.TempPathFactory, empty_environment: Callable[[Path], Path]
 ) -> Installer:
-    """(name, families) -> an environment of its own with the wheels of core and of
-    these families.
+    """(name, plugins) -> an environment of its own with the wheels of core and of
+    these plugins.
     """
     folder = tmp_path_factory.mktemp("packaging")
     for package in PACKAGES:
@@ -69,8 +69,8 @@ def installed(
 
 @pytest.fixture(scope="module")
 def environment(installed: Installer) -> Path:
-    """An environment that has the wheels of core and of every family."""
-    return installed("env", *FAMILIES)
+    """An environment that has the wheels of core and of every plugin."""
+    return installed("env", *FAMILIES, "tools")
 
 
 def families(environment: Path, folder: Path) -> dict[str, str]:
@@ -84,7 +84,20 @@ def families(environment: Path, folder: Path) -> dict[str, str]:
 def test_the_command_finds_the_families_of_the_wheels(
     environment: Path, tmp_path: Path
 ) -> None:
-    assert families(environment, tmp_path) == dict.fromkeys(FAMILIES, "ready")
+    assert families(environment, tmp_path) == dict.fromkeys(
+        (*FAMILIES, "tools"), "ready"
+    )
+
+
+def test_the_wheel_of_tools_brings_its_commands_and_their_tables(
+    environment: Path, tmp_path: Path
+) -> None:
+    script = (
+        "python wan_train_network.py --task t2v-1.3B --network_module networks.lora_wan"
+    )
+    (tmp_path / "train.sh").write_text(script)
+    printed = run(environment / "bin/dstrain", "import", "train.sh", cwd=tmp_path)
+    assert 'model_id = "Wan-AI/Wan2.1-T2V-1.3B"' in printed
 
 
 @pytest.mark.slow

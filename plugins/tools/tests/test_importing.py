@@ -217,6 +217,11 @@ REFUSED = {
         "black-forest-labs/FLUX.1-Canny-dev:a.safetensors",
         "FLUX.1-Canny-dev is not supported by an installed family: flux",
     ),
+    "diffusers.sh": (
+        "accelerate launch train_dreambooth_lora_flux.py --rank 4",
+        "a script of diffusers, which is not imported",
+    ),
+    "unknown.sh": ("python train.py --config a.toml", "no script of a known tool"),
     "nothing.sh": ("echo hello", "has no training command"),
     "two.sh": (
         "python wan_train_network.py --task t2v-14B\n" * 2,

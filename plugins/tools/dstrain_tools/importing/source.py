@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from dstrain_tools.importing.tables import TOOLS, Table, table_of
 
 SCRIPTS = (".sh", ".bash", ".bat", ".ps1", ".txt", ".cmd", "")
 DIFFSYNTH_SCRIPT = "model_training"
+OF_DIFFUSERS = ("train_dreambooth", "train_text_to_image", "train_control_lora")
+"""How names of diffusers' scripts begin."""
 MUSUBI_KEYS = ("dit", "task", "model_version", "t5", "clip")
 KOHYA_KEYS = (
     "pretrained_model_name_or_path",
@@ -187,21 +190,27 @@ def _chosen(script: Script, path: Path, number: int | None) -> Command:
 
 def _tool_of_script(command: Command, path: Path) -> str:
     """Return whose script a command runs."""
-    keys = {name for name, _ in command.flags}
     if DIFFSYNTH_SCRIPT in command.script:
         return "diffsynth"
-    table = table_of("musubi")
     name = script_name(command.script)
-    known = [str(one["script"]) for one in table.models]
-    if "musubi" in command.script or any(name.startswith(one[:-1]) for one in known):
+    if name.startswith(OF_DIFFUSERS):
+        what = f"runs {name}, a script of diffusers, which is not imported"
+        advice = "type its flags after dstrain: it answers each with its own"
+        raise UsageError(path, what, advice)
+    keys = {flag for flag, _ in command.flags}
+    if _has_script("musubi", name) or keys & set(MUSUBI_KEYS):
         return "musubi"
-    if keys & set(MUSUBI_KEYS):
-        return "musubi"
-    if keys & {*KOHYA_KEYS, DATASET, "network_module"}:
+    if _has_script("kohya", name) or keys & {*KOHYA_KEYS, DATASET, "network_module"}:
         return "kohya"
     what = f"runs {command.script}, which is no script of a known tool"
     tools = ", ".join(TOOLS)
     raise UsageError(path, what, f"say whose it is with --from; tools: {tools}")
+
+
+def _has_script(tool: str, name: str) -> bool:
+    """Return whether a tool has a script of a name, by its table."""
+    patterns = [str(row["script"]) for row in table_of(tool).models]
+    return any(one != "*" and fnmatchcase(name, one) for one in patterns)
 
 
 def script_name(script: str) -> str:
