@@ -145,6 +145,23 @@ def test_flags_stay_in_one_line_and_are_copied_as_they_are(
     )
 
 
+def test_images_are_small_and_used_and_say_what_they_show() -> None:
+    shown = {
+        (page.parent / link).resolve(): words
+        for page in DOCS.rglob("*.md")
+        for words, link in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text())
+    }
+    images = {path for kind in ("png", "svg") for path in DOCS.rglob(f"*.{kind}")}
+    assert set(shown) == images
+    assert all(len(words) > 20 for words in shown.values())
+    assert [path for path in images if path.stat().st_size > 150_000] == []
+
+
+def test_the_drawing_of_buckets_is_what_the_code_computes() -> None:
+    made = runpy.run_path(str(DOCS / "images/make_images.py"))
+    assert (DOCS / "images/buckets.svg").read_text() == made["buckets"]()
+
+
 def test_the_navigation_has_every_page_once(hooks: Mapping[str, Any]) -> None:
     def pages(entry: Any) -> list[str]:
         if isinstance(entry, str):
