@@ -3,12 +3,14 @@
 - The navigation is the tables of docs/index.md: there is one list of pages.
 - Files of the repository that pages link to, such as tests, become pages, too.
 - Fences say in their first line how tests run them; readers see a title.
+- The address of the site is that of core/pyproject.toml, once there is one.
 - The page of decisions lists them.
 - Flags are kept in one line.
 """
 
 import os.path
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,20 +23,29 @@ ROOT = Path(__file__).parents[1]
 DOCS = "docs"
 SOURCE = "source"
 """Folder of the site for files of the repository that are not in docs/."""
+PACKAGE = "core/pyproject.toml"
 DECISIONS = "development/decisions"
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 ENTRY = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 FENCE = re.compile(r"^(`{3,}|~{3,})([^\n]*)\n(.*?)^\1[ ]*$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"csv": "text"}
 """Kinds of fences that the highlighter lacks, each with the one to take."""
-INLINE_CODE = re.compile(r"(?<!</span>)<code>([^<]*)</code>")
+COMMANDS = re.compile(
+    r'(?<!</span>)<code>[^<]*</code>|<div class="language-(?:sh|text) .*?</div>',
+    re.DOTALL,
+)
+"""Code in a line, and blocks of commands and of what they print, in HTML."""
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 QUOTES = "`" * 8
 """A fence that no file contains."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Make the navigation of the tables of docs/index.md."""
+    """Make the navigation of the tables of docs/index.md; take the address of the site
+    from the package that names it in its messages.
+    """
+    project = tomllib.loads((ROOT / PACKAGE).read_text(encoding="utf-8"))["project"]
+    config.site_url = project.get("urls", {}).get("Documentation")
     text = (ROOT / DOCS / "index.md").read_text(encoding="utf-8")
     config.nav = [{"Home": "index.md"}, *navigation(text)]
     return config
@@ -121,6 +132,8 @@ def on_page_markdown(
     """Adapt links and fences of a page; list the decisions on theirs."""
     uri = page.file.src_uri
     path = uri.removeprefix(f"{SOURCE}/") if page.file.generated_by else f"{DOCS}/{uri}"
+    if path != f"{DOCS}/{uri}":
+        page.meta["search"] = {"exclude": True}
     if not (ROOT / path).is_file():
         # Not Markdown: a file of code, shown as it is.
         return markdown
@@ -137,7 +150,7 @@ def on_page_markdown(
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Keep flags in one line: a browser would break them behind their dashes."""
-    return INLINE_CODE.sub(lambda code: FLAG.sub(whole_flag, code[0]), html)
+    return COMMANDS.sub(lambda code: FLAG.sub(whole_flag, code[0]), html)
 
 
 def whole_flag(flag: re.Match[str]) -> str:

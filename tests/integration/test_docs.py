@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -62,6 +63,8 @@ FEWER_FRAMES = ("--num_frames", "5")
 """The same, where a video that is generated has a length."""
 FEWER_BLOCKS = ("--blocks_to_swap", "1")
 """The same, where blocks are swapped: toys have two."""
+FEWER_STEPS = ("--max_steps", "2")
+"""The same, where a run has thousands of steps."""
 SHORTENED = (
     ("dataset_repeat=50", "dataset_repeat=2"),
     ("=512", "=64"),
@@ -168,6 +171,9 @@ def in_cli(words: list[str]) -> int:
     shorter = FEWER_FRAMES if is_video else ()
     if FEWER_BLOCKS[0] in words:
         shorter = (*shorter, *FEWER_BLOCKS)
+    steps = dict(pairwise(words)).get(FEWER_STEPS[0], "")
+    if len(steps) > 3:
+        shorter = (*shorter, *FEWER_STEPS)
     return main([*words, *SMALL.get(command, ()), *shorter])
 
 

@@ -19,6 +19,8 @@ from tests.support import ROOT
 
 DOCS = ROOT / "docs"
 IN_CHINESE = tuple(sorted((DOCS / "zh").glob("*.md")))
+COPIED = ("mkdocs.yml", "tools/site_hooks.py", "docs/site.css", "core/pyproject.toml")
+"""What a site needs beside its pages."""
 LOADED = re.compile(r'<(?:script|link|img)\b[^>]*?(?:src|href)="(https?:)?//[^"]*"')
 """What a browser loads from another host when it opens a page."""
 
@@ -57,7 +59,7 @@ def hooks() -> Mapping[str, Any]:
 def test_what_leads_nowhere_fails_the_build(
     index: str, page: str, complaint: str, tmp_path: Path
 ) -> None:
-    for name in ("mkdocs.yml", "tools/site_hooks.py", "docs/site.css"):
+    for name in COPIED:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     table = f"# Home\n\n## Guide\n\n| page | about |\n|---|---|\n{index}\n"
@@ -74,6 +76,26 @@ def test_a_page_loads_nothing_from_another_host(site: Path) -> None:
     assert {
         one.name: found for one in pages if (found := LOADED.search(one.read_text()))
     } == {}
+
+
+def test_pages_and_anchors_that_messages_name_exist(site: Path) -> None:
+    named = re.compile(r"\bdocs/([a-z][\w/-]*)\.md(?:#([\w-]+))?")
+    sources = [
+        path
+        for folder in ("core", "plugins")
+        for kind in ("py", "json")
+        for path in (ROOT / folder).rglob(f"*.{kind}")
+        if "tests" not in path.parts
+    ]
+    found = {one for path in sources for one in named.findall(path.read_text())}
+    assert ("guide/captions-and-buckets", "prior-preservation") in found
+    missing = [
+        f"{page}#{anchor}"
+        for page, anchor in sorted(found)
+        if not (site / f"{page}.html").is_file()
+        or (anchor and f'id="{anchor}"' not in (site / f"{page}.html").read_text())
+    ]
+    assert missing == []
 
 
 def test_files_that_pages_link_to_are_pages(site: Path) -> None:
@@ -94,6 +116,7 @@ def test_the_search_knows_chinese(site: Path) -> None:
     assert index["config"]["lang"] == ["en", "zh"]
     titles = {entry["title"] for entry in index["docs"]}
     assert {"快速入门", "拆分训练", "Split training"} <= titles
+    assert not [one for one in index["docs"] if one["location"].startswith("source/")]
 
 
 def test_a_fence_shows_the_file_it_is_and_not_how_it_is_tested(
@@ -110,9 +133,33 @@ def test_a_fence_shows_the_file_it_is_and_not_how_it_is_tested(
 def test_flags_stay_in_one_line_and_are_copied_as_they_are(
     hooks: Mapping[str, Any],
 ) -> None:
-    html = "<code>a --b_c 1</code> --d <pre><span></span><code>--e</code></pre>"
+    python = '<div class="language-python highlight"><code>--x</code></div>'
+    html = (
+        "<code>a --b_c 1</code> --not "
+        '<div class="language-sh highlight"><pre><span></span><code>--e</code></pre></div>'
+        f"{python.replace('<code>', '<span></span><code>')}"
+    )
     shown = hooks["on_page_content"](html, None, None, None)
-    assert shown == html.replace("--b_c", '<span class="flag">--b_c</span>')
+    assert shown == html.replace("--b_c", '<span class="flag">--b_c</span>').replace(
+        "--e", '<span class="flag">--e</span>'
+    )
+
+
+def test_images_are_small_and_used_and_say_what_they_show() -> None:
+    shown = {
+        (page.parent / link).resolve(): words
+        for page in DOCS.rglob("*.md")
+        for words, link in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text())
+    }
+    images = {path for kind in ("png", "svg") for path in DOCS.rglob(f"*.{kind}")}
+    assert set(shown) == images
+    assert all(len(words) > 20 for words in shown.values())
+    assert [path for path in images if path.stat().st_size > 150_000] == []
+
+
+def test_the_drawing_of_buckets_is_what_the_code_computes() -> None:
+    made = runpy.run_path(str(DOCS / "images/make_images.py"))
+    assert (DOCS / "images/buckets.svg").read_text() == made["buckets"]()
 
 
 def test_the_navigation_has_every_page_once(hooks: Mapping[str, Any]) -> None:

@@ -2,11 +2,20 @@
 meant, or none.
 """
 
+from email.message import EmailMessage
+
 import pytest
 from dstrain import errors
 from dstrain.config.fields import flags
 from dstrain.config.options.train import TrainConfig
-from dstrain.errors import DstrainError, StateError, UsageError, nearest
+from dstrain.errors import (
+    DstrainError,
+    StateError,
+    UsageError,
+    docs_address,
+    nearest,
+    with_addresses,
+)
 
 FLAGS = tuple(flag.name for flag in flags(TrainConfig))
 TYPOS: tuple[tuple[str, str], ...] = (
@@ -159,3 +168,38 @@ def test_the_first_who_knows_the_rows_is_right() -> None:
     ):
         raise UsageError("unit f", "cannot")
     assert caught.value.rows == (4,)
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package whose metadata has these addresses."""
+    found = EmailMessage()
+    for url in request.param:
+        found["Project-URL"] = url
+    monkeypatch.setattr(errors.metadata, "metadata", lambda name: found)
+    docs_address.cache_clear()
+    request.addfinalizer(docs_address.cache_clear)
+
+
+HELP = "see docs/guide/datasets.md#which-samples-share-a-batch, docs/guide"
+
+
+@pytest.mark.usefixtures("address")
+@pytest.mark.parametrize(
+    "address",
+    [["Source, https://example.org/code", "Documentation, https://example.org/d/"]],
+    indirect=True,
+)
+def test_a_page_in_a_message_gets_the_address_that_the_package_has() -> None:
+    assert with_addresses(HELP) == (
+        "see https://example.org/d/guide/datasets.html#which-samples-share-a-batch, docs/guide"
+    )
+    assert str(UsageError("a", "b", "docs/index.md")).endswith(
+        "https://example.org/d/index.html"
+    )
+
+
+@pytest.mark.usefixtures("address")
+@pytest.mark.parametrize("address", [[]], indirect=True)
+def test_without_an_address_a_page_is_named_as_it_lies_in_the_project() -> None:
+    assert with_addresses(HELP) == HELP

@@ -34,7 +34,7 @@ Source = Callable[..., str]
         ("--resume_from", "use --resume PATH, which resumes where a run stopped"),
         (
             "--dataset_config",
-            "use --config FILE with a table [[dataset]] for each: docs/guide/captions-and-buckets.md",
+            "use --config FILE: a table [[dataset]] for each (docs/guide/captions-and-buckets.md#several-datasets)",
         ),
     ],
 )

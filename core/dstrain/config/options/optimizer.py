@@ -74,8 +74,9 @@ class OptimizerOptions:
     )
     optimizer: str = option(
         "training: optimizer",
-        "Optimizer: a name, such as adamw8bit, or the dotted path of a class; the names are in "
-        "docs/guide/optimizers.md.",
+        "Optimizer: adamw, adafactor, adamw8bit, lion8bit, paged_adamw8bit, paged_lion8bit, "
+        "ademamix8bit, lion, came, stableadamw, soap, prodigy, schedulefree, muon, or the dotted "
+        "path of a class.",
         "adamw",
         affects={"resolved"},
         common=True,

@@ -1,5 +1,6 @@
 """Every optimizer with a name trains, and continues bit for bit from its saved state."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.config.fields import flags
 from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state
 from dstrain.training.optimizers.build import build_optimizer, effective_rate
@@ -101,6 +103,11 @@ def test_what_needs_modes_is_in_training_mode_from_the_start() -> None:
         "schedulefree"
     ]
     assert built("schedulefree", network()).param_groups[0]["train_mode"]
+
+
+def test_the_help_of_the_flag_has_every_name() -> None:
+    (flag,) = (one for one in flags(OptimizerOptions) if one.name == "optimizer")
+    assert set(re.findall(r"\w+", flag.help)) >= set(OPTIMIZERS)
 
 
 def test_names_are_known_without_torch() -> None:
