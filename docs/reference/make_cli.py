@@ -16,7 +16,7 @@ from dstrain.cli.main import command_group
 from dstrain.config.fields import Flag, Group, flags
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
-from dstrain.registry.discovery import load_family
+from dstrain.registry.discovery import installed, load_family
 
 PAGE = Path(__file__).with_name("cli.md")
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -154,10 +154,10 @@ def _described(option: click.Option) -> str:
 
 
 def _families() -> Iterator[str]:
-    for folder in sorted(
-        path.name for path in PLUGINS.iterdir() if (path / "pyproject.toml").is_file()
-    ):
-        family = load_family(folder)
+    for plugin in installed():
+        if not (PLUGINS / plugin.name / "pyproject.toml").is_file():
+            continue  # somebody else's
+        family = load_family(plugin.name)
         rows = [(f"`--{option.name}`", option.help) for option in family.options]
         targets = [
             (f"`{name}`", ", ".join(f"`{p}`" for p in patterns))

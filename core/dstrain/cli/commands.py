@@ -10,6 +10,7 @@ import click
 from dstrain.cli.cache import cache_group
 from dstrain.cli.click_options import file_path, model_options, shared_options
 from dstrain.cli.family_command import FamilyCommand
+from dstrain.cli.recipes import recipes_group
 from dstrain.config.fields import Alpha, parse_alpha, program_named
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
@@ -223,6 +224,7 @@ def commands() -> tuple[click.Command, ...]:
             help=plugins.__doc__,
             params=[as_json, *shared_options()],
         ),
+        recipes_group(),
     )
 
 
