@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Any, get_args
 
 import click
@@ -34,7 +35,8 @@ from dstrain.registry.recipes import (
 logger = get_logger(__name__)
 WIDTH = 80
 """Columns of what is printed."""
-EXAMPLES = {"dataset_base_path": "photos", "output_path": "out"}
+EXAMPLES = MappingProxyType({"dataset_base_path": "photos", "output_path": "out"})
+"""Option that every user gives -> an example."""
 
 
 def recipe_option() -> GroupedOption:

@@ -86,7 +86,7 @@ class Recipe:
     """The options of a training run for a goal on a card."""
 
     name: str
-    """FAMILY-GOAL-CARD, such as wan-motion-24gb."""
+    """FAMILY-GOAL-CARD, with the card as in 24gb."""
     family: str
     goal: str
     """What is trained: style, character, edit or motion."""
