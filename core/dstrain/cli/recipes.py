@@ -1,4 +1,6 @@
-"""Define `dstrain recipes`, and find the recipe of `--recipe`."""
+"""Define `dstrain recipes`, and find the recipe of `--recipe`; what looks for plugins is
+imported when a command runs.
+"""
 
 import json
 import shlex
@@ -17,7 +19,6 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import as_size
 from dstrain.console import as_table, get_logger
 from dstrain.errors import UsageError, nearest
-from dstrain.registry.discovery import installed, load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.recipes import (
     COMPUTED,
@@ -53,6 +54,8 @@ def find_recipe(name: str, disabled_plugins: Collection[str] = ()) -> Recipe:
     """Return the recipe of a name; of the families, only the one that the name begins
     with is imported. Raises UsageError that names the nearest.
     """
+    from dstrain.registry.discovery import installed, load_family
+
     typed = name.lower().replace("_", "-")
     for plugin in installed(disabled_plugins):
         if typed.startswith(f"{name_part(plugin.name)}-"):
@@ -77,6 +80,8 @@ def recipes(
             what = "has no effect here: give it after the name"
             raise UsageError("--json", what)
         return
+    from dstrain.registry.discovery import load_family
+
     every = (
         recipes_of(load_family(model, disabled_plugins))
         if model is not None
@@ -101,6 +106,8 @@ def recipes(
 
 def show(name: str, as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
     """Print a recipe as a TOML file for --config."""
+    from dstrain.registry.discovery import load_family
+
     recipe = find_recipe(name, disabled_plugins)
     if as_json:
         click.echo(json.dumps(as_data(recipe), indent=2))
@@ -144,7 +151,6 @@ def recipes_group() -> click.Group:
 
 def _all_recipes(disabled_plugins: Collection[str]) -> list[Recipe]:
     """Return the recipes of every family that can be used."""
-    # Imported once it is needed, since it starts processes.
     from dstrain.cli.inspection import ready_families
 
     families, broken = ready_families(disabled_plugins)

@@ -5,7 +5,6 @@ its source. Imports no torch.
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
@@ -326,6 +325,8 @@ def _check_options(
 
 
 def _read(family: ModelFamily, name: str) -> dict[str, Any]:
+    from importlib.resources import files  # no other command needs it
+
     package, _, folder = family.recipes.partition(":")
     try:
         text = (files(package) / folder / name).read_text(encoding="utf-8")
