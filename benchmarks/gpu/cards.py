@@ -69,10 +69,10 @@ LEFT_OUT = ("task", "feature_cache")
 
 
 def plan(flags: Mapping[str, Any]) -> PlannedRun:
-    """Plan LoRA of rank 32, or full training, at batch 1, in bf16, from configurations
-    alone.
+    """Plan LoRA of rank 32, or what the flags say, at batch 1, in bf16, from
+    configurations alone.
     """
-    trained = {} if "trainable_models" in flags else {"lora_rank": 32}
+    trained = {} if {"trainable_models", "lora_rank"} & {*flags} else {"lora_rank": 32}
     config = TrainConfig(
         **flags,
         **trained,

@@ -42,7 +42,7 @@ PUBLIC = {
 }
 FLAGS = {
     TrainConfig: """
-        batch_size data_file_keys dataset_base_path dataset_metadata_path
+        batch_size data_file_keys dataset_base_path dataset_metadata_path recipe
         dataset_num_workers dataset_repeat dataset_root device_memory disabled_plugins dry_run
         customized_optimizer ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
         loraplus_lr_ratio optimizer optimizer_args trainable_dtype

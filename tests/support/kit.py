@@ -70,6 +70,13 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         "the_family_names_what_the_variants_have": (
             ("__init__.py", '"text_encoder": ("layer",)', '"encoder": ("layer",)'),
         ),
+        "recipes_are_of_what_the_family_has": (
+            (
+                "__init__.py",
+                "    toy=",
+                '    recipes="dstrain.registry:template",\n    toy=',
+            ),
+        ),
         "equal_arguments_write_equal_toys": (
             ("toy.py", "write = toy_writer(", f"{WITH_ANOTHER_SEED}same = toy_writer("),
         ),

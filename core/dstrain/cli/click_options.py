@@ -33,11 +33,13 @@ from dstrain.config.options.trackers import TRACKERS
 
 COMMAND_NAMES = (
     *("train", "graph", "generate", "cache"),
-    *("export", "toy", "models", "plugins"),
+    *("export", "toy", "models", "plugins", "recipes"),
 )
 """Names of dstrain's own commands, which a plugin's command cannot have."""
-CONFIG_FILE = "dstrain.config_file"
-"""Key of `Context.meta` for the file of --config."""
+ORIGINS = "dstrain.origins"
+"""Key of `Context.meta` for where values that were not typed are from: name of a parameter
+-> the file of --config, or the recipe.
+"""
 
 
 class FilePath(click.ParamType[Path]):
@@ -120,16 +122,16 @@ def disabled_plugin(text: str) -> str:
 
 
 def place(param: click.Parameter, ctx: click.Context) -> str:
-    """Return how errors name a value: by its option, or by the file and key it is
-    from.
+    """Return how errors name a value: by its option, or by the file or recipe, and the
+    key, it is from.
     """
     option = param.opts[0]
-    is_from_file = (
-        ctx.get_parameter_source(str(param.name)) is ParameterSource.DEFAULT_MAP
-    )
-    if not is_from_file or CONFIG_FILE not in ctx.meta:
+    name = str(param.name)
+    is_from_file = ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP
+    origin = ctx.meta.get(ORIGINS, {}).get(name)
+    if not is_from_file or origin is None:
         return option
-    return f"{ctx.meta[CONFIG_FILE]}:{option.lstrip('-')}"
+    return f"{origin}:{option.lstrip('-')}"
 
 
 COMPLETERS: MappingProxyType[str, Completer] = MappingProxyType(

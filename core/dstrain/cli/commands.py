@@ -17,6 +17,7 @@ from dstrain.cli.click_options import (
 from dstrain.cli.completion import families, variants
 from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.help import Command, Group
+from dstrain.cli.recipes import recipes_group
 from dstrain.config.fields import Alpha, parse_alpha, program_named
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
@@ -288,6 +289,7 @@ def commands() -> tuple[click.Command, ...]:
             help=plugins.__doc__,
             params=[as_json, *shared_options()],
         ),
+        recipes_group(),
     )
 
 

@@ -36,11 +36,13 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(path, "is not a table of options")
     options: dict[str, Any] = {}
+    # A written configuration records versions, which are not an option, and has the values
+    # of its recipe itself.
+    recorded = ("versions", "recipe") if "versions" in found else ()
     for name, value in found.items():
         key = str(name).replace("-", "_")
         where = f"{path}:{name}"
-        # A written configuration records versions, which are not an option.
-        if value is None or key == "versions":
+        if value is None or key in recorded:
             continue
         if isinstance(value, list):
             options[key] = [_of_list(key, one, where) for one in value]
@@ -50,7 +52,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def default_map(
-    path: Path,
+    path: object,
     values: Mapping[str, Any],
     options: Mapping[str, click.Option],
 ) -> dict[str, Any]:

@@ -4,13 +4,13 @@ known, of the model's family.
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import get_args
+from typing import Any, get_args
 
 import click
 from click.shell_completion import CompletionItem
 
 from dstrain.cli.click_options import (
-    CONFIG_FILE,
+    ORIGINS,
     GroupedOption,
     as_option,
     file_path,
@@ -28,6 +28,7 @@ from dstrain.cli.help import (
     show_brief,
     write_sections,
 )
+from dstrain.cli.recipes import find_recipe, recipe_option
 from dstrain.cli.unsupported import unused_variables
 from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.fields import Group, flags
@@ -39,6 +40,9 @@ from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily, Option
 
 logger = get_logger(__name__)
+
+RECIPE = "dstrain.recipe"
+"""Key of `Context.meta` for the name of the recipe that options are from."""
 
 
 class FamilyCommand(Command):
@@ -80,6 +84,8 @@ class FamilyCommand(Command):
             help="Show the common options and exit.",
         )
         own: list[click.Parameter] = [as_option(flag) for flag in flags(config)]
+        if issubclass(config, TrainConfig):
+            own.append(recipe_option())
         params = [*own, *extra, file, *shared_options(), brief]
         super().__init__(name, params=params, help=body.__doc__)
         self.config = config
@@ -151,11 +157,19 @@ class FamilyCommand(Command):
         values = read_file(file) if file is not None else {}
         if first.get("run") is not None:
             values.setdefault("model", read_resolved(first["run"])["model"])
-        model = first["model"] or values.get("model")
-        named = first["model_id"] or values.get("model_id")
         disabled = first["disabled_plugins"] or [
             name.removeprefix("no:") for name in values.get("p", ())
         ]
+        named = first["model_id"] or values.get("model_id")
+        model = first["model"] or values.get("model")
+        name = first.get("recipe") or values.get("recipe")
+        recipe = find_recipe(str(name), disabled) if name else None
+        if recipe is not None:
+            ctx.meta[RECIPE] = recipe.name
+            model = model or recipe.family
+            if model != recipe.family:
+                what = f"is {model}, but recipe {recipe.name} is for {recipe.family}"
+                raise UsageError("--model", what)
         if model is not None:
             ctx.meta[FAMILY] = load_family(str(model), disabled)
         elif named is not None:
@@ -171,18 +185,24 @@ class FamilyCommand(Command):
             ctx.default_map = {"model": told.name}
         else:
             return  # click says that it is required
+        # What is read later takes precedence, and what is typed over all of it.
+        read: list[tuple[object, dict[str, Any]]] = []
+        if recipe is not None:
+            is_toy = first["toy"] or values.get("toy") == "true"
+            own = {"model": recipe.family, **recipe.texts(is_toy)}
+            read.append((f"recipe {recipe.name}", own))
         if values:
-            path = file or first["run"]
-            ctx.meta[CONFIG_FILE] = path
-            options = {
-                param.opts[0].lstrip("-"): param
-                for param in self.get_params(ctx)
-                if isinstance(param, GroupedOption) and param.in_files
-            }
-            ctx.default_map = {
-                **(ctx.default_map or {}),
-                **default_map(path, values, options),
-            }
+            read.append((file or first["run"], values))
+        options = {
+            param.opts[0].lstrip("-"): param
+            for param in self.get_params(ctx)
+            if isinstance(param, GroupedOption) and param.in_files
+        }
+        origins = ctx.meta.setdefault(ORIGINS, {})
+        for origin, given in read:
+            found = default_map(origin, given, options)
+            origins.update(dict.fromkeys(found, origin))
+            ctx.default_map = {**(ctx.default_map or {}), **found}
 
     def invoke(self, ctx: click.Context) -> None:
         """Build the configuration and call the body with it."""
@@ -196,6 +216,9 @@ class FamilyCommand(Command):
                 family_options[option.name] = str(value)
         values = {flag.name: ctx.params.pop(flag.name) for flag in flags(self.config)}
         ctx.params.pop("config")
+        if issubclass(self.config, TrainConfig):
+            ctx.params.pop("recipe")
+            values["recipe"] = ctx.meta.get(RECIPE, "")
         config = self.config(
             **values,
             family_options=family_options,

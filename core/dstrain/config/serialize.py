@@ -42,6 +42,8 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
     values = {flag.name: getattr(config, flag.name) for flag in flags(type(config))}
     values |= config.family_options
     values["p"] = tuple(f"no:{name}" for name in config.disabled_plugins)
+    if isinstance(config, TrainConfig) and config.recipe:
+        values["recipe"] = config.recipe
     return {name: _plain(value) for name, value in values.items()}
 
 
@@ -147,7 +149,7 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
             names += ["tile_size", "tile_stride"]
     # An older version may have written fewer options.
     values = {name: recorded[name] for name in names if name in recorded}
-    known = {flag.name for flag in flags(TrainConfig)} | {"p", "versions"}
+    known = {flag.name for flag in flags(TrainConfig)} | {"p", "recipe", "versions"}
     options = {
         name: str(value)
         for name, value in recorded.items()

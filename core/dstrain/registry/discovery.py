@@ -176,7 +176,7 @@ def checked_family(plugin: Installed) -> ModelFamily:
         raise UsageError(plugin.where, what)
     for problem in family.problems():
         raise UsageError(plugin.where, problem)
-    taken = {"config", "debug", "format", "help", "p", "versions"}
+    taken = {"config", "debug", "format", "help", "p", "recipe", "versions"}
     taken |= {flag.name for flag in (*flags(TrainConfig), *flags(GenerateConfig))}
     for option in family.options:
         if option.name in taken:

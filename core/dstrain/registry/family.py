@@ -91,6 +91,8 @@ class ModelFamily:
     gradient_checkpointing: bool = False
     """Whether training recomputes activations unless --no_use_gradient_checkpointing is given:
     for models whose activations no card holds."""
+    recipes: str = ""
+    """Place of its recipes, "package:folder": a folder with goals.toml and cards.toml."""
     api: int = API
     """The version of the plugin interface that the record is made for."""
 

@@ -16,6 +16,7 @@ from dstrain.lora.adapters import inject
 from dstrain.lora.layers import LoraConfig
 from dstrain.models.component_files import ModelConfig, assign, component_at
 from dstrain.registry.discovery import GROUP, load_family
+from dstrain.registry.recipes import recipes_of
 from dstrain.storage.hashing import sha256
 from dstrain.testing.contract import Contract
 from dstrain.testing.family_under_test import FamilyUnderTest
@@ -80,6 +81,16 @@ class Declared(Contract):
             for option in family.options
             if not option.component and not option.saves
         } <= constants
+
+    def test_recipes_are_of_what_the_family_has(self) -> None:
+        """Recipes can be read, and name variants, models and components that exist."""
+        family = load_family(self.family)
+        for recipe in recipes_of(family):
+            options = recipe.options
+            trained = options.get("lora_base_model", family.default_trainable)
+            assert options.get("variant", family.variants[0]) in family.variants
+            assert trained in family.lora_targets
+            assert "model_id" not in options or family.knows(options["model_id"])
 
     def test_equal_arguments_write_equal_toys(
         self, tested: FamilyUnderTest, tmp_path: Path

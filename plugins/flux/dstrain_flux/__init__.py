@@ -109,6 +109,7 @@ MODEL = ModelFamily(
     pipelines="dstrain_flux.pipeline:PIPELINES",
     components="dstrain_flux.components:COMPONENTS",
     toy="dstrain_flux.toy:write",
+    recipes="dstrain_flux:recipes",
     variants=(
         "dev",
         "kontext",

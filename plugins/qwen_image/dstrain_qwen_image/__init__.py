@@ -72,6 +72,7 @@ MODEL = ModelFamily(
     pipelines="dstrain_qwen_image.pipeline:PIPELINES",
     components="dstrain_qwen_image.components:COMPONENTS",
     toy="dstrain_qwen_image.toy:write",
+    recipes="dstrain_qwen_image:recipes",
     variants=(
         "base",
         "edit",

@@ -275,6 +275,11 @@ def _encode_with_images(
     text = EDIT_PREFIX + text + SUFFIX
     kept = EDIT_PREFIX_TOKENS + limit
     tokens = processor(text, images, kept, EDIT_PREFIX_TOKENS, SUFFIX)
+    # By the encoder's own id of this token: where memory is planned without its tokenizer,
+    # the toy's stands in, which has another.
+    is_image = tokens["mm_token_type_ids"].bool()
+    image_id = text_encoder.config.image_token_id
+    tokens["input_ids"] = tokens["input_ids"].masked_fill(is_image, image_id)
     return _encode_tokens(tokens, EDIT_PREFIX_TOKENS, text_encoder, device)
 
 

@@ -142,3 +142,30 @@ def test_text_has_the_positions_that_the_images_leave(
     grids += [(1, height // 16, width // 16) for width, height in pictures]
     _, text = rope([grids], max_txt_seq_len=4096, device=torch.device("cpu"))
     assert len(text) == limit
+
+
+def test_images_are_where_the_text_encoder_looks_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory is planned with the toy's tokenizer, whose token of an image has another id."""
+    monkeypatch.setattr(units, "check_prefix", lambda *_: None)
+    ids, is_image = torch.tensor([[5, 2, 2, 6]]), torch.tensor([[0, 1, 1, 0]])
+    tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    tokens["mm_token_type_ids"] = is_image
+    given: list[Any] = []
+
+    def model(**inputs: Any) -> Any:
+        given.append(inputs["input_ids"])
+        return SimpleNamespace(last_hidden_state=torch.zeros(1, 4, 8))
+
+    encoder = SimpleNamespace(model=model, config=SimpleNamespace(image_token_id=9))
+
+    class Processor:
+        tokenizer = None
+
+        def __call__(self, *_: Any) -> dict[str, torch.Tensor]:
+            return tokens
+
+    cpu = torch.device("cpu")
+    units._encode_with_images("a dog", [], 8, encoder, Processor(), cpu)
+    assert given[0].tolist() == [[5, 9, 9, 6]]

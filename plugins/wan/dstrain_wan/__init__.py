@@ -105,6 +105,7 @@ MODEL = ModelFamily(
     pipelines="dstrain_wan.pipeline:PIPELINES",
     components="dstrain_wan.components:COMPONENTS",
     toy="dstrain_wan.toy:write",
+    recipes="dstrain_wan:recipes",
     variants=(
         "t2v",
         "i2v",

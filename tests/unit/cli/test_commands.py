@@ -145,6 +145,7 @@ def test_the_public_commands_are_these() -> None:
         "graph",
         "models",
         "plugins",
+        "recipes",
         "toy",
         "train",
     ]

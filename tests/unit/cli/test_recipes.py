@@ -1,0 +1,203 @@
+"""`dstrain recipes` lists and shows; `--recipe` gives options that a file and the command
+line take precedence over.
+"""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from dstrain.cli.main import main
+from dstrain.cli.recipes import as_toml, find_recipe
+from dstrain.config.options.train import TrainConfig
+from dstrain.config.serialize import as_flags
+from dstrain.registry.discovery import load_family
+
+PLACES = ("--dataset_base_path", "photos", "--output_path", "out")
+NAME = "wan-character-24gb"
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_recipe_tells_the_family_and_gives_options(runs: list[TrainConfig]) -> None:
+    assert main(["train", "--recipe", NAME, *PLACES]) == 0
+    assert main(["--recipe", "WAN_character-24gb", *PLACES]) == 0
+    for config in runs:
+        assert config.model == "wan"
+        assert config.model_id == "Wan-AI/Wan2.1-T2V-14B"
+        assert config.variant == "t2v"
+        assert config.num_frames == 1
+        assert config.max_steps == 2000
+        assert config.quant_options == find_recipe(NAME).options["quant_options"]
+        assert config.feature_cache == Path("dstrain-cache")
+        assert config.recipe == NAME
+        assert as_flags(config)["recipe"] == NAME
+
+
+def test_a_file_takes_precedence_over_a_recipe_and_the_command_line_over_both(
+    runs: list[TrainConfig],
+) -> None:
+    Path("mine.toml").write_text("lora_rank = 4\nlearning_rate = 2e-4\n")
+    given = ("--recipe", NAME, "--config", "mine.toml", "--learning_rate", "3e-4")
+    assert main([*given, *PLACES]) == 0
+    assert runs[0].lora_rank == 4
+    assert runs[0].learning_rate == 3e-4
+    assert runs[0].max_steps == 2000
+
+
+def test_a_file_may_name_the_recipe(runs: list[TrainConfig]) -> None:
+    Path("mine.toml").write_text(f"recipe = '{NAME}'\nmax_steps = 7\n")
+    assert main(["--config", "mine.toml", *PLACES]) == 0
+    assert (runs[0].recipe, runs[0].max_steps) == (NAME, 7)
+    assert runs[0].model == "wan"
+
+
+def test_a_toy_has_the_recipes_variant_and_none_of_its_files(
+    runs: list[TrainConfig],
+) -> None:
+    assert main(["--recipe", "flux-edit-24gb", "--toy", *PLACES]) == 0
+    Path("toy.toml").write_text("toy = true\n")
+    assert main(["--recipe", "flux-edit-24gb", "--config", "toy.toml", *PLACES]) == 0
+    for config in runs:
+        assert config.toy
+        assert config.model_id is None
+        assert config.variant == "kontext"
+
+
+def test_a_written_configuration_repeats_the_run_without_the_recipe(
+    runs: list[TrainConfig],
+) -> None:
+    assert main(["--recipe", NAME, *PLACES, "--lora_rank", "4"]) == 0
+    written = {**as_flags(runs[0]), "versions": {}, "recipe": "one-that-is-gone"}
+    Path("config.json").write_text(json.dumps(written, default=str))
+    assert main(["--config", "config.json"]) == 0
+    again = as_flags(runs[1])
+    assert {**again, "recipe": NAME} == as_flags(runs[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--recipe", "wan-caracter-24gb"),
+            "--recipe: no recipe named 'wan-caracter-24gb'; did you mean 'wan-character-24gb'?",
+        ),
+        (
+            ("--recipe", NAME, "--model", "flux"),
+            "--model: is flux, but recipe wan-character-24gb is for wan",
+        ),
+        (
+            ("--recipe", NAME, "--trainable_models", "dit"),
+            "recipe wan-character-24gb:lora_base_model: dit is also in --trainable_models",
+        ),
+        (
+            ("recipes", "show", "qwen-image-stile-24gb"),
+            "did you mean 'qwen-image-style-24gb'?",
+        ),
+        (("recipes", "--card", "big"), "--card: expected a size such as 24GB"),
+        (
+            ("recipes", "--model", "wan", "--card", "2GB"),
+            "--card: no recipe fits on 2GB; the least card of any is ",
+        ),
+        (
+            ("recipes", "--model", "flux", "--goal", "stile"),
+            "--goal: no recipe is for 'stile'; goals: character, edit, style; did you mean 'style'?",
+        ),
+        (
+            ("recipes", "--card", "24GB", "show", NAME),
+            "--card: has no effect here",
+        ),
+        (("recipes", "--json", "show", NAME), "--json: has no effect here"),
+    ],
+)
+def test_what_is_refused(
+    words: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    places = () if words[0] == "recipes" else PLACES
+    assert main([*words, *places]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_list_has_every_family_and_goal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes"]) == 0
+    said = capsys.readouterr().out
+    assert "flux style: " in said
+    assert "wan-i2v-motion-24gb" in said.split()
+    assert "qwen-image-edit-2509-24gb" in said.split()
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_card_has_the_recipe_of_each_goal_that_makes_the_most_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes", "--model", "flux", "--card", "20GB"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split() == ["recipe", "peak", "weights", "in", "RAM"]
+    names = [line.split()[0] for line in said[1:4]]
+    assert names == ["flux-style-16gb", "flux-character-16gb", "flux-edit-16gb"]
+
+
+def test_json_has_options_sources_and_peaks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes", "show", NAME, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    recipe = find_recipe(NAME)
+    assert shown["options"] == recipe.options
+    assert shown["peaks"] == [*recipe.peaks]
+    assert shown["option_sources"]["learning_rate"] in shown["sources"]
+    every = ["recipes", "--model", "wan", "--goal", "character", "--json"]
+    assert main(every) == 0
+    assert shown in json.loads(capsys.readouterr().out)
+
+
+def test_what_is_shown_is_a_file_with_a_reason_above_each_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes", "show", NAME]) == 0
+    said = capsys.readouterr().out
+    recipe = find_recipe(NAME)
+    assert tomllib.loads(said) == {"model": "wan", **recipe.options}
+    lines = said.splitlines()
+    for number, line in enumerate(lines):
+        if line and not line.startswith("#"):
+            above = lines[number - 1]
+            assert above.startswith("# ")
+            assert not above.startswith("# ----")
+    for one in recipe.sources.values():
+        assert f"#     {one.url}" in lines
+    assert recipe.peaks[1] in said
+    assert '# output_path = "out"' in lines
+    assert '# trigger_word = "ohwx"' in lines
+
+
+def test_untested_values_are_marked() -> None:
+    recipe = find_recipe(NAME)
+    settings = tuple(
+        type(one)(one.option, one.value, one.why, "untested")
+        if one.option == "lora_rank"
+        else one
+        for one in recipe.settings
+    )
+    changed = type(recipe)(**{**vars(recipe), "settings": settings})
+    lines = as_toml(changed, load_family("wan")).splitlines()
+    assert lines[lines.index("lora_rank = 32") - 1].endswith("[untested]")
+
+
+def test_a_plugin_whose_recipes_are_wrong_hides_no_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wan = load_family("wan")
+    # A record is frozen.
+    monkeypatch.setitem(vars(wan), "recipes", "dstrain_wan:none")
+    assert main(["recipes"]) == 0
+    said = capsys.readouterr()
+    assert "flux-style-24gb" in said.out
+    assert "plugin wan: its recipes, goals.toml: cannot be read" in said.err
