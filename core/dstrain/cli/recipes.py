@@ -14,7 +14,8 @@ from typing import Any, get_args
 import click
 
 from dstrain.cli.click_options import GroupedOption, shared_options
-from dstrain.config.fields import Flag, Group, flags
+from dstrain.cli.help import Command, Group
+from dstrain.config.fields import Flag, Group as OptionGroup, flags
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import as_size
 from dstrain.console import as_table, get_logger
@@ -129,7 +130,7 @@ def recipes_group() -> click.Group:
             help="Those that make the most of a card of this size, such as 24GB.",
         ),
     )
-    one = click.Command(
+    one = Command(
         "show",
         callback=show,
         help=show.__doc__,
@@ -139,7 +140,7 @@ def recipes_group() -> click.Group:
             *shared_options(),
         ],
     )
-    return click.Group(
+    return Group(
         "recipes",
         commands=(one,),
         invoke_without_command=True,
@@ -226,7 +227,7 @@ def as_toml(recipe: Recipe, family: ModelFamily) -> str:
         if one.source == COMPUTED:
             group = "memory"
         groups.setdefault(group, []).append(one)
-    for group in (*get_args(Group), family.name):
+    for group in (*get_args(OptionGroup), family.name):
         if group in groups:
             lines += ["", *_rule(group)]
         for one in groups.get(group, ()):

@@ -139,6 +139,4 @@ def test_without_either_the_model_is_asked_for(
     assert main([*PLACES]) == 2
     printed = capsys.readouterr().err
     assert "--model: is required: model family, unless --model_id tells it" in printed
-    assert main([*PLACES, "--shade", "blue"]) == 2
-    assert "need --model or --model_id" in capsys.readouterr().err
     assert not runs
