@@ -25,7 +25,7 @@ one comes after as long again, until it is one in `SECONDS_PER_LINE`.
 """
 LINE = "{desc} {n}/{total}, {rate_noinv:.2f}/s, {remaining} left{postfix}"
 """Format of progress where there is no terminal; the names are tqdm's."""
-BAR = "{desc} {percentage:.0f}%|{bar}| {n}/{total},{rate_noinv_fmt}, {remaining} left{postfix}"
+BAR = "{desc} {percentage:.0f}%|{bar}| {n}/{total} {rate_noinv_fmt}, {remaining} left{postfix}"
 """Format of progress on a terminal, short enough for 80 columns."""
 TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Format of lines in a file."""

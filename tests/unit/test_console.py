@@ -211,7 +211,7 @@ def test_a_bar_and_its_numbers_fit_80_columns(
             bar.update()
     last = terminal.getvalue().rpartition("\r")[2].rstrip("\n")
     assert last.endswith(
-        "1240/6000, 0.83/s, 1:35:11 left, loss 0.0512 (20 steps) lr 9.9e-05"
+        "1240/6000  0.83/s, 1:35:11 left, loss 0.0512 (20 steps) lr 9.9e-05"
     )
     assert len(last) <= 80
 
