@@ -288,6 +288,8 @@ def _reason(one: Setting, known: dict[str, Flag], numbers: dict[str, int]) -> st
     why = one.reason
     if not why and one.option in known:
         why = known[one.option].help.partition(". ")[0].rstrip(".") + "."
+    if one.option == "model_id":
+        why = f"{why} To try this file with --toy, put a '#' before the line."
     mark = ""
     if one.source in numbers:
         mark = f"[{numbers[one.source]}]"

@@ -9,9 +9,12 @@ from dstrain.config.fields import LoraFile, NamedInput, flags
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig, options_affecting
 from dstrain.config.serialize import (
+    CONFIG as PLACE,
     as_flags,
     command_line,
+    read_resolved,
     refill_advice,
+    with_run_options,
     write_resolved,
 )
 
@@ -48,6 +51,18 @@ def test_files_and_inputs_are_written_as_on_the_command_line() -> None:
     )
     written = as_flags(config)
     assert (written["lora"], written["input"]) == (["a.s:0.5"], ["edit_image=a.png"])
+
+
+def test_the_name_of_a_recipe_is_written_and_no_option_of_generation(
+    tmp_path: Path,
+) -> None:
+    config = TrainConfig(model="m", toy=True, recipe="m-style-24gb")
+    assert "recipe" not in as_flags(TrainConfig(model="m"))
+    (tmp_path / PLACE).parent.mkdir()
+    write_resolved(tmp_path / PLACE, config, {})
+    assert read_resolved(tmp_path)["recipe"] == "m-style-24gb"
+    wanted = GenerateConfig(model="m", run=tmp_path, prompt="a", output=Path("a.png"))
+    assert with_run_options(wanted).family_options == {}
 
 
 def test_options_of_one_start_are_not_in_the_file(tmp_path: Path) -> None:
