@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from dstrain.cli.main import main
 from dstrain.errors import CacheError, DstrainError, UsageError
-from dstrain.runs.resolve import dataset_inputs, resolve
+from dstrain.runs.checks.rows import dataset_inputs
+from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1 import plan_writer

@@ -23,12 +23,12 @@ from dstrain.randomness import SampleKey, seed_global
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checkpoints.state import damage, states
+from dstrain.runs.checks.rows import log_warnings
 from dstrain.runs.long_prompts import LongPromptLog
 from dstrain.runs.offload import swap_advice
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import RunStatistics, log_end, log_start
-from dstrain.runs.resolve import log_warnings
 from dstrain.runs.script.parts import NO_PARTS, OwnParts, RunResult, StepNumbers
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples

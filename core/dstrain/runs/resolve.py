@@ -5,41 +5,28 @@ before anything is loaded.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
 import torch
 
 from dstrain.cache.store import MARKER, FeatureCache
-from dstrain.config.datasets import datasets_of
-from dstrain.config.fields import Effect, changed, parse_lora, split_commas
+from dstrain.config.fields import split_commas
 from dstrain.config.options.train import TrainConfig
-from dstrain.config.sizes import parse_frames
-from dstrain.console import get_logger
 from dstrain.data.forms.naming import other_names, parse_columns
 from dstrain.data.forms.reading import Reading, list_columns
-from dstrain.data.row_checks import input_columns
-from dstrain.errors import UsageError, about_dataset, first_few, nearest
-from dstrain.graph.inputs import Column, with_measured
-from dstrain.graph.plan import make_plan
+from dstrain.errors import UsageError, nearest
+from dstrain.graph.inputs import Column
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
-from dstrain.lora.key_names import key_formats
 from dstrain.lora.layers import Trainables
-from dstrain.lora.writer import refuse_lora_type
 from dstrain.models.component_files import ModelConfig
-from dstrain.models.components import components_of
 from dstrain.models.device import default_device
-from dstrain.models.formats import NATIVE
 from dstrain.models.hub.source import hub_of_environment
 from dstrain.models.naming.model_files import model_configs, refuse_unsupported
 from dstrain.pipeline.kept_choice import (
-    check_loaded,
-    check_trained,
     given_expert,
     kept_components,
 )
-from dstrain.pipeline.loss_masks import MASK, check_masks, rows_without_masks
-from dstrain.pipeline.sampling import generate_task
+from dstrain.pipeline.loss_masks import check_masks
 from dstrain.pipeline.tile_choice import Tiling, check_tiling
 from dstrain.pipeline.variant_choice import (
     Score,
@@ -52,10 +39,20 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
-from dstrain.runs.datasets.flags import caption_inputs, resolutions_of
+from dstrain.runs.checks.flags import (
+    check_component_flags,
+    check_default_caption,
+    check_kept,
+    check_preset,
+    check_saved_names,
+    check_sizes,
+    preset_is_there,
+    refuse_precision,
+    refuse_unused,
+)
+from dstrain.runs.datasets.flags import caption_inputs
 from dstrain.runs.datasets.masks import with_masks_of_run
 from dstrain.runs.datasets.published import with_folders
-from dstrain.runs.datasets.said import dataset_line, left_out_lines, short_clips
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.script.parts import NO_PARTS, OwnParts
@@ -63,10 +60,6 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import check_trackers
 from dstrain.training.distill import OWN_TASKS
 from dstrain.training.trainables import trainables_of
-
-logger = get_logger(__name__)
-
-DEFAULT_CAPTION = "default_caption"
 
 
 def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
@@ -132,7 +125,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     check_saved_names(setup)
     check_default_caption(config)
     check_sizes(setup)
-    if not config.dry_run or _is_there(config.preset_lora_path, spec):
+    if not config.dry_run or preset_is_there(config.preset_lora_path, spec):
         check_preset(setup)
     if config.stage != "data_process":
         # Tried before anything is loaded, and not saved for the first time hours later.
@@ -182,29 +175,6 @@ def of_stage(setup: Setup, stage: str) -> Setup:
         # Stage 1 trains nothing.
         sharding=setup.sharding if stage == "train" else None,
     )
-
-
-def refuse_precision(setup: Setup) -> None:
-    """Refuse bf16 weights where the rest computes in fp32."""
-    if setup.optimizer.rounds and setup.mixed_precision != "bf16":
-        what = "bf16 goes together with --mixed_precision bf16"
-        raise UsageError("--trainable_dtype", what)
-
-
-def refuse_unused(
-    config: TrainConfig,
-    effect: Effect,
-    why: str,
-) -> None:
-    """Refuse the options with an effect that this run cannot have, also where they are
-    those of one of its datasets.
-    """
-    for flag in changed(config, effect):
-        raise UsageError(f"--{flag.name}", f"has no effect: {why}")
-    if config.dataset:
-        for one in datasets_of(config):
-            with about_dataset(one.name):
-                refuse_unused(one.config, effect, why)
 
 
 def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
@@ -257,18 +227,6 @@ def cells_fit(config: TrainConfig) -> Callable[[PipelineSpec], bool] | None:
     return fits
 
 
-def check_component_flags(config: TrainConfig, spec: PipelineSpec) -> None:
-    """Refuse a flag that names a component which the variant does not have."""
-    known = [*spec.components, *(spec.experts.roles if spec.experts else ())]
-    for flag in ("trainable_models", "lora_base_model", "preset_lora_model"):
-        for name in split_commas(getattr(config, flag)):
-            if name.partition(".")[0] not in known:
-                hint = nearest(name, known)
-                what = f"{spec.family} {spec.variant} has no component {name!r}{hint}"
-                components = f"components: {', '.join(spec.components)}"
-                raise UsageError(f"--{flag}", what, components)
-
-
 def resolve_experts(
     trainables: Trainables,
     spec: PipelineSpec,
@@ -293,229 +251,3 @@ def resolve_experts(
         component = experts.get(layers.component, layers.component)
         lora.append(replace(layers, component=component))
     return Trainables(tuple(full), tuple(lora))
-
-
-def check_saved_names(setup: Setup) -> None:
-    """Refuse a program that has no key names for what is trained, and the family's flag
-    of one if it would have no effect.
-    """
-    family = setup.family
-    chosen = setup.config.lora_format
-    if setup.saving is not None:
-        flag = f"--{setup.saving.name}"
-        lora = [layers.component for layers in setup.trainables.lora]
-        if family.default_trainable not in lora:
-            what = f"has no effect: no LoRA on {family.default_trainable} is trained"
-            raise UsageError(flag, what)
-        if chosen is not None:
-            raise UsageError(flag, f"has no effect with --lora_format {chosen}")
-    known = components_of(family)
-    with_lora = {layers.component for layers in setup.trainables.lora}
-    for name in setup.trainables.components:
-        if name not in known:
-            continue  # what is no component is refused where it is looked up
-        component = known[name]
-        formats = key_formats(component, family)
-        if name not in with_lora:
-            # The others have names for the layers of a LoRA alone.
-            whole = (NATIVE, *component.formats)
-            formats = {
-                program: one
-                for program, one in formats.items()
-                if one.checkpoint_format in whole and not one.underscored
-            }
-        program = setup.saved_names(name)
-        if program in formats and name in with_lora:
-            refuse_lora_type(setup.config.lora_type, program)
-        if program not in formats:
-            flag = "--lora_format" if chosen else "--remove_prefix_in_ckpt"
-            kind = "LoRA on" if name in with_lora else "all of"
-            what = f"{program} has no key names for {kind} {name}"
-            raise UsageError(flag, what, f"programs that have: {', '.join(formats)}")
-
-
-def check_sizes(setup: Setup) -> None:
-    """Refuse sizes and numbers of frames that the variant cannot have, before any row is
-    read; raises UsageError.
-    """
-    config = setup.config
-    if config.stage == "train":
-        return
-    parts = datasets_of(config)
-    for column in setup.spec.inputs.values():
-        if not isinstance(column, Column) or not column.is_file or not column.multiple:
-            continue
-        for part in parts:
-            for resolution in resolutions_of(part.config):
-                if resolution.buckets is not None:
-                    resolution.buckets.sizes(column.multiple)
-
-
-def check_default_caption(config: TrainConfig) -> None:
-    """Refuse a caption for images without one where no dataset is a folder of these, and
-    one dataset's own where that is none.
-    """
-    if config.stage == "train":
-        return
-    places = [
-        (one.name, one.config, DEFAULT_CAPTION in one.own)
-        for one in datasets_of(config)
-    ]
-    second = config.validation_dataset_base_path
-    if second is not None:
-        metadata = config.validation_dataset_metadata_path
-        validation = replace(
-            config,
-            dataset_base_path=second,
-            dataset_metadata_path=metadata,
-            dataset=(),
-        )
-        places.append(("", validation, False))
-    is_used = False
-    for name, own, is_own in places:
-        if own.default_caption is None:
-            continue
-        with about_dataset(name):
-            source = dataset_source(own)
-            is_folder = source is None or source.form == "folder"
-            if is_own and not is_folder:
-                what = "has no effect: the dataset is no folder with captions"
-                raise UsageError("--default_caption", what)
-        is_used |= is_folder and not is_own
-    if config.default_caption is not None and not is_used:
-        what = "has no effect: no dataset is a folder with captions"
-        raise UsageError("--default_caption", what)
-
-
-def check_preset(setup: Setup) -> None:
-    """Refuse a preset of a component that neither training nor a preview loads, in any
-    stage.
-    """
-    preset = setup.preset
-    if preset is None:
-        return
-    loaded = loaded_components(setup)
-    for name in preset.components:
-        if name not in loaded:
-            what = f"has no effect: {preset.file.path} is for {name}, which this run does not load"
-            raise UsageError(
-                "--preset_lora_path", what, f"it loads {', '.join(loaded)}"
-            )
-
-
-def _is_there(path: Path | None, spec: PipelineSpec) -> bool:
-    """Return whether there is a preset, and its file exists."""
-    return path is not None and parse_lora(str(path)).of(spec.components).path.exists()
-
-
-def check_kept(setup: Setup) -> None:
-    """Refuse ways to keep components that this run cannot have, or that have no effect."""
-    if not setup.kept:
-        return
-    check_loaded(setup.kept, loaded_components(setup))
-    in_steps = setup.plan(setup.all_inputs()).components["train"]
-    check_trained(setup.kept, setup.trainables.full, in_steps)
-
-
-def loaded_components(setup: Setup) -> list[str]:
-    """Return the components that training or a preview loads, in any stage."""
-    spec = setup.spec
-    plans = [setup.plan(setup.all_inputs())]
-    if setup.config.preview_prompt:
-        inference = generate_task(spec, guided=True)
-        plans.append(make_plan(spec, frozenset(spec.inputs), inference))
-    # '' is the run that is not split, which loads what both stages load.
-    return list(dict.fromkeys(name for plan in plans for name in plan.components[""]))
-
-
-def dataset_inputs(setup: Setup) -> frozenset[str]:
-    """Return the inputs that the columns of the metadata give, of several datasets those
-    that any of them gives; without metadata, all.
-    """
-    source = dataset_source(setup.config)
-    if source is None:
-        return setup.all_inputs()
-    found: set[str] = set()
-    sources = source.parts or (source,)
-    for part, own in zip(setup.parts, sources, strict=True):
-        inputs, data = part.setup.spec.inputs, part.setup.data_config
-        with about_dataset(part.name):
-            table = data.reading.read_columns(own, inputs)
-            found |= with_measured(input_columns(table, data, inputs), inputs)
-    return frozenset(found)
-
-
-def log_warnings(setup: Setup) -> None:
-    """Name the plugins that are broken and not used, short clips, and the
-    columns that no input reads.
-    """
-    for reason in setup.extensions.broken:
-        logger.warning(reason)
-    if setup.stage == "train":
-        return
-    for one in setup.datasets:
-        for line in lines_of_datasets(one):
-            logger.info(line)
-        log_left_out(one)
-    for line in warnings_of_rows(setup):
-        logger.warning(line)
-
-
-def log_left_out(setup: Setup) -> None:
-    """Warn of what is in folders with captions and is not read."""
-    for part in setup.parts:
-        own = part.setup
-        for line in left_out_lines(own.data_config.source, own.spec.inputs):
-            logger.warning(setup.in_words(line))
-
-
-def lines_of_datasets(setup: Setup) -> list[str]:
-    """Return a line for each dataset that is trained on: what is read, and from where."""
-    lines = []
-    for part in setup.parts:
-        source, dataset = part.setup.data_config.source, part.setup.checked_dataset
-        line = setup.in_words(dataset_line(source, dataset))
-        if part.repeats != 1:
-            line += f"; {part.repeats} times in an epoch"
-        if part.loss_weight != 1:
-            line += f"; its loss counts {part.loss_weight:g}"
-        lines.append(line)
-    return lines
-
-
-def inputs_to_ask_for(setup: Setup, unused: Sequence[str]) -> list[str]:
-    """Return the optional inputs that columns without a use would give."""
-    return [
-        name
-        for name, source in setup.spec.inputs.items()
-        if isinstance(source, Column) and source.optional and source.name in unused
-    ]
-
-
-def warnings_of_rows(setup: Setup) -> list[str]:
-    """Return what there is to say of short clips and of columns that no input reads."""
-    lines = []
-    for part in setup.parts:
-        own = part.setup
-        found = setup.dataset if own is setup else part.dataset
-        for line in short_clips(found, parse_frames(own.config.num_frames)):
-            lines.append(line if own is setup else f"{found.table.path}: {line}")
-        if MASK in own.spec.inputs:
-            lines += rows_without_masks(found)
-    for part in setup.parts:
-        found = part.setup.checked_dataset
-        unused = found.unused_columns
-        if unused:
-            names = first_few(map(repr, unused))
-            which = f"{len(unused)} columns are" if len(unused) > 1 else "a column is"
-            place = found.table.path
-            extra = inputs_to_ask_for(own, unused)
-            by = "" if extra else " by this variant"
-            line = f"{place}: {which} not used{by}: {names}"
-            if "mask" in unused:
-                line += "; use --mask_column mask to weigh the loss by it"
-            if extra:
-                wanted = ",".join([*split_commas(own.config.extra_inputs), *extra])
-                line += f"; optional inputs are read with --extra_inputs {wanted}"
-            lines.append(line)
-    return lines

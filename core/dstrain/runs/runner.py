@@ -30,6 +30,7 @@ from dstrain.graph.render import as_text
 from dstrain.graph.task import Task
 from dstrain.models.execution.kept import described
 from dstrain.models.toy import write_toy
+from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.datasets.published import is_published
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.launch.limits import refuse_unshardable
@@ -38,7 +39,7 @@ from dstrain.runs.launch.start import meet, without_accelerates_own
 from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.loop import train
 from dstrain.runs.memory.kept_bytes import described_with_bytes
-from dstrain.runs.resolve import dataset_inputs, of_stage, resolve
+from dstrain.runs.resolve import of_stage, resolve
 from dstrain.runs.script.parts import NO_PARTS, Callback, OwnParts, RunResult
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.before_stage_2 import check_output

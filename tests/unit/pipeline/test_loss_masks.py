@@ -33,7 +33,8 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.build import open_training_data
 from dstrain.runs.cache_commands.recompute import recompute
-from dstrain.runs.resolve import resolve, warnings_of_rows
+from dstrain.runs.checks.rows import warnings_of_rows
+from dstrain.runs.resolve import resolve
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1 import computing
 from dstrain.runs.stage_1.computing import compute_step

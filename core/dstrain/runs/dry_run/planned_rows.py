@@ -18,6 +18,7 @@ from dstrain.data.table import Table
 from dstrain.errors import about_dataset
 from dstrain.graph.plan import Plan
 from dstrain.runs.build import choose_validation, open_training_data, order_of
+from dstrain.runs.checks.rows import log_left_out
 from dstrain.runs.datasets.published import is_published
 from dstrain.runs.datasets.sizes import GroupSize, trained_sizes
 from dstrain.runs.datasets.sources import dataset_source
@@ -29,7 +30,7 @@ from dstrain.runs.reports.preview_plans import (
     recorded_plan,
     stored_previews,
 )
-from dstrain.runs.resolve import log_left_out, of_stage
+from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import Unchanged, find_unchanged, may_be_unchanged
 from dstrain.runs.training_run import TrainingData

@@ -16,13 +16,14 @@ from dstrain.models.execution.kept import AS_LOADED
 from dstrain.pipeline.kept_choice import kept_components
 from dstrain.pipeline.tile_choice import can_tile
 from dstrain.runs.checkpoints.state import states
+from dstrain.runs.checks.flags import refuse_precision
 from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.memory.advice import Possible, Way, encoding_ways, first_stage, ways
 from dstrain.runs.memory.estimate import Choice, Estimate, estimate, state_bytes
 from dstrain.runs.memory.facts import Facts, encoding_in_tiles
 from dstrain.runs.memory.samples import LargestSample
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
-from dstrain.runs.resolve import of_stage, refuse_precision
+from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 
 

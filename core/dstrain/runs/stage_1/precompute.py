@@ -16,10 +16,10 @@ from dstrain.console import get_logger, logging_to_file, secrets
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import first_few, secret_error
 from dstrain.pipeline.pipeline import Pipeline
+from dstrain.runs.checks.rows import log_warnings
 from dstrain.runs.datasets.sizes import group_sizes, size_lines
 from dstrain.runs.datasets.sources import dataset_folders
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded
-from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import LIST, read_samples, write_list
 from dstrain.runs.stage_1.before_stage_2 import check_resume, check_training

@@ -23,6 +23,7 @@ from dstrain.data.forms.reading import texts_of
 from dstrain.data.forms.source import Source
 from dstrain.errors import DstrainError
 from dstrain.graph.inputs import Column
+from dstrain.runs.checks.rows import lines_of_datasets, log_left_out, warnings_of_rows
 from dstrain.runs.datasets.sources import dataset_folders, dataset_source
 from dstrain.runs.feature_plan import (
     CacheInfo,
@@ -33,7 +34,6 @@ from dstrain.runs.feature_plan import (
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
 from dstrain.runs.memory.samples import largest_sample
 from dstrain.runs.reports.preview_plans import recorded_plan
-from dstrain.runs.resolve import lines_of_datasets, log_left_out, warnings_of_rows
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import code_of_rows, component_keys
 from dstrain.storage.file_memory import FileDigests

@@ -14,12 +14,13 @@ from dstrain.errors import CacheError, StateError, UsageError
 from dstrain.graph.inputs import Constant, MaskColumn
 from dstrain.pipeline.loss_masks import Masks
 from dstrain.runs.build import open_training_data
+from dstrain.runs.checks.rows import warnings_of_rows
 from dstrain.runs.datasets.masks import (
     masks_of,
     other_masks,
     with_masks_of_run,
 )
-from dstrain.runs.resolve import resolve, warnings_of_rows
+from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 from dstrain.training.losses import SFT
 from PIL import Image

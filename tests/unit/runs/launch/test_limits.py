@@ -8,8 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 from dstrain.errors import UsageError
+from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.launch.limits import refuse_unshardable
-from dstrain.runs.resolve import dataset_inputs, resolve
+from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 
 from tests.support.runs import config, project

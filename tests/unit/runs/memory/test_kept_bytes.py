@@ -8,7 +8,8 @@ import pytest
 from dstrain.errors import UsageError
 from dstrain.models.quantization.methods import METHODS
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.resolve import dataset_inputs, resolve
+from dstrain.runs.checks.rows import dataset_inputs
+from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import plan_of
 
 from tests.support.family import IDS, PIPELINES

@@ -1,0 +1,194 @@
+"""Refuse options that a run cannot have, or that would have no effect in it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from dstrain.config.datasets import datasets_of
+from dstrain.config.fields import Effect, changed, parse_lora, split_commas
+from dstrain.config.options.train import TrainConfig
+from dstrain.errors import UsageError, about_dataset, nearest
+from dstrain.graph.inputs import Column
+from dstrain.graph.plan import make_plan
+from dstrain.graph.spec import PipelineSpec
+from dstrain.lora.key_names import key_formats
+from dstrain.lora.writer import refuse_lora_type
+from dstrain.models.components import components_of
+from dstrain.models.formats import NATIVE
+from dstrain.pipeline.kept_choice import (
+    check_loaded,
+    check_trained,
+)
+from dstrain.pipeline.sampling import generate_task
+from dstrain.runs.datasets.flags import resolutions_of
+from dstrain.runs.datasets.sources import dataset_source
+from dstrain.runs.setup import Setup
+
+DEFAULT_CAPTION = "default_caption"
+
+
+def refuse_precision(setup: Setup) -> None:
+    """Refuse bf16 weights where the rest computes in fp32."""
+    if setup.optimizer.rounds and setup.mixed_precision != "bf16":
+        what = "bf16 goes together with --mixed_precision bf16"
+        raise UsageError("--trainable_dtype", what)
+
+
+def refuse_unused(
+    config: TrainConfig,
+    effect: Effect,
+    why: str,
+) -> None:
+    """Refuse the options with an effect that this run cannot have, also where they are
+    those of one of its datasets.
+    """
+    for flag in changed(config, effect):
+        raise UsageError(f"--{flag.name}", f"has no effect: {why}")
+    if config.dataset:
+        for one in datasets_of(config):
+            with about_dataset(one.name):
+                refuse_unused(one.config, effect, why)
+
+
+def check_component_flags(config: TrainConfig, spec: PipelineSpec) -> None:
+    """Refuse a flag that names a component which the variant does not have."""
+    known = [*spec.components, *(spec.experts.roles if spec.experts else ())]
+    for flag in ("trainable_models", "lora_base_model", "preset_lora_model"):
+        for name in split_commas(getattr(config, flag)):
+            if name.partition(".")[0] not in known:
+                hint = nearest(name, known)
+                what = f"{spec.family} {spec.variant} has no component {name!r}{hint}"
+                components = f"components: {', '.join(spec.components)}"
+                raise UsageError(f"--{flag}", what, components)
+
+
+def check_saved_names(setup: Setup) -> None:
+    """Refuse a program that has no key names for what is trained, and the family's flag
+    of one if it would have no effect.
+    """
+    family = setup.family
+    chosen = setup.config.lora_format
+    if setup.saving is not None:
+        flag = f"--{setup.saving.name}"
+        lora = [layers.component for layers in setup.trainables.lora]
+        if family.default_trainable not in lora:
+            what = f"has no effect: no LoRA on {family.default_trainable} is trained"
+            raise UsageError(flag, what)
+        if chosen is not None:
+            raise UsageError(flag, f"has no effect with --lora_format {chosen}")
+    known = components_of(family)
+    with_lora = {layers.component for layers in setup.trainables.lora}
+    for name in setup.trainables.components:
+        if name not in known:
+            continue  # what is no component is refused where it is looked up
+        component = known[name]
+        formats = key_formats(component, family)
+        if name not in with_lora:
+            # The others have names for the layers of a LoRA alone.
+            whole = (NATIVE, *component.formats)
+            formats = {
+                program: one
+                for program, one in formats.items()
+                if one.checkpoint_format in whole and not one.underscored
+            }
+        program = setup.saved_names(name)
+        if program in formats and name in with_lora:
+            refuse_lora_type(setup.config.lora_type, program)
+        if program not in formats:
+            flag = "--lora_format" if chosen else "--remove_prefix_in_ckpt"
+            kind = "LoRA on" if name in with_lora else "all of"
+            what = f"{program} has no key names for {kind} {name}"
+            raise UsageError(flag, what, f"programs that have: {', '.join(formats)}")
+
+
+def check_sizes(setup: Setup) -> None:
+    """Refuse sizes and numbers of frames that the variant cannot have, before any row is
+    read; raises UsageError.
+    """
+    config = setup.config
+    if config.stage == "train":
+        return
+    parts = datasets_of(config)
+    for column in setup.spec.inputs.values():
+        if not isinstance(column, Column) or not column.is_file or not column.multiple:
+            continue
+        for part in parts:
+            for resolution in resolutions_of(part.config):
+                if resolution.buckets is not None:
+                    resolution.buckets.sizes(column.multiple)
+
+
+def check_default_caption(config: TrainConfig) -> None:
+    """Refuse a caption for images without one where no dataset is a folder of these, and
+    one dataset's own where that is none.
+    """
+    if config.stage == "train":
+        return
+    places = [
+        (one.name, one.config, DEFAULT_CAPTION in one.own)
+        for one in datasets_of(config)
+    ]
+    second = config.validation_dataset_base_path
+    if second is not None:
+        metadata = config.validation_dataset_metadata_path
+        validation = replace(
+            config,
+            dataset_base_path=second,
+            dataset_metadata_path=metadata,
+            dataset=(),
+        )
+        places.append(("", validation, False))
+    is_used = False
+    for name, own, is_own in places:
+        if own.default_caption is None:
+            continue
+        with about_dataset(name):
+            source = dataset_source(own)
+            is_folder = source is None or source.form == "folder"
+            if is_own and not is_folder:
+                what = "has no effect: the dataset is no folder with captions"
+                raise UsageError("--default_caption", what)
+        is_used |= is_folder and not is_own
+    if config.default_caption is not None and not is_used:
+        what = "has no effect: no dataset is a folder with captions"
+        raise UsageError("--default_caption", what)
+
+
+def check_preset(setup: Setup) -> None:
+    """Refuse a preset of a component that neither training nor a preview loads, in any
+    stage.
+    """
+    preset = setup.preset
+    if preset is None:
+        return
+    loaded = loaded_components(setup)
+    for name in preset.components:
+        if name not in loaded:
+            what = f"has no effect: {preset.file.path} is for {name}, which this run does not load"
+            raise UsageError(
+                "--preset_lora_path", what, f"it loads {', '.join(loaded)}"
+            )
+
+
+def preset_is_there(path: Path | None, spec: PipelineSpec) -> bool:
+    """Return whether there is a preset, and its file exists."""
+    return path is not None and parse_lora(str(path)).of(spec.components).path.exists()
+
+
+def check_kept(setup: Setup) -> None:
+    """Refuse ways to keep components that this run cannot have, or that have no effect."""
+    if not setup.kept:
+        return
+    check_loaded(setup.kept, loaded_components(setup))
+    in_steps = setup.plan(setup.all_inputs()).components["train"]
+    check_trained(setup.kept, setup.trainables.full, in_steps)
+
+
+def loaded_components(setup: Setup) -> list[str]:
+    """Return the components that training or a preview loads, in any stage."""
+    spec = setup.spec
+    plans = [setup.plan(setup.all_inputs())]
+    if setup.config.preview_prompt:
+        inference = generate_task(spec, guided=True)
+        plans.append(make_plan(spec, frozenset(spec.inputs), inference))
+    # '' is the run that is not split, which loads what both stages load.
+    return list(dict.fromkeys(name for plan in plans for name in plan.components[""]))

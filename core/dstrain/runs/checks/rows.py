@@ -1,0 +1,109 @@
+"""Find the inputs that the rows of a run have, and say what of its datasets is not read."""
+
+from collections.abc import Sequence
+
+from dstrain.config.fields import split_commas
+from dstrain.config.sizes import parse_frames
+from dstrain.console import get_logger
+from dstrain.data.row_checks import input_columns
+from dstrain.errors import about_dataset, first_few
+from dstrain.graph.inputs import Column, with_measured
+from dstrain.pipeline.loss_masks import MASK, rows_without_masks
+from dstrain.runs.datasets.said import dataset_line, left_out_lines, short_clips
+from dstrain.runs.datasets.sources import dataset_source
+from dstrain.runs.setup import Setup
+
+logger = get_logger(__name__)
+
+
+def dataset_inputs(setup: Setup) -> frozenset[str]:
+    """Return the inputs that the columns of the metadata give, of several datasets those
+    that any of them gives; without metadata, all.
+    """
+    source = dataset_source(setup.config)
+    if source is None:
+        return setup.all_inputs()
+    found: set[str] = set()
+    sources = source.parts or (source,)
+    for part, own in zip(setup.parts, sources, strict=True):
+        inputs, data = part.setup.spec.inputs, part.setup.data_config
+        with about_dataset(part.name):
+            table = data.reading.read_columns(own, inputs)
+            found |= with_measured(input_columns(table, data, inputs), inputs)
+    return frozenset(found)
+
+
+def log_warnings(setup: Setup) -> None:
+    """Name the plugins that are broken and not used, short clips, and the
+    columns that no input reads.
+    """
+    for reason in setup.extensions.broken:
+        logger.warning(reason)
+    if setup.stage == "train":
+        return
+    for one in setup.datasets:
+        for line in lines_of_datasets(one):
+            logger.info(line)
+        log_left_out(one)
+    for line in warnings_of_rows(setup):
+        logger.warning(line)
+
+
+def log_left_out(setup: Setup) -> None:
+    """Warn of what is in folders with captions and is not read."""
+    for part in setup.parts:
+        own = part.setup
+        for line in left_out_lines(own.data_config.source, own.spec.inputs):
+            logger.warning(setup.in_words(line))
+
+
+def lines_of_datasets(setup: Setup) -> list[str]:
+    """Return a line for each dataset that is trained on: what is read, and from where."""
+    lines = []
+    for part in setup.parts:
+        source, dataset = part.setup.data_config.source, part.setup.checked_dataset
+        line = setup.in_words(dataset_line(source, dataset))
+        if part.repeats != 1:
+            line += f"; {part.repeats} times in an epoch"
+        if part.loss_weight != 1:
+            line += f"; its loss counts {part.loss_weight:g}"
+        lines.append(line)
+    return lines
+
+
+def inputs_to_ask_for(setup: Setup, unused: Sequence[str]) -> list[str]:
+    """Return the optional inputs that columns without a use would give."""
+    return [
+        name
+        for name, source in setup.spec.inputs.items()
+        if isinstance(source, Column) and source.optional and source.name in unused
+    ]
+
+
+def warnings_of_rows(setup: Setup) -> list[str]:
+    """Return what there is to say of short clips and of columns that no input reads."""
+    lines = []
+    for part in setup.parts:
+        own = part.setup
+        found = setup.dataset if own is setup else part.dataset
+        for line in short_clips(found, parse_frames(own.config.num_frames)):
+            lines.append(line if own is setup else f"{found.table.path}: {line}")
+        if MASK in own.spec.inputs:
+            lines += rows_without_masks(found)
+    for part in setup.parts:
+        found = part.setup.checked_dataset
+        unused = found.unused_columns
+        if unused:
+            names = first_few(map(repr, unused))
+            which = f"{len(unused)} columns are" if len(unused) > 1 else "a column is"
+            place = found.table.path
+            extra = inputs_to_ask_for(own, unused)
+            by = "" if extra else " by this variant"
+            line = f"{place}: {which} not used{by}: {names}"
+            if "mask" in unused:
+                line += "; use --mask_column mask to weigh the loss by it"
+            if extra:
+                wanted = ",".join([*split_commas(own.config.extra_inputs), *extra])
+                line += f"; optional inputs are read with --extra_inputs {wanted}"
+            lines.append(line)
+    return lines
