@@ -16,11 +16,13 @@ class ModelChoice:
     """The options of every command that opens a model."""
 
     model: str = field(
+        default="",
         metadata={
+            "required": True,
             "group": "model",
             "help": "Model family, unless --model_id tells it (`dstrain models` lists the installed ones).",
             "affects": {"training"},
-        }
+        },
     )
     variant: str | None = option(
         "model",
