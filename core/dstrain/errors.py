@@ -26,7 +26,7 @@ class DstrainError(Exception):
         *help_lines: str,
     ) -> None:
         super().__init__(str(where), what, *help_lines)
-        self.where = str(where)
+        self.where: str = str(where)
         self.what = what
         self.help_lines = help_lines
         self.rows: tuple[int, ...] = ()

@@ -233,7 +233,7 @@ def _read(field: "dataclasses.Field[Any]", hint: Any) -> Flag:
         settings["many"] = True
     if field.default is dataclasses.MISSING:
         settings["required"] = True
-    else:
+    elif not settings.get("required"):  # else Python alone can do without
         settings["default"] = field.default
     return Flag(field.name, kind, **settings)
 

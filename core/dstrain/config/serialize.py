@@ -134,6 +134,8 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
     if config.run is None:
         return config
     recorded = read_resolved(config.run)
+    if not config.model:
+        config = replace(config, model=recorded["model"])
     if recorded["model"] != config.model:
         what = f"is {config.model}, but {config.run} trained {recorded['model']}"
         raise UsageError("--model", what)

@@ -82,6 +82,9 @@ def _check_model(config: ModelChoice) -> None:
     files = parse_model_paths(config.model_paths) + parse_origins(
         config.model_id_with_origin_paths
     )
+    if not config.model:
+        what = "is required: the family of the model, unless --model_id tells it"
+        raise UsageError("--model", what)
     if config.model_id is not None and not config.model_id.strip():
         raise UsageError("--model_id", "is empty")
     has_files = bool(files) or config.model_id is not None

@@ -18,6 +18,7 @@ from dstrain.generation.source import PipelineSource, check_used, open_source
 from dstrain.graph.long_prompts import noticing_long_prompts
 from dstrain.graph.task import NEGATIVE
 from dstrain.models.component_files import named_models
+from dstrain.pipeline.model_choice import with_family
 from dstrain.pipeline.sampling import InferenceCall, plan_inference
 from dstrain.storage.files import check_writable
 from dstrain.training.memory import GENERATE_ADVICE, oom_as_error
@@ -27,7 +28,7 @@ def generate(config: GenerateConfig) -> None:
     """Generate the image, video or dataset that a configuration describes; raises
     DstrainError.
     """
-    config = with_run_options(config)
+    config = with_run_options(with_family(config))
     validate(config)
     start(config)
 

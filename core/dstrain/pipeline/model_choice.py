@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from dstrain.config.options.model import Hub
+from dstrain.config.options.model import Hub, ModelChoice
 from dstrain.errors import UsageError, nearest
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
@@ -14,6 +15,7 @@ from dstrain.models.naming.replacing import without_replaced
 from dstrain.registry.discovery import installed, load_family, usable_families
 from dstrain.registry.family import ModelFamily
 
+Choice = TypeVar("Choice", bound=ModelChoice)
 WHERE = "from_pretrained()"
 EXAMPLE = 'name a model: from_pretrained("OWNER/NAME"), or a folder or a file'
 
@@ -49,6 +51,18 @@ def choose_model(
     refuse_unsupported(family, "--model_id", [model.partition("@")[0]])
     parts = parts_of(model, family, chosen_hub(hub))
     return family, (*without_replaced(parts, named, family), *named)
+
+
+def with_family(config: Choice) -> Choice:
+    """Return a configuration with the family that its model_id tells, where it names none;
+    raises what `family_of` raises.
+    """
+    if config.model or config.model_id is None:
+        return config
+    families, broken = usable_families(config.disabled_plugins)
+    found = family_of(config.model_id, families, broken)
+    assert found is not None  # only where help asks
+    return replace(config, model=found.name)
 
 
 def _refuse_others(model: object, given: object) -> None:

@@ -110,12 +110,14 @@ def load_family(name: str, disabled_plugins: Collection[str] = ()) -> ModelFamil
     raise UsageError("--model", _no_such("model", name, names))
 
 
-def usable_families() -> tuple[list[ModelFamily], list[str]]:
+def usable_families(
+    disabled_plugins: Collection[str] = (),
+) -> tuple[list[ModelFamily], list[str]]:
     """Import the record of every family; return also why others cannot be used."""
     families, broken = [], []
-    for name in dict.fromkeys(plugin.name for plugin in installed()):
+    for name in dict.fromkeys(plugin.name for plugin in installed(disabled_plugins)):
         try:
-            families.append(load_family(name))
+            families.append(load_family(name, disabled_plugins))
         except UsageError as error:
             broken.append(f"{name} was not asked, since it is broken: {error.what}")
     return families, broken

@@ -30,6 +30,7 @@ from dstrain.graph.render import as_text
 from dstrain.graph.task import Task
 from dstrain.models.execution.kept import described
 from dstrain.models.toy import write_toy
+from dstrain.pipeline.model_choice import with_family
 from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.datasets.published import is_published
 from dstrain.runs.dry_run.summary import as_summary
@@ -102,6 +103,7 @@ def run(
         callbacks: Called with the numbers of each optimizer step, in the main process.
             What one raises ends the run; where one returns True, the run saves and ends.
     """
+    config = with_family(config)
     validate(config)
     return start(config, OwnParts(module_class, tuple(tasks), tuple(callbacks)))
 

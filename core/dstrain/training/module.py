@@ -61,15 +61,15 @@ class TrainingModule(nn.Module):
         super().__init__()
         self.pipeline = pipeline
         self.task = task
-        self.timestep_sampler = timestep_sampler or TimestepSampler(
+        self.timestep_sampler: TimestepSampler = timestep_sampler or TimestepSampler(
             pipeline.spec.schedule
         )
         self.stage = stage
         self.on_long_prompt: Callable[[SampleKey, LongPrompt], object] = _ignore
         """Called with each prompt that is longer than the model takes."""
-        self.trained = TrainableModules()
-        self.networks = nn.ModuleDict()
-        self.block_swap = BlockSwap(pipeline.device)
+        self.trained: TrainableModules = TrainableModules()
+        self.networks: nn.ModuleDict = nn.ModuleDict()
+        self.block_swap: BlockSwap = BlockSwap(pipeline.device)
         """The blocks of networks whose weights lie in RAM."""
         self._plans: dict[frozenset[str], Plan] = {}
 

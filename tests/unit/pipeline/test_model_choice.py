@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
+from dstrain.generation.run import generate
 from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
+from dstrain.runs.runner import run
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import weights_of, write
@@ -36,6 +40,20 @@ def test_a_model_in_one_word_is_that_of_its_files(
         assert same(weights(pipe), weights(listed))
     by_files = Pipeline.from_pretrained(model_configs=configs(here / "model"))
     assert same(weights(by_files), weights(listed))
+
+
+def test_a_configuration_gets_the_family_that_its_model_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project_by_id(tmp_path, monkeypatch)
+    own = {"dataset_base_path": here / "data", "output_path": here / "out"}
+    result = run(TrainConfig(model_id="Tiny/Tiny", lora_rank=2, max_steps=1, **own))
+    assert result.step == 1
+    image = here / "dog.png"
+    generate(GenerateConfig(run=here / "out", prompt="dog", output=image))
+    assert image.is_file()
+    with pytest.raises(UsageError, match="--model: is required"):
+        run(TrainConfig(toy=True, **own))
 
 
 def test_files_replace_those_of_the_model(

@@ -16,12 +16,14 @@ class ModelChoice:
     """The options of every command that opens a model."""
 
     model: str = field(
+        default="",
         metadata={
+            "required": True,
             "group": "model",
             "help": "Model family, unless --model_id tells it (`dstrain models` lists the installed ones).",
             "affects": {"training"},
             "common": True,
-        }
+        },
     )
     variant: str | None = option(
         "model",

@@ -45,9 +45,9 @@ class WeightsLogger:
             lora_format: The program whose key names are saved.
             overwrite: Whether files that are there may be replaced.
         """
-        self.folder = Path(output_path)
+        self.folder: Path = Path(output_path)
         self.save_steps = save_steps
-        self.program = program_named(lora_format)
+        self.program: str = program_named(lora_format)
         self.weights: tuple[Path, ...] = ()
         """The files saved last."""
         if save_steps is not None and save_steps < 1:

@@ -1,7 +1,7 @@
 """What a script gives a run beside its configuration, and what it gets from it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dstrain.errors import UsageError, nearest
@@ -56,7 +56,7 @@ class RunResult:
     """The folder that it writes: its output, or after stage 1 alone the feature cache."""
     weights: tuple[Path, ...] = ()
     """The files of weights saved last, one for each component that is trained."""
-    losses: tuple[float, ...] = ()
+    losses: tuple[float, ...] = field(default=(), repr=False)
     """The loss of each step that this call has made, in order."""
     step: int = 0
     """The last step made, by earlier runs that it resumed included."""
