@@ -1,15 +1,21 @@
 """The commands run where a platform lacks what Linux has, as Windows and macOS do."""
 
 import ast
+import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from dstrain.cli.main import main
+from dstrain.runs.memory.without_memory import WithoutMemory
 from PIL import Image
 
 from tests.support import ROOT
+from tests.support.videos import film, steady
 
 PROGRAM = ROOT / "tests/support/other_platform.py"
 SOURCES = ("core/dstrain", "plugins", "tools", "demo")
@@ -77,6 +83,39 @@ def test_the_demos_commands_run_without_what_unix_alone_has(
     assert image.is_file()
     dstrain("cache", "verify", cache)
     dstrain("cache", "prune", cache, "--yes")
+
+
+@pytest.mark.parametrize("family", ["qwen_image", "flux", "wan"])
+def test_a_step_of_training_computes_nothing_on_the_device_that_macs_cannot(
+    family: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs of Macs have no float64. A dry run follows what is computed from weights."""
+    if family == "wan":
+        film(data / "video.mp4", steady(5, 16), 16)
+        (data / "metadata.csv").write_text("video,prompt\nvideo.mp4,x\n", "utf-8")
+    computed: list[torch.dtype] = []
+    wide: list[str] = []
+    follow = WithoutMemory._follow
+
+    def noting(mode: WithoutMemory, tensor: torch.Tensor) -> None:
+        computed.append(tensor.dtype)
+        if tensor.dtype in (torch.float64, torch.complex128):
+            calls = [frame.filename for frame in traceback.extract_stack()[:-2]]
+            (*_, by) = [
+                one for one in calls if re.search("dstrain_|/dstrain/|diffusers/", one)
+            ]
+            # Networks of diffusers look at the device themselves, which is a CPU here.
+            if "diffusers/" not in by:
+                wide.append(by)
+        follow(mode, tensor)
+
+    monkeypatch.setattr(WithoutMemory, "_follow", noting)
+    words = ["--model", family, "--toy", "--dry_run", "--device_memory", "24GB"]
+    words += ["--dataset_base_path", str(data), "--output_path", str(tmp_path / "run")]
+    words += ["--variant", "t2v"] if family == "wan" else []
+    assert main(words) == 0
+    assert len(computed) > 500
+    assert not wide
 
 
 def unencoded(tree: ast.AST) -> Iterator[int]:
