@@ -2,6 +2,7 @@
 key of it is accounted for.
 """
 
+import json
 import re
 import tomllib
 from collections import Counter
@@ -315,3 +316,22 @@ def test_a_table_names_options_and_conversions_that_exist(tool: str) -> None:
     assert set(table.defaults["dataset"]) <= set(table.dataset.carried)
     assert set(table.always) <= options
     assert dataset_flags()
+
+
+PUBLISHED = json.loads(Path(__file__).with_name("published_keys.json").read_text())
+"""Tool -> run or dataset -> the keys that its scripts read, several in a line."""
+
+
+@pytest.mark.parametrize("tool", PUBLISHED)
+@pytest.mark.parametrize("part", ("run", "dataset"))
+def test_every_published_key_of_a_tool_is_known(tool: str, part: str) -> None:
+    table = table_of(tool)
+    parts = (
+        (table.run, table.dataset) if tool != "ai-toolkit" else (getattr(table, part),)
+    )
+    unknown = []
+    for key in " ".join(PUBLISHED[tool][part]).split():
+        reasons = [one.reason(key).lost for one in parts if one.rule(key) is None]
+        if len(reasons) == len(parts) and all("not known" in one for one in reasons):
+            unknown.append(key)
+    assert unknown == []
