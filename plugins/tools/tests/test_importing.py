@@ -43,6 +43,15 @@ TRAINED = (
     "kohya_flux.sh",
     "diffsynth_qwen_image.sh",
 )
+NOT_OF_TOYS = frozenset(
+    {
+        *("report_to", "wandb_project", "optimizer_args", "preview_prompt"),
+        *("preview_steps", "lr_warmup_steps", "quant_options", "batch_size"),
+        *("bucket_step", "bucket_min_side", "bucket_max_side"),
+        *("model_id_with_origin_paths", "dataset_num_workers"),
+    }
+)
+"""Options that one step of a toy on this machine cannot have."""
 SECRETS = ("0123456789abcdef", "hf_abcdef")
 SMALL = ("--toy", "--max_steps", "1", "--output_path", "run", "--overwrite")
 
@@ -150,13 +159,7 @@ def test_an_imported_run_trains_to_the_end(example: str, project: Path) -> None:
         name = line.partition(" = ")[0]
         if name == "model_id":
             line = f'model = "{family}"'
-        if name in ("report_to", "wandb_project", "optimizer_args", "preview_prompt"):
-            continue
-        if name == "model_id_with_origin_paths":
-            continue
-        if name in ("preview_steps", "lr_warmup_steps", "quant_options", "batch_size"):
-            continue
-        if name in ("bucket_step", "bucket_min_side", "bucket_max_side"):
+        if name in NOT_OF_TOYS:
             continue
         line = re.sub(r'^resolution = "[\d,]+"', 'resolution = "64"', line)
         line = re.sub(r"^max_pixels = \d+", "max_pixels = 4096", line)
