@@ -93,7 +93,7 @@ def _of_list(key: str, value: Any, where: str) -> str:
 
 def _as_text(value: Any, where: str) -> str:
     if isinstance(value, dict | list):
-        advice = "files of other programs have sections; here options are not nested"
+        advice = "options are not nested; `dstrain import FILE`, of plugin-tools, reads files of other tools"
         raise UsageError(where, "is a table; expected one value, or a list", advice)
     return str(value).lower() if isinstance(value, bool) else str(value)
 

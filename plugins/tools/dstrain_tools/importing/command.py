@@ -46,6 +46,7 @@ def import_command() -> click.Command:
         click.Option(
             ["--from", "tool"],
             type=click.Choice(TOOLS),
+            metavar=f"[{'|'.join(TOOLS)}]",
             help="Tool that FILE is of. Defaults to the one that its keys tell.",
         ),
         click.Option(

@@ -28,7 +28,7 @@ def model_file(option: str, value: Any, context: Context) -> Result:
     if context.model.has_experts and context.model.model_id and not path.is_file():
         return Result(note=f"{path.name} is not here: the published file is used")
     if not path.is_file():
-        what = f"{path} is not here: the published file of {context.model.model_id} is used"
+        what = f"{path} is not here: the published file is used"
         return Result(lost=f"{what}; give yours with --model_paths")
     if context.model.has_experts and "model_files_of_experts" not in context.given:
         what = "the two experts' files have the same keys"
@@ -52,6 +52,8 @@ def high_noise_file(option: str, value: Any, context: Context) -> Result:
 
 def expert_range(option: str, value: Any, context: Context) -> Result:
     """Tell which expert is trained by the timesteps that are drawn, of 1000."""
+    if not context.model.has_experts and float(value or 0) in (0, 1000):
+        return Result(note="is an end of the whole schedule, which is drawn from")
     if not context.model.has_experts:
         what = "give --min_timestep_boundary and --max_timestep_boundary"
         return Result(

@@ -1,14 +1,20 @@
 """Write options as a file of `--config`, and the report of what became of each key."""
 
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
+import click
 from dstrain.config.fields import Group
 
 from dstrain_tools.importing.entries import Source
 from dstrain_tools.importing.translation import Setting, Translation, run_flags, shown
 
+MOST_OF_KEYS = 32
+"""Columns of a key, before what becomes of it stands on the next line."""
+WIDEST = 120
+"""Columns of the report in a wide terminal."""
 HEADINGS = (
     ("changed", "changed"),
     ("missing", "not carried over"),
@@ -83,13 +89,13 @@ def report(found: Translation) -> str:
     for kind, heading in HEADINGS:
         rows = list(_rows(found, kind))
         if rows:
-            parts.append(f"{heading} ({len(rows)}):\n{_indented(rows)}")
+            parts.append(f"{heading} ({len(rows)}):\n{_by_file(rows)}")
     if found.defaults:
         rows = [(key, ", ".join(_shown(one))) for key, one in found.defaults.items()]
         heading = f"defaults of {found.title} that are not ours"
-        parts.append(f"{heading} ({len(rows)}):\n{_indented(rows)}")
+        parts.append(f"{heading} ({len(rows)}):\n{_by_file(rows)}")
     carried = list(_rows(found, "carried"))
-    parts.append(f"carried over ({len(carried)}):\n{_indented(carried)}")
+    parts.append(f"carried over ({len(carried)}):\n{_by_file(carried)}")
     return "\n\n".join(parts)
 
 
@@ -110,6 +116,22 @@ def _shown(options: Mapping[str, Any]) -> Iterator[str]:
         yield f"{option} = {shown(value)}"
 
 
-def _indented(rows: list[tuple[str, str]]) -> str:
-    width = max((len(place) for place, _ in rows), default=0)
-    return "\n".join(f"  {place:{width}}  {text}" for place, text in rows)
+def _by_file(rows: Iterable[tuple[str, str]]) -> str:
+    """Return rows in two columns, below the file that each is of, no wider than the
+    terminal.
+    """
+    # click does not count what it indents.
+    width = min(shutil.get_terminal_size().columns, WIDEST) - 4
+    formatter = click.HelpFormatter(width=width)
+    files: dict[str, list[tuple[str, str]]] = {}
+    for place, text in rows:
+        file, colon, key = place.partition(": ")
+        file, key = (file, key) if colon else ("", place)
+        files.setdefault(file, []).append((key, text))
+    for file, own in files.items():
+        with formatter.indentation():
+            if file:
+                formatter.write_text(file)
+            with formatter.indentation():
+                formatter.write_dl(own, col_max=MOST_OF_KEYS)
+    return formatter.getvalue().rstrip("\n")

@@ -24,7 +24,7 @@ SECRET = re.compile(r"(api_?key|password|secret|(^|_)token)$", re.IGNORECASE)
 SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|[0-9a-f]{40})\b")
 OFF: tuple[Any, ...] = (None, "", False, [])
 SECRET_REASON = (
-    "names a secret, which is written nowhere: set it as a variable of your shell"
+    "is a secret, which is written nowhere: set it as a variable of your shell"
 )
 
 
