@@ -140,6 +140,9 @@ def on_page_markdown(
     if uri == "index.md":
         # The page is the list of pages.
         page.meta["hide"] = ["navigation"]
+    if uri.startswith(DECISIONS):
+        # Who searches wants to know how, before why it is so.
+        page.meta["search"] = {"boost": 0.3}
     if uri == f"{DECISIONS}/index.md":
         markdown += decisions()
     return "".join(
