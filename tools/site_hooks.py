@@ -1,17 +1,19 @@
 """What MkDocs does not do itself for the docs site.
 
 - The navigation is the tables of docs/index.md: there is one list of pages.
-- Files of the repository that pages link to, such as tests, become pages, too.
+- Files of the repository that pages link to, such as tests, become pages, too, and so do
+  notebooks.
 - Fences say in their first line how tests run them; readers see a title.
 - The address of the site is that of core/pyproject.toml, once there is one.
 - The page of decisions lists them.
 - Flags are kept in one line.
 """
 
+import json
 import os.path
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ DOCS = "docs"
 SOURCE = "source"
 """Folder of the site for files of the repository that are not in docs/."""
 PACKAGE = "core/pyproject.toml"
+NOTEBOOK = ".ipynb"
 DECISIONS = "development/decisions"
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 ENTRY = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
@@ -68,12 +71,14 @@ def navigation(index: str) -> list[dict[str, Any]]:
             entries = section
         elif line.startswith("| "):
             cell = line.split(" | ")[0]
-            entries += [{title: path} for title, path in ENTRY.findall(cell)]
+            entries += [
+                {title: place(f"{DOCS}/{path}")} for title, path in ENTRY.findall(cell)
+            ]
     return [tab for tab in tabs if next(iter(tab.values()))]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each file outside docs/ that a page leads to."""
+    """Add a page for each notebook, and each file outside docs/, that a page leads to."""
     waiting = [f"{DOCS}/{one.src_uri}" for one in files.documentation_pages()]
     known = set(waiting)
     while waiting:
@@ -82,7 +87,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             continue
         text = (ROOT / path).read_text(encoding="utf-8")
         for target in sorted(set(targets(text, path)) - known):
-            if target.startswith(f"{DOCS}/") or not (ROOT / target).is_file():
+            is_made = target.endswith(NOTEBOOK) or not target.startswith(f"{DOCS}/")
+            if not is_made or not (ROOT / target).is_file():
                 continue
             known.add(target)
             waiting.append(target)
@@ -116,13 +122,24 @@ def as_page(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.endswith(".md"):
         return text
+    if path.endswith(NOTEBOOK):
+        return "\n\n".join(cell(one) for one in json.loads(text)["cells"])
     return f"# {path}\n\n{QUOTES}{Path(path).suffix[1:]}\n{text}\n{QUOTES}\n"
+
+
+def cell(of_notebook: Mapping[str, Any]) -> str:
+    """Return a cell of a notebook as Markdown, without what it printed."""
+    text = "".join(of_notebook["source"])
+    if of_notebook["cell_type"] != "code":
+        return text
+    return f"{QUOTES}python\n{text}\n{QUOTES}"
 
 
 def place(path: str) -> str:
     """Return where a file of the repository is in the folder of pages."""
     if path.startswith(f"{DOCS}/"):
-        return path.removeprefix(f"{DOCS}/")
+        page = path.removeprefix(f"{DOCS}/")
+        return f"{page}.md" if page.endswith(NOTEBOOK) else page
     return f"{SOURCE}/{path}" if path.endswith(".md") else f"{SOURCE}/{path}.md"
 
 
@@ -132,7 +149,7 @@ def on_page_markdown(
     """Adapt links and fences of a page; list the decisions on theirs."""
     uri = page.file.src_uri
     path = uri.removeprefix(f"{SOURCE}/") if page.file.generated_by else f"{DOCS}/{uri}"
-    if path != f"{DOCS}/{uri}":
+    if uri.startswith(SOURCE):
         page.meta["search"] = {"exclude": True}
     if not (ROOT / path).is_file():
         # Not Markdown: a file of code, shown as it is.
@@ -140,6 +157,9 @@ def on_page_markdown(
     if uri == "index.md":
         # The page is the list of pages.
         page.meta["hide"] = ["navigation"]
+    if uri.startswith(DECISIONS):
+        # Who searches wants to know how, before why it is so.
+        page.meta["search"] = {"boost": 0.3}
     if uri == f"{DECISIONS}/index.md":
         markdown += decisions()
     return "".join(
@@ -179,7 +199,9 @@ def with_links(text: str, path: str, uri: str) -> str:
             return match[0]
         target = os.path.normpath(f"{os.path.dirname(path)}/{link}")
         to = os.path.relpath(place(target), os.path.dirname(uri))
-        is_asset = path.startswith(f"{DOCS}/") and not target.endswith(".md")
+        is_asset = path.startswith(f"{DOCS}/") and not target.endswith(
+            (".md", NOTEBOOK)
+        )
         return before + (link if is_asset and DOCS in target else to) + anchor + after
 
     return LINK.sub(adapted, text)

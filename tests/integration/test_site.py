@@ -162,6 +162,24 @@ def test_the_drawing_of_buckets_is_what_the_code_computes() -> None:
     assert (DOCS / "images/buckets.svg").read_text() == made["buckets"]()
 
 
+def test_a_notebook_becomes_a_page(hooks: Mapping[str, Any], tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "words"]},
+        {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": [{"text": "1"}]},
+    ]
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    fence = hooks["QUOTES"]
+    assert hooks["as_page"](str(path)) == (
+        f"# Title\nwords\n\n{fence}python\nx = 1\nx\n{fence}"
+    )
+    assert hooks["place"]("docs/guide/a.ipynb") == "guide/a.ipynb.md"
+    index = "## Guide\n\n| [A notebook](guide/a.ipynb) | about |\n"
+    assert hooks["navigation"](index) == [
+        {"Guide": [{"A notebook": "guide/a.ipynb.md"}]}
+    ]
+
+
 def test_the_navigation_has_every_page_once(hooks: Mapping[str, Any]) -> None:
     def pages(entry: Any) -> list[str]:
         if isinstance(entry, str):
@@ -172,6 +190,7 @@ def test_the_navigation_has_every_page_once(hooks: Mapping[str, Any]) -> None:
     index = (DOCS / "index.md").read_text()
     found = pages(hooks["navigation"](index))
     known = {str(one.relative_to(DOCS)) for one in DOCS.rglob("*.md")}
+    known |= {f"{one.relative_to(DOCS)}.md" for one in DOCS.rglob("*.ipynb")}
     decisions = {one for one in known if one.startswith("development/decisions/0")}
     assert sorted(found) == sorted(known - decisions - {"index.md"})
 
