@@ -3,6 +3,7 @@ processes compute the same steps.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dstrain.training.module import TrainingModule
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.support.forks import forget_accelerator
 from tests.support.processes import in_processes
 from tests.support.runs import configs, project, same
 
@@ -39,6 +41,13 @@ ROWS: list[Row] = [
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(autouse=True)
+def accelerators() -> Iterator[None]:
+    """Forget the Accelerators of a test: another run in this process has its own."""
+    yield
+    forget_accelerator()
 
 
 class Noting:
