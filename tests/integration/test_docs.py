@@ -38,6 +38,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.support import ROOT
+from tests.support.forks import forget_accelerator
 
 PAGES = (
     ROOT / "README.md",
@@ -289,11 +290,12 @@ def write_dictionaries(weights: Mapping[str, Any], path: Path) -> None:
 @pytest.fixture
 def loggers() -> Iterator[None]:
     """Undo what a page's snippets set: levels of dstrain's loggers, handlers of the
-    root.
+    root, Accelerators.
     """
     root = logging.getLogger()
     handlers = list(root.handlers)
     yield
+    forget_accelerator()
     root.handlers[:] = handlers
     for logger in logging.Logger.manager.loggerDict.values():
         if isinstance(logger, logging.Logger) and logger.name.startswith("dstrain"):

@@ -3,6 +3,7 @@ processes compute the same steps.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ from accelerate import Accelerator
 from dstrain.errors import Diverged, UsageError
 from dstrain.graph.task import Task
 from dstrain.pipeline.pipeline import Pipeline
+from dstrain.randomness import SampleKey
 from dstrain.runs.script.launch import launch_training_task
 from dstrain.runs.script.logger import WeightsLogger
 from dstrain.runs.script.parts import StepNumbers
+from dstrain.training.loader import Sample
 from dstrain.training.module import TrainingModule
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.support.forks import forget_accelerator
 from tests.support.processes import in_processes
 from tests.support.runs import configs, project, same
 
@@ -37,6 +41,13 @@ ROWS: list[Row] = [
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(autouse=True)
+def accelerators() -> Iterator[None]:
+    """Forget the Accelerators of a test: another run in this process has its own."""
+    yield
+    forget_accelerator()
 
 
 class Noting:
@@ -94,17 +105,50 @@ def test_rows_may_be_named_by_columns_and_images_tell_their_sizes(here: Path) ->
     assert launched(module_of(here), by_column) == launched(module_of(here))
 
 
+def descended(module: TrainingModule, rate: float, **options: Any) -> Any:
+    """Train by plain gradient descent: a gradient of another size is another step."""
+    optimizer = torch.optim.SGD(module.trained_parameters, lr=rate)
+    return launched(module, optimizer=optimizer, max_grad_norm=None, **options)
+
+
+def test_a_step_is_the_mean_of_its_samples_however_many_it_has(here: Path) -> None:
+    alone = descended(module_of(here), 0.0, num_epochs=1)
+    pairs = descended(module_of(here), 0.0, num_epochs=1, steps=2)
+    assert pairs == pytest.approx((sum(alone[:2]) / 2, alone[2]))
+    whole = module_of(here)
+    before = [one.detach().clone() for one in whole.trained_parameters]
+    descended(whole, 1.0, num_epochs=1, steps=3)
+    moved = [
+        then - one.detach()
+        for then, one in zip(before, whole.trained_parameters, strict=True)
+    ]
+    gradients = [torch.zeros_like(one) for one in before]
+    for row in range(len(ROWS)):
+        module = module_of(here)
+        values = {**ROWS[row], "height": 16, "width": ROWS[row]["input_image"].width}
+        key = SampleKey(0, 0, 0, row)
+        module.losses([Sample(values, frozenset(values))], [key]).mean().backward()
+        for total, one in zip(gradients, module.trained_parameters, strict=True):
+            assert one.grad is not None
+            total += one.grad / len(ROWS)
+    assert all(
+        torch.allclose(a, b, rtol=1e-4, atol=1e-7)
+        for a, b in zip(moved, gradients, strict=True)
+    )
+
+
 def test_two_processes_train_as_one_that_accumulates(
     here: Path, tmp_path: Path
 ) -> None:
     """Three rows, so that one process has none in the last step of an epoch."""
     rows = [{**row, "input_image": ROWS[0]["input_image"]} for row in ROWS]
     single = module_of(here)
-    losses = launched(single, rows, steps=2)
+    losses = descended(single, 0.5, rows=rows, steps=2)
 
     def work(rank: int) -> None:
         module = module_of(here)
-        found = launched(module, rows, logger=WeightsLogger(tmp_path / "out"))
+        logger = WeightsLogger(tmp_path / "out")
+        found = descended(module, 0.5, rows=rows, logger=logger)
         (tmp_path / f"{rank}.json").write_text(json.dumps(found))
 
     ended = in_processes(2, work, tmp_path)
