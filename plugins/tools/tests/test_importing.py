@@ -315,6 +315,10 @@ REFUSED = {
         'pretrained_model_name_or_path = "v1-5.ckpt"\nnetwork_module = "networks.lora"',
         "Stable Diffusion is not supported by an installed family",
     ),
+    "dreambooth.sh": (
+        "accelerate launch train_db.py --max_train_steps 9",
+        "Stable Diffusion is not supported by an installed family",
+    ),
     "chroma.yaml": (
         "config:\n  process:\n    - type: sd_trainer\n      model: {arch: chroma}\n",
         "chroma is not supported by an installed family",
