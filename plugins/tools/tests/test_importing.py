@@ -184,6 +184,87 @@ def test_values_are_those_of_the_tool(project: Path) -> None:
     assert animal["default_caption"].value == "animal"
 
 
+WAN = "python wan_train_network.py --task t2v-1.3B --network_module networks.lora_wan"
+VALUES = {
+    "--optimizer_type bitsandbytes.optim.AdamW8bit": {"optimizer": "adamw8bit"},
+    "--optimizer_type torch.optim.RMSprop": {"optimizer": "torch.optim.RMSprop"},
+    "--optimizer_type DAdaptation": {"optimizer": None},
+    "--optimizer_args weight_decay=0.1 eps=1e-6": {
+        "weight_decay": "0.1",
+        "optimizer_args": ["eps=1e-6"],
+    },
+    "--lr_scheduler constant --lr_warmup_steps 100": {"lr_warmup_steps": None},
+    "--lr_scheduler cosine --lr_warmup_steps 100": {"lr_warmup_steps": 100},
+    "--lr_scheduler linear --lr_warmup_steps 0.1 --max_train_steps 500": {
+        "lr_warmup_steps": 50
+    },
+    "--lr_scheduler inverse_sqrt": {"lr_scheduler": None},
+    "--lr_scheduler_num_cycles 4": {"lr_scheduler_num_cycles": None},
+    "--max_train_steps 9 --max_train_epochs 3": {"max_steps": None, "num_epochs": "3"},
+    "--mixed_precision fp16": {"mixed_precision": "bf16"},
+    "--timestep_sampling sigma --weighting_scheme logit_normal": {
+        "timestep_sampling": "logit_normal",
+        "loss_weighting": "none",
+    },
+    "--timestep_sampling sigma --discrete_flow_shift 3": {
+        "timestep_sampling": "shifted"
+    },
+    "--timestep_sampling logsnr": {"timestep_sampling": "shifted"},
+    "--network_args loraplus_lr_ratio=4": {"loraplus_lr_ratio": "4"},
+    "--log_with all --log_tracker_name dogs": {
+        "report_to": "tensorboard,wandb",
+        "wandb_project": "dogs",
+    },
+    "--log_tracker_name dogs": {"wandb_project": None},
+    "--sample_every_n_steps 100": {"preview_steps": None},
+    "--blocks_to_swap 0": {"blocks_to_swap": None},
+    "--vae_tiling": {"tiled": True},
+    "--output_name dogs": {"output_path": "dogs"},
+    "--output_dir out --output_name dogs": {"output_path": "out/dogs"},
+}
+"""Flags of a command -> our options; None for one that is not written."""
+
+
+@pytest.mark.parametrize("given", VALUES)
+def test_a_flag_becomes_the_option_that_means_the_same(
+    given: str, project: Path
+) -> None:
+    Path("one.sh").write_text(f"{WAN} {given}")
+    run = translated("one.sh").run
+    for option, value in VALUES[given].items():
+        assert (run[option].value if option in run else None) == value
+
+
+def test_a_table_of_images_to_edit_is_written_with_our_columns(project: Path) -> None:
+    rows = [
+        {
+            "image_path": f"photos/{i}.png",
+            "control_path": f"before/{i}.png",
+            "caption": "a",
+        }
+        for i in range(2)
+    ]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("musubi_kontext_dataset.toml").write_text(
+        '[[datasets]]\nimage_jsonl_file = "rows.jsonl"\nresolution = [512, 512]\n'
+    )
+    assert main(["import", "musubi_kontext.sh", "--output", "run.toml"]) == 0
+    written = Path("run-dataset-1.jsonl").read_text().splitlines()
+    assert json.loads(written[1]) == {
+        "image": str(project / "photos/1.png"),
+        "prompt": "a",
+        "kontext_images": [str(project / "before/1.png")],
+    }
+    assert main(["graph", "--config", "run.toml"]) == 0
+
+
+def test_the_first_frame_is_an_input_where_it_is_none_by_itself(project: Path) -> None:
+    text = Path("ai_toolkit_wan22.yaml").read_text().replace("wan22_14b", "wan22_5b")
+    text = text.replace("num_frames: 1\n          res", "do_i2v: true\n          res")
+    Path("ti2v.yaml").write_text(text)
+    assert translated("ti2v.yaml").run["extra_inputs"].value == "input_image"
+
+
 def test_defaults_that_change_numbers_are_written(project: Path) -> None:
     Path("short.sh").write_text(
         "python wan_train_network.py --task t2v-1.3B --network_module networks.lora_wan\n"
@@ -232,6 +313,10 @@ REFUSED = {
     ),
     "sd.toml": (
         'pretrained_model_name_or_path = "v1-5.ckpt"\nnetwork_module = "networks.lora"',
+        "Stable Diffusion is not supported by an installed family",
+    ),
+    "dreambooth.sh": (
+        "accelerate launch train_db.py --max_train_steps 9",
         "Stable Diffusion is not supported by an installed family",
     ),
     "chroma.yaml": (

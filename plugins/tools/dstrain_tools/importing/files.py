@@ -25,12 +25,10 @@ def names_model(option: str, value: Any, context: Context) -> Result:
 def model_file(option: str, value: Any, context: Context) -> Result:
     """Name a file of weights, if it is here: dstrain tells its component by its keys."""
     path = Path(str(value))
-    if context.model.has_experts and context.model.model_id and not path.is_file():
-        return Result(note=f"{path.name} is not here: the published file is used")
     if not path.is_file():
         what = f"{path} is not here: the published file is used"
         return Result(lost=f"{what}; give yours with --model_paths")
-    if context.model.has_experts and "model_files_of_experts" not in context.given:
+    if context.model.has_experts and context.key == "dit":
         what = "the two experts' files have the same keys"
         return Result(lost=f"{what}: docs/guide/model-files.md says how to name them")
     files = [str(path)]

@@ -142,6 +142,15 @@ def source_rate(option: str, value: Any, context: Context) -> Result:
     return Result({option: False})
 
 
+def first_frame(option: str, value: Any, context: Context) -> Result:
+    """Read the first frame of videos, where the model can do without."""
+    if not truth(value):
+        return Result(note="is off")
+    if context.model.variant == "ti2v-5b":
+        return Result({option: "input_image"})
+    return Result(note="variants with a first frame read it by themselves")
+
+
 def with_space_after(option: str, value: Any, context: Context) -> Result:
     """Put a blank between prefix and caption, as sd-scripts does."""
     return Result({option: f"{value} "}) if value else Result(note="is empty")
