@@ -189,7 +189,8 @@ def refuse_foreign(path: Path, most_bytes: int = MOST_BYTES) -> None:
     try:
         stat = path.stat()
         is_own = S_ISREG(stat.st_mode) and stat.st_size <= most_bytes
-        if is_own:
+        # Windows refuses to read a file that is locked; an empty one is no mark anyway.
+        if is_own and stat.st_size:
             read_mark(path)
     except FileNotFoundError:
         return

@@ -323,3 +323,20 @@ def test_a_folder_in_which_no_lock_can_be_made_is_a_system_fault(
         lock(tmp_path / "file" / "below"),
     ):
         pass
+
+
+def test_a_lock_file_is_not_read_which_windows_refuses_while_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(path: Path) -> marks.Mark | None:
+        if path.name == LOCK:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read_mark(path)
+
+    monkeypatch.setattr(locks, "read_mark", refusing)
+    with lock(tmp_path):
+        found = holder(tmp_path)
+        assert found is not None
+        assert found.process_id == os.getpid()
+        with pytest.raises(StateError, match="is in use by process"), lock(tmp_path):
+            pass
