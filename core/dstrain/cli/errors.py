@@ -2,6 +2,7 @@
 
 import traceback
 from contextlib import suppress
+from difflib import get_close_matches
 
 import click
 
@@ -116,6 +117,10 @@ def _no_such_option(error: click.NoSuchOption) -> UsageError:
             what = f"is a flag of {' and '.join(owners)}, not of {family.name}"
             return UsageError(error.option_name, what)
     what, *lines = no_such(error.option_name, known)
+    is_misspelt = get_close_matches(error.option_name, known, cutoff=0.8)
+    may_be_a_familys = "--model" in known and error.ctx and not error.ctx.meta
+    if may_be_a_familys and not lines and not is_misspelt:
+        lines = ["a family's own flags need --model or --model_id"]
     return UsageError(error.option_name, what, *lines)
 
 

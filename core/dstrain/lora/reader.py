@@ -79,10 +79,16 @@ def read_lora(
     if recorded != family.name:
         what = f"is a LoRA for family {recorded}, not for {family.name}"
         raise StateError(path, what)
-    reader = _Reader(
-        file, header, family, networks, unused_parameters, is_one_of_several
-    )
     groups = groups_in(path, tensors, family)
+    reader = _Reader(
+        file,
+        header,
+        family,
+        networks,
+        unused_parameters,
+        is_one_of_several,
+        {name for group in groups for name in group.prefix.components},
+    )
     loras = [lora for lora in map(reader.read, groups) if lora is not None]
     if not loras:
         what = f"has no layers for {file.component or 'what is loaded'}"
@@ -95,7 +101,7 @@ def read_lora(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Turns the groups of one file into LoRAs; the fields are `read_lora`'s arguments."""
+    """Turns the groups of one file into LoRAs; most fields are `read_lora`'s arguments."""
 
     file: LoraFile
     header: Mapping[str, str]
@@ -103,6 +109,8 @@ class _Reader:
     networks: Mapping[str, Shapes]
     unused_parameters: Mapping[str, Collection[str]]
     is_one_of_several: bool
+    candidates: Collection[str]
+    """The components that any of its groups may be of."""
 
     @property
     def path(self) -> Path:
@@ -115,7 +123,8 @@ class _Reader:
         """
         if self._is_left_out(group):
             return None
-        naming = find_naming(group, self.file, self.header, self.family, self.networks)
+        named = self._named(group)
+        naming = find_naming(group, self.file, named, self.family, self.networks)
         name, table = naming.component, naming.layers
         if self.file.skip_missing:
             group = self._without_missing(group, naming)
@@ -166,6 +175,12 @@ class _Reader:
             what = f"incomplete LoRA file: no LoRA for {layers_without} that its header names as targets"
             raise StateError(self.path, what, f"missing: {first_few(missing)}")
         return Lora(name, layers, self.header, merged, differences)
+
+    def _named(self, group: Group) -> str:
+        """Return the component that the header names, '' where that is another group's."""
+        named = self.header.get("component", "")
+        is_anothers = named in self.candidates and named not in group.prefix.components
+        return "" if is_anothers else named
 
     def _is_left_out(self, group: Group) -> bool:
         """Return whether a group is of another component than is asked for, or than is

@@ -353,7 +353,8 @@ def test_a_distilled_lora_of_2_1_is_used_on_2_2_without_what_that_lacks(
     pipeline = subject.open()
     with pytest.raises(StateError, match="match no naming of dit") as caught:
         pipeline.load_lora(file, component="dit", alpha="rank")
-    assert f"{file}@skip_missing" in caught.value.help_lines[-1]
+    # As it was typed.
+    assert f"dit={file}@alpha=rank@skip_missing" in caught.value.help_lines[-1]
     before = {k: v.clone() for k, v in pipeline.components["dit"].state_dict().items()}
     pipeline.load_lora(file, 0.5, "dit", "rank", True)
     printed = capsys.readouterr().err

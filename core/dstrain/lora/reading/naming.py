@@ -37,23 +37,21 @@ class Naming:
 def find_naming(
     group: Group,
     file: LoraFile,
-    header: Mapping[str, str],
+    named: str,
     family: ModelFamily,
     networks: Mapping[str, Shapes],
 ) -> Naming:
     """Return the component that a group is of, and the tables of the names it uses.
 
     Raises StateError where there is none, or more than one. The arguments are those of
-    `read_lora`, and the file's header.
+    `read_lora`, and the component that the file's header names, '' for none.
     """
     candidates = group.prefix.components
     names = group.names
-    named = header.get("component", "")
     wanted = file.component or named
-    # The header says which of those it is that the keys may mean.
-    is_other = wanted not in candidates or (named in candidates and named != wanted)
+    is_other = wanted not in candidates or named not in ("", wanted)
     if file.component and is_other:
-        of = named if named in candidates else " or ".join(candidates)
+        of = named or " or ".join(candidates)
         raise StateError(file.path, f"is a LoRA for {of}, not for {wanted}")
     if wanted in candidates:
         candidates = (wanted,)
