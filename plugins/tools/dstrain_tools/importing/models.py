@@ -149,9 +149,8 @@ def _family(name: str, families: Sequence[ModelFamily], where: str) -> ModelFami
         if family.name == name:
             return family
     what = f"its model is of family {name}, which is not installed"
-    raise UsageError(
-        where, what, f"install it: pip install plugin-{name.replace('_', '-')}"
-    )
+    advice = f"in the folder of the project: pip install ./plugins/{name}"
+    raise UsageError(where, what, advice)
 
 
 def _refuse_unsupported(family: ModelFamily, model_id: str, where: str) -> None:
