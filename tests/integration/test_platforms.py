@@ -132,7 +132,8 @@ def unencoded(tree: ast.AST) -> Iterator[int]:
         is_named = "encoding" in given
         if name == "read_text":
             is_wrong = not node.args and not is_named
-        elif name == "write_text":
+        elif name == "write_text" and ast.unparse(function.value) != "formatter":
+            # What writes help has a method of this name.
             is_wrong = len(node.args) < 2 and not is_named
         elif name == "open" and (before or _is_mode(node.args)):
             modes = [one for one in node.args[before:] if isinstance(one, ast.Constant)]
@@ -159,6 +160,7 @@ def _is_mode(arguments: list[ast.expr]) -> bool:
         ("path.read_text()", True),
         ("path.read_text('utf-8')", False),
         ("path.write_text(text)", True),
+        ("formatter.write_text(text)", False),
         ("path.write_text(text, encoding='utf-8')", False),
         ("path.open('w')", True),
         ("path.open('rb')", False),

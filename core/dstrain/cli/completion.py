@@ -39,7 +39,7 @@ def answer(group: click.Group, instruction: str) -> int:
     Nothing else is printed, whatever fails: it would stand in the middle of what is typed.
     """
     shell, _, what = instruction.partition("_")
-    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
         try:
             asked = SHELLS[shell](group, {}, PROGRAM, VARIABLE)
             text = asked.source() if what == "source" else _completions(asked)
