@@ -58,4 +58,27 @@ def groups_in(
     for key, difference in differences.items():
         group, rest = place(key.layer)
         group.differences[key._replace(layer=rest)] = difference
-    return list(found.values())
+    return _joined(list(found.values()), family.default_trainable)
+
+
+def _joined(groups: list[Group], default: str) -> list[Group]:
+    """Return groups of which those whose names say less of their component are part of
+    one that says more: of several, that of the family's default component.
+    """
+    kept: list[Group] = []
+    # The narrowest first.
+    for group in sorted(groups, key=lambda one: len(one.prefix.components)):
+        own = set(group.prefix.components)
+        narrower = [
+            one
+            for one in kept
+            if (one.prefix.text, one.peft) == (group.prefix.text, group.peft)
+            and own.issuperset(one.prefix.components)
+        ]
+        if not narrower:
+            kept.append(group)
+            continue
+        narrower.sort(key=lambda one: default not in one.prefix.components)
+        narrower[0].layers.update(group.layers)
+        narrower[0].differences.update(group.differences)
+    return [one for one in groups if any(one is other for other in kept)]

@@ -36,6 +36,21 @@ def test_names_that_a_networks_files_leave_to_another_are_not_its_own(
     assert (dit.names, vace.names) == ([NAMES[prefix][0]], [NAMES[prefix][1]])
 
 
+def test_names_that_say_less_are_part_of_the_group_that_says_more() -> None:
+    """The layers of a denoiser are one group, though VACE's files do not name all of them
+    as another's.
+    """
+    names = ["blocks.0.cross_attn.k", "img_emb.proj.1", "vace_blocks.0.self_attn.q"]
+    tensors = {
+        f"diffusion_model.{name}.lora_{matrix}.weight": torch.ones(2, 2)
+        for name in names
+        for matrix in "AB"
+    }
+    dit, vace = groups_in(PATH, tensors, load_family("wan"))
+    assert (dit.prefix.components, dit.names) == (DITS, names[:2])
+    assert vace.names == names[2:]
+
+
 def test_names_that_several_components_may_have_are_one_group() -> None:
     (group,) = groups_in(PATH, as_trained(), MODEL)
     assert group.prefix.text == "transformer."
