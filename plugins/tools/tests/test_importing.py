@@ -317,6 +317,30 @@ def test_a_value_that_training_refuses_is_left_out_with_the_reason(
     assert "--network_dim" in capsys.readouterr().out.partition("not needed")[0]
 
 
+def test_what_is_written_is_toml_whatever_the_values_are(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("musubi_kontext.sh").read_text()
+    text = text.replace("--network_dim 8", "--network_dim 08 --lr_scheduler 'a\x07b'")
+    Path("odd.sh").write_text(text)
+    assert main(["import", "odd.sh", "--output", "run.toml"]) == 0
+    found = tomllib.loads(Path("run.toml").read_text())
+    assert found["lora_rank"] == "08" and "lr_scheduler" not in found
+    text = Path("kohya_flux.toml").read_text()
+    text = text.replace('lr_scheduler = "constant"', 'lr_scheduler = "a\\nb"')
+    Path("odd.toml").write_text(text)
+    assert main(["import", "odd.toml", "--output", "my run.toml"]) == 0
+    assert "lr_scheduler" not in tomllib.loads(Path("my run.toml").read_text())
+    assert "dstrain --config 'my run.toml' --dry_run" in capsys.readouterr().out
+
+
+def test_a_plugin_that_is_switched_off_is_not_looked_at(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", "kohya_flux.sh", "-p", "no:flux"]) == 2
+    assert "family flux, which is not installed" in capsys.readouterr().err
+
+
 def test_files_that_are_here_are_named(project: Path) -> None:
     text = Path("musubi_kontext.sh").read_text().replace("/models/", "")
     Path("here.sh").write_text(text)

@@ -26,7 +26,6 @@ CONTROLS = MappingProxyType(
     }
 )
 """Family -> the column of what an image or video is made from."""
-EXTRACTIONS = MappingProxyType({"head": "head", "chunk": "chunk", "uniform": "uniform"})
 CROPS = 4
 """Places at which images are cropped, in place of any."""
 
@@ -112,7 +111,7 @@ def frame_extraction(option: str, value: Any, context: Context) -> Result:
     if name == "uniform":
         samples = context.value("frame_sample", 1)
         return Result({option: name, "frame_samples": samples})
-    if name in EXTRACTIONS:
+    if name in ("head", "chunk"):
         return Result({option: name})
     if name == "full":
         return Result(
