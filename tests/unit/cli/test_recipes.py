@@ -59,8 +59,10 @@ def test_a_toy_has_the_recipes_variant_and_none_of_its_files(
     runs: list[TrainConfig],
 ) -> None:
     assert main(["--recipe", "flux-edit-24gb", "--toy", *PLACES]) == 0
-    Path("toy.toml").write_text("toy = true\n")
-    assert main(["--recipe", "flux-edit-24gb", "--config", "toy.toml", *PLACES]) == 0
+    for name, text in (("toy.toml", "toy = true\n"), ("toy.yaml", "toy: Yes\n")):
+        Path(name).write_text(text)
+        assert main(["--recipe", "flux-edit-24gb", "--config", name, *PLACES]) == 0
+    assert len(runs) == 3
     for config in runs:
         assert config.toy
         assert config.model_id is None
