@@ -162,8 +162,10 @@ class FamilyCommand(Command):
         ]
         named = first["model_id"] or values.get("model_id")
         model = first["model"] or values.get("model")
-        name = first.get("recipe") or values.get("recipe")
-        recipe = find_recipe(str(name), disabled) if name else None
+        name = first.get("recipe")
+        if name is None and issubclass(self.config, TrainConfig):
+            name = values.get("recipe")
+        recipe = find_recipe(str(name), disabled) if name is not None else None
         if recipe is not None:
             ctx.meta[RECIPE] = recipe.name
             model = model or recipe.family
