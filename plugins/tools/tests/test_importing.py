@@ -4,6 +4,7 @@ key of it is accounted for.
 
 import json
 import re
+import shutil
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -195,11 +196,19 @@ def test_defaults_that_change_numbers_are_written(project: Path) -> None:
     assert values["timestep_sampling"] == "uniform"
 
 
-def test_pairs_of_images_become_a_table(project: Path) -> None:
+def test_pairs_of_images_become_a_table(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("before/0.png").rename("before/0.gif")
+    source = yaml.safe_load(Path("ai_toolkit_qwen_edit.yaml").read_text())
+    (dataset,) = source["config"]["process"][0]["datasets"]
+    shutil.copy("photos/0.png", Path(dataset["folder_path"], "alone.png"))
     assert main(["import", "ai_toolkit_qwen_edit.yaml", "--output", "run.toml"]) == 0
     first, second = Path("run-dataset-1.jsonl").read_text().splitlines()
     row = yaml.safe_load(first)
-    assert Path(row["edit_image"]) == project / "before/0.png"
+    assert Path(row["edit_image"]) == project / "before/0.gif"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "without 1 file of photos that has no pair" in said
     assert row["prompt"] == "a dog, sitting" and "1.png" in second
 
 
