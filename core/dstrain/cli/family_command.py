@@ -162,8 +162,10 @@ class FamilyCommand(Command):
         ]
         named = first["model_id"] or values.get("model_id")
         model = first["model"] or values.get("model")
-        name = first.get("recipe") or values.get("recipe")
-        recipe = find_recipe(str(name), disabled) if name else None
+        name = first.get("recipe")
+        if name is None and issubclass(self.config, TrainConfig):
+            name = values.get("recipe")
+        recipe = find_recipe(str(name), disabled) if name is not None else None
         if recipe is not None:
             ctx.meta[RECIPE] = recipe.name
             model = model or recipe.family
@@ -188,7 +190,7 @@ class FamilyCommand(Command):
         # What is read later takes precedence, and what is typed over all of it.
         read: list[tuple[object, dict[str, Any]]] = []
         if recipe is not None:
-            is_toy = first["toy"] or values.get("toy") == "true"
+            is_toy = first["toy"] or _is_true(values.get("toy", ""))
             own = {"model": recipe.family, **recipe.texts(is_toy)}
             read.append((f"recipe {recipe.name}", own))
         if values:
@@ -269,6 +271,13 @@ class FamilyCommand(Command):
         """Return the family's options that act here; what is saved is for training."""
         is_training = issubclass(self.config, TrainConfig)
         return [option for option in family.options if is_training or not option.saves]
+
+
+def _is_true(text: str) -> bool:
+    """Return whether a file switches an option on, in any word that click takes for it."""
+    with suppress(click.BadParameter):  # refused later, with its place
+        return click.BOOL.convert(text, None, None)
+    return False
 
 
 def _is_common(param: click.Parameter) -> bool:

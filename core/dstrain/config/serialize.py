@@ -42,8 +42,6 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
     values = {flag.name: getattr(config, flag.name) for flag in flags(type(config))}
     values |= config.family_options
     values["p"] = tuple(f"no:{name}" for name in config.disabled_plugins)
-    if isinstance(config, TrainConfig) and config.recipe:
-        values["recipe"] = config.recipe
     return {name: _plain(value) for name, value in values.items()}
 
 
@@ -110,6 +108,9 @@ def write_resolved(
     written = {**as_flags(config), "versions": versions}
     for name in options_affecting("start"):
         written.pop(name, None)
+    # Here alone: what it has set is compared and recorded elsewhere, not by whom.
+    if isinstance(config, TrainConfig) and config.recipe:
+        written["recipe"] = config.recipe
     text = json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True)
     # A lone surrogate stands for a byte of a path that is not UTF-8; JSON can escape it.
     write_file(path, (text + "\n").encode(errors="backslashreplace"))

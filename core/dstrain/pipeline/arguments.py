@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from dstrain.console import number_of
 from dstrain.data.images import convert
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Input, Kind, Measured
@@ -56,7 +57,8 @@ def one_by_one(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     lists = {name: given[name] for name in ONE_EACH if is_list(given.get(name))}
     for name, values in lists.items():
         if len(values) != count:
-            what = f"has {len(values)} entries for {count} prompts"
+            entries = number_of(len(values), "entry", "entries")
+            what = f"has {entries} for {number_of(count, 'prompt')}"
             raise UsageError(name, what, "give one for all, or one for each")
     return [
         {**given, **{name: values[i] for name, values in lists.items()}}

@@ -12,6 +12,7 @@ from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Measured
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.values import Frames
+from dstrain.models.functional import check_sides
 from dstrain.pipeline.loss_masks import LATENTS
 
 STRENGTH = "denoising_strength"
@@ -83,6 +84,8 @@ def fitted_start(
         height, width = (inputs.get(side) for side in sides)
         if height is None or width is None:
             raise UsageError(" and ".join(sides), "give both or neither")
+    if height is not None and width is not None and column.multiple:
+        check_sides(height, width, column.multiple)
     try:
         size = fit(own, Resolution(height, width, MAX_PIXELS), column.multiple)
     except ValueError:

@@ -4,6 +4,7 @@ key of it is accounted for.
 
 import json
 import re
+import shutil
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -276,11 +277,19 @@ def test_defaults_that_change_numbers_are_written(project: Path) -> None:
     assert values["timestep_sampling"] == "uniform"
 
 
-def test_pairs_of_images_become_a_table(project: Path) -> None:
+def test_pairs_of_images_become_a_table(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("before/0.png").rename("before/0.gif")
+    source = yaml.safe_load(Path("ai_toolkit_qwen_edit.yaml").read_text())
+    (dataset,) = source["config"]["process"][0]["datasets"]
+    shutil.copy("photos/0.png", Path(dataset["folder_path"], "alone.png"))
     assert main(["import", "ai_toolkit_qwen_edit.yaml", "--output", "run.toml"]) == 0
     first, second = Path("run-dataset-1.jsonl").read_text().splitlines()
     row = yaml.safe_load(first)
-    assert Path(row["edit_image"]) == project / "before/0.png"
+    assert Path(row["edit_image"]) == project / "before/0.gif"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "without 1 file of photos that has no pair" in said
     assert row["prompt"] == "a dog, sitting" and "1.png" in second
 
 
@@ -400,6 +409,30 @@ def test_a_value_that_training_refuses_is_left_out_with_the_reason(
     assert main(["import", "bad.sh", "--output", "run.toml"]) == 0
     assert "lora_rank" not in tomllib.loads(Path("run.toml").read_text())
     assert "--network_dim" in capsys.readouterr().out.partition("not needed")[0]
+
+
+def test_what_is_written_is_toml_whatever_the_values_are(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("musubi_kontext.sh").read_text()
+    text = text.replace("--network_dim 8", "--network_dim 08 --lr_scheduler 'a\x07b'")
+    Path("odd.sh").write_text(text)
+    assert main(["import", "odd.sh", "--output", "run.toml"]) == 0
+    found = tomllib.loads(Path("run.toml").read_text())
+    assert found["lora_rank"] == "08" and "lr_scheduler" not in found
+    text = Path("kohya_flux.toml").read_text()
+    text = text.replace('lr_scheduler = "constant"', 'lr_scheduler = "a\\nb"')
+    Path("odd.toml").write_text(text)
+    assert main(["import", "odd.toml", "--output", "my run.toml"]) == 0
+    assert "lr_scheduler" not in tomllib.loads(Path("my run.toml").read_text())
+    assert "dstrain --config 'my run.toml' --dry_run" in capsys.readouterr().out
+
+
+def test_a_plugin_that_is_switched_off_is_not_looked_at(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", "kohya_flux.sh", "-p", "no:flux"]) == 2
+    assert "family flux, which is not installed" in capsys.readouterr().err
 
 
 def test_files_that_are_here_are_named(project: Path) -> None:

@@ -99,5 +99,5 @@ def test_several_prompts_have_one_value_for_all_or_one_each() -> None:
         {"prompt": "a", "seed": 1, "height": 3},
         {"prompt": "b", "seed": 2, "height": 3},
     ]
-    with pytest.raises(UsageError, match="seed: has 1 entries for 2 prompts"):
+    with pytest.raises(UsageError, match="seed: has 1 entry for 2 prompts"):
         one_by_one({**given, "seed": [1]})

@@ -108,6 +108,9 @@ def test_what_cannot_be_a_start_is_refused_in_words() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             fitted_start(spec, {"input_image": given}, {})
+    below_0 = {"input_image": picture(16, 16), "height": -16, "width": 16}
+    with pytest.raises(UsageError, match="height: expected a multiple of 8, got -16"):
+        fitted_start(spec, below_0, below_0)
     no_defaults = {"input_image": picture(16, 16), "height": 16}
     with pytest.raises(UsageError, match="height and width: give both or neither"):
         fitted_start(spec, no_defaults, no_defaults)

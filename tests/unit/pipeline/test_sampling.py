@@ -238,7 +238,7 @@ def test_several_prompts_give_one_image_each_as_if_alone(pipe: Pipeline) -> None
         ({"prompt": 3}, "prompt: expected text"),
         ({"prompt": ["dog", 3]}, "prompt: expected text"),
         ({"prompt": "dog", "height": "64"}, "height: expected a whole number"),
-        ({"prompt": ["dog"], "seed": [1, 2]}, "seed: has 2 entries for 1 prompts"),
+        ({"prompt": ["dog"], "seed": [1, 2]}, "seed: has 2 entries for 1 prompt"),
         ({"prompt": "dog", "num_inference_steps": 0}, "expected 1 or more"),
         ({"promt": "dog"}, "did you mean 'prompt'"),
     ],

@@ -36,7 +36,7 @@ def family_of(
     if isinstance(where, PublishedModel):
         found = [family for family in families if family.knows(where.model_id)]
     else:
-        name = _pipeline_class(where)
+        name = pipeline_class(where)
         found = [family for family in families if name in family.pipeline_classes]
         if not found and in_help:
             return None
@@ -50,7 +50,7 @@ def family_of(
     raise _doubt(value, where, families, broken, found)
 
 
-def _pipeline_class(path: Path) -> str:
+def pipeline_class(path: Path) -> str:
     """Return the class that model_index.json in a folder names; '' if there is none."""
     try:
         name = json.loads(read_limited(path / INDEX))["_class_name"]

@@ -84,6 +84,9 @@ def launch_training_task(
     _check(accelerator, dataset, module)
     parameters = module.trained_parameters
     if optimizer is None:
+        if lr_scheduler is not None:
+            what = "has no effect: it is the schedule of an optimizer that is not given"
+            raise UsageError("lr_scheduler", what, "give that as optimizer")
         optimizer = torch.optim.AdamW(
             parameters, lr=learning_rate, weight_decay=weight_decay
         )

@@ -113,7 +113,7 @@ def config_of(
     Raises CacheError for a plan that records no flags, or flags that there are not.
     """
     recorded = dict(record["about"].get("config") or {})
-    if not recorded:
+    if "model" not in recorded:
         what = "does not record the flags that it was made with"
         raise CacheError(path, what, "run the command of stage 1 that filled it again")
     known = {flag.name: flag for flag in flags(TrainConfig)}

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 import click
 from dstrain.cli.click_options import file_path, shared_options
+from dstrain.cli.help import Command
 from dstrain.config.options.model import Hub, Precision
 
 from dstrain_tools.captioning.options import METHODS, CaptionOptions
@@ -96,13 +97,8 @@ def command() -> click.Command:
         ),
     )
     folder = click.Argument(["folder"], type=file_path, metavar="FOLDER")
-    return click.Command(
-        "caption",
-        callback=caption,
-        help=caption.__doc__,
-        params=[folder, *options, *shared_options()],
-        context_settings={"token_normalize_func": lambda name: name.replace("-", "_")},
-    )
+    params = [folder, *options, *shared_options()]
+    return Command("caption", callback=caption, help=caption.__doc__, params=params)
 
 
 def _option(name: str, text: str, **settings: Any) -> click.Option:

@@ -26,6 +26,12 @@ class Task:
     """The file of its caption."""
     is_video: bool
 
+    @property
+    def has_caption(self) -> bool:
+        """Return whether there is a caption in its file now."""
+        place = self.output
+        return place.is_file() and _has_text(place.parent, place.name, overwrite=True)
+
 
 @dataclass
 class Tasks:

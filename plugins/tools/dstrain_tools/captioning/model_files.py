@@ -13,11 +13,11 @@ from dstrain.config.options.model import Hub
 from dstrain.errors import MissingFiles, StateError, UsageError
 from dstrain.models.hub.record import Record, local_files, select
 from dstrain.models.hub.source import ModelSource, chosen_hub, fetch
+from dstrain.models.naming.family import pipeline_class
 from dstrain.models.naming.location import FLAG, PublishedModel, located
 from dstrain.storage.files import read_limited
 
 CONFIG = "config.json"
-INDEX = "model_index.json"
 SAFETENSORS = ".safetensors"
 ENCODER, TOKENIZER, PROCESSOR = "text_encoder", "tokenizer", "processor"
 """Folders of a pipeline of diffusers, which a text encoder that reads images may be in."""
@@ -47,13 +47,7 @@ class ModelFiles:
     @property
     def pipeline_class(self) -> str:
         """Return the name of the pipeline's class in diffusers; '' where nothing tells."""
-        if not self.is_pipeline:
-            return ""
-        try:
-            content = json.loads(read_limited(self.weights.parent / INDEX))
-            return str(content["_class_name"])
-        except (OSError, ValueError, LookupError, TypeError):
-            return ""
+        return pipeline_class(self.weights.parent) if self.is_pipeline else ""
 
     def config(self) -> Mapping[str, Any]:
         """Return the content of config.json; raises StateError."""

@@ -150,6 +150,10 @@ class _Writer:
             except ValueError as error:
                 self.faults[task.name] = str(error)
                 continue
+            # Hours may have passed since the folder was looked at.
+            if task.has_caption and not self.options.overwrite:
+                self.faults[task.name] = "got a caption meanwhile, which is kept"
+                continue
             write_file(task.output, f"{caption}\n".encode())
             if self.written < SHOWN:
                 logger.info(f"{printable(task.name)}: {caption}")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,13 @@ import click
 from dstrain.cli.click_options import file_path, shared_options
 from dstrain.cli.errors import explain
 from dstrain.cli.family_command import FamilyCommand
+from dstrain.cli.help import Command
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError
 from dstrain.storage.files import write_file
 
+from dstrain_tools.importing.entries import Source
 from dstrain_tools.importing.models import model_of
 from dstrain_tools.importing.output import as_toml, report
 from dstrain_tools.importing.source import read_source
@@ -59,13 +62,8 @@ def import_command() -> click.Command:
             help="Which training command of a shell script is meant, from 1.",
         ),
     )
-    return click.Command(
-        "import",
-        params=[*params, *shared_options()],
-        callback=run,
-        help=run.__doc__,
-        context_settings={"token_normalize_func": lambda name: name.replace("-", "_")},
-    )
+    every = [*params, *shared_options()]
+    return Command("import", callback=run, help=run.__doc__, params=every)
 
 
 def run(
@@ -89,8 +87,9 @@ def run(
         raise UsageError("--output", f"{output} does not end with .toml")
     read = read_source(source, dataset, tool, number)
     table = table_of(read.tool)
-    found = translate(read, table, model_of(read, table, model), output)
-    drop_what_is_refused(found, read.files[0].parent)
+    trained = model_of(read, table, model, disabled_plugins)
+    found = translate(read, table, trained, output)
+    drop_what_is_refused(found)
     text = as_toml(found, read)
     if output is None:
         click.echo(text, nl=False)
@@ -98,10 +97,11 @@ def run(
         return
     _write({output: text, **found.tables}, overwrite)
     click.echo(report(found))
-    click.echo(f"\nwrote {output}; check it: dstrain --config {output} --dry_run")
+    check = shlex.join(["dstrain", "--config", str(output), "--dry_run"])
+    click.echo(f"\nwrote {output}; check it: {check}")
 
 
-def drop_what_is_refused(found: Translation, folder: Path) -> None:
+def drop_what_is_refused(found: Translation) -> None:
     """Leave out what a training run would refuse, such as a value out of its range.
 
     Raises the error itself if it is about none of the options.
@@ -118,8 +118,6 @@ def drop_what_is_refused(found: Translation, folder: Path) -> None:
 
 def refusal(found: Translation) -> UsageError | None:
     """Return why a training run would refuse the options; None if it takes them."""
-    from dstrain_tools.importing.entries import Source
-
     descriptor, name = tempfile.mkstemp(suffix=".toml")
     os.close(descriptor)
     try:

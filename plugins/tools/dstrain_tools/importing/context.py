@@ -58,8 +58,6 @@ class Context:
     """Number of the dataset, from 1; 0 for a key of the run."""
     tables: dict[Path, str] = field(default_factory=dict)
     """Tables of datasets that are written beside the output."""
-    count: int = 0
-    """How many datasets there are."""
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return the value of another key: of the dataset, else of the run."""

@@ -1,13 +1,14 @@
 """Tell which model a configuration trains."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from dstrain.config.fields import parse_origins
+from dstrain.console import get_logger
 from dstrain.errors import UsageError
-from dstrain.registry.discovery import installed, load_family
+from dstrain.registry.discovery import usable_families
 from dstrain.registry.family import ModelFamily
 
 from dstrain_tools.importing.context import Model
@@ -15,10 +16,17 @@ from dstrain_tools.importing.entries import Source
 from dstrain_tools.importing.source import script_name
 from dstrain_tools.importing.tables import Table
 
+# A logger of dstrain, whose lines the command line shows.
+logger = get_logger("dstrain.importing")
 ADVICE = "say which it is with --model: a family, or the id of a model, such as Qwen/Qwen-Image"
 
 
-def model_of(source: Source, table: Table, chosen: str | None) -> Model:
+def model_of(
+    source: Source,
+    table: Table,
+    chosen: str | None,
+    disabled_plugins: Collection[str] = (),
+) -> Model:
     """Return the model that a configuration trains.
 
     Raises UsageError if it cannot be told, or if no installed family trains it.
@@ -27,8 +35,11 @@ def model_of(source: Source, table: Table, chosen: str | None) -> Model:
         source: The configuration.
         table: What its tool's keys are.
         chosen: A family or a model id that the user names, which wins.
+        disabled_plugins: Names of families that are not looked for.
     """
-    families = [load_family(plugin.name) for plugin in installed()]
+    families, broken = usable_families(disabled_plugins)
+    for reason in broken:
+        logger.warning(reason)
     given = {entry.key: entry.value for entry in source.run}
     where = source.files[0] if source.files else "FILE"
     if chosen is not None:

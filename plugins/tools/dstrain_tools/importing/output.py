@@ -1,12 +1,14 @@
 """Write options as a file of `--config`, and the report of what became of each key."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 import click
 from dstrain.config.fields import Group
+from dstrain.console import printable
 
 from dstrain_tools.importing.entries import Source
 from dstrain_tools.importing.translation import Setting, Translation, run_flags, shown
@@ -15,6 +17,8 @@ MOST_OF_KEYS = 32
 """Columns of a key, before what becomes of it stands on the next line."""
 WIDEST = 120
 """Columns of the report in a wide terminal."""
+NUMBER = re.compile(r"(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+"""A number as TOML writes it, too; any other is given as text, as on a command line."""
 HEADINGS = (
     ("changed", "changed"),
     ("missing", "not carried over"),
@@ -25,7 +29,7 @@ HEADINGS = (
 def as_toml(found: Translation, source: Source) -> str:
     """Return the options as TOML, with the key that each is from beside it."""
     names = ", ".join(file.name for file in source.files)
-    lines = [f"# From {found.title}: {names}"]
+    lines = [_comment(f"From {found.title}: {names}")]
     for group in get_args(Group):
         own = [name for name in _in_order(found) if _group_of(name) == group]
         if own:
@@ -36,7 +40,7 @@ def as_toml(found: Translation, source: Source) -> str:
     missing = [one for one in found.outcomes if one.result.kind == "missing"]
     if missing:
         lines += ["", "# Not carried over:"]
-        lines += [f"# {one.entry.place}: {one.result.lost}" for one in missing]
+        lines += [_comment(f"{one.entry.place}: {one.result.lost}") for one in missing]
     return "\n".join(lines) + "\n"
 
 
@@ -54,8 +58,12 @@ def _group_of(option: str) -> str:
 
 
 def _line(option: str, setting: Setting) -> str:
-    comment = " ".join(setting.comment.split())
-    return f"{option} = {literal(option, setting.value)}  # {comment}"
+    return f"{option} = {literal(option, setting.value)}  {_comment(setting.comment)}"
+
+
+def _comment(text: str) -> str:
+    """Return a comment on one line, without characters that TOML does not take."""
+    return f"# {printable(' '.join(text.split()))}"
 
 
 def literal(option: str, value: Any) -> str:
@@ -69,18 +77,10 @@ def literal(option: str, value: Any) -> str:
     if flag is not None and flag.kind is bool and text.lower() in ("true", "false"):
         return text.lower()
     is_text = flag is not None and flag.kind not in (int, float)
-    if not is_text and _is_number(text):
+    if not is_text and NUMBER.fullmatch(text):
         return text
     # A string of JSON is one of TOML, but for one character.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return text[:1].isdigit() and text[-1:].isdigit() and "_" not in text
 
 
 def report(found: Translation) -> str:

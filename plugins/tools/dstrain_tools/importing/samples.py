@@ -8,14 +8,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from dstrain.console import number_of
+from dstrain.data.forms.captions import SUFFIXES as CAPTIONS, read_caption
+from dstrain.data.forms.listing import MEDIA
 from dstrain.storage.files import read_limited
 
 from dstrain_tools.importing.context import Context, as_list, truth
 from dstrain_tools.importing.entries import Result
 
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm")
-CAPTIONS = (".txt", ".caption")
 OF_VIDEOS = ("wan",)
 """The families whose variants read videos."""
 CONTROLS = MappingProxyType(
@@ -26,7 +26,6 @@ CONTROLS = MappingProxyType(
     }
 )
 """Family -> the column of what an image or video is made from."""
-EXTRACTIONS = MappingProxyType({"head": "head", "chunk": "chunk", "uniform": "uniform"})
 CROPS = 4
 """Places at which images are cropped, in place of any."""
 
@@ -112,7 +111,7 @@ def frame_extraction(option: str, value: Any, context: Context) -> Result:
     if name == "uniform":
         samples = context.value("frame_sample", 1)
         return Result({option: name, "frame_samples": samples})
-    if name in EXTRACTIONS:
+    if name in ("head", "chunk"):
         return Result({option: name})
     if name == "full":
         return Result(
@@ -269,7 +268,13 @@ def control_folder(option: str, value: Any, context: Context) -> Result:
         return Result(lost=f"{what}: write a table with the column {column}")
     kind = "video" if reads_videos(context) else "image"
     rows = list(_pairs(folder, controls, kind, column, context))
-    return _written(option, rows, folder, context)
+    result = _written(option, rows, folder, context)
+    alone = len(_media(folder)) - len(rows)
+    if not alone or result.lost:
+        return result
+    verb = "has" if alone == 1 else "have"
+    what = f"without {number_of(alone, 'file')} of {folder} that {verb} no pair"
+    return Result(result.options, f"{result.note}, {what}")
 
 
 def _pairs(
@@ -277,14 +282,10 @@ def _pairs(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each file of a folder that has its like in the others."""
     by_name: dict[str, list[Path]] = {}
-    endings = (*IMAGES, *VIDEOS)
     for control in controls:
-        for path in sorted(control.iterdir()):
-            if path.suffix.lower() in endings:
-                by_name.setdefault(path.stem, []).append(path)
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() not in endings:
-            continue
+        for path in _media(control):
+            by_name.setdefault(path.stem, []).append(path)
+    for path in _media(folder):
         found = by_name.get(path.stem, [])
         # Several images to edit are numbered: photo_0.png, photo_1.png.
         numbered = [
@@ -303,12 +304,17 @@ def _pairs(
             }
 
 
+def _media(folder: Path) -> list[Path]:
+    """Return the images and videos in a folder."""
+    return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in MEDIA]
+
+
 def _caption(path: Path, context: Context) -> str:
     """Return the text beside an image, or the caption of those without."""
     for ending in CAPTIONS:
         file = path.with_suffix(ending)
-        if file.is_file():
-            return file.read_text("utf-8-sig").strip()
+        if file.is_file() and (found := read_caption(file)):
+            return found
     return str(context.value("default_caption", ""))
 
 

@@ -4,14 +4,27 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, takewhile
 from pathlib import Path
 
 from dstrain.errors import UsageError
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+BATCH_VARIABLE = re.compile(r"%(\w+)(%)")
+POWERSHELL_ASSIGNMENT = re.compile(r"\s*\$(env:)?(\w+)\s*=\s*")
+FLAG = re.compile(r"--?[A-Za-z]")
 SETTERS = ("export", "set", "declare", "local")
 RUNNERS = ("accelerate", "python", "python3", "uv", "torchrun", "deepspeed")
+BATCH = (".bat", ".cmd")
+WINDOWS = (*BATCH, ".ps1")
+"""Endings of scripts in which a backslash parts folders, and escapes nothing."""
+BETWEEN = "&|;"
+"""What stands between commands of one line."""
+QUOTED = r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)"""
+QUOTED_ON_WINDOWS = r"""("[^"]*"|'[^']*')"""
+NO_WORDS = r"(?<!\S)(?:#.*|(?:\d|&)?(?:>>?|<)\s*(?:&\d|[^\s;|&]+))"
+"""A comment, or where output goes: both begin a word, and are not in quotes."""
 
 
 @dataclass
@@ -24,6 +37,8 @@ class Command:
     """The flags before it, each with its values."""
     flags: list[tuple[str, list[str]]] = field(default_factory=list)
     """The flags after it."""
+    positional: Sequence[str] = ()
+    """The words between it and its first flag."""
 
     @property
     def trains(self) -> bool:
@@ -49,41 +64,67 @@ def read_script(text: str, where: Path) -> Script:
     Raises UsageError for a line that a shell could not read either.
     """
     script = Script()
-    joined = re.sub(r"[\\^`][ \t]*\r?\n", " ", text)
-    for line in joined.splitlines():
+    suffix = where.suffix.lower()
+    mark = r"[\^`]" if suffix in WINDOWS else r"\\"
+    for line in re.sub(rf"{mark}[ \t]*\r?\n", " ", text).splitlines():
         try:
-            words = shlex.split(line, comments=True)
+            words = _words(line, suffix)
         except ValueError as error:
             raise UsageError(
                 where, f"cannot be read as a shell script: {error}"
             ) from error
-        words = [_expanded(word, script.variables) for word in words]
-        is_exported = bool(words) and words[0] == "export"
-        if words and words[0] in SETTERS:
-            words = words[1:]
-        while words and (match := ASSIGNMENT.fullmatch(words[0])):
-            script.variables[match[1]] = match[2]
-            words = words[1:]
-            # Before a command, a variable is its program's.
-            if is_exported or words:
-                script.exported.add(match[1])
-        if not words or is_exported:
-            continue
-        command = _command(words)
-        if command is not None:
-            script.commands.append(command)
-        else:
-            script.others.append(words[0])
+        for is_between, own in groupby(words, lambda word: not word.strip(BETWEEN)):
+            if not is_between:
+                _add(script, list(own), BATCH_VARIABLE if suffix in BATCH else VARIABLE)
     return script
 
 
-def _expanded(word: str, variables: dict[str, str]) -> str:
+def _words(line: str, suffix: str) -> list[str]:
+    """Return the words of a line, without comments and without where output goes."""
+    if suffix in BATCH and re.match(r"\s*@?(?:rem\b|::)", line, re.IGNORECASE):
+        return []
+    if suffix == ".ps1" and (found := POWERSHELL_ASSIGNMENT.match(line)):
+        line = f"{'export ' if found[1] else ''}{found[2]}={line[found.end() :]}"
+    quoted = QUOTED_ON_WINDOWS if suffix in WINDOWS else QUOTED
+    line = re.sub(f"{quoted}|{NO_WORDS}", lambda found: found[1] or "", line)
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=BETWEEN)
+    lexer.whitespace_split = True
+    lexer.commenters = ""  # it would end a word at '#', as no shell does
+    if suffix in WINDOWS:
+        lexer.escape = ""
+    if suffix in BATCH:
+        lexer.quotes = '"'
+    return list(lexer)
+
+
+def _add(script: Script, words: list[str], variable: "re.Pattern[str]") -> None:
+    """Note what a command of a line is, with the variables that are set before it."""
+    words = [_expanded(word, script.variables, variable) for word in words]
+    is_exported = words[0] == "export"
+    if words[0] in SETTERS:
+        words = words[1:]
+    while words and (match := ASSIGNMENT.fullmatch(words[0])):
+        script.variables[match[1]] = match[2]
+        words = words[1:]
+        # Before a command, a variable is its program's.
+        if is_exported or words:
+            script.exported.add(match[1])
+    if not words or is_exported:
+        return
+    command = _command(words)
+    if command is not None:
+        script.commands.append(command)
+    else:
+        script.others.append(words[0])
+
+
+def _expanded(word: str, variables: dict[str, str], variable: "re.Pattern[str]") -> str:
     """Return a word with the variables that the script sets; others stay."""
 
     def value(match: "re.Match[str]") -> str:
         return variables.get(match[1] or match[2], match[0])
 
-    return VARIABLE.sub(value, word)
+    return variable.sub(value, word)
 
 
 def _command(words: Sequence[str]) -> Command | None:
@@ -106,14 +147,16 @@ def _command(words: Sequence[str]) -> Command | None:
     if not script:
         return None
     before = [one for one in words[:index] if one not in (script, "-m")]
-    return Command(script, parse_flags(before), parse_flags(words[index:]))
+    after = words[index:]
+    positional = list(takewhile(lambda word: not FLAG.match(word), after))
+    return Command(script, parse_flags(before), parse_flags(after), positional)
 
 
 def parse_flags(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return each flag, without dashes, with the words after it."""
     found: list[tuple[str, list[str]]] = []
     for word in words:
-        if re.match(r"--?[A-Za-z]", word):
+        if FLAG.match(word):
             name, equals, value = word.lstrip("-").partition("=")
             found.append((name.replace("-", "_"), [value] if equals else []))
         elif found:

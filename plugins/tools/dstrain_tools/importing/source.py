@@ -14,7 +14,13 @@ from dstrain.errors import UsageError
 from dstrain.storage.files import read_limited
 
 from dstrain_tools.importing.entries import Entry, Outcome, Result, Source
-from dstrain_tools.importing.shell import Command, Script, read_script
+from dstrain_tools.importing.shell import (
+    BATCH_VARIABLE,
+    VARIABLE,
+    Command,
+    Script,
+    read_script,
+)
 from dstrain_tools.importing.tables import TOOLS, Table, table_of
 
 SCRIPTS = (".sh", ".bash", ".bat", ".ps1", ".txt", ".cmd", "")
@@ -33,6 +39,8 @@ MUSUBI_DATASET_KEYS = (
     *("image_directory", "video_directory", "image_jsonl_file", "video_jsonl_file"),
 )
 CLASS_FOLDERS = ("train_data_dir", "reg_data_dir")
+WITH_DATASETS = ("ai-toolkit", "diffsynth")
+"""Tools without a separate file of datasets."""
 DATASET = "dataset_config"
 """The flag of musubi-tuner and sd-scripts that names the file of datasets."""
 ARGUMENTS = "config_file"
@@ -59,14 +67,15 @@ def read_source(
         raise UsageError("--command", f"has no effect: {path} is no shell script")
     data = read_data(path)
     tool = tool or _tool_of(data, path)
+    has_datasets = "datasets" in data or "general" in data
+    if dataset is not None and (tool in WITH_DATASETS or has_datasets):
+        what = f"has no effect: {path} has its datasets in it"
+        raise UsageError("--dataset", what)
     if tool == "ai-toolkit":
-        if dataset is not None:
-            what = "has no effect: a file of ai-toolkit has its datasets in it"
-            raise UsageError("--dataset", what)
         return _of_ai_toolkit(path, data)
     if tool == "diffsynth":
         return Source(tool, _flat(path, data), files=[path])
-    if "datasets" in data or "general" in data:
+    if has_datasets:
         return _with_datasets(Source(tool, (), files=[]), path, path)
     source = Source(tool, _without_sections(path, data), files=[path])
     return _with_datasets(source, path, dataset)
@@ -145,6 +154,9 @@ def _of_script(
         apart=_apart(path, script, command),
     )
     if source.tool == "diffsynth":
+        if dataset is not None:
+            what = f"has no effect: {path} has its dataset in its flags"
+            raise UsageError("--dataset", what)
         return source
     flags = dict(command.flags)
     if flags.get(ARGUMENTS):
@@ -263,6 +275,14 @@ def _apart(path: Path, script: Script, command: Command) -> list[Outcome]:
             "a setting of the launcher: accelerate launch ... -m dstrain --config FILE"
         )
         found.append(_fixed(f"{path.name}: launcher --{name}", Result(note=why)))
+    for word in command.positional:
+        why = "a word without a flag: the script reads it by its place"
+        found.append(_fixed(f"{path.name}: {word}", Result(lost=why)))
+    for place, name in _unset(command):
+        why = (
+            f"{place} has {name}, which the script does not set: write its value there"
+        )
+        found.append(_fixed(f"{path.name}: {name}", Result(lost=why)))
     for name in script.variables:
         result = Result(note="stands in the commands")
         if name in script.exported:
@@ -279,6 +299,14 @@ def _apart(path: Path, script: Script, command: Command) -> list[Outcome]:
         why = "a line of the shell, which is not run"
         found.append(_fixed(f"{path.name}: {word}", Result(note=why)))
     return found
+
+
+def _unset(command: Command) -> Iterator[tuple[str, str]]:
+    """Yield the flags of a command with the variables in them that have no value here."""
+    for flag, words in command.flags:
+        for word in words:
+            for match in (*VARIABLE.finditer(word), *BATCH_VARIABLE.finditer(word)):
+                yield f"--{flag}", match[0]
 
 
 def _fixed(place: str, result: Result, value: Any = None) -> Outcome:

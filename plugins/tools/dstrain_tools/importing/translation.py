@@ -83,7 +83,6 @@ def translate(
     given = {entry.key: entry for entry in source.run}
     tables: dict[Path, str] = {}
     context = Context(source, table, model, output, given, tables=tables)
-    context.count = len(source.datasets)
     found = Translation(table.title, outcomes=list(source.apart), tables=tables)
     _place_model(found, source, model)
     for entry in source.run:
@@ -120,8 +119,6 @@ def _place_trained(found: Translation, source: Source, context: Context) -> None
 def _run_outcome(
     entry: Entry, table: Table, context: Context, found: Translation
 ) -> Outcome:
-    if is_secret(entry):
-        return Outcome(entry, Result(lost=SECRET_REASON))
     rule = table.run.rule(entry.key)
     if rule is None and table.same_names:
         own = {option.name for option in context.model.family.options}
@@ -147,7 +144,6 @@ def _place_dataset(
         keys,
         number=number,
         tables=context.tables,
-        count=context.count,
     )
     options: dict[str, Setting] = {}
     found.datasets.append(options)

@@ -89,6 +89,24 @@ def test_each_image_gets_a_file_beside_it(writer: Writer, photos: Path) -> None:
     assert writer.batches == [[name] for name in TEXTS]
 
 
+def test_a_caption_that_somebody_writes_meanwhile_is_kept(
+    writer: Writer,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def write(shown: object, names: Sequence[str]) -> list[str]:
+        (photos / "cat.txt").write_text("mine")
+        return [TEXTS[name] for name in names]
+
+    monkeypatch.setattr(writer, "write", write)
+    assert caption("--batch_size", "3") == 2
+    assert "cat.png: got a caption meanwhile, which is kept" in capsys.readouterr().err
+    assert captions(photos)["cat"] == "mine" and len(captions(photos)) == 3
+    assert caption("--overwrite", "--batch_size", "3") == 0
+    assert captions(photos)["cat"] == "a cat\n"
+
+
 def test_videos_are_captioned_and_wan_is_trained_on_them(
     toy: Toy,
     tmp_path: Path,
@@ -139,7 +157,7 @@ def test_captions_are_kept_and_replaced_only_when_told(
     assert "2 images and videos to caption; 1 has a caption already" in said
     assert caption() == 0
     assert len(writer.batches) == 2
-    assert caption("--overwrite") == 0
+    assert caption("--overwrite", "--batch_size", "3") == 0
     assert captions(photos)["cat"] == "a cat\n"
 
 

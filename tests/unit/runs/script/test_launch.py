@@ -210,5 +210,7 @@ def test_an_optimizer_and_a_schedule_of_ones_own_are_used(here: Path) -> None:
     module = module_of(here)
     optimizer = torch.optim.SGD(module.trained_parameters, lr=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
+    with pytest.raises(UsageError, match="lr_scheduler: has no effect"):
+        launched(module, lr_scheduler=schedule)
     launched(module, optimizer=optimizer, lr_scheduler=schedule, num_epochs=1)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 0.1**3)

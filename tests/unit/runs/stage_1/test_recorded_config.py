@@ -33,6 +33,11 @@ def test_what_is_recorded_is_the_same_configuration() -> None:
     assert again(recorded_flags(config)) == config
 
 
+def test_what_a_recipe_sets_is_recorded_as_if_it_were_typed() -> None:
+    recorded = recorded_flags(TrainConfig(**GIVEN, recipe="tiny-style-24gb"))
+    assert recorded == recorded_flags(TrainConfig(**GIVEN))
+
+
 def test_only_what_is_not_a_default_and_no_place_of_output_is_recorded() -> None:
     config = TrainConfig(**GIVEN, output_path=Path("out"), overwrite=True, dry_run=True)
     recorded = recorded_flags(config)

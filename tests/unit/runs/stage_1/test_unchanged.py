@@ -183,6 +183,10 @@ def test_other_flags_code_or_versions_end_it(
     assert not find_unchanged(setup)
 
 
+def test_a_recipe_that_sets_the_same_does_not_end_it(place: Place) -> None:
+    assert find_unchanged(place.setup(recipe="tiny-style-24gb"))
+
+
 def test_an_earlier_folder_with_a_name_ends_it(place: Place, tmp_path: Path) -> None:
     second = tmp_path / "images"
     second.mkdir()

@@ -1,0 +1,83 @@
+"""Shell scripts, of Windows too, are read as their shells read them."""
+
+from pathlib import Path
+
+import pytest
+from dstrain.errors import UsageError
+from dstrain_tools.importing.shell import Script, read_script
+from dstrain_tools.importing.source import read_source
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def flags(script: Script) -> dict[str, list[str]]:
+    """The flags of the only training command."""
+    (command,) = [one for one in script.commands if one.trains]
+    return dict(command.flags)
+
+
+def test_what_stands_beside_a_command_on_its_line_is_no_value_of_it() -> None:
+    text = (
+        "cd tool && python train.py --name a#2 --seed 42 2>&1 | tee log.txt # --x 1\n"
+        'echo done; echo "# no comment" > note.txt\n'
+    )
+    script = read_script(text, Path("a.sh"))
+    assert flags(script) == {"name": ["a#2"], "seed": ["42"]}
+    assert script.others == ["cd", "tee", "echo", "echo"]
+
+
+def test_words_in_quotes_stay_whole() -> None:
+    text = "python train.py --a 'x | y; > z' --b \"#tag\" --c \\#1\n"
+    found = flags(read_script(text, Path("a.sh")))
+    assert found == {"a": ["x | y; > z"], "b": ["#tag"], "c": ["#1"]}
+
+
+def test_a_batch_file_keeps_backslashes_and_has_its_own_variables() -> None:
+    text = (
+        "rem don't stop\n"
+        'set "DATA=C:\\my photos"\n'
+        "python train.py ^\n"
+        "  --data %DATA% --output_dir C:\\out\\ --other $x\n"
+    )
+    found = flags(read_script(text, Path("a.bat")))
+    assert found["data"] == ["C:\\my photos"]
+    assert found["output_dir"] == ["C:\\out\\"] and found["other"] == ["$x"]
+
+
+def test_a_script_of_powershell_keeps_backslashes_and_has_its_own_variables() -> None:
+    text = '$data = "C:\\photos"\n$env:A = 1\npython train.py `\n  --data $data\n'
+    script = read_script(text, Path("a.ps1"))
+    assert flags(script) == {"data": ["C:\\photos"]}
+    assert script.exported == {"A"}
+
+
+def test_words_without_a_flag_and_variables_without_a_value_are_listed() -> None:
+    path = Path("a.sh")
+    path.write_text("python flux_train_network.py x.toml --output_dir $HOME/out\n")
+    said = {
+        one.entry.key: one.result.lost
+        for one in read_source(path, None, None, None).apart
+    }
+    assert said["x.toml"].startswith("a word without a flag")
+    assert said["$HOME"].startswith(
+        "--output_dir has $HOME, which the script does not set"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.sh", "python examples/flux/model_training/train.py --lora_rank 4\n"),
+        ("a.toml", "[general]\nimage_dir = 'photos'\n"),
+    ],
+)
+def test_a_separate_file_of_datasets_is_refused_where_it_has_no_effect(
+    name: str, text: str
+) -> None:
+    Path(name).write_text(text)
+    with pytest.raises(UsageError, match="has no effect"):
+        read_source(Path(name), Path("data.toml"), None, None)
