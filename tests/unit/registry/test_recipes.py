@@ -45,7 +45,7 @@ learning_rate = { value = 2e-4, source = "untested" }
 """
 CARDS = """
 [style.24GB]
-options = { quant_options = "dit:int8_block", use_gradient_checkpointing = true }
+options = { quant_options = "dit:int8_block", use_gradient_checkpointing = true, blocks_to_swap = 15 }
 peaks = ["3.00 GiB", "20.00 GiB"]
 ram = "1.00 GiB"
 
@@ -116,7 +116,8 @@ def test_a_card_changes_options_and_adds_those_about_memory(family: Family) -> N
         "feature_cache": "dstrain-cache",
     }
     more = {"num_epochs": 5, "lora_rank": 8, "quant_options": "dit:int8_block"}
-    assert large.options == small.options | more | {"use_gradient_checkpointing": True}
+    memory = {"use_gradient_checkpointing": True, "blocks_to_swap": 15}
+    assert large.options == small.options | more | memory
     sources = {one.option: one.source for one in large.settings}
     assert sources["num_epochs"] == "paper"
     assert sources["quant_options"] == "computed"
@@ -138,7 +139,7 @@ def test_a_recipe_names_only_the_sources_of_its_own_values(family: Family) -> No
     assert [*motion.sources] == ["other"]
 
 
-def test_values_are_typed_as_on_the_command_line_and_a_toy_names_no_model(
+def test_values_are_typed_as_on_the_command_line_and_as_a_toy_can_have_them(
     family: Family,
 ) -> None:
     large = recipes_of(family())[1]
@@ -146,6 +147,8 @@ def test_values_are_typed_as_on_the_command_line_and_a_toy_names_no_model(
     assert large.texts()["model_id"] == "A/B"
     assert "model_id" not in large.texts(is_toy=True)
     assert large.texts(is_toy=True)["variant"] == "base"
+    assert large.texts()["blocks_to_swap"] == "15"
+    assert large.texts(is_toy=True)["blocks_to_swap"] == "1"
 
 
 def test_a_reason_is_the_recipes_own_or_what_the_option_does(family: Family) -> None:

@@ -112,7 +112,7 @@ def test_how_blocks_are_kept_is_said_and_changes_no_key(here: Path) -> None:
     [
         (
             {"blocks_to_swap": 3},
-            "--blocks_to_swap: 3 is more than the 2 blocks of dit",
+            "--blocks_to_swap: 3 is more than the 2 blocks of dit\n  --blocks_to_swap 2 swaps all of them",
         ),
         (
             {"blocks_to_swap": 1, "trainable_models": "dit"},

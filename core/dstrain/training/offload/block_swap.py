@@ -193,7 +193,8 @@ def swapped_blocks(
     found = repeated_blocks(network)
     if count > len(found):
         what = f"{count} is more than the {len(found)} blocks of {component}"
-        raise UsageError(FLAG, what)
+        advice = [f"{FLAG} {len(found)} swaps all of them"] if found else []
+        raise UsageError(FLAG, what, *advice)
     return dict(last_blocks([*found.items()], count))
 
 
