@@ -110,7 +110,7 @@ def test_the_family_is_found_trained_in_one_piece_and_in_stages_and_generates(
     )
     script = f"import sys; from dstrain.cli.main import main; sys.exit(max(main(words) for words in {COMMANDS!r}))"
     listed = run(home / "env/bin/python", "-c", script, cwd=home).splitlines()[1]
-    assert listed.split() == [FAMILY, "plugin-stranger-model", "0.1.0"]
+    assert listed.split() == [FAMILY, "plugin-stranger-model", "0.1.0", "base"]
     whole, split = (
         load_file(home / way / "step-2.safetensors") for way in ("whole", "split")
     )

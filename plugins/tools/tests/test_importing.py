@@ -266,6 +266,16 @@ def test_the_first_frame_is_an_input_where_it_is_none_by_itself(project: Path) -
     assert translated("ti2v.yaml").run["extra_inputs"].value == "input_image"
 
 
+def test_what_a_family_has_on_by_default_is_switched_off(project: Path) -> None:
+    text = Path("ai_toolkit_wan22.yaml").read_text()
+    source = yaml.safe_load(text)
+    source["config"]["process"][0]["train"]["gradient_checkpointing"] = False
+    Path("off.yaml").write_text(yaml.safe_dump(source))
+    assert main(["import", "off.yaml", "--output", "off.toml"]) == 0
+    found = tomllib.loads(Path("off.toml").read_text())
+    assert found["use_gradient_checkpointing"] is False
+
+
 def test_defaults_that_change_numbers_are_written(project: Path) -> None:
     Path("short.sh").write_text(
         "python wan_train_network.py --task t2v-1.3B --network_module networks.lora_wan\n"

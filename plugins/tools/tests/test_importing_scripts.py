@@ -30,6 +30,15 @@ def test_what_stands_beside_a_command_on_its_line_is_no_value_of_it() -> None:
     assert script.others == ["cd", "tee", "echo", "echo"]
 
 
+@pytest.mark.parametrize(
+    "runner",
+    ("nohup accelerate launch", "venv/bin/python3.11", ".\\venv\\Scripts\\python.exe"),
+)
+def test_a_command_is_known_however_python_is_started(runner: str) -> None:
+    script = read_script(f"{runner} train.py --seed 1 &\n", Path("a.ps1"))
+    assert flags(script) == {"seed": ["1"]}
+
+
 def test_words_in_quotes_stay_whole() -> None:
     text = "python train.py --a 'x | y; > z' --b \"#tag\" --c \\#1\n"
     found = flags(read_script(text, Path("a.sh")))

@@ -1,6 +1,6 @@
 """The tensor functions of a family's interface are those of core."""
 
-from dstrain.data.images import convert, cover
+from dstrain.data.images import convert, cover, white_pixels
 from dstrain.graph import long_prompts
 from dstrain.models import functional as models
 from dstrain.models.execution import around_blocks
@@ -9,7 +9,11 @@ from PIL import Image
 
 
 def test_each_public_function_is_the_one_of_core() -> None:
-    images = {"convert_image": convert, "cover_image": cover}
+    images = {
+        "convert_image": convert,
+        "cover_image": cover,
+        "white_pixels": white_pixels,
+    }
     for name in functional.__all__:
         places = (models, long_prompts, around_blocks)
         found = [vars(place)[name] for place in places if name in vars(place)]

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, takewhile
+from itertools import dropwhile, groupby, takewhile
 from pathlib import Path
 
 from dstrain.errors import UsageError
@@ -15,7 +15,11 @@ BATCH_VARIABLE = re.compile(r"%(\w+)(%)")
 POWERSHELL_ASSIGNMENT = re.compile(r"\s*\$(env:)?(\w+)\s*=\s*")
 FLAG = re.compile(r"--?[A-Za-z]")
 SETTERS = ("export", "set", "declare", "local")
-RUNNERS = ("accelerate", "python", "python3", "uv", "torchrun", "deepspeed")
+RUNNER = re.compile(
+    r"(?:accelerate|python[\d.]*|uv|torchrun|deepspeed)(?:\.exe)?", re.IGNORECASE
+)
+BEFORE = ("nohup", "exec", "time", "sudo", "call")
+"""Words before a command that leave it what it is."""
 BATCH = (".bat", ".cmd")
 WINDOWS = (*BATCH, ".ps1")
 """Endings of scripts in which a backslash parts folders, and escapes nothing."""
@@ -111,7 +115,7 @@ def _add(script: Script, words: list[str], variable: "re.Pattern[str]") -> None:
             script.exported.add(match[1])
     if not words or is_exported:
         return
-    command = _command(words)
+    command = _command([*dropwhile(lambda word: word in BEFORE, words)])
     if command is not None:
         script.commands.append(command)
     else:
@@ -129,7 +133,8 @@ def _expanded(word: str, variables: dict[str, str], variable: "re.Pattern[str]")
 
 def _command(words: Sequence[str]) -> Command | None:
     """Return the command of a line, None for a line that runs no Python."""
-    if Path(words[0]).name.removesuffix(".exe") not in RUNNERS:
+    program = words[0].replace("\\", "/").rpartition("/")[2] if words else ""
+    if not RUNNER.fullmatch(program):
         return None
     index = 0
     script = ""

@@ -71,6 +71,11 @@ def as_it_is(option: str, value: Any, context: Context) -> Result:
     return Result({option: value})
 
 
+def switch(option: str, value: Any, context: Context) -> Result:
+    """Switch on or off what some families have on by default, and others off."""
+    return Result({option: truth(value)})
+
+
 def optimizer(option: str, value: Any, context: Context) -> Result:
     """Name the optimizer as dstrain does."""
     name = str(value)
