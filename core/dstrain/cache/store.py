@@ -100,12 +100,7 @@ class FeatureCache:
 
         Raises StateError if this is not a cache, has another version, or is damaged.
         """
-        if not (folder / MARKER).is_file():
-            what = f"is not a feature cache: {MARKER} not found"
-            raise CacheError(
-                folder, what, "name the folder that stage 1 filled with --feature_cache"
-            )
-        check_parts(folder)
+        check_is_cache(folder)
         paths = {path.stem: path for path in _named(folder / "shards", SUFFIX)}
         found = read_index(folder / "index", paths.keys())
         index = found or merged([])
@@ -303,6 +298,17 @@ class FeatureCache:
         """Return the samples of a plan; raises StateError if they are damaged."""
         record = plan_files.read_record(path)
         return plan_files.open_samples(path.parent, record)
+
+
+def check_is_cache(folder: Path) -> None:
+    """Raise StateError if a folder is no feature cache, has another version, or parts that
+    are refused.
+    """
+    if not (folder / MARKER).is_file():
+        why = f"{MARKER} not found" if folder.exists() else "it does not exist"
+        advice = "name the folder that stage 1 filled with --feature_cache"
+        raise CacheError(folder, f"is not a feature cache: {why}", advice)
+    check_parts(folder)
 
 
 def check_parts(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Read `--config FILE`: options by name, in TOML, YAML or JSON."""
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,10 @@ from dstrain.storage.files import read_limited
 
 TABLES = "dataset"
 """The only option that has tables: one for each dataset."""
+UNQUOTED = re.compile("Invalid value|Invalid hex value|Unescaped")
+"""How tomllib's message begins about text without quotes, and a path of Windows in double
+ones, in which a backslash has a meaning."""
+QUOTES = "in TOML, text stands in quotes, and a path with backslashes in single ones"
 YAML_NULLS = ("", "~", "null", "Null", "NULL")
 
 
@@ -32,7 +37,8 @@ def read_file(path: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise UsageError(path, "cannot be parsed: it is nested too deeply") from error
     except ValueError as error:
-        raise UsageError(path, f"cannot be parsed: {error}") from error
+        advice = [QUOTES] if UNQUOTED.match(str(error)) else []
+        raise UsageError(path, f"cannot be parsed: {error}", *advice) from error
     if not isinstance(found, dict):
         raise UsageError(path, "is not a table of options")
     options: dict[str, Any] = {}

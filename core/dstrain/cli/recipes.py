@@ -46,6 +46,7 @@ def recipe_option() -> GroupedOption:
     return GroupedOption(
         "--recipe",
         metavar="NAME",
+        common=True,
         help="Start from a ready configuration (`dstrain recipes` lists them). --config and the command line take "
         "precedence.",
     )

@@ -122,7 +122,10 @@ def read_resolved(output: Path) -> dict[str, Any]:
         recorded: dict[str, Any] = json.loads((output / CONFIG).read_bytes())
         _ = recorded["model"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        what = f"is not the output folder of a run: no configuration in {CONFIG}"
+        why = (
+            f"no configuration in {CONFIG}" if output.exists() else "it does not exist"
+        )
+        what = f"is not the output folder of a run: {why}"
         raise StateError(output, what) from error
     return recorded
 

@@ -85,6 +85,8 @@ def export(
     if not source.exists():
         file = _with_flags(file)
         source, alpha = file.path, file.alpha
+        if not source.exists():
+            raise StateError(source, "does not exist")
     if source.is_dir():
         inside = first_few(path.name for path in sorted(source.glob("*.safetensors")))
         what = "is a folder; give a file" + (f" in it: {inside}" if inside else "")
@@ -94,9 +96,9 @@ def export(
     if (output.exists() or output.is_symlink()) and not overwrite:
         what = f"{output} already exists and was not modified"
         raise UsageError("OUTPUT", what, "give --overwrite to replace it")
-    if program is None and (component or file.skip_missing):
-        raise UsageError("--format", "is required: program whose key names to use")
     if program is None:
+        if alpha is None or component or file.skip_missing:
+            raise UsageError("--format", "is required: program whose key names to use")
         if ADAPTER_HEADER in header or is_folded(header):
             what = f"has no effect: {source} states its own alpha"
             raise UsageError("--alpha", what)
@@ -135,15 +137,13 @@ def _write(output: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> 
 
 
 def _with_alpha(
-    source: Path, tensors: Mapping[str, Tensor], alpha: Alpha | None
+    source: Path, tensors: Mapping[str, Tensor], alpha: Alpha
 ) -> dict[str, Tensor]:
     """Return the tensors of a LoRA file with an alpha for each layer that equals its
     rank, and the one given as part of `up`; names are unchanged.
 
     It needs no network: every program's names of a layer may end in `.alpha`.
     """
-    if alpha is None:
-        raise UsageError("--format", "is required: program whose key names to use")
     found = dict(tensors)
     if any(".lokr_" in key for key in tensors):
         what = "is for pairs of matrices; LoKr without alpha is given one by --format"

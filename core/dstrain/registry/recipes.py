@@ -251,12 +251,15 @@ def select(
 
 def named(name: str, recipes: Iterable[Recipe]) -> Recipe:
     """Return the recipe of a name, in which '_' and capitals do not count; raises
-    UsageError that names the nearest.
+    UsageError that names the nearest, or each card if the name lacks it.
     """
     by_name = {one.name: one for one in recipes}
-    found = by_name.get(name.lower().replace("_", "-"))
+    typed = name.lower().replace("_", "-")
+    found = by_name.get(typed)
     if found is None:
-        what = f"no recipe named {name!r}{nearest(name, by_name)}"
+        cards = [one for one in by_name if one.rpartition("-")[0] == typed]
+        hint = f"; it lacks its card: {', '.join(cards)}" if cards else ""
+        what = f"no recipe named {name!r}{hint or nearest(name, by_name)}"
         raise UsageError("--recipe", what, "`dstrain recipes` lists them")
     return found
 

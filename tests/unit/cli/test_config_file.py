@@ -163,6 +163,18 @@ BAD: tuple[tuple[str, str, str], ...] = (
         "seed = 1\nseed = 2",
         "x.toml: cannot be parsed: Cannot overwrite a value",
     ),
+    *(
+        (
+            "x.toml",
+            f"output_path = {path}",
+            f"x.toml: cannot be parsed: {why})\n  in TOML, text stands in quotes",
+        )
+        for path, why in (
+            ("out", "Invalid value (at line 1, column 15"),
+            (r'"C:\photos"', "Unescaped '\\' in a string (at line 1, column 20"),
+            (r'"C:\Users"', "Invalid hex value (at line 1, column 20"),
+        )
+    ),
     ("x.toml", "seed 1", "x.toml: cannot be parsed: Expected '=' after a key"),
     (
         "x.yaml",

@@ -58,7 +58,7 @@ def test_the_short_help_has_the_common_options_and_says_how_many_more_there_are(
     text = shown(capsys, "train", "-h")
     common = {f"--{flag.name}" for flag in flags(TrainConfig) if flag.common}
     found = set(OPTION.findall(text))
-    assert found == common | {"--config", "-h", "--help"}
+    assert found == common | {"--recipe", "--config", "-h", "--help"}
     every = OPTION.findall(shown(capsys, "train", "--help"))
     assert len(every) == len(set(every))
     more = len(every) - len(found)

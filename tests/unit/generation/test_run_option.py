@@ -218,8 +218,10 @@ def test_options_that_an_older_run_did_not_record_are_absent(here: Path) -> None
 
 
 def test_a_folder_without_a_run_and_another_family_are_refused(here: Path) -> None:
-    with pytest.raises(StateError, match="is not the output folder of a run"):
+    with pytest.raises(StateError, match="of a run: no configuration in logs"):
         image_of(here / "a.png", run=here / "data")
+    with pytest.raises(StateError, match="of a run: it does not exist"):
+        image_of(here / "a.png", run=here / "nothing")
     train(here, max_steps=1)
     with pytest.raises(UsageError, match=r"is other, but .*out trained tiny"):
         image_of(here / "a.png", run=here / "out", model="other")

@@ -183,6 +183,9 @@ def test_a_name_is_found_as_it_is_typed_and_the_nearest_is_named(
     ) as error:
         named("my-family-stile-16gb", every)
     assert "did you mean 'my-family-style-16gb'?" in str(error.value)
+    cards = "lacks its card: my-family-style-16gb, my-family-style-24gb"
+    with pytest.raises(UsageError, match=cards):
+        named("my_family-style", every)
 
 
 def test_a_family_without_recipes_has_none(family: Family) -> None:

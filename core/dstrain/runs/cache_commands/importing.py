@@ -23,11 +23,11 @@ from dstrain.cache.plan_files import (
     plan_name,
     stored_plans,
 )
-from dstrain.cache.store import MARKER, FeatureCache
+from dstrain.cache.store import MARKER, FeatureCache, check_is_cache
 from dstrain.config.sizes import as_size
 from dstrain.console import number_of
 from dstrain.errors import CacheError, StateError, SystemFault, UsageError
-from dstrain.runs.cache_commands.verify import Verified, check_is_cache, verified
+from dstrain.runs.cache_commands.verify import Verified, verified
 from dstrain.storage.files import (
     remove_leftovers,
     temporaries,

@@ -15,13 +15,12 @@ import numpy as np
 from dstrain.cache.addresses import as_text
 from dstrain.cache.in_use import exclusive
 from dstrain.cache.plan_files import remove_unused, unused_columns
-from dstrain.cache.store import FeatureCache, check_parts
+from dstrain.cache.store import FeatureCache, check_is_cache, check_parts
 from dstrain.config.sizes import as_size
 from dstrain.console import number_of, progress_bar
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.runs.cache_commands.contents import Contents, Numbers, PlanContents
 from dstrain.runs.cache_commands.shards import rewrite_shard
-from dstrain.runs.cache_commands.verify import check_is_cache
 from dstrain.storage.files import remove_leftovers, temporaries
 
 PARTS = ("", "shards", "index", "plans")

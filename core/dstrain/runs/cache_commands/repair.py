@@ -11,7 +11,7 @@ from dstrain.cache.addresses import in_order
 from dstrain.cache.in_use import exclusive
 from dstrain.cache.plan_files import open_samples, read_record, stored_plans
 from dstrain.cache.shards import HASH
-from dstrain.cache.store import DIGESTS, FeatureCache
+from dstrain.cache.store import DIGESTS, FeatureCache, check_is_cache
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import command_line
 from dstrain.config.validation import validate
@@ -28,7 +28,6 @@ from dstrain.errors import (
 from dstrain.runs.cache_commands.shards import rewrite_shard
 from dstrain.runs.cache_commands.verify import (
     Problem,
-    check_is_cache,
     derived_problems,
     plan_problems,
     readable_record,

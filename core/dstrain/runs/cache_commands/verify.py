@@ -22,7 +22,7 @@ from dstrain.cache.in_use import reading
 from dstrain.cache.index import own_files
 from dstrain.cache.plan_files import PlanSamples, open_part, open_samples, read_record
 from dstrain.cache.plan_records import literal
-from dstrain.cache.store import DIGESTS, FeatureCache, check_parts
+from dstrain.cache.store import DIGESTS, FeatureCache, check_is_cache
 from dstrain.console import number_of, progress_bar, redacted
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.runs.cache_commands.contents import preview_addresses
@@ -117,15 +117,6 @@ def verified(folder: Path) -> Verified:
             progress.update()
     problems += derived_problems(folder)
     return Verified(len(shards), len(known), len(plans), tuple(problems))
-
-
-def check_is_cache(folder: Path) -> None:
-    """Raise StateError if a folder is no feature cache, or has another version."""
-    if not (folder / "store.json").is_file():
-        what = "is not a feature cache: store.json not found"
-        advice = "name the folder that stage 1 filled with --feature_cache"
-        raise CacheError(folder, what, advice)
-    check_parts(folder)
 
 
 def _files(folder: Path, suffix: str) -> list[Path]:

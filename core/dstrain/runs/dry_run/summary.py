@@ -9,7 +9,7 @@ from typing import Any
 from dstrain.cache.store import MARKER
 from dstrain.config.fields import parse_lora, split_commas
 from dstrain.config.options.train import options_affecting
-from dstrain.console import number_of, redacted
+from dstrain.console import number_of, redacted, status
 from dstrain.errors import MissingFiles
 from dstrain.graph.plan import Plan
 from dstrain.pipeline.pipeline import Pipeline
@@ -31,6 +31,9 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.cache_folder import refuse_folder
 from dstrain.training.module import TrainingModule
 
+COMPUTING = "computing what the run needs ..."
+"""What a terminal shows meanwhile: of a large model, half a minute."""
+
 
 def as_summary(setup: Setup) -> str:
     """Describe the run on a page of text, with the files that are not on this machine.
@@ -49,15 +52,17 @@ def as_summary(setup: Setup) -> str:
         plans += [plan for plan in one.plans if plan not in plans]
     if setup.sharding is not None:
         refuse_unshardable(setup, plans)
-    loaded = _check_models(setup, plans, rows.preview_plans, absent)
-    length = _Length.of(setup, rows)
-    lines = ["", "this run", *length.lines(setup, second)]
-    if loaded is None:
-        lines += ["", "memory: not known, since no model files are given"]
-    else:
-        facts = facts_of(setup, plans, loaded, rows.data, rows.largest)
-        run = PlannedRun(setup, plans, facts, rows.largest, typed)
-        lines += report(run, length.steps, length.per_epoch, rows.count)
+    # Shown here, since the bars of the rows would end it.
+    with status(COMPUTING):
+        loaded = _check_models(setup, plans, rows.preview_plans, absent)
+        length = _Length.of(setup, rows)
+        lines = ["", "this run", *length.lines(setup, second)]
+        if loaded is None:
+            lines += ["", "memory: not known, since no model files are given"]
+        else:
+            facts = facts_of(setup, plans, loaded, rows.data, rows.largest)
+            run = PlannedRun(setup, plans, facts, rows.largest, typed)
+            lines += report(run, length.steps, length.per_epoch, rows.count)
     if absent:
         lines += ["", "to fetch", *(f"    {line}" for line in dict.fromkeys(absent))]
     return redacted("\n".join(lines) + "\n")

@@ -93,7 +93,7 @@ def run(
     text = as_toml(found, read)
     if output is None:
         click.echo(text, nl=False)
-        click.echo(report(found), err=True)
+        click.echo(f"\n{report(found)}", err=True)
         return
     _write({output: text, **found.tables}, overwrite)
     click.echo(report(found))

@@ -60,7 +60,8 @@ def test_several_damaged_files_are_all_named(place: Place) -> None:
 
 @pytest.mark.parametrize("name", ["data", "data/metadata.csv", "nothing"])
 def test_what_is_no_cache_is_refused(shared_place: Place, name: str) -> None:
-    with pytest.raises(StateError, match=r"is not a feature cache"):
+    why = "it does not exist" if name == "nothing" else "store.json not found"
+    with pytest.raises(StateError, match=f"is not a feature cache: {why}"):
         verified(shared_place.folder / name)
 
 

@@ -2,13 +2,15 @@
 what is here is checked as the run checks it.
 """
 
+import io
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
 from dstrain.errors import StateError
-from dstrain.runs.dry_run.summary import as_summary
+from dstrain.runs.dry_run.summary import COMPUTING, as_summary
 from dstrain.runs.resolve import resolve
 
 from tests.support.runs import config, project, train
@@ -67,6 +69,18 @@ def test_it_needs_only_the_metadata(
     for line, place in zip(files, TO_FETCH[stage].split(), strict=True):
         assert place in line.split(" ")[4]
     assert [path.name for path in bare.iterdir()] == ["metadata.csv"]
+
+
+def test_a_terminal_shows_that_it_computes_after_the_rows_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = resolve(config(project(tmp_path), dry_run=True))
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    as_summary(setup)
+    blank = " " * len(COMPUTING)
+    assert terminal.getvalue().endswith(f"{COMPUTING}\r\r{blank}\r")
 
 
 def test_it_needs_no_dataset_at_all(
