@@ -110,7 +110,7 @@ def drop_what_is_refused(found: Translation) -> None:
         error = refusal(found)
         if error is None:
             return
-        # `FILE:option`, `--option` or `--dataset 2: option`.
+        # `option`, `--option` or `--dataset 2: option`.
         option = re.split(r"[:\s]+|--", error.where)[-1]
         if not found.drop(option, error.what):
             raise error
@@ -129,6 +129,8 @@ def refusal(found: Translation) -> UsageError | None:
     except (UsageError, click.ClickException) as error:
         explained = explain(error)
         assert isinstance(explained, UsageError)
+        # The file is no file of the user's.
+        explained.where = explained.where.removeprefix(f"{name}:")
         return explained
     finally:
         Path(name).unlink()
