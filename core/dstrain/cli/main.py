@@ -32,6 +32,9 @@ from dstrain.console import (
 from dstrain.errors import SystemFault, UsageError, nearest
 
 logger = get_logger(__name__)
+OF_TOOLS = ("caption", "import")
+"""Commands of a package of this project that need not be installed."""
+ADVICE_ON_TOOLS = "its package may be missing: in the folder of the project, pip install ./plugins/tools"
 CONFIG_SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 OFFERED = "dstrain.commands_of_plugins"
 """Key of `Context.meta` for the commands that plugins add."""
@@ -133,6 +136,8 @@ class RootGroup(Group):
             what = f"no command named {name!r}; for a file of options"
             raise UsageError("command line", f"{what} use --config {name}")
         what = f"no command named {name!r}; commands: {', '.join(known)}"
+        if name in OF_TOOLS:
+            raise UsageError("command line", what, ADVICE_ON_TOOLS)
         raise UsageError("command line", what + nearest(name, known))
 
     def shell_complete(

@@ -95,6 +95,16 @@ def test_a_plugin_adds_a_command(
     assert isinstance(sys.modules["extra_shout"].shout, click.Command)
 
 
+@pytest.mark.parametrize("word", ["caption", "import"])
+def test_the_package_of_a_missing_command_is_named(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-p", "no:tools", word, "photos"]) == 2
+    printed = capsys.readouterr().err
+    assert f"no command named '{word}'" in printed
+    assert "pip install ./plugins/tools" in printed
+
+
 def test_a_letter_that_the_output_cannot_take_is_escaped(
     fake_plugin: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
