@@ -347,12 +347,13 @@ class _Download:
                 kind = StateError
                 what = f"no such {self.source.kind} or revision on"
             text = f"{name}: {first_line(str(error))}".removeprefix(": ")
+            others = " or ".join(f"--hub {hub}" for hub in CLIENTS if hub != self.hub)
             raise kind(
                 self.source.named,
                 f"{what} {self._label}: {text}",
                 "complete files are kept: run the same command again",
                 f"if it is private, or has terms to accept, give an access token in {self.client.token}",
-                f"or put its files below {self.source.folder}, or try another --hub",
+                f"or put its files below {self.source.folder}, or try {others}",
             ) from error
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 from dstrain.config.options.model import Hub
 from dstrain.errors import DstrainError, StateError, SystemFault
+from dstrain.models.hub.clients import CLIENTS
 from dstrain.models.hub.source import STAGING, ModelSource, fetch
 from dstrain.storage.hashing import sha256
 
@@ -209,10 +210,11 @@ def test_a_hub_that_is_not_there_is_reported(
         SystemFault, match=rf"cannot be downloaded from {source.hub} \({nowhere}\)"
     ) as caught:
         fetch(source, PATTERN)
-    assert (
-        f"put its files below {Path('models').resolve()}/{TINY}, or try another --hub"
-        in str(caught.value)
+    (other,) = CLIENTS.keys() - {source.hub}
+    advice = (
+        f"put its files below {Path('models').resolve()}/{TINY}, or try --hub {other}"
     )
+    assert advice in str(caught.value)
     assert not Path("models/Tiny").exists()
 
 
