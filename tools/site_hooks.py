@@ -209,7 +209,7 @@ def with_links(text: str, path: str, uri: str) -> str:
 
 def shown_fence(fence: str) -> str:
     """Return a fence as readers see it: with the name of a file, or `output`, as title."""
-    ticks, info, body = FENCE.fullmatch(fence).groups()  # type: ignore[union-attr]
+    ticks, info, body = FENCE.fullmatch(fence).groups()  # type: ignore[union-attr]  # called with what it matched
     kind, _, note = info.partition(" ")
     title = note.removeprefix("file=") if note.startswith("file=") else ""
     if note == "output":

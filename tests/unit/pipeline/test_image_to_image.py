@@ -72,7 +72,7 @@ def test_a_part_of_it_begins_at_the_noisy_picture(pipe: Pipeline) -> None:
     predict = pipe.predict
     pipe.predict = lambda values, noisy, *rest: (
         begun.append(noisy) or predict(values, noisy, *rest)
-    )  # type: ignore[method-assign,func-returns-value]
+    )  # type: ignore[method-assign,func-returns-value]  # replaced in this test alone
     states(pipe, seed=3, input_image=image, denoising_strength=0.5)
     noise = seeded_noise((1, 4, 2, 2), 3)
     wanted = sigma * noise + (1 - sigma) * latents["input_latents"]

@@ -344,7 +344,7 @@ def _written(
         texts.append(json.dumps(shown, ensure_ascii=False))
     context.tables[path] = "\n".join(texts) + "\n"
     roots = [str(one) for one in sorted(folders) if one != folder.absolute()]
-    found = {option: str(path), "dataset_base_path": str(folder)}
+    found: dict[str, Any] = {option: str(path), "dataset_base_path": str(folder)}
     if roots:
-        found["dataset_root"] = roots  # type: ignore[assignment]
+        found["dataset_root"] = roots
     return Result(found, f"the rows are written to {path.name}")
