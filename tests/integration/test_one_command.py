@@ -4,6 +4,7 @@ and saved is what the two commands leave, and the encoders are gone in between.
 
 import gc
 import json
+import mmap
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from tests.support.runs import files, log, outcome, project, same
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
-BALLAST = 2**27
+BALLAST = 2**28
 """Bytes that an encoder has more in a test that measures memory."""
 
 
@@ -232,6 +233,14 @@ def test_a_repeated_command_loads_no_encoder(
     assert "to train on it, run" not in said
 
 
+def pages_of_its_own(size: int) -> torch.Tensor:
+    """Bytes -> a tensor of so many, whose memory the system counts only while it lives.
+
+    malloc may give one of this size from what an earlier test freed and the process kept.
+    """
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.float32).fill_(1)
+
+
 def test_the_encoders_are_gone_before_the_denoiser_is_loaded(
     here: Path,
     tmp_path: Path,
@@ -254,7 +263,7 @@ def test_the_encoders_are_gone_before_the_denoiser_is_loaded(
         pipeline = real(cls, family, spec, found, *rest, **more)
         if not is_empty and "dit" not in found.files:
             text_encoder = pipeline.components["text_encoder"]
-            text_encoder.register_buffer("ballast", torch.ones(BALLAST // 4))
+            text_encoder.register_buffer("ballast", pages_of_its_own(BALLAST))
             # Nothing but the collector frees what refers to itself.
             text_encoder.__dict__["circle"] = [text_encoder]
             encoders.append(LoadedWeights.of(pipeline.components))
@@ -275,8 +284,8 @@ def test_the_encoders_are_gone_before_the_denoiser_is_loaded(
     finally:
         gc.enable()
     with_encoders, before_denoiser = resident
-    assert with_encoders - before_denoiser > 0.9 * BALLAST
-    assert "encoders freed: 0.13 GiB of 0.13 GiB" in capfd.readouterr().err
+    assert with_encoders - before_denoiser > 0.8 * BALLAST
+    assert "encoders freed: 0.25 GiB of 0.25 GiB" in capfd.readouterr().err
     assert "encoders freed" in (tmp_path / "cache/dstrain.log").read_text()
 
 
