@@ -3,14 +3,17 @@
 """
 
 import atexit
+import gc
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from dstrain.console import logging_to_stderr
+from dstrain.registry.discovery import load_family
 
 os.environ["DSTRAIN_SKIP_DOWNLOAD"] = "True"
 # Nothing is remembered from one session of tests to another.
@@ -49,11 +52,13 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Leave variants whose mechanisms another one has to `--all-variants`.
 
-    A family's test class names those that the ordinary suite tests in `everyday`; other
-    tests mark those that it leaves out.
+    A family's test class names those that the ordinary suite tests in `everyday`, each
+    with its denoiser and with the components that no earlier one has; other tests mark
+    what it leaves out.
     """
     if config.getoption("--all-variants"):
         return
+    first: dict[tuple[str, str], object] = {}
     kept = []
     left = []
     for item in items:
@@ -62,8 +67,33 @@ def pytest_collection_modifyitems(
         case = parameters.get("case")
         variant = parameters.get("variant", getattr(case, "variant", None))
         skipped = everyday is not None and variant not in (None, *everyday)
+        if everyday is not None and not skipped:
+            test = item.nodeid.partition("[")[0]
+            names = others(item.cls.family, parameters)
+            by = [first.setdefault((test, name), variant) for name in names]
+            skipped = bool(by) and variant not in by
         is_marked = item.get_closest_marker("all_variants") is not None
         (left if skipped or is_marked else kept).append(item)
     items[:] = kept
     if left:
         config.hook.pytest_deselected(items=left)
+
+
+def others(family: str, parameters: Mapping[str, Any]) -> list[str]:
+    """Return the components that a test of the conformance kit is of, but the denoiser."""
+    trained = parameters.get("trained")
+    named = [parameters.get(name) for name in ("component", "adapted")]
+    names = trained.components if trained else [one for one in named if one]
+    return [name for name in names if name != load_family(family).default_trainable]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Leave what has been imported out of the collector's sight, after each file's tests.
+
+    A run collects garbage several times; libraries have millions of objects, and to look
+    through them took a third of the tests' time.
+    """
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
