@@ -142,7 +142,7 @@ class FamilyCommand(Command):
 
     def _read_first(self, ctx: click.Context, args: list[str]) -> None:
         # Imported once a command runs, since they import pluggy.
-        from dstrain.cli.model_family import family_of
+        from dstrain.models.naming.family import family_of
         from dstrain.registry.discovery import load_family
 
         first = self.make_context(

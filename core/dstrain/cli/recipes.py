@@ -153,12 +153,12 @@ def recipes_group() -> click.Group:
 
 def _all_recipes(disabled_plugins: Collection[str]) -> list[Recipe]:
     """Return the recipes of every family that can be used."""
-    from dstrain.cli.inspection import ready_families
+    from dstrain.registry.discovery import usable_families
 
-    families, broken = ready_families(disabled_plugins)
+    families, broken = usable_families(disabled_plugins)
     found = []
-    for one in broken:
-        logger.warning("%s has no recipes here: it is broken", one.name)
+    for reason in broken:
+        logger.warning(reason)
     for family in families:
         try:
             found += recipes_of(family)

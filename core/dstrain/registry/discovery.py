@@ -117,9 +117,14 @@ def usable_families(
     families, broken = [], []
     for name in dict.fromkeys(plugin.name for plugin in installed(disabled_plugins)):
         try:
-            families.append(load_family(name, disabled_plugins))
+            family = load_family(name, disabled_plugins)
+            reason = next(family.missing_targets(), "")
         except UsageError as error:
-            broken.append(f"{name} was not asked, since it is broken: {error.what}")
+            reason = error.what
+        if reason:
+            broken.append(f"{name} was not asked, since it is broken: {reason}")
+        else:
+            families.append(family)
     return families, broken
 
 
