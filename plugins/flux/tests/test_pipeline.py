@@ -11,7 +11,6 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxKontextPipeline, FluxPipeline
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
 from dstrain.graph.noise_schedule import LatentConstraint, TimestepSampler
 from dstrain.graph.plan import make_plan
 from dstrain.models.functional import pack
@@ -328,17 +327,3 @@ def test_a_loss_reaches_every_parameter(variant: str, loaded: dict[str, Any]) ->
 
 def test_both_halves_of_the_text_are_per_branch() -> None:
     assert MODEL.spec("kontext").branched == {"prompt", "pooled_emb", "prompt_emb"}
-
-
-def test_every_mask_is_cropped_with_what_it_is_of() -> None:
-    masks = {
-        name: source.of
-        for spec in PIPELINES.values()
-        for name, source in spec.inputs.items()
-        if isinstance(source, Column) and "mask" in name
-    }
-    assert masks == {
-        "flux_fill_mask": "flux_fill_image",
-        "controlnet_inpaint_mask": "controlnet_image",
-        "eligen_entity_masks": "input_image",
-    }
