@@ -30,11 +30,10 @@ from diffusers.pipelines.qwenimage import (
 from dstrain import Pipeline
 from dstrain.testing import Conformance
 from dstrain_qwen_image.model_fn import DOWNSCALE, pack, unpack
-from dstrain_qwen_image.processor import Processor
 from PIL import Image
 from torch import Tensor, nn
-from transformers import Qwen2VLProcessor
 
+from tests.support.published_processor import PublishedProcessor
 from tests.support.published_steps import add_to, encode_the_mode
 
 RENAMED = {
@@ -44,26 +43,6 @@ RENAMED = {
 }
 OURS = ("edit_pixels", "edit_text_pixels")
 PUBLISHED_PIXELS = {1024 * 1024: "edit_pixels", 384 * 384: "edit_text_pixels"}
-
-
-class PublishedProcessor(Qwen2VLProcessor):
-    """transformers' own, but for its constructor, which asks for torchvision."""
-
-    def __init__(self, processor: Processor) -> None:
-        self.image_processor, self.tokenizer = (
-            processor.image_processor,
-            processor.tokenizer,
-        )
-        self.video_processor = self.chat_template = None
-        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
-        self.image_token_id, self.video_token_id = self.tokenizer.convert_tokens_to_ids(
-            [self.image_token, self.video_token]
-        )
-        self.image_ids, self.video_ids, self.audio_ids = (
-            [self.image_token_id],
-            [self.video_token_id],
-            [],
-        )
 
 
 def by_diffusers(

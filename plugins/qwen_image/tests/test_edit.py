@@ -34,11 +34,10 @@ from dstrain.runs.resolve import resolve
 from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL, units
 from dstrain_qwen_image.model_fn import latent_shape_edit, pack, predict_edit
-from dstrain_qwen_image.processor import Processor
 from torch import Tensor
-from transformers import Qwen2VLProcessor
 
 from tests.support.noise_images import smooth_noise
+from tests.support.published_processor import PublishedProcessor
 from tests.support.published_steps import add_to, assert_equal_steps
 
 PIXELS, TEXT_PIXELS = 64 * 128, 64 * 64
@@ -50,26 +49,6 @@ PROMPT, NEGATIVE = (
     "put the red apple of Picture 1 on the table",
     "blurry and many other words",
 )
-
-
-class Published(Qwen2VLProcessor):
-    """transformers' own processor, but for its constructor, which asks for torchvision."""
-
-    def __init__(self, processor: Processor) -> None:
-        self.image_processor, self.tokenizer = (
-            processor.image_processor,
-            processor.tokenizer,
-        )
-        self.video_processor = self.chat_template = None
-        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
-        self.image_token_id, self.video_token_id = self.tokenizer.convert_tokens_to_ids(
-            [self.image_token, "<|video_pad|>"]
-        )
-        self.image_ids, self.video_ids, self.audio_ids = (
-            [self.image_token_id],
-            [self.video_token_id],
-            [],
-        )
 
 
 @pytest.fixture
@@ -89,7 +68,7 @@ def published(variant: str, loaded: dict[str, Any], folder: Path) -> Any:
     kind = QwenImageEditPipeline if variant == "edit" else QwenImageEditPlusPipeline
     made = kind(
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
-        processor=Published(loaded["processor"]),
+        processor=PublishedProcessor(loaded["processor"]),
         transformer=loaded["dit"],
         **{name: loaded[name] for name in ("text_encoder", "tokenizer", "vae")},
     )
@@ -158,7 +137,7 @@ def test_ids_patches_and_token_types_are_those_of_the_published_processor(
         + units.SUFFIX
     )
     made = parts["processor"](text, images, 4096)
-    wanted = Published(parts["processor"])(
+    wanted = PublishedProcessor(parts["processor"])(
         text=[text], images=images, padding=True, return_tensors="pt"
     )
     assert made.keys() == wanted.keys()
