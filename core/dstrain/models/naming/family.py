@@ -64,7 +64,7 @@ def _doubt(
     broken: Sequence[str],
     found: Sequence[ModelFamily],
 ) -> UsageError:
-    """Return the error of a value that no family, or more than one, can be told from."""
+    """Return the error of a value that fits no family, or more than one."""
     installed = ", ".join(family.name for family in families) or "none"
     if found:
         names = ", ".join(family.name for family in found)
