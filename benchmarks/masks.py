@@ -8,7 +8,6 @@ that no training saw: the mean error in the half that the mask keeps, and in the
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +21,11 @@ from on_digits import (
     HELD_OUT,
     base_of,
     held_out_loss,
+    lora_trials,
     train_config,
     two_stages,
 )
 from PIL import Image
-from report import table
 
 CASES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -142,19 +141,7 @@ def rows_of(
         yield (name, *cells)
 
 
-@click.command()
-@click.option("--full_steps", default=1200, show_default=True)
-@click.option("--lora_steps", default=250, show_default=True)
-@click.option("--seeds", default=3, show_default=True)
-@click.option("--images", default=1500, show_default=True, help="Digits to train on.")
-@click.option("--demo", type=Path, help="The demo_output of `make demo`, for its base.")
-def main(
-    full_steps: int, lora_steps: int, seeds: int, images: int, demo: Path | None
-) -> None:
-    """Print the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        rows = rows_of(Path(folder), demo, full_steps, lora_steps, seeds, images)
-        click.echo(table(HEAD, list(rows)))
+main = lora_trials(HEAD, rows_of)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@ images, and losses on digits that no training saw.
 """
 
 import csv
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import click
 import torch
 from accelerate import Accelerator
 from dstrain.config.options.generate import GenerateConfig
@@ -22,6 +25,7 @@ from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 from dstrain.training.module import TrainingModule
 from PIL import Image
+from report import table
 
 DEMO = Path(__file__).parents[1] / "demo"
 SIDE = 64
@@ -30,6 +34,43 @@ HELD_OUT = 64
 """Digits of other writers whose loss is measured, each with four draws of noise."""
 DRAWS = 4
 INFERENCE_STEPS = 20
+OPTIONS = (
+    click.Option(["--full_steps"], default=1200, show_default=True),
+    click.Option(["--lora_steps"], default=250, show_default=True),
+    click.Option(["--seeds"], default=3, show_default=True),
+    click.Option(
+        ["--each"], default=10, show_default=True, help="Images of each digit."
+    ),
+    click.Option(
+        ["--images", "count"],
+        default=1500,
+        show_default=True,
+        help="Digits to train on.",
+    ),
+    click.Option(
+        ["--demo"], type=Path, help="The demo_output of `make demo`, for its base."
+    ),
+)
+"""What trials of LoRAs take, most of them."""
+
+
+def lora_trials(
+    head: Sequence[str], rows_of: Callable[..., Iterator[tuple[str, ...]]]
+) -> click.Command:
+    """Return the command that prints the table of a benchmark.
+
+    Args:
+        head: Its head.
+        rows_of: Yields its rows, from a folder and those of `OPTIONS` that it takes.
+    """
+
+    def run(**given: Any) -> None:
+        with TemporaryDirectory() as folder:
+            click.echo(table(head, list(rows_of(Path(folder), **given))))
+
+    taken = inspect.signature(rows_of).parameters
+    params: list[click.Parameter] = [one for one in OPTIONS if one.name in taken]
+    return click.Command(None, params=params, callback=run, help="Print the table.")
 
 
 def model_files(out: Path, weights: list[str]) -> str:

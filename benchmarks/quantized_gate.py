@@ -9,7 +9,6 @@ the look's colours.
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -24,10 +23,10 @@ from on_digits import (
     base_of,
     generated,
     held_out_loss,
+    lora_trials,
     train_config,
     two_stages,
 )
-from report import table
 
 METHODS: Mapping[str, str | None] = MappingProxyType(
     {
@@ -124,26 +123,7 @@ def rows_of(
         )
 
 
-@click.command()
-@click.option("--full_steps", default=1200, show_default=True)
-@click.option("--lora_steps", default=250, show_default=True)
-@click.option("--seeds", default=3, show_default=True)
-@click.option("--each", default=10, show_default=True, help="Images of each digit.")
-@click.option("--images", default=1500, show_default=True, help="Digits to train on.")
-@click.option("--demo", type=Path, help="The demo_output of `make demo`, for its base.")
-def main(
-    full_steps: int,
-    lora_steps: int,
-    seeds: int,
-    each: int,
-    images: int,
-    demo: Path | None,
-) -> None:
-    """Print the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        rows = rows_of(out, demo, full_steps, lora_steps, seeds, each, images)
-        click.echo(table(HEAD, list(rows)))
+main = lora_trials(HEAD, rows_of)
 
 
 if __name__ == "__main__":

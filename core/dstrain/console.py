@@ -181,18 +181,18 @@ def logging_to_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def silenced() -> Iterator[None]:
-    """Log nothing, whoever logs it, and warn of nothing: for trials of what nobody asked
-    for.
+def silenced(level: int = logging.CRITICAL) -> Iterator[None]:
+    """Log nothing up to a level, whoever logs it, and warn of nothing: for trials of what
+    nobody asked for, and up to warnings for libraries that report of optional parts.
     """
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    earlier = logging.root.manager.disable
+    logging.disable(level)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(level)
+        logging.disable(earlier)
 
 
 class LogFile(logging.FileHandler):

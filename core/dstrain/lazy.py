@@ -1,9 +1,7 @@
 """Load names on first use: the public ones of a package, and those of large libraries."""
 
 import ast
-import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -62,16 +60,3 @@ def without_quantizers() -> Iterator[None]:
     finally:
         for name in hidden:
             sys.modules.pop(name, None)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Within, leave out what libraries report of their own optional parts: none is used."""
-    earlier = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(earlier)

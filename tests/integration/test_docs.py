@@ -339,7 +339,7 @@ FROM_NOTHING = (
 """Pages whose commands run in an empty folder."""
 
 
-@pytest.mark.usefixtures("loggers", "inspected_once")
+@pytest.mark.usefixtures("loggers")
 @every(tuple(page for page in PAGES if runs(page)))
 def test_every_command_and_snippet_runs_and_prints_what_is_shown(
     page: Path, project: Path, toy_models: Path, capfd: pytest.CaptureFixture[str]

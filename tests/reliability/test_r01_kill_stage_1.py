@@ -21,12 +21,12 @@ from dstrain.errors import StateError
 from dstrain.runs.stage_1 import precompute as stage_1
 from dstrain.runs.stage_1.computing import WAITING
 
-from tests.support import caching_family
 from tests.support.caching_family import Description, Latents, Prompt, runs
 from tests.support.caching_project import (
     Place,
     alone,
     change_weights,
+    log_units,
     write_place,
     write_rows,
 )
@@ -137,11 +137,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder below which are all places, and the log of the units."""
     folder = tmp_path_factory.mktemp("killed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caching_family, "LOG", folder / "log")
-        patch.setenv("DSTRAIN_MODEL_BASE_PATH", str(folder / "nothing"))
+        log_units(patch, folder)
         small = partial(ShardWriter, max_bytes=PER_SHARD * IMAGE_BYTES)
         patch.setattr(stage_1, "ShardWriter", small)
-        caching_family.LOG.touch()
         yield folder
 
 

@@ -22,7 +22,7 @@ from dstrain.models.components import Files
 from dstrain.runs.setup import Setup
 
 from tests.support import caching_family
-from tests.support.caching_project import Place, write_place
+from tests.support.caching_project import Place, log_units, write_place
 
 OWN = MappingProxyType(
     {
@@ -320,9 +320,7 @@ def forget() -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
-    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
-    caching_family.LOG.touch()
+    log_units(monkeypatch, tmp_path)
     return write_place(tmp_path / "place")
 
 

@@ -19,6 +19,7 @@ from tests.support.caching_project import (
     Place,
     change_keeping_times,
     change_weights,
+    log_units,
     noise_image,
     write_place,
     write_rows,
@@ -123,10 +124,8 @@ CHANGES = (
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
+    log_units(monkeypatch, tmp_path)
     monkeypatch.setattr(caching_family, "VERSIONS", caching_family.VERSIONS)
-    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
-    caching_family.LOG.touch()
     yield write_place(tmp_path / "place")
 
 

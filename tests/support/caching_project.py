@@ -167,13 +167,18 @@ def write_place(folder: Path, rows: int = 4) -> Place:
     return place
 
 
+def log_units(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Note the runs of units in a log of this folder; models are nowhere else."""
+    patch.setattr(caching_family, "LOG", folder / "log")
+    patch.setenv("DSTRAIN_MODEL_BASE_PATH", str(folder / "nothing"))
+    caching_family.LOG.touch()
+
+
 @contextmanager
 def filled_place(folder: Path) -> Iterator[Place]:
     """Yield a place whose rows have every kind of value, cached."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caching_family, "LOG", folder / "log")
-        patch.setenv("DSTRAIN_MODEL_BASE_PATH", str(folder / "nothing"))
-        caching_family.LOG.touch()
+        log_units(patch, folder)
         place = write_place(folder / "place")
         for row in place.rows:
             row |= {

@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cli import inspection
-from dstrain.registry.discovery import Installed
 
-INSPECTED: dict[tuple[Any, ...], inspection.Finding] = {}
-"""What `inspected_once` found, by plugin and sys.path."""
 FakePlugin = Callable[..., Path]
 
 
@@ -74,23 +70,6 @@ def family_source() -> Callable[..., str]:
         return f"from dstrain.registry.family import ModelFamily, Option\nMODEL = ModelFamily({arguments})\n"
 
     return source
-
-
-@pytest.fixture
-def inspected_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import a plugin in a process of its own once for the tests with one sys.path: each
-    `--model_id` asks all plugins, which takes seconds.
-    """
-    inspect = inspection._inspect
-
-    def inspect_once(plugin: Installed, found: inspection.Finding) -> None:
-        key = (plugin, *sys.path)
-        if key not in INSPECTED:
-            inspect(plugin, found)
-            INSPECTED[key] = found
-        vars(found).update(vars(INSPECTED[key]))
-
-    monkeypatch.setattr(inspection, "_inspect", inspect_once)
 
 
 @pytest.fixture(scope="module")

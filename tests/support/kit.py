@@ -70,6 +70,18 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         "the_family_names_what_the_variants_have": (
             ("__init__.py", '"text_encoder": ("layer",)', '"encoder": ("layer",)'),
         ),
+        "every_mask_is_cropped_with_what_it_is_of": (
+            (
+                "pipeline.py",
+                '            "height": Measured(',
+                '            "mask": Column("mask", "image"),\n            "height": Measured(',
+            ),
+            (
+                "units.py",
+                "input_image: Image.Image, *, vae",
+                "input_image: Image.Image, mask: Image.Image, *, vae",
+            ),
+        ),
         "recipes_are_of_what_the_family_has": (
             (
                 "__init__.py",

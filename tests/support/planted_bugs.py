@@ -372,7 +372,7 @@ BUGS = (
     Bug(
         "resumed_on_weights_stored_otherwise",
         "R20: a run resumes on weights that are stored as they were",
-        f"{CORE}/runs/checkpoints/resume.py",
+        f"{CORE}/runs/checkpoints/run_identity.py",
         "    return {name: identity for name, identity in identities.items() if identity}\n",
         "    return {}\n",
         (

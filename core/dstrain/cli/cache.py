@@ -11,7 +11,7 @@ import click
 
 from dstrain.cli.click_options import file_path, shared_options
 from dstrain.cli.help import Command, Group
-from dstrain.config.fields import flags
+from dstrain.config.fields import flags_by_name
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import printable, status
 from dstrain.errors import UsageError
@@ -271,7 +271,7 @@ def _show_options() -> list[click.Option]:
 
 def _places() -> list[click.Option]:
     """Return the options of places that may differ from the recorded ones."""
-    known = {flag.name: flag for flag in flags(TrainConfig)}
+    known = flags_by_name(TrainConfig)
     return [
         click.Option(
             [f"--{name}"],

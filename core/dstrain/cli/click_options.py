@@ -24,7 +24,7 @@ from dstrain.config.fields import (
     Flag,
     LoraFile,
     NamedInput,
-    flags,
+    flags_by_name,
     parse_input,
     parse_lora,
 )
@@ -204,7 +204,7 @@ def shared_options() -> tuple[click.Option, ...]:
 
 def model_options() -> tuple[click.Option, ...]:
     """Return --model, --variant and --seed, for a command without a configuration."""
-    known = {flag.name: flag for flag in flags(ModelChoice)}
+    known = flags_by_name(ModelChoice)
     # Nothing else tells the family here.
     help_of_model = "Model family (`dstrain models` lists the installed ones)."
     known["model"] = replace(known["model"], help=help_of_model)

@@ -169,27 +169,20 @@ def model_ids(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete a published id: of the family that is named, else of all; or a file."""
+    from dstrain.registry.discovery import usable_families
+
     family = ctx.meta.get(FAMILY)
-    families = [family] if family is not None else _records()
+    families = [family] if family is not None else usable_families()[0]
     known = {one: family.name for family in families for one in family.model_files}
     return _matching(known.items(), incomplete) or [file_item(incomplete)]
 
 
 def family_knowing(model_id: str) -> ModelFamily | None:
     """Return the family of a published id; None if that needs a closer look."""
-    found = [family for family in _records() if family.knows(model_id)]
+    from dstrain.registry.discovery import usable_families
+
+    found = [family for family in usable_families()[0] if family.knows(model_id)]
     return found[0] if len(found) == 1 else None
-
-
-def _records() -> list[ModelFamily]:
-    """Return the families that can be imported, in this process: it ends with its answer."""
-    from dstrain.registry.discovery import installed, load_family
-
-    found = []
-    for name in dict.fromkeys(one.name for one in installed()):
-        with suppress(Exception):
-            found.append(load_family(name))
-    return found
 
 
 def plugins(

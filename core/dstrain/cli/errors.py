@@ -1,7 +1,6 @@
 """Turn every exception into one line WHERE: WHAT with an exit code."""
 
 import traceback
-from contextlib import suppress
 from difflib import get_close_matches
 
 import click
@@ -127,12 +126,11 @@ def _no_such_option(error: click.NoSuchOption) -> UsageError:
 def _families_with(option: str) -> list[str]:
     """Return the installed families that have an option of this name."""
     # Imported once something is wrong, since they import pluggy.
-    from dstrain.registry.discovery import installed, load_family
+    from dstrain.registry.discovery import usable_families
 
-    found = []
-    for plugin in installed():
-        with suppress(DstrainError):
-            family = load_family(plugin.name)
-            if any(one.name == option for one in family.options):
-                found.append(family.name)
-    return list(dict.fromkeys(found))
+    families, _ = usable_families()
+    return [
+        family.name
+        for family in families
+        if any(one.name == option for one in family.options)
+    ]

@@ -142,7 +142,7 @@ class FamilyCommand(Command):
 
     def _read_first(self, ctx: click.Context, args: list[str]) -> None:
         # Imported once a command runs, since they import pluggy.
-        from dstrain.cli.model_family import family_of
+        from dstrain.models.naming.family import family_of
         from dstrain.registry.discovery import load_family
 
         first = self.make_context(
@@ -176,15 +176,15 @@ class FamilyCommand(Command):
             ctx.meta[FAMILY] = load_family(str(model), disabled)
         elif named is not None:
             if ctx.resilient_parsing:
-                told = family_knowing(str(named))
+                family = family_knowing(str(named))
             else:
                 is_help = not {*HELP}.isdisjoint(args)
                 with status():
-                    told = family_of(str(named), disabled, in_help=is_help)
-            if told is None:
+                    family = family_of(str(named), disabled, in_help=is_help)
+            if family is None:
                 return
-            ctx.meta[FAMILY] = told
-            ctx.default_map = {"model": told.name}
+            ctx.meta[FAMILY] = family
+            ctx.default_map = {"model": family.name}
         else:
             return  # click says that it is required
         # What is read later takes precedence, and what is typed over all of it.

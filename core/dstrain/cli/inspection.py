@@ -21,7 +21,6 @@ from dstrain.registry.discovery import (
     Installed,
     checked_family,
     installed,
-    load_family,
     refuse_clash,
 )
 from dstrain.registry.family import ModelFamily
@@ -68,17 +67,6 @@ def inspect_all(
             plugins = installed(disabled_plugins, group)
             findings += threads.map(partial(_finding, plugins=plugins), plugins)
     return findings
-
-
-def ready_families(
-    disabled_plugins: Collection[str] = (),
-) -> tuple[list[ModelFamily], list[Finding]]:
-    """Import the record of every family that can be used; returns also the broken ones."""
-    findings = inspect_all(disabled_plugins, (GROUP,))
-    broken = [found for found in findings if found.reason]
-    names = {found.name for found in findings} - {found.name for found in broken}
-    families = [load_family(name, disabled_plugins) for name in sorted(names)]
-    return families, broken
 
 
 def variant_lines(family: ModelFamily, variant: str) -> Iterator[tuple[str, str]]:

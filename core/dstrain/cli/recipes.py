@@ -15,7 +15,7 @@ import click
 
 from dstrain.cli.click_options import GroupedOption, shared_options
 from dstrain.cli.help import Command, Group
-from dstrain.config.fields import Flag, Group as OptionGroup, flags
+from dstrain.config.fields import Flag, Group as OptionGroup, flags_by_name
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import as_size
 from dstrain.console import as_table, get_logger
@@ -153,12 +153,12 @@ def recipes_group() -> click.Group:
 
 def _all_recipes(disabled_plugins: Collection[str]) -> list[Recipe]:
     """Return the recipes of every family that can be used."""
-    from dstrain.cli.inspection import ready_families
+    from dstrain.registry.discovery import usable_families
 
-    families, broken = ready_families(disabled_plugins)
+    families, broken = usable_families(disabled_plugins)
     found = []
-    for one in broken:
-        logger.warning("%s has no recipes here: it is broken", one.name)
+    for reason in broken:
+        logger.warning(reason)
     for family in families:
         try:
             found += recipes_of(family)
@@ -210,7 +210,7 @@ def as_data(recipe: Recipe) -> dict[str, Any]:
 
 def as_toml(recipe: Recipe, family: ModelFamily) -> str:
     """Return a recipe as a file that --config reads, with the reason of each line."""
-    known = {flag.name: flag for flag in flags(TrainConfig)}
+    known = flags_by_name(TrainConfig)
     numbers = {name: number for number, name in enumerate(recipe.sources, 1)}
     lines = [*_head(recipe, numbers), "", *_rule("yours")]
     lines += _comment("Give these on the command line, or here without the '#'.")

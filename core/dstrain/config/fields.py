@@ -205,6 +205,11 @@ def flags(config: type) -> tuple[Flag, ...]:
     return _read_once(config)
 
 
+def flags_by_name(config: type) -> dict[str, Flag]:
+    """Return the options of a configuration class by name, in the order of its fields."""
+    return {flag.name: flag for flag in flags(config)}
+
+
 # A run asks ten times, and type hints take a millisecond to read.
 @cache
 def _read_once(config: type) -> tuple[Flag, ...]:

@@ -1,17 +1,18 @@
 """Parse --lora_rank and --lora_alpha: one number, or one for each pattern of layers."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
-from dstrain.config.fields import split_commas
+from dstrain.config.named_numbers import (
+    Number,
+    parse_named_numbers,
+    positive_float,
+)
 from dstrain.errors import UsageError
 
 MOST_RANK = 2**15
 """More than a layer of any model has rows or columns: a higher rank adds nothing to it."""
-
-Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def parse_alphas(value: float | str | None) -> LayerNumbers[float]:
     """
     if value is None:
         return LayerNumbers(None)
-    return _parse("--lora_alpha", value, _alpha)
+    return _parse("--lora_alpha", value, positive_float)
 
 
 def _parse(
@@ -43,24 +44,7 @@ def _parse(
     value: float | str,
     parse: Callable[[str, str], Number],
 ) -> LayerNumbers[Number]:
-    others = None
-    numbers: dict[str, Number] = {}
-    for position, part in enumerate(split_commas(str(value))):
-        pattern, equals, number = part.rpartition("=")
-        pattern = pattern.strip()
-        if not equals and position:
-            what = f"expected PATTERN=NUMBER after the first number, got {part!r}"
-            raise UsageError(flag, what)
-        if equals and not pattern:
-            raise UsageError(flag, f"expected PATTERN=NUMBER, got {part!r}")
-        if pattern in numbers:
-            raise UsageError(flag, f"{pattern} is given twice")
-        if pattern:
-            numbers[pattern] = parse(flag, number)
-        else:
-            others = parse(flag, number)
-    if others is None and not numbers:
-        raise UsageError(flag, "is empty")
+    others, numbers = parse_named_numbers(flag, value, "PATTERN", parse)
     return LayerNumbers(others, tuple(numbers.items()))
 
 
@@ -75,15 +59,3 @@ def _rank(flag: str, text: str) -> int:
         what = f"expected {MOST_RANK:,} or less, got {rank}"
         raise UsageError(flag, what, "usual ranks are 4 to 128")
     return rank
-
-
-def _alpha(flag: str, text: str) -> float:
-    try:
-        alpha = float(text)
-    except ValueError:
-        raise UsageError(flag, f"{text.strip()!r} is not a valid float") from None
-    if not math.isfinite(alpha):
-        raise UsageError(flag, f"expected a finite number, got {alpha}")
-    if alpha <= 0:
-        raise UsageError(flag, f"expected more than 0, got {alpha}")
-    return alpha

@@ -1,10 +1,8 @@
 """Parse --learning_rate: one number, or one for each of the components."""
 
-import math
 from dataclasses import dataclass, field
 
-from dstrain.config.fields import split_commas
-from dstrain.errors import UsageError
+from dstrain.config.named_numbers import parse_named_numbers, positive_float
 
 FLAG = "--learning_rate"
 
@@ -61,35 +59,4 @@ def parse_learning_rates(value: float | str | None, default: float) -> LearningR
     """
     if value is None:
         return LearningRates(default)
-    others = None
-    rates: dict[str, float] = {}
-    parts = [value] if isinstance(value, float | int) else split_commas(value)
-    for position, part in enumerate(parts):
-        name, equals, number = str(part).rpartition("=")
-        name = name.strip()
-        if not equals and position:
-            what = f"expected COMPONENT=NUMBER after the first number, got {part!r}"
-            raise UsageError(FLAG, what)
-        if equals and not name:
-            raise UsageError(FLAG, f"expected COMPONENT=NUMBER, got {part!r}")
-        if name in rates:
-            raise UsageError(FLAG, f"{name} is given twice")
-        if name:
-            rates[name] = _number(number)
-        else:
-            others = _number(number)
-    if others is None and not rates:
-        raise UsageError(FLAG, "is empty")
-    return LearningRates(others, rates)
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise UsageError(FLAG, f"{text.strip()!r} is not a valid float") from None
-    if not math.isfinite(number):
-        raise UsageError(FLAG, f"expected a finite number, got {number}")
-    if number <= 0:
-        raise UsageError(FLAG, f"expected more than 0, got {number}")
-    return number
+    return LearningRates(*parse_named_numbers(FLAG, value, "COMPONENT", positive_float))

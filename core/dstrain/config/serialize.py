@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config.fields import flags
+from dstrain.config.fields import flags, flags_by_name
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.train import TrainConfig, options_affecting
@@ -155,7 +155,7 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
             names += ["tile_size", "tile_stride"]
     # An older version may have written fewer options.
     values = {name: recorded[name] for name in names if name in recorded}
-    known = {flag.name for flag in flags(TrainConfig)} | {"p", "recipe", "versions"}
+    known = {*flags_by_name(TrainConfig), "p", "recipe", "versions"}
     options = {
         name: str(value)
         for name, value in recorded.items()

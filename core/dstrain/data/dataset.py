@@ -210,7 +210,7 @@ class Dataset:
             self.table.refuse(skipped)
         if len(kept) == len(self.rows):
             return replace(self, skipped=skipped)
-        # Numbered anew, in the order of the first sample of each.
+        # Renumbered in the order of the first sample of each.
         old, first, groups = np.unique(
             self.groups[kept], return_index=True, return_inverse=True
         )

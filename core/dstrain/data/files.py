@@ -379,7 +379,7 @@ def read_mask(
 
 def refuse_transparent(mask: ImageInfo, otherwise: str = "") -> None:
     """Raise ValueError for a mask with transparent parts: over white, they would count in
-    full, and of a cut-out picture everything would.
+    full, and of a cut-out image everything would.
 
     otherwise: What else can be done than saving it without them.
     """

@@ -1,7 +1,5 @@
 """Check every row of a table against the inputs of a variant, before anything is decoded."""
 
-import itertools
-import math
 from array import array
 from collections.abc import (
     Callable,
@@ -15,58 +13,42 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from dstrain.console import counted
-from dstrain.data.cells import (
-    Cell,
-    ResampledVideo,
-    TensorsInfo,
-    check_mask_size,
-    file_names,
-    image_cell,
-    mask_cell,
-    read_literal,
-    tensors_cell,
-)
+from dstrain.data.cells import Cell, file_names
 from dstrain.data.clips import FrameSampling
-from dstrain.data.dataset import CheckedSample, Dataset, Variant
-from dstrain.data.files import (
-    DataRoots,
-    FileInfos,
-    FileInspector,
-    Masked,
-    find_masked,
-    read_mask,
-    refuse_transparent,
-)
+from dstrain.data.dataset import CheckedSample, Dataset
+from dstrain.data.files import DataRoots, FileInspector
 from dstrain.data.forms.naming import lacking_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source, find_source
-from dstrain.data.images import ImageInfo, Resolution, Size
+from dstrain.data.images import Resolution, Size
 from dstrain.data.rows.consistency import inconsistencies, short_videos
-from dstrain.data.table import Fault, RawValue, Table
-from dstrain.data.variants.buckets import TooSmall, cropped_share
-from dstrain.data.variants.captions import CaptionOptions, WeightedCaption
-from dstrain.data.variants.views import AugmentationOptions
-from dstrain.data.videos import Video
+from dstrain.data.rows.loaded import read_row
+from dstrain.data.rows.row_samples import (
+    clips_of,
+    derived_cells,
+    distinct,
+    too_short,
+    variants_of,
+)
+from dstrain.data.table import Fault, Table
+from dstrain.data.variants.captions import CaptionOptions
+from dstrain.data.variants.views import NO_AUGMENTATION, AugmentationOptions
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.graph.inputs import (
     Column,
-    Constant,
     Input,
     MaskColumn,
-    Measured,
     with_measured,
 )
 
 MAX_COLUMNS_SHOWN = 50
 CAPTIONS = "folder with captions"
 """The form of a table without cells, as `folder.read_folder` calls it."""
-NO_AUGMENTATION = AugmentationOptions()
-AS_WRITTEN = CaptionOptions()
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
 """Raises UsageError where a run cannot do with these inputs of a table with these columns."""
 
@@ -198,72 +180,6 @@ def check_rows(
     return dataset.without(faults)
 
 
-@dataclass
-class _Row:
-    """A row as it is loaded at one resolution."""
-
-    cells: dict[str, Cell] = field(default_factory=dict)
-    videos: dict[str, ResampledVideo] = field(default_factory=dict)
-    blank: set[str] = field(default_factory=set)
-    captions: dict[str, list[WeightedCaption]] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
-    cropped: float = 0.0
-    """The greatest share of one of its images that is cut off."""
-    is_cropped: bool = False
-    """Whether that is a pixel at least."""
-    is_too_small: bool = False
-    """Whether an image is too small for the buckets of this resolution."""
-
-    @property
-    def as_loaded(self) -> tuple[dict[str, Cell], dict[str, Size]]:
-        """Return what differs between resolutions, if anything does: its cells, and the
-        (height, width) at which its videos are loaded.
-        """
-        sizes = {name: video.size for name, video in self.videos.items()}
-        return self.cells, sizes
-
-    def add(
-        self,
-        name: str,
-        column: Column,
-        found: Video | TensorsInfo | Sequence[ImageInfo],
-        resolution: Resolution,
-        masked: Masked | None,
-    ) -> None:
-        """Add what files hold; a video is cut into clips later.
-
-        masked: For masks, what they are of, if the row has it.
-
-        Raises ValueError that says what is wrong.
-        """
-        if isinstance(found, TensorsInfo):
-            self.cells[name] = tensors_cell(column, found)
-        elif isinstance(found, Video):
-            size = None
-            if masked is not None:
-                check_mask_size(found.path, found.size, masked.own)
-                size = masked.loaded
-            video = ResampledVideo.of(column, resolution, found, size)
-            self.videos[name] = video
-            self._add_crop(video.video.size, video.size)
-        else:
-            if column.of:
-                for image in found:
-                    refuse_transparent(image)
-            if masked is None:
-                cell = image_cell(column, resolution, found)
-            else:
-                cell = mask_cell(column, found, masked.own, masked.loaded)
-            self.cells[name] = cell
-            for image, (_, *loaded) in zip(found, cell.shapes, strict=True):
-                self._add_crop(image.size, (loaded[0], loaded[1]))
-
-    def _add_crop(self, size: Size, loaded: Size) -> None:
-        share = cropped_share(size, loaded)
-        self.cropped = max(self.cropped, share)
-        self.is_cropped |= share * max(loaded) >= 1
-
-
 def _samples(
     table: Table,
     config: DataConfig,
@@ -280,6 +196,7 @@ def _samples(
         (*config.roots, *table.roots),
         config.url_cache,
     )
+    captions = dict.fromkeys(config.caption_inputs, config.captions)
     rows = inspector.with_files(table.rows)
     with_progress = counted("check rows", rows, len(table.rows))
     for number, (values, files) in enumerate(with_progress):
@@ -291,7 +208,7 @@ def _samples(
                 if not unreadable & {(number, ""), (number, column.name)}
             }
         found = [
-            _read_row(number, values, readable, config, resolution, files)
+            read_row(number, values, readable, captions, resolution, files)
             for resolution in config.resolutions
         ]
         # Where another resolution has a size for them, small images are no fault.
@@ -308,106 +225,13 @@ def _samples(
             if row.as_loaded in earlier:
                 continue
             earlier.append(row.as_loaded)
-            for clips in _unlike(_clips(row.videos, config.sampling)):
-                faults += _too_short(number, clips, columns)
+            for clips in distinct(clips_of(row.videos, config.sampling)):
+                faults += too_short(number, clips, columns)
                 cells = row.cells | clips
-                cells |= _derived(cells, inputs)
-                variants = _variants(cells, row, config)
+                cells |= derived_cells(cells, inputs)
+                variants = variants_of(row, cells, config.augmentation)
                 yield CheckedSample((number, chunk), variants, row.cropped)
                 chunk += 1
-
-
-def _read_row(
-    number: int,
-    values: Mapping[str, RawValue],
-    columns: Mapping[str, Column],
-    config: DataConfig,
-    resolution: Resolution,
-    files: FileInfos,
-) -> _Row:
-    """Read the cells of a row as they are loaded at a resolution."""
-    row = _Row()
-    for name, column in columns.items():
-        value = values[column.name]
-        try:
-            if name in config.caption_inputs and (
-                isinstance(value, list) or config.captions != AS_WRITTEN
-            ):
-                row.captions[name] = config.captions.captions(value)
-                value = row.captions[name][0][1]
-            masked = None
-            loaded = row.cells.get(column.of) or row.videos.get(column.of)
-            if loaded is not None:
-                masked = find_masked(values, columns[column.of], loaded, files)
-            if isinstance(column, MaskColumn):
-                mask = read_mask(values, column, masked, files)
-                if mask is not None:
-                    row.cells[name] = mask
-                    continue
-            elif not column.is_file:
-                literal = read_literal(value, column)
-                if literal is not None:
-                    row.cells[name] = literal
-                    continue
-            elif found := _files_of(value, column, files):
-                row.add(name, column, found, resolution, masked)
-                continue
-            row.blank.add(name)
-        except ValueError as error:
-            row.is_too_small |= isinstance(error, TooSmall)
-            row.faults.append(Fault(number, column.name, str(error)))
-    return row
-
-
-def _files_of(
-    value: RawValue, column: Column, files: FileInfos
-) -> Video | TensorsInfo | list[ImageInfo]:
-    """Return the files that a cell names; raise ValueError that says what is wrong."""
-    images: list[ImageInfo] = []
-    for name in file_names(value, column):
-        file = files[name, column.file_type]
-        if isinstance(file, str):
-            raise ValueError(file)
-        if isinstance(file, Video | TensorsInfo):
-            return file
-        images.append(file)
-    return images
-
-
-def _too_short(
-    number: int, clips: Mapping[str, Cell], columns: Mapping[str, Column]
-) -> Iterator[Fault]:
-    """Yield the clips of a sample that have too few frames to train on."""
-    frames = max((cell.shapes[0][0] for cell in clips.values()), default=0)
-    for name in clips:
-        if frames < columns[name].least_frames:
-            reason = f"gives {frames} frame, which is {name}: nothing is left to train"
-            yield Fault(number, columns[name].name, reason)
-
-
-def _variants(
-    cells: Mapping[str, Cell], row: _Row, config: DataConfig
-) -> list[Variant]:
-    """Return the variants of a sample: each of its captions with each view of its
-    images.
-    """
-    if not row.captions and config.augmentation == NO_AUGMENTATION:
-        return [(1, cells)]
-    variants: list[Variant] = []
-    names = list(row.captions)
-    views = [
-        (share, {name: cell.seen(view) for name, cell in cells.items()})
-        for share, view in config.augmentation.views(row.is_cropped)
-    ]
-    for captions in itertools.product(*row.captions.values()):
-        weight = math.prod(weight for weight, _ in captions)
-        texts = {
-            name: replace(cells[name], literal=text)
-            for name, (_, text) in zip(names, captions, strict=True)
-            if name in cells
-        }
-        variants += [(weight * share, {**view, **texts}) for share, view in views]
-    return variants
 
 
 def input_columns(
@@ -580,47 +404,3 @@ def _missing_inputs(
         return [name for name in columns if name in blank and problem((name,))]
 
     return missing
-
-
-def _clips(
-    videos: Mapping[str, ResampledVideo], sampling: FrameSampling
-) -> Iterator[dict[str, Cell]]:
-    """Yield the clips of each sample of a row; one sample without clips if it has no
-    videos.
-
-    All videos of a row are cut at the same places, as far as the shortest one goes: that
-    gives fewer clips, none of which is shorter (`short_videos`).
-    """
-    if not videos:
-        yield {}
-        return
-    total = min(len(video.frame_indices) for video in videos.values())
-    multiples = [video.column.frame_multiple or 1 for video in videos.values()]
-    for clip in sampling.clips(total, math.lcm(*multiples)):
-        yield {name: video.cell(clip) for name, video in videos.items()}
-
-
-def _unlike(samples: Iterable[dict[str, Cell]]) -> Iterator[dict[str, Cell]]:
-    """Yield each set of clips once: those of a video with fewer frames per second than
-    are wanted may show the same.
-    """
-    # By hash: a long video has thousands of clips. The rest of their cells is the same.
-    seen: set[tuple[Any, ...]] = set()
-    for clips in samples:
-        shown = tuple((cell.files, cell.parameters) for cell in clips.values())
-        if shown not in seen:
-            seen.add(shown)
-            yield clips
-
-
-def _derived(cells: Mapping[str, Cell], inputs: Mapping[str, Input]) -> dict[str, Cell]:
-    """Return the inputs of a sample that no column gives: constants and measurements."""
-    derived: dict[str, Cell] = {}
-    for name, source in inputs.items():
-        if isinstance(source, Constant):
-            derived[name] = Cell(source.kind, source.value)
-        elif isinstance(source, Measured) and source.of in cells:
-            frames, height, width = cells[source.of].shapes[0]
-            axes = {"height": height, "width": width, "frames": frames}
-            derived[name] = Cell("integer", axes[source.axis])
-    return derived

@@ -28,7 +28,7 @@ class QuantizationMethod:
     """Whether a gradient passes through the layer to its input."""
     version: int = 1
     """Raise it when stored weights become other numbers: results that were computed
-    with them are then computed anew."""
+    with them are then computed again."""
 
     @property
     def identity(self) -> str:

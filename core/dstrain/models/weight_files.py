@@ -18,7 +18,7 @@ from dstrain.storage.safetensors import naming_faults, opened, tensor_shapes
 
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 MAPPED = 2**30
-"""Bytes that are read from a file until it is opened anew."""
+"""Bytes that are read from a file until it is opened again."""
 
 GGUF = b"GGUF"
 """The first bytes of such a file."""
@@ -61,7 +61,7 @@ class OpenFiles:
     """Files that are open while weights are read from them.
 
     What was read of a mapped file counts as RAM of this process until the file is closed.
-    So it is closed after its last tensor, and opened anew after each GiB.
+    So it is closed after its last tensor, and opened again after each GiB.
     """
 
     def __init__(self, wanted: Iterable[TensorInfo]) -> None:

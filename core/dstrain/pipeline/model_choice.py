@@ -59,8 +59,7 @@ def with_family(config: Choice) -> Choice:
     """
     if config.model or config.model_id is None:
         return config
-    families, broken = usable_families(config.disabled_plugins)
-    found = family_of(config.model_id, families, broken)
+    found = family_of(config.model_id, config.disabled_plugins)
     assert found is not None  # only where help asks
     return replace(config, model=found.name)
 
@@ -80,10 +79,10 @@ def _refuse_others(model: object, given: object) -> None:
 
 def _family_of(model: str, given: Sequence[ModelConfig]) -> ModelFamily:
     """Return the family of a model; of files, that of the first that tells one."""
-    families, broken = usable_families()
     if model:
         named = model
     elif given:
+        families, _ = usable_families()
         ids = [one.model_id for one in given if one.model_id]
         known = [one for one in ids if any(family.knows(one) for family in families)]
         paths = [one.path for one in given if one.path]
@@ -91,7 +90,7 @@ def _family_of(model: str, given: Sequence[ModelConfig]) -> ModelFamily:
         named = (known or ids or [first if isinstance(first, str) else first[0]])[0]
     else:
         raise UsageError(WHERE, "no model is given", EXAMPLE)
-    found = family_of(named, families, broken)
+    found = family_of(named)
     assert found is not None  # only where help asks
     return found
 

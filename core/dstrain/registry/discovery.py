@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dstrain.config.fields import flags
+from dstrain.config.fields import flags_by_name
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError, nearest
@@ -117,9 +117,14 @@ def usable_families(
     families, broken = [], []
     for name in dict.fromkeys(plugin.name for plugin in installed(disabled_plugins)):
         try:
-            families.append(load_family(name, disabled_plugins))
+            family = load_family(name, disabled_plugins)
+            reason = next(family.missing_targets(), "")
         except UsageError as error:
-            broken.append(f"{name} was not asked, since it is broken: {error.what}")
+            reason = error.what
+        if reason:
+            broken.append(f"{name} was not asked, since it is broken: {reason}")
+        else:
+            families.append(family)
     return families, broken
 
 
@@ -179,7 +184,7 @@ def checked_family(plugin: Installed) -> ModelFamily:
     for problem in family.problems():
         raise UsageError(plugin.where, problem)
     taken = {"config", "debug", "format", "help", "p", "recipe", "versions"}
-    taken |= {flag.name for flag in (*flags(TrainConfig), *flags(GenerateConfig))}
+    taken |= flags_by_name(TrainConfig).keys() | flags_by_name(GenerateConfig).keys()
     for option in family.options:
         if option.name in taken:
             what = f"its flag --{option.name} is already one of dstrain's own"

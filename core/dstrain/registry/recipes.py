@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config.fields import flags
+from dstrain.config.fields import flags_by_name
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.config.sizes import parse_size
@@ -323,8 +323,7 @@ def _settings(table: Any) -> Iterator[Setting]:
 def _check_options(
     family: ModelFamily, file: str, key: str, settings: Iterable[Setting]
 ) -> None:
-    known = [flag.name for flag in flags(TrainConfig)]
-    known += [option.name for option in family.options]
+    known = [*flags_by_name(TrainConfig), *(one.name for one in family.options)]
     for one in settings:
         if one.option not in known:
             what = f"[{key}] {one.option}: no such option{nearest(one.option, known)}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dstrain.config.datasets import datasets_of
+from dstrain.config.datasets import DatasetOptions, datasets_of
 from dstrain.config.fields import parse_lora, program_named, split_commas
 from dstrain.config.learning_rates import LearningRates
 from dstrain.config.options.train import TrainConfig
@@ -192,8 +192,8 @@ class Setup:
         those of one dataset that none of its own has.
         """
         for part in self.parts:
-            if part.has_own_masks:
-                with about_dataset(part.name):
+            if part.options.has_own_masks:
+                with about_dataset(part.options.name):
                     refuse_no_masks(part.dataset)
         refuse_no_masks(dataset)
 
@@ -203,7 +203,7 @@ class Setup:
         rows.
         """
         if not self.config.dataset:
-            return (DatasetPart(self),)
+            return (DatasetPart(self, DatasetOptions(self.config)),)
         parts = []
         for one in datasets_of(self.config):
             own = replace(
@@ -212,11 +212,7 @@ class Setup:
                 spec=with_masks_of_dataset(self.spec, masks_of(one.config)),
                 may_lack_masks=not one.has_own_masks,
             )
-            parts.append(
-                DatasetPart(
-                    own, one.repeats, one.loss_weight, one.name, one.has_own_masks
-                )
-            )
+            parts.append(DatasetPart(own, one))
         return tuple(parts)
 
     @property
@@ -478,17 +474,11 @@ class DatasetPart:
 
     setup: Setup
     """The run with this dataset alone."""
-    repeats: int = 1
-    """How often an epoch draws each of its samples, beside --dataset_repeat."""
-    loss_weight: float = 1.0
-    """What the losses of its samples are multiplied by."""
-    name: str = ""
-    """As in DatasetOptions."""
-    has_own_masks: bool = False
-    """Whether it asks for masks itself, and not the run for all datasets."""
+    options: DatasetOptions
+    """Those of the dataset."""
 
     @property
     def dataset(self) -> Dataset:
         """Return its rows, checked; a UsageError of an option names the dataset."""
-        with about_dataset(self.name):
+        with about_dataset(self.options.name):
             return self.setup.checked_dataset

@@ -209,19 +209,19 @@ def _send_config(tracker: Any, resolved: Mapping[str, Any]) -> None:
 def _send_images(
     tracker: Any, images: Mapping[str, Image.Image | Frames], step: int
 ) -> None:
-    pictures = {name: _pictures(image) for name, image in images.items()}
+    arrays = {name: _arrays(image) for name, image in images.items()}
     if tracker.name == "tensorboard":
-        stacks = {name: np.stack(arrays) for name, arrays in pictures.items()}
+        stacks = {name: np.stack(several) for name, several in arrays.items()}
         tracker.log_images(stacks, step=step, dataformats="NHWC")
         return
     as_images = {
-        name: [Image.fromarray(one) for one in arrays]
-        for name, arrays in pictures.items()
+        name: [Image.fromarray(one) for one in several]
+        for name, several in arrays.items()
     }
     tracker.log_images(as_images, step=step)
 
 
-def _pictures(image: Image.Image | Frames) -> list[np.ndarray[Any, Any]]:
+def _arrays(image: Image.Image | Frames) -> list[np.ndarray[Any, Any]]:
     """Return an image, or frames evenly from a video, as uint8 (height, width, 3)."""
     if not isinstance(image, Frames):
         return [np.asarray(image.convert("RGB"))]

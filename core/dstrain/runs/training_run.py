@@ -71,7 +71,8 @@ class TrainingData:
         if not self.setup.config.dataset:
             return ()
         ends = list(accumulate(self.rows_of_parts))
-        own = [(part.repeats, part.loss_weight) for part in self.setup.parts]
+        options = [part.options for part in self.setup.parts]
+        own = [(one.repeats, one.loss_weight) for one in options]
         # Stage 2 need not name the dataset of --dataset_base_path.
         own = [(1, 1.0)] * (len(ends) - len(own)) + own
         return [

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dstrain.graph.inputs import Measured
+from dstrain.graph.inputs import Column, Measured
 from dstrain.lora.adapters import inject
 from dstrain.lora.layers import LoraConfig
 from dstrain.models.component_files import ModelConfig, assign, component_at
@@ -81,6 +81,18 @@ class Declared(Contract):
             for option in family.options
             if not option.component and not option.saves
         } <= constants
+
+    def test_every_mask_is_cropped_with_what_it_is_of(self) -> None:
+        """A file whose input is named a mask says with `of` which image or video it is of."""
+        family = load_family(self.family)
+        without = [
+            f"{variant}: {name}"
+            for variant in family.variants
+            for name, source in family.spec(variant).inputs.items()
+            if isinstance(source, Column) and source.is_file
+            if "mask" in name and not source.of
+        ]
+        assert without == []
 
     def test_recipes_are_of_what_the_family_has(self) -> None:
         """Recipes can be read, and name variants, models and components that exist."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,6 +30,8 @@ from dstrain_flux.units import encode_prompt, resize_kontext
 from PIL import Image
 from torch import Tensor
 from transformers import SiglipImageProcessor
+
+from tests.support.published_steps import add_to
 
 RENAMED = {"guidance_scale": "true_cfg_scale", "embedded_guidance": "guidance_scale"}
 PARTS = {
@@ -324,13 +327,7 @@ class TestConformance(Conformance):
         published = build(pipe, folder, CLASSES.get(variant, FluxPipeline))
         height, width = (arguments[side] // DOWNSCALE for side in ("height", "width"))
         passed: list[Tensor] = []
-
-        def family(
-            pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
-        ) -> dict[str, Any]:
-            passed.append(unpack(values["latents"], height, width))
-            return values
-
+        at_step_end = add_to(passed, partial(unpack, height=height, width=width))
         given = {RENAMED.get(name, name): value for name, value in arguments.items()}
         given["latents"] = pack(arguments["latents"])
         if variant == "redux":
@@ -342,7 +339,7 @@ class TestConformance(Conformance):
                 stack.enter_context(per_branch(published, arguments))
             if variant in AROUND:
                 stack.enter_context(AROUND[variant](pipe, given))
-            image = published(**given, callback_on_step_end=family).images[0]
+            image = published(**given, callback_on_step_end=at_step_end).images[0]
         return passed, image
 
     @staticmethod

@@ -15,6 +15,9 @@ from dstrain_flux import MODEL
 from PIL import Image
 from torch import Tensor
 
+from tests.support.noise_images import noise_image
+from tests.support.published_steps import add_to, assert_equal_steps, encode_the_mode
+
 PROMPT, NEGATIVE = "a dog and the cat on a red table", "blurry, ugly"
 PARTS = {
     "transformer": "dit",
@@ -24,11 +27,6 @@ PARTS = {
     "tokenizer_2": "tokenizer_2",
     "vae": "vae",
 }
-
-
-def noise_image(width: int, height: int) -> Image.Image:
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(pixels)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +39,7 @@ def test_every_step_equals_that_of_flux_img2img_pipeline(
     loaded: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Diffusers draws from the VAE's distribution; here, as in training, it is the mode.
-    monkeypatch.setattr(
-        pipeline_flux_img2img,
-        "retrieve_latents",
-        lambda encoded, generator: encoded.latent_dist.mode(),
-    )
+    encode_the_mode(monkeypatch, pipeline_flux_img2img)
     published = FluxImg2ImgPipeline(
         **{name: loaded[ours] for name, ours in PARTS.items()},
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(
@@ -56,14 +49,10 @@ def test_every_step_equals_that_of_flux_img2img_pipeline(
     published.set_progress_bar_config(disable=True)
     image, theirs, ours = noise_image(96, 64), [], []
 
-    def keep(_: Any, step: int, time: Any, values: dict[str, Any]) -> dict[str, Any]:
-        theirs.append(values["latents"])
-        return values
-
     common = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "num_inference_steps": 7}
     wanted = published(
         **common, image=image, height=64, width=96, strength=strength,
-        true_cfg_scale=scale, guidance_scale=3.5, callback_on_step_end=keep,
+        true_cfg_scale=scale, guidance_scale=3.5, callback_on_step_end=add_to(theirs),
         generator=torch.Generator().manual_seed(5),
     ).images[0]  # fmt: skip
 
@@ -78,12 +67,7 @@ def test_every_step_equals_that_of_flux_img2img_pipeline(
         **common, input_image=image, denoising_strength=strength, seed=5,
         guidance_scale=scale, on_step=on_step,
     )  # fmt: skip
-    assert len(ours) == len(theirs) == {0.05: 1, 0.5: 4, 0.72: 6, 1.0: 7}[strength]
-    differences = [
-        (one - other).abs().max().item()
-        for one, other in zip(ours, theirs, strict=True)
-    ]
-    assert max(differences) <= 1e-5, differences
+    assert_equal_steps(ours, theirs, {0.05: 1, 0.5: 4, 0.72: 6, 1.0: 7}[strength])
     assert np.array_equal(np.asarray(made), np.asarray(wanted))
 
 

@@ -19,6 +19,8 @@ from dstrain_flux.toy import write
 from PIL import Image
 from torch import Tensor, nn
 
+from tests.support.published_steps import add_to, assert_equal_steps
+
 PARTS = ("transformer", "text_encoder", "text_encoder_2", "vae")
 SIZE = {"height": 32, "width": 48, "num_inference_steps": 2}
 IMAGE = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
@@ -71,16 +73,10 @@ def theirs(
     pipeline.set_progress_bar_config(disable=True)
     pipeline.load_lora_weights(lora)
 
-    def family(
-        pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
-    ) -> dict[str, Any]:
-        passed.append(values["latents"])
-        return values
-
     pipeline(
         prompt="a dog",
         latents=pack(noise),
-        callback_on_step_end=family,
+        callback_on_step_end=add_to(passed),
         **given,
         **SIZE,
     )
@@ -111,14 +107,7 @@ def test_a_lora_file_gives_the_same_latents_in_diffusers_at_each_step(
         image = {"image": IMAGE, "max_area": 32 * 48, "_auto_resize": False}
     made = ours(tmp_path / "toy", variant, file, noise, images)
     wanted = theirs(tmp_path / "toy", file, noise, image)
-    assert len(made) == len(wanted) == SIZE["num_inference_steps"]
-    assert (
-        max(
-            (one - other).abs().max().item()
-            for one, other in zip(made, wanted, strict=True)
-        )
-        <= 1e-5
-    )
+    assert_equal_steps(made, wanted, SIZE["num_inference_steps"])
     without = ours(tmp_path / "toy", variant, None, noise, images)
     assert (without[-1] - wanted[-1]).abs().max() > 1e-2
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxKontextPipeline, FluxPipeline
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
 from dstrain.graph.noise_schedule import LatentConstraint, TimestepSampler
 from dstrain.graph.plan import make_plan
 from dstrain.models.functional import pack
@@ -24,15 +23,11 @@ from dstrain_flux.toy import write
 from PIL import Image
 from torch import Tensor
 
+from tests.support.noise_images import smooth_noise
+from tests.support.published_steps import add_to, assert_equal_steps
+
 PARTS = ("dit", "text_encoder_1", "text_encoder_2", "vae", "tokenizer_1", "tokenizer_2")
 PROMPT, NEGATIVE = "a dog and the cat on a red table", "blurry, ugly"
-
-
-def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(
-        0, 256, (height // 8, width // 8, 3), dtype=np.uint8
-    )
-    return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
 
 
 def published(kind: type[Any], loaded: dict[str, Any], toy_folder: Path) -> Any:
@@ -58,14 +53,11 @@ def by_diffusers(
     """The latents after each step of diffusers' pipeline, packed, and its image."""
     passed: list[Tensor] = []
 
-    def family(
-        pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
-    ) -> dict[str, Any]:
-        passed.append(values["latents"])
-        return values
-
     images = pipeline(
-        prompt=PROMPT, latents=pack(noise), callback_on_step_end=family, **arguments
+        prompt=PROMPT,
+        latents=pack(noise),
+        callback_on_step_end=add_to(passed),
+        **arguments,
     ).images
     return passed, images[0]
 
@@ -97,11 +89,7 @@ def sharpen(loaded: dict[str, Any]) -> None:
 def assert_equal(
     ours: tuple[list[Tensor], Any], theirs: tuple[list[Tensor], Any], steps: int
 ) -> None:
-    differences = [
-        (a - b).abs().max().item() for a, b in zip(ours[0], theirs[0], strict=True)
-    ]
-    assert len(differences) == steps
-    assert max(differences) <= 1e-5, differences
+    assert_equal_steps(ours[0], theirs[0], steps)
     assert np.array_equal(np.asarray(ours[1]), np.asarray(theirs[1]))
 
 
@@ -144,7 +132,7 @@ def test_every_step_equals_that_of_flux_kontext_pipeline(
     """
     sharpen(loaded)
     noise = torch.randn(1, 16, 8, 8, generator=torch.Generator().manual_seed(5))
-    reference, steps = noise_image(80, 48), 3
+    reference, steps = smooth_noise(80, 48), 3
     common = {
         "height": 64,
         "width": 64,
@@ -182,7 +170,7 @@ def test_at_the_published_area_kontext_equals_diffusers_from_an_image_of_any_siz
     common = {"height": 64, "width": 64, "num_inference_steps": 1}
     pipeline, reference = (
         published(FluxKontextPipeline, loaded, toy_folder),
-        noise_image(300, 130),
+        smooth_noise(300, 130),
     )
     theirs = by_diffusers(
         pipeline, noise, image=reference, guidance_scale=2.5, max_area=64 * 64, **common
@@ -210,7 +198,7 @@ def test_a_denoiser_without_embedded_guidance_gets_none_and_equals_diffusers(
     [
         {"prompt": "x"},
         {"embedded_guidance": 1.0},
-        {"kontext_images": [noise_image(64, 64, 1)]},
+        {"kontext_images": [smooth_noise(64, 64, 1)]},
     ],
 )
 def test_the_toy_listens_to_what_it_is_given(
@@ -229,7 +217,7 @@ def test_the_toy_listens_to_what_it_is_given(
     }
     passed: list[Tensor] = []
     for arguments in ({}, change):
-        images = {"kontext_images": [noise_image(64, 64)]}
+        images = {"kontext_images": [smooth_noise(64, 64)]}
         pipe(
             **{**given, **images, **arguments},
             on_step=lambda i, latents: passed.append(latents),
@@ -299,8 +287,8 @@ def test_a_loss_reaches_every_parameter(variant: str, loaded: dict[str, Any]) ->
         loaded[name].requires_grad_(True)
     values: dict[str, Any] = {
         "prompt": PROMPT,
-        "input_image": noise_image(48, 32),
-        "kontext_images": [noise_image(32, 48)],
+        "input_image": smooth_noise(48, 32),
+        "kontext_images": [smooth_noise(32, 48)],
     }
     values["kontext_pixels"] = 32 * 32
     for unit in spec.units:
@@ -328,17 +316,3 @@ def test_a_loss_reaches_every_parameter(variant: str, loaded: dict[str, Any]) ->
 
 def test_both_halves_of_the_text_are_per_branch() -> None:
     assert MODEL.spec("kontext").branched == {"prompt", "pooled_emb", "prompt_emb"}
-
-
-def test_every_mask_is_cropped_with_what_it_is_of() -> None:
-    masks = {
-        name: source.of
-        for spec in PIPELINES.values()
-        for name, source in spec.inputs.items()
-        if isinstance(source, Column) and "mask" in name
-    }
-    assert masks == {
-        "flux_fill_mask": "flux_fill_image",
-        "controlnet_inpaint_mask": "controlnet_image",
-        "eligen_entity_masks": "input_image",
-    }

@@ -13,6 +13,8 @@ from dstrain.graph.unit import Unit
 from dstrain_flux import units
 from PIL import Image
 
+from tests.support.noise_images import smooth_noise
+
 CLIP, PROMPT, IMAGE = (
     Unit(unit) for unit in (units.encode_clip, units.encode_prompt, units.encode_image)
 )
@@ -24,13 +26,6 @@ PROMPTS = [
     "the dog " * 900,
     "红苹果 <|endoftext|> </s> {}",
 ]
-
-
-def noise_image(width: int, height: int) -> Image.Image:
-    noise = np.random.default_rng(0).integers(
-        0, 256, (height // 8, width // 8, 3), dtype=np.uint8
-    )
-    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
 @pytest.fixture
@@ -64,11 +59,11 @@ def test_an_image_is_encoded_as_the_normalized_mode(
     width: int, height: int, loaded: dict[str, Any]
 ) -> None:
     vae = loaded["vae"]
-    pixels = VaeImageProcessor().preprocess(noise_image(width, height))
+    pixels = VaeImageProcessor().preprocess(smooth_noise(width, height))
     wanted = (
         vae.encode(pixels).latent_dist.mode() - vae.config.shift_factor
     ) * vae.config.scaling_factor
-    made = IMAGE.run({"input_image": noise_image(width, height)}, loaded)[
+    made = IMAGE.run({"input_image": smooth_noise(width, height)}, loaded)[
         "input_latents"
     ]
     assert made.shape == (1, 16, height // 8, width // 8)
@@ -98,7 +93,7 @@ def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
     loaded = loaded_bf16
     assert PROMPT.run({"prompt": "x"}, loaded)["prompt_emb"].dtype == torch.bfloat16
     assert CLIP.run({"prompt": "x"}, loaded)["pooled_emb"].dtype == torch.bfloat16
-    latents = IMAGE.run({"input_image": noise_image(32, 32)}, loaded)["input_latents"]
+    latents = IMAGE.run({"input_image": smooth_noise(32, 32)}, loaded)["input_latents"]
     assert latents.dtype == torch.float32
     assert units.decode(latents, vae=loaded["vae"])["image"].size == (32, 32)
 
@@ -140,7 +135,7 @@ def test_sizes_of_other_areas_are_scaled(
 def test_images_to_edit_become_latents_each_of_its_own_size(
     loaded: dict[str, Any],
 ) -> None:
-    given = [noise_image(200, 64).convert("RGBA"), noise_image(40, 40).convert("L")]
+    given = [smooth_noise(200, 64).convert("RGBA"), smooth_noise(40, 40).convert("L")]
     made = Unit(units.resize_kontext).run(
         {"kontext_images": given, "kontext_pixels": 64 * 64}, loaded
     )

@@ -30,10 +30,11 @@ from diffusers.pipelines.qwenimage import (
 from dstrain import Pipeline
 from dstrain.testing import Conformance
 from dstrain_qwen_image.model_fn import DOWNSCALE, pack, unpack
-from dstrain_qwen_image.processor import Processor
 from PIL import Image
 from torch import Tensor, nn
-from transformers import Qwen2VLProcessor
+
+from tests.support.published_processor import PublishedProcessor
+from tests.support.published_steps import add_to, encode_the_mode
 
 RENAMED = {
     "guidance_scale": "true_cfg_scale",
@@ -42,26 +43,6 @@ RENAMED = {
 }
 OURS = ("edit_pixels", "edit_text_pixels")
 PUBLISHED_PIXELS = {1024 * 1024: "edit_pixels", 384 * 384: "edit_text_pixels"}
-
-
-class PublishedProcessor(Qwen2VLProcessor):
-    """transformers' own, but for its constructor, which asks for torchvision."""
-
-    def __init__(self, processor: Processor) -> None:
-        self.image_processor, self.tokenizer = (
-            processor.image_processor,
-            processor.tokenizer,
-        )
-        self.video_processor = self.chat_template = None
-        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
-        self.image_token_id, self.video_token_id = self.tokenizer.convert_tokens_to_ids(
-            [self.image_token, self.video_token]
-        )
-        self.image_ids, self.video_ids, self.audio_ids = (
-            [self.image_token_id],
-            [self.video_token_id],
-            [],
-        )
 
 
 def by_diffusers(
@@ -89,13 +70,7 @@ def by_diffusers(
     published.set_progress_bar_config(disable=True)
     height, width = (arguments[side] // DOWNSCALE for side in ("height", "width"))
     passed: list[Tensor] = []
-
-    def family(
-        pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
-    ) -> dict[str, Any]:
-        passed.append(unpack(values["latents"], height, width))
-        return values
-
+    at_step_end = add_to(passed, partial(unpack, height=height, width=width))
     given = {
         RENAMED.get(name, name): value
         for name, value in arguments.items()
@@ -104,7 +79,7 @@ def by_diffusers(
     if call is None:
         call = {"latents": pack(arguments["latents"])}
     given = {**given, **call}
-    image = published(**given, callback_on_step_end=family).images[0]
+    image = published(**given, callback_on_step_end=at_step_end).images[0]
     return passed, image
 
 
@@ -298,9 +273,7 @@ def inpainted(
     module = pipeline_qwenimage_inpaint
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "randn_tensor", lambda *_, **__: noise)
-        patch.setattr(
-            module, "retrieve_latents", lambda made, generator: made.latent_dist.mode()
-        )
+        encode_the_mode(patch, module)
         return by_diffusers(QwenImageInpaintPipeline, pipe, folder, given, call)
 
 
@@ -334,12 +307,6 @@ def layered(
         frames = packed.unflatten(1, (given["layers"] + 1, -1)).unbind(1)
         return torch.cat([unpack(one, *shape[::-1]) for one in frames], dim=2)
 
-    def keep(
-        _: Any, step: int, timestep: Any, values: dict[str, Any]
-    ) -> dict[str, Any]:
-        passed.append(unpacked(values["latents"]))
-        return values
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             pipeline_qwenimage_layered,
@@ -350,7 +317,7 @@ def layered(
         (made,) = published(
             **given,
             latents=torch.cat([pack(one) for one in latents.split(1, dim=2)], dim=1),
-            callback_on_step_end=keep,
+            callback_on_step_end=add_to(passed, unpacked),
         ).images
     config = pipe.components["vae"].config
     mean, std = (

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from dstrain.cli.main import main
@@ -18,6 +17,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.support.noise_images import noise_image
+
 INPAINT = "blockwise-controlnet-inpaint"
 CANNY = "DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-Canny"
 MODELS = """Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors
@@ -28,11 +29,6 @@ DATA = ["--dataset_base_path", "data", "--data_file_keys"]
 
 def noise(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def noise_image(width: int, height: int) -> Image.Image:
-    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(pixels)
 
 
 def predict(loaded: dict[str, Any], channels: int = 16) -> Tensor:

@@ -34,10 +34,11 @@ from dstrain.runs.resolve import resolve
 from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL, units
 from dstrain_qwen_image.model_fn import latent_shape_edit, pack, predict_edit
-from dstrain_qwen_image.processor import Processor
-from PIL import Image
 from torch import Tensor
-from transformers import Qwen2VLProcessor
+
+from tests.support.noise_images import smooth_noise
+from tests.support.published_processor import PublishedProcessor
+from tests.support.published_steps import add_to, assert_equal_steps
 
 PIXELS, TEXT_PIXELS = 64 * 128, 64 * 64
 """Small areas in the place of 1024 x 1024 for the VAE and 384 x 384 for the text
@@ -48,33 +49,6 @@ PROMPT, NEGATIVE = (
     "put the red apple of Picture 1 on the table",
     "blurry and many other words",
 )
-
-
-class Published(Qwen2VLProcessor):
-    """transformers' own processor, but for its constructor, which asks for torchvision."""
-
-    def __init__(self, processor: Processor) -> None:
-        self.image_processor, self.tokenizer = (
-            processor.image_processor,
-            processor.tokenizer,
-        )
-        self.video_processor = self.chat_template = None
-        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
-        self.image_token_id, self.video_token_id = self.tokenizer.convert_tokens_to_ids(
-            [self.image_token, "<|video_pad|>"]
-        )
-        self.image_ids, self.video_ids, self.audio_ids = (
-            [self.image_token_id],
-            [self.video_token_id],
-            [],
-        )
-
-
-def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
-    noise = np.random.default_rng(seed).integers(
-        0, 256, (height // 8 or 1, width // 8 or 1, 3), dtype=np.uint8
-    )
-    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
 @pytest.fixture
@@ -94,7 +68,7 @@ def published(variant: str, loaded: dict[str, Any], folder: Path) -> Any:
     kind = QwenImageEditPipeline if variant == "edit" else QwenImageEditPlusPipeline
     made = kind(
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
-        processor=Published(loaded["processor"]),
+        processor=PublishedProcessor(loaded["processor"]),
         transformer=loaded["dit"],
         **{name: loaded[name] for name in ("text_encoder", "tokenizer", "vae")},
     )
@@ -131,7 +105,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
 def test_images_are_resized_as_diffusers_resizes_them(
     size: tuple[int, int], pixels: int
 ) -> None:
-    original, ratio = noise_image(*size), size[0] / size[1]
+    original, ratio = smooth_noise(*size), size[0] / size[1]
     made = units.resize(original, pixels)
     assert (*made.size, None) == pipeline_qwenimage_edit.calculate_dimensions(
         pixels, ratio
@@ -146,7 +120,7 @@ def test_an_image_too_long_for_its_area_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"edit_image: 900 x 10 .* too elongated for 4096 pixels"
     ):
-        units.resize(noise_image(900, 10), 4096)
+        units.resize(smooth_noise(900, 10), 4096)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +129,7 @@ def test_an_image_too_long_for_its_area_is_refused() -> None:
 def test_ids_patches_and_token_types_are_those_of_the_published_processor(
     sizes: list[tuple[int, int]], parts: dict[str, Any]
 ) -> None:
-    images = [noise_image(*size) for size in sizes]
+    images = [smooth_noise(*size) for size in sizes]
     text = (
         units.EDIT_PREFIX
         + "".join(units.NUMBERED_IMAGE.format(i) for i in sizes)
@@ -163,7 +137,7 @@ def test_ids_patches_and_token_types_are_those_of_the_published_processor(
         + units.SUFFIX
     )
     made = parts["processor"](text, images, 4096)
-    wanted = Published(parts["processor"])(
+    wanted = PublishedProcessor(parts["processor"])(
         text=[text], images=images, padding=True, return_tensors="pt"
     )
     assert made.keys() == wanted.keys()
@@ -176,7 +150,7 @@ def test_ids_patches_and_token_types_are_those_of_the_published_processor(
 def test_a_prompt_that_speaks_of_more_images_than_there_are_is_refused(
     parts: dict[str, Any],
 ) -> None:
-    given = {"prompt": "a <|image_pad|>", "resized_edit_images": [noise_image(64, 64)]}
+    given = {"prompt": "a <|image_pad|>", "resized_edit_images": [smooth_noise(64, 64)]}
     with pytest.raises(
         UsageError, match=r"prompt: the text has 2 <.image_pad.> for 1 images"
     ):
@@ -190,7 +164,7 @@ def test_images_that_fill_more_than_the_text_may_have_are_refused(
         UsageError,
         match="images: have 16 tokens, but text and images together may have 10",
     ):
-        parts["processor"](units.IMAGE, [noise_image(112, 112)], 10)
+        parts["processor"](units.IMAGE, [smooth_noise(112, 112)], 10)
 
 
 def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) -> None:
@@ -205,7 +179,7 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
         UsageError, match=r"processor some/folder: .* expected 64"
     ) as error:
         MODEL.spec("edit").units[1].run(
-            {"prompt": "x", "resized_edit_images": [noise_image(64, 64)]}, loaded
+            {"prompt": "x", "resized_edit_images": [smooth_noise(64, 64)]}, loaded
         )
     assert "--processor_path" in str(error.value)
 
@@ -238,7 +212,7 @@ def test_every_step_equals_that_of_diffusers_with_the_same_image_tokens(
 ) -> None:
     variant = request.node.callspec.params["parts"]
     shrink(monkeypatch)
-    images = [noise_image(*size, seed) for seed, size in enumerate(sizes)]
+    images = [smooth_noise(*size, seed) for seed, size in enumerate(sizes)]
     last = units.resize(images[-1], PIXELS)
     shape = latent_shape_edit([last], **given)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(5))
@@ -264,12 +238,6 @@ def test_every_step_equals_that_of_diffusers_with_the_same_image_tokens(
         on_step=lambda i, latents: passed.append(latents),
     )
 
-    def family(
-        pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
-    ) -> dict[str, Any]:
-        wanted.append(values["latents"])
-        return values
-
     tell_images_from_text(parts["text_encoder"], monkeypatch)
     image = published(variant, parts, toy_of(variant))(
         image=images if variant != "edit" else images[0],
@@ -278,15 +246,10 @@ def test_every_step_equals_that_of_diffusers_with_the_same_image_tokens(
         true_cfg_scale=4.0,
         num_inference_steps=4,
         latents=pack(noise),
-        callback_on_step_end=family,
+        callback_on_step_end=add_to(wanted),
         **given,
     ).images[0]
-    differences = [
-        (pack(ours) - theirs).abs().max().item()
-        for ours, theirs in zip(passed, wanted, strict=True)
-    ]
-    assert len(differences) == 4
-    assert max(differences) <= 1e-5, differences
+    assert_equal_steps([pack(latents) for latents in passed], wanted, 4)
     assert made.size == image.size
     assert np.abs(np.asarray(made, int) - np.asarray(image, int)).max() <= 1
 
@@ -300,7 +263,7 @@ def test_diffusers_alone_gives_images_the_positions_of_a_text_and_so_other_embed
     """Without `mm_token_type_ids` transformers 5 numbers the tokens of an image like
     words: the only difference.
     """
-    seen = noise_image(112, 84)
+    seen = smooth_noise(112, 84)
     made = (
         MODEL.spec("edit")
         .units[1]
@@ -354,7 +317,7 @@ def test_exact_timesteps_reach_every_token_and_those_of_images_are_at_zero_in_25
 
 
 def test_an_image_is_made_in_the_size_of_the_last_one_given_by_default() -> None:
-    images = [noise_image(64, 96), noise_image(128, 32)]
+    images = [smooth_noise(64, 96), smooth_noise(128, 32)]
     assert latent_shape_edit(images) == (1, 16, 1, 4, 16)
     assert latent_shape_edit(images, height=64) == (1, 16, 1, 8, 16)
     assert latent_shape_edit(images, 64, 48) == (1, 16, 1, 8, 6)
@@ -393,7 +356,7 @@ def test_columns_and_the_denoisers_configuration_tell_the_variant_of_local_files
 def test_lists_of_images_mean_edit_2509_for_local_files(
     count: int, toy_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    noise_image(64, 32).save(tmp_path / "a.png")
+    smooth_noise(64, 32).save(tmp_path / "a.png")
     row: dict[str, Any] = {"image": "a.png", "prompt": "a dog"}
     row["edit_image"] = ["a.png"] * count
     (tmp_path / "metadata.json").write_text(json.dumps([row]))

@@ -22,13 +22,11 @@ from dstrain_qwen_image import MODEL
 from dstrain_qwen_image.model_fn import pack
 from PIL import Image
 
+from tests.support.noise_images import noise_image
+from tests.support.published_steps import add_to, assert_equal_steps, encode_the_mode
+
 PARTS = {"transformer": "dit", "text_encoder": "text_encoder"}
 PARTS |= {name: name for name in ("tokenizer", "vae")}
-
-
-def noise_image(width: int, height: int) -> Image.Image:
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(pixels)
 
 
 def half_mask(width: int, height: int) -> Image.Image:
@@ -50,13 +48,7 @@ def test_every_step_equals_that_of_diffusers(
     loaded: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Diffusers draws from the VAE's distribution; here, as in training, it is the mode.
-    for module in (pipeline_qwenimage_img2img, pipeline_qwenimage_inpaint):
-        monkeypatch.setattr(
-            module,
-            "retrieve_latents",
-            lambda encoded, generator: encoded.latent_dist.mode(),
-        )
+    encode_the_mode(monkeypatch, pipeline_qwenimage_img2img, pipeline_qwenimage_inpaint)
     kind = QwenImageInpaintPipeline if inpaints else QwenImageImg2ImgPipeline
     published = kind(
         **{name: loaded[ours] for name, ours in PARTS.items()},
@@ -67,10 +59,6 @@ def test_every_step_equals_that_of_diffusers(
     published.set_progress_bar_config(disable=True)
     image, theirs, ours = noise_image(96, 64), [], []
 
-    def keep(_: Any, step: int, time: Any, values: dict[str, Any]) -> dict[str, Any]:
-        theirs.append(values["latents"])
-        return values
-
     common = {
         "prompt": "a red apple on a table", "negative_prompt": "blurry",
         "num_inference_steps": 7, "height": 64, "width": 96,
@@ -78,7 +66,7 @@ def test_every_step_equals_that_of_diffusers(
     mask = {"mask_image": half_mask(96, 64)} if inpaints else {}
     wanted = published(
         **common, **mask, image=image, strength=strength, true_cfg_scale=scale,
-        callback_on_step_end=keep, generator=torch.Generator().manual_seed(5),
+        callback_on_step_end=add_to(theirs), generator=torch.Generator().manual_seed(5),
     ).images[0]  # fmt: skip
     pipe = Pipeline(
         MODEL.spec("inpaint" if inpaints else "base"),
@@ -90,12 +78,7 @@ def test_every_step_equals_that_of_diffusers(
         **common, **own_mask, input_image=image, denoising_strength=strength, seed=5,
         guidance_scale=scale, on_step=lambda i, latents: ours.append(pack(latents)),
     )  # fmt: skip
-    assert len(ours) == len(theirs) == steps
-    differences = [
-        (one - other).abs().max().item()
-        for one, other in zip(ours, theirs, strict=True)
-    ]
-    assert max(differences) <= 1e-5, differences
+    assert_equal_steps(ours, theirs, steps)
     difference = np.abs(np.asarray(made, int) - np.asarray(wanted, int)).max()
     # Latents that differ by their rounding may be at the edge of two values.
     assert difference <= 1

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from dstrain.cli.main import main
@@ -13,10 +12,7 @@ from dstrain.graph.unit import Unit
 from dstrain_qwen_image import inpaint
 from PIL import Image
 
-
-def noise_image(width: int, height: int) -> Image.Image:
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(pixels)
+from tests.support.noise_images import noise_image
 
 
 def half_mask(width: int, height: int) -> Image.Image:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from dstrain.cli.main import main
@@ -17,13 +16,10 @@ from dstrain_qwen_image import MODEL, layers
 from dstrain_qwen_image.toy import write
 from PIL import Image
 
+from tests.support.noise_images import noise_image
+
 LAYERED = "Qwen/Qwen-Image-Layered"
 LAYERS = Unit(layers.encode_layers)
-
-
-def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 4), np.uint8)
-    return Image.fromarray(pixels)
 
 
 @torch.no_grad()
@@ -31,7 +27,7 @@ def test_the_whole_image_and_its_layers_are_frames_encoded_one_by_one(
     components_of: Callable[[str], dict[str, Any]],
 ) -> None:
     loaded = components_of("layered")
-    images = [noise_image(48, 32, seed) for seed in range(3)]
+    images = [noise_image(48, 32, seed, 4) for seed in range(3)]
     made = LAYERS.run({"input_image": images, "layer_num": 2}, loaded)["input_latents"]
     assert made.shape == (1, 16, 3, 4, 6)
     for frame, image in zip(made.split(1, dim=2), images, strict=True):
@@ -43,13 +39,13 @@ def test_a_wrong_number_of_layers_or_sizes_that_differ_are_refused(
     components_of: Callable[[str], dict[str, Any]],
 ) -> None:
     loaded = components_of("layered")
-    images = [noise_image(48, 32), noise_image(48, 32, 1)]
+    images = [noise_image(48, 32, 0, 4), noise_image(48, 32, 1, 4)]
     with pytest.raises(
         InputError, match="layer_num: is 2, and the number of images is 2"
     ):
         LAYERS.run({"input_image": images, "layer_num": 2}, loaded)
     with pytest.raises(InputError, match=r"image: .* differ in size"):
-        LAYERS.run({"input_image": [images[0], noise_image(32, 32)]}, loaded)
+        LAYERS.run({"input_image": [images[0], noise_image(32, 32, 0, 4)]}, loaded)
 
 
 @pytest.mark.parametrize("model_id", MODEL.model_ids["layered"])
@@ -66,7 +62,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = Path("data")
     data.mkdir()
     for name in range(4):
-        noise_image(64, 32, name).save(data / f"{name}.png")
+        noise_image(64, 32, name, 4).save(data / f"{name}.png")
     rows: list[dict[str, Any]] = []
     for count in (1, 2, 2, 3):
         row = {"image": [f"{n}.png" for n in range(count)], "prompt": "a dog"}

@@ -19,6 +19,8 @@ from dstrain_qwen_image.model_fn import pack
 from dstrain_qwen_image.pipeline import PIPELINES, SCHEDULE
 from torch import Tensor
 
+from tests.support.published_steps import add_to, assert_equal_steps
+
 PROMPTS = (
     "a red apple on a table",
     "x",
@@ -138,12 +140,6 @@ def test_every_step_equals_that_of_diffusers(
     )
     wanted: list[Tensor] = []
 
-    def family(
-        pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
-    ) -> dict[str, Any]:
-        wanted.append(values["latents"])
-        return values
-
     image = published(
         prompt=list(PROMPTS[:count]),
         negative_prompt=list(NEGATIVES[:count]) if guided else None,
@@ -152,7 +148,7 @@ def test_every_step_equals_that_of_diffusers(
         width=size[1],
         num_inference_steps=steps,
         latents=pack(noise),
-        callback_on_step_end=family,
+        callback_on_step_end=add_to(wanted),
     ).images[0]
     if count == 1:
         made, made_image = by_pipe(noise, guided, size, steps, loaded)
@@ -171,12 +167,7 @@ def test_every_step_equals_that_of_diffusers(
                 .decoders[0]
                 .function(made[-1][:1], vae=loaded["vae"])["image"]
             )
-    differences = [
-        (pack(ours) - theirs).abs().max().item()
-        for ours, theirs in zip(made, wanted, strict=True)
-    ]
-    assert len(differences) == steps
-    assert max(differences) <= 1e-5, differences
+    assert_equal_steps([pack(latents) for latents in made], wanted, steps)
     difference = np.abs(np.asarray(made_image, int) - np.asarray(image, int)).max()
     assert difference <= (count > 1)
 

@@ -37,6 +37,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.support.published_steps import add_to, assert_equal_steps
+
 CAPTIONS = (
     "a dog",
     "",
@@ -393,9 +395,7 @@ def test_a_lora_trained_here_gives_the_same_latents_in_diffusers_at_each_step(
         negative_prompt="bad",
         true_cfg_scale=scale,
         latents=pack(noise),
-        callback_on_step_end=lambda pipeline, step, timestep, values: (
-            theirs.append(values["latents"]) or values
-        ),
+        callback_on_step_end=add_to(theirs),
         **size,
     )
     images = {}
@@ -417,14 +417,7 @@ def test_a_lora_trained_here_gives_the_same_latents_in_diffusers_at_each_step(
             on_step=lambda i, latents, seen=ours: seen.append(pack(latents)),
         )
         images[bool(loras)] = ours
-    assert len(theirs) == len(images[True]) == 4
-    assert (
-        max(
-            (a - b).abs().max().item()
-            for a, b in zip(images[True], theirs, strict=True)
-        )
-        <= 1e-5
-    )
+    assert_equal_steps(images[True], theirs, 4)
     assert (images[False][-1] - theirs[-1]).abs().max() > 1e-2
 
 

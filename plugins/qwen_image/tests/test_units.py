@@ -14,14 +14,9 @@ from dstrain.graph.unit import Unit
 from dstrain_qwen_image import units
 from PIL import Image
 
+from tests.support.noise_images import smooth_noise
+
 PROMPT, IMAGE = Unit(units.encode_prompt), Unit(units.encode_image)
-
-
-def noise_image(height: int, width: int) -> Image.Image:
-    noise = np.random.default_rng(0).integers(
-        0, 256, (height // 8, width // 8, 3), dtype=np.uint8
-    )
-    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
 @pytest.fixture
@@ -79,13 +74,13 @@ def test_an_image_is_encoded_as_the_normalized_mode(
     height: int, width: int, loaded: dict[str, Any]
 ) -> None:
     vae = loaded["vae"]
-    pixels = VaeImageProcessor().preprocess(noise_image(height, width))
+    pixels = VaeImageProcessor().preprocess(smooth_noise(width, height))
     mode = vae.encode(pixels[:, :, None]).latent_dist.mode()
     mean, std = (
         torch.tensor(v).view(1, -1, 1, 1, 1)
         for v in (vae.config.latents_mean, vae.config.latents_std)
     )
-    made = IMAGE.run({"input_image": noise_image(height, width)}, loaded)[
+    made = IMAGE.run({"input_image": smooth_noise(width, height)}, loaded)[
         "input_latents"
     ]
     assert made.shape == (1, 16, 1, height // 8, width // 8)
@@ -115,7 +110,7 @@ def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
 ) -> None:
     loaded = loaded_bf16
     assert PROMPT.run({"prompt": "x"}, loaded)["prompt_emb"].dtype == torch.bfloat16
-    latents = IMAGE.run({"input_image": noise_image(32, 32)}, loaded)["input_latents"]
+    latents = IMAGE.run({"input_image": smooth_noise(32, 32)}, loaded)["input_latents"]
     assert latents.dtype == torch.float32
     assert units.decode(latents, vae=loaded["vae"])["image"].size == (32, 32)
 

@@ -13,13 +13,14 @@ import pytest
 import yaml
 from dstrain.cli.main import main
 from dstrain.config.datasets import dataset_flags
+from dstrain.config.fields import flags_by_name
+from dstrain.config.options.train import TrainConfig
 from dstrain_tools.importing.models import model_of
 from dstrain_tools.importing.source import read_source
 from dstrain_tools.importing.tables import TOOLS, table_of
 from dstrain_tools.importing.translation import (
     Translation,
     conversions,
-    run_flags,
     translate,
 )
 
@@ -460,7 +461,7 @@ def test_files_that_are_here_are_named(project: Path) -> None:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_table_names_options_and_conversions_that_exist(tool: str) -> None:
     table = table_of(tool)
-    options = {*run_flags(), "repeats", "loss_weight"}
+    options = {*flags_by_name(TrainConfig), "repeats", "loss_weight"}
     for part in (table.run, table.dataset):
         for key, rule in part.carried.items():
             assert rule.option in options, key

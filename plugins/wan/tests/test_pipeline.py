@@ -206,16 +206,6 @@ def test_clips_that_are_shorter_than_asked_for_are_reported(
     )
 
 
-def test_every_mask_is_cropped_with_what_it_is_of() -> None:
-    masks = {
-        name: source.of
-        for spec in PIPELINES.values()
-        for name, source in spec.inputs.items()
-        if isinstance(source, Column) and "mask" in name
-    }
-    assert masks == {"vace_video_mask": "vace_video"}
-
-
 @pytest.mark.parametrize(
     ("speed", "said"),
     [(0.0, ""), (100.0, ""), (127.0, "expected 0 to 100, got 127")],

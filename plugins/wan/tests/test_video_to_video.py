@@ -17,6 +17,8 @@ from dstrain_wan import MODEL
 from PIL import Image
 from torch import Tensor
 
+from tests.support.published_steps import add_to, assert_equal_steps
+
 PARTS = {"transformer": "dit", "text_encoder": "text_encoder"}
 PARTS |= {name: name for name in ("tokenizer", "vae")}
 STEPS = 10
@@ -67,29 +69,20 @@ def test_every_step_equals_that_of_wan_video_to_video_pipeline(
     theirs: list[Tensor] = []
     ours: list[Tensor] = []
 
-    def keep(_: Any, step: int, time: Any, values: dict[str, Any]) -> dict[str, Any]:
-        theirs.append(values["latents"])
-        return values
-
     common = {
         "prompt": "a red ball rolls", "negative_prompt": "blurry",
         "num_inference_steps": STEPS, "guidance_scale": scale,
     }  # fmt: skip
     wanted = published(
         **common, video=[Image.fromarray(frame.numpy()) for frame in start.pixels],
-        height=32, width=48, strength=strength, callback_on_step_end=keep,
+        height=32, width=48, strength=strength, callback_on_step_end=add_to(theirs),
         generator=torch.Generator().manual_seed(5),
     ).frames[0]  # fmt: skip
     made = pipeline_of("t2v", loaded)(
         **common, input_video=start, denoising_strength=strength, seed=5,
         on_step=lambda i, latents: ours.append(latents),
     )  # fmt: skip
-    assert len(ours) == len(theirs) == steps
-    differences = [
-        (one - other).abs().max().item()
-        for one, other in zip(ours, theirs, strict=True)
-    ]
-    assert max(differences) <= 1e-5, differences
+    assert_equal_steps(ours, theirs, steps)
     pixels = np.round(wanted * 255).astype(np.uint8)
     assert np.array_equal(made.pixels.numpy(), pixels)
 

@@ -22,7 +22,6 @@ from dstrain.data.forms.metadata import read_metadata
 from dstrain.data.images import Resolution
 from dstrain.data.row_checks import (
     DataConfig,
-    _unlike,
     input_columns,
     open_dataset,
 )
@@ -662,35 +661,6 @@ def test_masks_of_another_aspect_ratio_or_with_transparent_parts_are_refused(
     ]
     assert "expected that size or its aspect ratio" in error.help_lines[0]
     assert error.help_lines[1].endswith("a mask cannot have: save it without")
-
-
-class Compared(str):
-    """The path of a video that counts how often it is compared."""
-
-    count = 0
-
-    def __eq__(self, other: object) -> bool:
-        Compared.count += 1
-        return str.__eq__(self, other)
-
-    __hash__ = str.__hash__
-
-
-def clip(path: str, start: int) -> dict[str, Cell]:
-    return {"video": Cell("video", None, (path,), (("frames", (start,)),))}
-
-
-def test_many_clips_of_a_video_are_not_compared_with_each_other() -> None:
-    clips = [clip(Compared("a.mp4"), start) for start in range(2000)]
-    twice = [one for one in clips for _ in range(2)]
-    Compared.count = 0
-    assert len(list(_unlike(twice))) == len(clips)
-    assert Compared.count < 3 * len(clips)
-
-
-def test_clips_that_show_the_same_are_one_sample() -> None:
-    clips = [clip("a.mp4", 0), clip("a.mp4", 1), clip("b.mp4", 0)]
-    assert list(_unlike([*clips, *clips])) == clips
 
 
 def test_a_file_of_tensors_is_known_by_its_header_and_read_as_a_record(

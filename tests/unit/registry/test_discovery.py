@@ -17,6 +17,7 @@ from dstrain.registry.discovery import (
     installed,
     load_family,
     refuse_unknown,
+    usable_families,
     variant_of,
 )
 
@@ -106,6 +107,24 @@ def test_two_distributions_with_one_name_are_refused_naming_both(
     assert all(
         "plugin-one 1.0 and by plugin-two 2.5" in reason for reason in reasons.values()
     )
+
+
+def test_families_that_cannot_be_used_are_left_out_with_the_reason(
+    fake_plugin: Install, family_source: Source
+) -> None:
+    sources = {
+        "faky": family_source("faky"),
+        "leaves": "raise SystemExit(3)",
+        "lacks": family_source("lacks", pipelines="'gone_module:build'"),
+    }
+    records = {name: f"{name}_record:MODEL" for name in sources}
+    modules = {f"{name}_record": source for name, source in sources.items()}
+    fake_plugin("plugin-faky", records, modules)
+    families, broken = usable_families(("flux", "qwen_image", "wan"))
+    assert [family.name for family in families] == ["faky"]
+    lacks, leaves = broken
+    assert lacks.startswith("lacks was not asked, since it is broken: its pipelines")
+    assert leaves.endswith("leaves_record:MODEL cannot be imported: SystemExit: 3")
 
 
 def test_a_plugin_to_leave_out_must_be_there(fake_plugin: Install) -> None:

@@ -1,7 +1,6 @@
 """Stage 2 finds the plan it asks for, or says in words what differs and how to refill."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,18 @@ from dstrain.training.losses import SFT
 
 from tests.support import caching_family
 from tests.support.caching_family import GUIDED
-from tests.support.caching_project import Place, noise_image, write_place, write_rows
+from tests.support.caching_project import (
+    Place,
+    log_units,
+    noise_image,
+    write_place,
+    write_rows,
+)
 
 
 @pytest.fixture(autouse=True)
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
-    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
-    caching_family.LOG.touch()
-    yield
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_units(monkeypatch, tmp_path)
 
 
 @pytest.fixture

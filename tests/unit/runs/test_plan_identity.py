@@ -12,13 +12,12 @@ from dstrain.graph.inputs import Column
 from dstrain.runs.plan_identity import _input_record, plan_identity
 
 from tests.support import caching_family
-from tests.support.caching_project import Place, write_place, write_rows
+from tests.support.caching_project import Place, log_units, write_place, write_rows
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
-    caching_family.LOG.touch()
+    log_units(monkeypatch, tmp_path)
     yield write_place(tmp_path / "place")
 
 

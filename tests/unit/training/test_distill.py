@@ -26,16 +26,19 @@ from dstrain.randomness import SampleKey
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
-from dstrain.runs.training_run import TrainingRun
-from dstrain.training.batching import MicroBatch
 from dstrain.training.distill import DIRECT_DISTILL, direct_distill
-from dstrain.training.loader import Batch, Sample
+from dstrain.training.loader import Sample
 from dstrain.training.losses import SFT
 from dstrain.training.module import TrainingModule
 from torch import Tensor
 
 from tests.support.family import build
 from tests.support.runs import config, log, outcome, project, same, training_run
+from tests.support.training_batches import (
+    assert_batch_equals_its_samples,
+    batch,
+    gradients,
+)
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -159,23 +162,6 @@ def distill(folder: Path, **changes: Any) -> TrainConfig:
     return config(folder, **{"task": "direct_distill", **changes})
 
 
-def batch(ready: TrainingRun, rows: tuple[int, ...], total: int = 0) -> Batch:
-    keys = tuple(SampleKey(0, 0, 0, row) for row in rows)
-    micro = MicroBatch(keys, (1.0,) * len(rows), total or len(rows), ends_step=True)
-    return Batch(micro, [ready.source.sample(row) for row in rows])
-
-
-def gradients(module: TrainingModule, batches: list[Batch]) -> dict[str, Tensor]:
-    module.zero_grad(set_to_none=True)
-    for one in batches:
-        module(one).backward()
-    return {
-        name: p.grad.clone()
-        for name, p in module.trained.parameters.items()
-        if p.grad is not None
-    }
-
-
 def test_what_the_pipeline_itself_draws_from_a_seed_costs_nothing(here: Path) -> None:
     """So the loss runs the sampler that inference runs, bit for bit, from the same
     noise.
@@ -213,22 +199,7 @@ def test_what_the_pipeline_itself_draws_from_a_seed_costs_nothing(here: Path) ->
 def test_a_batch_has_the_losses_and_gradients_of_its_samples(here: Path) -> None:
     """Rows 0 and 2 differ in seed and in the length of their texts."""
     ready = training_run(distill(here, trainable_models="dit"))
-    module = ready.module.eval()
-    rows = (0, 2)
-    together = module.losses(
-        batch(ready, rows).samples, batch(ready, rows).micro_batch.keys
-    )
-    alone = [
-        module.losses(
-            batch(ready, (row,)).samples, batch(ready, (row,)).micro_batch.keys
-        )
-        for row in rows
-    ]
-    assert (together - torch.cat(alone)).abs().max() <= 1e-6
-    one = gradients(module, [batch(ready, rows)])
-    many = gradients(module, [batch(ready, (row,), total=2) for row in rows])
-    assert one.keys() == many.keys() == set(module.trained.parameters)
-    assert max((one[name] - many[name]).abs().max().item() for name in one) <= 1e-6
+    assert_batch_equals_its_samples(ready, (0, 2))
 
 
 def test_rows_of_one_batch_have_one_number_of_steps(here: Path) -> None:

@@ -26,12 +26,12 @@ from dstrain.training import loader as samples
 from dstrain.training.batching import MicroBatch
 from dstrain.training.loader import DecodedSamples, Sample, SampleSource, load_batches
 
-from tests.support import caching_family
 from tests.support.caching_family import runs
 from tests.support.caching_project import (
     Place,
     alone,
     filled_place,
+    log_units,
     plain,
     write_place,
     write_rows,
@@ -231,8 +231,7 @@ def with_videos(setup: Setup) -> Setup:
 @pytest.fixture
 def films(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A dataset of four rows: 12 frames, 17 frames, the first again, and 3 frames."""
-    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
-    caching_family.LOG.touch()
+    log_units(monkeypatch, tmp_path)
     place = write_place(tmp_path / "place")
     for name, count in (("a", 12), ("b", 17), ("c", 3)):
         film(place.data / f"{name}.mp4", steady(count, 15), 15)

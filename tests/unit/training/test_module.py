@@ -15,13 +15,17 @@ from dstrain.randomness import SampleKey
 from dstrain.runs.loop import steps
 from dstrain.runs.runner import run
 from dstrain.runs.training_run import TrainingRun
-from dstrain.training.batching import MicroBatch
-from dstrain.training.loader import Batch, Sample
+from dstrain.training.loader import Sample
 from dstrain.training.losses import SFT
 from dstrain.training.module import TrainingModule
 from torch import Tensor
 
 from tests.support.runs import config, log, project, same, training_run
+from tests.support.training_batches import (
+    assert_batch_equals_its_samples,
+    batch,
+    gradients,
+)
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -29,30 +33,6 @@ pytestmark = pytest.mark.usefixtures("tiny")
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
-
-
-def batch(
-    ready: TrainingRun,
-    rows: tuple[int, ...],
-    weights: tuple[float, ...] | None = None,
-    total: int = 0,
-) -> Batch:
-    keys = tuple(SampleKey(0, 0, 0, row) for row in rows)
-    micro = MicroBatch(
-        keys, weights or (1.0,) * len(rows), total or len(rows), ends_step=True
-    )
-    return Batch(micro, [ready.source.sample(row) for row in rows])
-
-
-def gradients(module: TrainingModule, batches: list[Batch]) -> dict[str, Tensor]:
-    module.zero_grad(set_to_none=True)
-    for one in batches:
-        module(one).backward()
-    return {
-        name: p.grad.clone()
-        for name, p in module.trained.parameters.items()
-        if p.grad is not None
-    }
 
 
 @pytest.mark.parametrize("trained", ["dit", "dit,text_encoder"])
@@ -63,22 +43,7 @@ def test_a_batch_has_the_losses_and_gradients_of_its_samples(
     changes nothing.
     """
     ready = training_run(config(here, trainable_models=trained))
-    module = ready.module.eval()
-    rows = (0, 2, 4)
-    together = module.losses(
-        batch(ready, rows).samples, batch(ready, rows).micro_batch.keys
-    )
-    alone = [
-        module.losses(
-            batch(ready, (row,)).samples, batch(ready, (row,)).micro_batch.keys
-        )
-        for row in rows
-    ]
-    assert (together - torch.cat(alone)).abs().max() <= 1e-6
-    one = gradients(module, [batch(ready, rows)])
-    many = gradients(module, [batch(ready, (row,), total=3) for row in rows])
-    assert one.keys() == many.keys() == set(module.trained.parameters)
-    assert max((one[name] - many[name]).abs().max().item() for name in one) <= 1e-6
+    assert_batch_equals_its_samples(ready, (0, 2, 4))
 
 
 def test_dropout_of_a_train_step_does_not_depend_on_the_batch(here: Path) -> None:

@@ -45,3 +45,6 @@ class AugmentationOptions:
         views = [(1, View(flip, place)) for flip in flips for place in places]
         # Validation takes the first: the centre, which an even number of crops has not.
         return views if places[0] == CENTRE else [(0, PLAIN), *views]
+
+
+NO_AUGMENTATION = AugmentationOptions()

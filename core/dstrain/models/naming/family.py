@@ -1,11 +1,12 @@
 """Tell the family of a model by the word that names it, where nothing else does."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from dstrain.errors import UsageError, nearest
 from dstrain.models.naming.location import FLAG, PublishedModel, located
+from dstrain.registry.discovery import usable_families
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.files import read_limited
 
@@ -14,24 +15,21 @@ INDEX = "model_index.json"
 
 
 def family_of(
-    value: str,
-    families: Sequence[ModelFamily],
-    broken: Sequence[str] = (),
-    in_help: bool = False,
+    value: str, disabled_plugins: Collection[str] = (), in_help: bool = False
 ) -> ModelFamily | None:
-    """Return the only family that a model can be of: by its id, by model_index.json in its
-    folder, or by the keys of its weights.
+    """Return the only installed family that a model can be of: by its id, by
+    model_index.json in its folder, or by the keys of its weights.
 
     Raises UsageError that names the candidates if there is not exactly one, and what
     `located` raises.
 
     Args:
         value: The value of `--model_id`.
-        families: The families that it may be of.
-        broken: Why others were not asked.
+        disabled_plugins: Names of plugins, or of distributions, to leave out.
         in_help: The keys are not read, which takes seconds; None stands for what only they
             could tell.
     """
+    families, broken = usable_families(disabled_plugins)
     where = located(value, families)
     if isinstance(where, PublishedModel):
         found = [family for family in families if family.knows(where.model_id)]
@@ -66,7 +64,7 @@ def _doubt(
     broken: Sequence[str],
     found: Sequence[ModelFamily],
 ) -> UsageError:
-    """Return the error of a value that no family, or more than one, can be told from."""
+    """Return the error of a value that fits no family, or more than one."""
     installed = ", ".join(family.name for family in families) or "none"
     if found:
         names = ", ".join(family.name for family in found)

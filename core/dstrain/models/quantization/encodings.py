@@ -22,8 +22,8 @@ LEAST = torch.finfo(torch.float32).tiny
 AT_ONCE = 1 << 20
 """About how many numbers of a weight are encoded at once."""
 ALIGNMENT = 64
-"""Rows encoded at once are a multiple of it, so that blocks of 64 numbers that go on from
-row to row never go on from one part to the next."""
+"""Rows encoded at once are a multiple of it, so that blocks of 64 numbers, which
+continue from row to row, never continue from one part to the next."""
 
 Encode = Callable[[Tensor], Sequence[Tensor]]
 """(weight (out, in)) -> what is stored of it."""

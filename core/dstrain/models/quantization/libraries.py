@@ -5,6 +5,7 @@ from the forward to the backward pass, and those of bitsandbytes have a state th
 sharding nor moving a layer knows.
 """
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.lazy import quiet
+from dstrain.console import silenced
 from dstrain.models.quantization.encodings import FP8, by_rows
 
 NF4_BLOCK = 64
@@ -87,13 +88,13 @@ def _stored_by_torchao(weight: Tensor, config: str, **settings: Any) -> Any:
     layer = nn.Linear(columns, rows, bias=False, device="meta")
     # In fp32, since torchao computes scales in the dtype of the weight.
     layer.weight = nn.Parameter(weight.float(), requires_grad=False)
-    with quiet():
+    with silenced(logging.WARNING):
         quantization.quantize_(layer, getattr(quantization, config)(**settings))
     return layer.weight
 
 
 def _library(module: str) -> Any:
-    with quiet():
+    with silenced(logging.WARNING):
         return import_module(module)
 
 

@@ -32,18 +32,19 @@ from dstrain.runs.checkpoints.directory import (
     restore_run,
     run_in,
 )
+from dstrain.runs.checkpoints.other_run import MODIFIERS, PROCESSES
 from dstrain.runs.checkpoints.parts import key_format, take_part_in_save
 from dstrain.runs.checkpoints.resume import (
-    MODIFIERS,
-    PROCESSES,
     check_start,
-    data_fingerprint,
     load_training_state,
+    state_reader,
+    training_state,
+)
+from dstrain.runs.checkpoints.run_identity import (
+    data_fingerprint,
     modifiers_in_words,
     optimizer_identity,
-    state_reader,
     stored_components,
-    training_state,
 )
 from dstrain.runs.checkpoints.state import (
     FILES,

@@ -27,7 +27,7 @@ def dataset_inputs(setup: Setup) -> frozenset[str]:
     sources = source.parts or (source,)
     for part, own in zip(setup.parts, sources, strict=True):
         inputs, data = part.setup.spec.inputs, part.setup.data_config
-        with about_dataset(part.name):
+        with about_dataset(part.options.name):
             table = data.reading.read_columns(own, inputs)
             found |= with_measured(input_columns(table, data, inputs), inputs)
     return frozenset(found)
@@ -63,10 +63,10 @@ def lines_of_datasets(setup: Setup) -> list[str]:
     for part in setup.parts:
         source, dataset = part.setup.data_config.source, part.setup.checked_dataset
         line = setup.in_words(dataset_line(source, dataset))
-        if part.repeats != 1:
-            line += f"; {part.repeats} times in an epoch"
-        if part.loss_weight != 1:
-            line += f"; its loss counts {part.loss_weight:g}"
+        if part.options.repeats != 1:
+            line += f"; {part.options.repeats} times in an epoch"
+        if part.options.loss_weight != 1:
+            line += f"; its loss counts {part.options.loss_weight:g}"
         lines.append(line)
     return lines
 

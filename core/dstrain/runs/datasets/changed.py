@@ -12,7 +12,7 @@ from dstrain.errors import first_few
 
 
 def written_since(source: Source | None, then: Path) -> str:
-    """Name the files that rows are read from and that were written after a file of ours,
+    """Name the files that rows are read from and that were written after one of dstrain's files,
     in words; '' if there are none, as where files only came or went.
 
     Args:

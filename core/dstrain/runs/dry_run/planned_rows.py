@@ -170,7 +170,7 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
     first = 0
     is_whole = True
     for part in setup.parts:
-        with about_dataset(part.name or setup.dataset_name):
+        with about_dataset(part.options.name or setup.dataset_name):
             whole, table, lacks_files = _check_part(part.setup, absent)
         bad = {fault.row for fault in whole.faults}
         rows += [first + row for row in range(len(whole.rows)) if row not in bad]

@@ -77,7 +77,7 @@ class Possible:
     encoders: tuple[str, ...] = ()
     """Components of stage 1 whose weights can be stored in fewer bytes, the largest
     first."""
-    borrowed: tuple[str, ...] = ()
+    taking_turns: tuple[str, ...] = ()
     """Components of stage 1 that can be on the device one at a time."""
     has_tiles: bool = False
     """Whether a component of stage 1 can compute in tiles."""
@@ -139,8 +139,8 @@ def encoding_ways(way: Way, possible: Possible) -> Iterator[Way]:
     at a time on the device, then tiles.
     """
     config = way.config
-    takes_turns = len(possible.borrowed) > 1 and config.offload_models is None
-    names = ",".join(possible.borrowed)
+    takes_turns = len(possible.taking_turns) > 1 and config.offload_models is None
+    names = ",".join(possible.taking_turns)
     if possible.resumes:
         # Other cached values would be another dataset to the run.
         yield way

@@ -142,7 +142,7 @@ class PlannedRun:
         """
         try:
             if self._estimate(self._weights, config, stage).fits(size) is False:
-                # Before anything is counted anew: there is no room for weights alone.
+                # Before anything is counted again: there is no room for weights alone.
                 return False
             return bool(self.estimate(config, stage).fits(size))
         except UsageError:
@@ -181,7 +181,7 @@ class PlannedRun:
                 for size in encoders
                 if size.is_mostly_linear and self._is_as_loaded(size.name)
             ),
-            borrowed=tuple(size.name for size in encoders),
+            taking_turns=tuple(size.name for size in encoders),
             has_tiles=not setup.config.tiled and can_tile(setup.family, setup.spec),
             has_bitsandbytes=find_spec("bitsandbytes") is not None,
             can_choose_optimizer=setup.sharding is None,

@@ -72,7 +72,7 @@ def launch_training_task(
             the pipeline computes in its own dtype.
         dataset: The rows.
         module: What is trained, in training mode.
-        logger: Told of steps and epochs in the main process, such as a WeightsLogger.
+        logger: Called after steps and epochs in the main process, such as a WeightsLogger.
         learning_rate: That of AdamW.
         weight_decay: That of AdamW.
         num_epochs: How often each row is used.

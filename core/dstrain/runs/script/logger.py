@@ -15,7 +15,7 @@ from dstrain.training.module import TrainingModule
 
 
 class TrainingLogger(Protocol):
-    """What `launch_training_task` tells of the training, in the main process alone."""
+    """What `launch_training_task` calls, in the main process alone."""
 
     def on_step_end(self, module: TrainingModule, numbers: StepNumbers) -> None:
         """Act after an optimizer step."""

@@ -16,8 +16,9 @@ from dstrain.runs.build import (
     order_of,
     total_steps,
 )
+from dstrain.runs.checkpoints.other_run import refuse_other_run
 from dstrain.runs.checkpoints.outputs import RunDirectory
-from dstrain.runs.checkpoints.resume import refuse_other_run, rows_fingerprint
+from dstrain.runs.checkpoints.run_identity import rows_fingerprint
 from dstrain.runs.checkpoints.state import saved_facts, states
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.setup import Setup

@@ -1,5 +1,5 @@
 """Refuse, before anything is written, a folder that stage 1 must not make a feature cache
-of: one with files of the user's.
+of: one with the user's files.
 """
 
 import os
@@ -20,7 +20,7 @@ EMPTY = "give an empty or new folder"
 
 
 def refuse_folder(setup: Setup) -> None:
-    """Refuse a folder that stage 1 cannot fill, or would fill among files of the user's.
+    """Refuse a folder that stage 1 cannot fill, or would fill among the user's files.
 
     Raises UsageError for a folder that has anything in it and is no feature cache, or in
     which the dataset is; StateError if stage 1 would replace a file of another program,
@@ -81,6 +81,6 @@ def other_files(folder: Path) -> list[str]:
         # A file in its place is refused where the folder is locked.
         return []
     known = (*PARTS, *OF_SYSTEM)
-    # Locks of ours, and what file managers and mounts leave, begin with a dot.
+    # dstrain's own locks, and what file managers and mounts leave, begin with a dot.
     others = [name for name in names if name not in known and not name.startswith(".")]
     return [name for name in others if not is_cache(folder / name)]

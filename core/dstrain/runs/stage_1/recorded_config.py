@@ -12,7 +12,7 @@ from dstrain.config.datasets import with_absolute_paths
 from dstrain.config.fields import (
     Flag,
     check_value,
-    flags,
+    flags_by_name,
     parse_model_paths,
     split_commas,
 )
@@ -33,7 +33,7 @@ def recorded_flags(config: TrainConfig) -> dict[str, Any]:
     """
     # A command that runs both stages fills the cache as stage 1 alone does.
     config = replace(config, task=f"{config.task_name}:data_process")
-    known = {flag.name: flag for flag in flags(TrainConfig)}
+    known = flags_by_name(TrainConfig)
     paths = {flag.name for flag in known.values() if flag.kind is Path}
     family = _family_of(config)
     if family is not None:
@@ -116,7 +116,7 @@ def config_of(
     if "model" not in recorded:
         what = "does not record the flags that it was made with"
         raise CacheError(path, what, "run the command of stage 1 that filled it again")
-    known = {flag.name: flag for flag in flags(TrainConfig)}
+    known = flags_by_name(TrainConfig)
     values: dict[str, Any] = {}
     options: dict[str, str] = {}
     try:

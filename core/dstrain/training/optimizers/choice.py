@@ -3,6 +3,7 @@ loaded.
 """
 
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -14,8 +15,8 @@ from torch.optim import Optimizer
 
 from dstrain.config.learning_rates import LearningRates, parse_learning_rates
 from dstrain.config.options.optimizer import OptimizerOptions
+from dstrain.console import silenced
 from dstrain.errors import UsageError, nearest
-from dstrain.lazy import quiet
 from dstrain.training.optimizers.arguments import (
     check_arguments,
     parameters_of,
@@ -148,7 +149,8 @@ def _import(flag: str, name: str, entry: NamedOptimizer) -> type:
         raise UsageError(flag, what, "use --optimizer adamw8bit")
     try:
         # Those with a name are of libraries that warn of parts that they lack.
-        with warnings.catch_warnings(), quiet() if entry.install else nullcontext():
+        quiet = silenced(logging.WARNING) if entry.install else nullcontext()
+        with warnings.catch_warnings(), quiet:
             # Libraries warn of themselves as they are imported.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)

@@ -1,5 +1,6 @@
 """A model of transformers that writes texts about images."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -7,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dstrain.console import silenced
 from dstrain.errors import StateError, UsageError, first_few
-from dstrain.lazy import quiet, without_quantizers
+from dstrain.lazy import without_quantizers
 from dstrain.models.device import DTYPES, default_device, precision
 from dstrain.models.quantization.methods import METHODS, method_named
 from dstrain.models.weight_files import refuse_quantized
@@ -142,7 +144,7 @@ def load_captioner(files: ModelFiles, options: CaptionOptions) -> Captioner:
     method = options.quantize
     if method is not None:
         method_named(method, METHODS, "--quantize")
-    with quiet(), without_quantizers():
+    with silenced(logging.WARNING), without_quantizers():
         import transformers
 
         transformers.logging.disable_progress_bar()

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 import click
-from dstrain.config.fields import Group
+from dstrain.config.fields import Group, flags_by_name
+from dstrain.config.options.train import TrainConfig
 from dstrain.console import printable
 
 from dstrain_tools.importing.entries import Source
-from dstrain_tools.importing.translation import Setting, Translation, run_flags, shown
+from dstrain_tools.importing.translation import Setting, Translation, shown
 
 MOST_OF_KEYS = 32
 """Columns of a key, before what becomes of it stands on the next line."""
@@ -46,14 +47,14 @@ def as_toml(found: Translation, source: Source) -> str:
 
 def _in_order(found: Translation) -> list[str]:
     """Return the options of the run in the order of --help; a family's own come first."""
-    order = list(run_flags())
+    order = list(flags_by_name(TrainConfig))
     return sorted(
         found.run, key=lambda name: order.index(name) if name in order else -1
     )
 
 
 def _group_of(option: str) -> str:
-    flag = run_flags().get(option)
+    flag = flags_by_name(TrainConfig).get(option)
     return flag.group if flag is not None else "model"
 
 
@@ -72,7 +73,7 @@ def literal(option: str, value: Any) -> str:
         return f"[{', '.join(literal(option, one) for one in value)}]"
     if isinstance(value, bool):
         return str(value).lower()
-    flag = run_flags().get(option)
+    flag = flags_by_name(TrainConfig).get(option)
     text = str(value)
     if flag is not None and flag.kind is bool and text.lower() in ("true", "false"):
         return text.lower()

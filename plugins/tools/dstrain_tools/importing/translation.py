@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.config.datasets import LOSS_WEIGHT, REPEATS, dataset_flags
-from dstrain.config.fields import Flag, flags
+from dstrain.config.fields import flags_by_name
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import redacted
 
@@ -122,7 +122,7 @@ def _run_outcome(
     rule = table.run.rule(entry.key)
     if rule is None and table.same_names:
         own = {option.name for option in context.model.family.options}
-        if entry.key in own or entry.key in run_flags():
+        if entry.key in own or entry.key in flags_by_name(TrainConfig):
             rule = Rule(entry.key, "same_name")
     return _converted(entry, rule, table.run, context, found, found.run)
 
@@ -232,7 +232,7 @@ def _put(options: dict[str, Setting], option: str, setting: Setting) -> str:
     if str(old.value) == str(setting.value):
         return ""
     comment = f"{old.comment}; {setting.comment}"
-    flag = run_flags().get(option)
+    flag = flags_by_name(TrainConfig).get(option)
     if option in JOINED:
         mark = JOINED[option]
         parts = [*str(old.value).split(mark), *str(setting.value).split(mark)]
@@ -257,12 +257,6 @@ def _lift_the_only_dataset(found: Translation) -> None:
         return
     for option, setting in found.datasets.pop().items():
         found.run["dataset_repeat" if option == REPEATS else option] = setting
-
-
-@cache
-def run_flags() -> Mapping[str, Flag]:
-    """Return the options of a training run by name."""
-    return {flag.name: flag for flag in flags(TrainConfig)}
 
 
 def is_secret(entry: Entry) -> bool:

@@ -138,7 +138,7 @@ def test_stage_1_takes_turns_then_tiles_then_8_bits_for_the_largest_encoder() ->
     possible = replace(
         ONE_RUN,
         encoders=("large", "small"),
-        borrowed=("large", "small", "vae"),
+        taking_turns=("large", "small", "vae"),
         has_tiles=True,
         has_bitsandbytes=True,
     )
@@ -163,7 +163,7 @@ def split_way(config: TrainConfig, possible: Possible) -> Way:
 def test_what_cached_values_depend_on_is_in_both_commands() -> None:
     config = TrainConfig(**GIVEN, quant_options="vae:fp8", mixed_precision="no")
     possible = Possible("no", can_split=True, lora=("dit",), encoders=("text_encoder",),
-                        borrowed=("text_encoder", "vae"), has_tiles=True)  # fmt: skip
+                        taking_turns=("text_encoder", "vae"), has_tiles=True)  # fmt: skip
     *_, way = (way for way in ways(config, possible) if "quant_options" in way.changes)
     *_, encoding = encoding_ways(first_stage(config, way), possible)
     commands = as_commands(config, way.with_first_stage(encoding))

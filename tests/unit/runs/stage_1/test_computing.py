@@ -3,7 +3,6 @@ whatever ends it.
 """
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,20 +13,16 @@ from dstrain.errors import SystemFault
 from dstrain.runs.stage_1 import computing, precompute
 from dstrain.training import loader
 
-from tests.support import caching_family
 from tests.support.caching_family import runs
-from tests.support.caching_project import Place, together, write_place
+from tests.support.caching_project import Place, log_units, together, write_place
 
 PATIENCE = 30.0
 """Seconds after which a wait for what goes on at the same time counts as failed."""
 
 
 @pytest.fixture(autouse=True)
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
-    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
-    caching_family.LOG.touch()
-    yield
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_units(monkeypatch, tmp_path)
 
 
 @pytest.fixture

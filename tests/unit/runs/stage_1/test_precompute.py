@@ -5,7 +5,7 @@ processes, and survives kill -9.
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from tests.support.caching_family import GUIDED, runs
 from tests.support.caching_project import (
     Place,
     change_weights,
+    log_units,
     noise_image,
     plain,
     together,
@@ -42,11 +43,8 @@ ALL = Counter({"encode_prompt": 3, "describe": 3, "encode_image": 4})
 
 
 @pytest.fixture(autouse=True)
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
-    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
-    caching_family.LOG.touch()
-    yield
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_units(monkeypatch, tmp_path)
 
 
 @pytest.fixture

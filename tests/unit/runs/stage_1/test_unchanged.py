@@ -14,11 +14,11 @@ from dstrain.runs.stage_1.precompute import data_process
 from dstrain.runs.stage_1.unchanged import find_unchanged, may_be_unchanged
 from dstrain.storage import file_memory, hashing
 
-from tests.support import caching_family
 from tests.support.caching_project import (
     Place,
     alone,
     change_weights,
+    log_units,
     noise_image,
     together,
     write_place,
@@ -29,11 +29,9 @@ from tests.support.caching_project import (
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A filled cache, whose files are old enough to be trusted."""
-    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
-    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
+    log_units(monkeypatch, tmp_path)
     monkeypatch.setattr(hashing, "SETTLED", 0)
     monkeypatch.setattr(file_memory, "SETTLED", 0)
-    caching_family.LOG.touch()
     place = write_place(tmp_path / "place")
     place.rows[0]["prompt"] = "a caption of some length"
     for row in place.rows:

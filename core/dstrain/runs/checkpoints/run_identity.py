@@ -1,0 +1,181 @@
+"""What the numbers of a run depend on, as digests that its states have."""
+
+import os
+from types import MappingProxyType
+from typing import Any
+
+from dstrain.config.fields import split_commas
+from dstrain.config.options.optimizer import ENDING_AT_LAST_STEP
+from dstrain.config.options.train import recorded_values
+from dstrain.data.forms.naming import parse_columns
+from dstrain.graph.inputs import MaskColumn
+from dstrain.pipeline.loss_masks import MASK
+from dstrain.pipeline.tile_choice import tiles_of
+from dstrain.runs.datasets.masks import other_masks
+from dstrain.runs.datasets.own_options import other_options
+from dstrain.runs.setup import Setup
+from dstrain.runs.training_run import PlannedTraining, TrainingData, TrainingRun
+from dstrain.storage.hashing import hash_json
+from dstrain.training.loader import CachedSamples
+
+AnyRun = TrainingRun | PlannedTraining
+ROWS = "rows"
+"""End of the entries of `data_fingerprint` that are no digests."""
+NO_MODIFIERS = "none"
+"""What `modifiers_in_words` returns where there are none."""
+STANDS_FOR = MappingProxyType(
+    {
+        "lr_scheduler_num_cycles": 1,
+        "lr_scheduler_power": 1.0,
+        "loraplus_lr_ratio": 1.0,
+        "trainable_dtype": "fp32",
+    }
+)
+"""Options of the optimizer -> the value of a run without them."""
+
+
+def data_fingerprint(run: TrainingRun) -> dict[str, str]:
+    """Return digests of the data: the metadata's bytes, and the sizes of the files it
+    names.
+
+    Sizes, because reading every image would cost more than it saves. Stage 2 has no
+    files; the keys of its cached values say what these were computed from.
+    """
+    content = _content(run.data)
+    if run.validation.data is not run.data:
+        second = _content(run.validation.data)
+        content |= {f"validation {name}": one for name, one in second.items()}
+    return content
+
+
+def _content(data: TrainingData) -> dict[str, str]:
+    if data.cache_info is not None and isinstance(data.source, CachedSamples):
+        return {
+            "metadata": data.cache_info.dataset["sha256"],
+            ROWS: str(data.cache_info.dataset["rows"]),
+            "cached values": data.source.rows.values_digest,
+        }
+    setup = data.setup
+    dataset = setup.dataset
+    sizes = []
+    # The variants of a sample read the same files.
+    for first in dataset.first_variants:
+        row = dataset.rows[first]
+        used = sorted(setup.plan(frozenset(row)).used_inputs)
+        files = [file for name in used for file in row[name].files]
+        sizes.append([os.path.getsize(file) for file in files])
+    return {
+        **_rows_of(setup),
+        "files (by their sizes)": hash_json("sizes", sizes),
+    }
+
+
+def _rows_of(setup: Setup) -> dict[str, str]:
+    return {
+        "metadata": setup.dataset_digest,
+        ROWS: str(len(setup.checked_dataset.table.rows)),
+    }
+
+
+def rows_fingerprint(setup: Setup) -> dict[str, str]:
+    """Return what of `data_fingerprint` is known before stage 1 has computed anything."""
+    content = _rows_of(setup)
+    if setup.validation is not None:
+        second = _rows_of(setup.validation)
+        content |= {f"validation {name}": one for name, one in second.items()}
+    return content
+
+
+def config_digest(run: AnyRun) -> str:
+    """Return a digest of all that decides the numbers of a run.
+
+    The split into stages, the number of processes and the place of files are not in it.
+    """
+    setup = run.setup
+    config = setup.config
+    ends_at_last_step = config.lr_scheduler in ENDING_AT_LAST_STEP
+    columns = (config.extra_inputs, config.data_file_keys)
+    numbers: list[Any] = [
+        setup.mixed_precision,
+        run.total_steps if ends_at_last_step else None,
+        {name: constant.value for name, constant in setup.spec.constants.items()},
+        [[one.component, dict(one.entries)] for one in setup.models if one.entries],
+        [setup.spec.variant, *(sorted(split_commas(names)) for names in columns)],
+        {
+            **recorded_values(config, "training"),
+            "learning_rate": setup.optimizer.rates.plain,
+        },
+    ]
+    optimizer = optimizer_identity(setup)
+    if optimizer:
+        numbers.append(optimizer)
+    if config.compile:
+        numbers.append({"compile": True})
+    if config.column or config.default_caption is not None:
+        numbers.append([parse_columns(config.column), config.default_caption])
+    mask = setup.spec.inputs.get(MASK)
+    if isinstance(mask, MaskColumn):
+        # How much of it counts is one of the constants.
+        numbers.append({"masks": [mask.name, mask.mode]})
+        others = other_masks(config)
+        if others:
+            numbers.append({"masks of datasets": others})
+    own_options = other_options(config)
+    if own_options:
+        numbers.append({"options of datasets": own_options})
+    if setup.modifiers:
+        numbers.append({"modify step": dict(setup.modifiers)})
+    if setup.preset is not None:
+        numbers.append([*setup.preset.components, setup.preset.digest])
+    stored = stored_components(run)
+    if stored:
+        numbers.append({"kept": stored})
+    # Stage 2 does not load what stage 1 encoded with.
+    configs = {
+        **(run.cache_info.configs if run.cache_info else {}),
+        **run.found.configs,
+    }
+    tiles = tiles_of(setup.tiling, setup.family, configs).items()
+    used_tiles = {
+        name: one.identity for name, one in tiles if name in run.module.used_components
+    }
+    if used_tiles:
+        numbers.append({"tiles": used_tiles})
+    order: list[Any] = [run.order.groups.tolist(), run.order.samples_per_step]
+    if run.data.parts:
+        order.append([list(part) for part in run.data.parts])
+    trainables = setup.trainables.identity
+    return hash_json("run", [setup.task.name, trainables, order, numbers])
+
+
+def stored_components(run: AnyRun) -> dict[str, list[str]]:
+    """Return how the components that the run uses are quantized, those that are as they
+    are loaded left out: the place of weights changes no number.
+    """
+    kept = run.setup.kept
+    used = sorted(run.module.used_components & kept.keys())
+    identities = {name: kept[name].identity for name in used}
+    return {name: identity for name, identity in identities.items() if identity}
+
+
+def optimizer_identity(setup: Setup) -> dict[str, Any]:
+    """Return what decides the optimizer's numbers, nothing where that is what states of
+    runs before there was a choice have.
+    """
+    config = setup.config
+    found: dict[str, Any] = {}
+    if not setup.optimizer.is_default:
+        found |= setup.optimizer.identity
+    for name, default in STANDS_FOR.items():
+        value = getattr(config, name)
+        if value not in (None, default):
+            found[name] = value
+    return found
+
+
+def modifiers_in_words(setup: Setup) -> str:
+    """Return the plugins that change training after each step, with a part of the
+    digest of their code.
+    """
+    words = [f"{name} (code {code[:8]})" for name, code in setup.modifiers.items()]
+    return ", ".join(words) or NO_MODIFIERS

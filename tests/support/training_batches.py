@@ -1,0 +1,50 @@
+"""Batches of a training run, and their gradients."""
+
+from collections.abc import Sequence
+
+import torch
+from dstrain.randomness import SampleKey
+from dstrain.runs.training_run import TrainingRun
+from dstrain.training.batching import MicroBatch
+from dstrain.training.loader import Batch
+from dstrain.training.module import TrainingModule
+from torch import Tensor
+
+
+def batch(
+    ready: TrainingRun,
+    rows: Sequence[int],
+    weights: Sequence[float] | None = None,
+    total: int = 0,
+) -> Batch:
+    """Return these rows as a batch, of a step of `total` samples."""
+    keys = tuple(SampleKey(0, 0, 0, row) for row in rows)
+    micro = MicroBatch(
+        keys, weights or (1.0,) * len(rows), total or len(rows), ends_step=True
+    )
+    return Batch(micro, [ready.source.sample(row) for row in rows])
+
+
+def gradients(module: TrainingModule, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """Return the gradients of a step of these batches."""
+    module.zero_grad(set_to_none=True)
+    for one in batches:
+        module(one).backward()
+    return {
+        name: p.grad.clone()
+        for name, p in module.trained.parameters.items()
+        if p.grad is not None
+    }
+
+
+def assert_batch_equals_its_samples(ready: TrainingRun, rows: Sequence[int]) -> None:
+    """Compare the losses and gradients of rows in one batch with those of each alone."""
+    module = ready.module.eval()
+    whole = batch(ready, rows)
+    parts = [batch(ready, (row,), total=len(rows)) for row in rows]
+    together = module.losses(whole.samples, whole.micro_batch.keys)
+    alone = [module.losses(one.samples, one.micro_batch.keys) for one in parts]
+    assert (together - torch.cat(alone)).abs().max() <= 1e-6
+    one, many = gradients(module, [whole]), gradients(module, parts)
+    assert one.keys() == many.keys() == set(module.trained.parameters)
+    assert max((one[name] - many[name]).abs().max().item() for name in one) <= 1e-6
