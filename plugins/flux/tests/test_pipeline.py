@@ -342,3 +342,14 @@ def test_every_mask_is_cropped_with_what_it_is_of() -> None:
         "controlnet_inpaint_mask": "controlnet_image",
         "eligen_entity_masks": "input_image",
     }
+
+
+def test_a_folder_that_fits_several_variants_is_loaded_as_the_one_for_a_prompt(
+    toy_folder: Path,
+) -> None:
+    pipe = Pipeline.from_pretrained(str(toy_folder))
+    assert pipe.spec.variant == "dev"
+    wanted = r"\[1, 16, 4, 8\] \(1, channels, height 32 / 8, width 64 / 8\)"
+    packed = torch.zeros(1, 8, 64)
+    with pytest.raises(UsageError, match=f"latents: .*{wanted}, got \\[1, 8, 64\\]"):
+        pipe(prompt="", latents=packed, height=32, width=64)
