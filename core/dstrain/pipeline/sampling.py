@@ -271,7 +271,9 @@ def check_noise(
         raise UsageError("latents", f"{needed}, got {type(noise).__name__}")
     if tuple(noise.shape) != tuple(shape):
         what = f"{needed}, got {list(noise.shape)}"
-        raise UsageError("latents", what, "or leave it out: the seed decides the noise")
+        raise UsageError(
+            "latents", what, "leave it out, and the seed decides the noise"
+        )
     return noise
 
 
