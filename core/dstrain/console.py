@@ -281,7 +281,10 @@ def progress_bar(
     if sys.stderr.isatty():
         _STATUS.clear()
         options |= {"dynamic_ncols": True, "bar_format": BAR, "unit": ""}
-    elif not in_notebook():
+    elif in_notebook():
+        # Text, where there are no widgets; what is written to stderr is red there.
+        options["file"] = sys.stdout
+    else:
         first = SECONDS_PER_LINE if brief else FIRST_LINE
         options["mininterval"] = options["delay"] = first
         options |= {"miniters": 1, "file": lines, "bar_format": LINE}
@@ -350,6 +353,11 @@ def _tqdm() -> Any:
 
     tqdm.set_lock(_LOCK.own)
     return tqdm
+
+
+if in_notebook():
+    # Before other libraries import it: whoever is the first shows that warning, or not.
+    _tqdm()
 
 
 def as_table(

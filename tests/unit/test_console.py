@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from functools import partialmethod
@@ -131,11 +132,30 @@ def test_a_notebook_has_a_bar_of_its_own(
     with warnings.catch_warnings(), progress_bar("train", 3) as bar:
         warnings.simplefilter("error")
         bar.update()
-    assert "train:  33%" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "train:  33%" in shown.out
+    assert shown.err == ""  # red, in a notebook
     shell.get_ipython = lambda: None
     with progress_bar("train", 3) as bar:
         bar.update()
     assert capsys.readouterr().err == ""
+
+
+def test_widgets_that_a_notebook_lacks_are_not_warned_of_by_other_libraries() -> None:
+    code = """
+    import sys, warnings
+    from types import SimpleNamespace
+    kernel = SimpleNamespace(config={"IPKernelApp": {}})
+    sys.modules["IPython"] = SimpleNamespace(get_ipython=lambda: kernel)
+    sys.modules["ipykernel.zmqshell"] = kernel  # by which tqdm tells a notebook
+    sys.modules["ipywidgets"] = None
+    import dstrain.console
+    warnings.simplefilter("always")
+    import tqdm.auto
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_takes_less_than_a_second_says_nothing(

@@ -35,6 +35,9 @@ def converted(
 ) -> Kept:
     """Return a dataclass field that is an option, which converts what it is given.
 
+    It is not a `ConvertedField`, which converts as it is set: what is of a wrong type stays
+    until the configuration is checked, and the command line reads the field's metadata.
+
     Type checkers that know converters let the constructor take what `converter` does;
     mypy does not, and wants what is kept.
     """

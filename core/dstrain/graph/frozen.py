@@ -9,7 +9,7 @@ Given = TypeVar("Given")
 Kept = TypeVar("Kept")
 
 
-class Converted(Generic[Given, Kept]):
+class ConvertedField(Generic[Given, Kept]):
     """A field of a dataclass whose value is converted when it is set.
 
     It is the field's annotation and its value: type checkers then know what the

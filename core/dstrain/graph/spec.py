@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.frozen import Converted, freeze
+from dstrain.graph.frozen import ConvertedField, freeze
 from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
 from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
 from dstrain.graph.task import Task
@@ -46,7 +46,7 @@ def as_units(
     )
 
 
-Units = Converted[Sequence[Function | Unit], tuple[Unit, ...]]
+Units = ConvertedField[Sequence[Function | Unit], tuple[Unit, ...]]
 """A field of functions, which become units."""
 
 
@@ -112,25 +112,27 @@ class PipelineSpec:
     """
 
     components: tuple[str, ...]
-    units: Units = Converted(as_units)
+    units: Units = ConvertedField(as_units)
     """Functions of preprocessing in the order in which they run."""
-    model_fn: Converted[Function | FunctionSpec, FunctionSpec] = Converted(
+    model_fn: ConvertedField[Function | FunctionSpec, FunctionSpec] = ConvertedField(
         partial(as_spec, given=GIVEN_TO_MODEL_FN)
     )
     """(noisy_latents, timestep, conditions, *, components) -> prediction of
     (noise - x_0), shaped as noisy_latents.
     """
-    decoders: Units = Converted(partial(as_units, given=GIVEN_TO_DECODER))
+    decoders: Units = ConvertedField(partial(as_units, given=GIVEN_TO_DECODER))
     """Units that are also given `latents`; inference returns the last output."""
     inputs: Mapping[str, Input]
     """Name -> where its value comes from."""
     schedule: FlowMatchSchedule
-    latent_shape: Converted[Function | FunctionSpec, FunctionSpec] = Converted(as_spec)
+    latent_shape: ConvertedField[Function | FunctionSpec, FunctionSpec] = (
+        ConvertedField(as_spec)
+    )
     """(inputs) -> shape of the latents, (1, channels, ...)."""
     apply_guidance: Callable[[Any, Any, float], Any]
     """(positive, negative, guidance_scale) -> prediction."""
-    constrain_latents: Converted[Function | FunctionSpec | None, FunctionSpec] = (
-        Converted(partial(as_spec, given=GIVEN_TO_CONSTRAIN_LATENTS), default=None)
+    constrain_latents: ConvertedField[Function | FunctionSpec | None, FunctionSpec] = (
+        ConvertedField(partial(as_spec, given=GIVEN_TO_CONSTRAIN_LATENTS), default=None)
     )
     """(latents, timestep, noise, conditions) -> `LatentConstraint`."""
     experts: ExpertSchedule | None = None

@@ -4,17 +4,16 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dstrain.config.given import AnyPath
 from dstrain.config.options.model import Hub
 from dstrain.errors import MissingFiles, UsageError
-from dstrain.graph.frozen import Converted
+from dstrain.graph.frozen import ConvertedField
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.formats import Config
 from dstrain.models.hub.source import ModelSource, fetch
 from dstrain.models.weight_files import header
 from dstrain.models.weights import recognize
 from dstrain.registry.family import ModelFamily
-
-AnyPath = str | Path
 
 
 def _as_text(given: AnyPath | Sequence[AnyPath] | None) -> str | tuple[str, ...] | None:
@@ -27,9 +26,9 @@ def _as_text(given: AnyPath | Sequence[AnyPath] | None) -> str | tuple[str, ...]
 class ModelConfig:
     """Model files: local paths, or a pattern of file names of a published model."""
 
-    path: Converted[
+    path: ConvertedField[
         AnyPath | Sequence[AnyPath] | None, str | tuple[str, ...] | None
-    ] = Converted(_as_text, default=None)
+    ] = ConvertedField(_as_text, default=None)
     """A file, or all shards of one component."""
     model_id: str | None = None
     origin_file_pattern: str | None = None

@@ -1,25 +1,28 @@
-"""Load a component: each weight is put where it is kept as soon as it is read."""
+"""Load components: each weight is put where it is kept as soon as it is read."""
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dstrain.console import get_logger
+from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.foreign.differences import add_differences, changed_by
 from dstrain.lora.header import log_differences
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.merging import Changes, merge_layers, merged
 from dstrain.lora.reader import read_lora
 from dstrain.lora.reading.contents import Lora
-from dstrain.models.components import Component, Files
+from dstrain.models.components import Component, Files, components_of
 from dstrain.models.execution.blocks import repeated_blocks
 from dstrain.models.execution.kept import AS_LOADED, last_blocks
-from dstrain.models.execution.ram import stored_tensors
+from dstrain.models.execution.ram import ComponentInRam, stored_tensors
 from dstrain.models.execution.tiles import Tiles
+from dstrain.models.needed_components import Found
 from dstrain.models.networks import (
     OwnRows,
     Place,
@@ -28,12 +31,70 @@ from dstrain.models.networks import (
     empty_component,
     place_buffers,
     place_weights,
+    set_dtype,
     tied_names,
 )
 from dstrain.models.quantization.layers import LayerStore
 from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
+NO_PARTS: Mapping[str, OwnRows] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class LoadedComponents:
+    """Components that were loaded, and the configurations that were found, by name."""
+
+    components: dict[str, Any]
+    configs: Mapping[str, Any]
+    in_ram: Mapping[str, ComponentInRam]
+    """Those that are on the device only while something uses them."""
+
+
+def load_components(
+    family: ModelFamily,
+    spec: PipelineSpec,
+    found: Found,
+    device: torch.device,
+    dtype: torch.dtype,
+    full_precision: Collection[str] = (),
+    empty: bool = False,
+    parts: Mapping[str, OwnRows] = NO_PARTS,
+) -> LoadedComponents:
+    """Load what was found; the arguments are those of `Pipeline.from_found`."""
+    known = components_of(family)
+    configs = {
+        name: known[name].configure(content) for name, content in found.configs.items()
+    }
+    components = {}
+    for name in dict.fromkeys((*found.files, *(found.configs if empty else ()))):
+        unused = spec.unused_parameters.get(name, ())
+        files = found.files.get(name)
+        part = parts.get(name)
+        loader = Loader(
+            family,
+            known[name],
+            files,
+            device,
+            unused,
+            part=part,
+            tiles=found.tiles.get(name),
+            variant=spec.variant,
+        )
+        own_dtype = torch.float32 if name in full_precision else dtype
+        if empty and not known[name].is_folder:
+            module = loader.build_empty(found.configs[name])
+            if module is not None:
+                set_dtype(module, own_dtype)
+                components[name] = module
+        else:
+            components[name] = loader.load(configs.get(name), own_dtype)
+    in_ram = {}
+    for name, files in found.files.items():
+        loaded = components.get(name)
+        if files.kept.offloaded and isinstance(loaded, nn.Module) and not empty:
+            in_ram[name] = ComponentInRam(loaded, device)
+    return LoadedComponents(components, configs, in_ram)
 
 
 @dataclass

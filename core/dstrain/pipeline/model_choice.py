@@ -1,11 +1,14 @@
 """Find the family and the files of the model that a script names."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from types import MappingProxyType
+from typing import TypeVar, get_args
 
 from dstrain.config.options.model import Hub, ModelChoice
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import DstrainError, UsageError, nearest
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
 from dstrain.models.hub.source import chosen_hub
@@ -18,6 +21,49 @@ from dstrain.registry.family import ModelFamily
 Choice = TypeVar("Choice", bound=ModelChoice)
 WHERE = "from_pretrained()"
 EXAMPLE = 'name a model: from_pretrained("OWNER/NAME"), or a folder or a file'
+PARAMETERS: Mapping[str, str] = MappingProxyType(
+    {
+        "model_id": "model",
+        "model": "model",
+        **{name: name for name in ("variant", "tile_size", "tile_stride", "hub")},
+        "tiled": "tiled",
+    }
+)
+"""Flags of the command line -> the parameters of `from_pretrained` that are the same."""
+FLAG = re.compile(rf"--({'|'.join(PARAMETERS)})\b(?: ([\w.-]+))?")
+GIVE_FAMILY = "give --model "
+"""How messages advise to name the family, which a script does by `model` itself."""
+
+
+@contextmanager
+def naming_parameters() -> Iterator[None]:
+    """Name the parameters of `from_pretrained` in errors of the block that name flags of the
+    command line.
+    """
+    try:
+        yield
+    except DstrainError as error:
+        flag = FLAG.fullmatch(error.where)
+        if flag is not None:
+            error.where = f"from_pretrained({PARAMETERS[flag[1]]}=...)"
+        error.what = _in_python(error.what)
+        error.help_lines = tuple(map(_in_python, error.help_lines))
+        raise
+
+
+def _in_python(text: str) -> str:
+    """Return a message with the parameters that its flags are, written as in a call."""
+    family = "name the family instead, with its files as model_configs, "
+    return FLAG.sub(_as_argument, text.replace(GIVE_FAMILY, family))
+
+
+def _as_argument(found: re.Match[str]) -> str:
+    name, value = PARAMETERS[found[1]], found[2]
+    if name == "tiled":
+        return "tiled=True" + (f" {value}" if value else "")
+    if value is None:
+        return name
+    return f"{name}={value if value.isdecimal() else repr(value)}"
 
 
 def choose_model(
@@ -37,7 +83,7 @@ def choose_model(
         folders: Component -> files that are those of this component.
         hub: The hub to fetch missing files of the model from; None is the default.
     """
-    _refuse_others(model, given)
+    _refuse_others(model, given, hub)
     if any(plugin.name == model for plugin in installed()):
         family = load_family(model)
         if not given:
@@ -64,7 +110,7 @@ def with_family(config: Choice) -> Choice:
     return replace(config, model=found.name)
 
 
-def _refuse_others(model: object, given: object) -> None:
+def _refuse_others(model: object, given: object, hub: object) -> None:
     """Raise UsageError for what is not of the type that is wanted."""
     if not isinstance(model, str):
         raise UsageError(WHERE, f"expected the name of a model, got {model!r}", EXAMPLE)
@@ -75,6 +121,9 @@ def _refuse_others(model: object, given: object) -> None:
         if not isinstance(one, ModelConfig):
             what = f"model_configs: expected ModelConfig, got {one!r}"
             raise UsageError(WHERE, what, f"write ModelConfig({one!r})")
+    if hub is not None and hub not in get_args(Hub):
+        hubs = " or ".join(map(repr, get_args(Hub)))
+        raise UsageError(WHERE, f"hub: expected {hubs}, got {hub!r}")
 
 
 def _family_of(model: str, given: Sequence[ModelConfig]) -> ModelFamily:

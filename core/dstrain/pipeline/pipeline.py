@@ -1,36 +1,20 @@
-"""Fill a pipeline spec with components; training and inference run the same units."""
+"""Load a pipeline, and generate with it."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    contextmanager,
-    nullcontext,
-)
-from dataclasses import dataclass, field
-from operator import itemgetter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, overload
 
 import torch
-from accelerate.utils.operations import recursively_apply
 from torch import Tensor, nn
 
 from dstrain.config.fields import Alpha, LoraFile
 from dstrain.config.options.model import Hub
 from dstrain.config.validation import check_tiles
 from dstrain.errors import UsageError
-from dstrain.graph.noise_schedule import (
-    ConstrainLatents,
-    LatentConstraint,
-    constrain_nothing,
-)
-from dstrain.graph.plan import Plan, Step, value_key
-from dstrain.graph.spec import ExpertSchedule, PipelineSpec
+from dstrain.graph.plan import Plan
+from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import NEGATIVE, POSITIVE
-from dstrain.graph.unit import FunctionSpec, component_of
-from dstrain.graph.values import read_only
 from dstrain.lora.adapters import add_layers, with_strength
 from dstrain.lora.foreign.differences import add_differences
 from dstrain.lora.header import log_differences
@@ -38,55 +22,35 @@ from dstrain.lora.key_names import base_shapes
 from dstrain.lora.merging import merge_layers
 from dstrain.lora.reader import read_lora
 from dstrain.models.component_files import ModelConfig
-from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
-from dstrain.models.execution.ram import ComponentInRam
 from dstrain.models.finite import damaged_weight
-from dstrain.models.formats import Config
 from dstrain.models.needed_components import Found
-from dstrain.models.networks import OwnRows, set_dtype
+from dstrain.models.networks import OwnRows
 from dstrain.pipeline.arguments import NOT_GIVEN, checked, is_list, one_by_one
+from dstrain.pipeline.bound_spec import BoundSpec
 from dstrain.pipeline.image_to_image import fitted_start
-from dstrain.pipeline.loading import Loader
+from dstrain.pipeline.loading import NO_PARTS, load_components
 from dstrain.pipeline.loss_masks import LATENTS
-from dstrain.pipeline.model_choice import choose_model
+from dstrain.pipeline.model_choice import WHERE, choose_model, naming_parameters
 from dstrain.pipeline.outputs import Output, as_output
 from dstrain.pipeline.sampling import (
     OnStep,
     SamplerOptions,
     Start,
+    check_noise,
     find_for_inference,
     integrate,
     plan_inference,
     seeded_noise,
 )
 from dstrain.pipeline.tile_choice import Tiling, check_tiling, with_tiles
-from dstrain.pipeline.variant_choice import choose_variant
+from dstrain.pipeline.variant_choice import choose_variant, runs_on_a_prompt
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry.family import ModelFamily
 
-NO_PARTS: Mapping[str, OwnRows] = MappingProxyType({})
 
-
-@dataclass
-class Pipeline:
+class Pipeline(BoundSpec):
     """A pipeline spec with its components, for training and inference alike."""
-
-    spec: PipelineSpec
-    family: ModelFamily
-    components: dict[str, Any]
-    """The modules and tokenizers that are loaded, by name."""
-    configs: Mapping[str, Any] = field(default_factory=dict)
-    """Configurations, also of components that are not loaded, by name."""
-    config_entries: Mapping[str, Config] = field(default_factory=dict)
-    """The entries of their config.json, by name."""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    dtype: torch.dtype = torch.float32
-    """The dtype of components that are not trained, in which model_fn computes."""
-    files: Mapping[str, Files] = field(default_factory=dict)
-    """The files that components were loaded from."""
-    in_ram: Mapping[str, ComponentInRam] = field(default_factory=dict)
-    """Components that are on the device only while something uses them."""
 
     @classmethod
     def from_pretrained(
@@ -115,7 +79,8 @@ class Pipeline:
                 file; or the name of an installed family, where `model_configs` are all
                 files of the model.
             model_configs: Files, which replace those of the model of the same component.
-            variant: The variant, if the files do not tell it.
+            variant: The variant; by default the one that the files tell, and of several that
+                they may be, the one that `dstrain generate --prompt` takes.
             device: By default, the GPU if there is one.
             torch_dtype: The dtype of the components.
             tiled: Whether the VAE encodes and decodes in tiles that overlap.
@@ -127,17 +92,21 @@ class Pipeline:
             hub: The hub to fetch missing files of `model` from; by default that of the
                 environment. Each of `model_configs` names its own.
         """
-        check_tiles(tiled, tile_size, tile_stride)
+        if not isinstance(torch_dtype, torch.dtype):
+            what = f"torch_dtype: expected one of torch, got {torch_dtype!r}"
+            raise UsageError(WHERE, what, "for example torch.bfloat16")
         folders = {"tokenizer": tokenizer_config, "processor": processor_config}
-        loaded, models = choose_model(model, model_configs, folders, hub)
-        name = choose_variant(loaded, variant, models)
-        spec = loaded.spec(name)
-        tiling = Tiling(tiled, tile_size, tile_stride)
-        check_tiling(tiling, loaded, spec)
-        found = find_for_inference(loaded, spec, models)
-        found = with_tiles(found, loaded, tiling)
-        device = torch.device(device or default_device())
-        return cls.from_found(loaded, spec, found, device, torch_dtype)
+        with naming_parameters():
+            check_tiles(tiled, tile_size, tile_stride)
+            loaded, models = choose_model(model, model_configs, folders, hub)
+            name = choose_variant(loaded, variant, models, fits=runs_on_a_prompt)
+            spec = loaded.spec(name)
+            tiling = Tiling(tiled, tile_size, tile_stride)
+            check_tiling(tiling, loaded, spec)
+            found = find_for_inference(loaded, spec, models)
+            found = with_tiles(found, loaded, tiling)
+            device = torch.device(device or default_device())
+            return cls.from_found(loaded, spec, found, device, torch_dtype)
 
     @classmethod
     def from_found(
@@ -167,51 +136,21 @@ class Pipeline:
             parts: Component -> takes the part of each of its weights that this process
                 has.
         """
-        known = components_of(family)
-        configs = {
-            name: known[name].configure(content)
-            for name, content in found.configs.items()
-        }
-        components = {}
-        for name in dict.fromkeys((*found.files, *(found.configs if empty else ()))):
-            unused = spec.unused_parameters.get(name, ())
-            files = found.files.get(name)
-            part = parts.get(name)
-            loader = Loader(
-                family,
-                known[name],
-                files,
-                device,
-                unused,
-                part=part,
-                tiles=found.tiles.get(name),
-                variant=spec.variant,
-            )
-            own_dtype = torch.float32 if name in full_precision else dtype
-            if empty and not known[name].is_folder:
-                module = loader.build_empty(found.configs[name])
-                if module is not None:
-                    set_dtype(module, own_dtype)
-                    components[name] = module
-            else:
-                components[name] = loader.load(configs.get(name), own_dtype)
-        in_ram = {}
-        for name, files in found.files.items():
-            loaded = components.get(name)
-            if files.kept.offloaded and isinstance(loaded, nn.Module) and not empty:
-                in_ram[name] = ComponentInRam(loaded, device)
+        loaded = load_components(
+            family, spec, found, device, dtype, full_precision, empty, parts
+        )
         if empty:
             device = torch.device("meta")
         return cls(
             spec=spec,
             family=family,
-            components=components,
-            configs=configs,
+            components=loaded.components,
+            configs=loaded.configs,
             config_entries=found.configs,
             device=device,
             dtype=dtype,
             files=found.files,
-            in_ram=in_ram,
+            in_ram=loaded.in_ram,
         )
 
     def load_lora(
@@ -277,118 +216,8 @@ class Pipeline:
                 )
         return found
 
-    def bind_components(
-        self,
-        function: FunctionSpec,
-        expert: str = "",
-        **context: Any,
-    ) -> dict[str, Any]:
-        """Return the keyword arguments of a function: its components, and the values of
-        `context` that it asks for.
-
-        Raises UsageError for a component that is not loaded.
-
-        Args:
-            function: The function.
-            expert: The expert to use as the denoiser, if several are loaded.
-            context: Values that are not components ('rng', 'branch').
-        """
-        context |= {"device": self.device, "dtype": self.dtype}
-        for name in function.components:
-            if name not in context:
-                context[name] = self._component(name, expert, function)
-        return {name: context[name] for name in function.components}
-
-    def run(
-        self,
-        steps: Iterable[Step],
-        values: dict[str, Any],
-        rng: Rng | None = None,
-    ) -> None:
-        """Run units in order, adding their outputs to `values`."""
-        for step in steps:
-            unit = step.unit
-            branch = step.branch or POSITIVE
-            scope = f"{unit.name}.{step.branch}"
-            scoped = None if rng is None else rng.scoped(scope)
-            components = self.bind_components(unit, rng=scoped, branch=branch)
-            # A step names only inputs that its row has. One that is not there is an error:
-            # with the function's default in its place, another loss would result.
-            inputs = {name: values[key] for name, key in step.inputs.items()}
-            with self.on_device(unit):
-                outputs = unit.run(inputs, components)
-            for name, value in outputs.items():
-                values[step.outputs[name]] = value
-
-    def on_device(
-        self, function: FunctionSpec, expert: str = ""
-    ) -> AbstractContextManager[None]:
-        """Return a context in which the components of a function are on the device.
-
-        expert: The expert that is the denoiser, if several are loaded.
-        """
-        return self._from_ram(function, expert) if self.in_ram else nullcontext()
-
-    @contextmanager
-    def _from_ram(self, function: FunctionSpec, expert: str) -> Iterator[None]:
-        with ExitStack() as stack:
-            for name in function.components:
-                in_ram = self.in_ram.get(self._loaded_name(name, expert))
-                if in_ram is not None:
-                    stack.enter_context(in_ram.on_device())
-            yield
-
-    def predict(
-        self,
-        values: Mapping[str, Any],
-        noisy_latents: Tensor,
-        timestep: Tensor,
-        branch: str = POSITIVE,
-    ) -> Tensor:
-        """Call model_fn under autocast with the conditions of one branch; return the
-        prediction, shaped as `noisy_latents`.
-
-        If several experts are loaded, each predicts the samples at its own timesteps.
-        """
-        conditions = self._inputs(self.spec.model_fn, values, branch)
-        experts = self.spec.experts
-        if experts is None or len(self._loaded(experts)) < 2:
-            return self._predict("", noisy_latents, timestep, conditions, branch)
-        # A sample may have a timestep for each token: the noisiest decides.
-        noisiest = timestep.reshape(len(timestep), -1).amax(1)
-        chosen = [experts.choose(one) for one in noisiest.tolist()]
-        predictions: dict[int, Tensor] = {}
-        for expert in dict.fromkeys(chosen):
-            rows = [row for row, one in enumerate(chosen) if one == expert]
-            selected = recursively_apply(itemgetter(rows), conditions)
-            part = self._predict(
-                expert, noisy_latents[rows], timestep[rows], selected, branch
-            )
-            predictions.update(zip(rows, part, strict=True))
-        return torch.stack([predictions[row] for row in range(len(chosen))])
-
-    def constrain_latents(self, values: Mapping[str, Any]) -> ConstrainLatents:
-        """Return the variant's `constrain_latents` with its inputs and components
-        filled in.
-        """
-        function = self.spec.constrain_latents
-        if function.function is constrain_nothing:
-            return constrain_nothing
-        inputs = self._inputs(function, values)
-        components = self.bind_components(function)
-
-        def constrain(
-            latents: Tensor, timestep: Tensor, noise: Tensor
-        ) -> LatentConstraint:
-            given = {"latents": latents, "timestep": timestep, "noise": noise}
-            with read_only(function.where, inputs | given):
-                constrained: LatentConstraint = function.function(
-                    latents, timestep, noise, **inputs, **components
-                )
-            return constrained
-
-        return constrain
-
+    # The two calls repeat their parameters: a TypedDict in `**inputs` would say them once,
+    # but it allows no other names, and each variant has inputs of its own.
     @overload
     def __call__(
         self,
@@ -459,7 +288,7 @@ class Pipeline:
 
     def _generate(self, arguments: Mapping[str, object]) -> Output:
         given = checked(self.spec.inputs, arguments)
-        call = plan_inference(self.spec, given)
+        call = plan_inference(self.spec, given, family=self.family)
         inputs = call.inputs
         if call.sampling.denoising_strength is not None:
             inputs = fitted_start(self.spec, inputs, given)
@@ -515,11 +344,12 @@ class Pipeline:
             guidance: Tensor = self.spec.apply_guidance(positive, negative, scale)
             return guidance
 
-        noise = sampling.latents
-        if noise is None:
-            function = self.spec.latent_shape
-            shape = function.function(**self._arguments(function, values))
+        function = self.spec.latent_shape
+        shape = function.function(**self._arguments(function, values))
+        if sampling.latents is None:
             noise = seeded_noise(shape, sampling.seed, sampling.rand_device)
+        else:
+            noise = check_noise(sampling.latents, shape, values)
         start = None
         if sampling.denoising_strength is not None:
             start = Start(values[LATENTS].to(self.device), sampling.first_step)
@@ -535,79 +365,3 @@ class Pipeline:
                 sampling.on_step,
                 start,
             ).latents
-
-    def _inputs(
-        self,
-        function: FunctionSpec,
-        values: Mapping[str, Any],
-        branch: str = POSITIVE,
-    ) -> dict[str, Any]:
-        """Return the inputs of a function that are among the values."""
-        keys = {name: value_key(self.spec, name, branch) for name in function.inputs}
-        return {name: values[key] for name, key in keys.items() if key in values}
-
-    def _arguments(
-        self, function: FunctionSpec, values: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return the inputs and the components of a function."""
-        return self._inputs(function, values) | self.bind_components(function)
-
-    def _predict(
-        self,
-        expert: str,
-        noisy_latents: Tensor,
-        timestep: Tensor,
-        conditions: Mapping[str, Any],
-        branch: str,
-    ) -> Tensor:
-        model_fn = self.spec.model_fn
-        components = self.bind_components(model_fn, expert, branch=branch)
-        is_mixed = self.dtype != torch.float32
-        given = {"noisy_latents": noisy_latents, "timestep": timestep}
-        with (
-            self.on_device(model_fn, expert),
-            read_only(model_fn.where, {**given, **conditions}),
-            torch.autocast(self.device.type, self.dtype) if is_mixed else nullcontext(),
-        ):
-            prediction: Tensor = model_fn.function(
-                noisy_latents, timestep, **conditions, **components
-            )
-        if prediction.shape != noisy_latents.shape:
-            shapes = f"{list(prediction.shape)}; the latents have {list(noisy_latents.shape)}"
-            raise UsageError(model_fn.where, f"returned a prediction of shape {shapes}")
-        # The next call, for the other branch, may fill the same buffer.
-        return prediction.clone()
-
-    def _loaded(self, experts: ExpertSchedule) -> list[str]:
-        return [name for name in experts.components if name in self.components]
-
-    def _loaded_name(self, name: str, expert: str) -> str:
-        """Return the name of a function's component or configuration among what is
-        loaded: for the denoiser and what acts beside it, that of an expert.
-        """
-        experts = self.spec.experts
-        role = component_of(name)
-        if experts is None or role not in experts.roles:
-            return name
-        if expert:
-            return experts.component(role, expert) + name.removeprefix(role)
-        # Experts differ in their weights alone: any of them has the configuration.
-        own = experts.roles[role]
-        loaded = [one for one in own if one in self.components]
-        known = [one for one in own if one in self.configs]
-        return [*loaded, *known, role][0] + name.removeprefix(role)
-
-    def _component(
-        self,
-        name: str,
-        expert: str,
-        function: FunctionSpec,
-    ) -> Any:
-        name = self._loaded_name(name, expert)
-        configs = {f"{one}_config": config for one, config in self.configs.items()}
-        available = configs | self.components
-        if name not in available:
-            loaded = ", ".join(self.components) or "none"
-            what = f"{name} is not loaded; loaded components: {loaded}"
-            raise UsageError(f"unit {function.name}", what)
-        return available[name]

@@ -25,7 +25,7 @@ from dstrain.models.component_files import ModelConfig
 from dstrain.models.needed_components import Found, find
 from dstrain.pipeline.image_to_image import STRENGTH, check_start
 from dstrain.pipeline.loss_masks import LATENTS
-from dstrain.pipeline.variant_choice import check_denoiser
+from dstrain.pipeline.variant_choice import check_denoiser, variants_with
 from dstrain.registry.family import ModelFamily
 
 NOISE_DEVICE = "cpu"
@@ -140,6 +140,7 @@ def plan_inference(
     spec: PipelineSpec,
     arguments: Mapping[str, Any],
     columns: tuple[str, ...] = (),
+    family: ModelFamily | None = None,
 ) -> InferenceCall:
     """Split arguments into the fields of `SamplerOptions` and the variant's inputs (prompt,
     height, ...), add the variant's defaults, and plan.
@@ -152,13 +153,16 @@ def plan_inference(
         spec: The pipeline spec.
         arguments: Arguments by name; None counts as absent.
         columns: As in `make_plan`.
+        family: The family whose other variants may know an argument.
     """
     fields = set(SamplerOptions.__dataclass_fields__)
     known = fields | set(spec.inputs)
     for name in arguments:
         if name not in known:
             what = f"takes no argument {name!r}{nearest(name, known)}"
-            raise UsageError("pipe()", what)
+            others = variants_with(family, name) if family is not None else []
+            advice = f"it is an input of {', '.join(others)}; load it with variant=NAME"
+            raise UsageError("pipe()", what, *([advice] if others else []))
     constants = {name: one.value for name, one in spec.constants.items()}
     values = {**constants, **spec.defaults, **arguments}
     inputs = {name: value for name, value in values.items() if value is not None}
@@ -253,6 +257,37 @@ def points_on_path(
         share = (start - sigma) / (start - end)
         points.append(torch.lerp(states[after - 1], states[after], share.item()))
     return points
+
+
+def check_noise(
+    noise: object, shape: Sequence[int], values: Mapping[str, Any]
+) -> Tensor:
+    """Return the initial noise that was given, if it is a tensor of this shape.
+
+    Raises UsageError that says the shape in words, with the sizes among `values`.
+    """
+    needed = f"expected a tensor of shape {list(shape)}{_in_words(shape, values)}"
+    if not isinstance(noise, Tensor):
+        raise UsageError("latents", f"{needed}, got {type(noise).__name__}")
+    if tuple(noise.shape) != tuple(shape):
+        what = f"{needed}, got {list(noise.shape)}"
+        raise UsageError(
+            "latents", what, "leave it out, and the seed decides the noise"
+        )
+    return noise
+
+
+def _in_words(shape: Sequence[int], values: Mapping[str, Any]) -> str:
+    """Return what the axes of latents of an image or a video are; '' for other ranks."""
+    if len(shape) not in (4, 5):
+        return ""
+    words = ["1", "channels", *(["latent frames"] if len(shape) == 5 else [])]
+    for side, length in zip(("height", "width"), shape[-2:], strict=True):
+        pixels = values.get(side)
+        if isinstance(pixels, int) and pixels % length == 0:
+            side = f"{side} {pixels} / {pixels // length}"
+        words.append(side)
+    return f" ({', '.join(words)})"
 
 
 def seeded_noise(

@@ -50,8 +50,8 @@ def choose_variant(
         models: The model files.
         score: Rates variants by columns or inputs.
         take_first: Whether the first of several that are left will do.
-        fits: Tells whether a variant can read the cells of a dataset; asked only if
-            several are left.
+        fits: Tells whether a variant can run with what else is known, such as the cells
+            of a dataset; asked only if several are left.
     """
     if name is not None or len(family.variants) == 1:
         return variant_of(family, name)
@@ -157,6 +157,18 @@ def score_inputs(inputs: Collection[str]) -> Scorer:
         return len(present), 0
 
     return score
+
+
+def runs_on_a_prompt(spec: PipelineSpec) -> bool:
+    """Return whether a variant generates from a prompt alone: what is assumed of a pipeline
+    that is loaded before anything is known of its calls.
+    """
+    return score_inputs(("prompt",))(spec) is not None
+
+
+def variants_with(family: ModelFamily, name: str) -> list[str]:
+    """Return the variants that have an input."""
+    return [one for one in family.variants if name in family.spec(one).inputs]
 
 
 def _adapters(family: ModelFamily, models: Sequence[ModelConfig]) -> list[ModelConfig]:

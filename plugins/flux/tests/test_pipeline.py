@@ -316,3 +316,14 @@ def test_a_loss_reaches_every_parameter(variant: str, loaded: dict[str, Any]) ->
 
 def test_both_halves_of_the_text_are_per_branch() -> None:
     assert MODEL.spec("kontext").branched == {"prompt", "pooled_emb", "prompt_emb"}
+
+
+def test_a_folder_that_fits_several_variants_is_loaded_as_the_one_for_a_prompt(
+    toy_folder: Path,
+) -> None:
+    pipe = Pipeline.from_pretrained(str(toy_folder))
+    assert pipe.spec.variant == "dev"
+    wanted = r"\[1, 16, 4, 8\] \(1, channels, height 32 / 8, width 64 / 8\)"
+    packed = torch.zeros(1, 8, 64)
+    with pytest.raises(UsageError, match=f"latents: .*{wanted}, got \\[1, 8, 64\\]"):
+        pipe(prompt="", latents=packed, height=32, width=64)

@@ -212,3 +212,16 @@ def test_sides_and_padding_name_what_they_should() -> None:
     assert spec.branched == {"prompt", "prompt_emb", "prompt_mask"}
     assert value_key(spec, "prompt_emb", "negative") == "negative.prompt_emb"
     assert spec.padded == {"prompt_emb": 1, "prompt_mask": 1}
+
+
+def test_a_folder_that_fits_several_variants_is_loaded_as_the_one_for_a_prompt(
+    toy_folder: Path,
+) -> None:
+    pipe = Pipeline.from_pretrained(str(toy_folder))
+    assert pipe.spec.variant == "base"
+    with pytest.raises(UsageError, match="takes no argument 'edit_image'") as caught:
+        pipe(prompt=PROMPTS[0], edit_image=[])
+    assert "an input of edit, edit-2509, edit-2511" in str(caught.value)
+    wanted = r"\[1, 16, 1, 4, 8\] \(1, channels, latent frames, height 32 / 8, width 64"
+    with pytest.raises(UsageError, match=f"latents: .*{wanted}"):
+        pipe(prompt="", latents=torch.zeros(1, 16, 4, 8), height=32, width=64)

@@ -476,6 +476,18 @@ def test_a_table_names_options_and_conversions_that_exist(tool: str) -> None:
     assert dataset_flags()
 
 
+def test_conversions_are_those_that_tables_name() -> None:
+    """Functions that help them are none, and a table cannot name them."""
+    rules = [
+        rule
+        for tool in TOOLS
+        for part in (table_of(tool).run, table_of(tool).dataset)
+        for rule in part.carried.values()
+    ]
+    by_code = {"same_name"}  # keys that are options of ours
+    assert set(conversions()) == {rule.conversion for rule in rules} | by_code
+
+
 PUBLISHED = json.loads(Path(__file__).with_name("published_keys.json").read_text())
 """Tool -> run or dataset -> the keys that its scripts read, several in a line."""
 

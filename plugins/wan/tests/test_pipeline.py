@@ -81,6 +81,9 @@ def test_each_expert_is_called_for_its_own_timesteps(
     )
     pipe(prompt="x", num_inference_steps=4, guidance_scale=1.0, **size)
     assert called == ["dit", "dit", "dit2", "dit2"]  # sigmas 1, .9375, .8333, .625
+    wanted = r"\[1, 16, 2, 4, 4\] \(1, channels, latent frames, height 32 / 8, width 32"
+    with pytest.raises(UsageError, match=f"latents: .*{wanted}"):
+        pipe(prompt="x", latents=torch.zeros(1, 16, 5, 4, 4), **size)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 from typing import Any
 
 import pytest
-from dstrain.graph.frozen import Converted, freeze
+from dstrain.graph.frozen import ConvertedField, freeze
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    count: Converted[str | int, int] = Converted(int)
-    limit: Converted[str, int] = Converted(int, default=7)
+    count: ConvertedField[str | int, int] = ConvertedField(int)
+    limit: ConvertedField[str, int] = ConvertedField(int, default=7)
     table: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -195,5 +195,5 @@ def test_a_pipeline_is_opened_in_the_dtype_and_as_the_variant_asked_for(
 @pytest.mark.parametrize("side", ["tile_size", "tile_stride"])
 def test_sides_of_tiles_without_tiles_are_refused(model: Path, side: str) -> None:
     given: dict[str, Any] = {side: 64}
-    with pytest.raises(UsageError, match=f"--{side}: has no effect without --tiled"):
+    with pytest.raises(UsageError, match=f"{side}=.*has no effect without tiled=True"):
         Pipeline.from_pretrained("tiny", configs(model), **given)

@@ -135,15 +135,6 @@ def test_the_seed_alone_decides_the_noise_and_what_is_not_given_is_the_familys(
     assert torch.equal(collected(pipe, prompt="dog", latents=noise)[0][-1], one[0][-1])
 
 
-def test_an_unknown_argument_is_refused_with_the_nearest(pipe: Pipeline) -> None:
-    with pytest.raises(
-        UsageError, match=r"pipe\(\): takes no argument 'promt'; did you mean 'prompt'"
-    ):
-        pipe(promt="dog")
-    with pytest.raises(UsageError, match="needs prompt_emb"):
-        pipe()
-
-
 def test_generation_needs_what_the_latents_shape_and_the_decoders_read(
     pipe: Pipeline,
 ) -> None:
@@ -215,39 +206,6 @@ def test_inference_keeps_no_gradients(pipe: Pipeline) -> None:
 def in_steps(pipe: Pipeline, **arguments: Any) -> Tensor:
     """The last latents of a short inference."""
     return collected(pipe, prompt="dog", num_inference_steps=2, **arguments)[0][-1]
-
-
-def test_several_prompts_give_one_image_each_as_if_alone(pipe: Pipeline) -> None:
-    def made(**arguments: Any) -> Any:
-        return pipe(num_inference_steps=2, height=16, width=16, **arguments)
-
-    def pixels(image: Any) -> bytes:
-        return image.tobytes()
-
-    alone = [made(prompt="dog", seed=3), made(prompt="cat", seed=4)]
-    both = made(prompt=["dog", "cat"], seed=[3, 4])
-    assert [pixels(one) for one in both] == [pixels(one) for one in alone]
-    same_seed = made(prompt=("dog", "cat"), seed=3)
-    assert pixels(same_seed[0]) == pixels(alone[0])
-    assert pixels(same_seed[1]) != pixels(alone[1])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prompt": 3}, "prompt: expected text"),
-        ({"prompt": ["dog", 3]}, "prompt: expected text"),
-        ({"prompt": "dog", "height": "64"}, "height: expected a whole number"),
-        ({"prompt": ["dog"], "seed": [1, 2]}, "seed: has 2 entries for 1 prompt"),
-        ({"prompt": "dog", "num_inference_steps": 0}, "expected 1 or more"),
-        ({"promt": "dog"}, "did you mean 'prompt'"),
-    ],
-)
-def test_an_argument_that_cannot_be_used_is_said_in_words(
-    arguments: dict[str, Any], message: str, pipe: Pipeline
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        pipe(**arguments)
 
 
 def test_a_scale_that_is_asked_for_guides_though_no_negative_prompt_is_known(

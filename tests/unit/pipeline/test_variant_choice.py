@@ -24,6 +24,7 @@ from dstrain.models.needed_components import Found
 from dstrain.pipeline.variant_choice import (
     check_denoiser,
     choose_variant,
+    runs_on_a_prompt,
     score_columns,
     score_inputs,
     with_overrides,
@@ -33,7 +34,14 @@ from dstrain.runs.resolve import resolve, resolve_experts
 from dstrain.runs.runner import run
 from dstrain.training.losses import SFT
 
-from tests.support.family import MODEL, PIPELINES, build, weights_of
+from tests.support.family import (
+    MODEL,
+    PIPELINES,
+    Prompt,
+    build,
+    encode_image,
+    weights_of,
+)
 from tests.support.runs import project
 
 SILENT = replace(MODEL, pipelines=f"{__name__}:SILENT_PIPELINES")
@@ -41,6 +49,15 @@ SILENT = replace(MODEL, pipelines=f"{__name__}:SILENT_PIPELINES")
 SILENT_PIPELINES = MappingProxyType(
     {name: replace(spec, denoiser_config={}) for name, spec in PIPELINES.items()}
 )
+
+
+def encode_mood(prompt: str, mood: str, *, text_encoder: Any) -> Prompt:
+    """Read a mood as well, without which there is nothing."""
+    raise NotImplementedError
+
+
+MOODY = replace(SILENT_PIPELINES["other"], units=(encode_mood, encode_image))
+MOODY_PIPELINES = MappingProxyType({"base": MOODY, "other": SILENT_PIPELINES["base"]})
 EQUAL_PIPELINES = MappingProxyType(dict.fromkeys(PIPELINES, build("base")))
 COLUMNS = MappingProxyType(
     {"base": ("image", "prompt"), "other": ("image", "prompt", "mood")}
@@ -109,6 +126,16 @@ def test_an_id_of_several_variants_means_the_first_unless_columns_tell() -> None
     assert choose_variant(family, None, models, score) == "other"
     with pytest.raises(UsageError, match="could be base, other"):
         choose_variant(SILENT, None, (ModelConfig("elsewhere.safetensors"),))
+
+
+def test_of_several_that_are_left_a_prompt_alone_leaves_those_that_need_no_more() -> (
+    None
+):
+    family = replace(MODEL, pipelines=f"{__name__}:MOODY_PIPELINES", model_ids={})
+    models = (ModelConfig("elsewhere.safetensors"),)
+    assert choose_variant(family, None, models, fits=runs_on_a_prompt) == "other"
+    with pytest.raises(UsageError, match="could be base, other"):
+        choose_variant(SILENT, None, models, fits=runs_on_a_prompt)
 
 
 @pytest.mark.parametrize("variant", ["base", "other"])

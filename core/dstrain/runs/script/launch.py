@@ -32,6 +32,8 @@ SHARDED = (
     DistributedType.FSDP,
     DistributedType.MEGATRON_LM,
 )
+LEARNING_RATE = 1e-4
+WEIGHT_DECAY = 0.01
 
 
 class Rows(Protocol):
@@ -50,8 +52,8 @@ def launch_training_task(
     module: TrainingModule,
     logger: TrainingLogger,
     *,
-    learning_rate: float = 1e-4,
-    weight_decay: float = 0.01,
+    learning_rate: float | None = None,
+    weight_decay: float | None = None,
     num_epochs: int = 1,
     max_grad_norm: float | None = 1.0,
     optimizer: Optimizer | None = None,
@@ -73,8 +75,8 @@ def launch_training_task(
         dataset: The rows.
         module: What is trained, in training mode.
         logger: Called after steps and epochs in the main process, such as a WeightsLogger.
-        learning_rate: That of AdamW.
-        weight_decay: That of AdamW.
+        learning_rate: That of AdamW; by default 1e-4.
+        weight_decay: That of AdamW; by default 0.01.
         num_epochs: How often each row is used.
         max_grad_norm: The norm to which gradients are clipped; None for no limit.
         optimizer: In place of AdamW, of `module.trained_parameters`.
@@ -88,8 +90,12 @@ def launch_training_task(
             what = "has no effect: it is the schedule of an optimizer that is not given"
             raise UsageError("lr_scheduler", what, "give that as optimizer")
         optimizer = torch.optim.AdamW(
-            parameters, lr=learning_rate, weight_decay=weight_decay
+            parameters,
+            lr=LEARNING_RATE if learning_rate is None else learning_rate,
+            weight_decay=WEIGHT_DECAY if weight_decay is None else weight_decay,
         )
+    else:
+        _refuse_numbers(learning_rate=learning_rate, weight_decay=weight_decay)
     # Networks are registered before the wrapper looks for them.
     module.plan(_sample(module, dataset, 0).inputs)
     keep_frozen_apart(module)
@@ -130,6 +136,14 @@ def launch_training_task(
         logger.on_training_end(module, len(losses))
     accelerator.wait_for_everyone()
     return tuple(losses)
+
+
+def _refuse_numbers(**numbers: float | None) -> None:
+    """Refuse numbers of AdamW beside an optimizer that is given."""
+    for name, number in numbers.items():
+        if number is not None:
+            what = "has no effect: the optimizer that is given has its own"
+            raise UsageError(name, what, "leave it out, and set it in that optimizer")
 
 
 def _check(accelerator: Accelerator, dataset: Rows, module: TrainingModule) -> None:

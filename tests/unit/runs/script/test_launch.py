@@ -78,7 +78,8 @@ def launched(
     module: TrainingModule, rows: Any = ROWS, steps: int = 1, **options: Any
 ) -> tuple[float, ...]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
-    given: Any = {"num_epochs": 2, "learning_rate": 1e-2, "logger": Noting()} | options
+    rate = {} if "optimizer" in options else {"learning_rate": 1e-2}
+    given: Any = {"num_epochs": 2, "logger": Noting()} | rate | options
     return launch_training_task(accelerator, rows, module, **given)
 
 
@@ -214,3 +215,13 @@ def test_an_optimizer_and_a_schedule_of_ones_own_are_used(here: Path) -> None:
         launched(module, lr_scheduler=schedule)
     launched(module, optimizer=optimizer, lr_scheduler=schedule, num_epochs=1)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 0.1**3)
+
+
+@pytest.mark.parametrize("number", ["learning_rate", "weight_decay"])
+def test_numbers_of_adamw_beside_an_optimizer_are_refused(
+    number: str, here: Path
+) -> None:
+    module = module_of(here)
+    optimizer = torch.optim.SGD(module.trained_parameters, lr=0.5)
+    with pytest.raises(UsageError, match=f"{number}: has no effect: the optimizer"):
+        launched(module, optimizer=optimizer, **{number: 0.0})
