@@ -113,7 +113,7 @@ def test_lists_that_do_not_fit_together_are_refused(image: Path) -> None:
 def test_all_that_is_wrong_is_named_at_once() -> None:
     with pytest.raises(UsageError) as refused:
         given("strength=strong", "area=1.5")
-    assert refused.value.what == "2 bad cells"
+    assert refused.value.what == "2 bad values"
 
 
 @pytest.mark.parametrize(

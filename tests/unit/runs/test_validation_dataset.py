@@ -230,7 +230,7 @@ def test_bad_rows_are_named_or_skipped_as_those_of_the_dataset(
     shutil.copytree(here / "val", tmp_path / "val")
     (tmp_path / "val/1.png").write_bytes(b"no image")
     own = {"validation_dataset_base_path": tmp_path / "val", "max_steps": 1}
-    with pytest.raises(UsageError, match=r"val/metadata\.json: 1 bad cell"):
+    with pytest.raises(UsageError, match=r"val/metadata\.json: 1 bad value"):
         train(here, output_path=tmp_path / "refused", **own)
     for stage, place in (("", "out"), (":data_process", "cache")):
         given = {"task": f"sft{stage}", "on_bad_sample": "skip", **own}

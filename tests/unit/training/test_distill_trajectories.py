@@ -283,7 +283,7 @@ def test_a_damaged_path_is_a_bad_file_of_its_row(tmp_path: Path) -> None:
     run(imitate(tmp_path, **skipping))
     assert len(log(tmp_path / "kept")) == 5
     path.write_bytes(content[:-8])
-    with pytest.raises(UsageError, match="1 bad cell"):
+    with pytest.raises(UsageError, match="1 bad value"):
         run(imitate(tmp_path, output_path=tmp_path / "third"))
 
 

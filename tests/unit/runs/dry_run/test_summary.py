@@ -167,7 +167,7 @@ def test_rows_that_are_no_rows_are_refused_or_skipped(
     words = ["--model", "tiny", "--dataset_base_path", ".", "--dry_run"]
     assert main(words) == 2
     assert (
-        "metadata.csv:2: has 3 cells, but the first line names 2 columns"
+        "metadata.csv:2: has 3 values, but the first line names 2 columns"
         in capsys.readouterr().err
     )
     assert main([*words, "--on_bad_sample", "skip"]) == 0
