@@ -22,6 +22,7 @@ from dstrain.console import (
     StderrHandler,
     as_table,
     counted,
+    fitted,
     get_logger,
     has_color,
     logging_to_file,
@@ -502,6 +503,21 @@ def test_the_last_column_of_a_table_is_wrapped_between_words() -> None:
         "      five",
         "b",
     ]
+
+
+def test_long_lines_of_a_page_are_broken_between_words_and_indented_further() -> None:
+    word = "file-of-a-long-name"
+    line = "    a " + f"{word} " * 5
+    assert fitted(["head", "", line.rstrip()]) == [
+        "head",
+        "",
+        f"    a {word} {word} {word}",
+        f"        {word} {word}",
+    ]
+    columns = f"  f({'x' * 60})   uses {'y' * 20}"
+    assert fitted([columns]) == [f"  f({'x' * 60})", f"      uses {'y' * 20}"]
+    alone = f"  {'x' * 90}"
+    assert fitted([alone]) == [alone]
 
 
 def test_control_characters_are_escaped_and_lines_stay() -> None:
