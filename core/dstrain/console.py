@@ -296,6 +296,11 @@ def progress_bar(
     return lines.bar
 
 
+def retitle(bar: Any, title: str) -> None:
+    """Give a bar another title; a terminal or a notebook shows it at once."""
+    bar.set_description_str(title, refresh=sys.stderr.isatty() or in_notebook())
+
+
 def printable(text: str) -> str:
     """Return a text of lines with its control characters escaped, as '\\x1b': a terminal
     would obey them, and a name in a message may have any.

@@ -5,10 +5,12 @@ from functools import partial
 from glob import escape
 from pathlib import Path
 
+from torch import Tensor
+
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
-from dstrain.console import progress_bar, redacted
+from dstrain.console import progress_bar, redacted, retitle
 from dstrain.data.output import check_output, output_paths, save_image_or_video
 from dstrain.errors import UsageError
 from dstrain.generation.batch import generate_dataset
@@ -59,7 +61,14 @@ def generate_one(config: GenerateConfig) -> None:
         pipeline = source.load()
         steps = call.sampling.steps_taken
         with progress_bar("generate", steps, brief=True) as progress:
-            arguments["on_step"] = lambda number, latents: progress.update()
+
+            def on_step(number: int, latents: Tensor) -> None:
+                progress.update()
+                if number + 1 == steps:
+                    # Of a video, it takes as long as many steps.
+                    retitle(progress, "decode")
+
+            arguments["on_step"] = on_step
             with noticing_long_prompts(
                 partial(notice, config.on_long_prompt, "--prompt")
             ):
