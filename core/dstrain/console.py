@@ -309,10 +309,12 @@ def printable(text: str) -> str:
 
 
 def number_of(number: int | str, noun: str, plural: str = "") -> str:
-    """Return a number, or one as it is written, with its noun: '1 row', '2 rows'.
+    """Return a number, or one as it is written, with its noun: '1 row', '1,500 rows'.
 
     plural: The noun's plural where it is not the noun with an 's'.
     """
+    if isinstance(number, int):
+        number = f"{number:,}"
     return f"{number} {noun if str(number) == '1' else plural or noun + 's'}"
 
 

@@ -486,7 +486,7 @@ def test_a_bar_within_another_writes_no_terminal_codes_to_a_log(
 def test_a_number_has_its_noun_in_the_singular_or_the_plural() -> None:
     assert number_of(1, "row") == "1 row"
     assert number_of(0, "row") == "0 rows"
-    assert number_of("1,500", "row") == "1,500 rows"
+    assert number_of(1500, "row") == number_of("1,500", "row") == "1,500 rows"
     assert number_of(f"{1.0:.4g}", "epoch") == "1 epoch"
     assert number_of(2, "process", "processes") == "2 processes"
 

@@ -14,7 +14,7 @@ from dstrain.console import progress_bar, redacted, retitle
 from dstrain.data.output import check_output, output_paths, save_image_or_video
 from dstrain.errors import UsageError
 from dstrain.generation.batch import generate_dataset
-from dstrain.generation.inputs import parse_arguments
+from dstrain.generation.inputs import naming_flags, parse_arguments
 from dstrain.generation.prompts import notice
 from dstrain.generation.source import PipelineSource, check_used, open_source
 from dstrain.graph.long_prompts import noticing_long_prompts
@@ -49,7 +49,7 @@ def generate_one(config: GenerateConfig) -> None:
     there, unless it may be replaced.
     """
     refuse_existing(config, [config.output])
-    with open_source(config) as source:
+    with open_source(config) as source, naming_flags(config):
         check_output(config.output, source.spec)
         if source.spec.makes_layers:
             others = f"{escape(config.output.stem)}-[0-9]*{config.output.suffix}"

@@ -72,6 +72,12 @@ def test_generate_writes_what_the_pipeline_makes(
     )
 
 
+def test_what_the_pipeline_refuses_names_the_flag(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        generate(wanted(model, tmp_path / "x.png", denoising_strength=0.5))
+    assert str(refused.value).startswith("dstrain: error: --denoising_strength: ")
+
+
 def test_a_terminal_shows_that_the_latents_are_decoded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

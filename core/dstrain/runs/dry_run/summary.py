@@ -114,7 +114,7 @@ class _Length:
         if is_stage_1:
             return
         yield f"    samples per step: {self.samples_per_step}"
-        steps = number_of(str(self.steps), "step")
+        steps = number_of(self.steps or 0, "step")
         if self.is_exact:
             yield f"    {steps}"
         elif rows.count:

@@ -119,7 +119,7 @@ def _count(numbers: int) -> str:
     for unit, value in (("B", 10**9), ("M", 10**6)):
         if numbers >= value / 10:
             return f"{numbers / value:.2f} {unit} parameters"
-    return f"{numbers} parameters"
+    return f"{numbers:,} parameters"
 
 
 def _training(setup: Setup, facts: Facts, found: Estimate) -> Iterator[Row]:

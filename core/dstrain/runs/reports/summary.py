@@ -71,9 +71,9 @@ def log_start(run: TrainingRun) -> None:
     elif config.max_steps and run.total_steps < config.max_steps:
         limit = " (--num_epochs is the smaller)"
     logger.info(
-        f"{number_of(f'{order.sample_count:,}', 'sample')} x {order.repeat} "
+        f"{number_of(order.sample_count, 'sample')} x {order.repeat} "
         f"in {number_of(order.group_count, 'shape')}, "
-        f"{number_of(f'{order.steps_per_epoch:,}', 'step')} per epoch"
+        f"{number_of(order.steps_per_epoch, 'step')} per epoch"
     )
     passes = number_of(f"{epochs:.4g}", "epoch")
     logger.info(f"runs to step {run.total_steps:,}, {passes}{limit}")
@@ -143,7 +143,7 @@ class RunStatistics:
         if len(self.losses) == 1:
             last = "of the last step"
         return (
-            f"{number_of(f'{self.steps:,}', 'step')} in {took}, {rate:.2f} samples/s",
+            f"{number_of(self.steps, 'step')} in {took}, {rate:.2f} samples/s",
             f"loss {self.mean_loss:.4g} ({last})",
             f"peak memory {memory:.2f} GiB",
         )
