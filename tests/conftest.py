@@ -152,6 +152,12 @@ def empty_environment() -> Callable[[Path], Path]:
 
 
 @pytest.fixture
+def wide_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of a page is broken: the paths of tests are long."""
+    monkeypatch.setattr("dstrain.console.PAGE_WIDTH", 1000)
+
+
+@pytest.fixture
 def runs(
     fake_plugin: Callable[..., Path],
     family_source: Callable[..., str],

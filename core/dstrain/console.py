@@ -32,6 +32,8 @@ TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME = "%Y-%m-%d %H:%M:%S"
 """Format of the time before a line where stderr is no terminal."""
 LEAST_COLUMN = 24
+PAGE_WIDTH = 80
+"""Columns of a terminal that pages and lists are written for."""
 LOADING = "loading libraries ..."
 """What a terminal shows while a command imports torch, which takes seconds."""
 
@@ -297,6 +299,11 @@ def progress_bar(
     return lines.bar
 
 
+def retitle(bar: Any, title: str) -> None:
+    """Give a bar another title; a terminal or a notebook shows it at once."""
+    bar.set_description_str(title, refresh=sys.stderr.isatty() or in_notebook())
+
+
 def printable(text: str) -> str:
     """Return a text of lines with its control characters escaped, as '\\x1b': a terminal
     would obey them, and a name in a message may have any.
@@ -305,10 +312,12 @@ def printable(text: str) -> str:
 
 
 def number_of(number: int | str, noun: str, plural: str = "") -> str:
-    """Return a number, or one as it is written, with its noun: '1 row', '2 rows'.
+    """Return a number, or one as it is written, with its noun: '1 row', '1,500 rows'.
 
     plural: The noun's plural where it is not the noun with an 's'.
     """
+    if isinstance(number, int):
+        number = f"{number:,}"
     return f"{number} {noun if str(number) == '1' else plural or noun + 's'}"
 
 
@@ -383,6 +392,29 @@ def as_table(
             text.append("  ".join(map(str.ljust, [*cells, part], widths)).rstrip())
             cells = [""] * len(cells)
     return "\n".join(text)
+
+
+def fitted(lines: Iterable[str]) -> list[str]:
+    """Return the lines of a page; one that is longer than its width is broken between
+    words, at first where three spaces are, and goes on four columns further right.
+    """
+    found = []
+    for line in lines:
+        text = line.lstrip()
+        indent = line[: len(line) - len(text)]
+        more = f"{indent}    "
+        parts = text.split("   ") if len(line) > PAGE_WIDTH else [text]
+        for number, part in enumerate(parts):
+            # Names and paths may have hyphens.
+            found += textwrap.wrap(
+                part,
+                PAGE_WIDTH,
+                initial_indent=more if number else indent,
+                subsequent_indent=more,
+                break_on_hyphens=False,
+                break_long_words=False,
+            ) or [""]
+    return found
 
 
 HIDDEN = "***"

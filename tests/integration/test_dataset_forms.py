@@ -151,7 +151,7 @@ def test_the_default_caption_and_chosen_columns_belong_to_the_cache(
     shutil.copytree(here / "captions", data)
     (data / "0.txt").unlink()
     given = {"dataset_base_path": data, "feature_cache": tmp_path / "cache"}
-    with pytest.raises(UsageError, match="1 bad cell"):
+    with pytest.raises(UsageError, match="1 bad value"):
         train(here, task="sft:data_process", **given)
     train(here, task="sft:data_process", default_caption="a wolf", **given)
     with pytest.raises(

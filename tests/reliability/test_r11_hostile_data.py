@@ -638,7 +638,7 @@ def test_a_caption_that_is_no_file_is_refused_at_once(
     child.join()
     said = capfd.readouterr().err
     assert code == 2, said
-    assert "photos: 1 bad cell\n  b.txt: " in said
+    assert "photos: 1 bad value\n  b.txt: " in said
     assert "Traceback" not in said
     assert megabytes < 3 * MEGABYTES
 

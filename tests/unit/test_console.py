@@ -23,6 +23,7 @@ from dstrain.console import (
     StderrHandler,
     as_table,
     counted,
+    fitted,
     get_logger,
     has_color,
     logging_to_file,
@@ -505,7 +506,7 @@ def test_a_bar_within_another_writes_no_terminal_codes_to_a_log(
 def test_a_number_has_its_noun_in_the_singular_or_the_plural() -> None:
     assert number_of(1, "row") == "1 row"
     assert number_of(0, "row") == "0 rows"
-    assert number_of("1,500", "row") == "1,500 rows"
+    assert number_of(1500, "row") == number_of("1,500", "row") == "1,500 rows"
     assert number_of(f"{1.0:.4g}", "epoch") == "1 epoch"
     assert number_of(2, "process", "processes") == "2 processes"
 
@@ -522,6 +523,21 @@ def test_the_last_column_of_a_table_is_wrapped_between_words() -> None:
         "      five",
         "b",
     ]
+
+
+def test_long_lines_of_a_page_are_broken_between_words_and_indented_further() -> None:
+    word = "file-of-a-long-name"
+    line = "    a " + f"{word} " * 5
+    assert fitted(["head", "", line.rstrip()]) == [
+        "head",
+        "",
+        f"    a {word} {word} {word}",
+        f"        {word} {word}",
+    ]
+    columns = f"  f({'x' * 60})   uses {'y' * 20}"
+    assert fitted([columns]) == [f"  f({'x' * 60})", f"      uses {'y' * 20}"]
+    alone = f"  {'x' * 90}"
+    assert fitted([alone]) == [alone]
 
 
 def test_control_characters_are_escaped_and_lines_stay() -> None:

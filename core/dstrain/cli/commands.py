@@ -23,13 +23,11 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
-from dstrain.console import as_table, status
+from dstrain.console import PAGE_WIDTH, as_table, fitted, status
 from dstrain.errors import UsageError
 
 LOOKING = "looking at plugins ..."
 """What a terminal shows while plugins are imported, each in a process of its own."""
-HELP_WIDTH = 80
-"""Columns of a terminal that lists are written for."""
 PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
 """Programs whose key names `dstrain export` can write."""
 
@@ -57,7 +55,8 @@ def graph(config: TrainConfig, form: str) -> None:
 
         plan, kept = plan_of(config)
     if form == "text":
-        click.echo(as_text(plan, kept), nl=False)
+        page = as_text(plan, kept).splitlines()
+        click.echo("\n".join(fitted(page)))
     else:
         click.echo(json.dumps(as_data(plan, kept), indent=2))
 
@@ -153,11 +152,11 @@ def models(
         for one in found
     ]
     head = ("name", "distribution", "version", "variants")
-    click.echo(as_table(head, rows, HELP_WIDTH))
+    click.echo(as_table(head, rows, PAGE_WIDTH))
     for one in found:
         if one.model_ids:
             of_family = (f"--model_id of {one.name}", "variants")
-            click.echo("\n" + as_table(of_family, one.model_ids.items(), HELP_WIDTH))
+            click.echo("\n" + as_table(of_family, one.model_ids.items(), PAGE_WIDTH))
     click.echo("\nwhat a family's variants need: dstrain models FAMILY")
 
 
@@ -175,7 +174,7 @@ def _show_variants(
     tables = []
     for one, (first, *rest) in described.items():
         heading = click.style(one, bold=True)
-        tables.append(f"{heading}\n{as_table(first, rest, HELP_WIDTH)}")
+        tables.append(f"{heading}\n{as_table(first, rest, PAGE_WIDTH)}")
     click.echo("\n\n".join(tables))
 
 

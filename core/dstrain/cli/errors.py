@@ -33,7 +33,7 @@ def explain(error: BaseException) -> DstrainError:
         return _usage(error)
     if isinstance(error, KeyboardInterrupt):
         advice = "run the same command again"
-        return Interrupted("command line", "interrupted", advice)
+        return Interrupted("command", "interrupted", advice)
     if isinstance(error, OSError):
         return SystemFault(
             str(error.filename or "system"), error.strerror or str(error)

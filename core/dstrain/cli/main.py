@@ -121,6 +121,22 @@ class RootGroup(Group):
         own = super().get_command(ctx, cmd_name)
         return own or self._offered(ctx).get(cmd_name)
 
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Write the commands, then those of plugins, which are not imported: a plugin
+        that is slow or broken harms no help.
+        """
+        super().format_commands(ctx, formatter)
+        declared = self._declared(ctx)
+        if declared:
+            # One column for both lists.
+            width = max(map(len, [*self.commands, *declared]))
+            with formatter.section("Commands of plugins"):
+                formatter.write_dl(
+                    (name.ljust(width), of) for name, of in declared.items()
+                )
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -145,8 +161,8 @@ class RootGroup(Group):
     ) -> list[CompletionItem[str]]:
         """Complete a command, or an option of `train`.
 
-        Plugins are imported, which may take seconds, only for what no command of
-        dstrain's own begins with.
+        Plugins are imported, which may take seconds, only for what no command begins
+        with that dstrain or the metadata of a plugin names.
         """
         if incomplete.startswith("-"):
             train = self.commands["train"]
@@ -158,11 +174,28 @@ class RootGroup(Group):
                 *spelled(incomplete, own),
                 *(item for item in more if item.value not in known),
             ]
-        return super().shell_complete(ctx, incomplete) or [
+        own = super().shell_complete(ctx, incomplete)
+        own += [
+            CompletionItem(name, help=of)
+            for name, of in self._declared(ctx).items()
+            if name.startswith(incomplete)
+        ]
+        return own or [
             CompletionItem(name, help=command.get_short_help_str())
             for name, command in self._offered(ctx).items()
             if name.startswith(incomplete)
         ]
+
+    def _declared(self, ctx: click.Context) -> dict[str, str]:
+        """Return the commands that the metadata of plugins names, with what adds each."""
+        from dstrain.registry.discovery import COMMAND_GROUP, installed
+
+        disabled = ctx.params.get("disabled_plugins", ())
+        return {
+            one.name: f"From {one.distribution}; dstrain {one.name} -h says what it does."
+            for one in installed(disabled, COMMAND_GROUP)
+            if one.name not in self.commands
+        }
 
     def _offered(self, ctx: click.Context) -> dict[str, click.Command]:
         """Return the commands that plugins add, by name."""
@@ -191,7 +224,7 @@ def command_group() -> click.Group:
         "\b\n"
         "dstrain train -h   the options that most users need\n"
         "dstrain models     the models that can be trained\n"
-        "dstrain plugins    what plugins add, such as commands\n",
+        "dstrain plugins    what plugins add\n",
         context_settings={
             "token_normalize_func": lambda name: name.replace("-", "_"),
             "help_option_names": list(HELP),

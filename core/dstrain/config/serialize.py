@@ -15,7 +15,7 @@ from dstrain.config.fields import flags, flags_by_name
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.train import TrainConfig, options_affecting
-from dstrain.console import redacted
+from dstrain.console import PAGE_WIDTH, redacted
 from dstrain.errors import StateError, UsageError
 from dstrain.storage.files import write_file
 
@@ -31,6 +31,8 @@ NEW_START = MappingProxyType(
 """The ways to start, none of which is chosen."""
 MODEL_FILES = ("model_id", "model_paths", "model_id_with_origin_paths")
 """The options that name model files."""
+READS_ON = os.name != "nt"
+"""Whether a shell here reads on after a backslash at the end of a line."""
 CONFIG = "logs/config.json"
 """Where a run writes its configuration, below its output folder."""
 
@@ -68,6 +70,29 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
     for name in config.disabled_plugins:
         words += ["-p", f"no:{name}"]
     return shlex.join(words)
+
+
+def continued(command: str, indent: str) -> list[str]:
+    """Return the lines of a command on a page, each but the last with the sign that
+    makes a shell read on. It is broken before options alone; on Windows it is one line.
+    """
+    if not READS_ON:
+        return [indent + command]
+    parts: list[str] = []
+    for word in shlex.split(command):
+        quoted = shlex.quote(word)
+        if parts and not word.startswith("-"):
+            parts[-1] += f" {quoted}"
+        else:
+            parts.append(quoted)
+    lines = [indent + parts[0]]
+    for part in parts[1:]:
+        if len(f"{lines[-1]} {part} \\") <= PAGE_WIDTH:
+            lines[-1] += f" {part}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"{indent}    {part}")
+    return lines
 
 
 def refill_advice(config: TrainConfig) -> str:

@@ -109,7 +109,7 @@ def open_dataset(
 ) -> Dataset:
     """Read the metadata and check every row; of files only the headers are read.
 
-    Raises one UsageError that lists the bad cells as file:row:column: reason.
+    Raises one UsageError that lists the bad values as file:row:column: reason.
 
     Args:
         config: Where the dataset is.
@@ -335,7 +335,7 @@ def absent_masks(column: str, where: str, columns: Sequence[str]) -> UsageError:
         "--mask_column",
         f"{where} column {column!r}{nearest(column, columns)}",
         f"columns: {', '.join(columns)}",
-        "a row without a mask has a blank cell there",
+        "a row without a mask has a blank value there",
     )
 
 

@@ -88,7 +88,7 @@ class Table:
     def refuse(self, faults: Iterable[Fault]) -> None:
         """Raise one UsageError with the place of each fault; do nothing without faults."""
         ordered = sorted(dict.fromkeys(faults), key=lambda fault: fault.row)
-        kind = "cell" if all(fault.column for fault in ordered) else "row"
+        kind = "value" if all(fault.column for fault in ordered) else "row"
         lines = [f"{self.where(one.row, one.column)}: {one.reason}" for one in ordered]
         refuse(self.path, kind, lines, self.advice)
 

@@ -54,7 +54,7 @@ def interrupt_on_signals() -> Iterator[None]:
         if not is_interrupt(error):
             raise
         advice = "run the same command again"
-        raise Interrupted("run", "interrupted", advice) from error
+        raise Interrupted("command", "interrupted", advice) from error
     finally:
         _raised.clear()
 

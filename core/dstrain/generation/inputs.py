@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,21 @@ def flag_values(config: GenerateConfig, names: Iterable[str] = NAMED) -> dict[st
 
 def flag_for(config: GenerateConfig, name: str) -> str:
     """Return the flag that gives an input: its own, or --input."""
-    return f"--{name}" if name in flag_values(config) else f"--input {name}"
+    has_flag = name in flag_values(config) or name in SAMPLING
+    return f"--{name}" if has_flag else f"--input {name}"
+
+
+@contextmanager
+def naming_flags(config: GenerateConfig) -> Iterator[None]:
+    """Name the flag in a UsageError of the block that is about an argument: the pipeline
+    knows no flags.
+    """
+    try:
+        yield
+    except UsageError as error:
+        if error.where in (*input_names(config), *SAMPLING):
+            error.where = flag_for(config, error.where)
+        raise
 
 
 def input_texts(config: GenerateConfig) -> dict[str, list[str]]:

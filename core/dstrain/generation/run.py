@@ -5,14 +5,16 @@ from functools import partial
 from glob import escape
 from pathlib import Path
 
+from torch import Tensor
+
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
-from dstrain.console import progress_bar, redacted
+from dstrain.console import progress_bar, redacted, retitle
 from dstrain.data.output import check_output, output_paths, save_image_or_video
 from dstrain.errors import UsageError
 from dstrain.generation.batch import generate_dataset
-from dstrain.generation.inputs import parse_arguments
+from dstrain.generation.inputs import naming_flags, parse_arguments
 from dstrain.generation.prompts import notice
 from dstrain.generation.source import PipelineSource, check_used, open_source
 from dstrain.graph.long_prompts import noticing_long_prompts
@@ -47,7 +49,7 @@ def generate_one(config: GenerateConfig) -> None:
     there, unless it may be replaced.
     """
     refuse_existing(config, [config.output])
-    with open_source(config) as source:
+    with open_source(config) as source, naming_flags(config):
         check_output(config.output, source.spec)
         if source.spec.makes_layers:
             others = f"{escape(config.output.stem)}-[0-9]*{config.output.suffix}"
@@ -59,7 +61,14 @@ def generate_one(config: GenerateConfig) -> None:
         pipeline = source.load()
         steps = call.sampling.steps_taken
         with progress_bar("generate", steps, brief=True) as progress:
-            arguments["on_step"] = lambda number, latents: progress.update()
+
+            def on_step(number: int, latents: Tensor) -> None:
+                progress.update()
+                if number + 1 == steps:
+                    # Of a video, it takes as long as many steps.
+                    retitle(progress, "decode")
+
+            arguments["on_step"] = on_step
             with noticing_long_prompts(
                 partial(notice, config.on_long_prompt, "--prompt")
             ):

@@ -180,7 +180,9 @@ def _fetch_json(query: ConfigQuery) -> bool:
         except StateError:
             pass  # the next folder may have it
         except SystemFault as fault:
-            logger.warning(f"{fault.where}: {fault.what}")
+            # The last line says the cause.
+            what = "; ".join([fault.what, *fault.help_lines[-1:]])
+            logger.warning(f"{fault.where}: {what}")
             return False
     return False
 

@@ -230,7 +230,7 @@ def refuse_no_masks(dataset: Dataset) -> None:
         else:
             flag, what = (
                 "--mask_column",
-                f"all cells of column {column.name!r} are blank",
+                f"all values of column {column.name!r} are blank",
             )
         raise UsageError(flag, f"has no effect: {what}")
 

@@ -19,6 +19,10 @@ from dstrain.registry.family import API, ModelFamily
 
 GROUP = "dstrain.models"
 HOOK_GROUP = "dstrain"
+COMMAND_GROUP = "dstrain.commands"
+"""The group whose names are the commands that a distribution adds by its hooks: help lists
+them without importing it.
+"""
 
 
 @dataclass(frozen=True, order=True)

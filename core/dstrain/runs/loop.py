@@ -160,7 +160,8 @@ def run_steps(
                     directory.save(run, f"step-{run.step}")
                 break
     if statistics.steps:
-        logger.info(statistics.summary(peak_memory()))
+        for line in statistics.summary(peak_memory()):
+            logger.info(line)
         validation.conclude()
     return tuple(losses)
 

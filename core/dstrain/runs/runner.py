@@ -16,7 +16,7 @@ from dstrain.config.serialize import (
     refill_advice,
 )
 from dstrain.config.validation import validate
-from dstrain.console import get_logger, is_main_process
+from dstrain.console import fitted, get_logger, is_main_process
 from dstrain.distributed.world import ProcessGroup, distributed_run
 from dstrain.errors import (
     CacheError,
@@ -149,7 +149,8 @@ def _start(config: TrainConfig, own: OwnParts, launch: Launch) -> RunResult:
         kept = described(setup.kept, plan.components[""])
         if is_main_process():
             is_split = config.stage != "" or config.runs_both_stages
-            print(as_text(plan, kept, is_split) + summary, end="")
+            page = as_text(plan, kept, is_split).splitlines()
+            print("\n".join([*fitted(page), summary]), end="")
         return RunResult(config.output_path or config.feature_cache or Path())
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1

@@ -133,7 +133,7 @@ def _check_scale(scale: float) -> str:
     if scale == 1:
         return ""
     return (
-        f"expected 1 or a blank cell, got {scale:g}: the student runs without guidance; "
+        f"expected 1 or a blank value, got {scale:g}: the student runs without guidance; "
         "the teacher's is in its images"
     )
 

@@ -132,6 +132,17 @@ def test_plugins_are_imported_only_for_the_beginning_of_no_command_of_dstrains_o
     assert completed("shout", "--lo") == ["--loud"]
 
 
+def test_commands_in_the_metadata_of_plugins_are_completed_without_an_import(
+    fake_plugin: Install,
+) -> None:
+    modules = {"extra_whisper": "raise SystemExit(9)"}
+    entries = {"whisper": "extra_whisper", "trail": "extra_whisper"}
+    fake_plugin("extra-whisper", entries, modules, group="dstrain.commands")
+    assert completed("tr") == ["train", "trail"]
+    assert completed("whi") == ["whisper"]
+    assert "extra_whisper" not in sys.modules
+
+
 def test_completing_imports_no_torch() -> None:
     environment = {
         **os.environ,

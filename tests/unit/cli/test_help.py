@@ -105,6 +105,20 @@ def test_a_plugins_command_has_a_short_help_too(
     assert "Shout." in shown(capsys, "shout", "-h")
 
 
+def test_commands_of_plugins_are_listed_without_importing_these(
+    capsys: pytest.CaptureFixture[str], fake_plugin: Install
+) -> None:
+    broken = {"extra_broken": "raise SystemExit(9)"}
+    entries = {"shout": "extra_broken", "train": "extra_broken"}
+    fake_plugin("extra-shout", entries, broken, group="dstrain.commands")
+    for words in (["-h"], ["--help"], []):
+        listed = shown(capsys, *words).partition("Commands of plugins:\n")[2]
+        found = [line.split()[:3] for line in listed.splitlines()]
+        assert ["shout", "From", "extra-shout;"] in found
+        assert ["train", "From", "extra-shout;"] not in found
+    assert "extra_broken" not in sys.modules
+
+
 def test_the_first_clause_ends_where_a_sentence_does_and_nowhere_else() -> None:
     assert first_clause("Side; requires --width.") == "Side"
     assert first_clause("A, .5 of it (as ID). More.") == "A, .5 of it (as ID)"

@@ -12,6 +12,7 @@ from dstrain.config.serialize import (
     CONFIG as PLACE,
     as_flags,
     command_line,
+    continued,
     read_resolved,
     refill_advice,
     with_run_options,
@@ -131,3 +132,29 @@ def test_a_cache_is_filled_by_the_command_of_stage_1_where_the_dataset_is_known(
     assert "--dry_run" not in advice
     unknown = toy_config(task="sft:train", feature_cache=None)
     assert "run the command that filled it" in refill_advice(unknown)
+
+
+COMMAND = (
+    "dstrain --model m --dataset_base_path photos --output_path a-folder-with-a-name "
+    "--preview_prompt 'a dog --and a cat' --use_gradient_checkpointing"
+)
+
+
+def test_a_command_on_a_page_is_broken_before_options_and_is_typed_as_it_stands() -> (
+    None
+):
+    lines = continued(COMMAND, "    ")
+    assert lines == [
+        "    dstrain --model m --dataset_base_path photos \\",
+        "        --output_path a-folder-with-a-name \\",
+        "        --preview_prompt 'a dog --and a cat' --use_gradient_checkpointing",
+    ]
+    typed = "\n".join(lines).replace("\\\n", "")
+    assert shlex.split(typed) == shlex.split(COMMAND)
+
+
+def test_a_command_stays_one_line_where_no_shell_reads_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dstrain.config.serialize.READS_ON", False)
+    assert continued(COMMAND, "  ") == [f"  {COMMAND}"]

@@ -78,7 +78,7 @@ def test_without_a_good_row_all_faults_are_raised(tmp_path: Path) -> None:
     dataset = images(tmp_path, "a.png", "b.png")
     damage(tmp_path / "a.png")
     damage(tmp_path / "b.png")
-    with pytest.raises(UsageError, match="2 bad cells"):
+    with pytest.raises(UsageError, match="2 bad values"):
         skip_undecodable(dataset, everything, tmp_path)
 
 

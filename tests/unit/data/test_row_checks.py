@@ -218,7 +218,7 @@ def test_all_bad_cells_are_reported_at_once_with_file_row_and_column(
     cells = [(column, cell) for column, cells in BAD_CELLS.items() for cell in cells]
     records = [{"image": "wide.png", column: cell} for column, cell in cells]
     error = refused(base, records)
-    assert error.what == f"{len(cells)} bad cells"
+    assert error.what == f"{len(cells)} bad values"
     assert [line.split(": ")[0] for line in error.help_lines] == [
         f"metadata.json:{number}:{column}"
         for number, (column, _) in enumerate(cells, 1)
@@ -244,7 +244,7 @@ def test_fifty_bad_cells_are_listed_and_the_others_counted(base: Path) -> None:
     error = refused(
         base, "image\n" + "".join(f"{number}.png\n" for number in range(60))
     )
-    assert error.what == "60 bad cells" and len(error.help_lines) == 51
+    assert error.what == "60 bad values" and len(error.help_lines) == 51
     assert error.help_lines[49:] == (
         "metadata.csv:51:image: no such file '49.png'",
         "and 10 more",
@@ -517,7 +517,7 @@ def test_only_images_with_an_alpha_channel_have_it_as_their_mask(base: Path) -> 
     assert load_cell(second["input_image"]).mode == "RGB"
     # A bad image is bad once.
     error = refused(base, "image,prompt\nno.png,a\n", inputs=ALPHA)
-    assert error.what == "1 bad cell"
+    assert error.what == "1 bad value"
 
 
 def test_a_column_of_masks_that_is_absent_is_named_with_its_flag(base: Path) -> None:
@@ -687,7 +687,7 @@ def test_a_file_of_tensors_is_known_by_its_header_and_read_as_a_record(
 def test_a_file_that_is_none_of_tensors_is_a_bad_cell(base: Path) -> None:
     inputs = {**INPUTS, "path": Column("path", "tensors")}
     rows = [{"prompt": "", "path": name} for name in ("wide.png", "d.safetensors")]
-    with pytest.raises(UsageError, match="2 bad cells") as caught:
+    with pytest.raises(UsageError, match="2 bad values") as caught:
         opened(base, rows, inputs=inputs)
     first, second = caught.value.help_lines
     assert "'wide.png' cannot be read as safetensors" in first

@@ -48,7 +48,7 @@ def test_blank_cells_that_are_needed_are_reported_with_the_other_bad_ones(
         "metadata.csv:4:image: no such file 'b.png'",
         "metadata.csv:5:mask: no such file 'none.png'",
         "metadata.csv:5:image: is blank",
-        "metadata.csv:6: has 1 cells, but the first line names 3 columns",
+        "metadata.csv:6: has 1 value, but the first line names 3 columns",
     )
     assert (
         len(opened(tmp_path, "image,prompt,mask\na.png,,\na.png,a,a.png\n").rows) == 2

@@ -78,7 +78,7 @@ def test_a_signal_outside_a_loop_ends_as_one_error_and_a_second_one_kills() -> N
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     }
     for number in before:
-        words = "dstrain: error: run: interrupted\n  run the same command again"
+        words = "dstrain: error: command: interrupted\n  run the same command again"
         with (
             pytest.raises(Interrupted, match=words) as caught,
             interrupt_on_signals(),

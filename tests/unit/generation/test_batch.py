@@ -253,7 +253,7 @@ def test_what_is_made_is_a_dataset_for_distillation(
         ([{"prompt": "dog"}], "has no column 'seed'"),
         (
             [{"prompt": "dog", "seed": 1}, {"prompt": "dog", "seed": ""}],
-            r"1 bad cell\n  bad\.json:2:seed: is blank",
+            r"1 bad value\n  bad\.json:2:seed: is blank",
         ),
         ([{"prompt": "dog", "seed": "one"}], "'one' is not an integer"),
         (

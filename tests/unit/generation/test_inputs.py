@@ -11,7 +11,7 @@ import pytest
 from dstrain.config.fields import NamedInput, parse_input
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.errors import UsageError
-from dstrain.generation.inputs import input_names, parse_arguments
+from dstrain.generation.inputs import input_names, naming_flags, parse_arguments
 from dstrain.graph.inputs import Column, Constant, EntryCount, InferenceOnly
 from PIL import Image
 
@@ -50,6 +50,27 @@ def given(*texts: str, **flags: Any) -> dict[str, Any]:
     )
     assert set(input_names(config)) >= {"prompt"}
     return parse_arguments(config, WIRING)
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("height", "--height"),
+        ("guidance_scale", "--guidance_scale"),
+        ("mask", "--input mask"),
+        ("metadata.csv:2", "metadata.csv:2"),
+    ],
+)
+def test_an_error_of_an_argument_names_its_flag(where: str, named: str) -> None:
+    config = GenerateConfig(
+        model="tiny",
+        output=Path("x.png"),
+        height=16,
+        input=(NamedInput("mask", "m.png"),),
+    )
+    with pytest.raises(UsageError) as caught, naming_flags(config):
+        raise UsageError(where, "is wrong")
+    assert str(caught.value) == f"dstrain: error: {named}: is wrong"
 
 
 @pytest.fixture
@@ -113,7 +134,7 @@ def test_lists_that_do_not_fit_together_are_refused(image: Path) -> None:
 def test_all_that_is_wrong_is_named_at_once() -> None:
     with pytest.raises(UsageError) as refused:
         given("strength=strong", "area=1.5")
-    assert refused.value.what == "2 bad cells"
+    assert refused.value.what == "2 bad values"
 
 
 @pytest.mark.parametrize(

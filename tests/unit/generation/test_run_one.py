@@ -2,7 +2,9 @@
 how trained weights are tried.
 """
 
+import io
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,22 @@ def test_generate_writes_what_the_pipeline_makes(
         np.asarray(Image.open(output)),
         np.asarray(pipe(prompt="dog", width=16, **flags)),
     )
+
+
+def test_what_the_pipeline_refuses_names_the_flag(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        generate(wanted(model, tmp_path / "x.png", denoising_strength=0.5))
+    assert str(refused.value).startswith("dstrain: error: --denoising_strength: ")
+
+
+def test_a_terminal_shows_that_the_latents_are_decoded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    generate(wanted(model, tmp_path / "x.png", num_inference_steps=2))
+    assert "decode 100%" in terminal.getvalue()
 
 
 def test_generate_uses_the_loras_and_their_scales(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_table_or_rows_without_a_number_of_steps_are_refused() -> None:
     with pytest.raises(UsageError, match="has no column 'num_inference_steps'"):
         student_steps(table({"prompt": "dog"}))
     bad = [{"num_inference_steps": text} for text in ("4", "", "0", "few")]
-    with pytest.raises(UsageError, match="3 bad cells") as caught:
+    with pytest.raises(UsageError, match="3 bad values") as caught:
         student_steps(table(*bad))
     reasons = [line.partition("steps: ")[2] for line in caught.value.help_lines]
     assert reasons[0] == "is blank"

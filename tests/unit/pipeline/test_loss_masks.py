@@ -385,7 +385,7 @@ def test_stage_2_says_which_masks_the_cache_was_filled_with(here: Path) -> None:
 
 def test_rows_without_any_mask_are_refused(here: Path) -> None:
     write_masks(here, [None] * 6)
-    with pytest.raises(UsageError, match="all cells of column 'mask' are blank"):
+    with pytest.raises(UsageError, match="all values of column 'mask' are blank"):
         open_training_data(resolve(config(here, mask_column="mask")))
     with pytest.raises(UsageError, match="no image in column 'image' has an alpha"):
         open_training_data(resolve(config(here, alpha_mask=True)))

@@ -82,7 +82,7 @@ def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(
                 here, dataset_base_path=tmp_path / "data", output_path=tmp_path / "out"
             )
         )
-    assert refused.value.what == "2 bad cells"
+    assert refused.value.what == "2 bad values"
     assert refused.value.help_lines == (
         "metadata.csv:3:image: is blank",
         "metadata.csv:5:image: is blank",

@@ -206,7 +206,7 @@ def test_every_row_bad_is_an_error_that_names_all(
     folder = project(tmp_path)
     for number in range(6):
         hurt(folder / f"data/{number}.png")
-    with pytest.raises(UsageError, match="6 bad cells") as caught:
+    with pytest.raises(UsageError, match="6 bad values") as caught:
         train(folder, **SKIP)
     assert [line.split(": ")[0] for line in caught.value.help_lines] == [
         f"metadata.json:{n}:image" for n in range(1, 7)

@@ -230,7 +230,7 @@ def test_bad_rows_are_named_or_skipped_as_those_of_the_dataset(
     shutil.copytree(here / "val", tmp_path / "val")
     (tmp_path / "val/1.png").write_bytes(b"no image")
     own = {"validation_dataset_base_path": tmp_path / "val", "max_steps": 1}
-    with pytest.raises(UsageError, match=r"val/metadata\.json: 1 bad cell"):
+    with pytest.raises(UsageError, match=r"val/metadata\.json: 1 bad value"):
         train(here, output_path=tmp_path / "refused", **own)
     for stage, place in (("", "out"), (":data_process", "cache")):
         given = {"task": f"sft{stage}", "on_bad_sample": "skip", **own}
@@ -266,8 +266,8 @@ def test_a_dry_run_names_it_and_refuses_what_the_run_refuses(
     flags = ["--model", "tiny", "--dataset_base_path", str(here / "data"), "--dry_run"]
     given = ["--validation_dataset_base_path", str(here / "val")]
     assert main([*flags, *given, "--output_path", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert f"    3 rows in {here / 'val/metadata.json'} for validation" in said
+    said = " ".join(capsys.readouterr().out.split())
+    assert f" 3 rows in {here / 'val/metadata.json'} for validation" in said
     absent = ["--validation_dataset_base_path", str(tmp_path / "val")]
     assert main([*flags, *absent, "--output_path", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err

@@ -281,7 +281,7 @@ def test_a_module_made_in_a_script_knows_the_tasks_inputs(here: Path) -> None:
         (
             "cfg_scale",
             4,
-            "expected 1 or a blank cell, got 4: the student runs without guidance",
+            "expected 1 or a blank value, got 4: the student runs without guidance",
         ),
         ("num_inference_steps", 0, "expected 1 or more, got 0"),
         ("seed", -1, "expected 0 or more, got -1"),
@@ -294,7 +294,7 @@ def test_rows_that_cannot_be_distilled_are_all_named_before_anything_is_loaded(
     bad = distilling(tmp_path, **{column: value})
     with pytest.raises(UsageError) as caught:
         run(distill(bad, model_paths='["absent.safetensors"]', variant="base"))
-    assert caught.value.what == "6 bad cells"
+    assert caught.value.what == "6 bad values"
     assert caught.value.help_lines[0].startswith(f"metadata.json:1:{column}: ")
     assert what in caught.value.help_lines[0]
 

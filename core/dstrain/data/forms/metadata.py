@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from dstrain.console import number_of
 from dstrain.data.table import (
     Fault,
     RawValue,
@@ -127,7 +128,7 @@ def _csv_table(path: Path, records: Iterator[tuple[int, list[str]]]) -> Table:
             if sign in columns[0]:
                 raise UsageError(
                     f"{path}:{line}",
-                    f"has {sign!r} between its cells, not commas",
+                    f"has {sign!r} between its values, not commas",
                     "save it with commas, and put quotes around texts that contain commas",
                 )
     refuse(path, "column name", _column_faults(columns))
@@ -145,7 +146,7 @@ def _csv_table(path: Path, records: Iterator[tuple[int, list[str]]]) -> Table:
                 if reason := text_fault(cell):
                     faults.append(Fault(row, name, reason))
         if len(cells) != len(columns):
-            reason = f"has {len(cells)} cells, but the first line names {len(columns)} columns"
+            reason = f"has {number_of(len(cells), 'value')}, but the first line names {len(columns)} columns"
             if len(cells) > len(columns):
                 reason += "; put quotes around a text that contains commas"
             faults.append(Fault(row, "", reason))
@@ -170,7 +171,7 @@ def _csv_records(path: Path, text: IO[str]) -> Iterator[tuple[int, list[str]]]:
                     records.append((line, cells))
                 line = reader.line_num + 1
         except csv.Error as error:
-            advice = "close the quotes around a cell, and double those inside it"
+            advice = "close the quotes around a value, and double those inside it"
             raise UsageError(
                 f"{path}:{line}", f"is not valid CSV: {error}", advice
             ) from error
@@ -282,5 +283,5 @@ def _raw_value(value: Any) -> tuple[RawValue, str]:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return value, next(filter(None, map(text_fault, value)), "")
     if isinstance(value, float):
-        return "", f"{value} is not valid JSON; write null for an absent cell"
+        return "", f"{value} is not valid JSON; write null for an absent value"
     return "", "must be text, a number, true, false, null or a list of texts"

@@ -142,10 +142,10 @@ def find_source(
         return Source("folder", base, base, roots=roots)
     raise UsageError(
         base,
-        f"has no metadata{' or '.join(SUFFIXES)}, no {PARQUET} files, nothing that "
-        "`datasets` saved, and no images or videos",
+        f"has no images or videos, and no table such as metadata{SUFFIXES[0]}",
         *left_out(base, is_image=False),
-        advice,
+        "put images into it, each with its caption in a text file: dog.jpg and dog.txt",
+        f"or name a table with {option}_metadata_path",
     )
 
 

@@ -123,8 +123,19 @@ def is_absent(error: BaseException | None) -> bool:
     # Answered with 401, as a private model is.
     if isinstance(error, RepositoryNotFoundError):
         return not isinstance(error, GatedRepoError)
+    return _status(error) == 404
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether a client's error says that this user may not have a model."""
+    return _status(error) in (401, 403)
+
+
+def _status(error: BaseException | None) -> int | None:
+    """Return the status of the hub's answer that an error is about, None for others."""
     answer = getattr(error, "response", error)
-    return getattr(answer, "status_code", None) == 404
+    status: int | None = getattr(answer, "status_code", None)
+    return status
 
 
 def first_line(text: str) -> str:

@@ -20,7 +20,7 @@ from dstrain.errors import (
     UsageError,
     nearest,
 )
-from dstrain.models.hub.clients import CLIENTS, Kind, first_line, is_absent
+from dstrain.models.hub.clients import CLIENTS, Kind, first_line, is_absent, is_refused
 from dstrain.models.hub.record import (
     Record,
     described_shards,
@@ -342,18 +342,20 @@ class _Download:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # this machine failed
             kind: type[DstrainError] = SystemFault
-            what = "cannot be downloaded from"
+            what = f"{name} cannot be downloaded from".lstrip()
+            others = " or ".join(f"--hub {hub}" for hub in CLIENTS if hub != self.hub)
+            advice = "complete files are kept: run the same command again"
+            if is_refused(error):
+                advice = f"give your access token in {self.client.token}"
             if not name and is_absent(error):
                 kind = StateError
                 what = f"no such {self.source.kind} or revision on"
-            text = f"{name}: {first_line(str(error))}".removeprefix(": ")
-            others = " or ".join(f"--hub {hub}" for hub in CLIENTS if hub != self.hub)
+                advice = f"if it is private, give a token in {self.client.token}"
             raise kind(
                 self.source.named,
-                f"{what} {self._label}: {text}",
-                "complete files are kept: run the same command again",
-                f"if it is private, or has terms to accept, give an access token in {self.client.token}",
-                f"or put its files below {self.source.folder}, or try {others}",
+                f"{what} {self._label}",
+                f"{advice}, or try {others}",
+                f"the cause: {first_line(str(error))}",
             ) from error
 
 

@@ -111,7 +111,7 @@ def show(folder: Path, output: Path, wanted: Wanted) -> None:
             )
     for note in notes:
         logger.warning(note)
-    samples = number_of(f"{len(chosen):,}", "sample")
+    samples = number_of(len(chosen), "sample")
     print(redacted(f"wrote {output}: {samples}"))
 
 

@@ -68,7 +68,7 @@ def import_cache(source: Path, folder: Path) -> None:
             found = _verified(source, staged)
             plans = _plans(source, staged, folder)
             _move(staged, folder, plans)
-    values = number_of(f"{found.values:,}", "value")
+    values = number_of(found.values, "value")
     print(f"imported {values} and {number_of(len(plans), 'plan')} into {folder}")
     print(
         f"to train on it, give --feature_cache {folder} and --task TASK:train;"

@@ -61,8 +61,8 @@ def _bytes_on_disk(folder: Path) -> int:
 
 def as_lines(found: Mapping[str, Any]) -> str:
     """Write a listing for people."""
-    count = number_of(f"{found['rows']:,}", "row")
-    shards = number_of(f"{found['shards']:,}", "shard")
+    count = number_of(found["rows"], "row")
+    shards = number_of(found["shards"], "shard")
     lines = [
         f"{found['cache']}: {count}, {_counted(found)} in {shards}"
         f" ({as_size(found['bytes_on_disk'])} on disk)",
@@ -165,5 +165,5 @@ def _count(contents: Contents, chosen: Any) -> dict[str, int]:
 
 
 def _counted(found: Mapping[str, Any]) -> str:
-    values = number_of(f"{found['values']:,}", "value")
+    values = number_of(found["values"], "value")
     return f"{values}, {as_size(found['bytes'])}"

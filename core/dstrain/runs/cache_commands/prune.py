@@ -51,15 +51,15 @@ class Pruning:
         """Say what goes, a line for each kind of thing."""
         for plan in self.plans:
             dataset = plan.about["dataset"]
-            rows = number_of(f"{dataset['rows']:,}", "row")
+            rows = number_of(dataset["rows"], "row")
             what = f"{plan.record['identity']['family']}, {rows} of {dataset['path']}"
             yield f"plan {plan.path.stem}: {what}"
         if len(self.values):
             size = as_size(int(self.contents.nbytes[self.values].sum()))
-            count = number_of(f"{len(self.values):,}", "value")
+            count = number_of(len(self.values), "value")
             yield f"{count} that no plan uses, {size}"
         if self.copies:
-            count = number_of(f"{self.copies:,}", "value")
+            count = number_of(self.copies, "value")
             yield f"{count} that another shard has too"
         for path in self.leftovers:
             yield f"temporary file {path}"

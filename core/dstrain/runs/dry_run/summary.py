@@ -9,7 +9,7 @@ from typing import Any
 from dstrain.cache.store import MARKER
 from dstrain.config.fields import parse_lora, split_commas
 from dstrain.config.options.train import options_affecting
-from dstrain.console import number_of, redacted, status
+from dstrain.console import fitted, number_of, redacted, status
 from dstrain.errors import MissingFiles
 from dstrain.graph.plan import Plan
 from dstrain.pipeline.pipeline import Pipeline
@@ -56,7 +56,7 @@ def as_summary(setup: Setup) -> str:
     with status(COMPUTING):
         loaded = _check_models(setup, plans, rows.preview_plans, absent)
         length = _Length.of(setup, rows)
-        lines = ["", "this run", *length.lines(setup, second)]
+        lines = ["", *fitted(["this run", *length.lines(setup, second)])]
         if loaded is None:
             lines += ["", "memory: not known, since no model files are given"]
         else:
@@ -64,7 +64,8 @@ def as_summary(setup: Setup) -> str:
             run = PlannedRun(setup, plans, facts, rows.largest, typed)
             lines += report(run, length.steps, length.per_epoch, rows.count)
     if absent:
-        lines += ["", "to fetch", *(f"    {line}" for line in dict.fromkeys(absent))]
+        missing = [f"    {line}" for line in dict.fromkeys(absent)]
+        lines += ["", "to fetch", *fitted(missing)]
     return redacted("\n".join(lines) + "\n")
 
 
@@ -113,7 +114,7 @@ class _Length:
         if is_stage_1:
             return
         yield f"    samples per step: {self.samples_per_step}"
-        steps = number_of(str(self.steps), "step")
+        steps = number_of(self.steps or 0, "step")
         if self.is_exact:
             yield f"    {steps}"
         elif rows.count:

@@ -1,11 +1,13 @@
 """Say in a table what a run needs in memory and on disk, and with which flags it fits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
+from dstrain.config.serialize import continued
 from dstrain.config.sizes import as_size, parse_size
+from dstrain.console import PAGE_WIDTH, as_table, fitted, number_of
 from dstrain.models.execution.kept import AS_LOADED
 from dstrain.runs.memory.advice import added_flags, as_commands
 from dstrain.runs.memory.components import ComponentSize
@@ -21,7 +23,9 @@ from dstrain.runs.memory.facts import Facts
 from dstrain.runs.memory.planning import PlannedRun
 from dstrain.runs.setup import Setup
 
-WIDTH = 30
+INDENT = "    "
+Row = tuple[str, str, str]
+"""What needs memory, how much, and why."""
 
 
 def report(
@@ -56,44 +60,56 @@ def report(
 
 def _memory(run: PlannedRun, found: Estimate) -> Iterator[str]:
     """Yield what a stage needs at its peak."""
-    setup, facts = run.setup, run.facts
-    stage = setup.stage
+    facts = run.facts
+    stage = _stage_name(run.setup.stage)
     yield ""
-    yield f"memory of one device at the peak of {_stage_name(stage)}, computed from shapes"
-    for name in run.components(stage):
+    yield f"memory of one device at the peak of {stage}, computed from shapes"
+    yield from _table(_needed(run, found))
+    if found.activations is not None:
+        yield from fitted([f"{INDENT}computed for {facts.origin}"])
+
+
+def _needed(run: PlannedRun, found: Estimate) -> Iterator[Row]:
+    """Yield what needs memory at the peak of a stage."""
+    setup, facts = run.setup, run.facts
+    for name in run.components(setup.stage):
         if name in facts.components:
             kept = setup.kept.get(name, AS_LOADED).describe()
             size = facts.components[name]
-            yield _line(*_component(size, found.weights[name], kept))
+            yield _component(size, found.weights[name], kept)
     for name in facts.unknown:
-        yield _line(name, "not known", "its configuration is not here")
-    if stage != "data_process":
+        yield name, "not known", "its configuration is not here"
+    if setup.stage != "data_process":
         yield from _training(setup, facts, found)
         if setup.sharding is not None:
             note = f"whole while they compute; all else is divided by {run.processes}"
-            yield _line("weights put together", as_size(found.together), note)
-    yield from _activations(setup, facts, found)
-    note = f"{as_size(CONTEXT)} for the device's context and libraries, {FRAGMENTED:.0%} for fragmentation"
-    yield _line("not counted", as_size(found.margin), note)
+            yield "weights put together", as_size(found.together), note
+    yield _activations(setup, facts, found)
+    context = f"{as_size(CONTEXT)} for the device's context and libraries"
+    note = f"{context}, {FRAGMENTED:.0%} for fragmentation"
+    yield "not counted", as_size(found.margin), note
     total = as_size(found.peak)
-    yield _line(
-        "peak", total if found.activations is not None else f"more than {total}"
-    )
+    yield "peak", total if found.activations is not None else f"more than {total}", ""
     if found.ram:
         offloads = setup.sharding is not None and setup.sharding.offload
         what = "RAM for what is sharded" if offloads else "RAM for weights"
-        yield _line(what, as_size(found.ram))
+        yield what, as_size(found.ram), ""
 
 
 def _stage_name(stage: str) -> str:
     return {"": "the run", "data_process": "stage 1", "train": "stage 2"}[stage]
 
 
-def _line(what: str, size: str, note: str = "") -> str:
-    return f"    {what:<{WIDTH}} {size:>12}  {note}".rstrip()
+def _table(rows: Iterable[Row]) -> list[str]:
+    """Return the lines of a table, sizes below each other."""
+    found = [*rows]
+    width = max(len(size) for _, size, _ in found)
+    first, *others = [(what, size.rjust(width), note) for what, size, note in found]
+    table = as_table(first, others, PAGE_WIDTH - len(INDENT))
+    return [f"{INDENT}{line}" for line in table.splitlines()]
 
 
-def _component(size: ComponentSize, stored: int, kept: str) -> tuple[str, str, str]:
+def _component(size: ComponentSize, stored: int, kept: str) -> Row:
     how = f"{size.dtype}; {kept}" if kept else size.dtype
     return size.name, as_size(stored), f"{_count(size.parameters)} in {how}"
 
@@ -103,27 +119,26 @@ def _count(numbers: int) -> str:
     for unit, value in (("B", 10**9), ("M", 10**6)):
         if numbers >= value / 10:
             return f"{numbers / value:.2f} {unit} parameters"
-    return f"{numbers} parameters"
+    return f"{numbers:,} parameters"
 
 
-def _training(setup: Setup, facts: Facts, found: Estimate) -> Iterator[str]:
+def _training(setup: Setup, facts: Facts, found: Estimate) -> Iterator[Row]:
     numbers = sum(one.trained for one in facts.components.values())
     optimizer = setup.optimizer
     dtype = "bf16" if optimizer.rounds else "fp32"
     note = f"{_count(numbers)} in {dtype}"
-    yield _line("trained weights", as_size(found.trained), note)
-    yield _line("gradients", as_size(found.gradients), dtype)
+    yield "trained weights", as_size(found.trained), note
+    yield "gradients", as_size(found.gradients), dtype
     per_number = state_bytes(optimizer.trial)
     note = f"{optimizer.name}, {per_number:g} bytes per trained parameter"
-    yield _line("optimizer state", as_size(found.optimizer), note)
+    yield "optimizer state", as_size(found.optimizer), note
     if found.average:
-        yield _line("average (EMA)", as_size(found.average), "fp32")
+        yield "average (EMA)", as_size(found.average), "fp32"
 
 
-def _activations(setup: Setup, facts: Facts, found: Estimate) -> Iterator[str]:
+def _activations(setup: Setup, facts: Facts, found: Estimate) -> Row:
     if found.activations is None:
-        yield _line("activations", "not known", facts.origin)
-        return
+        return "activations", "not known", facts.origin
     config = setup.config
     how = "without checkpointing"
     if config.use_gradient_checkpointing_offload:
@@ -133,8 +148,8 @@ def _activations(setup: Setup, facts: Facts, found: Estimate) -> Iterator[str]:
     what = "activations"
     if setup.stage == "data_process":
         what, how = "encoding", "one sample at a time"
-    note = f"{facts.origin}, batch {config.batch_size}, {how}"
-    yield _line(what, as_size(found.activations), note)
+    note = f"batch {config.batch_size}, {how}"
+    return what, as_size(found.activations), note
 
 
 def device_memory(setup: Setup) -> tuple[int, str] | None:
@@ -176,7 +191,8 @@ def _advice(run: PlannedRun, size: int) -> Iterator[str]:
     if way is None:
         yield "    no flags are known with which it fits"
         if run.setup.sharding is not None:
-            yield from (f"        {line}" for line in run.setup.sharding.advice())
+            advice = run.setup.sharding.advice()
+            yield from fitted(f"        {line}" for line in advice)
         return
     if run.setup.sharding is not None:
         # The launcher and its file are not among the flags of a command.
@@ -188,20 +204,30 @@ def _advice(run: PlannedRun, size: int) -> Iterator[str]:
         commands = as_commands(run.typed or run.setup.config, way)
     if run.setup.config.runs_both_stages:
         first, second = map(_needs, run.estimate_stages(way))
-        yield f"    it fits, in stage 1 with {first}, in stage 2 with {second}:"
-        yield f"        {commands[0]}"
+        yield "    it fits with this command:"
+        yield f"    stage 1, with {first}"
+        yield f"    stage 2, with {second}"
+        yield from _shown(commands[0])
         return
     if not way.is_split:
         found = run.estimate(way.config, run.setup.stage)
         yield f"    it fits, with {_needs(found)}:"
-        yield f"        {commands[0]}"
+        yield from _shown(commands[0])
         if run.setup.stage == "data_process" and way.shared:
-            yield f"    stage 2 needs {added_flags(way.shared)}, too: cached values depend on it"
+            shared = added_flags(way.shared)
+            yield f"    stage 2 needs {shared}, too: cached values depend on it"
         return
     yield "    it fits in two stages:"
     for number, found in enumerate(run.estimate_stages(way), 1):
         yield f"    stage {number}, with {_needs(found)}:"
-        yield f"        {commands[number - 1]}"
+        yield from _shown(commands[number - 1])
+
+
+def _shown(command: str) -> list[str]:
+    """Return the lines of a command, or of what to add to one."""
+    is_whole = not command.startswith("add ")
+    indent = 2 * INDENT
+    return continued(command, indent) if is_whole else fitted([indent + command])
 
 
 def _needs(found: Estimate) -> str:
@@ -212,21 +238,29 @@ def _needs(found: Estimate) -> str:
 def _disk(
     run: PlannedRun, steps: int | None, per_epoch: int | None, rows: int
 ) -> Iterator[str]:
-    setup, facts = run.setup, run.facts
-    config = setup.config
+    setup = run.setup
     yield ""
     yield f"disk, {_stage_name(setup.stage)}" if setup.is_one_of_both else "disk"
+    found = [*_written(run, steps, per_epoch, rows)]
+    yield from _table(found) if found else [f"{INDENT}not known"]
+
+
+def _written(
+    run: PlannedRun, steps: int | None, per_epoch: int | None, rows: int
+) -> Iterator[Row]:
+    """Yield what a stage writes to the disk."""
+    setup, facts = run.setup, run.facts
+    config = setup.config
     fetched = CAST * sum(facts.components[name].parameters for name in facts.absent)
     if fetched:
         note = "about, if they are published in bf16"
-        yield _line("downloads", as_size(fetched), note)
+        yield "downloads", as_size(fetched), note
     if setup.stage == "data_process":
         if facts.activations is not None:
             yield from _cache(facts.activations.sample, rows, fetched)
         return
     trained = [one for one in facts.components.values() if one.trained]
     if not trained:
-        yield "    not known"
         return
     # What is saved of sharded networks is whole.
     whole = replace(run, setup=replace(setup, sharding=None))
@@ -240,18 +274,22 @@ def _disk(
     state = found.trained + found.optimizer + found.average
     disk = disk_of(config, weights, state, steps, per_epoch, fetched)
     saves = "unknown" if disk.saves is None else str(disk.saves)
-    yield _line("weights files", as_size(disk.weights), f"x {saves} saves{saves_what}")
+    yield (
+        "weights files",
+        as_size(disk.weights),
+        f"x {number_of(saves, 'save')}{saves_what}",
+    )
     note = f"x {disk.states}, one of them while it is written"
-    yield _line("training states", as_size(disk.state), note)
+    yield "training states", as_size(disk.state), note
     if disk.most is not None:
-        yield _line("in all", as_size(disk.most), "at most")
+        yield "in all", as_size(disk.most), "at most"
 
 
-def _cache(sample: int, rows: int, fetched: int) -> Iterator[str]:
+def _cache(sample: int, rows: int, fetched: int) -> Iterator[Row]:
     """Yield what stage 1 writes, if it stores so many bytes of the largest sample."""
     if not rows:
-        yield _line("feature cache, per sample", as_size(sample))
+        yield "feature cache, per sample", as_size(sample), ""
         return
     note = f"at most, {as_size(sample)} for the largest sample"
-    yield _line("feature cache", as_size(sample * rows), note)
-    yield _line("in all", as_size(sample * rows + fetched), "at most")
+    yield "feature cache", as_size(sample * rows), note
+    yield "in all", as_size(sample * rows + fetched), "at most"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from dstrain.console import get_logger, number_of
+from dstrain.console import fitted, get_logger, number_of
 from dstrain.graph.noise_schedule import STRATA
 from dstrain.lora.key_names import key_formats
 from dstrain.models.components import components_of
@@ -58,7 +58,8 @@ def log_start(run: TrainingRun) -> None:
         )
     for component, matched_modules in module.trained.matched_modules.items():
         layers = [f"{pattern} x{number}" for pattern, number in matched_modules.items()]
-        logger.info(f"LoRA on {component}: {', '.join(layers)}")
+        for line in fitted([f"LoRA on {component}: {', '.join(layers)}"]):
+            logger.info(line)
     unused = len(module.trained.unused_parameters)
     if unused:
         tensors = number_of(unused, "tensor")
@@ -72,17 +73,20 @@ def log_start(run: TrainingRun) -> None:
     logger.info(
         f"{number_of(order.sample_count, 'sample')} x {order.repeat} "
         f"in {number_of(order.group_count, 'shape')}, "
-        f"{number_of(order.steps_per_epoch, 'step')} per epoch; "
-        f"runs to step {run.total_steps}, {number_of(f'{epochs:.4g}', 'epoch')}{limit}"
+        f"{number_of(order.steps_per_epoch, 'step')} per epoch"
     )
+    passes = number_of(f"{epochs:.4g}", "epoch")
+    logger.info(f"runs to step {run.total_steps:,}, {passes}{limit}")
     logger.info(
         f"batch: {processes} x {config.batch_size} "
         f"x {config.gradient_accumulation_steps} accumulated "
-        f"= {number_of(order.samples_per_step, 'sample')} per step; "
-        f"{setup.optimizer.name}, learning rate {setup.optimizer.rates}, "
-        f"{config.lr_scheduler}; "
-        f"seed {config.seed}"
+        f"= {number_of(order.samples_per_step, 'sample')} per step"
     )
+    logger.info(
+        f"{setup.optimizer.name}, learning rate {setup.optimizer.rates}, "
+        f"{config.lr_scheduler}"
+    )
+    logger.info(f"seed {config.seed}")
     for line in _sizes(run):
         logger.info(line)
     if run.validation:
@@ -110,7 +114,7 @@ def _weights_of(networks: nn.Module) -> int:
 
 @dataclass
 class RunStatistics:
-    """Count the steps of a run, their time and their losses, for the line at its end."""
+    """Count the steps of a run, their time and their losses, for the lines at its end."""
 
     start: float = field(default_factory=time.monotonic)
     steps: int = 0
@@ -128,8 +132,8 @@ class RunStatistics:
         """Return the mean of the last losses, at most `LOSSES_AVERAGED`."""
         return sum(self.losses) / len(self.losses)
 
-    def summary(self, memory: float) -> str:
-        """Summarize the steps in one line.
+    def summary(self, memory: float) -> tuple[str, ...]:
+        """Return the lines that summarize the steps.
 
         `memory` is the peak in GiB. samples/s is that of the steps, without saves.
         """
@@ -139,8 +143,9 @@ class RunStatistics:
         if len(self.losses) == 1:
             last = "of the last step"
         return (
-            f"{number_of(self.steps, 'step')} in {took}, {rate:.2f} samples/s, loss {self.mean_loss:.4g} ({last}), "
-            f"peak memory {memory:.2f} GiB"
+            f"{number_of(self.steps, 'step')} in {took}, {rate:.2f} samples/s",
+            f"loss {self.mean_loss:.4g} ({last})",
+            f"peak memory {memory:.2f} GiB",
         )
 
 

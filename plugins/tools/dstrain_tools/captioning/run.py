@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
-from dstrain.console import get_logger, number_of, progress_bar
+from dstrain.console import get_logger, number_of, progress_bar, status
 from dstrain.data.forms.folder import printable
 from dstrain.data.forms.source import metadata_files
 from dstrain.data.variants.captions import CaptionOptions as Additions
@@ -76,13 +76,16 @@ def _say_what_is_there(found: Tasks, options: CaptionOptions) -> None:
 def _caption(found: Tasks, options: CaptionOptions) -> None:
     files = find_model(options.model_id, options.hub)
     # They import torch, which takes seconds: what can be wrong before was looked at.
-    from dstrain.training.memory import oom_as_error
+    with status():
+        from dstrain.training.memory import oom_as_error
 
-    from dstrain_tools.captioning.captioner import load_captioner
+        from dstrain_tools.captioning.captioner import load_captioner
 
     logger.info(f"loading {files.name}")
     with oom_as_error("captioning", *MEMORY_ADVICE):
-        captioner = load_captioner(files, options)
+        # It imports transformers, which takes as long.
+        with status("loading the model ..."):
+            captioner = load_captioner(files, options)
         written = _Writer(captioner, options, found.faults).write_all(found.tasks)
     logger.info(f"wrote {number_of(written, 'caption')} in {options.folder}")
     if not found.faults:

@@ -61,7 +61,7 @@ def test_missing_captions_are_named_all_at_once_with_what_to_do(tmp_path: Path) 
     (tmp_path / "07.txt").write_text("seven")
     (tmp_path / "08.txt").write_text(" \n")
     said = faults(read(tmp_path)).splitlines()
-    assert said[0].endswith("59 bad cells")
+    assert said[0].endswith("59 bad values")
     assert said[1] == "  00.png: has no caption, such as 00.txt"
     assert "  08.txt: has no caption in it" in said
     assert said[-3] == "  and 9 more"

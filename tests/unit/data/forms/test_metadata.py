@@ -119,7 +119,7 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
         (
             "m.csv",
             "image,prompt\na.png\nb.png,x\nc.png,x,y\n",
-            "m.csv:2: has 1 cells.*\n.*m.csv:4: has 3 cells",
+            "m.csv:2: has 1 value,.*\n.*m.csv:4: has 3 values",
         ),
         ("m.csv", "image,image\na,b\n", "has the same name as an earlier one, 'image'"),
         (
@@ -162,13 +162,13 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
         ),
         ("m.jsonl", '{"a": "x", "a": "y"}', "m.jsonl:1:a: appears twice in the row"),
         ("m.txt", "a", "must be a .csv, .json or .jsonl file"),
-        ("m.csv", "image;prompt\na;b\n", "m.csv:1: has ';' between its cells"),
+        ("m.csv", "image;prompt\na;b\n", "m.csv:1: has ';' between its values"),
         (
             "m.csv",
             "\n\nimage\tprompt\na\tb, c\n",
-            "m.csv:3: has '\\\\t' between its cells",
+            "m.csv:3: has '\\\\t' between its values",
         ),
-        ("m.csv", "image|prompt\na|b\n", "m.csv:1: has '.' between its cells"),
+        ("m.csv", "image|prompt\na|b\n", "m.csv:1: has '.' between its values"),
         ("m.csv", "a,b\n".encode("utf-16-be"), "column 1 contains a NUL character"),
         ("m.csv", ("猫犬" * 40).encode("utf-16"), "is not UTF-8 text .byte 0xff"),
         ("m.json", '[{"a": "b"}]'.encode("utf-32"), "is not UTF-8 text .byte 0xff"),
@@ -209,7 +209,7 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
         (
             "m.csv",
             "a,b\nx\0,y,z\n",
-            "m.csv: 2 bad rows\n.*m.csv:2:a: contains a NUL.*\n.*m.csv:2: has 3 cells.*quotes",
+            "m.csv: 2 bad rows\n.*m.csv:2:a: contains a NUL.*\n.*m.csv:2: has 3 values.*quotes",
         ),
     ],
 )

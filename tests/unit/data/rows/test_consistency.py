@@ -60,7 +60,7 @@ def test_rows_whose_counts_differ_are_all_named_with_both_numbers(folder: Path) 
             {"texts": ["a", "b", "c"], "count": 0},
             {"image": ["small.png"] * 3},
         )
-    assert refused.value.what == "4 bad cells"
+    assert refused.value.what == "4 bad values"
     assert [line.strip() for line in refused.value.help_lines] == [
         "metadata.json:2:masks: has 1 entry, and texts has 2: expected 2 entries",
         "metadata.json:3:masks: has 2 entries, and texts has 3: expected 3 entries",

@@ -46,7 +46,7 @@ CASES = (
         "cut",
         Faults(LARGE, cut_at=100_000),
         SystemFault,
-        "cannot be downloaded from .*: .*b.safetensors",
+        ": .*b.safetensors cannot be downloaded from ",
     ),
     Case(
         "wrong bytes",
@@ -65,13 +65,13 @@ CASES = (
         "listed and not there",
         Faults(LARGE, status=404),
         SystemFault,
-        "cannot be downloaded from .*: .*b.safetensors",
+        ": .*b.safetensors cannot be downloaded from ",
     ),
     Case(
         "file refused",
         Faults(LARGE, status=403),
         SystemFault,
-        "cannot be downloaded from .*: .*b.safetensors",
+        ": .*b.safetensors cannot be downloaded from ",
     ),
     Case(
         "server error",
@@ -211,10 +211,14 @@ def test_a_hub_that_is_not_there_is_reported(
     ) as caught:
         fetch(source, PATTERN)
     (other,) = CLIENTS.keys() - {source.hub}
-    advice = (
-        f"put its files below {Path('models').resolve()}/{TINY}, or try --hub {other}"
+    first, advice, cause = str(caught.value).splitlines()
+    assert first == (
+        f"dstrain: error: {TINY}: cannot be downloaded from {source.hub} ({nowhere})"
     )
-    assert advice in str(caught.value)
+    assert advice == (
+        f"  complete files are kept: run the same command again, or try --hub {other}"
+    )
+    assert cause.startswith("  the cause: ") and "Connection refused" in cause
     assert not Path("models/Tiny").exists()
 
 

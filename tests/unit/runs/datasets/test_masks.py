@@ -172,7 +172,7 @@ def test_a_dataset_without_masks_trains_as_rows_with_blank_cells(place: Path) ->
     run(config(place, output_path=outputs[0], dataset=(entry(place),), **flags))
     run(config(place, output_path=outputs[1], dataset=by_column[1:], **flags))
     assert log(outputs[0]) == log(outputs[1])
-    with pytest.raises(UsageError, match="all cells of column 'mask' are") as caught:
+    with pytest.raises(UsageError, match="all values of column 'mask' are") as caught:
         run(config(place, dataset=by_column[:1], **flags))
     assert caught.value.where == "--dataset 1: --mask_column"
 

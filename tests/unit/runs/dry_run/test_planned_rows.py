@@ -20,7 +20,7 @@ from dstrain.training.batching import Order
 
 from tests.support.runs import config, project
 
-pytestmark = pytest.mark.usefixtures("tiny")
+pytestmark = pytest.mark.usefixtures("tiny", "wide_page")
 
 
 @pytest.fixture

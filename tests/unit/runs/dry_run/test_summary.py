@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
+from dstrain.console import PAGE_WIDTH
 from dstrain.errors import StateError
 from dstrain.runs.dry_run.summary import COMPUTING, as_summary
 from dstrain.runs.resolve import resolve
 
 from tests.support.runs import config, project, train
 
-pytestmark = pytest.mark.usefixtures("tiny")
+pytestmark = pytest.mark.usefixtures("tiny", "wide_page")
 IDS = "Tiny/Tiny:transformer/model*.safetensors,Tiny/Tiny:vae/*.safetensors,Tiny/Tiny:text_encoder/*.safetensors"
 
 
@@ -114,6 +115,19 @@ def test_the_summary_says_rows_and_steps(
     assert [words for words in said if words not in printed] == []
 
 
+def test_the_page_fits_a_terminal_of_80_columns(
+    bare: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dstrain.console.PAGE_WIDTH", PAGE_WIDTH)
+    words = ["--model", "tiny", "--toy", "--dataset_base_path", ".", "--dry_run"]
+    split = ["--feature_cache", "a-folder-with-a-long-name"]
+    prompt = ["--preview_prompt", "a dog, a cat, and a bird in one picture"]
+    words += [*split, *prompt, "--device_memory", "24GB", "--output_path", "out"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > PAGE_WIDTH] == []
+
+
 def test_files_that_are_not_here_are_listed(
     bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +181,7 @@ def test_rows_that_are_no_rows_are_refused_or_skipped(
     words = ["--model", "tiny", "--dataset_base_path", ".", "--dry_run"]
     assert main(words) == 2
     assert (
-        "metadata.csv:2: has 3 cells, but the first line names 2 columns"
+        "metadata.csv:2: has 3 values, but the first line names 2 columns"
         in capsys.readouterr().err
     )
     assert main([*words, "--on_bad_sample", "skip"]) == 0
