@@ -14,7 +14,7 @@ import yaml
 from dstrain.cli.main import main
 from dstrain.config.datasets import dataset_flags
 from dstrain_tools.importing.models import model_of
-from dstrain_tools.importing.source import read_source
+from dstrain_tools.importing.reading.source import read_source
 from dstrain_tools.importing.tables import TOOLS, table_of
 from dstrain_tools.importing.translation import (
     Translation,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from dstrain.errors import UsageError
-from dstrain_tools.importing.shell import Script, read_script
-from dstrain_tools.importing.source import read_source
+from dstrain_tools.importing.reading.shell import Script, read_script
+from dstrain_tools.importing.reading.source import read_source
 
 
 @pytest.fixture(autouse=True)

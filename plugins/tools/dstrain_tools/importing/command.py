@@ -20,7 +20,7 @@ from dstrain.storage.files import write_file
 from dstrain_tools.importing.entries import Source
 from dstrain_tools.importing.models import model_of
 from dstrain_tools.importing.output import as_toml, report
-from dstrain_tools.importing.source import read_source
+from dstrain_tools.importing.reading.source import read_source
 from dstrain_tools.importing.tables import TOOLS, table_of
 from dstrain_tools.importing.translation import Translation, translate
 

@@ -13,11 +13,35 @@ from dstrain.config.fields import Flag, flags
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import redacted
 
-from dstrain_tools.importing import files, samples, values
-from dstrain_tools.importing.context import Context, Model
+from dstrain_tools.importing.context import Context, Conversion, Model
+from dstrain_tools.importing.conversions import (
+    memory,
+    model_files,
+    network,
+    optimizer,
+    output as outputs,
+    plain,
+    previews,
+    schedule,
+    timesteps,
+    validation,
+)
+from dstrain_tools.importing.conversions.datasets import (
+    captions,
+    frames,
+    loss_weights,
+    pairs,
+    sizes,
+)
 from dstrain_tools.importing.entries import Entry, Outcome, Result, Source
 from dstrain_tools.importing.tables import Part, Rule, Table
 
+CONVERSIONS = (
+    *(memory, model_files, network, optimizer, outputs, plain, previews, schedule),
+    *(timesteps, validation),
+    *(captions, frames, loss_weights, pairs, sizes),
+)
+"""The modules whose functions tables name."""
 JOINED = {"fp8_models": ",", "offload_models": ",", "quant_options": ";"}
 """Options that several keys may add to -> what stands between."""
 SECRET = re.compile(r"(api_?key|password|secret|(^|_)token)$", re.IGNORECASE)
@@ -66,11 +90,11 @@ class Translation:
 
 
 @cache
-def conversions() -> Mapping[str, values.Conversion]:
+def conversions() -> Mapping[str, Conversion]:
     """Return the conversions by the names that tables use."""
     return {
         name: one
-        for module in (values, files, samples)
+        for module in CONVERSIONS
         for name, one in vars(module).items()
         if callable(one) and getattr(one, "__module__", "") == module.__name__
     }
