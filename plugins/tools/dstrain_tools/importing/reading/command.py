@@ -17,6 +17,7 @@ from dstrain_tools.importing.reading.data_files import (
 from dstrain_tools.importing.reading.datasets import with_datasets
 from dstrain_tools.importing.reading.shell import (
     BATCH_VARIABLE,
+    OUTPUT,
     VARIABLE,
     Command,
     Script,
@@ -169,8 +170,9 @@ def _apart(path: Path, script: Script, command: Command) -> list[Outcome]:
 
 
 def _unset(command: Command) -> Iterator[tuple[str, str]]:
-    """Yield the flags of a command with the variables in them that have no value here."""
+    """Yield the flags of a command with what only a shell gives a value."""
     for flag, words in command.flags:
         for word in words:
-            for match in (*VARIABLE.finditer(word), *BATCH_VARIABLE.finditer(word)):
-                yield f"--{flag}", match[0]
+            for pattern in (VARIABLE, BATCH_VARIABLE, OUTPUT):
+                for match in pattern.finditer(word):
+                    yield f"--{flag}", match[0]
