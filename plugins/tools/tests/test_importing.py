@@ -13,10 +13,14 @@ import pytest
 import yaml
 from dstrain.cli.main import main
 from dstrain.config.datasets import dataset_flags
+from dstrain.errors import UsageError
+from dstrain_tools.importing.command import drop_what_is_refused
+from dstrain_tools.importing.entries import Outcome, Result
 from dstrain_tools.importing.models import model_of
 from dstrain_tools.importing.reading.source import read_source
 from dstrain_tools.importing.tables import TOOLS, table_of
 from dstrain_tools.importing.translation import (
+    Setting,
     Translation,
     conversions,
     run_flags,
@@ -419,6 +423,31 @@ def test_a_value_that_training_refuses_is_left_out_with_the_reason(
     assert main(["import", "bad.sh", "--output", "run.toml"]) == 0
     assert "lora_rank" not in tomllib.loads(Path("run.toml").read_text())
     assert "--network_dim" in capsys.readouterr().out.partition("not needed")[0]
+
+
+def test_however_many_values_are_refused_each_is_left_out_and_said(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"x{number}" for number in range(50)]
+
+    def refused(found: Translation) -> UsageError | None:
+        left = [name for name in (*names, "lora_alpha") if name in found.run]
+        return UsageError(f"--{left[0]}", "no such option") if left else None
+
+    monkeypatch.setattr("dstrain_tools.importing.command.refusal", refused)
+    Path("short.sh").write_text(WAN)
+    found = translated("short.sh")
+    for name in names:
+        found.run[name] = Setting(1, "a key")
+        found.outcomes.append(Outcome.at(f"a.sh: --{name}", Result({name: 1})))
+    drop_what_is_refused(found)
+    missing = [one for one in found.outcomes if one.result.kind == "missing"]
+    assert {f"--{name}" for name in names} < {one.entry.key for one in missing}
+    # So is a default of the tool.
+    assert "network_alpha, a default of musubi-tuner" in {
+        one.entry.place for one in missing
+    }
+    assert "network_alpha" not in found.defaults
 
 
 def test_what_is_written_is_toml_whatever_the_values_are(

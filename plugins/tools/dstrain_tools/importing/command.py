@@ -24,8 +24,6 @@ from dstrain_tools.importing.reading.source import read_source
 from dstrain_tools.importing.tables import TOOLS, table_of
 from dstrain_tools.importing.translation import Translation, translate
 
-MOST_ATTEMPTS = 30
-
 
 def import_command() -> click.Command:
     """Return the command."""
@@ -106,10 +104,8 @@ def drop_what_is_refused(found: Translation) -> None:
 
     Raises the error itself if it is about none of the options.
     """
-    for _ in range(MOST_ATTEMPTS):
-        error = refusal(found)
-        if error is None:
-            return
+    # Each round leaves one option out, so that it ends.
+    while (error := refusal(found)) is not None:
         # `option`, `--option` or `--dataset 2: option`.
         option = re.split(r"[:\s]+|--", error.where)[-1]
         if not found.drop(option, error.what):

@@ -86,6 +86,13 @@ class Translation:
                 rest = {k: v for k, v in one.result.options.items() if k != option}
                 result = Result(rest, one.result.note, reason)
                 self.outcomes[index] = Outcome(one.entry, result)
+        for key, own in list(self.defaults.items()):
+            if option in own:
+                del self.defaults[key]
+                place = f"{key}, a default of {self.title}"
+                rest = {k: v for k, v in own.items() if k != option}
+                result = Result(rest, lost=reason)
+                self.outcomes.append(Outcome(Entry(key, None, place), result))
         return found
 
 
