@@ -48,6 +48,13 @@ TRAINED = (
     "kohya_flux.sh",
     "diffsynth_qwen_image.sh",
 )
+EVERYDAY = (
+    "musubi_wan.toml",
+    "ai_toolkit_flux.yaml",
+    "kohya_flux.toml",
+    "diffsynth_flux.sh",
+)
+"""One of each tool for the ordinary suite: a dry run builds the networks of a model."""
 NOT_OF_TOYS = frozenset(
     {
         *("report_to", "wandb_project", "optimizer_args", "preview_prompt"),
@@ -115,7 +122,13 @@ def test_every_key_of_an_example_is_accounted_for(example: str, project: Path) -
         assert "not known to the importer" not in result.lost, one.entry.place
 
 
-@pytest.mark.parametrize("example", CASES)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(one, marks=() if one in EVERYDAY else pytest.mark.all_variants)
+        for one in CASES
+    ],
+)
 def test_the_written_file_is_taken_by_a_dry_run(
     example: str,
     project: Path,

@@ -119,7 +119,8 @@ def refusal(found: Translation) -> UsageError | None:
     try:
         Path(name).write_text(as_toml(found, Source("", ())), "utf-8")
         command = FamilyCommand("train", TrainConfig, validate)
-        words = ["--config", name, "--dry_run"]
+        # With the family named, no other is asked whether the model is its own.
+        words = ["--config", name, "--dry_run", "--model", found.family]
         with command.make_context("train", words) as context:
             command.invoke(context)
     except (UsageError, click.ClickException) as error:

@@ -66,6 +66,9 @@ class Translation:
     """What a configuration is here."""
 
     title: str
+    """Name of the tool."""
+    family: str
+    """Name of the family of the model."""
     run: dict[str, Setting] = field(default_factory=dict)
     datasets: list[dict[str, Setting]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -114,7 +117,9 @@ def translate(
     given = {entry.key: entry for entry in source.run}
     tables: dict[Path, str] = {}
     context = Context(source, table, model, output, given, tables=tables)
-    found = Translation(table.title, outcomes=list(source.apart), tables=tables)
+    found = Translation(
+        table.title, model.family.name, outcomes=list(source.apart), tables=tables
+    )
     _place_model(found, source, model)
     for entry in source.run:
         found.outcomes.append(_run_outcome(entry, table, context, found))
