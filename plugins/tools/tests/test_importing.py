@@ -253,6 +253,57 @@ def test_a_flag_becomes_the_option_that_means_the_same(
         assert (run[option].value if option in run else None) == value
 
 
+def test_settings_of_previews_are_not_carried_over_where_there_are_previews(
+    project: Path,
+) -> None:
+    source = yaml.safe_load(Path("ai_toolkit_flux.yaml").read_text())
+    (process,) = source["config"]["process"]
+    process["trigger_word"] = "sks"
+    process["sample"] = {
+        "prompts": ["a [trigger] --ctrl_img a.png", "a cat"],
+        "sample_every": 250,
+        "sampler": "flowmatch",
+        "seed": 42,
+        "walk_seed": False,
+    }
+    Path("a.yaml").write_text(yaml.safe_dump(source))
+    found = translated("a.yaml")
+    assert found.run["preview_prompt"].value == ["a sks", "a cat"]
+    kinds = {one.entry.key: one.result.kind for one in found.outcomes}
+    assert kinds["sample.prompts"] == kinds["sample.seed"] == "missing"
+    assert kinds["sample.sampler"] == kinds["sample.walk_seed"] == "needless"
+    process["sample"]["prompts"] = []
+    Path("a.yaml").write_text(yaml.safe_dump(source))
+    kinds = {one.entry.key: one.result.kind for one in translated("a.yaml").outcomes}
+    assert kinds["sample.seed"] == kinds["sample.sample_every"] == "needless"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.txt", "# of dogs\na dog --w 512 --s 20\n\na cat\n"),
+        ("p.json", '[{"prompt": "a dog", "seed": 1}, {"prompt": "a cat"}]'),
+        (
+            "p.toml",
+            '[prompt]\nwidth = 512\n[[prompt.subset]]\nprompt = "a dog"\n'
+            '[[prompt.subset]]\nprompt = "a cat"\n',
+        ),
+    ],
+)
+def test_prompts_of_a_file_are_carried_over_and_their_settings_are_not(
+    name: str, text: str, project: Path
+) -> None:
+    Path(name).write_text(text)
+    Path("a.sh").write_text(
+        f"{WAN} --sample_prompts {name} --sample_every_n_steps 9 --sample_at_first"
+    )
+    found = translated("a.sh")
+    assert found.run["preview_prompt"].value == ["a dog", "a cat"]
+    assert found.run["preview_steps"].value == "9"
+    kinds = {one.entry.key: one.result.kind for one in found.outcomes}
+    assert kinds["sample_prompts"] == kinds["sample_at_first"] == "missing"
+
+
 def test_a_table_of_images_to_edit_is_written_with_our_columns(project: Path) -> None:
     rows = [
         {

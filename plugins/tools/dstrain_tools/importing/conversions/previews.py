@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +10,38 @@ from dstrain_tools.importing.context import Context, as_list
 from dstrain_tools.importing.entries import Result
 from dstrain_tools.importing.reading.data_files import read_data
 
+SETTINGS = "seeds, sizes, guidance, steps and images of previews have no options; `dstrain generate` has them"
+SAMPLER = "previews are made by the sampler of the model"
+OWN_SAMPLER = "flowmatch"
+"""The sampler of ai-toolkit that is the models' own."""
+PROMPTS = ("sample_prompts", "sample.prompts", "sample.samples")
+TRIGGER = "[trigger]"
+"""What stands in prompts of ai-toolkit for its trigger word."""
+
+
+def preview_setting(option: str, value: Any, context: Context) -> Result:
+    """Say that previews have no settings, where a configuration makes some."""
+    reason = _without_previews(context)
+    if reason or value in (None, "", False):
+        return Result(note=reason or "is off")
+    if context.key != "sample.sampler":
+        return Result(lost=SETTINGS)
+    return Result(note=SAMPLER) if value == OWN_SAMPLER else Result(lost=SAMPLER)
+
 
 def preview_steps(option: str, value: Any, context: Context) -> Result:
     """Count the steps between previews, where there are any."""
-    if context.is_on("train.disable_sampling"):
-        return Result(note="previews are switched off")
-    prompts_of_run = context.value("sample_prompts") or context.value("sample.prompts")
-    if not (prompts_of_run or context.value("sample.samples")):
-        return Result(note="there are no prompts to make previews of")
-    if not value:
-        return Result(note="is off")
+    reason = _without_previews(context)
+    if reason or not int(value or 0):
+        return Result(note=reason or "is off")
     return Result({option: value})
 
 
 def preview_epochs(option: str, value: Any, context: Context) -> Result:
-    """Make previews whenever weights are saved, which is the default."""
-    saved = context.value("save_every_n_epochs", 1)
-    if str(value) == str(saved) or not context.value("sample_prompts"):
-        return Result(note="previews are made whenever weights are saved")
+    """Make previews whenever weights are saved: by default, after each epoch."""
+    reason = _without_previews(context)
+    if reason or int(value or 0) <= 1:
+        return Result(note=reason or "previews are made whenever weights are saved")
     return Result(
         lost="previews are made whenever weights are saved, or every --preview_steps N steps"
     )
@@ -34,12 +49,13 @@ def preview_epochs(option: str, value: Any, context: Context) -> Result:
 
 def prompts(option: str, value: Any, context: Context) -> Result:
     """Give the prompts of previews, without what stands behind them."""
-    if context.is_on("train.disable_sampling"):
-        return Result(note="previews are switched off")
-    texts = [
-        one.get("prompt") if isinstance(one, dict) else one for one in as_list(value)
-    ]
-    return _previews(option, [str(text) for text in texts if text])
+    if reason := _without_previews(context):
+        return Result(note=reason)
+    rows = [one if isinstance(one, dict) else {"prompt": one} for one in as_list(value)]
+    entries = [context.given.get("trigger_word")]
+    entries += [one for own in context.source.datasets for one in own]
+    words = [one.value for one in entries if one and one.key == "trigger_word"]
+    return _previews(option, rows, str(words[0] if words else TRIGGER))
 
 
 def prompt_file(option: str, value: Any, context: Context) -> Result:
@@ -54,25 +70,52 @@ def prompt_file(option: str, value: Any, context: Context) -> Result:
     if found[0].suffix in (".toml", ".json"):
         return _previews(option, _prompts_of_table(found[0]))
     lines = found[0].read_text("utf-8-sig").splitlines()
-    return _previews(option, [one for one in lines if one.strip() and one[:1] != "#"])
+    rows = [{"prompt": one} for one in lines if one[:1] != "#"]
+    return _previews(option, rows)
 
 
-def _prompts_of_table(path: Path) -> list[str]:
+def _without_previews(context: Context) -> str:
+    """Return why a configuration makes no previews; '' if it does."""
+    if context.is_on("train.disable_sampling"):
+        return "previews are switched off"
+    if not any(context.value(key) for key in PROMPTS):
+        return "there are no prompts to make previews of"
+    return ""
+
+
+def _prompts_of_table(path: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of a file of prompts, with what holds for all of them."""
     if path.suffix == ".json":
-        rows = json.loads(path.read_text("utf-8"))
-    else:
-        data = read_data(path).get("prompt", {})
-        rows = data.get("subset", [data]) if isinstance(data, dict) else data
-    return [str(row["prompt"]) for row in rows if "prompt" in row]
+        rows: Sequence[Mapping[str, Any]] = json.loads(path.read_text("utf-8"))
+        return rows
+    data = read_data(path).get("prompt", {})
+    if not isinstance(data, dict):
+        rows = data
+        return rows
+    shared = {key: value for key, value in data.items() if key != "subset"}
+    return [{**shared, **row} for row in data.get("subset", [{}])]
 
 
-def _previews(option: str, texts: list[str]) -> Result:
-    """Return prompts without flags; these have no counterpart."""
-    # The flags of a prompt follow it: `a dog --w 512 --s 20`.
-    bare = [re.split(r"\s+--(?=[a-z])", text, maxsplit=1)[0].strip() for text in texts]
-    if not any(bare):
+def _previews(
+    option: str, rows: Sequence[Mapping[str, Any]], word: str = TRIGGER
+) -> Result:
+    """Return prompts without their settings, which have no counterpart.
+
+    Args:
+        option: The option of prompts.
+        rows: Each with its `prompt`, and perhaps settings.
+        word: What stands for `[trigger]`.
+    """
+    found = []
+    has_settings = False
+    for row in rows:
+        # Settings may follow a prompt: `a dog --w 512 --s 20`.
+        text, *settings = re.split(
+            r"(?:^|\s+)--(?=[a-z])", str(row.get("prompt") or ""), maxsplit=1
+        )
+        if text.strip():
+            found.append(text.strip().replace(TRIGGER, word))
+            has_settings = has_settings or bool(settings) or len(row) > 1
+    if not found:
         return Result(note="has no prompts")
-    note = ""
-    if bare != [text.strip() for text in texts]:
-        note = "sizes, seeds and images of previews are the variant's defaults"
-    return Result({option: [one for one in bare if one]}, note)
+    return Result({option: found}, lost=SETTINGS if has_settings else "")
