@@ -217,6 +217,22 @@ VALUES = {
         "lr_warmup_steps": 50
     },
     "--lr_scheduler inverse_sqrt": {"lr_scheduler": None},
+    "--lr_scheduler REX": {"lr_scheduler": "rex"},
+    "--lr_scheduler cosine_with_min_lr --lr_warmup_steps 9": {
+        "lr_scheduler": "cosine",
+        "lr_warmup_steps": 9,
+    },
+    "--task t2v-A14B --dit wan2.2_t2v_LOW_noise.safetensors --fp8_base": {
+        "lora_base_model": "dit2",
+        "fp8_models": "dit2",
+    },
+    "--task t2v-A14B --dit low.safetensors --dit_high_noise high.safetensors": {
+        "lora_base_model": "dit"
+    },
+    "--task t2v-A14B --dit any.safetensors --max_timestep 875 --fp8_base": {
+        "lora_base_model": "dit2",
+        "fp8_models": "dit2",
+    },
     "--lr_scheduler_num_cycles 4": {"lr_scheduler_num_cycles": None},
     "--max_train_steps 9 --max_train_epochs 3": {"max_steps": None, "num_epochs": "3"},
     "--mixed_precision fp16": {"mixed_precision": "bf16"},

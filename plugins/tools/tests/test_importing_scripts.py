@@ -147,3 +147,29 @@ def test_a_separate_file_of_datasets_is_refused_where_it_has_no_effect(
     Path(name).write_text(text)
     with pytest.raises(UsageError, match="has no effect"):
         read_source(Path(name), Path("data.toml"), None, None)
+
+
+@pytest.mark.parametrize(
+    ("flags_of_launcher", "own", "precision"),
+    [
+        ("--mixed_precision bf16", "", "bf16"),
+        ("--mixed_precision fp16", "--mixed_precision bf16", "bf16"),
+        ("--mixed_precision fp16", "--config_file a.toml", "no"),
+    ],
+)
+def test_the_launchers_precision_is_the_trainings_where_this_has_none(
+    flags_of_launcher: str, own: str, precision: str
+) -> None:
+    Path("a.toml").write_text('mixed_precision = "no"')
+    path = Path("a.sh")
+    path.write_text(
+        f"python -m accelerate.commands.launch --num_processes 2 {flags_of_launcher} "
+        f"wan_train_network.py --task t2v-14B {own}\n"
+    )
+    source = read_source(path, None, None, None)
+    assert [one.value for one in source.run if one.key == "mixed_precision"] == [
+        precision
+    ]
+    places = {one.entry.place for one in source.apart}
+    assert "a.sh: launcher --num_processes" in places
+    assert source.script == "wan_train_network.py"

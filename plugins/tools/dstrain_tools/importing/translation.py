@@ -148,7 +148,7 @@ def _place_trained(found: Translation, source: Source, context: Context) -> None
     """Train full weights where the tool trains no LoRA."""
     if not context.trains_lora and source.tool != "diffsynth":
         what = f"{found.title} trains full weights without a LoRA"
-        name = context.model.family.default_trainable
+        name = model_files.denoiser(context)
         found.run["trainable_models"] = Setting(name, what)
 
 

@@ -14,7 +14,9 @@ SCHEDULES = (
 
 def scheduler(option: str, value: Any, context: Context) -> Result:
     """Name the schedule of the learning rate."""
-    name = str(value)
+    name = str(value).lower()
+    if name == "cosine_with_min_lr":
+        return Result({option: "cosine"}, lost="the learning rate ends at 0 here")
     if name not in SCHEDULES:
         return Result(lost=f"{name} is none of --lr_scheduler: {', '.join(SCHEDULES)}")
     return Result({option: name})
@@ -61,7 +63,7 @@ def steps(option: str, value: Any, context: Context) -> Result:
 
 def _schedule(context: Context) -> str:
     for key in ("lr_scheduler", "train.lr_scheduler"):
-        name = str(context.value(key, ""))
+        name = str(context.value(key, "")).lower()
         if name:
             return name
     return "constant"

@@ -25,6 +25,7 @@ from dstrain_tools.importing.reading.shell import (
 )
 from dstrain_tools.importing.reading.tool import script_name, tool_of_script
 
+PRECISION = "mixed_precision"
 ARGUMENTS = "config_file"
 """Their flag that names a file of flags."""
 
@@ -55,8 +56,9 @@ def read_command(
         if dataset is not None:
             what = f"has no effect: {path} has its dataset in its flags"
             raise UsageError("--dataset", what)
-        return source
-    return with_datasets(_with_arguments(source, path), path, dataset)
+        return _with_launcher(source, command, path)
+    source = _with_launcher(_with_arguments(source, path), command, path)
+    return with_datasets(source, path, dataset)
 
 
 def _with_arguments(source: Source, path: Path) -> Source:
@@ -81,6 +83,24 @@ def _with_arguments(source: Source, path: Path) -> Source:
         else:
             run.append(entry)
     return replace(source, run=run, files=[*source.files, file], apart=apart)
+
+
+def _with_launcher(source: Source, command: Command, path: Path) -> Source:
+    """Return the source with the settings of the launcher; that of the dtype is the
+    training's where this has none.
+    """
+    given = {entry.key for entry in source.run}
+    run = [*source.run]
+    apart = [*source.apart]
+    for entry in _entries_of(path, command.launcher):
+        place = entry.place.replace(": --", ": launcher --")
+        entry = replace(entry, place=place)
+        if entry.key == PRECISION and entry.key not in given:
+            run.append(entry)
+        else:
+            why = "a setting of the launcher: accelerate launch ... -m dstrain --config FILE"
+            apart.append(Outcome(entry, Result(note=why)))
+    return replace(source, run=run, apart=apart)
 
 
 def _chosen(script: Script, path: Path, number: int | None) -> Command:
@@ -138,11 +158,6 @@ def _of_caching(path: Path, script: Script, chosen: Command) -> list[Entry]:
 def _apart(path: Path, script: Script, command: Command) -> list[Outcome]:
     """Return what a script has beside its commands."""
     found = []
-    for name, _ in command.launcher:
-        why = (
-            "a setting of the launcher: accelerate launch ... -m dstrain --config FILE"
-        )
-        found.append(Outcome.at(f"{path.name}: launcher --{name}", Result(note=why)))
     for word in command.positional:
         why = "a word without a flag: the script reads it by its place"
         found.append(Outcome.at(f"{path.name}: {word}", Result(lost=why)))

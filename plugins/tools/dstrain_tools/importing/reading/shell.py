@@ -41,6 +41,12 @@ BEFORE = (
 BATCH = (".bat", ".cmd")
 WINDOWS = (*BATCH, ".ps1")
 """Endings of scripts in which a backslash parts folders, and escapes nothing."""
+LAUNCHERS = (
+    "accelerate.commands.launch",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+)
+"""Modules that run another program."""
 BETWEEN = "&|;"
 """What stands between commands of one line."""
 QUOTED = r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)"""
@@ -280,7 +286,8 @@ def _command(words: Sequence[str]) -> Command | None:
     script = ""
     while index < len(words):
         word = words[index]
-        if word == "-m" and index + 1 < len(words):
+        is_module = word == "-m" and index + 1 < len(words)
+        if is_module and words[index + 1] not in LAUNCHERS:
             script = words[index + 1]
             index += 2
             break
@@ -291,7 +298,8 @@ def _command(words: Sequence[str]) -> Command | None:
         index += 1
     if not script:
         return None
-    before = [one for one in words[:index] if one not in (script, "-m")]
+    left_out = (script, "-m", *LAUNCHERS)
+    before = [one for one in words[:index] if one not in left_out]
     after = words[index:]
     positional = list(takewhile(lambda word: not FLAG.match(word), after))
     return Command(script, parse_flags(before), parse_flags(after), positional)
