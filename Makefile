@@ -35,6 +35,7 @@ conformance: install
 		$(wildcard $(addprefix plugins/*/tests/test_,conformance.py lora_files.py reference_commands.py)) \
 		tests/integration/test_memory_estimates.py tests/integration/test_two_processes.py \
 		tests/integration/test_published_commands.py tests/integration/test_recipes.py \
+		plugins/tools/tests/test_importing.py \
 		tests/integration/test_one_command.py::test_every_family_gets_it \
 		tests/unit/pipeline/test_loading.py::test_a_gib_in_nf4_is_loaded_with_half_a_gib_of_memory
 

@@ -17,6 +17,7 @@ from dstrain.cli.click_options import GroupedOption, shared_options
 from dstrain.cli.help import Command, Group
 from dstrain.config.fields import Flag, Group as OptionGroup, flags_by_name
 from dstrain.config.options.train import TrainConfig
+from dstrain.config.serialize import assignment
 from dstrain.config.sizes import as_size
 from dstrain.console import as_table, get_logger
 from dstrain.errors import UsageError, nearest
@@ -221,7 +222,7 @@ def as_toml(recipe: Recipe, family: ModelFamily) -> str:
     needed[1] = Setting(needed[1].option, needed[1].value, "Where weights are saved.")
     for one in (*needed, *recipe.asked):
         why = one.why[:1].upper() + one.why[1:]
-        lines += [*_comment(why), f"# {_assignment(one, known)}"]
+        lines += [*_comment(why), f"# {assignment(one.option, one.value, known)}"]
     groups: dict[str, list[Setting]] = {}
     for one in (Setting("model", recipe.family), *recipe.settings):
         group = known[one.option].group if one.option in known else family.name
@@ -232,7 +233,10 @@ def as_toml(recipe: Recipe, family: ModelFamily) -> str:
         if group in groups:
             lines += ["", *_rule(group)]
         for one in groups.get(group, ()):
-            lines += [*_comment(_reason(one, known, numbers)), _assignment(one, known)]
+            lines += [
+                *_comment(_reason(one, known, numbers)),
+                assignment(one.option, one.value, known),
+            ]
     return "\n".join(lines)
 
 
@@ -297,9 +301,3 @@ def _reason(one: Setting, known: dict[str, Flag], numbers: dict[str, int]) -> st
     elif one.source == UNTESTED:
         mark = "[untested]"
     return f"{why} {mark}".strip()
-
-
-def _assignment(one: Setting, known: dict[str, Flag]) -> str:
-    flag = known.get(one.option)
-    value = [one.value] if flag is not None and flag.many else one.value
-    return f"{one.option} = {json.dumps(value, ensure_ascii=False)}"

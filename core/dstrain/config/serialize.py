@@ -4,6 +4,7 @@ as the command that is typed.
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config.fields import flags, flags_by_name
+from dstrain.config.fields import Flag, flags, flags_by_name
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.train import TrainConfig, options_affecting
@@ -35,6 +36,8 @@ READS_ON = os.name != "nt"
 """Whether a shell here reads on after a backslash at the end of a line."""
 CONFIG = "logs/config.json"
 """Where a run writes its configuration, below its output folder."""
+NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+"""What is a number in TOML, too; any other is written as text, as on a command line."""
 
 
 def as_flags(config: ModelChoice) -> dict[str, Any]:
@@ -45,6 +48,35 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
     values |= config.family_options
     values["p"] = tuple(f"no:{name}" for name in config.disabled_plugins)
     return {name: _plain(value) for name, value in values.items()}
+
+
+def assignment(option: str, value: Any, known: Mapping[str, Flag]) -> str:
+    """Return an option with its value as a line of TOML that `--config` reads.
+
+    A number, and `true` of a switch, may be given as text, as on a command line.
+
+    Args:
+        option: Its name.
+        value: One value, or a list of several.
+        known: The options of the command by name; a family's own need not be in it.
+    """
+    flag = known.get(option)
+    if isinstance(value, list | tuple):
+        return f"{option} = [{', '.join(_literal(one, flag) for one in value)}]"
+    text = _literal(value, flag)
+    return f"{option} = [{text}]" if flag and flag.many else f"{option} = {text}"
+
+
+def _literal(value: Any, flag: Flag | None) -> str:
+    text = str(value)
+    is_switch = isinstance(value, bool) or (flag is not None and flag.kind is bool)
+    if is_switch and text.lower() in ("true", "false"):
+        return text.lower()
+    is_text = flag is not None and flag.kind not in (int, float)
+    if not is_text and NUMBER.fullmatch(text):
+        return text
+    # A string of JSON is one of TOML, but for one character.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def command_line(config: TrainConfig, **changes: Any) -> str:

@@ -15,10 +15,14 @@ from dstrain.cli.main import main
 from dstrain.config.datasets import dataset_flags
 from dstrain.config.fields import flags_by_name
 from dstrain.config.options.train import TrainConfig
+from dstrain.errors import UsageError
+from dstrain_tools.importing.command import drop_what_is_refused
+from dstrain_tools.importing.entries import Outcome, Result
 from dstrain_tools.importing.models import model_of
-from dstrain_tools.importing.source import read_source
+from dstrain_tools.importing.reading.source import read_source
 from dstrain_tools.importing.tables import TOOLS, table_of
 from dstrain_tools.importing.translation import (
+    Setting,
     Translation,
     conversions,
     translate,
@@ -45,6 +49,13 @@ TRAINED = (
     "kohya_flux.sh",
     "diffsynth_qwen_image.sh",
 )
+EVERYDAY = (
+    "musubi_wan.toml",
+    "ai_toolkit_flux.yaml",
+    "kohya_flux.toml",
+    "diffsynth_flux.sh",
+)
+"""One of each tool for the ordinary suite: a dry run builds the networks of a model."""
 NOT_OF_TOYS = frozenset(
     {
         *("report_to", "wandb_project", "optimizer_args", "preview_prompt"),
@@ -112,7 +123,13 @@ def test_every_key_of_an_example_is_accounted_for(example: str, project: Path) -
         assert "not known to the importer" not in result.lost, one.entry.place
 
 
-@pytest.mark.parametrize("example", CASES)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(one, marks=() if one in EVERYDAY else pytest.mark.all_variants)
+        for one in CASES
+    ],
+)
 def test_the_written_file_is_taken_by_a_dry_run(
     example: str,
     project: Path,
@@ -201,6 +218,22 @@ VALUES = {
         "lr_warmup_steps": 50
     },
     "--lr_scheduler inverse_sqrt": {"lr_scheduler": None},
+    "--lr_scheduler REX": {"lr_scheduler": "rex"},
+    "--lr_scheduler cosine_with_min_lr --lr_warmup_steps 9": {
+        "lr_scheduler": "cosine",
+        "lr_warmup_steps": 9,
+    },
+    "--task t2v-A14B --dit wan2.2_t2v_LOW_noise.safetensors --fp8_base": {
+        "lora_base_model": "dit2",
+        "fp8_models": "dit2",
+    },
+    "--task t2v-A14B --dit low.safetensors --dit_high_noise high.safetensors": {
+        "lora_base_model": "dit"
+    },
+    "--task t2v-A14B --dit any.safetensors --max_timestep 875 --fp8_base": {
+        "lora_base_model": "dit2",
+        "fp8_models": "dit2",
+    },
     "--lr_scheduler_num_cycles 4": {"lr_scheduler_num_cycles": None},
     "--max_train_steps 9 --max_train_epochs 3": {"max_steps": None, "num_epochs": "3"},
     "--mixed_precision fp16": {"mixed_precision": "bf16"},
@@ -235,6 +268,57 @@ def test_a_flag_becomes_the_option_that_means_the_same(
     run = translated("one.sh").run
     for option, value in VALUES[given].items():
         assert (run[option].value if option in run else None) == value
+
+
+def test_settings_of_previews_are_not_carried_over_where_there_are_previews(
+    project: Path,
+) -> None:
+    source = yaml.safe_load(Path("ai_toolkit_flux.yaml").read_text())
+    (process,) = source["config"]["process"]
+    process["trigger_word"] = "sks"
+    process["sample"] = {
+        "prompts": ["a [trigger] --ctrl_img a.png", "a cat"],
+        "sample_every": 250,
+        "sampler": "flowmatch",
+        "seed": 42,
+        "walk_seed": False,
+    }
+    Path("a.yaml").write_text(yaml.safe_dump(source))
+    found = translated("a.yaml")
+    assert found.run["preview_prompt"].value == ["a sks", "a cat"]
+    kinds = {one.entry.key: one.result.kind for one in found.outcomes}
+    assert kinds["sample.prompts"] == kinds["sample.seed"] == "missing"
+    assert kinds["sample.sampler"] == kinds["sample.walk_seed"] == "needless"
+    process["sample"]["prompts"] = []
+    Path("a.yaml").write_text(yaml.safe_dump(source))
+    kinds = {one.entry.key: one.result.kind for one in translated("a.yaml").outcomes}
+    assert kinds["sample.seed"] == kinds["sample.sample_every"] == "needless"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.txt", "# of dogs\na dog --w 512 --s 20\n\na cat\n"),
+        ("p.json", '[{"prompt": "a dog", "seed": 1}, {"prompt": "a cat"}]'),
+        (
+            "p.toml",
+            '[prompt]\nwidth = 512\n[[prompt.subset]]\nprompt = "a dog"\n'
+            '[[prompt.subset]]\nprompt = "a cat"\n',
+        ),
+    ],
+)
+def test_prompts_of_a_file_are_carried_over_and_their_settings_are_not(
+    name: str, text: str, project: Path
+) -> None:
+    Path(name).write_text(text)
+    Path("a.sh").write_text(
+        f"{WAN} --sample_prompts {name} --sample_every_n_steps 9 --sample_at_first"
+    )
+    found = translated("a.sh")
+    assert found.run["preview_prompt"].value == ["a dog", "a cat"]
+    assert found.run["preview_steps"].value == "9"
+    kinds = {one.entry.key: one.result.kind for one in found.outcomes}
+    assert kinds["sample_prompts"] == kinds["sample_at_first"] == "missing"
 
 
 def test_a_table_of_images_to_edit_is_written_with_our_columns(project: Path) -> None:
@@ -420,6 +504,31 @@ def test_a_value_that_training_refuses_is_left_out_with_the_reason(
     assert main(["import", "bad.sh", "--output", "run.toml"]) == 0
     assert "lora_rank" not in tomllib.loads(Path("run.toml").read_text())
     assert "--network_dim" in capsys.readouterr().out.partition("not needed")[0]
+
+
+def test_however_many_values_are_refused_each_is_left_out_and_said(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"x{number}" for number in range(50)]
+
+    def refused(found: Translation) -> UsageError | None:
+        left = [name for name in (*names, "lora_alpha") if name in found.run]
+        return UsageError(f"--{left[0]}", "no such option") if left else None
+
+    monkeypatch.setattr("dstrain_tools.importing.command.refusal", refused)
+    Path("short.sh").write_text(WAN)
+    found = translated("short.sh")
+    for name in names:
+        found.run[name] = Setting(1, "a key")
+        found.outcomes.append(Outcome.at(f"a.sh: --{name}", Result({name: 1})))
+    drop_what_is_refused(found)
+    missing = [one for one in found.outcomes if one.result.kind == "missing"]
+    assert {f"--{name}" for name in names} < {one.entry.key for one in missing}
+    # So is a default of the tool.
+    assert "network_alpha, a default of musubi-tuner" in {
+        one.entry.place for one in missing
+    }
+    assert "network_alpha" not in found.defaults
 
 
 def test_what_is_written_is_toml_whatever_the_values_are(

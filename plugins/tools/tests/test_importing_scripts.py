@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from dstrain.errors import UsageError
-from dstrain_tools.importing.shell import Script, read_script
-from dstrain_tools.importing.source import read_source
+from dstrain_tools.importing.reading.shell import Script, read_script
+from dstrain_tools.importing.reading.source import read_source
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +45,69 @@ def test_words_in_quotes_stay_whole() -> None:
     assert found == {"a": ["x | y; > z"], "b": ["#tag"], "c": ["#1"]}
 
 
+def test_a_text_in_quotes_goes_over_lines() -> None:
+    text = (
+        "python train.py --a 'x\ny' \\\n"
+        "  --b 1 # don't stop\n"
+        'echo "two\nlines" && python train.py --prompt "a dog,\n  a \\"cat\\"" \\\n  --c 2\n'
+    )
+    script = read_script(text, Path("a.sh"))
+    assert [dict(one.flags) for one in script.commands] == [
+        {"a": ["x\ny"], "b": ["1"]},
+        {"prompt": ['a dog,\n  a "cat"'], "c": ["2"]},
+    ]
+    assert script.others == ["echo"]
+
+
+def test_a_variable_is_several_words_where_no_quotes_are() -> None:
+    text = (
+        "LR=1e-4\n"
+        'MORE="--lr $LR\n  --seed 42"\n'
+        'MORE+=" --x"\n'
+        "NAME='my dogs'\n"
+        "ARGS=(  # what all runs have\n"
+        '  --a "1 2"\n'
+        "  --b ${RANK:-16}\n"
+        ")\n"
+        "ARGS+=(--c)\n"
+        "for i in 1 2; do\n"
+        '  python train.py "${ARGS[@]}" $MORE --name "$NAME" --q \'$LR\' --d $(date +%s)\n'
+        "done\n"
+    )
+    assert flags(read_script(text, Path("a.sh"))) == {
+        "a": ["1 2"],
+        "b": ["16"],
+        "c": [],
+        "lr": ["1e-4"],
+        "seed": ["42"],
+        "x": [],
+        "name": ["my dogs"],
+        "q": ["$LR"],
+        "d": ["$(date +%s)"],
+    }
+
+
+def test_a_text_that_a_script_writes_is_no_part_of_it() -> None:
+    text = (
+        "cat > data.toml <<'EOF'\ncaption = \"don't\"\npython train.py --no\nEOF\n"
+        "python train.py --seed 1\n"
+    )
+    script = read_script(text, Path("a.sh"))
+    assert flags(script) == {"seed": ["1"]} and script.others == ["cat"]
+
+
+def test_quotes_without_an_end_are_refused_with_their_line() -> None:
+    with pytest.raises(UsageError) as refused:
+        read_script("python train.py\necho don't\npython b.py\n", Path("a.sh"))
+    assert "line 2 cannot be read as a shell script" in refused.value.what
+
+
 def test_a_batch_file_keeps_backslashes_and_has_its_own_variables() -> None:
     text = (
         "rem don't stop\n"
         'set "DATA=C:\\my photos"\n'
         "python train.py ^\n"
-        "  --data %DATA% --output_dir C:\\out\\ --other $x\n"
+        '  --data "%DATA%" --output_dir C:\\out\\ --other $x\n'
     )
     found = flags(read_script(text, Path("a.bat")))
     assert found["data"] == ["C:\\my photos"]
@@ -90,3 +147,29 @@ def test_a_separate_file_of_datasets_is_refused_where_it_has_no_effect(
     Path(name).write_text(text)
     with pytest.raises(UsageError, match="has no effect"):
         read_source(Path(name), Path("data.toml"), None, None)
+
+
+@pytest.mark.parametrize(
+    ("flags_of_launcher", "own", "precision"),
+    [
+        ("--mixed_precision bf16", "", "bf16"),
+        ("--mixed_precision fp16", "--mixed_precision bf16", "bf16"),
+        ("--mixed_precision fp16", "--config_file a.toml", "no"),
+    ],
+)
+def test_the_launchers_precision_is_the_trainings_where_this_has_none(
+    flags_of_launcher: str, own: str, precision: str
+) -> None:
+    Path("a.toml").write_text('mixed_precision = "no"')
+    path = Path("a.sh")
+    path.write_text(
+        f"python -m accelerate.commands.launch --num_processes 2 {flags_of_launcher} "
+        f"wan_train_network.py --task t2v-14B {own}\n"
+    )
+    source = read_source(path, None, None, None)
+    assert [one.value for one in source.run if one.key == "mixed_precision"] == [
+        precision
+    ]
+    places = {one.entry.place for one in source.apart}
+    assert "a.sh: launcher --num_processes" in places
+    assert source.script == "wan_train_network.py"

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dstrain.config.options.train import TrainConfig, options_affecting
 from dstrain.config.serialize import (
     CONFIG as PLACE,
     as_flags,
+    assignment,
     command_line,
     continued,
     read_resolved,
@@ -158,3 +160,31 @@ def test_a_command_stays_one_line_where_no_shell_reads_on(
 ) -> None:
     monkeypatch.setattr("dstrain.config.serialize.READS_ON", False)
     assert continued(COMMAND, "  ") == [f"  {COMMAND}"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "line"),
+    [
+        ("learning_rate", 1e-05, "learning_rate = 1e-05"),
+        ("learning_rate", "5e-5", "learning_rate = 5e-5"),
+        ("learning_rate", "dit=1e-4", 'learning_rate = "dit=1e-4"'),
+        ("lora_rank", "08", 'lora_rank = "08"'),
+        ("lora_rank", -3, "lora_rank = -3"),
+        ("resolution", 512, 'resolution = "512"'),
+        ("tiled", "True", "tiled = true"),
+        ("use_gradient_checkpointing", False, "use_gradient_checkpointing = false"),
+        ("trigger_word", "true", 'trigger_word = "true"'),
+        ("preview_prompt", "a", 'preview_prompt = ["a"]'),
+        ("preview_prompt", ["1", "b"], 'preview_prompt = ["1", "b"]'),
+        ("one_of_a_family", "7", "one_of_a_family = 7"),
+        ("trigger_word", 'a"\x7f\n\\é', 'trigger_word = "a\\"\\u007f\\n\\\\é"'),
+    ],
+)
+def test_a_value_is_written_as_toml_that_is_read_back(
+    option: str, value: object, line: str
+) -> None:
+    known = {flag.name: flag for flag in flags(TrainConfig)}
+    assert assignment(option, value, known) == line
+    (read,) = tomllib.loads(line, parse_float=str).values()
+    wanted = value if option in ("preview_prompt", "trigger_word") else read
+    assert read in (wanted, [wanted])

@@ -8,7 +8,7 @@ from dstrain.cli.click_options import file_path, shared_options
 from dstrain.cli.help import Command
 from dstrain.config.options.model import Hub, Precision
 
-from dstrain_tools.captioning.options import METHODS, CaptionOptions
+from dstrain_tools.captioning.options import QUANTIZE_CHOICES, CaptionOptions
 
 DEFAULTS = CaptionOptions(folder=Path())
 
@@ -89,7 +89,7 @@ def command() -> click.Command:
         _option(
             "quantize",
             "Keep the language model's weights in fewer bytes by this method.",
-            type=click.Choice(METHODS),
+            type=click.Choice(QUANTIZE_CHOICES),
         ),
         _option(
             "device",

@@ -7,7 +7,8 @@ from dstrain.config.options.model import Hub, Precision
 
 MODEL_ID = "Qwen/Qwen-Image"
 """Whose text encoder is a whole Qwen2.5-VL, which users of that family have already."""
-METHODS = ("fp8", "int8_block", "bitsandbytes_nf4")
+QUANTIZE_CHOICES = ("fp8", "int8_block", "bitsandbytes_nf4")
+"""Those of the methods of dstrain that suit a language model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class CaptionOptions:
     """Frames of a video that the model is shown."""
     mixed_precision: Precision | None = None
     quantize: str | None = None
-    """One of METHODS."""
+    """One of QUANTIZE_CHOICES."""
     device: str | None = None
     """A device of torch; None for the GPU if there is one."""
     disabled_plugins: tuple[str, ...] = ()

@@ -20,11 +20,9 @@ from dstrain.storage.files import write_file
 from dstrain_tools.importing.entries import Source
 from dstrain_tools.importing.models import model_of
 from dstrain_tools.importing.output import as_toml, report
-from dstrain_tools.importing.source import read_source
+from dstrain_tools.importing.reading.source import read_source
 from dstrain_tools.importing.tables import TOOLS, table_of
 from dstrain_tools.importing.translation import Translation, translate
-
-MOST_ATTEMPTS = 30
 
 
 def import_command() -> click.Command:
@@ -106,10 +104,8 @@ def drop_what_is_refused(found: Translation) -> None:
 
     Raises the error itself if it is about none of the options.
     """
-    for _ in range(MOST_ATTEMPTS):
-        error = refusal(found)
-        if error is None:
-            return
+    # Each round leaves one option out, so that it ends.
+    while (error := refusal(found)) is not None:
         # `option`, `--option` or `--dataset 2: option`.
         option = re.split(r"[:\s]+|--", error.where)[-1]
         if not found.drop(option, error.what):
@@ -123,7 +119,8 @@ def refusal(found: Translation) -> UsageError | None:
     try:
         Path(name).write_text(as_toml(found, Source("", ())), "utf-8")
         command = FamilyCommand("train", TrainConfig, validate)
-        words = ["--config", name, "--dry_run"]
+        # With the family named, no other is asked whether the model is its own.
+        words = ["--config", name, "--dry_run", "--model", found.family]
         with command.make_context("train", words) as context:
             command.invoke(context)
     except (UsageError, click.ClickException) as error:

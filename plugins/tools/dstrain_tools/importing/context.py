@@ -1,13 +1,13 @@
 """What a conversion of one key looks at beside its value."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dstrain.registry.family import ModelFamily
 
-from dstrain_tools.importing.entries import Entry, Source
+from dstrain_tools.importing.entries import Entry, Result, Source
 from dstrain_tools.importing.tables import Table
 
 
@@ -78,6 +78,10 @@ class Context:
     def is_on(self, key: str) -> bool:
         """Return whether another key is true."""
         return truth(self.value(key, False))
+
+
+Conversion = Callable[[str, Any, Context], Result]
+"""(our option, the value, where to look things up) -> what becomes of it."""
 
 
 def truth(value: Any) -> bool:

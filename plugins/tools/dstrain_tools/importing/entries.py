@@ -59,6 +59,11 @@ class Outcome:
     entry: Entry
     result: Result
 
+    @classmethod
+    def at(cls, place: str, result: Result) -> "Outcome":
+        """Return what becomes of something that no table has."""
+        return cls(Entry(place.rpartition(" ")[2], None, place), result)
+
 
 @dataclass(frozen=True)
 class Source:

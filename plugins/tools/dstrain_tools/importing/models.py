@@ -13,7 +13,7 @@ from dstrain.registry.family import ModelFamily
 
 from dstrain_tools.importing.context import Model
 from dstrain_tools.importing.entries import Source
-from dstrain_tools.importing.source import script_name
+from dstrain_tools.importing.reading.tool import script_name
 from dstrain_tools.importing.tables import Table
 
 # A logger of dstrain, whose lines the command line shows.

@@ -1,7 +1,5 @@
 """Write options as a file of `--config`, and the report of what became of each key."""
 
-import json
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
@@ -9,6 +7,7 @@ from typing import Any, get_args
 import click
 from dstrain.config.fields import Group, flags_by_name
 from dstrain.config.options.train import TrainConfig
+from dstrain.config.serialize import assignment
 from dstrain.console import printable
 
 from dstrain_tools.importing.entries import Source
@@ -18,8 +17,6 @@ MOST_OF_KEYS = 32
 """Columns of a key, before what becomes of it stands on the next line."""
 WIDEST = 120
 """Columns of the report in a wide terminal."""
-NUMBER = re.compile(r"(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
-"""A number as TOML writes it, too; any other is given as text, as on a command line."""
 HEADINGS = (
     ("changed", "changed"),
     ("missing", "not carried over"),
@@ -59,29 +56,12 @@ def _group_of(option: str) -> str:
 
 
 def _line(option: str, setting: Setting) -> str:
-    return f"{option} = {literal(option, setting.value)}  {_comment(setting.comment)}"
+    return f"{assignment(option, setting.value, flags_by_name(TrainConfig))}  {_comment(setting.comment)}"
 
 
 def _comment(text: str) -> str:
     """Return a comment on one line, without characters that TOML does not take."""
     return f"# {printable(' '.join(text.split()))}"
-
-
-def literal(option: str, value: Any) -> str:
-    """Return a value as TOML has it; a number stays as it was written."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(literal(option, one) for one in value)}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    flag = flags_by_name(TrainConfig).get(option)
-    text = str(value)
-    if flag is not None and flag.kind is bool and text.lower() in ("true", "false"):
-        return text.lower()
-    is_text = flag is not None and flag.kind not in (int, float)
-    if not is_text and NUMBER.fullmatch(text):
-        return text
-    # A string of JSON is one of TOML, but for one character.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def report(found: Translation) -> str:

@@ -1,6 +1,5 @@
 """Turn a configuration of another tool into options of a training run."""
 
-import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -14,11 +13,35 @@ from dstrain.config.fields import flags_by_name
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import redacted
 
-from dstrain_tools.importing import files, samples, values
-from dstrain_tools.importing.context import Context, Model
+from dstrain_tools.importing.context import Context, Conversion, Model
+from dstrain_tools.importing.conversions import (
+    memory,
+    model_files,
+    network,
+    optimizer,
+    output as outputs,
+    plain,
+    previews,
+    schedule,
+    timesteps,
+    validation,
+)
+from dstrain_tools.importing.conversions.datasets import (
+    captions,
+    frames,
+    loss_weights,
+    pairs,
+    sizes,
+)
 from dstrain_tools.importing.entries import Entry, Outcome, Result, Source
 from dstrain_tools.importing.tables import Part, Rule, Table
 
+CONVERSIONS = (
+    *(memory, model_files, network, optimizer, outputs, plain, previews, schedule),
+    *(timesteps, validation),
+    *(captions, frames, loss_weights, pairs, sizes),
+)
+"""The modules whose functions tables name."""
 JOINED = {"fp8_models": ",", "offload_models": ",", "quant_options": ";"}
 """Options that several keys may add to -> what stands between."""
 SECRET = re.compile(r"(api_?key|password|secret|(^|_)token)$", re.IGNORECASE)
@@ -43,6 +66,9 @@ class Translation:
     """What a configuration is here."""
 
     title: str
+    """Name of the tool."""
+    family: str
+    """Name of the family of the model."""
     run: dict[str, Setting] = field(default_factory=dict)
     datasets: list[dict[str, Setting]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -63,23 +89,26 @@ class Translation:
                 rest = {k: v for k, v in one.result.options.items() if k != option}
                 result = Result(rest, one.result.note, reason)
                 self.outcomes[index] = Outcome(one.entry, result)
+        for key, own in list(self.defaults.items()):
+            if option in own:
+                del self.defaults[key]
+                place = f"{key}, a default of {self.title}"
+                rest = {k: v for k, v in own.items() if k != option}
+                result = Result(rest, lost=reason)
+                self.outcomes.append(Outcome(Entry(key, None, place), result))
         return found
 
 
-CONVERTED = ("option", "value", "context")
-"""The parameters of a conversion; other functions of the modules help those."""
-
-
 @cache
-def conversions() -> Mapping[str, values.Conversion]:
+def conversions() -> Mapping[str, Conversion]:
     """Return the conversions by the names that tables use."""
     return {
         name: one
-        for module in (values, files, samples)
-        for name, one in inspect.getmembers(module, inspect.isfunction)
+        for module in CONVERSIONS
+        for name, one in vars(module).items()
         if not name.startswith("_")
-        and one.__module__ == module.__name__
-        and tuple(inspect.signature(one).parameters) == CONVERTED
+        and callable(one)
+        and getattr(one, "__module__", "") == module.__name__
     }
 
 
@@ -90,7 +119,9 @@ def translate(
     given = {entry.key: entry for entry in source.run}
     tables: dict[Path, str] = {}
     context = Context(source, table, model, output, given, tables=tables)
-    found = Translation(table.title, outcomes=list(source.apart), tables=tables)
+    found = Translation(
+        table.title, model.family.name, outcomes=list(source.apart), tables=tables
+    )
     _place_model(found, source, model)
     for entry in source.run:
         found.outcomes.append(_run_outcome(entry, table, context, found))
@@ -119,7 +150,7 @@ def _place_trained(found: Translation, source: Source, context: Context) -> None
     """Train full weights where the tool trains no LoRA."""
     if not context.trains_lora and source.tool != "diffsynth":
         what = f"{found.title} trains full weights without a LoRA"
-        name = context.model.family.default_trainable
+        name = model_files.denoiser(context)
         found.run["trainable_models"] = Setting(name, what)
 
 

@@ -12,9 +12,10 @@ import torch
 import transformers
 from dstrain.errors import StateError, UsageError
 from dstrain.models.quantization.linear import StoredLinear
+from dstrain.models.quantization.methods import METHODS
 from dstrain_tools.captioning.captioner import PROMPT, Captioner, load_captioner
 from dstrain_tools.captioning.model_files import find_model
-from dstrain_tools.captioning.options import CaptionOptions
+from dstrain_tools.captioning.options import QUANTIZE_CHOICES, CaptionOptions
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -164,6 +165,10 @@ def test_tokens_are_drawn_only_where_that_is_asked_for(
     assert drawn.write([images[:1]], ["a"]) == texts[:1]
     other = captioner(folder, temperature=2.0, seed=1)
     assert other.write([images[:1]], ["a"]) != texts[:1]
+
+
+def test_the_methods_that_are_offered_are_methods_of_dstrain() -> None:
+    assert set(QUANTIZE_CHOICES) <= METHODS.keys()
 
 
 def test_the_language_model_is_quantized_and_what_reads_images_is_not(

@@ -7,6 +7,8 @@ from typing import Any
 from dstrain_tools.importing.context import Context, truth
 from dstrain_tools.importing.entries import Result
 
+HIGH_NOISE, LOW_NOISE = "dit", "dit2"
+"""The components of the two experts of Wan 2.2."""
 HIGH_NOISE_END = 800
 """The timesteps of both published experts of Wan 2.2 meet above it: at 875 and 900."""
 
@@ -22,15 +24,37 @@ def names_model(option: str, value: Any, context: Context) -> Result:
     return Result({option: model.model_id}, note)
 
 
+def denoiser(context: Context) -> str:
+    """Return the component that is trained; of two experts, the one that the timesteps,
+    the switches or the name of its file tell, else that of high noise.
+    """
+    model = context.model
+    if not model.has_experts:
+        return model.family.default_trainable
+    if context.value("min_timestep") or context.value("max_timestep"):
+        least = float(context.value("min_timestep") or 0)
+        return HIGH_NOISE if least >= HIGH_NOISE_END else LOW_NOISE
+    only_low = context.is_on("model.model_kwargs.train_low_noise")
+    only_low = only_low and not context.is_on("model.model_kwargs.train_high_noise")
+    is_named_low = "low" in Path(str(context.value("dit", ""))).name.lower()
+    only_low = only_low or (is_named_low and not context.value("dit_high_noise"))
+    return LOW_NOISE if only_low else HIGH_NOISE
+
+
 def model_file(option: str, value: Any, context: Context) -> Result:
     """Name a file of weights, if it is here: dstrain tells its component by its keys."""
     path = Path(str(value))
+    is_expert = context.model.has_experts and context.key == "dit"
+    expert = {}
+    if is_expert and context.trains_lora:
+        expert["lora_base_model"] = denoiser(context)
     if not path.is_file():
         what = f"{path} is not here: the published file is used"
-        return Result(lost=f"{what}; give yours with --model_paths")
-    if context.model.has_experts and context.key == "dit":
+        return Result(expert, lost=f"{what}; give yours with --model_paths")
+    if is_expert:
         what = "the two experts' files have the same keys"
-        return Result(lost=f"{what}: docs/guide/model-files.md says how to name them")
+        advice = "docs/guide/model-files.md says how to name them"
+        return Result(expert, lost=f"{what}: {advice}")
     files = [str(path)]
     # Weights in parts are named by the first of them.
     if "-00001-of-" in path.name:
@@ -43,8 +67,11 @@ def model_file(option: str, value: Any, context: Context) -> Result:
 
 def high_noise_file(option: str, value: Any, context: Context) -> Result:
     """Do not name the second expert's file: a run trains one expert."""
+    other = LOW_NOISE if denoiser(context) == HIGH_NOISE else HIGH_NOISE
     what = "a run trains one expert"
-    advice = "make another run with --lora_base_model dit2: docs/guide/families/wan.md"
+    advice = (
+        f"make another run with --lora_base_model {other}: docs/guide/families/wan.md"
+    )
     return Result(lost=f"{what}; {advice}")
 
 
@@ -57,10 +84,8 @@ def expert_range(option: str, value: Any, context: Context) -> Result:
         return Result(
             lost=f"{what} as fractions of the schedule, where 0 is the noisiest"
         )
-    least = float(context.value("min_timestep", 0) or 0)
-    component = "dit" if least >= HIGH_NOISE_END else "dit2"
     note = "an expert draws the timesteps that it is published for"
-    return Result({option: component}, note)
+    return Result({option: denoiser(context)}, note)
 
 
 def boundary(option: str, value: Any, context: Context) -> Result:
@@ -74,8 +99,8 @@ def high_noise(option: str, value: Any, context: Context) -> Result:
         return Result(note="is off")
     if context.is_on("model.model_kwargs.train_low_noise"):
         note = "a run trains one expert; this one that of high noise"
-        return Result({option: "dit"}, note)
-    return Result({option: "dit"})
+        return Result({option: HIGH_NOISE}, note)
+    return Result({option: HIGH_NOISE})
 
 
 def low_noise(option: str, value: Any, context: Context) -> Result:
@@ -85,7 +110,7 @@ def low_noise(option: str, value: Any, context: Context) -> Result:
     if context.is_on("model.model_kwargs.train_high_noise"):
         advice = "run the same file again with --lora_base_model dit2 and another --output_path"
         return Result(lost=f"a run trains one expert; {advice}")
-    return Result({option: "dit2"})
+    return Result({option: LOW_NOISE})
 
 
 def quantized_denoiser(option: str, value: Any, context: Context) -> Result:
@@ -94,7 +119,7 @@ def quantized_denoiser(option: str, value: Any, context: Context) -> Result:
         return Result(note="is off")
     if not context.trains_lora:
         return Result(lost="weights that are trained in full are not quantized")
-    return Result({option: context.model.family.default_trainable})
+    return Result({option: denoiser(context)})
 
 
 def quantized_encoder(option: str, value: Any, context: Context) -> Result:
@@ -108,9 +133,8 @@ def quantize(option: str, value: Any, context: Context) -> Result:
     """Quantize the denoiser."""
     if not truth(value):
         return Result(note="is off")
-    name = context.model.family.default_trainable
     kind = str(context.value("model.qtype", "qfloat8"))
-    return _quantized(option, name, kind)
+    return _quantized(option, denoiser(context), kind)
 
 
 def quantize_encoder(option: str, value: Any, context: Context) -> Result:

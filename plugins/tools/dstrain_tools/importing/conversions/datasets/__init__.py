@@ -1,0 +1,1 @@
+"""What becomes of the keys of a dataset."""

@@ -1,0 +1,39 @@
+"""Conversions that do not look at what a value is of."""
+
+from pathlib import Path
+from typing import Any
+
+from dstrain_tools.importing.context import Context, truth
+from dstrain_tools.importing.entries import Result
+
+
+def as_it_is(option: str, value: Any, context: Context) -> Result:
+    """Carry a value over."""
+    if value is None or value == "":
+        return Result(note="is empty")
+    if isinstance(value, bool) and not value:
+        return Result(note="is off, as here without the flag")
+    if str(value).lower() == "false":
+        return Result(note="is off, as here without the flag")
+    return Result({option: value})
+
+
+def switch(option: str, value: Any, context: Context) -> Result:
+    """Switch on or off what some families have on by default, and others off."""
+    return Result({option: truth(value)})
+
+
+def same_name(option: str, value: Any, context: Context) -> Result:
+    """Carry a flag over that is the same here."""
+    if isinstance(value, list):
+        return Result({option: value})
+    return as_it_is(option, value, context)
+
+
+def other_file(option: str, value: Any, context: Context) -> Result:
+    """Name a file, such as a LoRA, that the run starts from."""
+    if not value:
+        return Result(note="is empty")
+    if not Path(str(value)).is_file():
+        return Result(lost=f"{value} is not here; give it with --{option}")
+    return Result({option: value})

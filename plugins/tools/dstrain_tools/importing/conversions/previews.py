@@ -1,0 +1,121 @@
+"""Conversions of the images and videos that are generated during a run."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dstrain_tools.importing.context import Context, as_list
+from dstrain_tools.importing.entries import Result
+from dstrain_tools.importing.reading.data_files import read_data
+
+SETTINGS = "seeds, sizes, guidance, steps and images of previews have no options; `dstrain generate` has them"
+SAMPLER = "previews are made by the sampler of the model"
+OWN_SAMPLER = "flowmatch"
+"""The sampler of ai-toolkit that is the models' own."""
+PROMPTS = ("sample_prompts", "sample.prompts", "sample.samples")
+TRIGGER = "[trigger]"
+"""What stands in prompts of ai-toolkit for its trigger word."""
+
+
+def preview_setting(option: str, value: Any, context: Context) -> Result:
+    """Say that previews have no settings, where a configuration makes some."""
+    reason = _without_previews(context)
+    if reason or value in (None, "", False):
+        return Result(note=reason or "is off")
+    if context.key != "sample.sampler":
+        return Result(lost=SETTINGS)
+    return Result(note=SAMPLER) if value == OWN_SAMPLER else Result(lost=SAMPLER)
+
+
+def preview_steps(option: str, value: Any, context: Context) -> Result:
+    """Count the steps between previews, where there are any."""
+    reason = _without_previews(context)
+    if reason or not int(value or 0):
+        return Result(note=reason or "is off")
+    return Result({option: value})
+
+
+def preview_epochs(option: str, value: Any, context: Context) -> Result:
+    """Make previews whenever weights are saved: by default, after each epoch."""
+    reason = _without_previews(context)
+    if reason or int(value or 0) <= 1:
+        return Result(note=reason or "previews are made whenever weights are saved")
+    return Result(
+        lost="previews are made whenever weights are saved, or every --preview_steps N steps"
+    )
+
+
+def prompts(option: str, value: Any, context: Context) -> Result:
+    """Give the prompts of previews, without what stands behind them."""
+    if reason := _without_previews(context):
+        return Result(note=reason)
+    rows = [one if isinstance(one, dict) else {"prompt": one} for one in as_list(value)]
+    entries = [context.given.get("trigger_word")]
+    entries += [one for own in context.source.datasets for one in own]
+    words = [one.value for one in entries if one and one.key == "trigger_word"]
+    return _previews(option, rows, str(words[0] if words else TRIGGER))
+
+
+def prompt_file(option: str, value: Any, context: Context) -> Result:
+    """Give the prompts of a file, without what stands behind them."""
+    path = Path(str(value))
+    places = [path, *(file.parent / path for file in context.source.files)]
+    found = [place for place in places if place.is_file()]
+    if not found:
+        return Result(
+            lost=f"{path} is not here; give each prompt with --preview_prompt TEXT"
+        )
+    if found[0].suffix in (".toml", ".json"):
+        return _previews(option, _prompts_of_table(found[0]))
+    lines = found[0].read_text("utf-8-sig").splitlines()
+    rows = [{"prompt": one} for one in lines if one[:1] != "#"]
+    return _previews(option, rows)
+
+
+def _without_previews(context: Context) -> str:
+    """Return why a configuration makes no previews; '' if it does."""
+    if context.is_on("train.disable_sampling"):
+        return "previews are switched off"
+    if not any(context.value(key) for key in PROMPTS):
+        return "there are no prompts to make previews of"
+    return ""
+
+
+def _prompts_of_table(path: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of a file of prompts, with what holds for all of them."""
+    if path.suffix == ".json":
+        rows: Sequence[Mapping[str, Any]] = json.loads(path.read_text("utf-8"))
+        return rows
+    data = read_data(path).get("prompt", {})
+    if not isinstance(data, dict):
+        rows = data
+        return rows
+    shared = {key: value for key, value in data.items() if key != "subset"}
+    return [{**shared, **row} for row in data.get("subset", [{}])]
+
+
+def _previews(
+    option: str, rows: Sequence[Mapping[str, Any]], word: str = TRIGGER
+) -> Result:
+    """Return prompts without their settings, which have no counterpart.
+
+    Args:
+        option: The option of prompts.
+        rows: Each with its `prompt`, and perhaps settings.
+        word: What stands for `[trigger]`.
+    """
+    found = []
+    has_settings = False
+    for row in rows:
+        # Settings may follow a prompt: `a dog --w 512 --s 20`.
+        text, *settings = re.split(
+            r"(?:^|\s+)--(?=[a-z])", str(row.get("prompt") or ""), maxsplit=1
+        )
+        if text.strip():
+            found.append(text.strip().replace(TRIGGER, word))
+            has_settings = has_settings or bool(settings) or len(row) > 1
+    if not found:
+        return Result(note="has no prompts")
+    return Result({option: found}, lost=SETTINGS if has_settings else "")
