@@ -44,6 +44,8 @@ logger = get_logger(__name__)
 
 RECIPE = "dstrain.recipe"
 """Key of `Context.meta` for the recipe that options are from."""
+EXTRA = "extra_inputs"
+"""The option of what a dataset must have beyond what is always read."""
 
 
 class FamilyCommand(Command):
@@ -240,6 +242,9 @@ class FamilyCommand(Command):
             for param in self.get_params(ctx):
                 if error.where == param.opts[0]:
                     error.where = place(param, ctx)
+            if recipe is not None and error.where == f"recipe {recipe.name}:{EXTRA}":
+                # The dataset lacks a column that only such a dataset has.
+                error.what += f"; the recipe is for {recipe.data}"
             raise
 
     def format_options(

@@ -13,6 +13,7 @@ from dstrain.cli.recipes import as_toml, find_recipe
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import as_flags
 from dstrain.registry.discovery import load_family
+from PIL import Image
 
 PLACES = ("--dataset_base_path", "photos", "--output_path", "out")
 NAME = "wan-character-24gb"
@@ -153,6 +154,18 @@ def test_a_word_that_is_no_command_is_answered_with_one_that_works(
     advice = f"no command named {word!r}\n  did you mean: dstrain {command}\n"
     assert capsys.readouterr().err.endswith(advice)
     assert main(command.split()) == 0
+
+
+def test_a_dataset_of_another_kind_is_answered_with_the_recipes_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("photos").mkdir()
+    Image.new("RGB", (64, 64)).save("photos/a.png")
+    Path("photos/a.txt").write_text("a dog")
+    assert main(["--recipe", "flux-edit-24gb", "--toy", *PLACES]) == 2
+    said = capsys.readouterr().err.splitlines()[-4:]
+    assert "edit-24gb:extra_inputs: no column of photos gives input" in said[0]
+    assert said[0].endswith(find_recipe("flux-edit-24gb").data)
 
 
 def test_full_training_is_answered_with_the_command_that_does_it(
