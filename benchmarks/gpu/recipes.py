@@ -2,18 +2,22 @@
 from shapes, and the table of docs/guide/recipes.md.
 
     python -m benchmarks.gpu.recipes          writes the files
+    python -m benchmarks.gpu.recipes wan-style flux-edit
+                                              writes the files anew for these goals alone
     python -m benchmarks.gpu.recipes check    exit status 1 where one differs
     python -m benchmarks.gpu.recipes table    prints the table that the files make
 """
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from dstrain.config.sizes import as_size, parse_size
+from dstrain.errors import nearest
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.recipes import (
@@ -76,16 +80,27 @@ def place(family: ModelFamily) -> Path:
     return Path(str(files(package) / folder / CARDS))
 
 
-def page(family: ModelFamily) -> str:
-    """Return the text of a family's file of cards."""
+def stem(goal: Goal) -> str:
+    """Return the name of a goal's recipes without the card."""
+    return f"{name_part(goal.family)}-{goal.key}"
+
+
+def page(family: ModelFamily, wanted: Collection[str] = ()) -> str:
+    """Return the text of a family's file of cards, in which goals that are not wanted
+    stay as the file has them; all are computed if none is named.
+    """
+    written = tomllib.loads(place(family).read_text()) if wanted else {}
     lines = [HEAD]
     for goal in goals_of(family):
-        for card, one in computed(goal).items():
+        is_computed = not wanted or stem(goal) in wanted
+        cards = computed(goal) if is_computed else written.get(goal.key, {})
+        for card, one in cards.items():
             key = goal.key if "." not in goal.key else json.dumps(goal.key)
             lines.append(f"[{key}.{card}]")
             lines += [f"{name} = {_toml(value)}" for name, value in one.items()]
             lines.append("")
-            print(family.name, goal.key, card, one["peaks"], file=sys.stderr)
+            if is_computed:
+                print(family.name, goal.key, card, one["peaks"], file=sys.stderr)
     return "\n".join(lines)
 
 
@@ -106,9 +121,8 @@ def table() -> Iterator[str]:
         family = load_family(name)
         recipes = {recipe.name: recipe for recipe in recipes_of(family)}
         for goal in goals_of(family):
-            stem = f"{name_part(name)}-{goal.key}-"
-            cells = [_cell(recipes.get(stem + card)) for card in cards]
-            yield f"| `{stem}`CARD | {goal.title} | {' | '.join(cells)} |"
+            cells = [_cell(recipes.get(f"{stem(goal)}-{card}")) for card in cards]
+            yield f"| `{stem(goal)}-`CARD | {goal.title} | {' | '.join(cells)} |"
 
 
 def _cell(recipe: Recipe | None) -> str:
@@ -128,7 +142,7 @@ def differing() -> Iterator[Path]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Write the files, or with "check" compare them."""
+    """Write the files, or those of the goals that are named; with "check" compare them."""
     if "check" in words:
         wrong = list(differing())
         for path in wrong:
@@ -137,9 +151,15 @@ def main(words: Sequence[str]) -> int:
     if "table" in words:
         print("\n".join(table()))
         return 0
-    for name in FAMILIES:
-        family = load_family(name)
-        place(family).write_text(page(family))
+    families = [load_family(name) for name in FAMILIES]
+    known = {stem(goal): family for family in families for goal in goals_of(family)}
+    for word in words:
+        if word not in known:
+            print(f"no goal {word!r}{nearest(word, known)}", file=sys.stderr)
+            return 2
+    for family in families:
+        if not words or family in [known[word] for word in words]:
+            place(family).write_text(page(family, words))
     return 0
 
 

@@ -18,8 +18,8 @@ from torch import nn
 from tests.unit.runs.memory.test_activations import saved_bytes, saved_in_blocks
 
 EVERYDAY = {
-    "flux": ("dev", "kontext"),
-    "qwen_image": ("base", "edit-2509"),
+    "flux": ("kontext",),
+    "qwen_image": ("edit-2509",),
     "wan": ("i2v", "i2v-a14b", "ti2v-5b"),
 }
 """Variants that together have every mechanism; the others are left to `make conformance`."""

@@ -106,7 +106,8 @@ def _no_such_option(error: click.NoSuchOption) -> UsageError:
     if error.ctx is not None:
         for param in error.ctx.command.get_params(error.ctx):
             known += param.opts
-    if "--model" in known and error.ctx is not None:
+    takes_family_flags = "--model_id" in known
+    if takes_family_flags and error.ctx is not None:
         family: ModelFamily | None = error.ctx.meta.get(FAMILY)
         owners = _families_with(error.option_name.lstrip("-").replace("-", "_"))
         if owners and family is None:
@@ -117,7 +118,7 @@ def _no_such_option(error: click.NoSuchOption) -> UsageError:
             return UsageError(error.option_name, what)
     what, *lines = no_such(error.option_name, known)
     is_misspelt = get_close_matches(error.option_name, known, cutoff=0.8)
-    may_be_a_familys = "--model" in known and error.ctx and not error.ctx.meta
+    may_be_a_familys = takes_family_flags and error.ctx and not error.ctx.meta
     if may_be_a_familys and not lines and not is_misspelt:
         lines = ["a family's own flags need --model or --model_id"]
     return UsageError(error.option_name, what, *lines)

@@ -28,7 +28,7 @@ from dstrain.cli.help import (
     show_brief,
     write_sections,
 )
-from dstrain.cli.recipes import find_recipe, recipe_option
+from dstrain.cli.recipes import find_recipe, recipe_option, refuse_full_training
 from dstrain.cli.unsupported import unused_variables
 from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.fields import Group, flags
@@ -38,11 +38,14 @@ from dstrain.config.serialize import read_resolved
 from dstrain.console import get_logger, number_of, status
 from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily, Option
+from dstrain.registry.recipes import Recipe
 
 logger = get_logger(__name__)
 
 RECIPE = "dstrain.recipe"
-"""Key of `Context.meta` for the name of the recipe that options are from."""
+"""Key of `Context.meta` for the recipe that options are from."""
+EXTRA = "extra_inputs"
+"""The option of what a dataset must have beyond what is always read."""
 
 
 class FamilyCommand(Command):
@@ -167,7 +170,7 @@ class FamilyCommand(Command):
             name = values.get("recipe")
         recipe = find_recipe(str(name), disabled) if name is not None else None
         if recipe is not None:
-            ctx.meta[RECIPE] = recipe.name
+            ctx.meta[RECIPE] = recipe
             model = model or recipe.family
             if model != recipe.family:
                 what = f"is {model}, but recipe {recipe.name} is for {recipe.family}"
@@ -211,6 +214,7 @@ class FamilyCommand(Command):
         from dstrain.distributed.signals import interrupt_on_signals
 
         family: ModelFamily = ctx.meta[FAMILY]
+        recipe: Recipe | None = ctx.meta.get(RECIPE)
         family_options = {}
         for option in self._family_options(family):
             value = ctx.params.pop(option.name)
@@ -220,7 +224,7 @@ class FamilyCommand(Command):
         ctx.params.pop("config")
         if issubclass(self.config, TrainConfig):
             ctx.params.pop("recipe")
-            values["recipe"] = ctx.meta.get(RECIPE, "")
+            values["recipe"] = recipe.name if recipe is not None else ""
         config = self.config(
             **values,
             family_options=family_options,
@@ -230,12 +234,17 @@ class FamilyCommand(Command):
             logger.info(line)
         try:
             _check_family(config, family)
+            if recipe is not None and isinstance(config, TrainConfig):
+                refuse_full_training(recipe, config)
             with interrupt_on_signals():
                 self.body(config, **ctx.params)
         except UsageError as error:
             for param in self.get_params(ctx):
                 if error.where == param.opts[0]:
                     error.where = place(param, ctx)
+            if recipe is not None and error.where == f"recipe {recipe.name}:{EXTRA}":
+                # The dataset lacks a column that only such a dataset has.
+                error.what += f"; the recipe is for {recipe.data}"
             raise
 
     def format_options(

@@ -4,8 +4,9 @@ imported when a command runs.
 
 import json
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from itertools import groupby
 from textwrap import wrap
 from types import MappingProxyType
@@ -15,9 +16,14 @@ import click
 
 from dstrain.cli.click_options import GroupedOption, shared_options
 from dstrain.cli.help import Command, Group
-from dstrain.config.fields import Flag, Group as OptionGroup, flags_by_name
+from dstrain.config.fields import (
+    Flag,
+    Group as OptionGroup,
+    flags_by_name,
+    split_commas,
+)
 from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import assignment
+from dstrain.config.serialize import assignment, command_line
 from dstrain.config.sizes import as_size
 from dstrain.console import as_table, get_logger
 from dstrain.errors import UsageError, nearest
@@ -40,6 +46,15 @@ WIDTH = 80
 """Columns of what is printed."""
 EXAMPLES = MappingProxyType({"dataset_base_path": "photos", "output_path": "out"})
 """Option that every user gives -> an example."""
+FULL_LEARNING_RATE = 1e-5
+"""The learning rate in advice on full training, as in docs/guide/troubleshooting.md."""
+TRIAL = "--max_steps 10"
+"""What makes a run of a recipe short."""
+EXAMPLE_CARD = "24GB"
+"""The card in examples of commands."""
+FIVE_CARDS = "12gb 16gb 24gb 48gb 80gb"
+"""The longest column of cards."""
+LISTS = "`dstrain recipes` lists all"
 
 
 def recipe_option() -> GroupedOption:
@@ -53,17 +68,48 @@ def recipe_option() -> GroupedOption:
     )
 
 
-def find_recipe(name: str, disabled_plugins: Collection[str] = ()) -> Recipe:
+def find_recipe(
+    name: str, disabled_plugins: Collection[str] = (), where: str = "--recipe"
+) -> Recipe:
     """Return the recipe of a name; of the families, only the one that the name begins
     with is imported. Raises UsageError that names the nearest.
+
+    where: what the name was given to.
     """
     from dstrain.registry.discovery import installed, load_family
 
     typed = name.lower().replace("_", "-")
     for plugin in installed(disabled_plugins):
         if typed.startswith(f"{name_part(plugin.name)}-"):
-            return named(name, recipes_of(load_family(plugin.name, disabled_plugins)))
-    return named(name, _all_recipes(disabled_plugins))
+            family = load_family(plugin.name, disabled_plugins)
+            return named(name, recipes_of(family), where)
+    return named(name, _all_recipes(disabled_plugins), where)
+
+
+def refuse_full_training(recipe: Recipe, config: TrainConfig) -> None:
+    """Refuse to train in full what a recipe adds LoRA to: its values, its flags about
+    memory and its peaks are for LoRA. Raises UsageError with the command without them.
+    """
+    component = config.lora_base_model
+    trained = {name.partition(".")[0] for name in split_commas(config.trainable_models)}
+    if component not in trained or component != recipe.options.get("lora_base_model"):
+        return
+    known = flags_by_name(TrainConfig)
+    left_out = {
+        one.option: known[one.option].default
+        for one in recipe.settings
+        if one.option in known
+        and (one.source == COMPUTED or known[one.option].group == "LoRA")
+    }
+    if config.learning_rate == recipe.options.get("learning_rate"):
+        left_out["learning_rate"] = FULL_LEARNING_RATE
+    command = command_line(config, **left_out)
+    raise UsageError(
+        "--trainable_models",
+        f"trains {component} in full, but recipe {recipe.name} is for LoRA on it, and so are its peaks",
+        f"for full training without the recipe: {command}",
+        "it takes far more memory: with --dry_run as well, the command says how much",
+    )
 
 
 def recipes(
@@ -92,7 +138,15 @@ def recipes(
     )
     goals = sorted({one.goal for one in every})
     if goal is not None and goal not in goals:
-        what = f"no recipe is for {goal!r}; goals: {', '.join(goals) or 'none'}"
+        of_family = f" of {model}" if model is not None else ""
+        what = (
+            f"no recipe{of_family} is for {goal!r}; goals: {', '.join(goals) or 'none'}"
+        )
+        others = _all_recipes(disabled_plugins) if model is not None else []
+        if any(one.goal == goal for one in others):
+            raise UsageError(
+                "--goal", what, f"other families: dstrain recipes --goal {goal}"
+            )
         raise UsageError("--goal", what + nearest(goal, goals))
     found = select(every, goal, card)
     if every and not found:
@@ -101,21 +155,61 @@ def recipes(
         raise UsageError("--card", what)
     if as_json:
         click.echo(json.dumps([as_data(one) for one in found], indent=2))
+    elif not found:
+        click.echo(
+            "no installed family has recipes"
+            if model is None
+            else f"{model} has no recipes"
+        )
     elif card is not None:
         click.echo(_fitting(found))
     else:
         click.echo("\n".join(_by_goal(found)))
 
 
-def show(name: str, as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
+def show(name: str | None, as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
     """Print a recipe as a TOML file for --config."""
     from dstrain.registry.discovery import load_family
 
-    recipe = find_recipe(name, disabled_plugins)
+    if name is None:
+        what = "needs the name of a recipe; `dstrain recipes` lists them"
+        raise UsageError("recipes show", what)
+    recipe = find_recipe(name, disabled_plugins, "recipes show")
     if as_json:
         click.echo(json.dumps(as_data(recipe), indent=2))
     else:
         click.echo(as_toml(recipe, load_family(recipe.family, disabled_plugins)))
+
+
+class RecipesGroup(Group):
+    """The command `dstrain recipes`, which says what is meant by a word that is no command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; raise UsageError for another word, such as a family."""
+        if args[0] in self.commands or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        what = f"no command named {args[0]!r}"
+        raise UsageError(
+            "recipes", what, _meant(args[0], ctx.params["disabled_plugins"])
+        )
+
+
+def _meant(word: str, disabled_plugins: Collection[str]) -> str:
+    """Return the command that lists or shows what a word names."""
+    every = _all_recipes(disabled_plugins)
+    typed = word.lower().replace("_", "-")
+    commands = {"list": "dstrain recipes", "ls": "dstrain recipes"}
+    for one in every:
+        commands[one.name] = f"dstrain recipes show {one.name}"
+        commands[name_part(one.family)] = f"dstrain recipes --model {one.family}"
+        commands[one.goal] = f"dstrain recipes --goal {one.goal}"
+        commands[one.card.lower()] = f"dstrain recipes --card {one.card}"
+    close = get_close_matches(typed, commands, 1)
+    if close:
+        return f"did you mean: {commands[close[0]]}"
+    return f"{LISTS}; `dstrain recipes --help` says how to list fewer"
 
 
 def recipes_group() -> click.Group:
@@ -137,12 +231,13 @@ def recipes_group() -> click.Group:
         callback=show,
         help=show.__doc__,
         params=[
-            click.Argument(["name"], metavar="NAME"),
+            # What is required is said in `show`, with what lists the names.
+            click.Argument(["name"], metavar="NAME", required=False),
             as_json,
             *shared_options(),
         ],
     )
-    return Group(
+    return RecipesGroup(
         "recipes",
         commands=(one,),
         invoke_without_command=True,
@@ -168,33 +263,48 @@ def _all_recipes(disabled_plugins: Collection[str]) -> list[Recipe]:
     return found
 
 
-def _by_goal(found: Iterable[Recipe]) -> Iterator[str]:
-    """Yield lines for each thing to train, with the names of its recipes by card."""
+def _by_goal(found: Sequence[Recipe]) -> Iterator[str]:
+    """Yield lines for each thing to train, with the cards of its recipes."""
     groups = groupby(found, key=lambda one: one.name.removesuffix(one.card.lower()))
-    for stem, cards in groups:
-        several = list(cards)
-        yield f"{several[0].family} {several[0].goal}: {several[0].title}"
-        names = "  ".join(f"{stem}{one.card.lower()}" for one in several)
-        yield from _lines(names, "    ")
+    for stem, of_stem in groups:
+        several = list(of_stem)
+        cards = " ".join(one.card.lower() for one in several)
+        yield f"{stem}CARD".ljust(WIDTH - len(FIVE_CARDS)) + cards
+        yield from _lines(several[0].title, "    ")
+    example = next((one for one in found if one.card == EXAMPLE_CARD), found[0])
+    size = example.card.removesuffix("GB")
     yield ""
-    yield "`dstrain recipes --card 24GB` shows those for a card with their peaks,"
-    yield "`dstrain recipes show NAME` one of them, and this trains with it:"
-    yield f"    dstrain train --recipe NAME {_needed_flags()}"
+    yield from _lines(
+        f"CARD is the memory of your card: {example.name} is for one of {size} GB.", ""
+    )
+    yield "To list those for a card, with the memory that they take, or some of all:"
+    yield f"    dstrain recipes --card {example.card}"
+    yield f"    dstrain recipes --model {example.family} --goal {example.goal}"
+    yield from _next_commands(example)
+
+
+def _next_commands(example: Recipe) -> Iterator[str]:
+    yield "To read one, and to train with it:"
+    yield f"    dstrain recipes show {example.name}"
+    yield f"    dstrain train --recipe {example.name} \\"
+    yield f"        {_needed_flags()}"
 
 
 def _fitting(found: Sequence[Recipe]) -> str:
     """Return a table of recipes with their peaks."""
     rows = [(one.name, max(one.peaks, key=_gib), one.ram) for one in found]
-    lines = as_table(("recipe", "peak", "weights in RAM"), rows)
-    return f"{lines}\n\npeaks are computed, not measured; `dstrain recipes show NAME` prints a recipe"
+    table = as_table(("recipe", "peak", "weights in RAM"), rows)
+    lines = (table, "", "Peaks are computed, not measured.", *_next_commands(found[0]))
+    return "\n".join(lines)
 
 
 def _gib(size: str) -> float:
     return float(size.split()[0])
 
 
-def _needed_flags() -> str:
-    return " ".join(f"--{name} {EXAMPLES[name]}" for name in NEEDED)
+def _needed_flags(output_path: str = EXAMPLES["output_path"]) -> str:
+    given = {**EXAMPLES, "output_path": output_path}
+    return " ".join(f"--{name} {given[name]}" for name in NEEDED)
 
 
 def as_data(recipe: Recipe) -> dict[str, Any]:
@@ -247,9 +357,16 @@ def _head(recipe: Recipe, numbers: dict[str, int]) -> Iterator[str]:
     yield from _comment("Save this as a file, change what you like, and run:")
     yield "#     dstrain train --config FILE.toml \\"
     yield f"#         {_needed_flags()}"
+    command = shlex.join(["dstrain", "train", "--recipe", recipe.name])
     yield from _comment("Unchanged, it is the same as:")
-    yield f"#     {shlex.join(['dstrain', 'train', '--recipe', recipe.name])} \\"
+    yield f"#     {command} \\"
     yield f"#         {_needed_flags()}"
+    yield from _comment(
+        "For a try, ten steps with a tiny model that is made on the spot, in seconds "
+        "and without a download; then, without --toy, ten steps with the real one:"
+    )
+    yield f"#     {command} {TRIAL} --toy \\"
+    yield f"#         {_needed_flags('try')}"
     yield "#"
     first, second = recipe.peaks
     ram = f", and {recipe.ram} of weights in RAM" if recipe.ram else ""

@@ -249,9 +249,11 @@ def select(
     return list(best.values())
 
 
-def named(name: str, recipes: Iterable[Recipe]) -> Recipe:
+def named(name: str, recipes: Iterable[Recipe], where: str = "--recipe") -> Recipe:
     """Return the recipe of a name, in which '_' and capitals do not count; raises
     UsageError that names the nearest, or each card if the name lacks it.
+
+    where: what the name was given to.
     """
     by_name = {one.name: one for one in recipes}
     typed = name.lower().replace("_", "-")
@@ -260,7 +262,7 @@ def named(name: str, recipes: Iterable[Recipe]) -> Recipe:
         cards = [one for one in by_name if one.rpartition("-")[0] == typed]
         hint = f"; it lacks its card: {', '.join(cards)}" if cards else ""
         what = f"no recipe named {name!r}{hint or nearest(name, by_name)}"
-        raise UsageError("--recipe", what, "`dstrain recipes` lists them")
+        raise UsageError(where, what, "`dstrain recipes` lists them")
     return found
 
 

@@ -3,6 +3,7 @@ line take precedence over.
 """
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from dstrain.cli.recipes import as_toml, find_recipe
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import as_flags
 from dstrain.registry.discovery import load_family
+from PIL import Image
 
 PLACES = ("--dataset_base_path", "photos", "--output_path", "out")
 NAME = "wan-character-24gb"
@@ -91,8 +93,8 @@ def test_a_written_configuration_repeats_the_run_without_the_recipe(
             "--model: is flux, but recipe wan-character-24gb is for wan",
         ),
         (
-            ("--recipe", NAME, "--trainable_models", "dit"),
-            "recipe wan-character-24gb:lora_base_model: dit is also in --trainable_models",
+            ("--recipe", NAME, "--trainable_models", "vae,dit.blocks"),
+            "--trainable_models: trains dit in full, but recipe wan-character-24gb is for LoRA on it",
         ),
         (
             ("recipes", "show", "qwen-image-stile-24gb"),
@@ -105,8 +107,17 @@ def test_a_written_configuration_repeats_the_run_without_the_recipe(
         ),
         (
             ("recipes", "--model", "flux", "--goal", "stile"),
-            "--goal: no recipe is for 'stile'; goals: character, edit, style; did you mean 'style'?",
+            "--goal: no recipe of flux is for 'stile'; goals: character, edit, style; did you mean 'style'?",
         ),
+        (
+            ("recipes", "--model", "wan", "--goal", "edit"),
+            "no recipe of wan is for 'edit'; goals: character, motion, style\n"
+            "  other families: dstrain recipes --goal edit",
+        ),
+        (("recipes", "--family", "wan"), "no such option\n  use --model"),
+        (("recipes", "--tokenizer_path"), "--tokenizer_path: no such option\n"),
+        (("recipes", "show"), "needs the name of a recipe; `dstrain recipes` lists"),
+        (("recipes", "show", "wan"), "recipes show: no recipe named 'wan'"),
         (
             ("recipes", "--card", "24GB", "show", NAME),
             "--card: has no effect here",
@@ -124,6 +135,54 @@ def test_what_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("word", "command"),
+    [
+        ("wan", "recipes --model wan"),
+        ("qwen-image", "recipes --model qwen_image"),
+        ("stile", "recipes --goal style"),
+        ("24GB", "recipes --card 24GB"),
+        ("list", "recipes"),
+        (NAME, f"recipes show {NAME}"),
+        ("wan_caracter-24gb", f"recipes show {NAME}"),
+    ],
+)
+def test_a_word_that_is_no_command_is_answered_with_one_that_works(
+    word: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipes", word]) == 2
+    advice = f"no command named {word!r}\n  did you mean: dstrain {command}\n"
+    assert capsys.readouterr().err.endswith(advice)
+    assert main(command.split()) == 0
+
+
+def test_a_dataset_of_another_kind_is_answered_with_the_recipes_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("photos").mkdir()
+    Image.new("RGB", (64, 64)).save("photos/a.png")
+    Path("photos/a.txt").write_text("a dog")
+    assert main(["--recipe", "flux-edit-24gb", "--toy", *PLACES]) == 2
+    said = capsys.readouterr().err.splitlines()[-4:]
+    assert "edit-24gb:extra_inputs: no column of photos gives input" in said[0]
+    assert said[0].endswith(find_recipe("flux-edit-24gb").data)
+
+
+def test_full_training_is_answered_with_the_command_that_does_it(
+    runs: list[TrainConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--recipe", NAME, *PLACES, "--trainable_models", "dit", "--seed", "7")
+    assert main(given) == 2
+    command = capsys.readouterr().err.partition("without the recipe: ")[2]
+    assert main(shlex.split(command.splitlines()[0])[1:]) == 0
+    config = runs[0]
+    assert (config.trainable_models, config.lora_base_model) == ("dit", None)
+    assert (config.quant_options, config.blocks_to_swap) == (None, None)
+    assert (config.model_id, config.variant) == ("Wan-AI/Wan2.1-T2V-14B", "t2v")
+    assert (config.num_frames, config.seed, config.max_steps) == (1, 7, 2000)
+    assert (config.learning_rate, config.recipe) == (1e-5, "")
+
+
 def test_a_file_of_another_command_has_no_recipe(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -137,10 +196,36 @@ def test_the_list_has_every_family_and_goal(
 ) -> None:
     assert main(["recipes"]) == 0
     said = capsys.readouterr().out
-    assert "flux style: " in said
-    assert "wan-i2v-motion-24gb" in said.split()
-    assert "qwen-image-edit-2509-24gb" in said.split()
+    lines = [line.split() for line in said.splitlines()]
+    cards = ["12gb", "16gb", "24gb", "48gb", "80gb"]
+    assert ["flux-style-CARD", *cards] in lines
+    assert ["wan-i2v-motion-CARD", *cards] in lines
+    assert ["qwen-image-edit-2509-CARD", *cards] in lines
     assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("narrowed", [(), ("--goal", "motion"), ("--card", "48GB")])
+def test_a_list_ends_with_commands_that_work(
+    narrowed: tuple[str, ...],
+    runs: list[TrainConfig],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes", *narrowed]) == 0
+    said = capsys.readouterr().out.replace("\\\n", "")
+    commands = [line.split() for line in said.splitlines() if "    dstrain" in line]
+    assert ["dstrain", "recipes", "show"] in [command[:3] for command in commands]
+    for command in commands:
+        assert main(command[1:]) == 0
+    (config,) = runs
+    assert config.recipe in {command[-1] for command in commands}
+
+
+def test_without_recipes_the_list_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    families = [f"no:{name}" for name in ("flux", "qwen_image", "wan")]
+    disabled = [word for name in families for word in ("-p", name)]
+    for narrowed in ([], ["--card", "24GB"]):
+        assert main(["recipes", *narrowed, *disabled]) == 0
+        assert capsys.readouterr().out == "no installed family has recipes\n"
 
 
 def test_a_card_has_the_recipe_of_each_goal_that_makes_the_most_of_it(
@@ -149,8 +234,10 @@ def test_a_card_has_the_recipe_of_each_goal_that_makes_the_most_of_it(
     assert main(["recipes", "--model", "flux", "--card", "20GB"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].split() == ["recipe", "peak", "weights", "in", "RAM"]
-    names = [line.split()[0] for line in said[1:4]]
-    assert names == ["flux-style-16gb", "flux-character-16gb", "flux-edit-16gb"]
+    names = [line.split()[0] for line in said[1 : said.index("")]]
+    assert {"flux-style-16gb", "flux-character-16gb", "flux-edit-16gb"} <= {*names}
+    assert all(name.endswith("-16gb") for name in names)
+    assert len(names) == len({*names})
 
 
 def test_json_has_options_sources_and_peaks(
@@ -183,6 +270,7 @@ def test_what_is_shown_is_a_file_with_a_reason_above_each_line(
     for one in recipe.sources.values():
         assert f"#     {one.url}" in lines
     assert recipe.peaks[1] in said
+    assert f"#     dstrain train --recipe {NAME} --max_steps 10 --toy \\" in lines
     assert '# output_path = "out"' in lines
     assert '# trigger_word = "ohwx"' in lines
 
