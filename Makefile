@@ -28,14 +28,16 @@ quick: install
 reliability: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) tests/reliability --all-trials
 
-# What the ordinary suite tests with one variant per mechanism, and the reference's commands
-# with fewer steps: all of it.
+# What the ordinary suite leaves out: variants whose mechanisms another one has, documented
+# commands at full length, pages and benchmarks that take seconds.
 conformance: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) --all-variants \
-		$(wildcard $(addprefix plugins/*/tests/test_,conformance.py lora_files.py reference_commands.py)) \
-		tests/integration/test_memory_estimates.py tests/integration/test_two_processes.py \
-		tests/integration/test_published_commands.py tests/integration/test_recipes.py \
+		$(wildcard $(addprefix plugins/*/tests/test_,conformance.py lora_files.py model_ids.py reference_commands.py)) \
 		plugins/tools/tests/test_importing.py \
+		tests/integration/test_benchmarks.py tests/integration/test_gpu_benchmarks.py \
+		tests/integration/test_memory_estimates.py tests/integration/test_published_commands.py \
+		tests/integration/test_recipes.py tests/integration/test_two_processes.py \
+		tests/integration/test_docs.py::test_every_command_and_snippet_runs_and_prints_what_is_shown \
 		tests/integration/test_one_command.py::test_every_family_gets_it \
 		tests/unit/pipeline/test_loading.py::test_a_gib_in_nf4_is_loaded_with_half_a_gib_of_memory
 

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from tests.support import everyday
 from tests.support.forks import run_python
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -61,6 +62,10 @@ SMALLER = MappingProxyType(
     }
 )
 """Constants of a script that no flag changes."""
+LONG = frozenset(
+    {"batches", "guidance", "masks", "prior", "quantized_gate", "train_step"}
+)
+"""Scripts that train for seconds even so; they are left to `make conformance`."""
 STARTS_PROCESSES = ("cache_rows", "loading", "startup")
 """Scripts whose figures are of processes of their own. Here the figures do not count, so
 the processes are forks, which need not import torch again.
@@ -88,7 +93,9 @@ def imported(name: str) -> ModuleType:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+@pytest.mark.parametrize(
+    "name", everyday.cases(sorted(ARGUMENTS), lambda name: name not in LONG)
+)
 def test_a_benchmark_prints_its_table(
     name: str, scripts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

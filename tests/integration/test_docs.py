@@ -37,7 +37,7 @@ from dstrain.registry.hooks import load_extensions
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.support import ROOT
+from tests.support import ROOT, everyday
 from tests.support.forks import forget_accelerator
 
 PAGES = (
@@ -149,10 +149,12 @@ def blocks(page: str) -> Iterator[Block]:
         yield Block(block.line, block.info, block.body, shown)
 
 
+def shown(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 def every(pages: tuple[Path, ...]) -> Any:
-    return pytest.mark.parametrize(
-        "page", pages, ids=lambda page: str(page.relative_to(ROOT))
-    )
+    return pytest.mark.parametrize("page", pages, ids=shown)
 
 
 def runs(page: Path) -> bool:
@@ -331,6 +333,15 @@ def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
+LONG = frozenset(
+    ROOT / "docs/guide" / f"{name}.md"
+    for name in (
+        *("distillation", "families/flux", "families/qwen_image", "families/wan"),
+        *("lora-files", "many-devices", "other-trainers", "quickstart"),
+        *("training-script", "troubleshooting", "video"),
+    )
+)
+"""Pages that take seconds to run; they are left to `make conformance`."""
 FROM_NOTHING = (
     ROOT / "README.md",
     ROOT / "docs/guide/first-lora.md",
@@ -340,7 +351,13 @@ FROM_NOTHING = (
 
 
 @pytest.mark.usefixtures("loggers")
-@every(tuple(page for page in PAGES if runs(page)))
+@pytest.mark.parametrize(
+    "page",
+    everyday.cases(
+        (page for page in PAGES if runs(page)), lambda page: page not in LONG
+    ),
+    ids=shown,
+)
 def test_every_command_and_snippet_runs_and_prints_what_is_shown(
     page: Path, project: Path, toy_models: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

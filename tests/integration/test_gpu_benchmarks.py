@@ -16,6 +16,7 @@ from benchmarks.gpu import calls
 from benchmarks.gpu.calls import CALLS, QWEN, lines, toy
 from benchmarks.gpu.cards import MODELS, PAGE, TABLE, plan, row
 from benchmarks.gpu.step import measure
+from tests.support import everyday
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def measured_once() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("measured_once")
-@pytest.mark.parametrize("number", sorted(CALLS))
+@pytest.mark.parametrize("number", everyday.cases(sorted(CALLS), lambda one: one != 5))
 def test_a_call_runs_at_toy_size(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Blocks are traced as for a GPU; only code is not generated, which takes long.
     monkeypatch.setattr(compilation, "BACKEND", "eager")
@@ -83,7 +84,7 @@ def test_methods_and_places_of_weights_are_what_is_measured() -> None:
     assert all(case.layers == 0 for case in CALLS[6])
 
 
-@pytest.mark.slow
+@pytest.mark.all_variants  # it counts the memory of a model at its published size
 def test_the_page_of_cards_says_what_is_computed_now() -> None:
     """Of one family, and the smallest card: `python -m benchmarks.gpu.cards check`
     compares all rows.

@@ -36,9 +36,21 @@ FAMILIES = re.compile(r"(?i:qwen)|(?<![A-Za-z])(?:flux|Flux|FLUX|wan|Wan|WAN)(?!
 Checker = Callable[[str], Iterator[str]]
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[None]:
+    """Each file is parsed once, and its tree kept for the tests here alone."""
+    yield
+    parsed.cache_clear()
+
+
 def pickles(source: str) -> Iterator[str]:
     """Imports of modules that run code when they read data."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:
@@ -58,7 +70,7 @@ def running_of_data(source: str) -> Iterator[str]:
     """Calls that run what they read: eval, exec, yaml.load, unsafe loading, code that
     comes with a model.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)
@@ -85,7 +97,7 @@ def running_of_data(source: str) -> Iterator[str]:
 
 def star_imports(source: str) -> Iterator[str]:
     """`from x import *`."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ImportFrom) and any(
             alias.name == "*" for alias in node.names
         ):
@@ -94,7 +106,7 @@ def star_imports(source: str) -> Iterator[str]:
 
 def mutable_state(source: str) -> Iterator[str]:
     """Module-level names bound to something that can change."""
-    for node in _module_level(ast.parse(source)):
+    for node in _module_level(parsed(source)):
         value = (
             node.value
             if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr)
@@ -113,7 +125,7 @@ def changed_tables(source: str) -> Iterator[str]:
 
     A table with entries and a constant's name is none, as long as nothing changes it.
     """
-    tree = ast.parse(source)
+    tree = parsed(source)
     changes = re.compile(
         r"\b([A-Z][A-Z0-9_]*)(\[[^\]]*\] *=[^=]|\.(update|pop|clear|setdefault)\()"
     )
@@ -176,7 +188,7 @@ def family_names(source: str) -> Iterator[str]:
 
 def family_layers(source: str) -> Iterator[str]:
     """Core names no layer that a family says is special."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Constant) and node.value in special_layers():
             yield f"{node.lineno}: {node.value}"
 
@@ -193,7 +205,7 @@ def special_layers() -> frozenset[object]:
 
 
 def _functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -318,6 +330,22 @@ def _breaches(checker: Checker, paths: tuple[Path, ...]) -> list[str]:
         for path in paths
         for found in checker(path.read_text())
     ]
+
+
+def test_what_the_ordinary_suite_leaves_out_is_in_make_conformance() -> None:
+    marks = re.compile(
+        r"mark\.all_variants|everyday\.cases\(|^    everyday = |\"--all-variants", re.M
+    )
+    make = ("make", "--dry-run", "--always-make", "conformance")
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
+    files = {
+        str(path.relative_to(ROOT))
+        for folder in ("tests", "plugins")
+        for path in (ROOT / folder).rglob("test_*.py")
+        if marks.search(path.read_text()) and path != Path(__file__)
+    }
+    assert {name for name in files if name not in done.stdout} == set()
+    assert len(files) > 15
 
 
 def test_tests_that_need_downloads_can_be_collected() -> None:

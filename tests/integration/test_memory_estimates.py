@@ -15,6 +15,7 @@ from dstrain.testing.trained_sets import TrainedSet
 from dstrain.training.module import TrainingModule
 from torch import nn
 
+from tests.support import everyday
 from tests.unit.runs.memory.test_activations import saved_bytes, saved_in_blocks
 
 EVERYDAY = {
@@ -23,15 +24,14 @@ EVERYDAY = {
     "wan": ("i2v", "i2v-a14b", "ti2v-5b"),
 }
 """Variants that together have every mechanism; the others are left to `make conformance`."""
-VARIANTS = [
-    pytest.param(
-        family,
-        variant,
-        marks=() if variant in everyday else pytest.mark.all_variants,
-    )
-    for family, everyday in EVERYDAY.items()
-    for variant in load_family(family).variants
-]
+VARIANTS = everyday.cases(
+    (
+        (family, variant)
+        for family in EVERYDAY
+        for variant in load_family(family).variants
+    ),
+    lambda case: case[1] in EVERYDAY[case[0]],
+)
 
 
 @pytest.mark.parametrize(("family", "variant"), VARIANTS)

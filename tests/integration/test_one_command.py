@@ -21,6 +21,7 @@ from dstrain.runs.resolve import resolve
 from dstrain.runs.stage_1.freeing import LoadedWeights
 from dstrain.testing.rows import usual_size, write_rows
 
+from tests.support import everyday
 from tests.support.family import weights_of
 from tests.support.fixtures import FakePlugin
 from tests.support.launchers import FSDP_2, launched
@@ -118,13 +119,7 @@ FAMILIES = ("qwen_image", "flux", "wan")
 
 
 @pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(
-            name, marks=() if name == "qwen_image" else pytest.mark.all_variants
-        )
-        for name in FAMILIES
-    ],
+    "family", everyday.cases(FAMILIES, lambda name: name == "qwen_image")
 )
 def test_every_family_gets_it(family: str, tmp_path: Path) -> None:
     spec = resolve(TrainConfig(model=family, toy=True)).spec

@@ -3,7 +3,6 @@ it states, and is read back from what `dstrain recipes show` prints.
 """
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from dstrain.storage.safetensors import tensor_shapes
 from dstrain.testing.rows import usual_size, write_rows
 
 from benchmarks.gpu.recipes import FAMILIES, SIZES, computed, table
-from tests.support import ROOT
+from tests.support import ROOT, everyday
 from tests.support.processes import words
 
 RECIPES = {
@@ -31,15 +30,6 @@ GOALS = {
     for name in FAMILIES
     for goal in goals_of(load_family(name))
 }
-
-
-def marked(everyday: Iterable[str]) -> list[Any]:
-    """Return every recipe, all but the everyday ones left to `make conformance`."""
-    names = set(everyday)
-    return [
-        pytest.param(name, marks=() if name in names else pytest.mark.all_variants)
-        for name in RECIPES
-    ]
 
 
 def test_every_goal_fits_on_a_card_of_24_gb_and_on_larger_ones() -> None:
@@ -59,7 +49,7 @@ def test_the_page_has_the_table_that_the_files_make() -> None:
     )
 
 
-@pytest.mark.parametrize("name", marked(name for name in RECIPES if "24gb" in name))
+@pytest.mark.parametrize("name", everyday.cases(RECIPES, lambda name: "24gb" in name))
 def test_a_recipe_is_read_back_from_what_is_shown(
     name: str,
     tmp_path: Path,
@@ -80,7 +70,7 @@ def test_a_recipe_is_read_back_from_what_is_shown(
     assert {**from_file, "recipe": name} == from_recipe
 
 
-@pytest.mark.parametrize("name", marked(EVERYDAY))
+@pytest.mark.parametrize("name", everyday.cases(RECIPES, EVERYDAY.__contains__))
 def test_a_recipe_runs_at_toy_sizes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from dstrain.runs.resolve import resolve
 from dstrain.testing.rows import usual_size, write_rows
 from safetensors.torch import load_file
 
+from tests.support import everyday
 from tests.support.launchers import FSDP_2, launched
 from tests.support.processes import commands, in_processes, words
 from tests.support.runs import files, log, same
@@ -33,10 +34,7 @@ LORA: dict[str, Any] = {"lora_rank": 4}
 TRAINED = ("LoRA", "dit", "text encoder")
 EVERYDAY = tuple(zip(FAMILIES, TRAINED, strict=True))
 """The ordinary suite trains another thing in each family."""
-CASES = [
-    pytest.param(*case, marks=() if case in EVERYDAY else pytest.mark.all_variants)
-    for case in product(FAMILIES, TRAINED)
-]
+CASES = everyday.cases(product(FAMILIES, TRAINED), EVERYDAY.__contains__)
 
 
 SHARDED: dict[str, dict[str, Any]] = {
@@ -49,12 +47,7 @@ SHARDED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 EVERYDAY_SHARDED = ("qwen_image", "in full on bf16")
 """Checkpointing and bf16, neither of which test_sharding has for a network in full."""
-SHARDED_CASES = [
-    pytest.param(
-        *case, marks=() if case == EVERYDAY_SHARDED else pytest.mark.all_variants
-    )
-    for case in product(FAMILIES, SHARDED)
-]
+SHARDED_CASES = everyday.cases(product(FAMILIES, SHARDED), EVERYDAY_SHARDED.__eq__)
 
 
 ADAPTERS = [
