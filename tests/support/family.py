@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from dstrain.graph.inputs import Column, InferenceOnly, Measured
 from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.graph.spec import PipelineSpec
+from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.models.components import Component, Files
 from dstrain.models.networks import DiffusersNetwork
 from dstrain.registry.family import ModelFamily, Option
@@ -245,6 +245,23 @@ PIPELINES = {
 def build(variant: str) -> PipelineSpec:
     """Return the spec of a variant."""
     return MODEL.spec(variant)
+
+
+def with_two_experts() -> PipelineSpec:
+    """Return the spec of a variant whose denoiser has two parts, for high and low noise."""
+
+    def predict(
+        noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
+    ) -> Tensor:
+        return noisy_latents
+
+    ranges = MappingProxyType({"dit": (875.0, 1000.0), "dit2": (0.0, 875.0)})
+    return replace(
+        build("base"),
+        components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
+        model_fn=predict,
+        experts=ExpertSchedule("dit", ranges),
+    )
 
 
 def write(

@@ -129,6 +129,13 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
                 "0.99 * images_to_tensor([input_image])",
             ),
         ),
+        "modulation_is_of_layers_that_scale_others": (
+            (
+                "components.py",
+                'key_patterns=("proj_in.weight"',
+                'modulation=("to_out",),\n        key_patterns=("proj_in.weight"',
+            ),
+        ),
         "lora_targets_match_layers": (("__init__.py", '("to_q", ', '("to_z", '),),
         "split_equals_unsplit": (
             (

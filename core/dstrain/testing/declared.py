@@ -15,6 +15,7 @@ from dstrain.graph.inputs import Column, Measured
 from dstrain.lora.adapters import inject
 from dstrain.lora.layers import LoraConfig
 from dstrain.models.component_files import ModelConfig, assign, component_at
+from dstrain.models.execution.kept import matches
 from dstrain.registry.discovery import GROUP, load_family
 from dstrain.registry.recipes import recipes_of
 from dstrain.storage.hashing import sha256
@@ -228,6 +229,25 @@ class Declared(Contract):
                 lora_config = LoraConfig(name, targets, 1, 1.0)
                 counts = inject(network, lora_config, tested.family.lora_aliases)
                 assert all(counts.values())
+
+    def test_modulation_is_of_layers_that_scale_others(
+        self, tested: FamilyUnderTest
+    ) -> None:
+        """Each pattern of `modulation` matches layers, all of which make at least a scale
+        and a shift of each channel.
+        """
+        for component in tested.family.load("components"):
+            network = tested.pipeline.components.get(component.name)
+            if not isinstance(network, nn.Module):
+                continue
+            for pattern in component.modulation:
+                found = [
+                    layer
+                    for name, layer in network.named_modules()
+                    if isinstance(layer, nn.Linear) and matches(name, [pattern])
+                ]
+                assert found, f"{component.name}: {pattern} matches no linear layer"
+                assert all(one.out_features >= 2 * one.in_features for one in found)
 
 
 def _contents(folder: Path) -> dict[str, str]:

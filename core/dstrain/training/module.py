@@ -9,8 +9,8 @@ import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from dstrain.config.conversion import as_commas
 from dstrain.config.fields import LoraFile
-from dstrain.config.given import as_commas
 from dstrain.config.options.lora import DEFAULT_RANK, LoraOptions
 from dstrain.errors import UsageError, about_rows
 from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts

@@ -14,7 +14,6 @@ from accelerate import init_empty_weights
 from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
-from dstrain.models.execution.kept import matches
 from dstrain.models.weights import recognize
 from dstrain_qwen_image.components import COMPONENTS
 from dstrain_qwen_image.controlnet import BlockwiseControlNet
@@ -216,19 +215,3 @@ def test_loaders_can_be_sent_to_another_process() -> None:
     for component in COMPONENTS:
         sent = multiprocessing.reduction.ForkingPickler.dumps(component.network)
         assert type(component.network).__name__.encode() in bytes(sent)
-
-
-def test_each_pattern_of_modulation_is_of_layers_that_make_scales_and_shifts(
-    loaded: dict[str, Any],
-) -> None:
-    layers = {
-        name: layer
-        for name, layer in loaded["dit"].named_modules()
-        if isinstance(layer, torch.nn.Linear)
-    }
-    for pattern in BY_NAME["dit"].modulation:
-        found = [layer for name, layer in layers.items() if matches(name, [pattern])]
-        assert found
-        # A shift, a scale and a gate, once or twice.
-        ratios = {layer.out_features / layer.in_features for layer in found}
-        assert ratios <= {3, 6}

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from dstrain.generation.run import generate
 from dstrain.graph.inputs import Column, Constant
 from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
 from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import ExpertSchedule
 from dstrain.graph.task import Task
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import integrate, seeded_noise
@@ -32,7 +30,7 @@ from dstrain.training.losses import SFT
 from dstrain.training.module import TrainingModule
 from torch import Tensor
 
-from tests.support.family import build
+from tests.support.family import build, with_two_experts
 from tests.support.runs import config, log, outcome, project, same, training_run
 from tests.support.training_batches import (
     assert_batch_equals_its_samples,
@@ -414,18 +412,7 @@ def test_the_loss_is_given_a_list_unless_values_are_alike() -> None:
 
 
 def test_a_task_that_runs_the_sampler_uses_every_part_of_a_denoiser() -> None:
-    def predict(
-        noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
-    ) -> Tensor:
-        return noisy_latents
-
-    ranges = MappingProxyType({"dit": (875.0, 1000.0), "dit2": (0.0, 875.0)})
-    spec = replace(
-        build("base"),
-        components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
-        model_fn=predict,
-        experts=ExpertSchedule("dit", ranges),
-    )
+    spec = with_two_experts()
     inputs = frozenset({"prompt", "input_image", "seed", "num_inference_steps"})
     assert make_plan(spec, inputs, SFT, ("dit2",)).components["train"] == ("dit2",)
     assert make_plan(spec, inputs, DIRECT_DISTILL, ("dit2",)).components["train"] == (

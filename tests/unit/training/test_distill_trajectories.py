@@ -4,10 +4,8 @@ between the same two sigmas.
 
 import json
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from dstrain.errors import UsageError
 from dstrain.generation.run import generate
 from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
 from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import ExpertSchedule
 from dstrain.pipeline.sampling import inference_sigmas
 from dstrain.randomness import SampleKey
 from dstrain.runs.resolve import resolve
@@ -32,7 +29,7 @@ from dstrain.training.distill import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.family import build
+from tests.support.family import with_two_experts
 from tests.support.runs import (
     config,
     files,
@@ -295,18 +292,7 @@ def test_views_of_the_images_are_refused(here: Path) -> None:
 
 
 def test_every_part_of_a_denoiser_is_loaded() -> None:
-    def predict(
-        noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
-    ) -> Tensor:
-        return noisy_latents
-
-    ranges = MappingProxyType({"dit": (875.0, 1000.0), "dit2": (0.0, 875.0)})
-    spec = replace(
-        build("base"),
-        components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
-        model_fn=predict,
-        experts=ExpertSchedule("dit", ranges),
-    )
+    spec = with_two_experts()
     inputs = frozenset({"prompt", "trajectory", "num_inference_steps"})
     plan = make_plan(spec, inputs, TRAJECTORY_IMITATION, ("dit2",))
     assert plan.components["train"] == ("dit", "dit2")

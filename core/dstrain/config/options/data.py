@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from dstrain.config.fields import option
-from dstrain.config.given import (
+from dstrain.config.conversion import (
     as_datasets,
     as_optional_path,
     as_paths,
@@ -12,6 +11,7 @@ from dstrain.config.given import (
     converted,
     options,
 )
+from dstrain.config.fields import option
 
 SamplingMode = Literal["head", "chunk", "uniform"]
 OnLongPrompt = Literal["error", "truncate"]

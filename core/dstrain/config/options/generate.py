@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from dstrain.config.fields import LoraFile, NamedInput, option
-from dstrain.config.given import (
+from dstrain.config.conversion import (
     as_inputs,
     as_lora_files,
     as_optional_path,
@@ -12,6 +11,7 @@ from dstrain.config.given import (
     options,
     required,
 )
+from dstrain.config.fields import LoraFile, NamedInput, option
 from dstrain.config.options.data import OnLongPrompt
 from dstrain.config.options.model import ModelChoice
 

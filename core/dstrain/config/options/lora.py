@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from dstrain.config.conversion import as_commas, as_optional_path, converted, options
 from dstrain.config.fields import option
-from dstrain.config.given import as_commas, as_optional_path, converted, options
 
 LoraType = Literal["lora", "dora", "lokr"]
 DEFAULT_RANK = 32

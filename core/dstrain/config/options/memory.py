@@ -1,7 +1,7 @@
 """The options that trade time or precision for memory."""
 
+from dstrain.config.conversion import options
 from dstrain.config.fields import option
-from dstrain.config.given import options
 
 
 @options

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal
 
+from dstrain.config.conversion import as_file_list, convert, converted, options
 from dstrain.config.fields import option
-from dstrain.config.given import as_file_list, convert, converted, options
 
 Precision = Literal["no", "bf16"]
 Hub = Literal["modelscope", "huggingface"]

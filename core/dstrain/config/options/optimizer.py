@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from dstrain.config.conversion import as_texts, converted, options
 from dstrain.config.fields import option
-from dstrain.config.given import as_texts, converted, options
 
 ENDING_AT_LAST_STEP = ("linear", "cosine", "polynomial", "cosine_with_restarts", "rex")
 """Learning rate schedules whose every value depends on how many steps the run has."""

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from dstrain.config.conversion import as_optional_path, as_texts, converted, options
 from dstrain.config.fields import option
-from dstrain.config.given import as_optional_path, as_texts, converted, options
 
 SavedFormat = Literal["diffusers", "comfyui", "diffsynth", "reference"]
 

@@ -1,7 +1,7 @@
 """The options of what a row gives: captions, sizes and views of its images."""
 
+from dstrain.config.conversion import options
 from dstrain.config.fields import option
-from dstrain.config.given import options
 
 
 @options

@@ -1,7 +1,7 @@
 """The task of a run."""
 
+from dstrain.config.conversion import options
 from dstrain.config.fields import option
-from dstrain.config.given import options
 
 
 @options

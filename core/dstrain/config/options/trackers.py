@@ -1,7 +1,7 @@
 """The options of trackers, to which a run's numbers and previews are sent."""
 
+from dstrain.config.conversion import options
 from dstrain.config.fields import option, split_commas
-from dstrain.config.given import options
 
 TRACKERS = ("tensorboard", "wandb", "swanlab")
 

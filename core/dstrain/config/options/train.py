@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from dstrain.config.conversion import options
 from dstrain.config.fields import Effect, flags, option
-from dstrain.config.given import options
 from dstrain.config.options.data import DataOptions
 from dstrain.config.options.lora import LoraOptions
 from dstrain.config.options.memory import MemoryOptions

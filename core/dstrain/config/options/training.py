@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from dstrain.config.conversion import as_commas, converted, options
 from dstrain.config.fields import option
-from dstrain.config.given import as_commas, converted, options
 
 
 @options

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from dstrain.config.conversion import as_optional_path, converted, options
 from dstrain.config.fields import option
-from dstrain.config.given import as_optional_path, converted, options
 
 
 @options
