@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dstrain.config.given import AnyPath
+from dstrain.config.conversion import AnyPath
 from dstrain.config.options.model import Hub
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.graph.frozen import ConvertedField
