@@ -396,7 +396,7 @@ def as_table(
 
 def fitted(lines: Iterable[str]) -> list[str]:
     """Return the lines of a page; one that is longer than its width is broken between
-    words, at first where three spaces are, and goes on four columns further right.
+    words, at first where three spaces are, and continued four columns further right.
     """
     found = []
     for line in lines:

@@ -211,7 +211,7 @@ def rows_without_masks(dataset: Dataset) -> list[str]:
         return []
     path = dataset.table.path
     return [
-        f"{path}: {without} of {rows} rows have no mask: the loss counts all of them"
+        f"{path}: {without:,} of {rows:,} rows have no mask: the loss counts all of them"
     ]
 
 

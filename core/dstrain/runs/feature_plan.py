@@ -126,9 +126,7 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheIn
     if len(lacking):
         # Shards may have been deleted, or not copied.
         first = info.name_row(rows[int(lacking[0])])
-        what = (
-            f"lacks values of {len(lacking)} of {len(rows)} rows; the first is {first}"
-        )
+        what = f"lacks values of {len(lacking):,} of {len(rows):,} rows; the first is {first}"
         raise CacheError(cache.folder, what)
     check_components(setup, cache, info)
     if not setup.is_validation:
@@ -274,7 +272,7 @@ def _first_changed(setup: Setup, plans: Path, plan: Mapping[str, Any]) -> str | 
     """
     if plan["about"]["dataset"]["rows"] > MOST_ROWS:
         logger.info(
-            f"files of more than {MOST_ROWS} rows are not compared with those that stage 1 read"
+            f"files of more than {MOST_ROWS:,} rows are not compared with those that stage 1 read"
         )
         return None
     for part in planned_parts(setup, plans, plan):

@@ -345,7 +345,7 @@ def warn_without_gradient(run: TrainingRun) -> None:
     ]
     if names:
         logger.warning(
-            f"no gradient reaches {len(names)} parameters: {first_few(names)}"
+            f"no gradient reaches {number_of(len(names), 'parameter')}: {first_few(names)}"
         )
 
 

@@ -51,7 +51,7 @@ def hold_out(
     chosen = (is_held_out(int(row), seed, fraction) for row in rows)
     held_out_rows = rows[np.fromiter(chosen, bool, len(rows))]
     if len(held_out_rows) in (0, len(rows)):
-        what = f"{fraction:g} chooses {len(held_out_rows)} of {len(rows)} rows for validation"
+        what = f"{fraction:g} chooses {len(held_out_rows):,} of {len(rows):,} rows for validation"
         other = "smaller" if len(held_out_rows) else "larger"
         reason = "each row is chosen by itself, by --seed"
         raise UsageError(FLAG, what, f"give a {other} fraction: {reason}")

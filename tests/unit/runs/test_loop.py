@@ -380,7 +380,7 @@ def test_parameters_that_no_loss_reaches_are_named(
     dit.forgotten = torch.nn.Parameter(torch.zeros(1))
     ready.module.trained.add("dit", dit, "forgotten")
     next(steps(ready))
-    assert "no gradient reaches 1 parameters: dit.forgotten" in capsys.readouterr().err
+    assert "no gradient reaches 1 parameter: dit.forgotten" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,10 @@ def find_source(
         _refuse_tables_below(base, option)
     if has_captions:
         return Source("folder", base, base, roots=roots)
+    tables_in_words = f"metadata{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
     raise UsageError(
         base,
-        f"has no images or videos, and no table such as metadata{SUFFIXES[0]}",
+        f"has no images or videos, no {tables_in_words}, and no {PARQUET} files",
         *left_out(base, is_image=False),
         "put images into it, each with its caption in a text file: dog.jpg and dog.txt",
         f"or name a table with {option}_metadata_path",

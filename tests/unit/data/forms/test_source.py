@@ -57,12 +57,13 @@ def test_what_is_no_dataset_is_refused_with_what_was_looked_for(tmp_path: Path) 
         find_source(tmp_path, None, "--validation_dataset")
     said = str(caught.value)
     for words in (
-        "no metadata.csv or .json or .jsonl",
+        "no metadata.csv, .json or .jsonl",
         "no .parquet files",
         "no images",
     ):
         assert words in said
-    assert "--validation_dataset_metadata_path" in said
+    assert "put images into it, each with its caption" in said
+    assert "or name a table with --validation_dataset_metadata_path" in said
     for name in ("metadata.csv", "metadata.json"):
         (tmp_path / name).touch()
     with pytest.raises(UsageError, match=r"has metadata\.csv and metadata\.json"):
