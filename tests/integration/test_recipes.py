@@ -15,7 +15,15 @@ from dstrain.runs.resolve import resolve
 from dstrain.storage.safetensors import tensor_shapes
 from dstrain.testing.rows import usual_size, write_rows
 
-from benchmarks.gpu.recipes import FAMILIES, SIZES, computed, table
+from benchmarks.gpu.recipes import (
+    FAMILIES,
+    SIZES,
+    computed,
+    main as compute,
+    page,
+    place,
+    table,
+)
 from tests.support import ROOT, everyday
 from tests.support.processes import words
 
@@ -47,6 +55,20 @@ def test_the_page_has_the_table_that_the_files_make() -> None:
     assert "\n".join(table()) in page, (
         "run: python -m benchmarks.gpu.recipes table, and put it into the page"
     )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_goals_that_are_not_computed_anew_stay_as_they_are(name: str) -> None:
+    family = load_family(name)
+    assert page(family, ["another-family-style"]) == place(family).read_text()
+
+
+def test_an_unknown_goal_is_refused_before_any_is_computed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert compute(["wan-style", "wan-stile"]) == 2
+    said = capsys.readouterr().err
+    assert said == "no goal 'wan-stile'; did you mean 'wan-style'?\n"
 
 
 @pytest.mark.parametrize("name", everyday.cases(RECIPES, lambda name: "24gb" in name))

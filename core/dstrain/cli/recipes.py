@@ -31,6 +31,7 @@ from dstrain.registry.family import ModelFamily
 from dstrain.registry.recipes import (
     COMPUTED,
     NEEDED,
+    SWAP,
     UNTESTED,
     Recipe,
     Setting,
@@ -327,11 +328,11 @@ def as_toml(recipe: Recipe, family: ModelFamily) -> str:
     lines += _comment("Give these on the command line, or here without the '#'.")
     needed = [Setting(name, EXAMPLES[name]) for name in NEEDED]
     needed[0] = Setting(
-        needed[0].option, needed[0].value, f"The dataset: {recipe.data}."
+        needed[0].option, needed[0].value, f"The dataset: {recipe.data}"
     )
-    needed[1] = Setting(needed[1].option, needed[1].value, "Where weights are saved.")
+    needed[1] = Setting(needed[1].option, needed[1].value, "Where weights are saved")
     for one in (*needed, *recipe.asked):
-        why = one.why[:1].upper() + one.why[1:]
+        why = f"{one.why[:1].upper()}{one.why[1:]}".rstrip(".") + "."
         lines += [*_comment(why), f"# {assignment(one.option, one.value, known)}"]
     groups: dict[str, list[Setting]] = {}
     for one in (Setting("model", recipe.family), *recipe.settings):
@@ -410,7 +411,7 @@ def _reason(one: Setting, known: dict[str, Flag], numbers: dict[str, int]) -> st
     why = one.reason
     if not why and one.option in known:
         why = known[one.option].help.partition(". ")[0].rstrip(".") + "."
-    if one.option == "model_id":
+    if one.option in ("model_id", SWAP):
         why = f"{why} To try this file with --toy, put a '#' before the line."
     mark = ""
     if one.source in numbers:

@@ -32,6 +32,7 @@ SWAP = "blocks_to_swap"
 REASONS: Mapping[str, str] = MappingProxyType(
     {
         "model": "The family.",
+        "model_id": "The model, by its id on the hub.",
         "learning_rate": "How far a step goes: higher learns faster, and breaks sooner.",
         "lora_rank": "The size of the LoRA: higher learns more of its dataset, and takes more memory and disk.",
         "weight_decay": "How much trained weights shrink with each step.",

@@ -275,6 +275,28 @@ def test_what_is_shown_is_a_file_with_a_reason_above_each_line(
     assert '# trigger_word = "ohwx"' in lines
 
 
+def test_a_file_runs_as_a_toy_without_the_lines_that_say_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes", "show", "wan-style-12gb"]) == 0
+    lines = []
+    comment = ""
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("# "):
+            comment += f" {line[2:]}"
+        else:
+            is_named = comment.endswith("with --toy, put a '#' before the line.")
+            lines.append("#" if is_named else "")
+            comment = ""
+        lines.append(f"{line}\n")
+    Path("mine.toml").write_text("".join(lines))
+    Path("photos").mkdir()
+    Image.new("RGB", (64, 64)).save("photos/a.png")
+    Path("photos/a.txt").write_text("a dog")
+    toy = ("--config", "mine.toml", "--toy", "--dry_run")
+    assert main([*toy, *PLACES]) == 0
+
+
 def test_untested_values_are_marked() -> None:
     recipe = find_recipe(NAME)
     settings = tuple(
