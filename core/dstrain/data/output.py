@@ -1,7 +1,6 @@
 """Write generated images and videos."""
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,10 +17,6 @@ from dstrain.storage.files import replacing
 
 TRANSPARENT = frozenset({"AVIF", "PNG", "TIFF", "WEBP"})
 """The formats that keep an alpha channel."""
-PIXEL_FORMAT = "yuv420p"
-"""What every player of H.264 decodes."""
-MOST_TICKS = 65535
-"""The largest denominator of a frame rate: encoders count it in 16 bits."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -39,21 +34,18 @@ def write_video(frames: Frames, path: Path) -> None:
     if height % 2 or width % 2:
         what = f"{height} x {width} (height x width): the sides of an mp4 must be even"
         raise UsageError(path, what)
-    import av
+    from imageio.v3 import imwrite
 
     with replacing(path) as building:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with av.open(str(building), "w") as file:
-            rate = Fraction(frames.fps).limit_denominator(MOST_TICKS)
-            stream = file.add_stream("libx264", rate)
-            stream.height, stream.width, stream.pix_fmt = height, width, PIXEL_FORMAT
-            for pixels in frames.pixels.numpy():
-                frame = av.VideoFrame.from_ndarray(pixels, "rgb24")
-                # One thread: those that scale would outlive the call, and a process
-                # forked later would wait for them for ever.
-                frame = frame.reformat(format=PIXEL_FORMAT, threads=1)
-                file.mux(stream.encode(frame))
-            file.mux(stream.encode())
+        imwrite(
+            building,
+            frames.pixels.numpy(),
+            plugin="pyav",
+            codec="libx264",
+            fps=frames.fps,
+            out_pixel_format="yuv420p",
+        )
 
 
 def check_video_name(path: Path) -> None:
