@@ -303,6 +303,15 @@ def test_a_whole_lokr_has_a_rank_that_makes_it_one_and_stays_as_it_is_loaded(
     assert run["lora_rank"] == 16
 
 
+def test_schnell_is_told_by_the_name_of_its_file(project: Path) -> None:
+    Path("a.sh").write_text(
+        "python flux_train_network.py --network_module networks.lora_flux "
+        "--pretrained_model_name_or_path flux1-schnell.safetensors"
+    )
+    run = translated("a.sh").run
+    assert run["model_id"].value == "black-forest-labs/FLUX.1-schnell"
+
+
 def test_the_rate_of_the_denoiser_wins(project: Path) -> None:
     assert job(train={"lr": 1e-3, "unet_lr": 1e-4})["learning_rate"] == 1e-4
     Path("a.sh").write_text(
