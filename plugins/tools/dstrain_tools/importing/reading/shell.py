@@ -105,7 +105,7 @@ def read_script(text: str, where: Path) -> Script:
         except ValueError as error:
             what = f"line {number} cannot be read as a shell script: {error}"
             raise UsageError(where, what) from error
-        for is_between, own in groupby(words, lambda word: not word.strip(BETWEEN)):
+        for is_between, own in groupby(words, _is_between):
             if not is_between:
                 _add(script, list(own))
     return script
@@ -271,6 +271,11 @@ def _add(script: Script, words: list[str]) -> None:
         script.commands.append(command)
     else:
         script.others.append(words[0])
+
+
+def _is_between(word: str) -> bool:
+    """Return whether a word stands between commands; an empty one is an argument."""
+    return word != "" and not word.strip(BETWEEN)
 
 
 def _is_runner(word: str) -> bool:
