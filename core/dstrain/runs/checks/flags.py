@@ -13,6 +13,7 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.key_names import key_formats
 from dstrain.lora.writer import refuse_lora_type
 from dstrain.models.components import components_of
+from dstrain.models.execution.kept import AS_LOADED
 from dstrain.models.formats import NATIVE
 from dstrain.pipeline.kept_choice import (
     check_loaded,
@@ -181,6 +182,13 @@ def check_kept(setup: Setup) -> None:
     check_loaded(setup.kept, loaded_components(setup))
     in_steps = setup.plan(setup.all_inputs()).components["train"]
     check_trained(setup.kept, setup.trainables.full, in_steps)
+    for lora in setup.trainables.lora:
+        # Where patterns leave layers as they are loaded, the layers themselves decide.
+        kept = setup.kept.get(lora.component, AS_LOADED)
+        whole = [one for one in kept.methods if not one.patterns]
+        if lora.type == "lokr" and whole:
+            what = f"lokr needs weights as they are loaded; {whole[0].flag} quantizes {lora.component}"
+            raise UsageError("--lora_type", what, "train lora or dora")
 
 
 def loaded_components(setup: Setup) -> list[str]:

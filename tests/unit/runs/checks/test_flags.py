@@ -1,5 +1,6 @@
 """Options that a run cannot have are refused before anything is loaded."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,3 +50,16 @@ def test_a_resolution_without_buckets_is_refused_before_rows_are_read(
     (tmp_path / "data/metadata.json").write_text('[{"image": "gone.png"}]')
     with pytest.raises(UsageError, match=r"--resolution: 2 is too small: at least \d"):
         resolve(config(tmp_path, resolution="2"))
+
+
+def test_lokr_on_a_component_that_is_quantized_is_refused_before_it_is_loaded(
+    tiny: object, tmp_path: Path
+) -> None:
+    given = config(project(tmp_path), lora_rank=2, lora_type="lokr")
+    resolve(given)
+    what = (
+        "--lora_type: lokr needs weights as they are loaded; --fp8_models quantizes dit"
+    )
+    with pytest.raises(UsageError, match=what):
+        resolve(replace(given, fp8_models="dit"))
+    resolve(replace(given, quant_options="dit:int8_block/to_q"))
