@@ -255,7 +255,9 @@ def commands() -> tuple[click.Command, ...]:
             help="Program whose key names to use. With --alpha, defaults to those of INPUT.",
         ),
         click.Option(
-            ["--model"], help="Model family. Defaults to the one in INPUT's header."
+            ["--model"],
+            shell_complete=families,
+            help="Model family. Defaults to the one in INPUT's header.",
         ),
         click.Option(
             ["--overwrite"], is_flag=True, help="Replace OUTPUT if it exists."

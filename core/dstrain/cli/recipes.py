@@ -14,6 +14,12 @@ from typing import Any, get_args
 import click
 
 from dstrain.cli.click_options import GroupedOption, shared_options
+from dstrain.cli.completion import (
+    families,
+    recipe_cards,
+    recipe_goals,
+    recipe_names,
+)
 from dstrain.cli.help import Command, Group
 from dstrain.config.fields import Flag, Group as OptionGroup, flags
 from dstrain.config.options.train import TrainConfig
@@ -47,6 +53,7 @@ def recipe_option() -> GroupedOption:
         "--recipe",
         metavar="NAME",
         common=True,
+        shell_complete=recipe_names,
         help="Start from a ready configuration (`dstrain recipes` lists them). --config and the command line take "
         "precedence.",
     )
@@ -121,13 +128,22 @@ def recipes_group() -> click.Group:
     """Return `dstrain recipes` with its command."""
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
     filters = (
-        click.Option(["--model"], metavar="FAMILY", help="Of this model family."),
         click.Option(
-            ["--goal"], metavar="GOAL", help="Of this goal, such as style or motion."
+            ["--model"],
+            metavar="FAMILY",
+            shell_complete=families,
+            help="Of this model family.",
+        ),
+        click.Option(
+            ["--goal"],
+            metavar="GOAL",
+            shell_complete=recipe_goals,
+            help="Of this goal, such as style or motion.",
         ),
         click.Option(
             ["--card"],
             metavar="SIZE",
+            shell_complete=recipe_cards,
             help="Those that make the most of a card of this size, such as 24GB.",
         ),
     )
@@ -136,7 +152,7 @@ def recipes_group() -> click.Group:
         callback=show,
         help=show.__doc__,
         params=[
-            click.Argument(["name"], metavar="NAME"),
+            click.Argument(["name"], metavar="NAME", shell_complete=recipe_names),
             as_json,
             *shared_options(),
         ],
