@@ -306,7 +306,7 @@ def _reason(one: Setting, known: dict[str, Flag], numbers: dict[str, int]) -> st
     if not why and one.option in known:
         why = known[one.option].help.partition(". ")[0].rstrip(".") + "."
     if one.option == "model_id":
-        why = f"{why} To try this file with --toy, put a '#' before the line."
+        why = f"{why} To try this file first, add --toy, which replaces the model by a tiny one."
     mark = ""
     if one.source in numbers:
         mark = f"[{numbers[one.source]}]"
