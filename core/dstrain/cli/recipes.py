@@ -3,7 +3,6 @@ imported when a command runs.
 """
 
 import json
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -260,7 +259,7 @@ def _head(recipe: Recipe, numbers: dict[str, int]) -> Iterator[str]:
     yield "#     dstrain train --config FILE.toml \\"
     yield f"#         {_needed_flags()}"
     yield from _comment("Unchanged, it is the same as:")
-    yield f"#     {shlex.join(['dstrain', 'train', '--recipe', recipe.name])} \\"
+    yield f"#     dstrain train --recipe {recipe.name} \\"
     yield f"#         {_needed_flags()}"
     yield "#"
     first, second = recipe.peaks

@@ -4,7 +4,6 @@ as the command that is typed.
 
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from dstrain.config.fields import flags
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.train import TrainConfig, options_affecting
-from dstrain.console import redacted
+from dstrain.console import redacted, shell_command
 from dstrain.errors import StateError, UsageError
 from dstrain.storage.files import write_file
 
@@ -67,7 +66,7 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
         words += _words(name, text == str(True), text)
     for name in config.disabled_plugins:
         words += ["-p", f"no:{name}"]
-    return shlex.join(words)
+    return shell_command(words)
 
 
 def refill_advice(config: TrainConfig) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.help import Command
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.validation import validate
+from dstrain.console import shell_command
 from dstrain.errors import UsageError
 from dstrain.storage.files import write_file
 
@@ -97,7 +97,7 @@ def run(
         return
     _write({output: text, **found.tables}, overwrite)
     click.echo(report(found))
-    check = shlex.join(["dstrain", "--config", str(output), "--dry_run"])
+    check = shell_command(["dstrain", "--config", str(output), "--dry_run"])
     click.echo(f"\nwrote {output}; check it: {check}")
 
 
