@@ -61,7 +61,9 @@ def log_start(run: TrainingRun) -> None:
     unused = len(module.trained.unused_parameters)
     if unused:
         tensors = number_of(unused, "tensor")
-        logger.info(f"frozen because no loss reaches them: {tensors}")
+        logger.info(
+            f"not trained: {tensors}, which by the model's design cannot change the loss"
+        )
     epochs = run.total_steps / order.steps_per_epoch
     limit = ""
     if config.num_epochs and epochs < config.num_epochs:
