@@ -42,8 +42,34 @@ from dstrain.registry.recipes import (
 logger = get_logger(__name__)
 WIDTH = 80
 """Columns of what is printed."""
+LISTED = "`dstrain recipes` lists the names"
 EXAMPLES = MappingProxyType({"dataset_base_path": "photos", "output_path": "out"})
 """Option that every user gives -> an example."""
+
+
+class RecipesGroup(Group):
+    """The command `dstrain recipes`, which says of a family or recipe where it belongs."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; raise UsageError with the command that was probably meant."""
+        from dstrain.registry.discovery import installed
+
+        if args[0] in self.commands or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        typed = name_part(args[0].lower())
+        names = dict.fromkeys(one.name for one in installed())
+        lines = [
+            f"to show a recipe: dstrain recipes show {typed}"
+            if typed.startswith(f"{name_part(name)}-")
+            else f"to list those of a family: dstrain recipes --model {name}"
+            for name in names
+            if name_part(name).startswith(typed)
+            or typed.startswith(f"{name_part(name)}-")
+        ]
+        what = f"no command named {args[0]!r}; the only one is `show NAME`"
+        raise UsageError("command line", what, *lines or (LISTED,))
 
 
 def recipe_option() -> GroupedOption:
@@ -112,10 +138,12 @@ def recipes(
         click.echo("\n".join(_by_goal(found)))
 
 
-def show(name: str, as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
+def show(name: str | None, as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
     """Print a recipe as a TOML file for --config."""
     from dstrain.registry.discovery import load_family
 
+    if name is None:
+        raise UsageError("command line", "missing argument 'NAME'", LISTED)
     recipe = find_recipe(name, disabled_plugins)
     if as_json:
         click.echo(json.dumps(as_data(recipe), indent=2))
@@ -151,12 +179,14 @@ def recipes_group() -> click.Group:
         callback=show,
         help=show.__doc__,
         params=[
-            click.Argument(["name"], metavar="NAME", shell_complete=recipe_names),
+            click.Argument(
+                ["name"], metavar="NAME", required=False, shell_complete=recipe_names
+            ),
             as_json,
             *shared_options(),
         ],
     )
-    return Group(
+    return RecipesGroup(
         "recipes",
         commands=(one,),
         invoke_without_command=True,

@@ -147,6 +147,20 @@ def test_a_written_configuration_repeats_the_run_without_the_recipe(
             ("recipes", "show", "qwen-image-stile-24gb"),
             "did you mean 'qwen-image-style-24gb'?",
         ),
+        (
+            ("recipes", "show"),
+            "missing argument 'NAME'\n  `dstrain recipes` lists the names\n",
+        ),
+        (
+            ("recipes", "Qwen"),
+            "no command named 'Qwen'; the only one is `show NAME`\n"
+            "  to list those of a family: dstrain recipes --model qwen_image\n",
+        ),
+        (
+            ("recipes", NAME),
+            f"the only one is `show NAME`\n  to show a recipe: dstrain recipes show {NAME}\n",
+        ),
+        (("recipes", "nothing"), "\n  `dstrain recipes` lists the names\n"),
         (("recipes", "--card", "big"), "--card: expected a size such as 24GB"),
         (
             ("recipes", "--model", "wan", "--card", "2GB"),
