@@ -203,7 +203,7 @@ def plugins(as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
         what = found.reason or ", ".join([*found.variants, *found.adds])
         lines.append((found.name, distribution, found.state, what))
     head = ("name", "distribution", "state", "variants, additions, or the reason")
-    click.echo(as_table(head, lines))
+    click.echo(as_table(head, lines, HELP_WIDTH))
 
 
 def new_plugin(name: str, disabled_plugins: tuple[str, ...]) -> None:

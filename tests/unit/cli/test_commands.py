@@ -179,7 +179,9 @@ def test_plugins_are_listed_as_table_and_as_data(
     assert (found["bad"]["state"], found["bad"]["version"]) == ("broken", "3.1")
     assert "ZeroDivisionError" in found["bad"]["reason"]
     assert main(["plugins"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines]
     assert ["faky", "plugin-faky", "1.0", "ready", "base,", "edit"] in rows
     assert main(["models", "-p", "no:bad"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]

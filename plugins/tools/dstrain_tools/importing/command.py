@@ -25,6 +25,7 @@ from dstrain_tools.importing.tables import TOOLS, table_of
 from dstrain_tools.importing.translation import Translation, translate
 
 MOST_ATTEMPTS = 30
+NOT_WRITTEN = "no file was written: add --output FILE.toml"
 
 
 def import_command() -> click.Command:
@@ -32,7 +33,7 @@ def import_command() -> click.Command:
     params: Sequence[click.Parameter] = (
         click.Argument(["source"], type=file_path, metavar="FILE"),
         click.Option(
-            ["--output"],
+            ["--output", "-o"],
             type=file_path,
             metavar="FILE",
             help="TOML file to write. Defaults to standard output.",
@@ -93,7 +94,7 @@ def run(
     text = as_toml(found, read)
     if output is None:
         click.echo(text, nl=False)
-        click.echo(f"\n{report(found)}", err=True)
+        click.echo(f"\n{report(found)}\n\n{NOT_WRITTEN}", err=True)
         return
     _write({output: text, **found.tables}, overwrite)
     click.echo(report(found))
