@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import re
+import shlex
+import subprocess
 import sys
 import textwrap
 import threading
@@ -34,6 +36,10 @@ TIME = "%Y-%m-%d %H:%M:%S"
 LEAST_COLUMN = 24
 PAGE_WIDTH = 80
 """Columns of a terminal that pages and lists are written for."""
+PLAIN_WORD = re.compile(r"[\w+=:./\\-]+")
+"""A word that cmd and PowerShell take as it is: to one or the other, ';', ',', '&', '|' and
+more mean something.
+"""
 LOADING = "loading libraries ..."
 """What a terminal shows while a command imports torch, which takes seconds."""
 
@@ -309,6 +315,28 @@ def printable(text: str) -> str:
     would obey them, and a name in a message may have any.
     """
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def shell_command(words: Iterable[str]) -> str:
+    """Return a command as it is typed in a shell of this platform."""
+    if os.name == "nt":
+        return " ".join(map(_word_of_windows, words))
+    return shlex.join(words)
+
+
+def shell_word(word: str) -> str:
+    """Return a word of a command as it is typed in a shell of this platform."""
+    return shell_command([word])
+
+
+def _word_of_windows(word: str) -> str:
+    """Return a word in double quotes, if it needs any: cmd knows no single ones."""
+    text = subprocess.list2cmdline([word])
+    if text.startswith('"') or PLAIN_WORD.fullmatch(word):
+        return text
+    # Backslashes before a quote are doubled.
+    slashes = len(text) - len(text.rstrip("\\"))
+    return '"' + text + slashes * "\\" + '"'
 
 
 def number_of(number: int | str, noun: str, plural: str = "") -> str:

@@ -156,15 +156,16 @@ def first_few(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return "; did you mean 'x'?" for the known name that is most similar, or the only
     one that starts with the typed one; else ''.
 
-    Neither case nor '-' for '_' counts.
+    Neither case nor '-' for '_' counts. A name less similar than the cutoff, from 0 to 1,
+    is none.
     """
     names = {one.lower().replace("-", "_"): one for one in known}
     typed = name.lower().replace("-", "_")
-    found = get_close_matches(typed, names, n=1)
+    found = get_close_matches(typed, names, n=1, cutoff=cutoff)
     if not found and typed:
         found = [one for one in names if one.startswith(typed)]
     return f"; did you mean {names[found[0]]!r}?" if len(found) == 1 else ""

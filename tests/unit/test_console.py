@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -33,11 +34,15 @@ from dstrain.console import (
     printable,
     progress_bar,
     redacted,
+    shell_command,
+    shell_word,
     silenced,
     status,
 )
 from dstrain.generation.run import generate
 from tqdm import tqdm
+
+from tests.support.other_platform import OF_OS, without
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -551,3 +556,33 @@ def test_what_is_logged_has_no_control_characters(
     with logging_to_stderr():
         get_logger("dstrain.of_a_test").warning("folder \x1b[2J")
     assert capsys.readouterr().err == "dstrain: warning: folder \\x1b[2J\n"
+
+
+def test_a_command_is_typed_in_the_quotes_of_the_platforms_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = [
+        *("dstrain", "--prompt", 'a dog\'s "ball"', "--run", "C:\\my runs\\"),
+        *("--quant_options", "dit:fp8;vae:fp8", "--resolution", "64,96"),
+        *("--input", "scale=1.5", "--output", "C:\\out\\", "--lora", "a;b\\", ""),
+    ]
+    assert shell_command(words) == shlex.join(words)
+    of_windows = without(os, OF_OS)
+    vars(of_windows).update(name="nt")
+    monkeypatch.setattr(progress, "os", of_windows)
+    assert shell_command(words) == (
+        'dstrain --prompt "a dog\'s \\"ball\\"" --run "C:\\my runs\\\\"'
+        ' --quant_options "dit:fp8;vae:fp8" --resolution "64,96"'
+        ' --input scale=1.5 --output C:\\out\\ --lora "a;b\\\\" ""'
+    )
+    assert shell_word("a dog") == '"a dog"'
+
+
+def test_no_other_module_quotes_a_command_for_one_shell_alone() -> None:
+    here = Path(progress.__file__)
+    found = [
+        path.name
+        for path in here.parent.rglob("*.py")
+        if re.search(r"shlex\.(join|quote)", path.read_text("utf-8"))
+    ]
+    assert found == [here.name]

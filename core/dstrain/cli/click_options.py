@@ -17,6 +17,7 @@ from dstrain.cli.completion import (
     files,
     model_ids,
     one_of,
+    optimizers,
     plugins,
     variants,
 )
@@ -141,6 +142,7 @@ COMPLETERS: MappingProxyType[str, Completer] = MappingProxyType(
         "model_id": model_ids,
         "report_to": one_of(TRACKERS),
         "lora": files,
+        "optimizer": optimizers,
     }
 )
 """Option -> what completes its values, where its type does not."""

@@ -202,7 +202,7 @@ def plugins(as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
         what = found.reason or ", ".join([*found.variants, *found.adds])
         lines.append((found.name, distribution, found.state, what))
     head = ("name", "distribution", "state", "variants, additions, or the reason")
-    click.echo(as_table(head, lines))
+    click.echo(as_table(head, lines, PAGE_WIDTH))
 
 
 def new_plugin(name: str, disabled_plugins: tuple[str, ...]) -> None:
@@ -254,7 +254,9 @@ def commands() -> tuple[click.Command, ...]:
             help="Program whose key names to use. With --alpha, defaults to those of INPUT.",
         ),
         click.Option(
-            ["--model"], help="Model family. Defaults to the one in INPUT's header."
+            ["--model"],
+            shell_complete=families,
+            help="Model family. Defaults to the one in INPUT's header.",
         ),
         click.Option(
             ["--overwrite"], is_flag=True, help="Replace OUTPUT if it exists."

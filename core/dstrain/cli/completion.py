@@ -19,6 +19,7 @@ from click.shell_completion import (
 
 from dstrain.errors import DstrainError, SystemFault, UsageError
 from dstrain.registry.family import ModelFamily
+from dstrain.registry.recipes import Recipe, card_size, name_part, recipes_of
 
 PROGRAM = "dstrain"
 VARIABLE = "_DSTRAIN_COMPLETE"
@@ -183,6 +184,65 @@ def family_knowing(model_id: str) -> ModelFamily | None:
 
     found = [family for family in usable_families()[0] if family.knows(model_id)]
     return found[0] if len(found) == 1 else None
+
+
+def _records(recipe: str = "") -> list[ModelFamily]:
+    """Return the families that can be imported, in this process: it ends with its answer.
+
+    recipe: The beginning of a recipe's name, which leaves out families that have none.
+    """
+    from dstrain.registry.discovery import installed, load_family
+
+    found = []
+    for name in dict.fromkeys(one.name for one in installed()):
+        own = f"{name_part(name)}-"
+        if not own.startswith(recipe) and not recipe.startswith(own):
+            continue
+        with suppress(Exception):
+            found.append(load_family(name))
+    return found
+
+
+def optimizers(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Complete the short name of an optimizer."""
+    from dstrain.training.optimizers.names import OPTIMIZERS
+
+    return _matching(((name, "") for name in OPTIMIZERS), incomplete)
+
+
+def recipe_names(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Complete the name of a recipe; only families that it can be of are imported."""
+    typed = incomplete.lower().replace("_", "-")
+    return _matching(((one.name, one.title) for one in _recipes(typed)), typed)
+
+
+def recipe_goals(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Complete the goal of a recipe."""
+    goals = sorted({one.goal for one in _recipes()})
+    return _matching(((goal, "") for goal in goals), incomplete)
+
+
+def recipe_cards(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Complete the size of a card that a recipe is for, the smallest first."""
+    cards = sorted({one.card for one in _recipes()}, key=card_size)
+    return _matching(((card, "") for card in cards), incomplete.upper())
+
+
+def _recipes(beginning: str = "") -> list[Recipe]:
+    """Return the recipes whose names begin so, of the families that can be imported."""
+    found: list[Recipe] = []
+    for family in _records(beginning):
+        with suppress(DstrainError):
+            found += recipes_of(family)
+    return found
 
 
 def plugins(

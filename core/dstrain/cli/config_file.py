@@ -10,15 +10,20 @@ from typing import Any
 import click
 
 from dstrain.cli.unsupported import no_such
+from dstrain.config.serialize import MODEL_FILES
+from dstrain.console import get_logger
 from dstrain.errors import UsageError
+from dstrain.registry.family import ModelFamily
 from dstrain.storage.files import read_limited
 
+logger = get_logger(__name__)
 TABLES = "dataset"
 """The only option that has tables: one for each dataset."""
 UNQUOTED = re.compile("Invalid value|Invalid hex value|Unescaped")
 """How tomllib's message begins about text without quotes, and a path of Windows in double
 ones, in which a backslash has a meaning."""
 QUOTES = "in TOML, text stands in quotes, and a path with backslashes in single ones"
+SWAP = "blocks_to_swap"
 YAML_NULLS = ("", "~", "null", "Null", "NULL")
 
 
@@ -80,6 +85,47 @@ def default_map(
             raise UsageError(where, what)
         defaults[str(option.name)] = value
     return defaults
+
+
+def for_toy(values: Mapping[str, Any], family: ModelFamily) -> dict[str, Any]:
+    """Return options of a file or recipe as a toy of a family has them.
+
+    A toy builds its own model files, and has too few blocks to swap as many as a model.
+    """
+    parts = [one.name for one in family.options if one.component and not one.field]
+    left = {
+        name: value
+        for name, value in values.items()
+        if name not in (*MODEL_FILES, "hub", *parts)
+    }
+    if str(left.get(SWAP, "")).isdecimal() and int(left[SWAP]) > 1:
+        left[SWAP] = "1"
+    return left
+
+
+def with_choice_of_model(
+    typed: Mapping[str, Any], values: dict[str, Any], family: ModelFamily, path: object
+) -> dict[str, Any]:
+    """Return the options of a file as they are under the model that is typed: --toy
+    replaces the file's model, and a model its `toy`. Says what is replaced.
+    """
+    files = [name for name in MODEL_FILES if typed.get(name)]
+    if files and not typed["toy"] and "toy" in values:
+        logger.info(f"--{files[0]} replaces toy of {path}")
+        return {name: value for name, value in values.items() if name != "toy"}
+    if not typed["toy"]:
+        return values
+    found = for_toy(values, family)
+    if gone := [name for name in values if name not in found]:
+        logger.info(f"--toy replaces {', '.join(gone)} of {path} by a tiny model")
+    if found.get(SWAP) != values.get(SWAP):
+        logger.info(f"--toy has few blocks: {SWAP} of {path} is 1, not {values[SWAP]}")
+    # The model may be published for one variant alone, which the toy is then of.
+    model_id = str(values.get("model_id", "")).partition("@")[0]
+    variants = family.variants_of(model_id)
+    if len(variants) == 1:
+        found.setdefault("variant", variants[0])
+    return found
 
 
 def _of_list(key: str, value: Any, where: str) -> str:

@@ -19,7 +19,12 @@ from dstrain.cli.click_options import (
     shared_options,
 )
 from dstrain.cli.completion import FAMILY, family_knowing, files, folded, spelled
-from dstrain.cli.config_file import default_map, read_file
+from dstrain.cli.config_file import (
+    default_map,
+    for_toy,
+    read_file,
+    with_choice_of_model,
+)
 from dstrain.cli.help import (
     BRIEF,
     HELP,
@@ -179,22 +184,26 @@ class FamilyCommand(Command):
             ctx.meta[FAMILY] = load_family(str(model), disabled)
         elif named is not None:
             if ctx.resilient_parsing:
-                family = family_knowing(str(named))
+                known = family_knowing(str(named))
             else:
                 is_help = not {*HELP}.isdisjoint(args)
                 with status():
-                    family = family_of(str(named), disabled, in_help=is_help)
-            if family is None:
+                    known = family_of(str(named), disabled, in_help=is_help)
+            if known is None:
                 return
-            ctx.meta[FAMILY] = family
-            ctx.default_map = {"model": family.name}
+            ctx.meta[FAMILY] = known
+            ctx.default_map = {"model": known.name}
         else:
             return  # click says that it is required
+        family: ModelFamily = ctx.meta[FAMILY]
+        values = with_choice_of_model(first, values, family, file)
         # What is read later takes precedence, and what is typed over all of it.
         read: list[tuple[object, dict[str, Any]]] = []
         if recipe is not None:
             is_toy = first["toy"] or _is_true(values.get("toy", ""))
-            own = {"model": recipe.family, **recipe.texts(is_toy)}
+            own = {"model": recipe.family, **recipe.texts()}
+            if is_toy:
+                own = for_toy(own, family)
             read.append((f"recipe {recipe.name}", own))
         if values:
             read.append((file or first["run"], values))

@@ -3,7 +3,6 @@ imported when a command runs.
 """
 
 import json
-import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -15,6 +14,12 @@ from typing import Any, get_args
 import click
 
 from dstrain.cli.click_options import GroupedOption, shared_options
+from dstrain.cli.completion import (
+    families,
+    recipe_cards,
+    recipe_goals,
+    recipe_names,
+)
 from dstrain.cli.help import Command, Group
 from dstrain.config.fields import (
     Flag,
@@ -31,7 +36,6 @@ from dstrain.registry.family import ModelFamily
 from dstrain.registry.recipes import (
     COMPUTED,
     NEEDED,
-    SWAP,
     UNTESTED,
     Recipe,
     Setting,
@@ -55,6 +59,8 @@ EXAMPLE_CARD = "24GB"
 """The card in examples of commands."""
 FIVE_CARDS = "12gb 16gb 24gb 48gb 80gb"
 """The longest column of cards."""
+LEAST_SIMILARITY = 0.75
+"""Of a word to what it is taken for, from 0 to 1."""
 LISTS = "`dstrain recipes` lists all"
 
 
@@ -64,6 +70,7 @@ def recipe_option() -> GroupedOption:
         "--recipe",
         metavar="NAME",
         common=True,
+        shell_complete=recipe_names,
         help="Start from a ready configuration (`dstrain recipes` lists them). --config and the command line take "
         "precedence.",
     )
@@ -207,9 +214,10 @@ def _meant(word: str, disabled_plugins: Collection[str]) -> str:
         commands[name_part(one.family)] = f"dstrain recipes --model {one.family}"
         commands[one.goal] = f"dstrain recipes --goal {one.goal}"
         commands[one.card.lower()] = f"dstrain recipes --card {one.card}"
-    close = get_close_matches(typed, commands, 1)
+    begun = [name for name in commands if name.startswith(typed)]
+    close = begun or get_close_matches(typed, commands, 1, LEAST_SIMILARITY)
     if close:
-        return f"did you mean: {commands[close[0]]}"
+        return f"did you mean: {commands[min(close, key=len)]}"
     return f"{LISTS}; `dstrain recipes --help` says how to list fewer"
 
 
@@ -217,13 +225,22 @@ def recipes_group() -> click.Group:
     """Return `dstrain recipes` with its command."""
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
     filters = (
-        click.Option(["--model"], metavar="FAMILY", help="Of this model family."),
         click.Option(
-            ["--goal"], metavar="GOAL", help="Of this goal, such as style or motion."
+            ["--model"],
+            metavar="FAMILY",
+            shell_complete=families,
+            help="Of this model family.",
+        ),
+        click.Option(
+            ["--goal"],
+            metavar="GOAL",
+            shell_complete=recipe_goals,
+            help="Of this goal, such as style or motion.",
         ),
         click.Option(
             ["--card"],
             metavar="SIZE",
+            shell_complete=recipe_cards,
             help="Those that make the most of a card of this size, such as 24GB.",
         ),
     )
@@ -233,7 +250,9 @@ def recipes_group() -> click.Group:
         help=show.__doc__,
         params=[
             # What is required is said in `show`, with what lists the names.
-            click.Argument(["name"], metavar="NAME", required=False),
+            click.Argument(
+                ["name"], metavar="NAME", required=False, shell_complete=recipe_names
+            ),
             as_json,
             *shared_options(),
         ],
@@ -358,7 +377,7 @@ def _head(recipe: Recipe, numbers: dict[str, int]) -> Iterator[str]:
     yield from _comment("Save this as a file, change what you like, and run:")
     yield "#     dstrain train --config FILE.toml \\"
     yield f"#         {_needed_flags()}"
-    command = shlex.join(["dstrain", "train", "--recipe", recipe.name])
+    command = f"dstrain train --recipe {recipe.name}"
     yield from _comment("Unchanged, it is the same as:")
     yield f"#     {command} \\"
     yield f"#         {_needed_flags()}"
@@ -411,8 +430,8 @@ def _reason(one: Setting, known: dict[str, Flag], numbers: dict[str, int]) -> st
     why = one.reason
     if not why and one.option in known:
         why = known[one.option].help.partition(". ")[0].rstrip(".") + "."
-    if one.option in ("model_id", SWAP):
-        why = f"{why} To try this file with --toy, put a '#' before the line."
+    if one.option == "model_id":
+        why = f"{why} To try this file first, add --toy, which replaces the model by a tiny one."
     mark = ""
     if one.source in numbers:
         mark = f"[{numbers[one.source]}]"

@@ -8,11 +8,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
+from dstrain.config.fields import flags
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.errors import nearest
 
 FLAG = re.compile(r"--(\w+)")
 ELSEWHERE = frozenset({"config_file"})
 """Flags in the advice that are another program's."""
+SIMILAR = 0.75
+"""Least similarity of an option that is offered: names share words, so many that mean
+something else are half alike.
+"""
 TABLE = Path(__file__).with_suffix(".json")
 UNUSED_VARIABLES = MappingProxyType(
     {
@@ -45,10 +51,13 @@ def no_such(name: str, known: Iterable[str]) -> tuple[str, ...]:
     known here, or the nearest name.
     """
     known = list(known)
-    flags_here = {one.lstrip("-") for one in known} | ELSEWHERE
+    names_here = {one.lstrip("-") for one in known} | ELSEWHERE
     flag = name.lstrip("-").replace("-", "_")
-    for line, flags in advice().items():
-        is_meant = any(fnmatchcase(flag, one) for one in flags)
-        if is_meant and flags_here.issuperset(FLAG.findall(line)):
+    for line, meant in advice().items():
+        is_meant = any(fnmatchcase(flag, one) for one in meant)
+        if is_meant and names_here.issuperset(FLAG.findall(line)):
             return "no such option", line
-    return (f"no such option{nearest(name, known)}",)
+    hint = nearest(name, known, SIMILAR)
+    if not hint and flag in {one.name for one in flags(GenerateConfig)}:
+        return "no such option", "it is an option of `dstrain generate`"
+    return (f"no such option{hint}",)

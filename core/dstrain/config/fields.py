@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import shlex
 import types
 import typing
 from collections.abc import Callable, Collection, Set
@@ -15,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from dstrain.console import shell_word
 from dstrain.errors import UsageError, nearest
 
 Group = Literal[
@@ -299,7 +299,7 @@ def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
     except json.JSONDecodeError as error:
         if text and Path(text).is_dir():
             what = f"{text} is a folder, and files are expected"
-            advice = f"for all files of a model: --model_id {shlex.quote(text)}"
+            advice = f"for all files of a model: --model_id {shell_word(text)}"
             raise UsageError(flag, what, advice) from error
         example = """a list of files is written '["a.safetensors", "b.safetensors"]'"""
         raise UsageError(flag, f"is not JSON: {error}", example) from error

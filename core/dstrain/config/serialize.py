@@ -16,7 +16,7 @@ from dstrain.config.fields import Flag, flags, flags_by_name
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.train import TrainConfig, options_affecting
-from dstrain.console import PAGE_WIDTH, redacted
+from dstrain.console import PAGE_WIDTH, redacted, shell_command, shell_word
 from dstrain.errors import StateError, UsageError
 from dstrain.storage.files import write_file
 
@@ -101,7 +101,7 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
         words += _words(name, text == str(True), text)
     for name in config.disabled_plugins:
         words += ["-p", f"no:{name}"]
-    return shlex.join(words)
+    return shell_command(words)
 
 
 def continued(command: str, indent: str) -> list[str]:
@@ -112,7 +112,7 @@ def continued(command: str, indent: str) -> list[str]:
         return [indent + command]
     parts: list[str] = []
     for word in shlex.split(command):
-        quoted = shlex.quote(word)
+        quoted = shell_word(word)
         if parts and not word.startswith("-"):
             parts[-1] += f" {quoted}"
         else:

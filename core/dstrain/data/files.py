@@ -4,7 +4,6 @@ their headers before a run.
 
 import ntpath
 import os
-import shlex
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from stat import S_ISDIR, S_ISREG
 
-from dstrain.console import shown
+from dstrain.console import shell_word, shown
 from dstrain.data.cells import (
     Cell,
     ResampledVideo,
@@ -162,7 +161,7 @@ class DataRoots:
         folders = "folder" if len(self.folders) == 1 else "folders"
         # Of an absolute name, the path is the name again, and no trick.
         if path == name:
-            root = shlex.quote(os.path.dirname(path))
+            root = shell_word(os.path.dirname(path))
             to = f"; --dataset_root {root} allows it"
         else:
             to = f", to {path}"

@@ -1,11 +1,11 @@
 """Resolve the LoRA of --preset_lora_path: the components whose weights it is merged into."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from dstrain.config.fields import SKIP_MISSING, LoraFile, split_commas
+from dstrain.console import shell_word
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
@@ -91,10 +91,10 @@ def _check_all_used(
         what = f"{file.path} also has layers for {' or '.join(others)}"
         every = ",".join((*names, others[0]))
         plain = f"{file.path}{file.changes}"
-        without = shlex.quote(f"{plain}@{SKIP_MISSING}")
+        without = shell_word(f"{plain}@{SKIP_MISSING}")
         raise UsageError(
             "--preset_lora_model",
             what,
-            f"to merge all: --preset_lora_path {shlex.quote(plain)} --preset_lora_model {every}",
+            f"to merge all: --preset_lora_path {shell_word(plain)} --preset_lora_model {every}",
             f"to leave them out: --preset_lora_path {without} --preset_lora_model {','.join(names)}",
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 from dstrain.config.fields import flags_by_name
 from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import MODEL_FILES
 from dstrain.config.sizes import parse_size
 from dstrain.errors import UsageError, nearest
 from dstrain.registry.family import ModelFamily
@@ -27,8 +26,6 @@ UNSOURCED = frozenset({"variant", "model_id", "lora_base_model", "extra_inputs"}
 """Options that say what is trained, which no source can be right or wrong about."""
 CACHE = "dstrain-cache"
 """The feature cache of a recipe, in the working directory; all recipes share it."""
-SWAP = "blocks_to_swap"
-"""The option of which a toy can have only the least."""
 REASONS: Mapping[str, str] = MappingProxyType(
     {
         "model": "The family.",
@@ -42,7 +39,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "in place of being kept.",
         "use_gradient_checkpointing_offload": "Activations are computed again in the backward pass, and what is left "
         "of them waits in RAM.",
-        SWAP: "So many blocks of the denoiser wait in RAM, and are copied to the card to compute. With "
+        "blocks_to_swap": "So many blocks of the denoiser wait in RAM, and are copied to the card to compute. With "
         "memory to spare, take fewer: that is faster.",
         "quant_options": "Frozen weights in fewer bytes: half with int8_block, an error of .7 %.",
         "bitsandbytes": "Frozen weights in fewer bytes: half with int8_block, an error of .7 %; .28 with "
@@ -111,15 +108,9 @@ class Recipe:
         """Return the values by option."""
         return {one.option: one.value for one in self.settings}
 
-    def texts(self, is_toy: bool = False) -> dict[str, str]:
-        """Return the values as they are typed; a toy builds its own model files, and has
-        too few blocks to swap as many as a model.
-        """
-        return {
-            one.option: "1" if is_toy and one.option == SWAP else _typed(one.value)
-            for one in self.settings
-            if not (is_toy and one.option in MODEL_FILES)
-        }
+    def texts(self) -> dict[str, str]:
+        """Return the values as they are typed."""
+        return {one.option: _typed(one.value) for one in self.settings}
 
 
 @dataclass(frozen=True)

@@ -517,6 +517,10 @@ def test_without_an_output_the_file_is_printed(
     said = capsys.readouterr()
     assert tomllib.loads(said.out)["lora_rank"] == 32
     assert "carried over (" in said.err
+    assert said.err.endswith("\n\nno file was written: add --output FILE.toml\n")
+    assert main(["import", "diffsynth_qwen_image.sh", "-o", "run.toml"]) == 0
+    assert Path("run.toml").read_text() == said.out
+    assert "no file was written" not in capsys.readouterr().out
 
 
 REFUSED = {

@@ -179,7 +179,9 @@ def test_plugins_are_listed_as_table_and_as_data(
     assert (found["bad"]["state"], found["bad"]["version"]) == ("broken", "3.1")
     assert "ZeroDivisionError" in found["bad"]["reason"]
     assert main(["plugins"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines]
     assert ["faky", "plugin-faky", "1.0", "ready", "base,", "edit"] in rows
     assert main(["models", "-p", "no:bad"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -193,8 +195,14 @@ def test_help_shows_each_command_in_a_whole_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--help"]) == 0
-    lines = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    own, _, others = (
+        capsys.readouterr()
+        .out.partition("Commands:\n")[2]
+        .partition("\nCommands of plugins:\n")
+    )
+    lines = own.splitlines()
     assert [line.split()[0] for line in lines] == sorted(COMMAND_NAMES)
+    lines += others.splitlines()
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 

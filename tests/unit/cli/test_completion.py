@@ -13,6 +13,7 @@ from click.shell_completion import ShellComplete
 from dstrain.cli.completion import PROGRAM, SHELLS, VARIABLE, answer, install
 from dstrain.cli.main import command_group, main
 from dstrain.errors import SystemFault, UsageError
+from dstrain.registry.recipes import card_size
 
 Install = Callable[..., Path]
 Source = Callable[..., str]
@@ -91,6 +92,28 @@ def test_choices_and_files_are_completed(
     assert answered(*ask, "cache", "ls", "ca") == ["file,ca"]
 
 
+def test_recipes_goals_cards_and_optimizers_are_completed() -> None:
+    for words in ("--recipe",), ("train", "--recipe"), ("recipes", "show"):
+        for typed in "qwen-image-ch", "Qwen_image-ch":
+            found = completed(*words, typed)
+            assert "qwen-image-character-24gb" in found
+            assert all(one.startswith("qwen-image-character-") for one in found)
+        assert {one.split("-")[0] for one in completed(*words, "")} == {
+            *("flux", "qwen", "wan")
+        }
+        assert completed(*words, "qwen-image-nothing") == []
+    assert completed("recipes", "--goal", "st") == ["style"]
+    cards = completed("recipes", "--card", "")
+    assert cards == sorted(cards, key=card_size)
+    assert {"16GB", "80GB"} <= {*cards}
+    assert completed("recipes", "--card", "24") == ["24GB"]
+    assert completed("recipes", "--model", "qw") == ["qwen_image"]
+    assert completed("export", "--model", "qw") == ["qwen_image"]
+    assert completed("--optimizer", "ad") == [
+        *("adamw", "adafactor", "adamw8bit", "ademamix8bit")
+    ]
+
+
 @pytest.mark.usefixtures("shady")
 def test_the_options_of_a_family_that_a_file_names_are_completed(
     tmp_path: Path,
@@ -144,14 +167,15 @@ def test_commands_in_the_metadata_of_plugins_are_completed_without_an_import(
 
 
 def test_completing_imports_no_torch() -> None:
-    environment = {
-        **os.environ,
-        VARIABLE: "bash_complete",
-        "COMP_WORDS": f"{PROGRAM}\n--model\nwan\n--variant\n",
-        "COMP_CWORD": "4",
-    }
+    typed = (
+        "--model\nwan\n--variant\n",
+        "--seed\n1\n--recipe\nwan-ch",
+        "--seed\n1\n--optimizer\nadamw",
+    )
+    environment = {**os.environ, VARIABLE: "bash_complete", "COMP_CWORD": "4"}
     code = (
-        "import sys\nfrom dstrain.cli.main import main\ncode = main([])\n"
+        f"import os, sys\nfrom dstrain.cli.main import main\nfor words in {typed}:\n"
+        f"    os.environ['COMP_WORDS'] = '{PROGRAM}\\n' + words\n    code = main([])\n"
         "print(code, {'torch', 'numpy', 'pluggy'} & set(sys.modules))"
     )
     done = subprocess.run(
@@ -159,7 +183,7 @@ def test_completing_imports_no_torch() -> None:
     )
     *found, last = done.stdout.splitlines()
     assert last == "0 set()"
-    assert "plain,t2v" in found
+    assert {"plain,t2v", "plain,wan-character-24gb", "plain,adamw8bit"} <= {*found}
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,55 @@ def test_a_toy_has_the_recipes_variant_and_none_of_its_files(
         assert config.variant == "kontext"
 
 
+def test_the_file_of_a_recipe_can_be_tried_with_a_toy(
+    runs: list[TrainConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "qwen-image-edit-2509-12gb"
+    assert main(["recipes", "show", name]) == 0
+    text = capsys.readouterr().out
+    Path("rec.toml").write_text(text)
+    Path("id.toml").write_text(f"model_id = '{find_recipe(name).options['model_id']}'")
+    assert "add --toy" in text.replace("\n# ", " ")
+    assert main(["--recipe", name, "--toy", *PLACES]) == 0
+    capsys.readouterr()
+    assert main(["--config", "rec.toml", "--toy", *PLACES]) == 0
+    said = capsys.readouterr().err
+    assert "--toy replaces model_id of rec.toml by a tiny model\n" in said
+    assert "--toy has few blocks: blocks_to_swap of rec.toml is 1, not " in said
+    by_name, by_file = runs
+    assert (by_file.model_id, by_file.blocks_to_swap) == (None, 1)
+    assert as_flags(by_file) == as_flags(by_name)
+    assert main(["--config", "id.toml", "--toy", *PLACES]) == 0
+    assert (runs[2].model, runs[2].variant) == ("qwen_image", by_name.variant)
+
+
+def test_a_model_that_is_typed_replaces_the_toy_of_a_file(
+    runs: list[TrainConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("toy.toml").write_text("toy = true\nblocks_to_swap = 9\nhub = 'modelscope'\n")
+    given = ("--config", "toy.toml", "--model", "faky", *PLACES)
+    assert main([*given, "--model_id", "folder"]) == 0
+    assert (runs[0].toy, runs[0].model_id) == (False, "folder")
+    assert (runs[0].blocks_to_swap, runs[0].hub) == (9, "modelscope")
+    assert "--model_id replaces toy of toy.toml\n" in capsys.readouterr().err
+
+
+def test_the_way_out_of_a_file_with_a_toy_and_a_model_works_as_it_is_typed(
+    runs: list[TrainConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("both.toml").write_text("model = 'faky'\ntoy = true\nmodel_id = 'folder'\n")
+    assert main(["--config", "both.toml", *PLACES]) == 2
+    said = capsys.readouterr().err
+    assert "both.toml:toy: builds a small model" in said
+    assert "--model faky --toy is a toy of that family" in said
+    assert main(["--config", "both.toml", *PLACES, "--model", "faky", "--toy"]) == 0
+    assert (runs[0].toy, runs[0].model_id) == (True, None)
+    assert (
+        main(["--config", "both.toml", *PLACES, "--toy", "--model_id", "folder"]) == 2
+    )
+    assert "--toy: builds a small model" in capsys.readouterr().err
+
+
 def test_a_written_configuration_repeats_the_run_without_the_recipe(
     runs: list[TrainConfig],
 ) -> None:
@@ -100,6 +149,8 @@ def test_a_written_configuration_repeats_the_run_without_the_recipe(
             ("recipes", "show", "qwen-image-stile-24gb"),
             "did you mean 'qwen-image-style-24gb'?",
         ),
+        (("recipes", "Qwen"), "did you mean: dstrain recipes --model qwen_image\n"),
+        (("recipes", "nothing"), "\n  `dstrain recipes` lists all; "),
         (("recipes", "--card", "big"), "--card: expected a size such as 24GB"),
         (
             ("recipes", "--model", "wan", "--card", "2GB"),

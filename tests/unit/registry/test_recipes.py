@@ -139,16 +139,11 @@ def test_a_recipe_names_only_the_sources_of_its_own_values(family: Family) -> No
     assert [*motion.sources] == ["other"]
 
 
-def test_values_are_typed_as_on_the_command_line_and_as_a_toy_can_have_them(
-    family: Family,
-) -> None:
+def test_values_are_typed_as_on_the_command_line(family: Family) -> None:
     large = recipes_of(family())[1]
     assert large.texts()["use_gradient_checkpointing"] == "true"
     assert large.texts()["model_id"] == "A/B"
-    assert "model_id" not in large.texts(is_toy=True)
-    assert large.texts(is_toy=True)["variant"] == "base"
     assert large.texts()["blocks_to_swap"] == "15"
-    assert large.texts(is_toy=True)["blocks_to_swap"] == "1"
 
 
 def test_a_reason_is_the_recipes_own_or_what_the_option_does(family: Family) -> None:

@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from dstrain.console import shell_word
 from dstrain.data.forms.columnar import ARROW, PARQUET
 from dstrain.data.forms.left_out import left_out, tables_below
 from dstrain.data.forms.listing import folder_digest, has_media, list_media
@@ -161,7 +161,7 @@ def _no_folder(base: Path, base_flag: str, metadata_flag: str) -> UsageError:
         return UsageError(base_flag, f"{base} does not exist{hint}")
     what = f"{base} is a file; give its folder"
     if base.suffix.lower() in SUFFIXES:
-        folder, table = shlex.quote(str(base.parent)), shlex.quote(str(base))
+        folder, table = shell_word(str(base.parent)), shell_word(str(base))
         what += f", or {base_flag} {folder} {metadata_flag} {table}"
     return UsageError(base_flag, what if base.is_file() else f"{base} is not a folder")
 
@@ -175,10 +175,10 @@ def _refuse_tables_below(base: Path, option: str) -> None:
         return
     first = base / tables[0]
     kind = "parquet" if first.suffix == PARQUET else "metadata"
-    place = f"{option}_base_path {shlex.quote(str(first.parent))}"
+    place = f"{option}_base_path {shell_word(str(first.parent))}"
     if kind == "metadata" and not has_media(first.parent):
-        place = f"{option}_base_path {shlex.quote(str(base))} "
-        place += f"{option}_metadata_path {shlex.quote(str(first))}"
+        place = f"{option}_base_path {shell_word(str(base))} "
+        place += f"{option}_metadata_path {shell_word(str(first))}"
     advice = [f"give {place}"]
     if len(tables) > 1:
         advice.append("one is read; several are several [[dataset]] of a --config file")
@@ -191,7 +191,7 @@ def _saved(base: Path, option: str) -> Source | None:
     if (base / SPLITS_FILE).is_file():
         names = _names(base / SPLITS_FILE, _json(base / SPLITS_FILE).get("splits"))
         splits = [name for name in names if (base / name / STATE_FILE).is_file()]
-        example = shlex.quote(str(base / _best_split(splits)))
+        example = shell_word(str(base / _best_split(splits)))
         split = _chosen_split(base, splits, f"give {option}_base_path {example}")
         saved = _saved(base / split, option)
         left_out = tuple(name for name in splits if name != split)

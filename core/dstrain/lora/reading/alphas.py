@@ -1,12 +1,11 @@
 """Find the alpha of each layer of a LoRA file, which many do not state."""
 
 import math
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
 from dstrain.config.fields import LoraFile
-from dstrain.console import get_logger
+from dstrain.console import get_logger, shell_command, shell_word
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.key_parser import (
     ADAPTER_HEADER,
@@ -97,7 +96,7 @@ def _stated(
             return ranks
         with_alpha = file.path.with_stem(f"{file.path.stem}-alpha")
         paths = (file.path, unused_name(with_alpha))
-        typed = shlex.quote(replace(file, alpha="rank").typed)
+        typed = shell_word(replace(file, alpha="rank").typed)
         raise StateError(
             file.path,
             "has neither `.alpha` keys nor adapter_config.json beside it "
@@ -105,7 +104,7 @@ def _stated(
             "a wrong alpha makes its effect many times too strong or too weak, without any error; ComfyUI and "
             "diffusers use B A as it is, as if alpha were the rank",
             f"if it is, say so where the file is named ({typed}), or once for all, in a file of its own:",
-            shlex.join(["dstrain", "export", "--alpha", "rank", *map(str, paths)]),
+            shell_command(["dstrain", "export", "--alpha", "rank", *map(str, paths)]),
         )
     # dstrain's own files with these names always had alpha / rank as part of B.
     if not {"family", "alpha"} <= header.keys():

@@ -1,11 +1,10 @@
 """Find the component that layers of a LoRA file are of, by the names that they have."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dstrain.config.fields import LoraFile
-from dstrain.console import number_of
+from dstrain.console import number_of, shell_command, shell_word
 from dstrain.errors import StateError, first_few
 from dstrain.lora.foreign.differences import DifferenceTable, difference_table
 from dstrain.lora.key_names import (
@@ -100,7 +99,7 @@ def find_naming(
 def missing_advice(file: LoraFile) -> tuple[str, ...]:
     """Say how to leave out what a network lacks of a file."""
     typed = replace(file, skip_missing=True).typed
-    return (f"to leave out what the model lacks, give {shlex.quote(typed)}",)
+    return (f"to leave out what the model lacks, give {shell_word(typed)}",)
 
 
 def _ambiguous(
@@ -112,9 +111,9 @@ def _ambiguous(
     if len(fitting) == 1:
         return StateError(file.path, what)
     each = [replace(file, component=name).typed for name in fitting]
-    files = [shlex.quote(one) for one in each]
+    files = [shell_word(one) for one in each]
     given = " or ".join(f"--lora {one}" for one in files)
-    written = shlex.join(
+    written = shell_command(
         ["dstrain", "export", "--model", family.name, "--format", "diffusers"]
     )
     return StateError(

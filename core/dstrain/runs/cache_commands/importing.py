@@ -7,7 +7,6 @@ moved into the cache, and after them the plans, which commit it.
 
 import os
 import re
-import shlex
 import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from dstrain.cache.plan_files import (
 )
 from dstrain.cache.store import MARKER, FeatureCache, check_is_cache
 from dstrain.config.sizes import as_size
-from dstrain.console import number_of
+from dstrain.console import number_of, shell_command
 from dstrain.errors import CacheError, StateError, SystemFault, UsageError
 from dstrain.runs.cache_commands.verify import Verified, verified
 from dstrain.storage.files import (
@@ -221,8 +220,8 @@ def _other_values(source: Path, folder: Path, name: str) -> StateError:
     return StateError(
         source,
         f"contains plan {name}, which {folder} has with other values; nothing was imported",
-        f"to have both, run: {shlex.join(apart)}",
-        f"to replace it, import again after: {shlex.join(removal)}",
+        f"to have both, run: {shell_command(apart)}",
+        f"to replace it, import again after: {shell_command(removal)}",
     )
 
 

@@ -1,6 +1,5 @@
 """`dstrain cache verify --repair`: remove what is damaged, and compute it again."""
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from dstrain.cache.store import DIGESTS, FeatureCache, check_is_cache
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import command_line
 from dstrain.config.validation import validate
-from dstrain.console import get_logger
+from dstrain.console import get_logger, shell_command
 from dstrain.data.forms.source import Source
 from dstrain.errors import (
     CacheError,
@@ -227,7 +226,7 @@ def _removal(folder: Path, plan: Path) -> str:
         # `prune` opens the plans, to see what they use.
         return f"to remove it, delete {plan}"
     words = ["dstrain", "cache", "prune", str(folder), "--plan", plan.stem]
-    return f"to remove it, run: {shlex.join(words)}"
+    return f"to remove it, run: {shell_command(words)}"
 
 
 def _compute(folder: Path, config: TrainConfig) -> None:

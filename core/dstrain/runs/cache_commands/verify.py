@@ -1,6 +1,5 @@
 """`dstrain cache verify`: read every byte of a feature cache, and name what is damaged."""
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from dstrain.cache.index import own_files
 from dstrain.cache.plan_files import PlanSamples, open_part, open_samples, read_record
 from dstrain.cache.plan_records import literal
 from dstrain.cache.store import DIGESTS, FeatureCache, check_is_cache
-from dstrain.console import number_of, progress_bar, redacted
+from dstrain.console import number_of, progress_bar, redacted, shell_command
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.runs.cache_commands.contents import preview_addresses
 from dstrain.storage.columns import open_columns
@@ -68,7 +67,7 @@ def verify(folder: Path, repair: Repair | None = None) -> None:
         advice = []
         if repair is None:
             words = ["dstrain", "cache", "verify", str(folder), "--repair"]
-            advice = [f"to repair it, run: {shlex.join(words)}"]
+            advice = [f"to repair it, run: {shell_command(words)}"]
         raise StateError(folder, what, *advice)
 
 

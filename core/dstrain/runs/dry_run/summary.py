@@ -25,14 +25,16 @@ from dstrain.runs.dry_run.planned_rows import (
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.memory.facts import facts_of
 from dstrain.runs.memory.planning import PlannedRun
-from dstrain.runs.memory.report import report
+from dstrain.runs.memory.report import report, verdict
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.cache_folder import refuse_folder
 from dstrain.training.module import TrainingModule
 
-COMPUTING = "computing what the run needs ..."
-"""What a terminal shows meanwhile: of a large model, half a minute."""
+BUILDING = "building the models without weights ..."
+COUNTING = "counting what the run needs ..."
+SEARCHING = "looking for what makes it fit ..."
+"""What a terminal shows meanwhile: of a large model, half a minute in all."""
 
 
 def as_summary(setup: Setup) -> str:
@@ -53,19 +55,22 @@ def as_summary(setup: Setup) -> str:
     if setup.sharding is not None:
         refuse_unshardable(setup, plans)
     # Shown here, since the bars of the rows would end it.
-    with status(COMPUTING):
+    with status(BUILDING):
         loaded = _check_models(setup, plans, rows.preview_plans, absent)
-        length = _Length.of(setup, rows)
-        lines = ["", *fitted(["this run", *length.lines(setup, second)])]
-        if loaded is None:
-            lines += ["", "memory: not known, since no model files are given"]
-        else:
+    length = _Length.of(setup, rows)
+    lines = ["", *fitted(["this run", *length.lines(setup, second)])]
+    fitting = ["", "memory: not known, since no model files are given"]
+    if loaded is not None:
+        with status(COUNTING):
             facts = facts_of(setup, plans, loaded, rows.data, rows.largest)
             run = PlannedRun(setup, plans, facts, rows.largest, typed)
             lines += report(run, length.steps, length.per_epoch, rows.count)
+        with status(SEARCHING):
+            fitting = [*verdict(run)]
     if absent:
         missing = [f"    {line}" for line in dict.fromkeys(absent)]
         lines += ["", "to fetch", *fitted(missing)]
+    lines += fitting
     return redacted("\n".join(lines) + "\n")
 
 

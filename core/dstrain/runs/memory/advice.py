@@ -1,6 +1,5 @@
 """List the flags with which a run needs less memory, the cheapest first."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import command_line
 from dstrain.config.validation import validate
+from dstrain.console import shell_command
 from dstrain.errors import UsageError
 from dstrain.storage.files import nameable
 from dstrain.training.optimizers.choice import choose_optimizer
@@ -279,7 +279,7 @@ def added_flags(changes: Mapping[str, Any]) -> str:
             words.append(f"--{name}")
             if one is not True:
                 words.append(str(one))
-    return shlex.join(words)
+    return shell_command(words)
 
 
 def _cache_of(config: TrainConfig) -> Path:

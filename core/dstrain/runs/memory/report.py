@@ -31,7 +31,7 @@ Row = tuple[str, str, str]
 def report(
     run: PlannedRun, steps: int | None, per_epoch: int | None, rows: int
 ) -> Iterator[str]:
-    """Yield the lines of the table.
+    """Yield the lines of the tables of memory and disk.
 
     Args:
         run: The run.
@@ -39,23 +39,34 @@ def report(
         per_epoch: Those of an epoch, if they are known.
         rows: Rows of the dataset; 0 if they are not known.
     """
-    if not run.setup.config.runs_both_stages:
-        found = run.estimate(run.setup.config, run.setup.stage)
-        yield from _memory(run, found)
-        yield from _fit(run, [found])
-        yield from _disk(run, steps, per_epoch, rows)
-        return
-    stages = [run.of_stage("data_process"), run.of_stage("train")]
-    peaks = [one.estimate(one.setup.config, one.setup.stage) for one in stages]
-    for one, found in zip(stages, peaks, strict=True):
+    needs = _needs_of(run)
+    for one, found in needs:
         yield from _memory(one, found)
-    yield ""
-    larger = max(peaks, key=lambda found: found.peak)
-    number = 1 + peaks.index(larger)
-    yield f"the larger peak decides, that of stage {number}: {as_size(larger.peak)}"
-    yield from _fit(run, peaks)
-    for one in stages:
+    for one, _ in needs:
         yield from _disk(one, steps, per_epoch, rows)
+
+
+def verdict(run: PlannedRun) -> Iterator[str]:
+    """Yield whether the run fits, and if not, what makes it fit: what a reader looks for,
+    so it comes last, where it is on the screen.
+    """
+    peaks = [found for _, found in _needs_of(run)]
+    yield ""
+    if len(peaks) == 1:
+        yield "whether it fits"
+    else:
+        larger = max(peaks, key=lambda found: found.peak)
+        number = 1 + peaks.index(larger)
+        yield f"whether it fits: the larger peak decides, that of stage {number}: {as_size(larger.peak)}"
+    yield from _fit(run, peaks)
+
+
+def _needs_of(run: PlannedRun) -> list[tuple[PlannedRun, Estimate]]:
+    """Return the stages of a command, or the run that is not split, with their peaks."""
+    stages = [run]
+    if run.setup.config.runs_both_stages:
+        stages = [run.of_stage("data_process"), run.of_stage("train")]
+    return [(one, one.estimate(one.setup.config, one.setup.stage)) for one in stages]
 
 
 def _memory(run: PlannedRun, found: Estimate) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Log the start and the end of a run."""
 
-import shlex
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from dstrain.console import fitted, get_logger, number_of
+from dstrain.console import fitted, get_logger, number_of, shell_command
 from dstrain.graph.noise_schedule import STRATA
 from dstrain.lora.key_names import key_formats
 from dstrain.models.components import components_of
@@ -63,7 +62,9 @@ def log_start(run: TrainingRun) -> None:
     unused = len(module.trained.unused_parameters)
     if unused:
         tensors = number_of(unused, "tensor")
-        logger.info(f"frozen because no loss reaches them: {tensors}")
+        logger.info(
+            f"not trained: {tensors}, which by the model's design cannot change the loss"
+        )
     epochs = run.total_steps / order.steps_per_epoch
     limit = ""
     if config.num_epochs and epochs < config.num_epochs:
@@ -165,7 +166,7 @@ def log_end(run: TrainingRun, weights: Sequence[Path]) -> None:
     for path in weights_to_convert(run, weights):
         output = str(path.with_name(f"{path.stem}-comfyui.safetensors"))
         words = ["dstrain", "export", "--format", "comfyui", str(path), output]
-        logger.info(f"for ComfyUI: {shlex.join(words)}")
+        logger.info(f"for ComfyUI: {shell_command(words)}")
 
 
 def weights_to_convert(run: TrainingRun, weights: Sequence[Path]) -> list[Path]:

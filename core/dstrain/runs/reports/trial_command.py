@@ -1,8 +1,8 @@
 """Write the command that tries what a run has trained."""
 
-import shlex
 import textwrap
 
+from dstrain.console import shell_command
 from dstrain.data.dataset import Dataset
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import make_plan
@@ -45,7 +45,7 @@ def trial_command(run: TrainingRun) -> str:
         if value != default:
             words += ["--input", f"{name}={value}"]
     output = "video.mp4" if setup.spec.makes_video else "image.png"
-    return shlex.join([*words, "--output", output])
+    return shell_command([*words, "--output", output])
 
 
 def first_caption(dataset: Dataset) -> str:

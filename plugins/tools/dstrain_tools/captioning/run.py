@@ -1,11 +1,16 @@
 """Caption a folder: `dstrain caption`."""
 
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
-from dstrain.console import get_logger, number_of, progress_bar, status
+from dstrain.console import (
+    get_logger,
+    number_of,
+    progress_bar,
+    shell_command,
+    status,
+)
 from dstrain.data.forms.folder import printable
 from dstrain.data.forms.source import metadata_files
 from dstrain.data.variants.captions import CaptionOptions as Additions
@@ -173,7 +178,7 @@ def _say_what_is_next(found: Tasks, files: ModelFiles, options: CaptionOptions) 
         command = ["dstrain", "--model_id", model_id]
         command += ["--dataset_base_path", str(options.folder)]
         command += ["--feature_cache", "cache", "--output_path", "out"]
-        logger.info(f"train on them: {shlex.join(command)}")
+        logger.info(f"train on them: {shell_command(command)}")
 
 
 def _faults_error(found: Tasks, options: CaptionOptions) -> UsageError:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.help import Command
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.validation import validate
+from dstrain.console import shell_command
 from dstrain.errors import UsageError
 from dstrain.storage.files import write_file
 
@@ -24,13 +24,15 @@ from dstrain_tools.importing.reading.source import read_source
 from dstrain_tools.importing.tables import TOOLS, table_of
 from dstrain_tools.importing.translation import Translation, translate
 
+NOT_WRITTEN = "no file was written: add --output FILE.toml"
+
 
 def import_command() -> click.Command:
     """Return the command."""
     params: Sequence[click.Parameter] = (
         click.Argument(["source"], type=file_path, metavar="FILE"),
         click.Option(
-            ["--output"],
+            ["--output", "-o"],
             type=file_path,
             metavar="FILE",
             help="TOML file to write. Defaults to standard output.",
@@ -91,11 +93,11 @@ def run(
     text = as_toml(found, read)
     if output is None:
         click.echo(text, nl=False)
-        click.echo(f"\n{report(found)}", err=True)
+        click.echo(f"\n{report(found)}\n\n{NOT_WRITTEN}", err=True)
         return
     _write({output: text, **found.tables}, overwrite)
     click.echo(report(found))
-    check = shlex.join(["dstrain", "--config", str(output), "--dry_run"])
+    check = shell_command(["dstrain", "--config", str(output), "--dry_run"])
     click.echo(f"\nwrote {output}; check it: {check}")
 
 

@@ -174,7 +174,7 @@ def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
         "device cpu, mixed precision no, 1 process",
         "training dit: 96 parameters, ",
         "LoRA on dit: text x2, to_q x2",
-        "no loss reaches them: 2 tensors",
+        "not trained: 2 tensors, which by the model's design cannot change the loss",
         "6 samples x 1 in 2 shapes, 4 steps per epoch",
         "runs to step 8",
         f"weights: {tmp_path}/epoch-1.safetensors",

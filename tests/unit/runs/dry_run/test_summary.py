@@ -11,7 +11,7 @@ import pytest
 from dstrain.cli.main import main
 from dstrain.console import PAGE_WIDTH
 from dstrain.errors import StateError
-from dstrain.runs.dry_run.summary import COMPUTING, as_summary
+from dstrain.runs.dry_run.summary import BUILDING, COUNTING, SEARCHING, as_summary
 from dstrain.runs.resolve import resolve
 
 from tests.support.runs import config, project, train
@@ -25,6 +25,11 @@ TO_FETCH = {
     ":data_process": "metadata.csv vae text_encoder tokenizer",
     ":train": ". transformer",
 }
+
+
+def to_fetch(printed: str) -> list[str]:
+    """Return the lines of what is not on this machine."""
+    return printed.partition("\nto fetch\n")[2].partition("\n\n")[0].splitlines()
 
 
 @pytest.fixture
@@ -65,11 +70,34 @@ def test_it_needs_only_the_metadata(
     assert f"{second}   loads dit" in printed
     assert ("stage 1" in printed) is ("stage 2" in printed) is (stage != "")
     assert ("    1 row in metadata.csv x 1" in printed) is (stage != ":train")
-    files = printed.partition("\nto fetch\n")[2].splitlines()
+    files = to_fetch(printed)
     assert len(files) == len(TO_FETCH[stage].split())
     for line, place in zip(files, TO_FETCH[stage].split(), strict=True):
         assert place in line.split(" ")[4]
     assert [path.name for path in bare.iterdir()] == ["metadata.csv"]
+
+
+def test_the_answer_comes_last_where_it_is_on_the_screen(
+    bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "tiny", "--toy", "--dry_run", "--dataset_base_path", "."]
+    words += ["--output_path", "out", "--preset_lora_path", "absent"]
+    words += ["--device_memory", "24"]
+    for more, heading in (
+        ([], "whether it fits"),
+        (
+            ["--feature_cache", "cache"],
+            "whether it fits: the larger peak decides, that of stage ",
+        ),
+    ):
+        assert main([*words, *more]) == 0
+        printed = capsys.readouterr().out
+        assert to_fetch(printed)
+        assert "\ndisk" in printed
+        *_, blank, title, answer = printed.splitlines()
+        assert blank == ""
+        assert title.startswith(heading)
+        assert answer == "    it fits on --device_memory 24 (22.35 GiB)"
 
 
 def test_a_terminal_shows_that_it_computes_after_the_rows_are_read(
@@ -80,8 +108,11 @@ def test_a_terminal_shows_that_it_computes_after_the_rows_are_read(
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stderr", terminal)
     as_summary(setup)
-    blank = " " * len(COMPUTING)
-    assert terminal.getvalue().endswith(f"{COMPUTING}\r\r{blank}\r")
+    assert terminal.getvalue().endswith(
+        "".join(
+            f"{line}\r\r{' ' * len(line)}\r" for line in (BUILDING, COUNTING, SEARCHING)
+        )
+    )
 
 
 def test_it_needs_no_dataset_at_all(
@@ -137,8 +168,7 @@ def test_files_that_are_not_here_are_listed(
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     assert main(["--model", "tiny", "--variant", "base", "--dry_run", *words]) == 0
-    printed = capsys.readouterr().out.partition("\nto fetch\n")[2]
-    assert printed.splitlines()[:-1] == [
+    assert to_fetch(capsys.readouterr().out)[:-1] == [
         "    --lora_checkpoint: lora does not exist",
         "    --preset_lora_path: preset does not exist",
         "    --resume_from_checkpoint: a does not exist",
