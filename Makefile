@@ -38,6 +38,8 @@ conformance: install
 		tests/integration/test_memory_estimates.py tests/integration/test_published_commands.py \
 		tests/integration/test_recipes.py tests/integration/test_two_processes.py \
 		tests/integration/test_docs.py::test_every_command_and_snippet_runs_and_prints_what_is_shown \
+		tests/integration/test_compile.py tests/integration/test_packaging.py \
+		tests/integration/test_public_surface.py tests/integration/test_two_nodes.py \
 		tests/integration/test_platforms.py tests/integration/test_stranger.py \
 		plugins/qwen_image/tests/test_training.py::test_two_processes_train_as_one_at_the_same_global_batch \
 		tests/integration/test_one_command.py::test_every_family_gets_it \

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, everyday
 
 FAMILIES = ("flux", "qwen_image", "wan")
 PACKAGES = ("core", *(f"plugins/{one}" for one in (*FAMILIES, "tools")))
@@ -101,7 +101,9 @@ def test_the_wheel_of_tools_brings_its_commands_and_their_tables(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", everyday.cases(FAMILIES, lambda name: name == "qwen_image")
+)
 def test_a_family_installed_alone_plans_its_run(
     family: str, installed: Installer, tmp_path: Path
 ) -> None:
