@@ -79,7 +79,9 @@ def train(
         losses = run_steps(run, directory, previews, own)
         for log in logs:
             log.conclude()
-        log_end(run, directory.weights)
+        if not losses:
+            directory.save_if_missing(run)
+        log_end(run, directory.weights, len(losses))
         weights = RunFiles.read(directory.folder).newest_weights()
         return RunResult(directory.folder, tuple(weights), losses, run.step)
 

@@ -87,6 +87,11 @@ class RunFiles:
             if path.endswith(".safetensors") and "/" not in path
         }
 
+    def missing_weights(self) -> list[str]:
+        """Return the weights files listed that are gone, newest first."""
+        listed = reversed(self.weights())
+        return [name for name in listed if not (self.folder / name).exists()]
+
     def newest_weights(self) -> list[Path]:
         """Return the weights files of the newest step whose files all exist, without
         averages.

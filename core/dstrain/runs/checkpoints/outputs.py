@@ -62,7 +62,7 @@ from dstrain.runs.skipped_rows import write_list
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.files import remove_leftovers
 from dstrain.storage.locks import LOCK, lock
-from dstrain.storage.run_files import RunFiles, averaged_name
+from dstrain.storage.run_files import AVERAGED, RunFiles, averaged_name
 from dstrain.training.optimizers.modes import in_eval_mode
 
 logger = get_logger(__name__)
@@ -202,10 +202,32 @@ class RunDirectory:
         """
         if not save_is_due(run):
             return False
+        self.save(run, self._name(run, epoch))
+        return True
+
+    def save_if_missing(self, run: TrainingRun) -> None:
+        """Write the weights of a run that has nothing left to do, from the state that was
+        loaded, if they are gone.
+        """
+        listed = RunFiles.read(self.folder).weights()
+        names = [
+            name
+            for name, step in listed.items()
+            if step == run.step and not name.endswith(AVERAGED)
+        ]
+        count = len(run.module.trained.components)
+        # Those written last: others of this step are of a run that was killed.
+        self.weights = [self.folder / name for name in names[-count:]]
+        is_missing = len(names) < count
+        if run.processes.any(self.processes.is_main and is_missing):
+            self.save(run, self._name(run, (run.step - 1) // run.order.steps_per_epoch))
+            logger.info(f"the weights of step {run.step} were gone: written again")
+
+    def _name(self, run: TrainingRun, epoch: int) -> str:
+        """Return how the files of weights are named after a step of this epoch."""
         ends_epoch = run.step % run.order.steps_per_epoch == 0
         by_epoch = self.setup.config.save_steps is None and ends_epoch
-        self.save(run, f"epoch-{epoch}" if by_epoch else f"step-{run.step}")
-        return True
+        return f"epoch-{epoch}" if by_epoch else f"step-{run.step}"
 
     def stop(self, run: TrainingRun, saved: bool) -> NoReturn:
         """Save unless that was just done, and raise Interrupted."""
