@@ -69,7 +69,9 @@ MODIFIERS = "plugins that change steps"
 NO_MODIFIERS = "none"
 ROWS = "rows"
 """End of the entries of `data_fingerprint` that are no digests."""
-ANEW = "or start over with --overwrite in place of --resume"
+ANEW = (
+    "or start over with another --output_path, or with --overwrite in place of --resume"
+)
 AnyRun = TrainingRun | PlannedTraining
 NO_FLAG = "no flag differs: other rows are skipped or have other sizes, or the model is another"
 OF_TRAINED_WEIGHTS = frozenset(
@@ -342,7 +344,8 @@ def refuse_other_run(
         )
     if changed:
         what = _dataset_changed(run, changed, saved_content, content)
-        raise StateError("--resume", what, "restore it", *_new_run(run), ANEW)
+        advice = "to resume, put the dataset back as it was"
+        raise StateError("--resume", what, advice, *_new_run(run), ANEW)
 
 
 def _dataset_changed(
