@@ -27,7 +27,8 @@ from dstrain.runs.checkpoints.directory import (
     SKIPPED_ROWS,
     VALIDATION_CSV,
     VALIDATION_JSONL,
-    refuse_unlisted,
+    check_start,
+    put_back,
     remove_run,
     restore_run,
     run_in,
@@ -36,7 +37,6 @@ from dstrain.runs.checkpoints.parts import key_format, take_part_in_save
 from dstrain.runs.checkpoints.resume import (
     MODIFIERS,
     PROCESSES,
-    check_start,
     data_fingerprint,
     load_training_state,
     modifiers_in_words,
@@ -46,22 +46,24 @@ from dstrain.runs.checkpoints.resume import (
     training_state,
 )
 from dstrain.runs.checkpoints.state import (
-    FILES,
-    RECORD,
-    STATE_FILES,
-    STATES,
     load_state,
     newest_state,
     prune_states,
     save_full,
     save_state,
+)
+from dstrain.runs.checkpoints.state_folders import (
+    FILES,
+    RECORD,
+    STATE_FILES,
+    STATES,
     states,
 )
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.files import remove_leftovers
-from dstrain.storage.locks import LOCK, lock
+from dstrain.storage.locks import lock
 from dstrain.storage.run_files import AVERAGED, RunFiles, averaged_name
 from dstrain.training.optimizers.modes import in_eval_mode
 
@@ -126,11 +128,7 @@ class RunDirectory:
         neither to be resumed nor overwritten, and for nothing to resume from.
         """
         if self.processes.is_main:
-            # A run that is still going says so before what it wrote is in the way.
-            if (self.folder / LOCK).exists():
-                with lock(self.folder):
-                    restore_run(self.folder)
-            refuse_unlisted(self.folder)
+            put_back(self.folder)
         # The others look at what the main process has put back.
         self.processes.wait()
         check_start(self.setup.config, self.folder)

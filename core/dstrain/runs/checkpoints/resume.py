@@ -18,7 +18,6 @@ from dstrain.config.fields import split_commas
 from dstrain.config.learning_rates import parse_learning_rates
 from dstrain.config.options.optimizer import ENDING_AT_LAST_STEP
 from dstrain.config.options.train import (
-    TrainConfig,
     options_affecting,
     recorded_values,
 )
@@ -35,8 +34,8 @@ from dstrain.graph.inputs import MaskColumn
 from dstrain.models.device import precision
 from dstrain.pipeline.loss_masks import MASK
 from dstrain.pipeline.tile_choice import tiles_of
-from dstrain.runs.checkpoints.directory import refuse_run
-from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
+from dstrain.runs.checkpoints.state import TrainingState
+from dstrain.runs.checkpoints.state_folders import states
 from dstrain.runs.datasets.changed import written_since
 from dstrain.runs.datasets.masks import other_masks
 from dstrain.runs.datasets.own_options import (
@@ -49,7 +48,7 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import PlannedTraining, TrainingData, TrainingRun
 from dstrain.storage.files import unused_name
 from dstrain.storage.hashing import hash_json
-from dstrain.storage.run_files import RUN, RunFiles
+from dstrain.storage.run_files import RunFiles
 from dstrain.training.batching import Position
 from dstrain.training.loader import CachedSamples
 from dstrain.training.optimizers.names import named
@@ -156,31 +155,6 @@ def modifiers_in_words(setup: Setup) -> str:
     """
     words = [f"{name} (code {code[:8]})" for name, code in setup.modifiers.items()]
     return ", ".join(words) or NO_MODIFIERS
-
-
-def check_start(config: TrainConfig, folder: Path) -> None:
-    """Refuse, before any work, an output folder that this run cannot start in.
-
-    Raises StateError for a run that is neither to be resumed nor overwritten, and for
-    one that lost its states. One that saved none starts anew, so that a job script is
-    one command.
-    """
-    if config.resume is None:
-        if not config.overwrite:
-            refuse_run(folder)
-    elif config.resume != "auto":
-        path = Path(config.resume)
-        if not (path / RECORD).exists():
-            advice = (
-                "--resume takes auto, or a folder states/step-STEP of an earlier run"
-            )
-            raise StateError(path, "is not a state folder", advice)
-    elif not states(folder) and RunFiles.read(folder).committed:
-        raise StateError(
-            folder,
-            f"contains no checkpoint, although {RUN} records that one was saved",
-            f"put its folder {STATES} back, or start over with --overwrite in place of --resume",
-        )
 
 
 def config_digest(run: AnyRun) -> str:
