@@ -42,6 +42,7 @@ from dstrain.data.files import (
     read_mask,
     refuse_transparent,
 )
+from dstrain.data.forms.left_out import left_out_of
 from dstrain.data.forms.naming import lacking_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source, find_source
@@ -135,7 +136,14 @@ def open_dataset(
         check_inputs: Refuses a set of inputs that the run cannot do with; it decides
             which columns must exist and which cells must not be blank.
     """
-    return check_rows(read_table(config, inputs), config, inputs, check_inputs)
+    table = read_table(config, inputs)
+    try:
+        return check_rows(table, config, inputs, check_inputs)
+    except UsageError as error:
+        # Together, so that all is mended at once.
+        if config.source.form == "folder" and error.where == str(table.path):
+            error.help_lines += tuple(left_out_of(table.path, inputs))
+        raise
 
 
 def read_table(config: DataConfig, inputs: Mapping[str, Input]) -> Table:
