@@ -6,8 +6,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 from dstrain.config.fields import (
     Group,
@@ -18,6 +19,7 @@ from dstrain.config.fields import (
     parse_input,
     parse_lora,
 )
+from dstrain.errors import nearest
 
 T = TypeVar("T")
 Accepted = TypeVar("Accepted")
@@ -61,8 +63,22 @@ def required(
     field_specifiers=(converted, required, dataclasses.field),
 )
 def options(cls: type[T]) -> type[T]:
-    """Make a class of options a frozen dataclass with keyword arguments."""
-    return dataclass(frozen=True, kw_only=True)(cls)
+    """Make a class of options a frozen dataclass with keyword arguments, which names the
+    nearest option where there is none of a name.
+    """
+    made = dataclass(frozen=True, kw_only=True)(cls)
+    names = {one.name for one in dataclasses.fields(cast(Any, made))}
+    set_fields = made.__init__
+
+    @wraps(set_fields)
+    def init(self: T, **given: Any) -> None:
+        for name in given.keys() - names:
+            what = f"{cls.__name__} has no option {name!r}{nearest(name, names)}"
+            raise TypeError(what)
+        set_fields(self, **given)
+
+    made.__init__ = init  # type: ignore[method-assign, assignment]
+    return made
 
 
 def convert(config: Any) -> None:

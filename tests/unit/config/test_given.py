@@ -69,3 +69,11 @@ def test_what_is_neither_is_refused_where_the_configuration_is_checked(
     )
     with pytest.raises(UsageError, match=f"--{name}: expected \\w+, got 3"):
         validate(config)
+
+
+def test_an_option_that_there_is_not_is_answered_with_the_nearest() -> None:
+    what = "TrainConfig has no option 'rank'; did you mean 'lora_rank'"
+    with pytest.raises(TypeError, match=what):
+        TrainConfig(model="m", rank=32)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="has no option 'promt'; did you mean 'prompt'"):
+        GenerateConfig(model="m", output="o", promt="a")  # type: ignore[call-arg]
