@@ -4,6 +4,7 @@ LoRA file, one value or a list for an option that may be repeated.
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -25,6 +26,10 @@ T = TypeVar("T")
 Accepted = TypeVar("Accepted")
 Kept = TypeVar("Kept")
 AnyPath = str | Path
+NAMED = re.compile(r"--([a-z]\w+)")
+"""A flag in a message."""
+COMMAND = "dstrain --"
+"""In the line of a message that is a command to type."""
 
 
 def converted(
@@ -92,6 +97,23 @@ def convert(config: Any) -> None:
         if flag.converter is not None and given != flag.default:
             # The class refuses to set its fields.
             object.__setattr__(config, flag.name, flag.converter(given))
+
+
+def as_keywords(message: str, config: type) -> list[str]:
+    """Return how a script gives the options that a message names as flags, but for those
+    in a whole command.
+
+    config: The class of options.
+    """
+    known = {flag.name: flag for flag in flags(config)}
+    found: dict[str, None] = {}
+    for line in message.splitlines():
+        for name in NAMED.findall("" if COMMAND in line else line):
+            if name in known:
+                flag = known[name]
+                value = True if flag.kind is bool else flag.bare
+                found[f"{name}={'...' if value is None else repr(value)}"] = None
+    return list(found)
 
 
 def as_path(given: AnyPath) -> Path:

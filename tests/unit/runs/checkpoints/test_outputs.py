@@ -236,6 +236,9 @@ def test_a_folder_that_holds_a_run_is_refused_without_resume_and_left_alone(
         flag in caught.value.help_lines[0]
         for flag in ("--resume", "--overwrite", "--output_path")
     )
+    # What a script has in their place.
+    note = "in a script: resume='auto', overwrite=True, output_path=..."
+    assert caught.value.__notes__ == [note]
     assert before == {
         path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
     }
