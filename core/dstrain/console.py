@@ -310,6 +310,17 @@ def retitle(bar: Any, title: str) -> None:
     bar.set_description_str(title, refresh=sys.stderr.isatty() or in_notebook())
 
 
+@contextmanager
+def bars_hidden() -> Iterator[None]:
+    """Take the bars off a terminal while a script writes to it, and draw them again."""
+    if in_notebook():
+        yield  # a bar is no line of text there
+        return
+    # Without the lock: what is done inside may wait for threads that log.
+    with _tqdm().external_write_mode(file=sys.stdout, nolock=True):
+        yield
+
+
 def printable(text: str) -> str:
     """Return a text of lines with its control characters escaped, as '\\x1b': a terminal
     would obey them, and a name in a message may have any.

@@ -435,6 +435,6 @@ def test_a_resume_that_stage_2_would_refuse_is_refused_before_anything_is_comput
     told = capfd.readouterr().err
     assert said in told
     assert ("resume with those that were saved" in told) == bool(flag)
-    assert "or start over with --overwrite in place of --resume" in told
+    assert "or start over with another --output_path, or with --overwrite" in told
     assert sorted((tmp_path / "cache").rglob("*")) == before
     assert main([*words(more), "--overwrite"]) == 0

@@ -16,6 +16,7 @@ from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 
+import dstrain
 import pytest
 from dstrain import console as progress
 from dstrain.config.options.generate import GenerateConfig
@@ -40,6 +41,7 @@ from dstrain.console import (
     status,
 )
 from dstrain.generation.run import generate
+from dstrain.runs.script.parts import OwnParts, StepNumbers
 from tqdm import tqdm
 
 from tests.support.other_platform import OF_OS, without
@@ -420,6 +422,35 @@ def test_lines_are_written_above_open_bars(monkeypatch: pytest.MonkeyPatch) -> N
         "\r"
     )  # the bars are cleared before the line
     assert "train 33%" in after  # and drawn again below it
+
+
+def test_what_a_callback_prints_is_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    own = OwnParts(callbacks=[lambda numbers: print(f"step {numbers.step}")])
+    numbers = StepNumbers(1, 3, 0, 0.5, 0.1, 0.1, 1.0, 0.0)
+    with progress_bar("train", 3) as bar:
+        bar.update()
+        assert not own.call(numbers)
+    before, _, after = terminal.getvalue().partition("step 1\n")
+    assert before.endswith("\r")  # the bar is cleared
+    assert "train 33%" in after
+
+
+def test_a_script_that_loads_the_library_says_so_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert dstrain.UsageError
+    assert not terminal.getvalue()  # torch is here already
+    monkeypatch.delitem(sys.modules, "torch")
+    assert dstrain.UsageError
+    assert terminal.getvalue().startswith(f"{LOADING}\r")
+    with pytest.raises(AttributeError):
+        _ = dstrain.nothing
 
 
 @pytest.mark.parametrize(

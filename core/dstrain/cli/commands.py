@@ -38,6 +38,9 @@ def train(config: TrainConfig) -> None:
     This is the default command.
     """
     validate(config)
+    from dstrain.runs.checkpoints.directory import refuse_early
+
+    refuse_early(config)
     # Imported once the options are known to be right, since it imports torch.
     with status():
         from dstrain.runs.runner import start

@@ -22,6 +22,12 @@ DEFECT = (
     "this is a bug in dstrain or a plugin: please report it with the output of --debug",
 )
 
+OF_RUN = (
+    "is required: the output folder of a training run",
+    "to generate without one, name a model: --model_id, or --model with its files",
+)
+"""What is said where neither a run nor a model is named."""
+
 
 def explain(error: BaseException) -> DstrainError:
     """Return any exception as an error of dstrain; an unforeseen one names its place in
@@ -84,6 +90,9 @@ def _usage(error: click.ClickException) -> UsageError:
     if not isinstance(param, click.Option) or context is None:
         return UsageError("command line", what)
     if isinstance(error, click.MissingParameter):
+        names = {one.name for one in context.command.params}
+        if param.name == "model" and "run" in names:
+            return UsageError("--run", *OF_RUN)
         what = f"is required: {_as_clause(str(param.help))}"
     return UsageError(place(param, context), what)
 

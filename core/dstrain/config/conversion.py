@@ -4,25 +4,33 @@ LoRA file, one value or a list for an option that may be repeated.
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 from dstrain.config.fields import (
     Group,
     LoraFile,
     NamedInput,
     flags,
+    flags_by_name,
     option,
     parse_input,
     parse_lora,
 )
+from dstrain.errors import nearest
 
 T = TypeVar("T")
 Accepted = TypeVar("Accepted")
 Kept = TypeVar("Kept")
 AnyPath = str | Path
+NAMED = re.compile(r"--([a-z]\w+)")
+"""A flag in a message."""
+COMMAND = "dstrain --"
+"""In the line of a message that is a command to type."""
 
 
 def converted(
@@ -64,8 +72,22 @@ def required(
     field_specifiers=(converted, required, dataclasses.field),
 )
 def options(cls: type[T]) -> type[T]:
-    """Make a class of options a frozen dataclass with keyword arguments."""
-    return dataclass(frozen=True, kw_only=True)(cls)
+    """Make a class of options a frozen dataclass with keyword arguments, which names the
+    nearest option where there is none of a name.
+    """
+    made = dataclass(frozen=True, kw_only=True)(cls)
+    names = {one.name for one in dataclasses.fields(cast(Any, made))}
+    set_fields = made.__init__
+
+    @wraps(set_fields)
+    def init(self: T, **given: Any) -> None:
+        for name in given.keys() - names:
+            what = f"{cls.__name__} has no option {name!r}{nearest(name, names)}"
+            raise TypeError(what)
+        set_fields(self, **given)
+
+    made.__init__ = init  # type: ignore[method-assign, assignment]
+    return made
 
 
 def convert(config: Any) -> None:
@@ -79,6 +101,23 @@ def convert(config: Any) -> None:
         if flag.converter is not None and given != flag.default:
             # The class refuses to set its fields.
             object.__setattr__(config, flag.name, flag.converter(given))
+
+
+def as_keywords(message: str, config: type) -> list[str]:
+    """Return how a script gives the options that a message names as flags, but for those
+    in a whole command.
+
+    config: The class of options.
+    """
+    known = flags_by_name(config)
+    found: dict[str, None] = {}
+    for line in message.splitlines():
+        for name in NAMED.findall("" if COMMAND in line else line):
+            if name in known:
+                flag = known[name]
+                value = True if flag.kind is bool else flag.bare
+                found[f"{name}={'...' if value is None else repr(value)}"] = None
+    return list(found)
 
 
 def as_path(given: AnyPath) -> Path:

@@ -22,6 +22,7 @@ from dstrain.data.cells import Cell, file_names
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import CheckedSample, Dataset
 from dstrain.data.files import DataRoots, FileInspector
+from dstrain.data.forms.left_out import left_out_of
 from dstrain.data.forms.naming import lacking_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source, find_source
@@ -117,7 +118,14 @@ def open_dataset(
         check_inputs: Refuses a set of inputs that the run cannot do with; it decides
             which columns must exist and which cells must not be blank.
     """
-    return check_rows(read_table(config, inputs), config, inputs, check_inputs)
+    table = read_table(config, inputs)
+    try:
+        return check_rows(table, config, inputs, check_inputs)
+    except UsageError as error:
+        # Together, so that all is mended at once.
+        if config.source.form == "folder" and error.where == str(table.path):
+            error.help_lines += tuple(left_out_of(table.path, inputs))
+        raise
 
 
 def read_table(config: DataConfig, inputs: Mapping[str, Input]) -> Table:

@@ -89,7 +89,11 @@ class Table:
         """Raise one UsageError with the place of each fault; do nothing without faults."""
         ordered = sorted(dict.fromkeys(faults), key=lambda fault: fault.row)
         kind = "value" if all(fault.column for fault in ordered) else "row"
-        lines = [f"{self.where(one.row, one.column)}: {one.reason}" for one in ordered]
+        lines = []
+        for one in ordered:
+            place = self.where(one.row, one.column)
+            # In a folder the place is the name of the file, which need not be said again.
+            lines.append(f"{place}: {one.reason.removeprefix(f'{place!r} ')}")
         refuse(self.path, kind, lines, self.advice)
 
     def chosen(self, numbers: Numbers) -> "Table":

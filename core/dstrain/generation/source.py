@@ -11,8 +11,9 @@ import torch
 
 from dstrain.config.fields import LoraFile, parse_lora, split_commas
 from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.serialize import read_resolved
-from dstrain.errors import StateError, UsageError
+from dstrain.config.serialize import CONFIG, read_resolved
+from dstrain.console import shell_command
+from dstrain.errors import StateError, UsageError, first_few
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
@@ -143,9 +144,10 @@ class _Trained:
         """Return what a run trained; nothing without a run."""
         if run is None:
             return cls()
-        newest = RunFiles.read(run).newest_weights()
+        files = RunFiles.read(run)
+        newest = files.newest_weights()
         if not newest:
-            raise StateError(run, "this run has not saved any weights")
+            raise _without_weights(files)
         variant = ""
         loras = []
         full = {}
@@ -159,6 +161,21 @@ class _Trained:
                 full[component] = saved_weights(family, component, path)
         preset = _preset_of(read_resolved(run), family, variant, full)
         return cls(variant, tuple(loras), full, preset)
+
+
+def _without_weights(files: RunFiles) -> StateError:
+    """Return the error of a run none of whose weights are there, with the command that
+    writes them if it has saved a state.
+    """
+    missing = files.missing_weights()
+    what = "this run has not saved any weights"
+    if missing:
+        what = f"the weights that this run saved are gone: {first_few(missing)}"
+    if not files.committed:
+        return StateError(files.folder, what)
+    words = ["dstrain", "--config", str(files.folder / CONFIG), "--resume"]
+    advice = f"resuming from its last state writes weights again; run: {shell_command(words)}"
+    return StateError(files.folder, what, advice)
 
 
 def _preset_of(

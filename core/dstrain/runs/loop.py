@@ -22,7 +22,8 @@ from dstrain.graph.long_prompts import LongPrompt
 from dstrain.randomness import SampleKey, seed_global
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
-from dstrain.runs.checkpoints.state import damage, states
+from dstrain.runs.checkpoints.state import damage
+from dstrain.runs.checkpoints.state_folders import states
 from dstrain.runs.checks.rows import log_warnings
 from dstrain.runs.long_prompts import LongPromptLog
 from dstrain.runs.offload import swap_advice
@@ -79,7 +80,9 @@ def train(
         losses = run_steps(run, directory, previews, own)
         for log in logs:
             log.conclude()
-        log_end(run, directory.weights)
+        if not losses:
+            directory.save_if_missing(run)
+        log_end(run, directory.weights, len(losses))
         weights = RunFiles.read(directory.folder).newest_weights()
         return RunResult(directory.folder, tuple(weights), losses, run.step)
 

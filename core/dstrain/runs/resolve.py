@@ -50,7 +50,7 @@ from dstrain.runs.checks.flags import (
     refuse_precision,
     refuse_unused,
 )
-from dstrain.runs.datasets.flags import caption_inputs
+from dstrain.runs.datasets.flags import caption_inputs, previewed_prompts
 from dstrain.runs.datasets.masks import with_masks_of_run
 from dstrain.runs.datasets.published import with_folders
 from dstrain.runs.datasets.sources import dataset_source
@@ -141,8 +141,10 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
 
 def with_defaults(config: TrainConfig, family: ModelFamily) -> TrainConfig:
     """Return the configuration with the hub of the environment and the family's gradient
-    checkpointing, where no flag says otherwise.
+    checkpointing, where no flag says otherwise, and with the trigger word in previews.
     """
+    # Once for all, so that what is previewed, recorded and printed is the same.
+    config = replace(config, preview_prompt=previewed_prompts(config))
     if config.hub is None and not config.toy:
         # Recorded, so that `generate --run` finds the same files.
         config = replace(config, hub=hub_of_environment())

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dstrain.cache.store import MARKER
+from dstrain.config.conversion import as_keywords
 from dstrain.config.datasets import datasets_of
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import (
@@ -20,6 +21,7 @@ from dstrain.console import fitted, get_logger, is_main_process
 from dstrain.distributed.world import ProcessGroup, distributed_run
 from dstrain.errors import (
     CacheError,
+    DstrainError,
     MissingFiles,
     SystemFault,
     UsageError,
@@ -93,8 +95,9 @@ def run(
 
     A task with a feature cache is run in two stages, one after the other.
 
-    Raises a DstrainError, whose exit code says what kind of thing went wrong, or the
-    OSError of files that cannot be removed.
+    Raises a DstrainError, whose exit code says what kind of thing went wrong and whose
+    notes say how a script writes the flags in it, or the OSError of files that cannot be
+    removed.
 
     Args:
         config: The options.
@@ -103,9 +106,14 @@ def run(
         callbacks: Called with the numbers of each optimizer step, in the main process.
             What one raises ends the run; where one returns True, the run saves and ends.
     """
-    config = with_family(config)
-    validate(config)
-    return start(config, OwnParts(module_class, tuple(tasks), tuple(callbacks)))
+    try:
+        config = with_family(config)
+        validate(config)
+        return start(config, OwnParts(module_class, tuple(tasks), tuple(callbacks)))
+    except DstrainError as error:
+        if keywords := as_keywords(str(error), TrainConfig):
+            error.add_note(f"in a script: {', '.join(keywords)}")
+        raise
 
 
 def start(config: TrainConfig, own: OwnParts = NO_PARTS) -> RunResult:

@@ -11,10 +11,9 @@ from dstrain.errors import SystemFault
 from dstrain.runs.setup import Setup
 from dstrain.storage.files import write_file
 from dstrain.storage.locks import lock
+from dstrain.storage.run_files import BAD_SAMPLES
 
 logger = get_logger(__name__)
-
-LIST = "bad_samples.jsonl"
 
 
 def read_samples(setup: Setup, processes: ProcessGroup) -> None:
@@ -48,7 +47,7 @@ def _read(setup: Setup, processes: ProcessGroup) -> None:
         what = "its files differ between processes, or have just changed"
         raise SystemFault(dataset.table.path, what)
     count = int(skipped.sum())
-    where = f", listed in {setup.list_folder / LIST}" if count else ""
+    where = f", listed in {setup.list_folder / BAD_SAMPLES}" if count else ""
     rows = setup.in_words("rows")
     logger.info(f"{count} of {len(skipped)} {rows} are skipped{where}")
 
@@ -63,7 +62,7 @@ def write_list(setup: Setup) -> None:
     """
     if setup.stage == "train":
         return
-    path = setup.list_folder / LIST
+    path = setup.list_folder / BAD_SAMPLES
     lines = []
     for one in setup.datasets:
         for fault in one.dataset.skipped:

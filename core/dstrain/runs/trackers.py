@@ -26,11 +26,10 @@ from dstrain.console import get_logger, redacted
 from dstrain.errors import UsageError
 from dstrain.graph.values import Frames
 from dstrain.storage.files import write_json
-from dstrain.storage.run_files import RunFiles
+from dstrain.storage.run_files import TRACKER_RUNS, RunFiles
 
 logger = get_logger(__name__)
 
-TRACKER_RUNS = "logs/trackers.json"
 ID_LENGTH = 21
 """Letters of a run's id: SwanLab takes no other number."""
 FINISH_SECONDS = 300

@@ -10,6 +10,10 @@ from dstrain.errors import StateError
 from dstrain.storage.files import write_json
 
 RUN = "run.json"
+BAD_SAMPLES = "bad_samples.jsonl"
+"""The list of the rows that a run skips, in its logs."""
+TRACKER_RUNS = "logs/trackers.json"
+"""The ids of the run in its trackers."""
 AVERAGED = ".ema.safetensors"
 """End of the names of weights files that contain an average over the steps."""
 
@@ -86,6 +90,11 @@ class RunFiles:
             for path, step in self.steps.items()
             if path.endswith(".safetensors") and "/" not in path
         }
+
+    def missing_weights(self) -> list[str]:
+        """Return the weights files listed that are gone, newest first."""
+        listed = reversed(self.weights())
+        return [name for name in listed if not (self.folder / name).exists()]
 
     def newest_weights(self) -> list[Path]:
         """Return the weights files of the newest step whose files all exist, without

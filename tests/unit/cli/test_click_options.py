@@ -119,7 +119,12 @@ def test_option_names_are_folded_and_values_are_not(runs: list[TrainConfig]) -> 
     assert len(runs) == 1
 
 
-def test_resume_may_stand_alone_or_name_a_path(runs: list[TrainConfig]) -> None:
+def test_resume_may_stand_alone_or_name_a_path(
+    runs: list[TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "somewhere").mkdir()
+    (tmp_path / "somewhere/record.json").touch()
     for more in (
         (),
         ("--resume",),

@@ -61,6 +61,10 @@ def answer_of(
             "--format: 'komfy' is not one of 'diffusers', 'comfyui', 'kohya', 'diffsynth'",
         ),
         (
+            ["generate", "--prompt", "a", "--output", "x.png"],
+            "--run: is required: the output folder of a training run",
+        ),
+        (
             ["generate", "--model", "faky", "--toy", "--output", "x.png"],
             "--prompt: is required",
         ),

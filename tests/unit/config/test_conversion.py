@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dstrain.config.conversion import as_keywords
 from dstrain.config.fields import LoraFile, NamedInput, flags
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
@@ -69,3 +70,19 @@ def test_what_is_neither_is_refused_where_the_configuration_is_checked(
     )
     with pytest.raises(UsageError, match=f"--{name}: expected \\w+, got 3"):
         validate(config)
+
+
+def test_an_option_that_there_is_not_is_answered_with_the_nearest() -> None:
+    what = "TrainConfig has no option 'rank'; did you mean 'lora_rank'"
+    with pytest.raises(TypeError, match=what):
+        TrainConfig(model="m", rank=32)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="has no option 'promt'; did you mean 'prompt'"):
+        GenerateConfig(model="m", output="o", promt="a")  # type: ignore[call-arg]
+
+
+def test_flags_in_a_message_are_told_as_a_script_writes_them() -> None:
+    message = """dstrain: error: --lora_rank: is 0, of --nothing
+  resume with --resume, start over with --overwrite, or without --overwrite
+  or run: dstrain --model m --seed 3"""
+    told = ["lora_rank=...", "resume='auto'", "overwrite=True"]
+    assert as_keywords(message, TrainConfig) == told

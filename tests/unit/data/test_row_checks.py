@@ -240,6 +240,23 @@ def test_all_bad_cells_are_reported_at_once_with_file_row_and_column(
         assert words in said
 
 
+def test_bad_files_of_a_folder_are_said_with_those_of_kinds_that_are_not_read(
+    tmp_path: Path,
+) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "dog.jpg")
+    (tmp_path / "sofa.jpg").write_bytes((tmp_path / "dog.jpg").read_bytes()[:99])
+    (tmp_path / "IMG_1.heic").touch()
+    for name in ("dog", "sofa", "IMG_1"):
+        (tmp_path / f"{name}.txt").write_text("a dog")
+    with pytest.raises(UsageError) as caught:
+        open_dataset(DataConfig(tmp_path, None, None, DYNAMIC), INPUTS)
+    bad, unread = caught.value.help_lines
+    # The name of the file once.
+    assert bad.startswith("sofa.jpg: cannot be read: ")
+    what = "1 file is of a kind that is not read, such as IMG_1.heic; convert it to"
+    assert unread.startswith(what)
+
+
 def test_fifty_bad_cells_are_listed_and_the_others_counted(base: Path) -> None:
     error = refused(
         base, "image\n" + "".join(f"{number}.png\n" for number in range(60))

@@ -1,6 +1,7 @@
 """--run: generate with the model files, options and newest weights of a training run."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -247,8 +248,12 @@ def test_the_newest_step_whose_files_all_exist_is_taken(here: Path) -> None:
     (out / "step-2.text_encoder.safetensors").unlink()
     assert taken() == ["step-1.dit.safetensors", "step-1.text_encoder.safetensors"]
     (out / "step-1.dit.safetensors").unlink()
-    with pytest.raises(StateError, match="has not saved any weights"):
+    gone = "step-2.text_encoder.safetensors, step-1.dit.safetensors"
+    with pytest.raises(StateError, match=f"this run saved are gone: {gone}") as caught:
         taken()
+    (advice,) = caught.value.help_lines
+    assert main(shlex.split(advice.partition("run: dstrain ")[2])) == 0
+    assert taken() == ["step-2.dit.safetensors", "step-2.text_encoder.safetensors"]
 
 
 def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from dstrain.data.cells import Cell, load_cell
 from dstrain.data.decoding import MEMORY
 from dstrain.errors import StateError, UsageError
 from dstrain.runs.runner import run
-from dstrain.runs.skipped_rows import LIST
 from dstrain.storage import file_memory
 from dstrain.storage.file_memory import ManyFiles
 from dstrain.storage.locks import lock
+from dstrain.storage.run_files import BAD_SAMPLES
 
 from tests.support.runs import config, files, log, project, train, training_run
 
@@ -35,7 +35,9 @@ def hurt(path: Path) -> None:
 
 
 def listed(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / LIST).read_text().splitlines()]
+    return [
+        json.loads(line) for line in (folder / BAD_SAMPLES).read_text().splitlines()
+    ]
 
 
 def draws(folder: Path, **changes: Any) -> list[tuple[int, int, int]]:
@@ -74,7 +76,7 @@ def test_bad_rows_are_skipped_whole_and_listed_with_their_places(
     assert reasons[6, "image"].startswith("'4.png' cannot be read")
     assert reasons[8, "image"] == "is blank"
     said = capfd.readouterr().err
-    assert f"4 of 8 rows are skipped, listed in {out / 'logs' / LIST}" in said
+    assert f"4 of 8 rows are skipped, listed in {out / 'logs' / BAD_SAMPLES}" in said
     assert "4 samples x 1" in said
 
 
@@ -127,7 +129,7 @@ def test_a_split_run_leaves_out_the_same_rows_as_one_in_a_piece(tmp_path: Path) 
         for n, part in files(whole).items()
         for k, a in part.items()
     )
-    assert not (split / "logs" / LIST).exists()
+    assert not (split / "logs" / BAD_SAMPLES).exists()
 
 
 def test_the_result_depends_on_no_worker(tmp_path: Path) -> None:
@@ -181,10 +183,10 @@ def test_a_list_of_an_earlier_run_goes_when_nothing_is_skipped(
     whole = (folder / "data/1.png").read_bytes()
     hurt(folder / "data/1.png")
     train(folder, **SKIP, **cache)
-    assert (folder / "store" / LIST).exists()
+    assert (folder / "store" / BAD_SAMPLES).exists()
     (folder / "data/1.png").write_bytes(whole)
     train(folder, **SKIP | cache | {"on_bad_sample": choice})
-    assert not (folder / "store" / LIST).exists()
+    assert not (folder / "store" / BAD_SAMPLES).exists()
 
 
 def test_a_resumed_run_skips_the_same_rows(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.setup import Setup
-from dstrain.runs.skipped_rows import LIST
 from dstrain.runs.stage_1 import precompute
 from dstrain.runs.stage_1.keyed_samples import KeyedSamples
 from dstrain.runs.validation_loss import COLUMNS, held_out_losses
+from dstrain.storage.run_files import BAD_SAMPLES
 
 from tests.support.family import write_data
 from tests.support.processes import commands, in_processes, words
@@ -239,7 +239,7 @@ def test_bad_rows_are_named_or_skipped_as_those_of_the_dataset(
         train(here, output_path=tmp_path / place, **given)
         assert "1 of 3 validation rows are skipped" in capsys.readouterr().err
         folder = tmp_path / place / ("" if stage else "logs")
-        (line,) = map(json.loads, (folder / LIST).read_text().splitlines())
+        (line,) = map(json.loads, (folder / BAD_SAMPLES).read_text().splitlines())
         assert (line["dataset"], line["row"]) == ("validation", 2)
     train(
         *(here,), task="sft:train", output_path=tmp_path / "split",

@@ -2,13 +2,15 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dstrain.data.forms.captions import SUFFIXES as CAPTIONS
 from dstrain.data.forms.listing import MEDIA, VIDEOS, names_in
 from dstrain.data.forms.metadata import SUFFIXES as TABLES
+from dstrain.data.forms.naming import main_column
+from dstrain.graph.inputs import Input
 
 UNREAD_IMAGES = frozenset(
     {
@@ -60,7 +62,8 @@ def left_out(folder: Path, is_image: bool) -> list[str]:
         stems = set()
         for name in names:
             stem, ending = os.path.splitext(name)
-            if ending.lower() in MEDIA:
+            # A caption of a file that is not read has one, and is none too many.
+            if ending.lower() in MEDIA | UNREAD_IMAGES | UNREAD_VIDEOS:
                 stems.add(stem)
         for name in names:
             stem, ending = os.path.splitext(name)
@@ -99,6 +102,12 @@ def left_out(folder: Path, is_image: bool) -> list[str]:
         what = f"{videos.are('video')} not read: the variant reads images"
         lines.append(what)
     return lines
+
+
+def left_out_of(folder: Path, inputs: Mapping[str, Input]) -> list[str]:
+    """Return the lines of `left_out` for a variant, by its table of inputs."""
+    column = main_column(inputs, True)
+    return left_out(folder, column is not None and not column.from_video)
 
 
 def _folders(folder: Path, prefix: str) -> Iterator[tuple[str, list[str]]]:

@@ -73,7 +73,7 @@ class CaptionOptions:
         if not self.trigger:
             return caption
         if TRIGGER in caption:
-            return caption.replace(TRIGGER, self.trigger)
+            return replace_trigger(caption, self.trigger)
         if has_word(caption, self.trigger):
             return caption
         return f"{self.trigger}, {caption}" if caption else self.trigger
@@ -91,6 +91,11 @@ class CaptionOptions:
             )
             orders.append(", ".join([*first, *(others[tag] for tag in shuffled)]))
         return orders
+
+
+def replace_trigger(text: str, word: str) -> str:
+    """Return a text with the trigger word in place of TRIGGER; without a word, as it is."""
+    return text.replace(TRIGGER, word) if word else text
 
 
 def has_word(caption: str, word: str) -> bool:

@@ -19,7 +19,9 @@ from dstrain.console import get_logger, number_of, progress_bar, redacted
 from dstrain.data.forms.naming import parse_columns
 from dstrain.data.forms.reading import Reading
 from dstrain.data.forms.source import Source as DataSource
+from dstrain.data.rows.loaded import AS_WRITTEN
 from dstrain.data.table import Table
+from dstrain.data.variants.captions import CaptionOptions
 from dstrain.errors import (
     CacheError,
     DstrainError,
@@ -43,6 +45,7 @@ from dstrain.registry.family import ModelFamily
 from dstrain.runs.cache_commands.contents import Contents, PlanContents
 from dstrain.runs.cache_commands.page import Card, write_page
 from dstrain.runs.cache_commands.prune import named_plan
+from dstrain.runs.datasets.flags import caption_inputs, data_config
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.plan_identity import USE
@@ -220,19 +223,26 @@ def texts(source: Source, plan: PlanContents) -> Callable[[int], str]:
     if dataset.digest() != plan.about["dataset"]["sha256"]:
         what = "is not what the plan was made from, or has changed"
         raise UsageError(dataset.path, what)
-    names = [
-        one.name
-        for one in source.spec.inputs.values()
+    columns = {
+        name: one.name
+        for name, one in source.spec.inputs.items()
         if isinstance(one, Column) and one.kind in ("text", "texts")
-    ]
+    }
+    captions = caption_inputs(source.spec)
     rows: list[Callable[[int], str]] = []
     ends: list[int] = []
     parts = dataset.parts or (dataset,)
     for one, place in zip(datasets_of(source.config), parts, strict=True):
-        table = _read(one.config, place, source.spec, names)
-        rows.append(
-            partial(_text, table, [name for name in names if name in table.columns])
-        )
+        table = _read(one.config, place, source.spec, [*columns.values()])
+        own = data_config(one.config, source.spec).captions
+        # Neither other orders of the tags nor the empty caption say anything more.
+        own = replace(own, shuffle_tags=False, dropout=0.0)
+        options = {
+            column: own if name in captions else AS_WRITTEN
+            for name, column in columns.items()
+            if column in table.columns
+        }
+        rows.append(partial(_text, table, options))
         ends.append(len(table.rows) + (ends[-1] if ends else 0))
 
     def text(row: int) -> str:
@@ -251,8 +261,16 @@ def _read(
     return reading.read(place, spec.inputs, names)
 
 
-def _text(table: Table, columns: Sequence[str], row: int) -> str:
-    return "\n".join(str(table.rows[row][name]) for name in columns)
+def _text(table: Table, columns: Mapping[str, CaptionOptions], row: int) -> str:
+    """Return the texts of a row as the model is given them, each on a line."""
+    lines = []
+    for name, options in columns.items():
+        value = table.rows[row][name]
+        if options == AS_WRITTEN:
+            lines.append(str(value))
+        else:
+            lines += [caption for _, caption in options.captions(value)]
+    return "\n".join(lines)
 
 
 def _no_caption(row: int) -> str:

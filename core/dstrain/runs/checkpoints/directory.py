@@ -1,24 +1,38 @@
 """The output folder of a run: where its files are, and the list of those it wrote."""
 
 import errno
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path, PurePath
 
+from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import CONFIG
 from dstrain.errors import StateError
-from dstrain.runs.checkpoints.state import STATE_FILES, STATES, states
-from dstrain.runs.skipped_rows import LIST
-from dstrain.runs.trackers import TRACKER_RUNS
+from dstrain.runs.checkpoints.state_folders import (
+    RECORD,
+    STATE_FILES,
+    STATES,
+    states,
+)
+from dstrain.runs.launch.variables import world_size
 from dstrain.storage.files import finish_replacing, temporaries, temporary
-from dstrain.storage.run_files import RUN, RunFiles, not_listed, remove_empty
+from dstrain.storage.locks import LOCK, lock
+from dstrain.storage.run_files import (
+    BAD_SAMPLES,
+    RUN,
+    TRACKER_RUNS,
+    RunFiles,
+    not_listed,
+    remove_empty,
+)
 
 LOSS_CSV = "logs/loss.csv"
 LOSS_JSONL = "logs/loss.jsonl"
 VALIDATION_CSV = "logs/validation.csv"
 VALIDATION_JSONL = "logs/validation.jsonl"
 LOG = "logs/dstrain.log"
-SKIPPED_ROWS = f"logs/{LIST}"
+SKIPPED_ROWS = f"logs/{BAD_SAMPLES}"
 PREVIEWS = "previews"
 PROMPTS = "previews/prompts.json"
 SET_ASIDE = ".overwritten"
@@ -77,6 +91,52 @@ def refuse_unlisted(folder: Path) -> None:
             name = path.relative_to(folder).as_posix()
             if name not in listed:
                 raise not_listed(folder, name)
+
+
+def check_start(config: TrainConfig, folder: Path) -> None:
+    """Refuse, before any work, an output folder that this run cannot start in.
+
+    Raises StateError for a run that is neither to be resumed nor overwritten, and for
+    one that lost its states. One that saved none starts anew, so that a job script is
+    one command.
+    """
+    if config.resume is None:
+        if not config.overwrite:
+            refuse_run(folder)
+    elif config.resume != "auto":
+        path = Path(config.resume)
+        if not (path / RECORD).exists():
+            advice = (
+                "--resume takes auto, or a folder states/step-STEP of an earlier run"
+            )
+            raise StateError(path, "is not a state folder", advice)
+    elif not states(folder) and RunFiles.read(folder).committed:
+        raise StateError(
+            folder,
+            f"contains no checkpoint, although {RUN} records that one was saved",
+            f"put its folder {STATES} back, or start over with --overwrite in place of --resume",
+        )
+
+
+def put_back(folder: Path) -> None:
+    """Put back what an interrupted run moved, and refuse files in the way that no run
+    wrote; raises StateError.
+    """
+    # A run that is still going says so before what it wrote is in the way.
+    if (folder / LOCK).exists():
+        with lock(folder):
+            restore_run(folder)
+    refuse_unlisted(folder)
+
+
+def refuse_early(config: TrainConfig) -> None:
+    """Refuse an output folder that a run of one process cannot start in, as the run itself
+    will, before it imports what takes seconds.
+    """
+    writes = config.stage != "data_process" and not config.dry_run
+    if writes and config.output_path is not None and world_size(os.environ) == 1:
+        put_back(config.output_path)
+        check_start(config, config.output_path)
 
 
 def remove_run(folder: Path) -> None:

@@ -27,7 +27,7 @@ from dstrain.runs.checkpoints.run_identity import (
     config_digest,
     modifiers_in_words,
 )
-from dstrain.runs.checkpoints.state import states
+from dstrain.runs.checkpoints.state_folders import states
 from dstrain.runs.datasets.changed import written_since
 from dstrain.runs.datasets.own_options import differing_options, with_recorded
 from dstrain.runs.datasets.sources import source_here
@@ -42,7 +42,9 @@ OF_SAMPLES = ("batch_size", "gradient_accumulation_steps", PROCESSES)
 """What the samples of a step are the product of."""
 MODIFIERS = "plugins that change steps"
 """Entry of these versions: what `modifiers_in_words` returns."""
-ANEW = "or start over with --overwrite in place of --resume"
+ANEW = (
+    "or start over with another --output_path, or with --overwrite in place of --resume"
+)
 NO_FLAG = "no flag differs: other rows are skipped or have other sizes, or the model is another"
 OF_TRAINED_WEIGHTS = frozenset(
     {
@@ -93,7 +95,8 @@ def refuse_other_run(
         )
     if changed:
         what = _dataset_changed(run, changed, saved_content, content)
-        raise StateError("--resume", what, "restore it", *_new_run(run), ANEW)
+        advice = "to resume, put the dataset back as it was"
+        raise StateError("--resume", what, advice, *_new_run(run), ANEW)
 
 
 def _dataset_changed(

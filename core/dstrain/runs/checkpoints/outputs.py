@@ -27,7 +27,8 @@ from dstrain.runs.checkpoints.directory import (
     SKIPPED_ROWS,
     VALIDATION_CSV,
     VALIDATION_JSONL,
-    refuse_unlisted,
+    check_start,
+    put_back,
     remove_run,
     restore_run,
     run_in,
@@ -35,7 +36,6 @@ from dstrain.runs.checkpoints.directory import (
 from dstrain.runs.checkpoints.other_run import MODIFIERS, PROCESSES
 from dstrain.runs.checkpoints.parts import key_format, take_part_in_save
 from dstrain.runs.checkpoints.resume import (
-    check_start,
     load_training_state,
     state_reader,
     training_state,
@@ -47,23 +47,25 @@ from dstrain.runs.checkpoints.run_identity import (
     stored_components,
 )
 from dstrain.runs.checkpoints.state import (
-    FILES,
-    RECORD,
-    STATE_FILES,
-    STATES,
     load_state,
     newest_state,
     prune_states,
     save_full,
     save_state,
+)
+from dstrain.runs.checkpoints.state_folders import (
+    FILES,
+    RECORD,
+    STATE_FILES,
+    STATES,
     states,
 )
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.files import remove_leftovers
-from dstrain.storage.locks import LOCK, lock
-from dstrain.storage.run_files import RunFiles, averaged_name
+from dstrain.storage.locks import lock
+from dstrain.storage.run_files import AVERAGED, RunFiles, averaged_name
 from dstrain.training.optimizers.modes import in_eval_mode
 
 logger = get_logger(__name__)
@@ -127,11 +129,7 @@ class RunDirectory:
         neither to be resumed nor overwritten, and for nothing to resume from.
         """
         if self.processes.is_main:
-            # A run that is still going says so before what it wrote is in the way.
-            if (self.folder / LOCK).exists():
-                with lock(self.folder):
-                    restore_run(self.folder)
-            refuse_unlisted(self.folder)
+            put_back(self.folder)
         # The others look at what the main process has put back.
         self.processes.wait()
         check_start(self.setup.config, self.folder)
@@ -203,10 +201,32 @@ class RunDirectory:
         """
         if not save_is_due(run):
             return False
+        self.save(run, self._name(run, epoch))
+        return True
+
+    def save_if_missing(self, run: TrainingRun) -> None:
+        """Write the weights of a run that has nothing left to do, from the state that was
+        loaded, if they are gone.
+        """
+        listed = RunFiles.read(self.folder).weights()
+        names = [
+            name
+            for name, step in listed.items()
+            if step == run.step and not name.endswith(AVERAGED)
+        ]
+        count = len(run.module.trained.components)
+        # Those written last: others of this step are of a run that was killed.
+        self.weights = [self.folder / name for name in names[-count:]]
+        is_missing = len(names) < count
+        if run.processes.any(self.processes.is_main and is_missing):
+            self.save(run, self._name(run, (run.step - 1) // run.order.steps_per_epoch))
+            logger.info(f"the weights of step {run.step} were gone: written again")
+
+    def _name(self, run: TrainingRun, epoch: int) -> str:
+        """Return how the files of weights are named after a step of this epoch."""
         ends_epoch = run.step % run.order.steps_per_epoch == 0
         by_epoch = self.setup.config.save_steps is None and ends_epoch
-        self.save(run, f"epoch-{epoch}" if by_epoch else f"step-{run.step}")
-        return True
+        return f"epoch-{epoch}" if by_epoch else f"step-{run.step}"
 
     def stop(self, run: TrainingRun, saved: bool) -> NoReturn:
         """Save unless that was just done, and raise Interrupted."""

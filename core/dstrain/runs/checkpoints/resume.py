@@ -9,15 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger, number_of
 from dstrain.errors import StateError
-from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.other_run import refuse_other_run
 from dstrain.runs.checkpoints.run_identity import config_digest
-from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
+from dstrain.runs.checkpoints.state import TrainingState
 from dstrain.runs.training_run import TrainingRun
-from dstrain.storage.run_files import RUN, RunFiles
 from dstrain.training.batching import Position
 from dstrain.training.sharded_networks import read_own_rows
 
@@ -25,31 +22,6 @@ logger = get_logger(__name__)
 
 OF_PARAMETER = re.compile(r"optimizer/state/(\d+)/")
 """Names of an optimizer's tensors that belong to its parameter of this number."""
-
-
-def check_start(config: TrainConfig, folder: Path) -> None:
-    """Refuse, before any work, an output folder that this run cannot start in.
-
-    Raises StateError for a run that is neither to be resumed nor overwritten, and for
-    one that lost its states. One that saved none starts over, so that a job script is
-    one command.
-    """
-    if config.resume is None:
-        if not config.overwrite:
-            refuse_run(folder)
-    elif config.resume != "auto":
-        path = Path(config.resume)
-        if not (path / RECORD).exists():
-            advice = (
-                "--resume takes auto, or a folder states/step-STEP of an earlier run"
-            )
-            raise StateError(path, "is not a state folder", advice)
-    elif not states(folder) and RunFiles.read(folder).committed:
-        raise StateError(
-            folder,
-            f"contains no checkpoint, although {RUN} records that one was saved",
-            f"put its folder {STATES} back, or start over with --overwrite in place of --resume",
-        )
 
 
 def training_state(run: TrainingRun, content: Mapping[str, str]) -> TrainingState:

@@ -9,7 +9,6 @@ A state is built under a temporary name and renamed whole. Nothing is pickled.
 """
 
 import json
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,15 @@ from torch import Tensor, nn
 from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError
 from dstrain.models.formats import NATIVE, CheckpointFormat, to_checkpoint
+from dstrain.runs.checkpoints.state_folders import (
+    EMA,
+    FILES,
+    RECORD,
+    STATE_FILES,
+    STATES,
+    states,
+    step_of,
+)
 from dstrain.storage.files import remove_folder, replacing_folder, write_json
 from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import (
@@ -35,14 +43,6 @@ logger = get_logger(__name__)
 
 
 FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
-FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
-EMA = "ema.safetensors"
-"""The file of a state that only a run with an average has."""
-RECORD = "record.json"
-STATE_FILES = (RECORD, *FILES, EMA)
-"""Every file that a state may have."""
-STATES = "states"
-NAME = re.compile(r"step-\d+")
 
 
 @dataclass(frozen=True)
@@ -198,21 +198,6 @@ def damage(folder: Path) -> str:
     return ""
 
 
-def states(output: Path) -> list[Path]:
-    """Return the state folders of an output folder, newest first, intact or not."""
-    found = []
-    for path in output.glob(f"{STATES}/*"):
-        # A folder of this name without any of the files is not a state.
-        has_files = any((path / name).exists() for name in STATE_FILES)
-        if NAME.fullmatch(path.name) and has_files:
-            found.append(path)
-    return sorted(found, key=_step, reverse=True)
-
-
-def _step(state: Path) -> int:
-    return int(state.name.removeprefix("step-"))
-
-
 def newest_state(output: Path) -> Path:
     """Return the newest state that is whole, with a warning for each that is passed
     over.
@@ -252,7 +237,7 @@ def prune_states(
     for folder in states(output):
         files = {path.name for path in folder.iterdir()}.intersection(STATE_FILES)
         paths = {f"{STATES}/{folder.name}/{name}" for name in files}
-        if _step(folder) <= step and paths <= {*listed} and not folder.is_symlink():
+        if step_of(folder) <= step and paths <= {*listed} and not folder.is_symlink():
             done.append(folder)
     for folder in done[keep:]:
         if {path.name for path in folder.iterdir()} <= {*STATE_FILES}:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from dstrain.config.datasets import datasets_of
 from dstrain.config.fields import split_commas
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import parse_frames, parse_resolutions
@@ -10,7 +11,7 @@ from dstrain.data.forms.naming import parse_columns
 from dstrain.data.images import Resolution
 from dstrain.data.row_checks import DataConfig
 from dstrain.data.variants.buckets import Buckets
-from dstrain.data.variants.captions import CaptionOptions
+from dstrain.data.variants.captions import CaptionOptions, replace_trigger
 from dstrain.data.variants.views import AugmentationOptions
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
@@ -104,6 +105,16 @@ def caption_inputs(spec: PipelineSpec) -> frozenset[str]:
         if isinstance(source, Column) and source.kind == "text":
             names.add(name)
     return frozenset(names)
+
+
+def previewed_prompts(config: TrainConfig) -> tuple[str, ...]:
+    """Return the prompts of --preview_prompt with the word that was trained in place of
+    [trigger]: that of the run, else that of the first dataset that has one of its own.
+    """
+    datasets = (one.config for one in datasets_of(config))
+    words = [one.trigger_word for one in (config, *datasets)]
+    word = next(filter(None, words), "")
+    return tuple(replace_trigger(prompt, word) for prompt in config.preview_prompt)
 
 
 def most_frames(config: TrainConfig) -> int:

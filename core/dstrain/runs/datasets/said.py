@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dstrain.data.dataset import Dataset
-from dstrain.data.forms.left_out import left_out
-from dstrain.data.forms.naming import TEXT, main_column
+from dstrain.data.forms.left_out import left_out_of
+from dstrain.data.forms.naming import TEXT
 from dstrain.data.forms.source import Source
 from dstrain.graph.inputs import Input
 
@@ -40,9 +40,7 @@ def left_out_lines(source: Source, inputs: Mapping[str, Input]) -> list[str]:
     """
     if source.form != "folder":
         return []
-    column = main_column(inputs, True)
-    is_image = column is not None and not column.from_video
-    return [f"{source.path}: {line}" for line in left_out(source.path, is_image)]
+    return [f"{source.path}: {line}" for line in left_out_of(source.path, inputs)]
 
 
 def short_clips(dataset: Dataset, lengths: Sequence[int]) -> list[str]:

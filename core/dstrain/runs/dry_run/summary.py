@@ -14,8 +14,7 @@ from dstrain.errors import MissingFiles
 from dstrain.graph.plan import Plan
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.build import load_module, total_steps
-from dstrain.runs.checkpoints.directory import refuse_unlisted
-from dstrain.runs.checkpoints.resume import check_start
+from dstrain.runs.checkpoints.directory import check_start, refuse_unlisted
 from dstrain.runs.datasets.sizes import size_lines
 from dstrain.runs.dry_run.planned_rows import (
     PlannedRows,

@@ -15,7 +15,7 @@ from dstrain.models.components import components_of
 from dstrain.models.execution.kept import AS_LOADED
 from dstrain.pipeline.kept_choice import kept_components
 from dstrain.pipeline.tile_choice import can_tile
-from dstrain.runs.checkpoints.state import states
+from dstrain.runs.checkpoints.state_folders import states
 from dstrain.runs.checks.flags import refuse_precision
 from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.memory.advice import Possible, Way, encoding_ways, first_stage, ways

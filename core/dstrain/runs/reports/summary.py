@@ -150,18 +150,23 @@ class RunStatistics:
         )
 
 
-def log_end(run: TrainingRun, weights: Sequence[Path]) -> None:
-    """Log where the weights are and the command that tries them."""
-    folder = run.setup.output
+def log_end(run: TrainingRun, weights: Sequence[Path], steps: int) -> None:
+    """Log where the weights are and the command that tries them.
+
+    Args:
+        run: The run.
+        weights: Its last weights, in the main process.
+        steps: The steps that were made: without any, there was nothing left to do.
+    """
+    if not steps:
+        place = f"{run.setup.output} is at step {run.step} of {run.total_steps}"
+        logger.info(f"nothing left to do: {place}")
     if not weights:
-        logger.info(
-            f"nothing left to do: {folder} is at step {run.step} of {run.total_steps}"
-        )
         return
     logger.info("weights: " + ", ".join(map(str, weights)))
-    if run.ema:
-        averages = [str(path.with_name(averaged_name(path.name))) for path in weights]
-        logger.info("averaged over the steps: " + ", ".join(averages))
+    averages = [path.with_name(averaged_name(path.name)) for path in weights]
+    if run.ema and all(path.exists() for path in averages):
+        logger.info("averaged over the steps: " + ", ".join(map(str, averages)))
     logger.info(f"try them: {trial_command(run)}")
     for path in weights_to_convert(run, weights):
         output = str(path.with_name(f"{path.stem}-comfyui.safetensors"))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dstrain.console import progress_bar
+from dstrain.console import bars_hidden, progress_bar
 from dstrain.errors import Diverged, UsageError, nearest
 from dstrain.graph.inputs import Column
 from dstrain.pipeline.arguments import with_sizes
@@ -128,9 +128,11 @@ def launch_training_task(
                     numbers = StepNumbers(
                         len(losses), total, epoch, loss, rate, norm, speed, 0.0
                     )
-                    logger.on_step_end(module, numbers)
+                    with bars_hidden():
+                        logger.on_step_end(module, numbers)
             if accelerator.is_main_process:
-                logger.on_epoch_end(module, epoch)
+                with bars_hidden():
+                    logger.on_epoch_end(module, epoch)
             accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         logger.on_training_end(module, len(losses))

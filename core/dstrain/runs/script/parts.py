@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dstrain.console import bars_hidden
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.task import Task
 from dstrain.training.module import TrainingModule
@@ -93,7 +94,10 @@ class OwnParts:
 
     def call(self, numbers: StepNumbers) -> bool:
         """Show a step's numbers to every callback; return whether one ends the run."""
-        answers = [callback(numbers) for callback in self.callbacks]
+        if not self.callbacks:
+            return False
+        with bars_hidden():
+            answers = [callback(numbers) for callback in self.callbacks]
         return any(answer is True for answer in answers)
 
 

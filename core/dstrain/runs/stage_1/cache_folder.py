@@ -10,7 +10,7 @@ from dstrain.config.datasets import datasets_of
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.runs.setup import Setup
-from dstrain.runs.skipped_rows import LIST
+from dstrain.storage.run_files import BAD_SAMPLES
 
 REST = ("shards", "plans", LOG)
 """What stage 1 makes beside the marker before anything else."""
@@ -48,7 +48,7 @@ def refuse_files(folder: Path) -> None:
     check_parts(folder)
     if is_cache(folder):
         return
-    for name in (LIST, DIGESTS, LOG):
+    for name in (BAD_SAMPLES, DIGESTS, LOG):
         if (folder / name).exists():
             raise StateError(
                 folder,

@@ -21,7 +21,7 @@ from dstrain.runs.datasets.sizes import group_sizes, size_lines
 from dstrain.runs.datasets.sources import dataset_folders
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.setup import Setup
-from dstrain.runs.skipped_rows import LIST, read_samples, write_list
+from dstrain.runs.skipped_rows import read_samples, write_list
 from dstrain.runs.stage_1.before_stage_2 import check_resume, check_training
 from dstrain.runs.stage_1.cache_folder import refuse_folder
 from dstrain.runs.stage_1.computing import compute
@@ -43,6 +43,7 @@ from dstrain.runs.stage_1.unchanged import (
 )
 from dstrain.storage.files import nameable
 from dstrain.storage.locks import lock
+from dstrain.storage.run_files import BAD_SAMPLES
 
 logger = get_logger(__name__)
 
@@ -123,7 +124,7 @@ def _unchanged(setup: Setup, open_log: Callable[[Path], None]) -> list[Unchanged
             FeatureCache.open(folder).write_index(bool(readers(folder)))
             remove_dead_marks(folder)
             open_log(folder / LOG)
-            (setup.list_folder / LIST).unlink(missing_ok=True)
+            (setup.list_folder / BAD_SAMPLES).unlink(missing_ok=True)
             log_unchanged(found)
             _log_next(setup)
     return found

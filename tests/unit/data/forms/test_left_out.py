@@ -20,7 +20,7 @@ def test_each_kind_is_one_line_with_its_number_and_an_example(tmp_path: Path) ->
     write(tmp_path, "a.png", "a.txt", "b.mp4", "b.txt", "orphan.txt", "x/c.json")
     write(tmp_path, "IMG_1.HEIC", "IMG_1.txt", "x/d.jxl", "old.wmv", ".hidden.txt")
     assert left_out(tmp_path, is_image=True) == [
-        "3 captions have no image, such as IMG_1.txt",
+        "2 captions have no image, such as orphan.txt",
         "2 files are of a kind that is not read, such as IMG_1.HEIC; convert them to PNG or JPEG",
         "1 file is of a kind that is not read, such as old.wmv; convert it to MP4",
         "1 video is not read: the variant reads images",

@@ -93,6 +93,31 @@ def test_captions_of_each_of_several_datasets_are_read_with_its_own_options(
     assert found[6].place == "row 6 (own.json:1)"
 
 
+def test_captions_are_shown_as_the_model_is_given_them(
+    tmp_path: Path, page: dict[str, object]
+) -> None:
+    project(tmp_path)
+    table = tmp_path / "data/metadata.json"
+    rows = json.loads(table.read_text())[:3]
+    for row, caption in zip(rows, ("a [trigger]", "b, c", "sks\na dog"), strict=True):
+        row["prompt"] = caption
+    table.write_text(json.dumps(rows))
+    more = {"dataset_base_path": str(tmp_path / "data"), "trigger_word": "tok"}
+    train(
+        tmp_path,
+        task="sft:data_process",
+        feature_cache=tmp_path / "cache",
+        trigger_word="sks",
+        caption_lines=True,
+        shuffle_tags=True,
+        dataset=(json.dumps(more),),
+    )
+    show(tmp_path / "cache", tmp_path / "x.html", ALL)
+    captions = dict.fromkeys(card.caption for card in cards(page))
+    first = ["a sks", "sks, b, c", "sks\nsks, a dog"]
+    assert list(captions) == [*first, "a tok", "tok, b, c", "tok, sks\ntok, a dog"]
+
+
 def test_without_a_model_or_a_dataset_the_page_says_so(
     here: Path, page: dict[str, object]
 ) -> None:

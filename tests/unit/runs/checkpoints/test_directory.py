@@ -2,6 +2,8 @@
 user's is removed.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from dstrain.cli.main import main
 from dstrain.config.serialize import CONFIG
 from dstrain.config.validation import validate
 from dstrain.errors import Interrupted, StateError, UsageError
@@ -19,12 +22,14 @@ from dstrain.runs.checkpoints.directory import (
     PROMPTS,
     SET_ASIDE,
     SKIPPED_ROWS,
+    refuse_early,
     remove_run,
     run_in,
 )
 from dstrain.runs.checkpoints.state import newest_state, states
 from dstrain.runs.runner import run
 from dstrain.storage.files import remove_leftovers
+from dstrain.storage.locks import lock
 from dstrain.storage.run_files import RUN, RunFiles
 
 from tests.support.runs import config, log, project, train
@@ -422,3 +427,34 @@ def test_a_run_that_cannot_be_taken_away_whole_stays(
     with pytest.raises(OSError, match="No space left on device"):
         remove_run(tmp_path)
     assert tree(tmp_path) == before
+
+
+def test_a_folder_with_a_run_is_refused_before_libraries_are_loaded(
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    # It would not be found any more.
+    monkeypatch.setitem(sys.modules, "dstrain.runs.runner", None)
+    words = ["--model", "tiny", "--toy", "--dataset_base_path", str(here / "data")]
+    words += ["--output_path", str(tmp_path)]
+    assert main(words) == 3
+    assert "already contains a run: states/step-1\n" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) != 3  # goes on to the library
+    with lock(tmp_path):
+        assert main(words) == 3
+    assert f"process {os.getpid()}" in capsys.readouterr().err
+
+
+def test_stage_1_a_dry_run_and_one_of_several_processes_are_not_refused_early(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    for flags in ({"task": "sft:data_process"}, {"dry_run": True}, {"resume": "auto"}):
+        refuse_early(config(here, output_path=tmp_path, **flags))
+    with pytest.raises(StateError):
+        refuse_early(config(here, output_path=tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refuse_early(config(here, output_path=tmp_path))

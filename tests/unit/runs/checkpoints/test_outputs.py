@@ -22,6 +22,7 @@ from tests.support.runs import (
     config,
     files,
     log,
+    outcome,
     project,
     same,
     stop_at,
@@ -194,6 +195,32 @@ def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
     )
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"save_steps": 2, "ema_decay": 0.5},
+        {"trainable_models": "dit,text_encoder", "keep_checkpoints": 1},
+    ],
+    ids=["by epochs", "by steps, with an average", "two components"],
+)
+def test_a_complete_run_writes_weights_that_are_gone_again_from_its_state(
+    flags: dict[str, Any],
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train(here, output_path=tmp_path, **flags)
+    before = outcome(tmp_path)
+    *_, last = sorted(tmp_path.glob("*.safetensors"))
+    last.unlink()
+    train(here, output_path=tmp_path, resume="auto", **flags)
+    assert "the weights of step 6 were gone: written again" in capsys.readouterr().err
+    assert same(outcome(tmp_path), before)
+    train(here, output_path=tmp_path, resume="auto", **flags)
+    assert "written again" not in capsys.readouterr().err
+
+
 def test_a_folder_that_holds_a_run_is_refused_without_resume_and_left_alone(
     here: Path, tmp_path: Path
 ) -> None:
@@ -210,6 +237,9 @@ def test_a_folder_that_holds_a_run_is_refused_without_resume_and_left_alone(
         flag in caught.value.help_lines[0]
         for flag in ("--resume", "--overwrite", "--output_path")
     )
+    # What a script has in their place.
+    note = "in a script: resume='auto', overwrite=True, output_path=..."
+    assert caught.value.__notes__ == [note]
     assert before == {
         path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
     }

@@ -20,7 +20,6 @@ from dstrain.runs.checkpoints.state import (
     prune_states,
     save_full,
     save_state,
-    states,
 )
 from dstrain.storage.safetensors import CHECKSUM, read_tensors
 from safetensors import safe_open
@@ -321,17 +320,6 @@ def test_a_file_that_is_not_a_states_stays_when_the_state_is_pruned(
     (left,) = (tmp_path / "states/step-1").iterdir()
     assert left.read_text() == "mine"
     assert newest_state(tmp_path) == tmp_path / "states/step-2"
-
-
-def test_a_folder_of_such_a_name_without_such_files_is_no_state(tmp_path: Path) -> None:
-    for name in ("step-1", "step-10", "step-9", "step-11", "step-1.old"):
-        (tmp_path / "states" / name).mkdir(parents=True)
-    for name in ("step-1/record.json", "step-9/state.json", "step-10/record.json"):
-        (tmp_path / "states" / name).touch()
-    (tmp_path / "states/step-11/notes.txt").touch()
-    (tmp_path / "states/step-1.old/record.json").touch()
-    names = [state.name for state in states(tmp_path)]
-    assert names == ["step-10", "step-9", "step-1"]
 
 
 def test_files_that_a_user_put_into_a_state_stay_when_it_is_replaced(

@@ -20,6 +20,7 @@ from dstrain.runs.datasets.flags import (
     data_config,
     file_keys,
     most_frames,
+    previewed_prompts,
     resolutions_of,
 )
 
@@ -67,6 +68,26 @@ def test_columns_that_only_other_variants_have_may_be_named() -> None:
 
 def test_the_caption_is_what_guidance_has_a_counterpart_of() -> None:
     assert caption_inputs(QWEN_IMAGE) == {"prompt"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"trigger_word": "sks"}, "a sks dog"),
+        ({}, "a [trigger] dog"),
+        (
+            {"dataset": ({"dataset_base_path": "b", "trigger_word": "tok"},)},
+            "a tok dog",
+        ),
+    ],
+)
+def test_previews_have_the_word_that_is_trained(
+    words: dict[str, Any], expected: str
+) -> None:
+    prompts = ["a [trigger] dog", "a cat"]
+    config = config_of(dataset_base_path="a", preview_prompt=prompts, **words)
+    # A prompt without it stays as it is: it shows what else has changed.
+    assert previewed_prompts(config) == (expected, "a cat")
 
 
 def test_a_validation_dataset_has_neither_dropout_nor_tags_nor_views_of_its_own() -> (

@@ -138,6 +138,8 @@ def test_a_run_with_nothing_left_to_do_reports_no_rate(
     train(here, output_path=tmp_path, max_steps=1, resume="auto")
     printed = said(capsys)
     assert f"nothing left to do: {tmp_path} is at step 1 of 1\n" in printed
+    assert f"weights: {tmp_path}/step-1.safetensors\n" in printed
+    assert f"try them: dstrain generate --run {tmp_path} " in printed
     assert "samples/s" not in printed
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from dstrain.registry.discovery import load_family
+from dstrain.runs.checkpoints.directory import PROMPTS
 from dstrain.runs.reports.trial_command import input_files, other_inputs
 from dstrain.testing.rows import write_rows
 
@@ -81,6 +82,27 @@ def test_a_previews_prompt_goes_before_it_and_a_long_one_is_cut_between_words(
     stage_2 = {"task": "sft:train", "max_steps": 1, "output_path": output}
     # The prompts of the feature cache are previewed, too.
     assert command(capsys, folder, **cache, **stage_2)["prompt"][:5] == "word "
+
+
+def test_previews_and_the_command_have_the_trigger_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = captioned(tmp_path, "dog")
+    flags: dict[str, Any] = {"preview_prompt": ("a [trigger] dog",), "max_steps": 1}
+    cache = {"feature_cache": tmp_path / "cache"}
+    for number, stages in enumerate(({}, cache, {**cache, "task": "sft:train"})):
+        output = tmp_path / f"out{number}"
+        found = command(
+            capsys,
+            folder,
+            trigger_word="sks",
+            output_path=output,
+            **flags,
+            **stages,
+        )
+        assert found["prompt"] == "a sks dog"
+        (previews, *_) = json.loads((output / PROMPTS).read_text()).values()
+        assert [one["prompt"] for one in previews] == ["a sks dog"]
 
 
 def test_a_long_caption_without_blanks_is_cut_between_letters(
