@@ -103,9 +103,14 @@ def run(
         callbacks: Called with the numbers of each optimizer step, in the main process.
             What one raises ends the run; where one returns True, the run saves and ends.
     """
+    if not isinstance(config, TrainConfig):
+        what = f"expected a TrainConfig, got {type(config).__name__}"
+        raise UsageError("run()", what, "write run(TrainConfig(...))")
+    own = OwnParts(module_class, tasks, callbacks)
+    own.check()
     config = with_family(config)
     validate(config)
-    return start(config, OwnParts(module_class, tuple(tasks), tuple(callbacks)))
+    return start(config, own)
 
 
 def start(config: TrainConfig, own: OwnParts = NO_PARTS) -> RunResult:
