@@ -91,8 +91,10 @@ def _is_noted(quantizer: str) -> bool:
     for library in ("diffusers", "transformers"):
         noted = sys.modules.get(f"{library}.utils.import_utils")
         ask = getattr(noted, f"is_{quantizer}_available", None)
+        if ask is None:
+            continue
         # transformers asks once, when it first needs the answer; diffusers, at import.
         has_asked = not hasattr(ask, "cache_info") or ask.cache_info().currsize
-        if ask is not None and has_asked and ask():
+        if has_asked and ask():
             return True
     return False
