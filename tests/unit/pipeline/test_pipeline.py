@@ -90,4 +90,19 @@ def test_errors_of_loading_name_parameters(model: Path) -> None:
     assert "from_pretrained(tile_size=...): has no effect without tiled=True" in said
     assert "from_pretrained(tiled=...): has no effect" in message(tiled=True)
     assert "hub: expected 'modelscope' or 'huggingface'" in message(hub="hf")
-    assert "torch_dtype: expected one of torch" in message(torch_dtype="bf16")
+    for dtype in ("bf16", torch.int8):
+        assert "torch_dtype: expected torch.float32" in message(torch_dtype=dtype)
+    for device in ("cudaa", "cuda:99"):
+        said = message(device=device)
+        assert f"from_pretrained(device=...): {device!r} cannot be used here" in said
+
+
+def test_a_lora_needs_a_file_and_a_number_as_scale(pipe: Pipeline) -> None:
+    given: Any
+    for given, words in (
+        ((None,), "path: expected a file, got None"),
+        (("a", "1"), "scale: expected a finite number, got '1'"),
+        (("a", float("nan")), "scale: expected a finite number, got nan"),
+    ):
+        with pytest.raises(UsageError, match=rf"load_lora\(\): {words}"):
+            pipe.load_lora(*given)
