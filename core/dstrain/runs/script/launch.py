@@ -105,8 +105,9 @@ def launch_training_task(
     else:
         _refuse_numbers(learning_rate=learning_rate, weight_decay=weight_decay)
     # Networks are registered before the wrapper looks for them.
+    first = _sample(module, dataset, 0)
     with _naming_rows(), about_rows([0]):
-        module.plan(_sample(module, dataset, 0).inputs)
+        module.plan(first.inputs)
     keep_frozen_apart(module)
     loop = _Loop(accelerator, dataset, module, accelerator.prepare(module), seed)
     per_epoch = math.ceil(len(dataset) / loop.per_step)

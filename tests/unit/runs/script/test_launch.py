@@ -181,7 +181,7 @@ def test_what_cannot_be_trained_so_is_refused_in_words(here: Path) -> None:
         ([*ROWS, odd], "row 3: input_image: is 17 x 16"),
         ([{"prompt": "dog"}], r"row 0: .* needs input_latents"),
         ([*ROWS, {"prompt": "dog"}], r"row 3: .* needs input_latents"),
-        ([("dog", odd)], "row 0: expected a mapping .*, got tuple"),
+        ([("dog", odd)], "error: row 0: expected a mapping .*, got tuple"),
     ):
         with pytest.raises(UsageError, match=message):
             launched(module, rows)
