@@ -59,6 +59,9 @@ def _in_python(text: str) -> str:
 
 def _as_argument(found: re.Match[str]) -> str:
     name, value = PARAMETERS[found[1]], found[2]
+    if name == "model":
+        # What follows is a word of the sentence: no message names another model.
+        return name + (f" {value}" if value else "")
     if name == "tiled":
         return "tiled=True" + (f" {value}" if value else "")
     if value is None:
@@ -127,6 +130,10 @@ def _refuse_others(
         if not isinstance(one, ModelConfig):
             what = f"model_configs: expected ModelConfig, got {one!r}"
             raise UsageError(WHERE, what, f"write ModelConfig({one!r})")
+        if not (one.path or one.model_id or one.entries):
+            what = f"model_configs: {one!r} names no files"
+            advice = 'write ModelConfig("FILE"), or model_id="OWNER/NAME"'
+            raise UsageError(WHERE, what, advice)
     if hub is not None and hub not in get_args(Hub):
         hubs = " or ".join(map(repr, get_args(Hub)))
         raise UsageError(WHERE, f"hub: expected {hubs}, got {hub!r}")

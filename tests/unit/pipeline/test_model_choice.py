@@ -8,7 +8,7 @@ import pytest
 import torch
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
+from dstrain.errors import MissingFiles, UsageError
 from dstrain.generation.run import generate
 from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
@@ -103,6 +103,7 @@ def test_a_tokenizer_may_be_given_by_name(
         (("tiny", ["a.safetensors"]), "expected ModelConfig, got 'a.safetensors'"),
         (("Tiny/Tinny",), "did you mean 'Tiny/Tiny'"),
         ((Path("nowhere/tiny"),), "nowhere/tiny"),
+        (("tiny", [ModelConfig()]), "model_configs: .* names no files"),
         (("tiny", [ModelConfig("a", component="vaee")]), "no component 'vaee'.*'vae'"),
     ],
 )
@@ -111,9 +112,20 @@ def test_what_names_no_model_is_refused(given: tuple[Any, ...], message: str) ->
         Pipeline.from_pretrained(*given)
 
 
+def test_what_replaces_no_file_is_said_without_a_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project_by_id(tmp_path, monkeypatch)
+    with pytest.raises(MissingFiles, match="beside model it must be here"):
+        Pipeline.from_pretrained(here / "model", [ModelConfig("nowhere")])
+
+
 def test_a_model_config_takes_a_file_or_a_list_by_position(tmp_path: Path) -> None:
     write(tmp_path)
     (file,) = weights_of(tmp_path)["vae"]
     for one in (ModelConfig(file), ModelConfig(Path(file)), ModelConfig([file])):
         assert one.files().paths == (Path(file),)
         assert replace(one) == one
+    number: Any = 3
+    with pytest.raises(UsageError, match=r"ModelConfig: path: expected a file .*got 3"):
+        ModelConfig(number)

@@ -46,6 +46,7 @@ def test_several_prompts_give_one_image_each_as_if_alone(pipe: Pipeline) -> None
         ({"prompt": ["dog"], "seed": [1, 2]}, "seed: has 2 entries for 1 prompt"),
         ({"prompt": "dog", "num_inference_steps": 0}, "expected 1 or more"),
         ({"promt": "dog"}, "did you mean 'prompt'"),
+        ({"prompt": "dog", "on_step": 3}, "on_step: expected a function"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_said_in_words(
