@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from dstrain.config.options.train import TrainConfig
+from dstrain.lazy import own_process
 
 TENTH = 10
 
@@ -36,6 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # files that takes hours.
     for name in ("CI", "BUILD_NUMBER"):
         os.environ.pop(name, None)
+    # As a command line does, tests import no library that quantizes unless they use it.
+    own = own_process()
+    own.__enter__()
+    config.add_cleanup(lambda: own.__exit__(None, None, None))
     config.addinivalue_line(
         "markers",
         "promise(number, words): each case is a trial; the ordinary suite runs a tenth",

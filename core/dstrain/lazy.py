@@ -2,14 +2,16 @@
 
 import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 QUANTIZERS = ("bitsandbytes", "torchao")
 """Optional libraries that peft, transformers and diffusers import where they are installed."""
+_is_own_process: ContextVar[bool] = ContextVar("own_process", default=False)
 
 
 def attach(
@@ -38,25 +40,61 @@ def attach(
 
 
 def import_name(module: str, name: str) -> Any:
-    """Import a name of a large library without the quantizers that it would import."""
+    """Import a name of a large library; see `without_quantizers`."""
     with without_quantizers():
         return getattr(import_module(module), name)
 
 
 @contextmanager
-def without_quantizers() -> Iterator[None]:
-    """Within, libraries take those that quantize for not installed, unless they are
-    imported already.
-
-    They would cost every run more than a second, and print lines, though few runs
-    quantize; those that do import them themselves. peft then takes a layer of
-    bitsandbytes for what it also is, a linear layer.
+def own_process() -> Iterator[None]:
+    """Within, this thread is dstrain's alone, as it is for a command line: what libraries
+    take for not installed stays so.
     """
-    hidden = [name for name in QUANTIZERS if name not in sys.modules]
-    # None makes an import fail as if the library were not installed.
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    before = _is_own_process.set(True)
     try:
         yield
     finally:
-        for name in hidden:
+        _is_own_process.reset(before)
+
+
+@contextmanager
+def without_quantizers() -> Iterator[None]:
+    """Within, a process of dstrain's own imports libraries as if those that quantize were
+    not installed, unless they are imported already.
+
+    They would cost every run more than a second, and print lines, though few runs
+    quantize; those that do import them themselves. A script or notebook pays that, since
+    libraries remember what they found: its own pipelines may quantize with them.
+    """
+    names = [name for name in QUANTIZERS if not _is_noted(name)]
+    with hidden(names if _is_own_process.get() else ()):
+        yield
+
+
+@contextmanager
+def hidden(names: Iterable[str]) -> Iterator[None]:
+    """Within, these libraries cannot be imported, unless they are already."""
+    absent = [name for name in names if name not in sys.modules]
+    # None makes an import fail as if the library were not installed.
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in absent:
             sys.modules.pop(name, None)
+
+
+def _is_noted(quantizer: str) -> bool:
+    """Return whether a library has noted that a quantizer is installed: it would import
+    that without asking again.
+    """
+    for library in ("diffusers", "transformers"):
+        noted = sys.modules.get(f"{library}.utils.import_utils")
+        ask = getattr(noted, f"is_{quantizer}_available", None)
+        if ask is None:
+            continue
+        # transformers asks once, when it first needs the answer; diffusers, at import.
+        has_asked = not hasattr(ask, "cache_info") or ask.cache_info().currsize
+        if has_asked and ask():
+            return True
+    return False

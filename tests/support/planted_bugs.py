@@ -384,8 +384,8 @@ BUGS = (
         "lora_is_drawn_in_the_dtype_of_its_layer",
         "LoRA starts from the same numbers, however its layer is stored",
         f"{CORE}/lora/adapters.py",
-        "without_quantizers(), _drawn_in_fp32(module):",
-        "without_quantizers():",
+        "_as_linear_layers(), _drawn_in_fp32(module):",
+        "_as_linear_layers():",
         (
             f"{TESTS}/models/quantization/test_linear.py"
             "::test_lora_starts_from_the_same_numbers_whatever_the_layer_is_stored_as",

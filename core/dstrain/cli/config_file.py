@@ -1,15 +1,19 @@
 """Read `--config FILE`: options by name, in TOML, YAML or JSON."""
 
 import json
+import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dstrain.cli.unsupported import no_such
+from dstrain.config.fields import LoraFile, flags
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
@@ -24,6 +28,16 @@ UNQUOTED = re.compile("Invalid value|Invalid hex value|Unescaped")
 ones, in which a backslash has a meaning."""
 QUOTES = "in TOML, text stands in quotes, and a path with backslashes in single ones"
 SWAP = "blocks_to_swap"
+PATHS = frozenset(
+    {
+        flag.name
+        for config in (TrainConfig, GenerateConfig)
+        for flag in flags(config)
+        if flag.kind in (Path, LoraFile)
+    }
+    | {"model_id", "model_paths"}
+)
+"""Options of paths, beside those of families that end so."""
 YAML_NULLS = ("", "~", "null", "Null", "NULL")
 
 
@@ -50,15 +64,16 @@ def read_file(path: Path) -> dict[str, Any]:
     # A written configuration records versions, which are not an option, and has the values
     # of its recipe itself.
     recorded = ("versions", "recipe") if "versions" in found else ()
+    text_of = _as_text if recorded else _as_text_at_home
     for name, value in found.items():
         key = str(name).replace("-", "_")
         where = f"{path}:{name}"
         if value is None or key in recorded:
             continue
         if isinstance(value, list):
-            options[key] = [_of_list(key, one, where) for one in value]
+            options[key] = [_of_list(key, one, where, text_of) for one in value]
         else:
-            options[key] = _as_text(value, where)
+            options[key] = text_of(key, value, where)
     return options
 
 
@@ -128,22 +143,38 @@ def with_choice_of_model(
     return found
 
 
-def _of_list(key: str, value: Any, where: str) -> str:
+def _of_list(
+    key: str, value: Any, where: str, text_of: Callable[[str, Any, str], str]
+) -> str:
     """Return an entry of a list as text: a table [[dataset]] as JSON."""
     if key == TABLES and isinstance(value, dict):
         return json.dumps(
             {
-                str(name): [_as_text(one, where) for one in own]
+                str(name): [text_of(str(name), one, where) for one in own]
                 if isinstance(own, list)
-                else _as_text(own, f"{where}:{name}")
+                else text_of(str(name), own, f"{where}:{name}")
                 for name, own in value.items()
             },
             ensure_ascii=False,
         )
-    return _as_text(value, where)
+    return text_of(key, value, where)
 
 
-def _as_text(value: Any, where: str) -> str:
+def _as_text_at_home(key: str, value: Any, where: str) -> str:
+    """Return a value with `~/` as the folder that it is, where a path begins with it: no
+    shell reads a file.
+    """
+    text = _as_text(key, value, where)
+    name = key.replace("-", "_")
+    if name not in PATHS and not name.endswith("_path"):
+        return text
+    if text.startswith("["):  # a list of files, as JSON
+        return text.replace('"~/', f'"{Path.home().as_posix()}/')
+    # Unlike that of Path, this leaves the rest as it is.
+    return os.path.expanduser(text) if text.startswith("~/") else text
+
+
+def _as_text(key: str, value: Any, where: str) -> str:
     if isinstance(value, dict | list):
         advice = "options are not nested; `dstrain import FILE`, of plugin-tools, reads files of other tools"
         raise UsageError(where, "is a table; expected one value, or a list", advice)

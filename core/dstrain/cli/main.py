@@ -30,6 +30,7 @@ from dstrain.console import (
     redacted,
 )
 from dstrain.errors import SystemFault, UsageError, nearest
+from dstrain.lazy import own_process
 
 logger = get_logger(__name__)
 OF_TOOLS = ("caption", "import")
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Into a file or a pipe, Windows writes in an encoding that lacks most letters.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with logging_to_stderr():
+        with logging_to_stderr(), own_process():
             _run(words)
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -169,16 +169,27 @@ def as_inputs(
     )
 
 
+def as_text(given: AnyPath | None) -> str | None:
+    """Return text, which may be a path."""
+    return str(given) if isinstance(given, Path) else given
+
+
 def as_commas(given: str | Sequence[str] | None) -> str | None:
     """Return names, of which there may be a list, separated by commas."""
     return given if given is None or isinstance(given, str) else ",".join(given)
 
 
-def as_file_list(given: str | Sequence[str | Sequence[str]] | None) -> str | None:
+def as_file_list(
+    given: AnyPath | Sequence[AnyPath | Sequence[AnyPath]] | None,
+) -> str | None:
     """Return files, of which there may be a list, as the JSON of --model_paths."""
     if given is None or isinstance(given, str):
         return given
-    return json.dumps([one if isinstance(one, str) else list(one) for one in given])
+    files = [
+        str(one) if isinstance(one, AnyPath) else [str(shard) for shard in one]
+        for one in _several(given)
+    ]
+    return json.dumps(files)
 
 
 def _several(given: Any) -> Sequence[Any]:

@@ -2,7 +2,7 @@
 components each stage loads, and which values are cached between the stages.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -343,20 +343,32 @@ class UnitStages(NamedTuple):
 
 
 def split_units(
-    units: Iterable[Callable[..., Any] | Unit], trainables: str | Iterable[str]
+    units: PipelineSpec | Iterable[Callable[..., Any] | Unit],
+    trainables: str | Iterable[str],
 ) -> UnitStages:
     """Split units into two stages by what their signatures declare; nothing is loaded.
 
     A unit runs in each step if it uses a component that is trained, or `rng`, or an
-    output of such a unit. Raises UsageError for a function that is no unit.
+    output of such a unit. Raises UsageError for a function that is no unit, and for a
+    component that the pipeline does not have.
 
     Args:
-        units: Functions, or units of a pipeline, in the order in which they run.
-        trainables: Names of trained components, or of parts of them; of one or several.
+        units: A pipeline's spec; or functions, or units, in the order in which they run,
+            of which any component may be trained, since model_fn may use others.
+        trainables: Names of trained components, or of parts of them: a list, or text
+            with commas.
     """
+    known: Collection[str] | None = None
+    if isinstance(units, PipelineSpec):
+        known, units = units.components, units.units
     all_units = [one if isinstance(one, Unit) else Unit(one) for one in units]
-    names = [trainables] if isinstance(trainables, str) else trainables
-    changing = {"rng", *(name.partition(".")[0] for name in names)}
+    text = trainables if isinstance(trainables, str) else ",".join(trainables)
+    names = {name.strip().partition(".")[0] for name in text.split(",")} - {""}
+    for name in sorted(names):
+        if known is not None and name not in known:
+            what = f"the pipeline has no component {name!r}{nearest(name, known)}"
+            raise UsageError("trainables", what, f"components: {', '.join(known)}")
+    changing = {"rng", *names}
     in_training = _units_in_training(all_units, changing)
     cached = tuple(unit for unit in all_units if unit not in in_training)
     return UnitStages(cached, tuple(in_training))

@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from dstrain.config.options.lora import LoraType
 from dstrain.console import number_of
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.lazy import import_name, without_quantizers
+from dstrain.lazy import QUANTIZERS, hidden, import_name
 from dstrain.lora.initial_layers import fill
 from dstrain.lora.key_names import base_shapes, layers_of
 from dstrain.lora.key_parser import LoraWeights, Weights, parse_keys
@@ -340,7 +341,7 @@ def _add(
     make_config = import_name("peft", kind)
     inject_adapter = import_name("peft", "inject_adapter_in_model")
     cast_adapter = import_name("peft.tuners.tuners_utils", "cast_adapter_dtype")
-    with warnings.catch_warnings(), without_quantizers(), _drawn_in_fp32(module):
+    with warnings.catch_warnings(), _as_linear_layers(), _drawn_in_fp32(module):
         # peft warns of a second adapter; several are intended here.
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")
         inject_adapter(make_config(**settings), module, adapter_name)
@@ -348,6 +349,27 @@ def _add(
     adapters: Any = module.peft_config
     for layer in _lora_modules(module).values():
         layer.set_adapter(list(adapters), inference_mode=True)
+
+
+@contextmanager
+def _as_linear_layers() -> Iterator[None]:
+    """Within, peft imports no library that quantizes, unless it is imported already: it
+    takes a layer of bitsandbytes for what it also is, a linear layer.
+    """
+    # peft remembers whether they are installed, from before and for afterwards.
+    memories = [
+        one
+        for one in vars(import_module("peft.import_utils")).values()
+        if hasattr(one, "cache_clear")
+    ]
+    try:
+        with hidden(QUANTIZERS):
+            for memory in memories:
+                memory.cache_clear()
+            yield
+    finally:
+        for memory in memories:
+            memory.cache_clear()
 
 
 @contextmanager

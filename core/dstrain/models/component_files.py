@@ -19,6 +19,10 @@ from dstrain.registry.family import ModelFamily
 def _as_text(given: AnyPath | Sequence[AnyPath] | None) -> str | tuple[str, ...] | None:
     if given is None or isinstance(given, (str, Path)):
         return given if given is None else str(given)
+    if not isinstance(given, Sequence):
+        raise UsageError(
+            "ModelConfig", f"path: expected a file or a list, got {given!r}"
+        )
     return tuple(str(path) for path in given)
 
 

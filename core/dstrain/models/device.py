@@ -5,6 +5,8 @@ from types import MappingProxyType
 
 import torch
 
+from dstrain.errors import UsageError
+
 DTYPES = MappingProxyType({"bf16": torch.bfloat16, "no": torch.float32})
 """Precision -> the dtype of components that are not trained."""
 
@@ -14,6 +16,20 @@ def default_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def usable_device(asked: torch.device | str | None, where: str) -> torch.device:
+    """Return a device, by default `default_device`; raises UsageError, about `where`, if
+    there is none such here.
+    """
+    try:
+        device = torch.device(asked) if asked else default_device()
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        what = f"{asked!r} cannot be used here: {reason}"
+        raise UsageError(where, what) from error
+    return device
 
 
 def precision(asked: str | None, device: torch.device) -> str:

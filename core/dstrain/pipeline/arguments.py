@@ -1,12 +1,15 @@
 """Check the values that a script gives for inputs, and say in words what is wrong."""
 
 from collections.abc import Collection, Mapping, Sequence
+from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from PIL import Image
+from torch import Tensor
 
 from dstrain.console import number_of
 from dstrain.data.images import convert
@@ -38,6 +41,8 @@ SAMPLER: Mapping[str, Kind] = MappingProxyType(
 """Options of the sampler, and what they take."""
 
 
+SEEDS = (-(2**63), 2**64 - 1)
+"""The least and the greatest seed that torch takes."""
 NOT_GIVEN: Any = object()
 """Stands for an argument that is left out, where None means something else."""
 ONE_EACH = ("prompt", "negative_prompt", "seed")
@@ -88,6 +93,10 @@ def checked(
             continue
         if not _is(kind, value):
             raise _other(name, kind, value)
+        if kind == "number" and not isfinite(value):
+            raise UsageError(name, f"expected a finite number, got {value}")
+        if kind == "video":
+            _check_frames(name, value)
         if isinstance(source, Column) and kind in ("image", "images"):
             try:
                 values[name] = _in_mode(value, source.mode)
@@ -99,7 +108,26 @@ def checked(
         steps = values["num_inference_steps"]
         if steps < 1:
             raise UsageError("num_inference_steps", f"expected 1 or more, got {steps}")
+    seed = values.get("seed")
+    if seed is not None and not SEEDS[0] <= seed <= SEEDS[1]:
+        what = f"expected {SEEDS[0]} to {SEEDS[1]}, got {seed}"
+        raise UsageError("seed", what)
     return values
+
+
+def _check_frames(name: str, value: Frames) -> None:
+    """Raise UsageError for frames that are not as `Frames` says."""
+    pixels: object = value.pixels
+    wanted = "expected frames of uint8 (frames, height, width, 3)"
+    if not isinstance(pixels, Tensor):
+        raise UsageError(name, f"{wanted}, got {type(pixels).__name__}")
+    shape = list(pixels.shape)
+    is_whole = pixels.dim() == 4 and shape[-1] == 3 and pixels.numel() > 0
+    if not is_whole or pixels.dtype != torch.uint8:
+        what = f"{wanted}, got {str(pixels.dtype).removeprefix('torch.')} {shape}"
+        is_channels_first = pixels.dim() == 4 and shape[1] == 3 and shape[-1] != 3
+        advice = "put the channels last: pixels.permute(0, 2, 3, 1)"
+        raise UsageError(name, what, *([advice] if is_channels_first else []))
 
 
 def check_measured(inputs: Mapping[str, Input], values: Mapping[str, Any]) -> None:

@@ -81,9 +81,10 @@ def fitted_start(
     sides = (sizes["height"], sizes["width"])
     height, width = (given.get(side) for side in sides)
     if (height is None) != (width is None):
-        height, width = (inputs.get(side) for side in sides)
-        if height is None or width is None:
-            raise UsageError(" and ".join(sides), "give both or neither")
+        missing = sides[0] if height is None else sides[1]
+        raise UsageError(
+            " and ".join(sides), f"{missing} is absent; give both or neither"
+        )
     if height is not None and width is not None and column.multiple:
         check_sides(height, width, column.multiple)
     try:

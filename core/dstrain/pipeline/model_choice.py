@@ -59,6 +59,9 @@ def _in_python(text: str) -> str:
 
 def _as_argument(found: re.Match[str]) -> str:
     name, value = PARAMETERS[found[1]], found[2]
+    if name == "model":
+        # What follows is a word of the sentence: no message names another model.
+        return name + (f" {value}" if value else "")
     if name == "tiled":
         return "tiled=True" + (f" {value}" if value else "")
     if value is None:
@@ -83,14 +86,16 @@ def choose_model(
         folders: Component -> files that are those of this component.
         hub: The hub to fetch missing files of the model from; None is the default.
     """
-    _refuse_others(model, given, hub)
+    _refuse_others(model, given, folders, hub)
     if any(plugin.name == model for plugin in installed()):
         family = load_family(model)
         if not given:
             what = f"{model!r} is a family, and no files of a model are given"
             raise UsageError(WHERE, what, f"{EXAMPLE}; or give model_configs")
+        _refuse_unknown(given, family)
         return family, (*given, *_of_components(folders, family))
     family = _family_of(model, given)
+    _refuse_unknown(given, family)
     named = (*given, *_of_components(folders, family))
     if not model:
         return family, named
@@ -105,12 +110,16 @@ def with_family(config: Choice) -> Choice:
     """
     if config.model or config.model_id is None:
         return config
+    if not isinstance(config.model_id, str):
+        raise UsageError("--model_id", f"expected text, got {config.model_id!r}")
     found = family_of(config.model_id, config.disabled_plugins)
     assert found is not None  # only where help asks
     return replace(config, model=found.name)
 
 
-def _refuse_others(model: object, given: object, hub: object) -> None:
+def _refuse_others(
+    model: object, given: object, folders: Mapping[str, object], hub: object
+) -> None:
     """Raise UsageError for what is not of the type that is wanted."""
     if not isinstance(model, str):
         raise UsageError(WHERE, f"expected the name of a model, got {model!r}", EXAMPLE)
@@ -121,9 +130,17 @@ def _refuse_others(model: object, given: object, hub: object) -> None:
         if not isinstance(one, ModelConfig):
             what = f"model_configs: expected ModelConfig, got {one!r}"
             raise UsageError(WHERE, what, f"write ModelConfig({one!r})")
+        if not (one.path or one.model_id or one.entries):
+            what = f"model_configs: {one!r} names no files"
+            advice = 'write ModelConfig("FILE"), or model_id="OWNER/NAME"'
+            raise UsageError(WHERE, what, advice)
     if hub is not None and hub not in get_args(Hub):
         hubs = " or ".join(map(repr, get_args(Hub)))
         raise UsageError(WHERE, f"hub: expected {hubs}, got {hub!r}")
+    for name, config in folders.items():
+        if not isinstance(config, ModelConfig | None):
+            what = f"{name}_config: expected ModelConfig, got {config!r}"
+            raise UsageError(WHERE, what, f"write ModelConfig({config!r})")
 
 
 def _family_of(model: str, given: Sequence[ModelConfig]) -> ModelFamily:
@@ -142,6 +159,15 @@ def _family_of(model: str, given: Sequence[ModelConfig]) -> ModelFamily:
     found = family_of(named)
     assert found is not None  # only where help asks
     return found
+
+
+def _refuse_unknown(given: Sequence[ModelConfig], family: ModelFamily) -> None:
+    """Raise UsageError for files of a component that the family does not have."""
+    known = components_of(family)
+    for one in given:
+        if one.component and one.component not in known:
+            what = f"model_configs: {family.name} has no component {one.component!r}{nearest(one.component, known)}"
+            raise UsageError(WHERE, what, f"components: {', '.join(known)}")
 
 
 def _of_components(

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from math import isfinite
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,7 +23,7 @@ from dstrain.lora.key_names import base_shapes
 from dstrain.lora.merging import merge_layers
 from dstrain.lora.reader import read_lora
 from dstrain.models.component_files import ModelConfig
-from dstrain.models.device import default_device
+from dstrain.models.device import usable_device
 from dstrain.models.finite import damaged_weight
 from dstrain.models.needed_components import Found
 from dstrain.models.networks import OwnRows
@@ -48,6 +49,9 @@ from dstrain.pipeline.variant_choice import choose_variant, runs_on_a_prompt
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry.family import ModelFamily
 
+TORCH_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""What components can compute in."""
+
 
 class Pipeline(BoundSpec):
     """A pipeline spec with its components, for training and inference alike."""
@@ -55,7 +59,7 @@ class Pipeline(BoundSpec):
     @classmethod
     def from_pretrained(
         cls,
-        model: str = "",
+        model: str | Path = "",
         model_configs: Sequence[ModelConfig] = (),
         variant: str | None = None,
         device: torch.device | str | None = None,
@@ -92,9 +96,11 @@ class Pipeline(BoundSpec):
             hub: The hub to fetch missing files of `model` from; by default that of the
                 environment. Each of `model_configs` names its own.
         """
-        if not isinstance(torch_dtype, torch.dtype):
-            what = f"torch_dtype: expected one of torch, got {torch_dtype!r}"
-            raise UsageError(WHERE, what, "for example torch.bfloat16")
+        if torch_dtype not in TORCH_DTYPES:
+            what = f"torch_dtype: expected torch.float32, torch.bfloat16 or torch.float16, got {torch_dtype!r}"
+            raise UsageError(WHERE, what)
+        device = usable_device(device, "from_pretrained(device=...)")
+        model = str(model) if isinstance(model, Path) else model
         folders = {"tokenizer": tokenizer_config, "processor": processor_config}
         with naming_parameters():
             check_tiles(tiled, tile_size, tile_stride)
@@ -105,7 +111,6 @@ class Pipeline(BoundSpec):
             check_tiling(tiling, loaded, spec)
             found = find_for_inference(loaded, spec, models)
             found = with_tiles(found, loaded, tiling)
-            device = torch.device(device or default_device())
             return cls.from_found(loaded, spec, found, device, torch_dtype)
 
     @classmethod
@@ -164,8 +169,8 @@ class Pipeline(BoundSpec):
         """Add the layers of a LoRA file, times `scale`, to the components it was trained
         for; several files add up. What no adapter can hold is merged into the weights.
 
-        Raises what `read_lora` raises, and UsageError for what would be merged into
-        weights that are quantized. Logs a warning for what it was trained with that
+        Raises what `read_lora` raises, and UsageError for a scale that is no number and for
+        what would be merged into weights that are quantized. Logs a warning for what it was trained with that
         differs here.
 
         Args:
@@ -175,6 +180,11 @@ class Pipeline(BoundSpec):
             alpha: Alpha of its layers, if the file does not state it.
             skip_missing: Whether to leave out layers that the components lack.
         """
+        if not isinstance(path, str | Path):
+            raise UsageError("load_lora()", f"path: expected a file, got {path!r}")
+        if isinstance(scale, bool | str) or not isfinite(scale):
+            what = f"scale: expected a finite number, got {scale!r}"
+            raise UsageError("load_lora()", what)
         path = Path(path)
         shapes = {
             name: base_shapes(module)

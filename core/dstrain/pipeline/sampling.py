@@ -53,6 +53,11 @@ class SamplerOptions:
     video, as noisy as it is where they begin; None starts from noise alone."""
 
     def __post_init__(self) -> None:
+        if self.on_step is not None and not callable(self.on_step):
+            what = (
+                f"expected a function of a step and its latents, got {self.on_step!r}"
+            )
+            raise UsageError("on_step", what)
         strength = self.denoising_strength
         if strength is None:
             return

@@ -106,10 +106,15 @@ def run(
         callbacks: Called with the numbers of each optimizer step, in the main process.
             What one raises ends the run; where one returns True, the run saves and ends.
     """
+    if not isinstance(config, TrainConfig):
+        what = f"expected a TrainConfig, got {type(config).__name__}"
+        raise UsageError("run()", what, "write run(TrainConfig(...))")
+    own = OwnParts(module_class, tasks, callbacks)
+    own.check()
     try:
         config = with_family(config)
         validate(config)
-        return start(config, OwnParts(module_class, tuple(tasks), tuple(callbacks)))
+        return start(config, own)
     except DstrainError as error:
         if keywords := as_keywords(str(error), TrainConfig):
             error.add_note(f"in a script: {', '.join(keywords)}")

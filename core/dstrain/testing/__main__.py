@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from dstrain.errors import DstrainError
+from dstrain.lazy import own_process
 from dstrain.registry.discovery import load_family
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.fingerprints import unit_fingerprints, write_fingerprints
@@ -38,6 +39,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: python -m dstrain.testing FAMILY FOLDER")
     try:
-        write(sys.argv[1], Path(sys.argv[2]))
+        with own_process():
+            write(sys.argv[1], Path(sys.argv[2]))
     except DstrainError as error:
         sys.exit(str(error))

@@ -101,6 +101,10 @@ class TrainingModule(nn.Module):
             lora_alpha=lora_alpha,
         )
         full = as_commas(trainable_models)
+        if not isinstance(trainables, Trainables | None):
+            what = f"expected Trainables, got {trainables!r}"
+            advice = "components are named by trainable_models=..."
+            raise UsageError("trainables", what, advice)
         if trainables is None:
             trainables = trainables_of(full, options, self.pipeline.family)
         elif full or options != LoraOptions():
@@ -161,7 +165,14 @@ class TrainingModule(nn.Module):
         micro_batch = batch.micro_batch
         losses = self.losses(batch.samples, micro_batch.keys)
         # A subclass may have returned anything.
-        _check_losses(losses, len(batch.samples), f"{type(self).__name__}.losses")
+        where = f"{type(self).__name__}.losses"
+        _check_losses(losses, len(batch.samples), where)
+        is_training = torch.is_grad_enabled() and self.trained.places
+        if is_training and not losses.requires_grad:
+            is_own = type(self).losses is not TrainingModule.losses
+            what = "returned losses that do not depend on what is trained"
+            advice = "compute them from the prediction, without detach() or no_grad()"
+            raise UsageError(where if is_own else self.task.loss.where, what, advice)
         if any(weight != 1.0 for weight in micro_batch.weights):
             weights = torch.tensor(micro_batch.weights).to(losses.device)
             losses = losses * weights
@@ -243,6 +254,9 @@ def _check_losses(losses: object, samples: int, where: str) -> None:
     wanted = f"expected one loss per sample, of shape [{samples}]"
     if not isinstance(losses, Tensor):
         what = f"returned {type(losses).__name__}, not a tensor; {wanted}"
+        raise UsageError(where, what)
+    if not losses.is_floating_point():
+        what = f"returned losses of {losses.dtype}, not of a floating point type"
         raise UsageError(where, what)
     if losses.dim() == 0:
         advice = "leave the batch out of the mean: (error**2).flatten(1).mean(1)"

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,37 @@ def test_a_quoted_null_is_text(here: Path, runs: list[TrainConfig], text: str) -
     (here / "a.yaml").write_text(f"{YAML}preset_lora_path: '{text}'\n")
     assert main(["--config", "a.yaml"]) == 0
     assert runs[0].preset_lora_path == Path(text)
+
+
+def test_a_path_may_begin_at_home(
+    here: Path, runs: list[TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/you")
+    text = """
+        model = "faky"
+        model_paths = '["~/a.safetensors", ["~/b.safetensors"]]'
+        tokenizer_path = "~/tokenizer"
+        output_path = "~/out"
+        preset_lora_path = "./~/lora.safetensors"
+        preview_prompt = ["~/a wave"]
+        [[dataset]]
+        dataset-base-path = "~/data"
+    """
+    (here / "a.toml").write_text(text)
+    assert main(["--config", "a.toml"]) == 0
+    (config,) = runs
+    assert config.model_paths == (
+        '["/home/you/a.safetensors", ["/home/you/b.safetensors"]]'
+    )
+    assert config.output_path == Path("/home/you/out")
+    assert config.family_options == {"tokenizer_path": "/home/you/tokenizer"}
+    assert config.preset_lora_path == Path("~/lora.safetensors")
+    assert config.preview_prompt == ("~/a wave",)
+    assert json.loads(config.dataset[0])["dataset-base-path"] == "/home/you/data"
+    # A run records paths as they are.
+    write_resolved(here / "b.json", replace(config, output_path=Path("~/out")), {})
+    assert main(["--config", "b.json"]) == 0
+    assert runs[1].output_path == Path("~/out")
 
 
 def test_the_command_line_wins(here: Path, runs: list[TrainConfig]) -> None:

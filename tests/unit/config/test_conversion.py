@@ -33,7 +33,8 @@ def test_one_value_or_a_list_may_be_given_where_several_may() -> None:
         dataset_root=["a", Path("b")],
         dataset=[{"dataset_base_path": "photos", "repeats": 2}],
         lora_target_modules=["to_q", "to_k"],
-        model_paths=["a.safetensors", ("b.safetensors", "c.safetensors")],
+        model_id=Path("model"),
+        model_paths=[Path("a.safetensors"), ("b.safetensors", "c.safetensors")],
     )
     assert config.preview_prompt == ("a dog",)
     assert config.column == ("prompt=text", "image=file")
@@ -42,6 +43,7 @@ def test_one_value_or_a_list_may_be_given_where_several_may() -> None:
         {"dataset_base_path": "photos", "repeats": 2}
     ]
     assert config.lora_target_modules == "to_q,to_k"
+    assert config.model_id == "model"
     assert json.loads(config.model_paths or "") == [
         "a.safetensors",
         ["b.safetensors", "c.safetensors"],

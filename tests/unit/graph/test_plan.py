@@ -620,5 +620,14 @@ def test_units_are_split_by_what_is_trained_as_a_plan_splits_them() -> None:
         ["encode_text", "join_prompt", "jitter"],
     )
     assert split_units(units, "vae").train == (Unit(encode_image), Unit(jitter))
+    assert stages("dit,vae ") == (frozen[:3], ["encode_image", "jitter"])
+    assert split_units(units, "dit, vae") == split_units(units, ["dit", "vae"])
     with pytest.raises(UsageError, match="hides names"):
         split_units([len], "dit")
+
+
+def test_units_of_a_spec_are_split_by_components_that_it_has() -> None:
+    spec = WIRING
+    assert split_units(spec, "dit") == split_units(spec.units, "dit")
+    with pytest.raises(UsageError, match=r"trainables: .* no component 'ditt'.*'dit'"):
+        split_units(spec, "vae,ditt")

@@ -2,6 +2,8 @@
 silently.
 """
 
+import importlib.util
+import sys
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 from dstrain.config.fields import LoraFile
 from dstrain.errors import StateError, UsageError
+from dstrain.lazy import import_name
 from dstrain.lora.adapters import add_layers, inject, lora_layers, lora_state
 from dstrain.lora.initial_layers import load_layers
 from dstrain.lora.key_names import base_shapes
@@ -119,6 +122,18 @@ def test_inject_counts_what_each_target_matches_and_trains_only_that() -> None:
     }
     assert len(trainable) == 8
     assert torch.equal(run(module), before)
+
+
+def test_peft_is_asked_anew_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has noted before would have it import a library that is hidden from it."""
+    noted = import_name("peft.import_utils", "is_bnb_available")
+    noted.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: object())
+        assert noted()
+    monkeypatch.delitem(sys.modules, "bitsandbytes", raising=False)
+    inject(net(), LoraConfig("net", ("to_q",), 2, 2.0), {})
+    assert noted() == (importlib.util.find_spec("bitsandbytes") is not None)
 
 
 def test_lora_layers_of_a_bfloat16_module_are_fp32() -> None:

@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from dstrain.models.device import DTYPES, default_device, precision
+from dstrain.errors import UsageError
+from dstrain.models.device import (
+    DTYPES,
+    default_device,
+    precision,
+    usable_device,
+)
 
 CPU, GPU, MAC = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
@@ -53,3 +59,11 @@ def test_precision_is_the_flags_else_the_launchers_else_the_devices(
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
     assert precision(flag, device) == wanted
     assert wanted in DTYPES
+
+
+@pytest.mark.parametrize("asked", ["nowhere", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused_with_the_reason(asked: str) -> None:
+    assert usable_device("cpu", "x") == CPU
+    assert usable_device(None, "x") == default_device()
+    with pytest.raises(UsageError, match=f"x: {asked!r} cannot be used here: ."):
+        usable_device(asked, "x")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
+from dstrain.errors import MissingFiles, UsageError
 from dstrain.generation.run import generate
 from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
@@ -34,7 +34,7 @@ def test_a_model_in_one_word_is_that_of_its_files(
 ) -> None:
     here = project_by_id(tmp_path, monkeypatch)
     listed = Pipeline.from_pretrained("tiny", configs(here / "model"))
-    for word in ("Tiny/Tiny", str(here / "model")):
+    for word in ("Tiny/Tiny", str(here / "model"), here / "model"):
         pipe = Pipeline.from_pretrained(word)
         assert pipe.family.name == "tiny"
         assert same(weights(pipe), weights(listed))
@@ -49,6 +49,10 @@ def test_a_configuration_gets_the_family_that_its_model_tells(
     own = {"dataset_base_path": here / "data", "output_path": here / "out"}
     result = run(TrainConfig(model_id="Tiny/Tiny", lora_rank=2, max_steps=1, **own))
     assert result.step == 1
+    folder = {"model_id": here / "model", "dry_run": True, "overwrite": True}
+    assert run(TrainConfig(**folder, **own)).folder == here / "out"
+    with pytest.raises(UsageError, match="--model_id: expected text, got 3"):
+        run(TrainConfig(**{**folder, "model_id": 3}, **own))
     image = here / "dog.png"
     generate(GenerateConfig(run=here / "out", prompt="dog", output=image))
     assert image.is_file()
@@ -82,6 +86,9 @@ def test_a_tokenizer_may_be_given_by_name(
         "tiny", configs(here / "model"), tokenizer_config=tokenizer
     )
     assert pipe.files["tokenizer"].paths == (Path("models/Tiny/Tiny/tokenizer"),)
+    folder: Any = "tokenizer"
+    with pytest.raises(UsageError, match=r"tokenizer_config: .*\n.*ModelConfig\('tok"):
+        Pipeline.from_pretrained("Tiny/Tiny", tokenizer_config=folder)
     with pytest.raises(UsageError, match="processor_config: tiny has no component"):
         Pipeline.from_pretrained("Tiny/Tiny", processor_config=replace(tokenizer))
 
@@ -95,11 +102,22 @@ def test_a_tokenizer_may_be_given_by_name(
         (("tiny", ModelConfig("a")), "expected a list of ModelConfig"),
         (("tiny", ["a.safetensors"]), "expected ModelConfig, got 'a.safetensors'"),
         (("Tiny/Tinny",), "did you mean 'Tiny/Tiny'"),
+        ((Path("nowhere/tiny"),), "nowhere/tiny"),
+        (("tiny", [ModelConfig()]), "model_configs: .* names no files"),
+        (("tiny", [ModelConfig("a", component="vaee")]), "no component 'vaee'.*'vae'"),
     ],
 )
 def test_what_names_no_model_is_refused(given: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Pipeline.from_pretrained(*given)
+
+
+def test_what_replaces_no_file_is_said_without_a_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project_by_id(tmp_path, monkeypatch)
+    with pytest.raises(MissingFiles, match="beside model it must be here"):
+        Pipeline.from_pretrained(here / "model", [ModelConfig("nowhere")])
 
 
 def test_a_model_config_takes_a_file_or_a_list_by_position(tmp_path: Path) -> None:
@@ -108,3 +126,6 @@ def test_a_model_config_takes_a_file_or_a_list_by_position(tmp_path: Path) -> No
     for one in (ModelConfig(file), ModelConfig(Path(file)), ModelConfig([file])):
         assert one.files().paths == (Path(file),)
         assert replace(one) == one
+    number: Any = 3
+    with pytest.raises(UsageError, match=r"ModelConfig: path: expected a file .*got 3"):
+        ModelConfig(number)

@@ -46,6 +46,7 @@ def test_several_prompts_give_one_image_each_as_if_alone(pipe: Pipeline) -> None
         ({"prompt": ["dog"], "seed": [1, 2]}, "seed: has 2 entries for 1 prompt"),
         ({"prompt": "dog", "num_inference_steps": 0}, "expected 1 or more"),
         ({"promt": "dog"}, "did you mean 'prompt'"),
+        ({"prompt": "dog", "on_step": 3}, "on_step: expected a function"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_said_in_words(
@@ -90,4 +91,19 @@ def test_errors_of_loading_name_parameters(model: Path) -> None:
     assert "from_pretrained(tile_size=...): has no effect without tiled=True" in said
     assert "from_pretrained(tiled=...): has no effect" in message(tiled=True)
     assert "hub: expected 'modelscope' or 'huggingface'" in message(hub="hf")
-    assert "torch_dtype: expected one of torch" in message(torch_dtype="bf16")
+    for dtype in ("bf16", torch.int8):
+        assert "torch_dtype: expected torch.float32" in message(torch_dtype=dtype)
+    for device in ("cudaa", "cuda:99"):
+        said = message(device=device)
+        assert f"from_pretrained(device=...): {device!r} cannot be used here" in said
+
+
+def test_a_lora_needs_a_file_and_a_number_as_scale(pipe: Pipeline) -> None:
+    given: Any
+    for given, words in (
+        ((None,), "path: expected a file, got None"),
+        (("a", "1"), "scale: expected a finite number, got '1'"),
+        (("a", float("nan")), "scale: expected a finite number, got nan"),
+    ):
+        with pytest.raises(UsageError, match=rf"load_lora\(\): {words}"):
+            pipe.load_lora(*given)

@@ -158,6 +158,44 @@ def test_losses_that_are_not_one_per_sample_are_refused(
         Mean(ready.module.pipeline)(one)
 
 
+@pytest.mark.parametrize(
+    ("returned", "what"),
+    [
+        (torch.ones(2, dtype=torch.long), "returned losses of torch.int64, not of"),
+        (torch.ones(2), "do not depend on what is trained"),
+    ],
+)
+def test_losses_without_a_gradient_are_refused(
+    here: Path, returned: Tensor, what: str
+) -> None:
+    def constant_loss(predict: Any, input_latents: Tensor) -> Tensor:
+        return returned
+
+    class Constant(TrainingModule):
+        def losses(self, samples: Any, keys: Any) -> Tensor:
+            return returned
+
+    ready = training_run(config(here, trainable_models="dit"))
+    one = batch(ready, (3, 5))
+    module = Constant(ready.module.pipeline)
+    module.trained = ready.module.trained
+    with pytest.raises(UsageError, match=f"Constant.losses: .*{what}"):
+        module(one)
+    ready.module.task = Task.of("constant", constant_loss)
+    with pytest.raises(UsageError, match=f"constant_loss: .*{what}"):
+        ready.module(one)
+    if returned.is_floating_point():
+        with torch.no_grad():  # as a validation loss is computed
+            assert ready.module(one) == 1
+
+
+def test_what_is_trained_is_no_text(here: Path) -> None:
+    module = TrainingModule(training_run(config(here)).module.pipeline)
+    name: Any = "dit"
+    with pytest.raises(UsageError, match="trainables: expected Trainables, got 'dit'"):
+        module.switch_to_training_mode(name)
+
+
 def test_a_subclass_can_have_a_loss_of_its_own(here: Path, tmp_path: Path) -> None:
     class Halved(TrainingModule):
         def losses(self, samples: Any, keys: Any) -> Tensor:

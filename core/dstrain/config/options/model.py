@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal
 
-from dstrain.config.conversion import as_file_list, convert, converted, options
+from dstrain.config.conversion import as_file_list, as_text, convert, converted, options
 from dstrain.config.fields import option
 
 Precision = Literal["no", "bf16"]
@@ -31,10 +31,12 @@ class ModelChoice:
         affects={"resolved"},
         common=True,
     )
-    model_id: str | None = option(
+    model_id: str | None = converted(
         "model",
         "The model in one word: a published id, ID or ID@REVISION (`dstrain models` lists those that are known), "
         "a folder, or a file. Files that the next two flags name replace its own of the same component.",
+        converter=as_text,
+        default=None,
         common=True,
     )
     model_paths: str | None = converted(

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.console import bars_hidden, progress_bar
-from dstrain.errors import Diverged, UsageError, nearest
+from dstrain.errors import Diverged, UsageError, about_rows, nearest
 from dstrain.graph.inputs import Column
 from dstrain.pipeline.arguments import with_sizes
 from dstrain.randomness import SampleKey, digest
@@ -83,8 +83,16 @@ def launch_training_task(
         lr_scheduler: The schedule of that optimizer.
         seed: The seed of order, noise and timesteps.
     """
-    _check(accelerator, dataset, module)
+    _check(accelerator, dataset, module, logger)
+    if num_epochs < 1:
+        raise UsageError("num_epochs", f"expected 1 or more, got {num_epochs}")
     parameters = module.trained_parameters
+    for name, number in (
+        ("learning_rate", learning_rate),
+        ("weight_decay", weight_decay),
+    ):
+        if number is not None and not number >= 0:
+            raise UsageError(name, f"expected 0 or more, got {number}")
     if optimizer is None:
         if lr_scheduler is not None:
             what = "has no effect: it is the schedule of an optimizer that is not given"
@@ -97,7 +105,9 @@ def launch_training_task(
     else:
         _refuse_numbers(learning_rate=learning_rate, weight_decay=weight_decay)
     # Networks are registered before the wrapper looks for them.
-    module.plan(_sample(module, dataset, 0).inputs)
+    first = _sample(module, dataset, 0)
+    with _naming_rows(), about_rows([0]):
+        module.plan(first.inputs)
     keep_frozen_apart(module)
     loop = _Loop(accelerator, dataset, module, accelerator.prepare(module), seed)
     per_epoch = math.ceil(len(dataset) / loop.per_step)
@@ -148,8 +158,28 @@ def _refuse_numbers(**numbers: float | None) -> None:
             raise UsageError(name, what, "leave it out, and set it in that optimizer")
 
 
-def _check(accelerator: Accelerator, dataset: Rows, module: TrainingModule) -> None:
+@contextmanager
+def _naming_rows() -> Iterator[None]:
+    """Name the rows that a UsageError of the block is about."""
+    try:
+        yield
+    except UsageError as error:
+        if not error.rows:
+            raise
+        raise error.at(f"row {row}" for row in error.rows) from error
+
+
+def _check(
+    accelerator: Accelerator,
+    dataset: Rows,
+    module: TrainingModule,
+    logger: TrainingLogger,
+) -> None:
     """Refuse what cannot be trained in this loop."""
+    for name in ("on_step_end", "on_epoch_end", "on_training_end"):
+        if not callable(getattr(logger, name, None)):
+            what = f"{type(logger).__name__} has no method {name}"
+            raise UsageError("logger", what, "such as WeightsLogger has")
     if not module.trained_parameters:
         what = "trains nothing yet"
         raise UsageError("module", what, "call its switch_to_training_mode first")
@@ -217,7 +247,8 @@ class _Loop:
             row = rows[position] if weight else rows[0]
             batch = self._batch(row, epoch, weight)
             with self._adding_up(is_last=number == rounds - 1):
-                loss = self.model(batch) * (1 / len(rows))
+                with _naming_rows(), about_rows([row]):
+                    loss = self.model(batch) * (1 / len(rows))
                 losses.append(loss.detach())
                 # Processes are averaged, and accelerate divides by the accumulation steps.
                 scale = self.processes * self.accelerator.gradient_accumulation_steps
@@ -251,7 +282,12 @@ def _sample(module: TrainingModule, dataset: Rows, row: int) -> Sample:
         if isinstance(source, Column)
     }
     values: dict[str, Any] = {}
-    for name, value in dataset[row].items():
+    given: object = dataset[row]
+    if not isinstance(given, Mapping):
+        what = f"expected a mapping from inputs to values, got {type(given).__name__}"
+        advice = 'such as {"prompt": "a dog", "image": IMAGE}'
+        raise UsageError(f"row {row}", what, advice)
+    for name, value in given.items():
         known = name if name in inputs else columns.get(name)
         if known is None:
             what = f"no input is named {name!r}{nearest(name, [*inputs, *columns])}"

@@ -1,7 +1,7 @@
 """Save what a script's own loop trains."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 from dstrain.config.fields import program_named
 from dstrain.config.options.output import SavedFormat
@@ -37,7 +37,8 @@ class WeightsLogger:
         lora_format: SavedFormat = "diffusers",
         overwrite: bool = False,
     ) -> None:
-        """Save to a folder; raises StateError if there are weights in it already.
+        """Save to a folder; raises StateError if there are weights in it already, and
+        UsageError for another format, or another number of steps.
 
         Args:
             output_path: The folder.
@@ -50,6 +51,10 @@ class WeightsLogger:
         self.program: str = program_named(lora_format)
         self.weights: tuple[Path, ...] = ()
         """The files saved last."""
+        known = get_args(SavedFormat)
+        if lora_format not in known:
+            what = f"expected {', '.join(known)}, got {lora_format!r}"
+            raise UsageError("lora_format", what)
         if save_steps is not None and save_steps < 1:
             raise UsageError("save_steps", f"expected 1 or more, got {save_steps}")
         there = sorted(self.folder.glob("*.safetensors"))

@@ -1,5 +1,6 @@
 """What a script gives a run beside its configuration, and what it gets from it."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,27 @@ class OwnParts:
     tasks: Sequence[Task] = ()
     callbacks: Sequence[Callback] = ()
 
+    def check(self) -> None:
+        """Raise UsageError for what is not of its type, before anything is done."""
+        kind = self.module_class
+        if not (isinstance(kind, type) and issubclass(kind, TrainingModule)):
+            what = f"expected a class of TrainingModule, got {kind!r}"
+            raise UsageError("module_class", what)
+        for name, given in (("tasks", self.tasks), ("callbacks", self.callbacks)):
+            if not isinstance(given, Sequence) or isinstance(given, str):
+                what = f"expected a list, got {given!r}"
+                raise UsageError(name, what, f"write {name}=[...]")
+        for task in self.tasks:
+            if not isinstance(task, Task):
+                what = f"expected Task, got {task!r}"
+                raise UsageError("tasks", what, 'write Task.of("NAME", LOSS)')
+        for one in self.callbacks:
+            if not callable(one):
+                raise UsageError("callbacks", f"expected functions, got {one!r}")
+            if not _takes_one(one):
+                what = f"{one!r} does not take one argument, the numbers of the step"
+                raise UsageError("callbacks", what)
+
     def offered_tasks(self, name: str, known: Mapping[str, Task]) -> dict[str, Task]:
         """Return the tasks by name; raises UsageError for a name that is another task's,
         and for tasks of which the run trains none.
@@ -99,6 +121,17 @@ class OwnParts:
         with bars_hidden():
             answers = [callback(numbers) for callback in self.callbacks]
         return any(answer is True for answer in answers)
+
+
+def _takes_one(function: Callable[..., object]) -> bool:
+    """Return whether a function can be called with one argument, as far as it tells."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # some of those written in C have no signature
+    return True
 
 
 NO_PARTS = OwnParts()

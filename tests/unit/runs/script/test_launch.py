@@ -177,8 +177,21 @@ def test_what_cannot_be_trained_so_is_refused_in_words(here: Path) -> None:
     with pytest.raises(UsageError, match=r"row 0: no input is named 'promt'.*'prompt'"):
         launched(module, [{"promt": "dog"}])
     odd = {"prompt": "dog", "input_image": Image.new("RGB", (17, 16))}
-    with pytest.raises(UsageError, match="input_image: is 17 x 16"):
-        launched(module, [odd])
+    for rows, message in (
+        ([*ROWS, odd], "row 3: input_image: is 17 x 16"),
+        ([{"prompt": "dog"}], r"row 0: .* needs input_latents"),
+        ([*ROWS, {"prompt": "dog"}], r"row 3: .* needs input_latents"),
+        ([("dog", odd)], "error: row 0: expected a mapping .*, got tuple"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            launched(module, rows)
+    for options, message in (
+        ({"num_epochs": 0}, "num_epochs: expected 1 or more, got 0"),
+        ({"learning_rate": -1}, "learning_rate: expected 0 or more, got -1"),
+        ({"logger": print}, "logger: .* has no method on_step_end"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            launched(module, **options)
     meta = module_of(here)
     meta.pipeline.device = torch.device("meta")
     with pytest.raises(UsageError, match="the pipeline is on meta"):

@@ -91,6 +91,9 @@ def test_files_are_saved_by_steps_or_by_epochs(here: Path, tmp_path: Path) -> No
     assert names(tmp_path / "epochs") == ["epoch-0.safetensors"]
     with pytest.raises(UsageError, match="expected 1 or more"):
         WeightsLogger(tmp_path, save_steps=0)
+    unknown: Any = "xx"
+    with pytest.raises(UsageError, match=r"lora_format: expected diffusers, .*'xx'"):
+        WeightsLogger(tmp_path, lora_format=unknown)
 
 
 def test_weights_that_are_there_are_kept_unless_they_may_be_replaced(

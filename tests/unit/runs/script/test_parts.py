@@ -89,6 +89,28 @@ def test_a_task_that_cannot_be_meant_is_refused(
         )
 
 
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"callbacks": print}, "callbacks: expected a list, got .*\n.*callbacks=\\["),
+        ({"callbacks": [3]}, "callbacks: expected functions, got 3"),
+        ({"callbacks": [lambda: True]}, "callbacks: .* does not take one argument"),
+        ({"tasks": Task.of("zero", zero)}, "tasks: expected a list"),
+        ({"tasks": [zero]}, "tasks: expected Task, got .*\n.*Task.of"),
+        ({"module_class": TrainConfig}, "module_class: expected a class of Training"),
+        ({"config": {"model": "tiny"}}, r"run\(\): expected a TrainConfig, got dict"),
+    ],
+)
+def test_what_is_not_of_its_type_is_refused_before_an_older_run_is_replaced(
+    parts: dict[str, Any], message: str, here: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "epoch-0.safetensors").write_text("older")
+    own = config(here, output_path=tmp_path, max_steps=1, overwrite=True)
+    with pytest.raises(UsageError, match=message):
+        run(**{"config": own, **parts})
+    assert (tmp_path / "epoch-0.safetensors").read_text() == "older"
+
+
 def test_callbacks_see_every_step_and_one_of_them_may_end_the_run(
     here: Path, tmp_path: Path
 ) -> None:
