@@ -7,6 +7,7 @@ import re
 import shutil
 import tomllib
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,14 @@ VALUES = {
         "lr_scheduler": "cosine",
         "lr_warmup_steps": 9,
     },
+    "--lr_scheduler constant_with_warmup": {"lr_scheduler": "constant"},
+    "--network_module lycoris.kohya --network_args algo=lokr full_matrix=True "
+    "--network_dim 8 --fp8_base": {
+        "lora_type": "lokr",
+        "lora_rank": 10000,
+        "lora_alpha": 10000,
+        "fp8_models": None,
+    },
     "--task t2v-A14B --dit wan2.2_t2v_LOW_noise.safetensors --fp8_base": {
         "lora_base_model": "dit2",
         "fp8_models": "dit2",
@@ -268,6 +277,83 @@ def test_a_flag_becomes_the_option_that_means_the_same(
     run = translated("one.sh").run
     for option, value in VALUES[given].items():
         assert (run[option].value if option in run else None) == value
+
+
+def job(**changes: dict[str, object]) -> dict[str, object]:
+    """The options of a job of ai-toolkit whose process has these changes, without
+    datasets; those of `dataset` are of its only one.
+    """
+    source = yaml.safe_load(Path("ai_toolkit_flux.yaml").read_text())
+    (process,) = source["config"]["process"]
+    process["datasets"] = [changes.pop("dataset", {"folder_path": "photos"})]
+    for name, change in changes.items():
+        process[name] = {**process.get(name, {}), **change}
+    Path("job.yaml").write_text(yaml.safe_dump(source))
+    run = translated("job.yaml").run
+    return {name: setting.value for name, setting in run.items()}
+
+
+def test_a_whole_lokr_has_a_rank_that_makes_it_one_and_stays_as_it_is_loaded(
+    project: Path,
+) -> None:
+    network = {"type": "lokr", "lokr_full_rank": True, "linear": 16}
+    run = job(network=network, model={"quantize": True})
+    assert run["lora_rank"] == run["lora_alpha"] == 10000
+    assert "quant_options" not in run
+    run = job(network={"lokr_full_rank": True, "linear": 16})
+    assert run["lora_rank"] == 16
+
+
+def test_a_warm_up_of_ai_toolkit_has_its_steps(project: Path) -> None:
+    run = job(train={"lr_scheduler": "constant_with_warmup"})
+    assert run["lr_warmup_steps"] == 1000
+
+
+def test_folders_of_several_images_to_edit_are_one_table(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = {
+        "folder_path": "photos",
+        "control_path_1": "before",
+        "control_path_2": "more",
+        "control_path_3": None,
+        "default_caption": "make it rain",
+        "resolution": 512,
+    }
+    model = {
+        "name_or_path": "Qwen/Qwen-Image-Edit-2509",
+        "arch": "qwen_image_edit_plus",
+    }
+    Path("photos/0.txt").unlink()
+    run = job(dataset=dataset, model=model)
+    assert "default_caption" not in run
+    assert main(["import", "job.yaml", "--output", "run.toml"]) == 0
+    row = json.loads(Path("run-dataset-1.jsonl").read_text().splitlines()[0])
+    assert row["edit_image"] == [
+        str(project / f"{one}/0.png") for one in ("before", "more")
+    ]
+    assert row["prompt"] == "make it rain"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "control_path_2 is read with control_path_1" in said
+
+
+def test_a_setting_of_what_is_off_is_not_needed(project: Path) -> None:
+    job(
+        train={
+            "diff_output_preservation": False,
+            "diff_output_preservation_class": "dog",
+        }
+    )
+    kinds = {one.entry.key: one.result.kind for one in translated("job.yaml").outcomes}
+    assert kinds["train.diff_output_preservation_class"] == "needless"
+    job(
+        train={
+            "diff_output_preservation": True,
+            "diff_output_preservation_class": "dog",
+        }
+    )
+    kinds = {one.entry.key: one.result.kind for one in translated("job.yaml").outcomes}
+    assert kinds["train.diff_output_preservation_class"] == "missing"
 
 
 def test_settings_of_previews_are_not_carried_over_where_there_are_previews(
@@ -582,6 +668,8 @@ def test_a_table_names_options_and_conversions_that_exist(tool: str) -> None:
     assert set(table.defaults["run"]) <= set(table.run.carried)
     assert set(table.defaults["dataset"]) <= set(table.dataset.carried)
     assert set(table.always) <= options
+    parts = (table.run.carried, table.run.needless, table.run.missing)
+    assert set(table.switches) | set(table.switches.values()) <= {*chain(*parts)}
     assert dataset_flags()
 
 

@@ -80,6 +80,8 @@ class Table:
     """Module of a LoRA -> the script that trains it."""
     always: Mapping[str, Any] = field(default_factory=dict)
     """Option -> its value and the reason, whatever the configuration says."""
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """Key -> the key that switches on what it is a setting of."""
     same_names: bool = False
     """Whether a flag of the tool that dstrain has means the same here."""
 
@@ -95,6 +97,7 @@ def table_of(tool: str) -> Table:
         models=data["models"],
         modules=data.get("modules", {}),
         always=data.get("always", {}),
+        switches=_by_key(data.get("switches", {})),
         same_names=data.get("same_names", False),
     )
 

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from dstrain_tools.importing.context import Context, truth
+from dstrain_tools.importing.conversions.network import adapter
 from dstrain_tools.importing.entries import Result
 
+LOKR = "a LoKr is not added to quantized weights; --blocks_to_swap N keeps some in RAM"
 HIGH_NOISE, LOW_NOISE = "dit", "dit2"
 """The components of the two experts of Wan 2.2."""
 HIGH_NOISE_END = 800
@@ -119,6 +121,8 @@ def quantized_denoiser(option: str, value: Any, context: Context) -> Result:
         return Result(note="is off")
     if not context.trains_lora:
         return Result(lost="weights that are trained in full are not quantized")
+    if adapter(context) == "lokr":
+        return Result(lost=LOKR)
     return Result({option: denoiser(context)})
 
 
@@ -133,6 +137,10 @@ def quantize(option: str, value: Any, context: Context) -> Result:
     """Quantize the denoiser."""
     if not truth(value):
         return Result(note="is off")
+    if not context.trains_lora:
+        return Result(lost="weights that are trained in full are not quantized")
+    if adapter(context) == "lokr":
+        return Result(lost=LOKR)
     kind = str(context.value("model.qtype", "qfloat8"))
     return _quantized(option, denoiser(context), kind)
 

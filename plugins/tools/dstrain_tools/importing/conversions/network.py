@@ -5,10 +5,45 @@ from typing import Any
 from dstrain_tools.importing.context import Context, as_list
 from dstrain_tools.importing.entries import Result
 
+WHOLE = 10000
+"""A rank of which the second matrix of a LoKr is one, and no product of two."""
+
+
+def adapter(context: Context) -> str:
+    """Return the kind of adapter: lora, dora, lokr, or other."""
+    name = str(context.value("network.type") or "").lower()
+    if name:
+        return name if name in ("lora", "dora", "lokr") else "other"
+    module = str(context.value("network_module", ""))
+    arguments = " ".join(str(one) for one in as_list(context.value("network_args", "")))
+    if "lokr" in module or "algo=lokr" in arguments:
+        return "lokr"
+    if "algo=dora" in arguments or "dora_wd=True" in arguments:
+        return "dora"
+    is_other = "loha" in module or "algo=" in arguments.replace("algo=lora", "")
+    return "other" if is_other else "lora"
+
+
+def _is_whole(context: Context) -> bool:
+    """Return whether the second matrix of a LoKr is one, and no product of two."""
+    arguments = " ".join(str(one) for one in as_list(context.value("network_args", "")))
+    is_asked = context.is_on("network.lokr_full_rank") or (
+        "full_matrix=true" in arguments.lower()
+    )
+    return is_asked and adapter(context) == "lokr"
+
+
+def full_rank(option: str, value: Any, context: Context) -> Result:
+    """Make the second matrix of a LoKr one."""
+    if not _is_whole(context):
+        return Result(note="acts with a LoKr alone")
+    note = "a rank this great makes the second matrix one, and no product of two"
+    return Result({option: WHOLE, "lora_alpha": WHOLE}, note)
+
 
 def network_module(option: str, value: Any, context: Context) -> Result:
     """Tell the kind of adapter by the module that makes it."""
-    kind = _adapter(context)
+    kind = adapter(context)
     if kind == "other":
         return Result(lost=f"{value} is none of --lora_type: lora, dora, lokr")
     if kind == "lora":
@@ -35,9 +70,12 @@ def network_args(option: str, value: Any, context: Context) -> Result:
             name, _, amount = word.partition("=")
             if name == "loraplus_lr_ratio":
                 found["loraplus_lr_ratio"] = amount
-            elif name == "factor" and _adapter(context) == "lokr":
+            elif name == "factor" and adapter(context) == "lokr":
                 found.update(factor("lokr_factor", amount, context).options)
-            elif name in ("algo", "dora_wd") and _adapter(context) != "other":
+            elif name == "full_matrix" and adapter(context) == "lokr":
+                if _is_whole(context):
+                    found |= {"lora_rank": WHOLE, "lora_alpha": WHOLE}
+            elif name in ("algo", "dora_wd") and adapter(context) != "other":
                 pass  # network_module says it
             else:
                 lost.append(name)
@@ -53,6 +91,8 @@ def of_lora(option: str, value: Any, context: Context) -> Result:
     """Carry a number of a LoRA over, where one is trained."""
     if value is None or not context.trains_lora:
         return Result(note="acts only where a LoRA is trained")
+    if option != "lora_dropout" and _is_whole(context):
+        return Result(note="acts where the second matrix of a LoKr is no whole one")
     if option == "lora_dropout" and not float(value):
         return Result(note="is 0: none")
     return Result({option: value})
@@ -60,18 +100,6 @@ def of_lora(option: str, value: Any, context: Context) -> Result:
 
 def factor(option: str, value: Any, context: Context) -> Result:
     """Give the factor of a LoKr, where -1 is the default."""
-    is_lokr = _adapter(context) == "lokr" or context.value("network.type") == "lokr"
-    if int(value) < 1 or not is_lokr:
+    if int(value) < 1 or adapter(context) != "lokr":
         return Result(note="is the default")
     return Result({option: int(value)})
-
-
-def _adapter(context: Context) -> str:
-    module = str(context.value("network_module", ""))
-    arguments = " ".join(str(one) for one in as_list(context.value("network_args", "")))
-    if "lokr" in module or "algo=lokr" in arguments:
-        return "lokr"
-    if "algo=dora" in arguments or "dora_wd=True" in arguments:
-        return "dora"
-    is_other = "loha" in module or "algo=" in arguments.replace("algo=lora", "")
-    return "other" if is_other else "lora"

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from dstrain_tools.importing.context import Context, as_list
+from dstrain_tools.importing.conversions.datasets.frames import reads_videos
 from dstrain_tools.importing.entries import Result
 from dstrain_tools.importing.reading.data_files import read_data
 
-SETTINGS = "seeds, sizes, guidance, steps and images of previews have no options; `dstrain generate` has them"
+SETTINGS = "previews have the variant's defaults; `dstrain generate` takes others"
 SAMPLER = "previews are made by the sampler of the model"
 OWN_SAMPLER = "flowmatch"
 """The sampler of ai-toolkit that is the models' own."""
+OF_VIDEOS = ("sample.num_frames", "sample.fps")
 PROMPTS = ("sample_prompts", "sample.prompts", "sample.samples")
 TRIGGER = "[trigger]"
 """What stands in prompts of ai-toolkit for its trigger word."""
@@ -24,6 +26,8 @@ def preview_setting(option: str, value: Any, context: Context) -> Result:
     reason = _without_previews(context)
     if reason or value in (None, "", False):
         return Result(note=reason or "is off")
+    if context.key in OF_VIDEOS and not reads_videos(context):
+        return Result(note="acts on videos alone")
     if context.key != "sample.sampler":
         return Result(lost=SETTINGS)
     return Result(note=SAMPLER) if value == OWN_SAMPLER else Result(lost=SAMPLER)

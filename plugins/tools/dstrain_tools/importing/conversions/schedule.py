@@ -12,14 +12,27 @@ SCHEDULES = (
 )
 
 
+OF_AI_TOOLKIT = 1000
+"""Steps of the warm-up of its constant_with_warmup, where none are given."""
+
+
 def scheduler(option: str, value: Any, context: Context) -> Result:
     """Name the schedule of the learning rate."""
     name = str(value).lower()
     if name == "cosine_with_min_lr":
         return Result({option: "cosine"}, lost="the learning rate ends at 0 here")
+    if name == "constant_with_warmup" and not _warms_up(context):
+        if context.source.tool == "ai-toolkit":
+            return Result({option: name, "lr_warmup_steps": OF_AI_TOOLKIT})
+        return Result({option: "constant"}, "there are no steps of a warm-up")
     if name not in SCHEDULES:
         return Result(lost=f"{name} is none of --lr_scheduler: {', '.join(SCHEDULES)}")
     return Result({option: name})
+
+
+def _warms_up(context: Context) -> bool:
+    keys = ("lr_warmup_steps", "train.lr_scheduler_params.num_warmup_steps")
+    return any(float(context.value(key) or 0) for key in keys)
 
 
 def warmup(option: str, value: Any, context: Context) -> Result:

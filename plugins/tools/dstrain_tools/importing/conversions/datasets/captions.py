@@ -22,3 +22,12 @@ def kept_tags(option: str, value: Any, context: Context) -> Result:
     if not shuffles or not int(value):
         return Result(note="acts where tags are shuffled")
     return Result({option: value})
+
+
+def caption_of_all(option: str, value: Any, context: Context) -> Result:
+    """Give the caption of images without one, unless a table of pairs has it."""
+    if not value:
+        return Result(note="is empty")
+    if any(key.startswith("control") and one.value for key, one in context.own.items()):
+        return Result(note="is in the table of pairs, for images without a caption")
+    return Result({option: value})

@@ -85,6 +85,22 @@ def _rows(path: Path, kind: str, control: str) -> Iterator[dict[str, Any]]:
         yield found
 
 
+def control_folders(option: str, value: Any, context: Context) -> Result:
+    """Write a table of several images for each, whose folders have keys of their own."""
+    given = {
+        key: entry.value
+        for key, entry in sorted(context.own.items())
+        if key.startswith("control_path") and entry.value
+    }
+    if not value or context.key not in given:
+        return Result(note="is empty")
+    first, *_ = given
+    if context.key != first:
+        return Result(note=f"is read with {first}")
+    folders = [one for folder in given.values() for one in as_list(folder)]
+    return control_folder(option, folders, context)
+
+
 def _pairs(
     folder: Path, controls: Sequence[Path], kind: str, column: str, context: Context
 ) -> Iterator[dict[str, Any]]:
