@@ -304,6 +304,29 @@ def test_a_whole_lokr_has_a_rank_that_makes_it_one_and_stays_as_it_is_loaded(
     assert run["lora_rank"] == 16
 
 
+def test_schnell_is_told_by_the_name_of_its_file(project: Path) -> None:
+    Path("a.sh").write_text(
+        "python flux_train_network.py --network_module networks.lora_flux "
+        "--pretrained_model_name_or_path flux1-schnell.safetensors"
+    )
+    run = translated("a.sh").run
+    assert run["model_id"].value == "black-forest-labs/FLUX.1-schnell"
+
+
+def test_the_rate_of_the_denoiser_wins(project: Path) -> None:
+    assert job(train={"lr": 1e-3, "unet_lr": 1e-4})["learning_rate"] == 1e-4
+    Path("a.sh").write_text(
+        "python flux_train_network.py --learning_rate 1e-3 --unet_lr 2e-4 "
+        "--text_encoder_lr 1e-5 --network_train_unet_only --max_timestep 1000 "
+        "--network_module networks.lora_flux --clip_skip 1"
+    )
+    found = translated("a.sh")
+    assert found.run["learning_rate"].value == "2e-4"
+    kinds = {one.entry.key: one.result.kind for one in found.outcomes}
+    needless = ("learning_rate", "text_encoder_lr", "max_timestep", "clip_skip")
+    assert {kinds[key] for key in needless} == {"needless"}
+
+
 def test_a_warm_up_of_ai_toolkit_has_its_steps(project: Path) -> None:
     run = job(train={"lr_scheduler": "constant_with_warmup"})
     assert run["lr_warmup_steps"] == 1000

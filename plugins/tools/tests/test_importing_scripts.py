@@ -102,6 +102,11 @@ def test_words_in_quotes_stay_whole() -> None:
     assert found == {"a": ["x | y; > z"], "b": ["#tag"], "c": ["#1"]}
 
 
+def test_an_empty_argument_does_not_end_its_command() -> None:
+    text = "python train.py --a \"\" --b '' --c 1\n"
+    assert flags(read_script(text, Path("a.sh"))) == {"a": [""], "b": [""], "c": ["1"]}
+
+
 def test_a_text_in_quotes_goes_over_lines() -> None:
     text = (
         "python train.py --a 'x\ny' \\\n"

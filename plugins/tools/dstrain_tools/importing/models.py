@@ -18,6 +18,8 @@ from dstrain_tools.importing.tables import Table
 
 # A logger of dstrain, whose lines the command line shows.
 logger = get_logger("dstrain.importing")
+FLUX_DEV = "black-forest-labs/FLUX.1-dev"
+FLUX_SCHNELL = "black-forest-labs/FLUX.1-schnell"
 ADVICE = "say which it is with --model: a family, or the id of a model, such as Qwen/Qwen-Image"
 
 
@@ -96,6 +98,9 @@ def _by_row(
         return Model(family, model_id, f"the folder of {Path(script).name}")
     is_larger = "720" in str(given.get("dit", "")) and "I2V-14B" in ids[word]
     model_id = ids[word].replace("480P", "720P") if is_larger else ids[word]
+    named = str(given.get("pretrained_model_name_or_path", "")).lower()
+    if model_id == FLUX_DEV and "schnell" in named:
+        model_id = FLUX_SCHNELL
     return Model(family, model_id, f"--{key} {word}" if key else script)
 
 
@@ -136,7 +141,7 @@ def _of_ai_toolkit(
             family = _family(row["family"], families, where)
             model_id = row["ids"][""]
             if arch == "flux" and "schnell" in named.lower():
-                model_id = "black-forest-labs/FLUX.1-schnell"
+                model_id = FLUX_SCHNELL
             if not model_id:
                 raise UsageError(where, f"model.name_or_path is {named}", ADVICE)
             return Model(family, model_id, f"model.arch {arch}")

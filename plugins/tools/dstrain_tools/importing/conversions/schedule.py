@@ -16,6 +16,27 @@ OF_AI_TOOLKIT = 1000
 """Steps of the warm-up of its constant_with_warmup, where none are given."""
 
 
+def rate(option: str, value: Any, context: Context) -> Result:
+    """Give the learning rate, unless that of the denoiser is given too."""
+    if context.value("unet_lr") or context.value("train.unet_lr"):
+        return Result(note="unet_lr wins over it")
+    return as_it_is(option, value, context)
+
+
+def denoiser_rate(option: str, value: Any, context: Context) -> Result:
+    """Give the learning rate of the denoiser, which is what is trained."""
+    return Result({option: value}) if value else Result(note="is empty")
+
+
+def encoder_rate(option: str, value: Any, context: Context) -> Result:
+    """Leave out the learning rate of text encoders that are not trained."""
+    if not value or context.is_on("network_train_unet_only"):
+        return Result(note="text encoders are not trained")
+    return Result(
+        lost="text encoders are trained by a rate for each: --learning_rate dit=1e-4,text_encoder=1e-5"
+    )
+
+
 def scheduler(option: str, value: Any, context: Context) -> Result:
     """Name the schedule of the learning rate."""
     name = str(value).lower()
