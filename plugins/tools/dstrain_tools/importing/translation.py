@@ -1,5 +1,6 @@
 """Turn a configuration of another tool into options of a training run."""
 
+import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -99,16 +100,20 @@ class Translation:
         return found
 
 
+CONVERTED = ("option", "value", "context")
+"""The parameters of a conversion; other functions of the modules help those."""
+
+
 @cache
 def conversions() -> Mapping[str, Conversion]:
     """Return the conversions by the names that tables use."""
     return {
         name: one
         for module in CONVERSIONS
-        for name, one in vars(module).items()
+        for name, one in inspect.getmembers(module, inspect.isfunction)
         if not name.startswith("_")
-        and callable(one)
-        and getattr(one, "__module__", "") == module.__name__
+        and one.__module__ == module.__name__
+        and tuple(inspect.signature(one).parameters) == CONVERTED
     }
 
 
