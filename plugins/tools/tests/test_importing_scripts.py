@@ -107,6 +107,17 @@ def test_an_empty_argument_does_not_end_its_command() -> None:
     assert flags(read_script(text, Path("a.sh"))) == {"a": [""], "b": [""], "c": ["1"]}
 
 
+def test_the_output_of_a_command_stays_whole_with_quotes_in_it() -> None:
+    text = (
+        'python train.py --a "x $(echo "y; z" | tr "(" ")")" --b "$(a "$(b)")" --c 1\n'
+    )
+    assert flags(read_script(text, Path("a.sh"))) == {
+        "a": ['x $(echo "y; z" | tr "(" ")")'],
+        "b": ['$(a "$(b)")'],
+        "c": ["1"],
+    }
+
+
 def test_a_text_in_quotes_goes_over_lines() -> None:
     text = (
         "python train.py --a 'x\ny' \\\n"

@@ -46,7 +46,7 @@ MODULE = ("-m", "--module")
 BETWEEN = r"[&|;]+"
 BETWEEN_OR_AROUND = r"[&|;()]+"
 """What stands between commands of one line; parentheses are around some."""
-QUOTED = r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)"""
+QUOTED = rf"""("(?>\\.|{OUTPUT.pattern}|[^"\\])*"|'[^']*'|\\.)"""
 QUOTED_IN_BATCH = r"""("[^"\n]*")"""
 QUOTED_IN_POWERSHELL = r"""("[^"]*"|'[^']*')"""
 REDIRECTION = r"(?<!\S)(?:\d|&)?(?:>>?|<)\s*(?:&\d|[^\s;|&]+)"
@@ -229,6 +229,8 @@ def _expanded(line: str, suffix: str, script: Script) -> str:
 
     def in_quotes(match: "re.Match[str]") -> str:
         # The quotes end before the value, and begin again behind it.
+        if OUTPUT.fullmatch(match[0]):
+            return f'"{shlex.quote(match[0])}"'
         words = _value(match, script)
         if match.groupdict()["list"]:
             return f'"{shlex.join(words)}"'
@@ -237,7 +239,9 @@ def _expanded(line: str, suffix: str, script: Script) -> str:
     def expanded(match: "re.Match[str]") -> str:
         text = match[0]
         if text.startswith('"'):
-            return VARIABLE.sub(in_quotes, text)
+            if suffix in WINDOWS:
+                return VARIABLE.sub(in_quotes, text)
+            return re.sub(f"{OUTPUT.pattern}|{VARIABLE.pattern}", in_quotes, text)
         if match[1]:
             return text
         if suffix not in WINDOWS and OUTPUT.fullmatch(text):
