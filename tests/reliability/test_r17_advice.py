@@ -19,11 +19,13 @@ from dstrain.cli.unsupported import advice
 from dstrain.errors import SystemFault
 from dstrain.runs.checkpoints import outputs
 from dstrain.storage.files import set_aside
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.support.processes import commands, in_processes
 from tests.support.runs import project
+from tests.support.videos import film, steady
 
 pytestmark = [
     pytest.mark.promise("R17", "every advice works when typed"),
@@ -444,6 +446,38 @@ def test_hints_for_flags_of_other_trainers_name_flags_that_work(
             continue
         words += [f"--{name}", *VALUES.get(name, ("2",))]
     assert main([*run, *words]) == 0, capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "words"),
+    (
+        ("wan", "t2v", ["--model_id", "toy", "--variant", "t2v"]),
+        ("wan", "i2v", ["--model_id", "toy"]),
+        ("qwen_image", "base", ["--model_id", "toy"]),
+    ),
+)
+def test_a_toy_is_used_as_the_command_that_writes_it_says(
+    family: str,
+    variant: str,
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    toy = ["toy", "--model", family, "--variant", variant, "--output", "toy"]
+    assert main(toy) == 0
+    advised = shlex.split(capsys.readouterr().out.partition("use it with ")[2])
+    assert advised == words
+    Path("data").mkdir()
+    if family == "wan":
+        film(Path("data/a.mp4"), steady(9, 16))
+    else:
+        Image.new("RGB", (16, 16)).save("data/a.png")
+    Path("data/a.txt").write_text("x")
+    run = ["--dataset_base_path", "data", "--lora_rank", "2", "--output_path", "out"]
+    assert main(["graph", *advised, *run]) == 0
+    assert capsys.readouterr().out.startswith(f"{family} {variant}, task")
 
 
 def delayed_restore(rank: int) -> None:

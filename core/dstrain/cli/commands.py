@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def toy(
     """
     with status():
         from dstrain.models.toy import fill_folder
+        from dstrain.pipeline.variant_choice import variant_of_folder
     from dstrain.registry.discovery import load_family, variant_of
 
     family = load_family(model, disabled_plugins)
@@ -97,7 +99,10 @@ def toy(
     advice = "free some space, remove what was written, and run the same command again"
     with status("writing the model ..."):
         fill_folder(family, chosen, seed, output, advice)
-    click.echo(f"wrote {output}; use it with --model_id {output}")
+    words = ["--model_id", str(output)]
+    if variant_of_folder(family, output) != chosen:
+        words += ["--variant", chosen]
+    click.echo(f"wrote {output}; use it with {shlex.join(words)}")
 
 
 def export(

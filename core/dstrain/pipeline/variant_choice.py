@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dstrain.config.options.model import ModelChoice
@@ -12,6 +13,8 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.models.component_files import ModelConfig, component_at
 from dstrain.models.components import components_of
 from dstrain.models.formats import Config
+from dstrain.models.naming.model_files import parts_of
+from dstrain.models.naming.replacing import without_replaced
 from dstrain.models.needed_components import Found, denoiser_config
 from dstrain.registry.discovery import variant_of
 from dstrain.registry.family import ModelFamily
@@ -164,6 +167,15 @@ def runs_on_a_prompt(spec: PipelineSpec) -> bool:
     that is loaded before anything is known of its calls.
     """
     return score_inputs(("prompt",))(spec) is not None
+
+
+def variant_of_folder(family: ModelFamily, folder: Path) -> str | None:
+    """Return the variant that the files of a folder tell; None if they leave doubts."""
+    try:
+        models = without_replaced(parts_of(str(folder), family, None), (), family)
+        return choose_variant(family, None, models, fits=runs_on_a_prompt)
+    except UsageError:
+        return None
 
 
 def variants_with(family: ModelFamily, name: str) -> list[str]:

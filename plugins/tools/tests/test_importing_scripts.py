@@ -32,11 +32,68 @@ def test_what_stands_beside_a_command_on_its_line_is_no_value_of_it() -> None:
 
 @pytest.mark.parametrize(
     "runner",
-    ("nohup accelerate launch", "venv/bin/python3.11", ".\\venv\\Scripts\\python.exe"),
+    (
+        *("nohup accelerate launch", "venv/bin/python3.11", "!accelerate launch"),
+        *(".\\venv\\Scripts\\python.exe", "conda run -n tools accelerate launch"),
+        *("uv run --extra cu128 accelerate launch", "srun --gpus 1 python"),
+        *("$PYTHON", "${PYTHON:-python}", "accelerate launch --module"),
+        *("python -m accelerate.commands.launch", "env A=1 B=2 poetry run python"),
+    ),
 )
 def test_a_command_is_known_however_python_is_started(runner: str) -> None:
-    script = read_script(f"{runner} train.py --seed 1 &\n", Path("a.ps1"))
+    suffix = "ps1" if "\\" in runner else "sh"
+    file = "tools.train" if runner.endswith("--module") else "train.py"
+    script = read_script(f"{runner} {file} --seed 1 &\n", Path(f"a.{suffix}"))
     assert flags(script) == {"seed": ["1"]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        "if true; then %s; fi",
+        "(cd tool && %s)",
+        "run() { %s; }\nrun",
+        'case "$1" in\nflux) %s;;\nesac',
+        'HERE="$(cd "$(dirname "$0")" && pwd)"\n%s',
+        'COMMAND="%s"\neval "$COMMAND"',
+        'RUN="python" && $RUN train.py --seed 1',
+    ),
+)
+def test_a_command_is_found_within_what_a_shell_has_around_it(text: str) -> None:
+    script = read_script(text.replace("%s", "python train.py --seed 1"), Path("a.sh"))
+    assert flags(script) == {"seed": ["1"]}
+
+
+@pytest.mark.parametrize("home", ("~", "$HOME", "${HOME}"))
+def test_the_home_folder_is_that_of_the_user(
+    home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = f"OUT={home}/a\npython train.py --a {home}/b --b $OUT --c '{home}' --d x~\n"
+    assert flags(read_script(text, Path("a.sh"))) == {
+        "a": ["/home/me/b"],
+        "b": ["/home/me/a"],
+        "c": [home],
+        "d": ["x~"],
+    }
+
+
+@pytest.mark.parametrize(
+    "broken",
+    (
+        "--rank 16 \\\n  # --lr 1 \\\n  --alpha 8 --name x \\\n  --seed 3\n",
+        "--rank 16 \\\n  # rank\n  --alpha 8 --name x \\\n  --seed 3\n",
+        "--rank 16 \\\n\n  --alpha 8 --name x \\\n  --seed 3\n",
+        "--rank 16 # rank \\\n\n  --alpha 8 --name x \\\n  --seed 3\n",
+    ),
+)
+def test_flags_that_a_comment_cuts_off_are_listed_with_their_line(broken: str) -> None:
+    Path("a.sh").write_text(f"python flux_train_network.py {broken}echo --done\n")
+    source = read_source(Path("a.sh"), None, None, None)
+    assert [one.key for one in source.run] == ["rank"]
+    said = {one.entry.place: one.result.lost for one in source.apart}
+    for flag in ("alpha", "name", "seed"):
+        assert "ends before line 3" in said[f"a.sh: line 3 --{flag}"]
 
 
 def test_words_in_quotes_stay_whole() -> None:
@@ -48,6 +105,17 @@ def test_words_in_quotes_stay_whole() -> None:
 def test_an_empty_argument_does_not_end_its_command() -> None:
     text = "python train.py --a \"\" --b '' --c 1\n"
     assert flags(read_script(text, Path("a.sh"))) == {"a": [""], "b": [""], "c": ["1"]}
+
+
+def test_the_output_of_a_command_stays_whole_with_quotes_in_it() -> None:
+    text = (
+        'python train.py --a "x $(echo "y; z" | tr "(" ")")" --b "$(a "$(b)")" --c 1\n'
+    )
+    assert flags(read_script(text, Path("a.sh"))) == {
+        "a": ['x $(echo "y; z" | tr "(" ")")'],
+        "b": ['$(a "$(b)")'],
+        "c": ["1"],
+    }
 
 
 def test_a_text_in_quotes_goes_over_lines() -> None:
@@ -126,17 +194,40 @@ def test_a_script_of_powershell_keeps_backslashes_and_has_its_own_variables() ->
     assert script.exported == {"A"}
 
 
+def test_a_list_of_powershell_is_its_words() -> None:
+    text = (
+        '$all = @(\n  \'--a\', "1 2"\n  \'--b\'\n)\n$all += @("--c", "3")\n'
+        "& accelerate launch train.py @all --d 4\n"
+    )
+    script = read_script(text, Path("a.ps1"))
+    assert flags(script) == {"a": ["1 2"], "b": [], "c": ["3"], "d": ["4"]}
+
+
 def test_words_without_a_flag_and_variables_without_a_value_are_listed() -> None:
     path = Path("a.sh")
-    path.write_text("python flux_train_network.py x.toml --output_dir $HOME/out\n")
+    path.write_text(
+        'python flux_train_network.py x.toml --output_dir $DATA/out "$@" --vae "~/v"\n'
+    )
     said = {
         one.entry.key: one.result.lost
         for one in read_source(path, None, None, None).apart
     }
     assert said["x.toml"].startswith("a word without a flag")
-    assert said["$HOME"].startswith(
-        "--output_dir has $HOME, which the script does not set"
+    assert said["$DATA"].startswith(
+        "--output_dir has $DATA, which the script does not set"
     )
+    assert said["$@"].startswith("stands for words that the script is given")
+    assert said["~"].startswith("--vae begins with ~, which is the home folder")
+
+
+def test_what_only_a_shell_replaces_is_listed_of_data_files_too() -> None:
+    path = Path("a.toml")
+    path.write_text(
+        "ae = '%USERPROFILE%/ae'\noutput_dir = '~/out'\nsample_prompts = 'for $5'\n"
+        "[[datasets]]\n[[datasets.subsets]]\nimage_dir = '${DATA}/a'\n"
+    )
+    said = {one.entry.key for one in read_source(path, None, None, None).apart}
+    assert said == {"${DATA}", "%USERPROFILE%", "~"}
 
 
 @pytest.mark.parametrize(

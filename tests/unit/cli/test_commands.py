@@ -18,6 +18,7 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import LOADING
 from dstrain.graph.inputs import Column
+from dstrain.pipeline import variant_choice
 from dstrain.registry.discovery import load_family
 
 Install = Callable[..., Path]
@@ -106,7 +107,14 @@ def test_toy_writes_a_new_folder_and_touches_no_users_file(
     assert main([*words[:-1], str(tmp_path / "more"), "--variant", "none"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("told", "more"),
+    (("base", ""), ("other", " --variant base"), (None, " --variant base")),
+)
 def test_toy_says_how_its_model_is_named(
+    told: str | None,
+    more: str,
+    monkeypatch: pytest.MonkeyPatch,
     fake_plugin: Install,
     family_source: Source,
     tmp_path: Path,
@@ -114,10 +122,11 @@ def test_toy_says_how_its_model_is_named(
 ) -> None:
     modules = {"faky_record": family_source("faky") + TOY}
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
-    place = tmp_path / "toy"
+    monkeypatch.setattr(variant_choice, "variant_of_folder", lambda *_: told)
+    place = tmp_path / "my toy"
     assert main(["toy", "--model", "faky", "--output", str(place)]) == 0
     printed = capsys.readouterr().out
-    assert printed == f"wrote {place}; use it with --model_id {place}\n"
+    assert printed == f"wrote {place}; use it with --model_id '{place}'{more}\n"
 
 
 @pytest.mark.parametrize("name", ["diffsynth", "reference"])

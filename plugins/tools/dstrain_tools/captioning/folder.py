@@ -90,12 +90,24 @@ def _output(folder: Path, medium: Medium, overwrite: bool) -> Path | None:
         names = " and ".join(map(printable, written))
         raise ValueError(f"has two captions, in {names}: remove one of them")
     if not written:
-        return (folder / medium.name).with_suffix(SUFFIX)
+        path = (folder / medium.name).with_suffix(SUFFIX)
+        _check_place(path)
+        return path
     path = folder / written[0]
     if path.suffix.lower() not in REWRITTEN:
         # It may hold more than the caption; a second caption would be refused.
         raise ValueError(f"has its caption in {printable(written[0])}: move that away")
+    _check_place(path)
     return path
+
+
+def _check_place(path: Path) -> None:
+    """Raise ValueError that says why a file cannot be written, before a model is loaded."""
+    if path.is_dir():
+        what = f"its caption would be {printable(path.name)}, which is a folder"
+        raise ValueError(f"{what}: move that away")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError("is in a folder that you may not write to")
 
 
 def _has_text(folder: Path, name: str, overwrite: bool) -> bool:

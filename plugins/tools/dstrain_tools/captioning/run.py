@@ -1,5 +1,7 @@
 """Caption a folder: `dstrain caption`."""
 
+import errno
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from dstrain.console import (
 from dstrain.data.forms.folder import printable
 from dstrain.data.forms.source import metadata_files
 from dstrain.data.variants.captions import CaptionOptions as Additions
-from dstrain.errors import UsageError
+from dstrain.errors import SystemFault, UsageError
 from dstrain.registry.discovery import installed
 from dstrain.storage.files import write_file
 from PIL import Image
@@ -37,6 +39,14 @@ TRAINED_CLASS = "QwenImagePipeline"
 SHOWN = 3
 """Captions that are shown, so that a prompt that does not work is seen at once."""
 MOST_FAULTS = 20
+OF_ONE_FILE = (
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+)
+"""Why one file cannot be written, where others can: no full disk, for one."""
 MEMORY_ADVICE = (
     "lower --batch_size or --max_pixels; or use --quantize bitsandbytes_nf4, or --mixed_precision bf16",
     "captions that were written are kept: the same command resumes from there",
@@ -54,6 +64,9 @@ def run(options: CaptionOptions) -> None:
     """
     if options.seed is not None and not options.temperature:
         raise UsageError("--seed", "has no effect without --temperature")
+    if not math.isfinite(options.temperature):
+        what = f"expected a finite number, got {options.temperature}"
+        raise UsageError("--temperature", what)
     found = find_tasks(options.folder, options.overwrite)
     if options.dry_run:
         for task in found.tasks:
@@ -162,7 +175,15 @@ class _Writer:
             if task.has_caption and not self.options.overwrite:
                 self.faults[task.name] = "got a caption meanwhile, which is kept"
                 continue
-            write_file(task.output, f"{caption}\n".encode())
+            try:
+                write_file(task.output, f"{caption}\n".encode())
+            except SystemFault as error:
+                cause = error.__cause__
+                if not isinstance(cause, OSError) or cause.errno not in OF_ONE_FILE:
+                    raise
+                what = f"its caption cannot be written: {cause.strerror}"
+                self.faults[task.name] = what
+                continue
             if self.written < SHOWN:
                 logger.info(f"{printable(task.name)}: {caption}")
             self.written += 1
@@ -178,7 +199,9 @@ def _say_what_is_next(found: Tasks, files: ModelFiles, options: CaptionOptions) 
         command = ["dstrain", "--model_id", model_id]
         command += ["--dataset_base_path", str(options.folder)]
         command += ["--feature_cache", "cache", "--output_path", "out"]
-        logger.info(f"train on them: {shell_command(command)}")
+        metadata = " and ".join(path.name for path in metadata_files(options.folder))
+        when = f" once {metadata} is moved away" if metadata else ""
+        logger.info(f"train on them{when}: {shell_command(command)}")
 
 
 def _faults_error(found: Tasks, options: CaptionOptions) -> UsageError:

@@ -73,7 +73,7 @@ class Context:
     def output_folder(self) -> str:
         """Return the folder of all runs."""
         found = self.value("output_dir") or self.value("training_folder")
-        return str(found or "output")
+        return single(found or "output")
 
     def is_on(self, key: str) -> bool:
         """Return whether another key is true."""
@@ -87,6 +87,13 @@ Conversion = Callable[[str, Any, Context], Result]
 def truth(value: Any) -> bool:
     """Return whether a value means yes."""
     return str(value).lower() in ("true", "1", "yes")
+
+
+def single(value: Any) -> str:
+    """Return a value as text; raises ValueError for several values."""
+    if isinstance(value, list | tuple):
+        raise ValueError("one word is expected, so write it in quotes")
+    return str(value)
 
 
 def as_list(value: Any) -> Sequence[Any]:

@@ -45,6 +45,23 @@ def test_a_caption_is_kept_unless_it_is_to_be_replaced(
     assert replaced.captioned == 0
 
 
+@pytest.mark.parametrize("overwrite", (False, True))
+def test_a_caption_that_cannot_be_written_is_known_before(
+    folder: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a.txt").mkdir()
+    real = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: path.name != "below" and real(path, mode)
+    )
+    found = find_tasks(folder, overwrite)
+    assert [task.name for task in found.tasks] == ["b.jpg"]
+    assert found.faults == {
+        "a.png": "its caption would be a.txt, which is a folder: move that away",
+        "below/c.MP4": "is in a folder that you may not write to",
+    }
+
+
 def test_an_empty_file_is_no_caption(folder: Path) -> None:
     (folder / "a.txt").write_text(" \n")
     (folder / "b.json").write_text('{"camera": "x"}')

@@ -1,5 +1,6 @@
 """`dstrain caption` writes what is missing, file by file, and says the rest."""
 
+import errno
 import json
 import shlex
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 from dstrain.cli.main import main
 from dstrain.data.forms.folder import read_folder
-from dstrain_tools.captioning import captioner as module
+from dstrain.errors import SystemFault
+from dstrain_tools.captioning import captioner as module, run
 from dstrain_wan.toy import write as write_wan
 from PIL import Image
 
@@ -105,6 +107,40 @@ def test_a_caption_that_somebody_writes_meanwhile_is_kept(
     assert captions(photos)["cat"] == "mine" and len(captions(photos)) == 3
     assert caption("--overwrite", "--batch_size", "3") == 0
     assert captions(photos)["cat"] == "a cat\n"
+
+
+def test_a_caption_that_cannot_be_written_costs_no_other(
+    writer: Writer,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (photos / "beach/sea.txt").mkdir()
+
+    def write(shown: object, names: Sequence[str]) -> list[str]:
+        # Meanwhile it is made.
+        (photos / "cat.txt").mkdir()
+        return [TEXTS[name] for name in names]
+
+    monkeypatch.setattr(writer, "write", write)
+    assert caption("--batch_size", "3") == 2
+    assert (photos / "dog.txt").read_text() == "a dog\n"
+    said = capsys.readouterr().err
+    assert "2 images and videos have no new caption" in said
+    assert "beach/sea.webp: its caption would be sea.txt, which is a folder" in said
+    assert "cat.png: its caption cannot be written: Is a directory" in said
+
+
+def test_a_full_disk_ends_the_command(
+    writer: Writer, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, data: bytes) -> None:
+        cause = OSError(errno.ENOSPC, "No space left on device")
+        raise SystemFault(path, "cannot be written") from cause
+
+    monkeypatch.setattr(run, "write_file", fail)
+    assert caption() == SystemFault.exit_code
+    assert len(writer.batches) == 1
 
 
 def test_videos_are_captioned_and_wan_is_trained_on_them(
@@ -250,9 +286,9 @@ def test_metadata_in_the_folder_is_warned_of(
 ) -> None:
     (photos / "metadata.csv").write_text("image,prompt\ncat.png,x\n")
     assert caption() == 0
-    assert "photos/metadata.csv: datasets with metadata are read from there" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "photos/metadata.csv: datasets with metadata are read from there" in said
+    assert "train on them once metadata.csv is moved away: dstrain " in said
 
 
 @pytest.mark.parametrize(
@@ -264,6 +300,8 @@ def test_metadata_in_the_folder_is_warned_of(
         (["caption", "photos", "--model_id", "nowhere"], 3, "nowhere: does not exist"),
         (["caption", "photos", "--model_id", "other"], 2, "no image-to-text model"),
         (["caption", "photos", "--quantize", "nf4"], 2, "--quantize: "),
+        (["caption", "photos", "--temperature", "nan"], 2, "--temperature: expected a"),
+        (["caption", "photos", "--temperature", "inf"], 2, "--temperature: expected a"),
         (["caption", "photos", "--seed", "1"], 2, "--seed: has no effect without"),
     ),
 )

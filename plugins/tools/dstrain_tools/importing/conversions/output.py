@@ -3,22 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-from dstrain_tools.importing.context import Context, truth
+from dstrain_tools.importing.context import Context, single, truth
 from dstrain_tools.importing.entries import Result
 
 
 def output(option: str, value: Any, context: Context) -> Result:
     """Name the folder of the run: that of all runs, and its name."""
     name = context.value("output_name") or context.value("config.name")
-    return Result({option: str(Path(str(value)) / str(name)) if name else str(value)})
+    folder = Path(single(value))
+    return Result({option: str(folder / single(name)) if name else single(value)})
 
 
 def output_name(option: str, value: Any, context: Context) -> Result:
     """Name the folder of the run, where no folder of all runs does."""
     parent = context.value("output_dir") or context.value("training_folder")
     if parent:
-        return Result({option: str(Path(str(parent)) / str(value))})
-    return Result({option: str(value)})
+        return Result({option: str(Path(single(parent)) / single(value))})
+    return Result({option: single(value)})
 
 
 def save_epochs(option: str, value: Any, context: Context) -> Result:

@@ -45,6 +45,10 @@ def read_job(path: Path, data: Mapping[str, Any]) -> Source:
                 why = "each dataset says otherwise"
                 apart.append(Outcome(shared, Result(note=why)))
             datasets = with_word
+        elif key == "network" and value is None:
+            empty = Entry(key, value, f"{path.name}: {key}")
+            why = "without a network the weights themselves are trained"
+            apart.append(Outcome(empty, Result(note=why)))
         elif key != "datasets":
             run += leaves(path, key, value)
     return Source("ai-toolkit", run, datasets, files=[path], apart=apart)

@@ -16,9 +16,6 @@ from dstrain_tools.importing.reading.data_files import (
 )
 from dstrain_tools.importing.reading.datasets import with_datasets
 from dstrain_tools.importing.reading.shell import (
-    BATCH_VARIABLE,
-    OUTPUT,
-    VARIABLE,
     Command,
     Script,
     read_script,
@@ -161,11 +158,12 @@ def _apart(path: Path, script: Script, command: Command) -> list[Outcome]:
     for word in command.positional:
         why = "a word without a flag: the script reads it by its place"
         found.append(Outcome.at(f"{path.name}: {word}", Result(lost=why)))
-    for place, name in _unset(command):
-        why = (
-            f"{place} has {name}, which the script does not set: write its value there"
-        )
-        found.append(Outcome.at(f"{path.name}: {name}", Result(lost=why)))
+    for word in command.given_later:
+        why = "stands for words that the script is given: add the flags among them"
+        found.append(Outcome.at(f"{path.name}: {word}", Result(lost=why)))
+    for one in script.commands:
+        if one is command or not one.trains:
+            found += _cut_off(path, one)
     for name in script.variables:
         result = Result(note="stands in the commands")
         if name in script.exported:
@@ -184,10 +182,12 @@ def _apart(path: Path, script: Script, command: Command) -> list[Outcome]:
     return found
 
 
-def _unset(command: Command) -> Iterator[tuple[str, str]]:
-    """Yield the flags of a command with what only a shell gives a value."""
-    for flag, words in command.flags:
-        for word in words:
-            for pattern in (VARIABLE, BATCH_VARIABLE, OUTPUT):
-                for match in pattern.finditer(word):
-                    yield f"--{flag}", match[0]
+def _cut_off(path: Path, command: Command) -> Iterator[Outcome]:
+    """Yield the flags on lines behind a command that were meant as a part of it."""
+    for number, name in command.cut_off:
+        why = (
+            "no shell gives it to the command, which a comment, an empty line or a missing "
+            f"mark ends before line {number}: mend that and import again"
+        )
+        place = f"{path.name}: line {number} --{name}"
+        yield Outcome.at(place, Result(lost=why))

@@ -24,6 +24,8 @@ def read_data(path: Path) -> dict[str, Any]:
             found = json.loads(text)
         elif suffix in (".yaml", ".yml"):
             found = yaml.safe_load(text)
+            if _has_itself(found, set()):
+                raise ValueError("a value contains itself")
         else:
             what = f"{path} is not one of .toml, .yaml, .yml, .json, .sh"
             raise UsageError("FILE", what)
@@ -35,6 +37,19 @@ def read_data(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(path, "is not a table of keys")
     return found
+
+
+def _has_itself(value: Any, around: set[int]) -> bool:
+    """Return whether a value is a part of its own, as YAML can say.
+
+    around: The ids of what the value is in.
+    """
+    if not isinstance(value, dict | list):
+        return False
+    if id(value) in around:
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return any(_has_itself(part, around | {id(value)}) for part in parts)
 
 
 def table_list(

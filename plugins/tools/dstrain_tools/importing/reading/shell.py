@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import dropwhile, groupby, takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from dstrain.errors import UsageError
@@ -13,29 +13,23 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 VARIABLE = re.compile(
     r"\$(?:\{(?P<list>\w+)\[[@*]\]\}|\{(?P<braced>\w+)(?::?-(?P<default>[^}]*))?\}|(?P<bare>\w+))"
 )
-OUTPUT = re.compile(r"\$\([^)]*\)\)?|`[^`]*`")
+OUTPUT = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
 """What a shell replaces by the output of a command, or by the result of a sum."""
 BATCH_VARIABLE = re.compile(r"%(?P<bare>\w+)%")
-POWERSHELL_ASSIGNMENT = re.compile(r"\s*\$(env:)?(\w+)\s*=\s*")
+POWERSHELL_ASSIGNMENT = re.compile(r"\s*\$(env:)?(\w+)\s*(\+?=)\s*(@\()?")
+GIVEN_LATER = re.compile(r"\$[@*]|\$\{[@*][^}]*\}|\$args|%\*|%~?\d")
+"""The words that a script is given when it is run."""
 FLAG = re.compile(r"--?[A-Za-z]")
 SETTERS = ("export", "set", "declare", "local", "readonly", "typeset")
 RUNNER = re.compile(
     r"(?:accelerate|python[\d.]*|uv|torchrun|deepspeed)(?:\.exe)?", re.IGNORECASE
 )
 BEFORE = (
-    *(
-        "nohup",
-        "exec",
-        "time",
-        "sudo",
-        "call",
-        "env",
-        "nice",
-        "srun",
-        "conda",
-        "poetry",
-    ),
-    *("do", "then", "else", "if", "{", "(", "!"),
+    *("nohup", "exec", "time", "sudo", "call", "env", "nice", "ionice", "timeout"),
+    *("numactl", "taskset", "stdbuf", "xvfb-run", "srun", "mpirun", "eval"),
+    *("conda", "mamba", "micromamba", "poetry", "pdm", "pipenv", "hatch", "pixi"),
+    *("docker", "podman", "singularity", "apptainer"),
+    *("do", "then", "else", "elif", "if", "while", "until", "{", "!"),
 )
 """Words before a command that leave it what it is."""
 BATCH = (".bat", ".cmd")
@@ -47,15 +41,20 @@ LAUNCHERS = (
     "torch.distributed.launch",
 )
 """Modules that run another program."""
-BETWEEN = "&|;"
-"""What stands between commands of one line."""
-QUOTED = r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)"""
+MODULE = ("-m", "--module")
+"""Flags before the name of a module."""
+BETWEEN = r"[&|;]+"
+BETWEEN_OR_AROUND = r"[&|;()]+"
+"""What stands between commands of one line; parentheses are around some."""
+QUOTED = rf"""("(?>\\.|{OUTPUT.pattern}|[^"\\])*"|'[^']*'|\\.)"""
 QUOTED_IN_BATCH = r"""("[^"\n]*")"""
 QUOTED_IN_POWERSHELL = r"""("[^"]*"|'[^']*')"""
 REDIRECTION = r"(?<!\S)(?:\d|&)?(?:>>?|<)\s*(?:&\d|[^\s;|&]+)"
 """Where output goes: it begins a word."""
 LIST = "("
 """What a variable is set to where a list of words follows, up to the next `)`."""
+WHOLE_LIST = r"""\b\w+\+?=\((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^)"'\\])*\)"""
+HOME_MARK = "~"
 HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 """What begins a text that ends at a line with this word."""
 
@@ -72,6 +71,10 @@ class Command:
     """The flags after it."""
     positional: Sequence[str] = ()
     """The words between it and its first flag."""
+    given_later: Sequence[str] = ()
+    """The words for those that the script is given, such as `$@`."""
+    cut_off: list[tuple[int, str]] = field(default_factory=list)
+    """Flags on lines behind it, to which no mark goes on, each with the line's number."""
 
     @property
     def trains(self) -> bool:
@@ -90,6 +93,8 @@ class Script:
     """Names of variables that the commands' programs see."""
     others: list[str] = field(default_factory=list)
     """First words of other lines."""
+    current: Command | None = None
+    """The command that was read last, None behind another line."""
 
 
 def read_script(text: str, where: Path) -> Script:
@@ -100,15 +105,26 @@ def read_script(text: str, where: Path) -> Script:
     script = Script()
     suffix = where.suffix.lower()
     for number, line in _lines(text, suffix):
-        try:
-            words = _words(line, suffix, script)
-        except ValueError as error:
-            what = f"line {number} cannot be read as a shell script: {error}"
-            raise UsageError(where, what) from error
-        for is_between, own in groupby(words, _is_between):
-            if not is_between:
-                _add(script, list(own))
+        for part in _parts(line, suffix):
+            try:
+                if words := _words(part, suffix, script):
+                    _add(script, words, number)
+            except ValueError as error:
+                what = f"line {number} cannot be read as a shell script: {error}"
+                raise UsageError(where, what) from error
     return script
+
+
+def _parts(line: str, suffix: str) -> Iterator[str]:
+    """Yield the commands of a line."""
+    between = BETWEEN if suffix in WINDOWS else BETWEEN_OR_AROUND
+    whole = f"{WHOLE_LIST}|{REDIRECTION}|{OUTPUT.pattern}|\\$\\{{[^}}]*\\}}"
+    start = 0
+    for match in re.finditer(f"{_quoted(suffix)}|{whole}|(?P<between>{between})", line):
+        if match["between"]:
+            yield line[start : match.start()]
+            start = match.end()
+    yield line[start:]
 
 
 def _quoted(suffix: str) -> str:
@@ -126,9 +142,10 @@ def _lines(text: str, suffix: str) -> Iterator[tuple[int, str]]:
     comment = r"(?P<comment>(?<!\S)#.*)"
     if suffix in BATCH:
         comment = r"(?P<comment>(?i:(?<!\S)#.*|^[ \t]*@?(?:rem\b|::).*))"
+    begin = r"\$\w+\s*\+?=\s*@\(" if suffix == ".ps1" else r"\b\w+\+?=\("
     pattern = re.compile(
         rf"(?P<goes_on>{mark}[ \t]*\r?\n)|{_quoted(suffix)}|{comment}"
-        r"|(?P<list>\b\w+\+?=\()|(?P<closed>\))|(?P<end>\r?\n)",
+        rf"|(?P<list>{begin})|(?P<closed>\))|(?P<end>\r?\n)",
         re.MULTILINE,
     )
     line = ""
@@ -167,11 +184,9 @@ def _words(line: str, suffix: str, script: Script) -> list[str]:
     """Return the words of a line, with the values of variables that the script sets, and
     without where output goes.
     """
-    if suffix == ".ps1" and (found := POWERSHELL_ASSIGNMENT.match(line)):
-        line = f"{'export ' if found[1] else ''}{found[2]}={line[found.end() :]}"
-    lexer = shlex.shlex(
-        _expanded(line, suffix, script), posix=True, punctuation_chars=BETWEEN
-    )
+    if suffix == ".ps1":
+        line = _without_powershell(line)
+    lexer = shlex.shlex(_expanded(line, suffix, script), posix=True)
     lexer.whitespace_split = True
     lexer.commenters = ""  # it would end a word at '#', as no shell does
     if suffix in WINDOWS:
@@ -179,6 +194,26 @@ def _words(line: str, suffix: str, script: Script) -> list[str]:
     if suffix in BATCH:
         lexer.quotes = '"'
     return list(lexer)
+
+
+def _without_powershell(line: str) -> str:
+    """Return a line of PowerShell with variables and lists as another shell has them."""
+
+    def splatted(match: "re.Match[str]") -> str:
+        return match[1] or f"${match[2]}"
+
+    line = re.sub(rf"{QUOTED_IN_POWERSHELL}|(?<!\S)@(\w+)", splatted, line)
+    found = POWERSHELL_ASSIGNMENT.match(line)
+    if found is None:
+        return line
+    is_exported, name, sign, begins_list = found.groups()
+    value = line[found.end() :]
+    if begins_list:
+        # Commas part its words.
+        pattern = f"{QUOTED_IN_POWERSHELL}|,"
+        words = re.sub(pattern, lambda one: one[1] or " ", value)
+        value = f"{LIST} {words}"
+    return f"{'export ' if is_exported else ''}{name}{sign}{value}"
 
 
 def _expanded(line: str, suffix: str, script: Script) -> str:
@@ -194,6 +229,8 @@ def _expanded(line: str, suffix: str, script: Script) -> str:
 
     def in_quotes(match: "re.Match[str]") -> str:
         # The quotes end before the value, and begin again behind it.
+        if OUTPUT.fullmatch(match[0]):
+            return f'"{shlex.quote(match[0])}"'
         words = _value(match, script)
         if match.groupdict()["list"]:
             return f'"{shlex.join(words)}"'
@@ -202,22 +239,33 @@ def _expanded(line: str, suffix: str, script: Script) -> str:
     def expanded(match: "re.Match[str]") -> str:
         text = match[0]
         if text.startswith('"'):
-            return VARIABLE.sub(in_quotes, text)
+            if suffix in WINDOWS:
+                return VARIABLE.sub(in_quotes, text)
+            return re.sub(f"{OUTPUT.pattern}|{VARIABLE.pattern}", in_quotes, text)
         if match[1]:
             return text
         if suffix not in WINDOWS and OUTPUT.fullmatch(text):
             return shlex.quote(text)
+        before = line[: match.start()]
+        # Without quotes a value is several words, but where a variable is set to it.
+        is_set = bool(re.search(r"(?:^|\s)[A-Za-z_]\w*\+?=\S*$", before))
+        if text == HOME_MARK:
+            begins_word = is_set or not before or before[-1].isspace()
+            is_home = begins_word and suffix not in WINDOWS
+            return shlex.quote(str(Path.home())) if is_home else text
         if not VARIABLE.fullmatch(text):
             return "" if re.fullmatch(REDIRECTION, text) else text
         words = _value(match, script)
-        # Without quotes a value is several words, but where a variable is set to it.
-        is_set = re.search(r"(?:^|\s)[A-Za-z_]\w*\+?=\S*$", line[: match.start()])
         if suffix not in WINDOWS and not is_set:
             words = [part for word in words for part in word.split()]
-            return shlex.join(words)
-        return shlex.quote(" ".join(words))
+        elif is_set or len(words) < 2:
+            return shlex.quote(" ".join(words))
+        return shlex.join(words)
 
-    pattern = f"{_quoted(suffix)}|{REDIRECTION}|{OUTPUT.pattern}|{VARIABLE.pattern}"
+    pattern = (
+        f"{_quoted(suffix)}|{REDIRECTION}|{OUTPUT.pattern}|{VARIABLE.pattern}"
+        rf"|{HOME_MARK}(?=[/\s]|$)"
+    )
     return re.sub(pattern, expanded, line)
 
 
@@ -229,12 +277,17 @@ def _value(match: "re.Match[str]", script: Script) -> list[str]:
     name = found["bare"] or found["braced"] or found["list"]
     if name in script.variables:
         return script.variables[name]
+    if name == "HOME":
+        return [str(Path.home())]
     default = found.get("default")
     return [match[0] if default is None else default.strip("\"'")]
 
 
-def _add(script: Script, words: list[str]) -> None:
-    """Note what a command of a line is, with the variables that are set before it."""
+def _add(script: Script, words: list[str], number: int) -> None:
+    """Note what a command of a line is, with the variables that are set before it.
+
+    number: That of the line.
+    """
     first = words[0]
     if first in SETTERS:
         words = [*dropwhile(lambda word: word.startswith("-"), words[1:])]
@@ -262,25 +315,32 @@ def _add(script: Script, words: list[str]) -> None:
         return
     if not words or first == "export":
         return
-    own = words
-    if words[0] in BEFORE:
-        own = [*dropwhile(lambda word: not _is_runner(word), words)]
-        own = own or words[1:] or words
-    command = _command(own)
-    if command is not None:
-        script.commands.append(command)
+    if FLAG.match(words[0]) and script.current is not None:
+        names = [name for name, _ in parse_flags(words)]
+        script.current.cut_off += [(number, name) for name in names]
+        return
+    script.current = _command(_unwrapped(words))
+    if script.current is not None:
+        script.commands.append(script.current)
     else:
         script.others.append(words[0])
 
 
-def _is_between(word: str) -> bool:
-    """Return whether a word stands between commands; an empty one is an argument."""
-    return word != "" and not word.strip(BETWEEN)
+def _unwrapped(words: Sequence[str]) -> Sequence[str]:
+    """Return the words of a command without those before it, such as `nohup`."""
+    if words[0] == "eval":
+        words = ["eval", *shlex.split(" ".join(words[1:]))]
+    # A cell of a notebook marks a command of the shell.
+    own = [words[0].lstrip("!%") or words[0], *words[1:]]
+    if own[0] not in BEFORE:
+        return own
+    return [*dropwhile(lambda word: not _is_runner(word), own)] or own[1:] or own
 
 
 def _is_runner(word: str) -> bool:
-    """Return whether a word is a program that runs Python."""
-    return bool(RUNNER.fullmatch(word.replace("\\", "/").rpartition("/")[2]))
+    """Return whether a word is a program that runs Python, or one that only a shell knows."""
+    name = word.replace("\\", "/").rpartition("/")[2]
+    return bool(RUNNER.fullmatch(name) or VARIABLE.fullmatch(word))
 
 
 def _command(words: Sequence[str]) -> Command | None:
@@ -291,7 +351,7 @@ def _command(words: Sequence[str]) -> Command | None:
     script = ""
     while index < len(words):
         word = words[index]
-        is_module = word == "-m" and index + 1 < len(words)
+        is_module = word in MODULE and index + 1 < len(words)
         if is_module and words[index + 1] not in LAUNCHERS:
             script = words[index + 1]
             index += 2
@@ -303,11 +363,13 @@ def _command(words: Sequence[str]) -> Command | None:
         index += 1
     if not script:
         return None
-    left_out = (script, "-m", *LAUNCHERS)
+    left_out = (script, *MODULE, *LAUNCHERS)
     before = [one for one in words[:index] if one not in left_out]
-    after = words[index:]
+    later = [one for one in words[index:] if GIVEN_LATER.fullmatch(one)]
+    after = [one for one in words[index:] if one not in later]
     positional = list(takewhile(lambda word: not FLAG.match(word), after))
-    return Command(script, parse_flags(before), parse_flags(after), positional)
+    flags = parse_flags(after)
+    return Command(script, parse_flags(before), flags, positional, later)
 
 
 def parse_flags(words: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -1,5 +1,6 @@
 """Read a configuration of another tool."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from dstrain.errors import UsageError
@@ -10,6 +11,7 @@ from dstrain_tools.importing.reading.command import read_command
 from dstrain_tools.importing.reading.data_files import read_data, without_sections
 from dstrain_tools.importing.reading.datasets import with_datasets
 from dstrain_tools.importing.reading.tool import tool_of
+from dstrain_tools.importing.reading.unset import unset
 
 SCRIPTS = (".sh", ".bash", ".bat", ".ps1", ".txt", ".cmd", "")
 WITH_DATASETS = ("ai-toolkit", "diffsynth")
@@ -29,6 +31,13 @@ def read_source(
         tool: Whose it is; told by its keys if None.
         number: Which of a script's training commands is meant, from 1.
     """
+    source = _read(path, dataset, tool, number)
+    return replace(source, apart=[*source.apart, *unset(source)])
+
+
+def _read(
+    path: Path, dataset: Path | None, tool: str | None, number: int | None
+) -> Source:
     suffix = path.suffix.lower()
     if suffix in SCRIPTS:
         return read_command(path, dataset, tool, number)

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from dstrain_tools.importing.context import Context
+from dstrain.data.forms.captions import SUFFIXES
+
+from dstrain_tools.importing.context import Context, as_list
 from dstrain_tools.importing.entries import Result
 
 
@@ -14,6 +16,21 @@ def with_space_after(option: str, value: Any, context: Context) -> Result:
 def with_space_before(option: str, value: Any, context: Context) -> Result:
     """Put a blank between caption and suffix, as sd-scripts does."""
     return Result({option: f" {value}"}) if value else Result(note="is empty")
+
+
+def caption_files(option: str, value: Any, context: Context) -> Result:
+    """Say whether the files with captions are found, by their ending."""
+    others = []
+    for ending in as_list(value or SUFFIXES[0]):
+        suffix = f".{str(ending).lstrip('.')}"
+        if suffix.lower() not in SUFFIXES:
+            others.append(suffix)
+    if others:
+        names = ", ".join(others)
+        return Result(
+            lost=f"captions in {names} files are not found: rename them to .txt"
+        )
+    return Result(note="captions in .txt, .caption and .json files are found")
 
 
 def kept_tags(option: str, value: Any, context: Context) -> Result:
