@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
-from dstrain.console import PAGE_WIDTH, as_table, fitted, status
+from dstrain.console import PAGE_WIDTH, as_table, fitted, shell_command, status
 from dstrain.errors import UsageError
 
 LOOKING = "looking at plugins ..."
@@ -102,7 +101,7 @@ def toy(
     words = ["--model_id", str(output)]
     if variant_of_folder(family, output) != chosen:
         words += ["--variant", chosen]
-    click.echo(f"wrote {output}; use it with {shlex.join(words)}")
+    click.echo(f"wrote {output}; use it with {shell_command(words)}")
 
 
 def export(
