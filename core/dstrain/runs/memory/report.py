@@ -201,6 +201,11 @@ def _advice(run: PlannedRun, size: int) -> Iterator[str]:
     way = run.cheapest(size)
     if way is None:
         yield "    no flags are known with which it fits"
+        config = run.setup.config
+        if config.recipe:
+            # What a recipe quantizes stays as it is, but one for less memory may quantize more.
+            card = f" --card {config.device_memory}" if config.device_memory else ""
+            yield f"    recipes that may: dstrain recipes --model {config.model}{card}"
         if run.setup.sharding is not None:
             advice = run.setup.sharding.advice()
             yield from fitted(f"        {line}" for line in advice)

@@ -3,12 +3,16 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from dstrain.cli.main import main
+from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
 from dstrain.runs.memory.advice import Way, added_flags, ways
 from dstrain.runs.memory.planning import PlannedRun
+from dstrain.runs.memory.report import _advice
 from dstrain.runs.offload import check_offloaded
 from dstrain.runs.setup import Setup
 
@@ -124,6 +128,19 @@ def test_advice_leaves_nothing_on_the_terminal_but_itself(
     captured = capsys.readouterr()
     assert "no flags are known with which it fits" in captured.out
     assert captured.err == ""
+
+
+@pytest.mark.parametrize(("device", "card"), [("16GB", " --card 16GB"), (None, "")])
+def test_recipes_for_the_card_are_named_where_one_does_not_fit(
+    device: str | None, card: str
+) -> None:
+    config = TrainConfig(model="flux", recipe="flux-style-48gb", device_memory=device)
+    setup = SimpleNamespace(sharding=None, config=config)
+    run: Any = SimpleNamespace(setup=setup, cheapest=lambda size: None)
+    assert [*_advice(run, 1)] == [
+        "    no flags are known with which it fits",
+        f"    recipes that may: dstrain recipes --model flux{card}",
+    ]
 
 
 def test_bf16_weights_can_be_planned_for_another_device(
