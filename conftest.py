@@ -91,8 +91,8 @@ def others(family: str, parameters: Mapping[str, Any]) -> list[str]:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Leave what has been imported out of the collector's sight, after each file's tests.
 
-    A run collects garbage several times; libraries have millions of objects, and to look
-    through them took a third of the tests' time.
+    A run collects garbage several times, and looks through the millions of objects of
+    libraries each time.
     """
     if nextitem is None or nextitem.path != item.path:
         gc.collect()

@@ -159,7 +159,8 @@ def empty_environment() -> Callable[[Path], Path]:
 @pytest.fixture
 def wide_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """No line of a page is broken: the paths of tests are long."""
-    monkeypatch.setattr("dstrain.console.PAGE_WIDTH", 1000)
+    for module in ("console", "config.serialize", "runs.memory.report"):
+        monkeypatch.setattr(f"dstrain.{module}.PAGE_WIDTH", 1000)
 
 
 @pytest.fixture

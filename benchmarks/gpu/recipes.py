@@ -3,7 +3,7 @@ from shapes, and the table of docs/guide/recipes.md.
 
     python -m benchmarks.gpu.recipes          writes the files
     python -m benchmarks.gpu.recipes wan-style flux-edit
-                                              writes the files anew for these goals alone
+                                              rewrites the files for these goals alone
     python -m benchmarks.gpu.recipes check    exit status 1 where one differs
     python -m benchmarks.gpu.recipes table    prints the table that the files make
 """

@@ -404,7 +404,7 @@ def _tqdm() -> Any:
 
 
 if in_notebook():
-    # Before other libraries import it: whoever is the first shows that warning, or not.
+    # Before other libraries import it, which would let it warn of missing widgets.
     _tqdm()
 
 
@@ -442,7 +442,7 @@ def fitted(lines: Iterable[str]) -> list[str]:
         text = line.lstrip()
         indent = line[: len(line) - len(text)]
         more = f"{indent}    "
-        parts = text.split("   ") if len(line) > PAGE_WIDTH else [text]
+        parts = re.split(" {3,}", text) if len(line) > PAGE_WIDTH else [text]
         for number, part in enumerate(parts):
             # Names and paths may have hyphens.
             found += textwrap.wrap(

@@ -58,7 +58,7 @@ def test_the_page_has_the_table_that_the_files_make() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_goals_that_are_not_computed_anew_stay_as_they_are(name: str) -> None:
+def test_goals_that_are_not_computed_again_stay_as_they_are(name: str) -> None:
     family = load_family(name)
     assert page(family, ["another-family-style"]) == place(family).read_text()
 

@@ -570,7 +570,7 @@ def test_long_lines_of_a_page_are_broken_between_words_and_indented_further() ->
         f"    a {word} {word} {word}",
         f"        {word} {word}",
     ]
-    columns = f"  f({'x' * 60})   uses {'y' * 20}"
+    columns = f"  f({'x' * 60})      uses {'y' * 20}"
     assert fitted([columns]) == [f"  f({'x' * 60})", f"      uses {'y' * 20}"]
     alone = f"  {'x' * 90}"
     assert fitted([alone]) == [alone]

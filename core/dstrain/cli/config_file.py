@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,13 @@ def default_map(
     return defaults
 
 
+def is_true(text: str) -> bool:
+    """Return whether a file switches an option on, in any word that click takes for it."""
+    with suppress(click.BadParameter):  # refused later, with its place
+        return click.BOOL.convert(text, None, None)
+    return False
+
+
 def for_toy(values: Mapping[str, Any], family: ModelFamily) -> dict[str, Any]:
     """Return options of a file or recipe as a toy of a family has them.
 
@@ -125,7 +133,7 @@ def with_choice_of_model(
     replaces the file's model, and a model its `toy`. Says what is replaced.
     """
     files = [name for name in MODEL_FILES if typed.get(name)]
-    if files and not typed["toy"] and "toy" in values:
+    if files and not typed["toy"] and is_true(values.get("toy", "")):
         logger.info(f"--{files[0]} replaces toy of {path}")
         return {name: value for name, value in values.items() if name != "toy"}
     if not typed["toy"]:

@@ -22,6 +22,7 @@ from dstrain.cli.completion import FAMILY, family_knowing, files, folded, spelle
 from dstrain.cli.config_file import (
     default_map,
     for_toy,
+    is_true,
     read_file,
     with_choice_of_model,
 )
@@ -200,7 +201,7 @@ class FamilyCommand(Command):
         # What is read later takes precedence, and what is typed over all of it.
         read: list[tuple[object, dict[str, Any]]] = []
         if recipe is not None:
-            is_toy = first["toy"] or _is_true(values.get("toy", ""))
+            is_toy = first["toy"] or is_true(values.get("toy", ""))
             own = {"model": recipe.family, **recipe.texts()}
             if is_toy:
                 own = for_toy(own, family)
@@ -289,13 +290,6 @@ class FamilyCommand(Command):
         """Return the family's options that act here; what is saved is for training."""
         is_training = issubclass(self.config, TrainConfig)
         return [option for option in family.options if is_training or not option.saves]
-
-
-def _is_true(text: str) -> bool:
-    """Return whether a file switches an option on, in any word that click takes for it."""
-    with suppress(click.BadParameter):  # refused later, with its place
-        return click.BOOL.convert(text, None, None)
-    return False
 
 
 def _is_common(param: click.Parameter) -> bool:

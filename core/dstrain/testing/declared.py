@@ -3,6 +3,7 @@ LoRA targets.
 """
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -33,6 +34,8 @@ from dstrain.testing.rows import inputs, least_sizes, usual_size
 
 HEAVY = ("PIL", "diffusers", "numpy", "torch", "transformers")
 """What importing a record must not import."""
+MASK = re.compile(r"(^|_)masks?$")
+"""The names of inputs that are masks; a masked image is none."""
 
 
 class Declared(Contract):
@@ -91,7 +94,7 @@ class Declared(Contract):
             for variant in family.variants
             for name, source in family.spec(variant).inputs.items()
             if isinstance(source, Column) and source.is_file
-            if "mask" in name and not source.of
+            if MASK.search(name) and not source.of
         ]
         assert without == []
 

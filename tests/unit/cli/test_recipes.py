@@ -101,6 +101,9 @@ def test_a_model_that_is_typed_replaces_the_toy_of_a_file(
     assert (runs[0].toy, runs[0].model_id) == (False, "folder")
     assert (runs[0].blocks_to_swap, runs[0].hub) == (9, "modelscope")
     assert "--model_id replaces toy of toy.toml\n" in capsys.readouterr().err
+    Path("toy.toml").write_text("toy = false\n")
+    assert main([*given, "--model_id", "folder"]) == 0
+    assert "replaces" not in capsys.readouterr().err
 
 
 def test_the_way_out_of_a_file_with_a_toy_and_a_model_works_as_it_is_typed(
@@ -324,28 +327,6 @@ def test_what_is_shown_is_a_file_with_a_reason_above_each_line(
     assert f"#     dstrain train --recipe {NAME} --max_steps 10 --toy \\" in lines
     assert '# output_path = "out"' in lines
     assert '# trigger_word = "ohwx"' in lines
-
-
-def test_a_file_runs_as_a_toy_without_the_lines_that_say_so(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["recipes", "show", "wan-style-12gb"]) == 0
-    lines = []
-    comment = ""
-    for line in capsys.readouterr().out.splitlines():
-        if line.startswith("# "):
-            comment += f" {line[2:]}"
-        else:
-            is_named = comment.endswith("with --toy, put a '#' before the line.")
-            lines.append("#" if is_named else "")
-            comment = ""
-        lines.append(f"{line}\n")
-    Path("mine.toml").write_text("".join(lines))
-    Path("photos").mkdir()
-    Image.new("RGB", (64, 64)).save("photos/a.png")
-    Path("photos/a.txt").write_text("a dog")
-    toy = ("--config", "mine.toml", "--toy", "--dry_run")
-    assert main([*toy, *PLACES]) == 0
 
 
 def test_untested_values_are_marked() -> None:

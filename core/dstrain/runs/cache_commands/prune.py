@@ -156,8 +156,8 @@ def remove(folder: Path, found: Pruning) -> None:
     sizes = np.bincount(contents.shard[stays], contents.nbytes[stays], minlength=shards)
     with progress_bar("prune", shards) as progress:
         # First the shards of which nothing stays, for two reasons. On a full disk they
-        # make the space for those that are written anew, of which the smallest follow.
-        # And a value that two shards have stays in the first: written anew with only
+        # make the space for those that are rewritten, of which the smallest follow.
+        # And a value that two shards have stays in the first: rewritten with only
         # this value, it has the name of the second, which must be gone by then.
         for number in np.lexsort((sizes, counts > 0)):
             there = np.flatnonzero((contents.shard == number) & stays)

@@ -97,7 +97,7 @@ def check_start(config: TrainConfig, folder: Path) -> None:
     """Refuse, before any work, an output folder that this run cannot start in.
 
     Raises StateError for a run that is neither to be resumed nor overwritten, and for
-    one that lost its states. One that saved none starts anew, so that a job script is
+    one that lost its states. One that saved none starts over, so that a job script is
     one command.
     """
     if config.resume is None:

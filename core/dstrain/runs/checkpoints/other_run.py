@@ -42,7 +42,7 @@ OF_SAMPLES = ("batch_size", "gradient_accumulation_steps", PROCESSES)
 """What the samples of a step are the product of."""
 MODIFIERS = "plugins that change steps"
 """Entry of these versions: what `modifiers_in_words` returns."""
-ANEW = (
+START_OVER = (
     "or start over with another --output_path, or with --overwrite in place of --resume"
 )
 NO_FLAG = "no flag differs: other rows are skipped or have other sizes, or the model is another"
@@ -91,12 +91,12 @@ def refuse_other_run(
             "; ".join(differing.values()) or NO_FLAG,
             *(["resume with those that were saved"] if differing else []),
             *(_new_run(run) if has_same_weights else ()),
-            ANEW,
+            START_OVER,
         )
     if changed:
         what = _dataset_changed(run, changed, saved_content, content)
         advice = "to resume, put the dataset back as it was"
-        raise StateError("--resume", what, advice, *_new_run(run), ANEW)
+        raise StateError("--resume", what, advice, *_new_run(run), START_OVER)
 
 
 def _dataset_changed(

@@ -91,7 +91,7 @@ class RunDirectory:
     data_digests: Mapping[str, str] = field(default_factory=dict)
     has_written: bool = False
     """Whether the run has changed anything in the folder."""
-    starts_anew: bool = False
+    starts_over: bool = False
     """Whether --resume found a run that ended before it saved anything, or none."""
     _open_log: Callable[[Path], None] = field(init=False)
 
@@ -142,7 +142,7 @@ class RunDirectory:
             return
         if resume == "auto" and not states(self.folder):
             logger.info(f"{self.folder} contains no checkpoint: starting a new run")
-            self.starts_anew = True
+            self.starts_over = True
             return
         path = newest_state(self.folder) if resume == "auto" else Path(resume)
         saved = load_state(path, state_reader(run))
@@ -171,7 +171,7 @@ class RunDirectory:
         """
         setup = self.setup
         self.processes.wait()
-        if self.processes.is_main and (setup.config.overwrite or self.starts_anew):
+        if self.processes.is_main and (setup.config.overwrite or self.starts_over):
             remove_run(self.folder)
         self.has_written = True
         if not self.processes.is_main:

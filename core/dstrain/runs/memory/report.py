@@ -277,6 +277,7 @@ def _written(
         return
     trained = [one for one in facts.components.values() if one.trained]
     if not trained:
+        yield "weights files", "not known", ""
         return
     # What is saved of sharded networks is whole.
     whole = replace(run, setup=replace(setup, sharding=None))
