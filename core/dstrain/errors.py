@@ -156,6 +156,12 @@ def first_few(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
+SIMILAR = 0.75
+"""Least similarity of an option, or of a word of the command line, to what is offered in its
+place: names share words, so many that mean something else are half alike.
+"""
+
+
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return "; did you mean 'x'?" for the known name that is most similar, or the only
     one that starts with the typed one; else ''.

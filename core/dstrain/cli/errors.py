@@ -9,6 +9,7 @@ from dstrain.cli.click_options import place
 from dstrain.cli.completion import FAMILY
 from dstrain.cli.unsupported import no_such
 from dstrain.errors import (
+    SIMILAR,
     DstrainError,
     Interrupted,
     OutOfMemory,
@@ -126,7 +127,7 @@ def _no_such_option(error: click.NoSuchOption) -> UsageError:
             what = f"is a flag of {' and '.join(owners)}, not of {family.name}"
             return UsageError(error.option_name, what)
     what, *lines = no_such(error.option_name, known)
-    is_misspelt = get_close_matches(error.option_name, known, cutoff=0.8)
+    is_misspelt = get_close_matches(error.option_name, known, cutoff=SIMILAR)
     may_be_a_familys = takes_family_flags and error.ctx and not error.ctx.meta
     if may_be_a_familys and not lines and not is_misspelt:
         lines = ["a family's own flags need --model or --model_id"]

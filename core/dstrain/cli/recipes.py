@@ -30,8 +30,8 @@ from dstrain.config.fields import (
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import assignment, command_line
 from dstrain.config.sizes import as_size
-from dstrain.console import as_table, get_logger
-from dstrain.errors import UsageError, nearest
+from dstrain.console import PAGE_WIDTH, as_table, get_logger
+from dstrain.errors import SIMILAR, UsageError, nearest
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.recipes import (
     COMPUTED,
@@ -47,8 +47,6 @@ from dstrain.registry.recipes import (
 )
 
 logger = get_logger(__name__)
-WIDTH = 80
-"""Columns of what is printed."""
 EXAMPLES = MappingProxyType({"dataset_base_path": "photos", "output_path": "out"})
 """Option that every user gives -> an example."""
 FULL_LEARNING_RATE = 1e-5
@@ -59,8 +57,6 @@ EXAMPLE_CARD = "24GB"
 """The card in examples of commands."""
 FIVE_CARDS = "12gb 16gb 24gb 48gb 80gb"
 """The longest column of cards."""
-LEAST_SIMILARITY = 0.75
-"""Of a word to what it is taken for, from 0 to 1."""
 LISTS = "`dstrain recipes` lists all"
 
 
@@ -215,7 +211,7 @@ def _meant(word: str, disabled_plugins: Collection[str]) -> str:
         commands[one.goal] = f"dstrain recipes --goal {one.goal}"
         commands[one.card.lower()] = f"dstrain recipes --card {one.card}"
     begun = [name for name in commands if name.startswith(typed)]
-    close = begun or get_close_matches(typed, commands, 1, LEAST_SIMILARITY)
+    close = begun or get_close_matches(typed, commands, 1, SIMILAR)
     if close:
         return f"did you mean: {commands[min(close, key=len)]}"
     return f"{LISTS}; `dstrain recipes --help` says how to list fewer"
@@ -289,7 +285,7 @@ def _by_goal(found: Sequence[Recipe]) -> Iterator[str]:
     for stem, of_stem in groups:
         several = list(of_stem)
         cards = " ".join(one.card.lower() for one in several)
-        yield f"{stem}CARD".ljust(WIDTH - len(FIVE_CARDS)) + cards
+        yield f"{stem}CARD".ljust(PAGE_WIDTH - len(FIVE_CARDS)) + cards
         yield from _lines(several[0].title, "    ")
     example = next((one for one in found if one.card == EXAMPLE_CARD), found[0])
     size = example.card.removesuffix("GB")
@@ -297,9 +293,11 @@ def _by_goal(found: Sequence[Recipe]) -> Iterator[str]:
     yield from _lines(
         f"CARD is the memory of your card: {example.name} is for one of {size} GB.", ""
     )
-    yield "To list those for a card, with the memory that they take, or some of all:"
+    yield "To list those for a card, with the memory that they take:"
     yield f"    dstrain recipes --card {example.card}"
-    yield f"    dstrain recipes --model {example.family} --goal {example.goal}"
+    if len({(one.family, one.goal) for one in found}) > 1:
+        yield "To list some of these:"
+        yield f"    dstrain recipes --model {example.family} --goal {example.goal}"
     yield from _next_commands(example)
 
 
@@ -383,9 +381,12 @@ def _head(recipe: Recipe, numbers: dict[str, int]) -> Iterator[str]:
     yield f"#         {_needed_flags()}"
     yield from _comment(
         "For a try, ten steps with a tiny model that is made on the spot, in seconds "
-        "and without a download; then, without --toy, ten steps with the real one:"
+        "and without a download:"
     )
     yield f"#     {command} {TRIAL} --toy \\"
+    yield f"#         {_needed_flags('try-toy')}"
+    yield from _comment("Then ten steps with the real one:")
+    yield f"#     {command} {TRIAL} \\"
     yield f"#         {_needed_flags('try')}"
     yield "#"
     first, second = recipe.peaks
@@ -407,7 +408,7 @@ def _head(recipe: Recipe, numbers: dict[str, int]) -> Iterator[str]:
 
 
 def _rule(title: str) -> Iterator[str]:
-    yield f"# ---- {title} ".ljust(WIDTH, "-")
+    yield f"# ---- {title} ".ljust(PAGE_WIDTH, "-")
 
 
 def _comment(text: str) -> list[str]:
@@ -418,7 +419,7 @@ def _lines(text: str, indent: str) -> list[str]:
     """Break a text between words alone, so that names and addresses stay whole."""
     return wrap(
         text,
-        WIDTH,
+        PAGE_WIDTH,
         initial_indent=indent,
         subsequent_indent=indent,
         break_on_hyphens=False,

@@ -10,15 +10,11 @@ from types import MappingProxyType
 
 from dstrain.config.fields import flags
 from dstrain.config.options.generate import GenerateConfig
-from dstrain.errors import nearest
+from dstrain.errors import SIMILAR, nearest
 
 FLAG = re.compile(r"--(\w+)")
 ELSEWHERE = frozenset({"config_file"})
 """Flags in the advice that are another program's."""
-SIMILAR = 0.75
-"""Least similarity of an option that is offered: names share words, so many that mean
-something else are half alike.
-"""
 TABLE = Path(__file__).with_suffix(".json")
 UNUSED_VARIABLES = MappingProxyType(
     {

@@ -25,6 +25,8 @@ PARAMETERS: Mapping[str, str] = MappingProxyType(
     {
         "model_id": "model",
         "model": "model",
+        "model_paths": "model_configs",
+        "model_id_with_origin_paths": "model_configs",
         **{name: name for name in ("variant", "tile_size", "tile_stride", "hub")},
         "tiled": "tiled",
     }
@@ -59,7 +61,7 @@ def _in_python(text: str) -> str:
 
 def _as_argument(found: re.Match[str]) -> str:
     name, value = PARAMETERS[found[1]], found[2]
-    if name == "model":
+    if name in ("model", "model_configs"):
         # What follows is a word of the sentence: no message names another model.
         return name + (f" {value}" if value else "")
     if name == "tiled":

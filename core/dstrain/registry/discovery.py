@@ -126,7 +126,7 @@ def usable_families(
         except UsageError as error:
             reason = error.what
         if reason:
-            broken.append(f"{name} was not asked, since it is broken: {reason}")
+            broken.append(f"{name} is left out, since it is broken: {reason}")
         else:
             families.append(family)
     return families, broken

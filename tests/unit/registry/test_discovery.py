@@ -123,7 +123,7 @@ def test_families_that_cannot_be_used_are_left_out_with_the_reason(
     families, broken = usable_families(("flux", "qwen_image", "wan"))
     assert [family.name for family in families] == ["faky"]
     lacks, leaves = broken
-    assert lacks.startswith("lacks was not asked, since it is broken: its pipelines")
+    assert lacks.startswith("lacks is left out, since it is broken: its pipelines")
     assert leaves.endswith("leaves_record:MODEL cannot be imported: SystemExit: 3")
 
 

@@ -99,7 +99,7 @@ def test_a_broken_plugin_harms_no_other_and_is_named_where_none_fits(
     assert found.name == "wan"
     disabled = [word for name in others for word in ("-p", f"no:{name}")]
     assert main(["graph", "--model_id", "No/Such", *disabled]) == 2
-    assert "bad was not asked, since it is broken" in capsys.readouterr().err
+    assert "bad is left out, since it is broken" in capsys.readouterr().err
 
 
 def test_a_disabled_plugin_is_not_asked() -> None:
