@@ -263,6 +263,7 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
         ends_step = batch.micro_batch.ends_step
         with nullcontext() if ends_step else run.adding_up():
             loss = run.model(batch)
+            run.module.refuse_without_gradient(loss)
             # DDP averages gradients over processes, and each loss is already a share of
             # the global mean.
             loss.backward(torch.full_like(loss, run.processes.size))

@@ -167,16 +167,20 @@ class TrainingModule(nn.Module):
         # A subclass may have returned anything.
         where = f"{type(self).__name__}.losses"
         _check_losses(losses, len(batch.samples), where)
-        is_training = torch.is_grad_enabled() and self.trained.places
-        if is_training and not losses.requires_grad:
-            is_own = type(self).losses is not TrainingModule.losses
-            what = "returned losses that do not depend on what is trained"
-            advice = "compute them from the prediction, without detach() or no_grad()"
-            raise UsageError(where if is_own else self.task.loss.where, what, advice)
         if any(weight != 1.0 for weight in micro_batch.weights):
             weights = torch.tensor(micro_batch.weights).to(losses.device)
             losses = losses * weights
         return losses.sum() / micro_batch.global_batch_size
+
+    def refuse_without_gradient(self, loss: Tensor) -> None:
+        """Raise UsageError for a loss of `forward` that does not depend on what is trained."""
+        if loss.requires_grad:
+            return
+        is_own = type(self).losses is not TrainingModule.losses
+        where = f"{type(self).__name__}.losses" if is_own else self.task.loss.where
+        what = "returned losses that do not depend on what is trained"
+        advice = "compute them from the prediction, without detach() or no_grad()"
+        raise UsageError(where, what, advice)
 
     def losses(self, samples: Sequence[Sample], keys: Sequence[SampleKey]) -> Tensor:
         """Return one loss per sample, (batch,) fp32; all samples have the same inputs."""

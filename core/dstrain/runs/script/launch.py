@@ -249,6 +249,7 @@ class _Loop:
             with self._adding_up(is_last=number == rounds - 1):
                 with _naming_rows(), about_rows([row]):
                     loss = self.model(batch) * (1 / len(rows))
+                self.module.refuse_without_gradient(loss)
                 losses.append(loss.detach())
                 # Processes are averaged, and accelerate divides by the accumulation steps.
                 scale = self.processes * self.accelerator.gradient_accumulation_steps
