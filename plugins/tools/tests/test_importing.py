@@ -680,6 +680,33 @@ def test_files_that_are_here_are_named(project: Path) -> None:
     )
 
 
+def test_parts_of_weights_are_found_whatever_their_names_are(project: Path) -> None:
+    names = [f"dit[bf16]-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for name in names:
+        Path(name).touch()
+    Path("one.sh").write_text(f"{WAN} --dit '{names[0]}'")
+    assert json.loads(translated("one.sh").run["model_paths"].value) == [names]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("wan", "a.safetensors is not here: give it with --model_paths"),
+        ("Wan-AI/Wan2.1-T2V-1.3B", "the published file is used"),
+    ],
+)
+def test_a_published_file_is_used_only_where_the_model_is_known(
+    model: str, said: str, project: Path
+) -> None:
+    Path("one.toml").write_text('dit = "a.safetensors"\ntask = "t2v-1.3B"\n')
+    source = read_source(Path("one.toml"), None, None, None)
+    table = table_of(source.tool)
+    found = translate(source, table, model_of(source, table, model), None)
+    lost = {one.entry.key: one.result.lost for one in found.outcomes}
+    assert said in lost["dit"]
+    assert ("published" in lost["dit"]) == ("/" in model)
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_table_names_options_and_conversions_that_exist(tool: str) -> None:
     table = table_of(tool)

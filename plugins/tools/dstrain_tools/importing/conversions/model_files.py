@@ -1,5 +1,6 @@
 """Conversions of what names a model: ids, files, experts, how weights are quantized."""
 
+import glob
 import json
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ def model_file(option: str, value: Any, context: Context) -> Result:
     if is_expert and context.trains_lora:
         expert["lora_base_model"] = denoiser(context)
     if not path.is_file():
+        if not context.model.model_id:
+            advice = "give it with --model_paths, or --model_id ID"
+            return Result(expert, lost=f"{path} is not here: {advice}")
         what = f"{path} is not here: the published file is used"
         return Result(expert, lost=f"{what}; give yours with --model_paths")
     if is_expert:
@@ -61,9 +65,9 @@ def model_file(option: str, value: Any, context: Context) -> Result:
     # Weights in parts are named by the first of them.
     if "-00001-of-" in path.name:
         beginning, _, end = path.name.partition("-00001-of-")
-        files = [
-            str(one) for one in sorted(path.parent.glob(f"{beginning}-*-of-{end}"))
-        ]
+        # A name may have characters that a pattern gives a meaning, such as [ and ].
+        pattern = f"{glob.escape(beginning)}-*-of-{glob.escape(end)}"
+        files = [str(one) for one in sorted(path.parent.glob(pattern))]
     return Result({option: json.dumps([files if len(files) > 1 else files[0]])})
 
 
