@@ -17,7 +17,9 @@ from dstrain.config.datasets import dataset_flags
 from dstrain.config.fields import flags_by_name
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
+from dstrain.registry.family import ModelFamily
 from dstrain_tools.importing.command import drop_what_is_refused
+from dstrain_tools.importing.context import Model
 from dstrain_tools.importing.entries import Outcome, Result
 from dstrain_tools.importing.models import model_of
 from dstrain_tools.importing.reading.source import read_source
@@ -705,6 +707,78 @@ def test_a_published_file_is_used_only_where_the_model_is_known(
     lost = {one.entry.key: one.result.lost for one in found.outcomes}
     assert said in lost["dit"]
     assert ("published" in lost["dit"]) == ("/" in model)
+
+
+UNREADABLE = {
+    "--sample_prompts p.json": "p.json cannot be read: a list of tables",
+    "--lr_warmup_steps many": "many cannot be read: a number is expected",
+    "--lr_warmup_steps inf": "inf cannot be read: a finite number is expected",
+    "--blocks_to_swap few": "few cannot be read: a whole number is expected",
+    "--min_timestep late": "late cannot be read: a number is expected",
+}
+"""Flag -> the reason why it is not carried over."""
+
+
+@pytest.mark.parametrize("given", UNREADABLE)
+def test_a_value_that_cannot_be_read_is_said_in_words(
+    given: str, project: Path
+) -> None:
+    Path("p.json").write_text('["a dog"]')
+    flags = WAN.replace("t2v-1.3B", "t2v-A14B")
+    # One trains a LoRA, the other full weights.
+    for command in (flags, flags.partition("--network_module")[0]):
+        Path("one.sh").write_text(f"{command} {given}")
+        found = translated("one.sh")
+        lost = {one.entry.key: one.result.lost for one in found.outcomes}
+        name = given.partition(" ")[0].removeprefix("--")
+        assert UNREADABLE[given] in lost[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"image_path": "0.png"}\n{', "line 2 is not JSON"),
+        ('\n{"caption": "a"}', "line 2 has no image_path"),
+        ('["0.png"]', "line 1 is not a table of keys"),
+        ('{"image_path": "0.png", "control_path": 1}', "line 1: control_path is not"),
+    ],
+)
+def test_what_is_no_row_is_said_with_its_line(
+    text: str, said: str, project: Path
+) -> None:
+    Path("rows.jsonl").write_text(text)
+    Path("musubi_kontext_dataset.toml").write_text(
+        '[[datasets]]\nimage_jsonl_file = "rows.jsonl"\n'
+    )
+    found = translated("musubi_kontext.sh")
+    lost = {one.entry.key: one.result.lost for one in found.outcomes}
+    assert f"rows.jsonl cannot be read: {said}" in lost["image_jsonl_file"]
+
+
+def test_what_a_family_of_others_does_not_have_is_said_in_words(project: Path) -> None:
+    source = read_source(Path("musubi_kontext.sh"), None, None, None)
+    table = table_of(source.tool)
+    other = ModelFamily("zeta", "", "", "", ("base",), "dit", {}, {})
+    model = Model(other, "", "--model")
+    found = translate(source, table, model, None)
+    lost = {one.entry.key: one.result.lost for one in found.outcomes}
+    assert lost["control_directory"] == "family zeta has no column for pairs"
+    assert lost["fp8_t5"] == "family zeta has no text encoder"
+
+
+def test_a_fault_of_a_conversion_is_no_fault_of_the_value(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Result:
+        raise KeyError("a bug")
+
+    known = {**conversions(), "warmup": broken}
+    monkeypatch.setattr(
+        "dstrain_tools.importing.translation.conversions", lambda: known
+    )
+    Path("one.sh").write_text(f"{WAN} --lr_warmup_steps 9")
+    with pytest.raises(KeyError, match="a bug"):
+        translated("one.sh")
 
 
 @pytest.mark.parametrize("tool", TOOLS)

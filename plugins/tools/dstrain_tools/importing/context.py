@@ -1,5 +1,6 @@
 """What a conversion of one key looks at beside its value."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,25 @@ def single(value: Any) -> str:
     if isinstance(value, list | tuple):
         raise ValueError("one word is expected, so write it in quotes")
     return str(value)
+
+
+def as_number(value: Any) -> float:
+    """Return a value as a number; raises ValueError for none, and for one without end."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError("a number is expected") from error
+    if not math.isfinite(found):
+        raise ValueError("a finite number is expected")
+    return found
+
+
+def as_whole_number(value: Any) -> int:
+    """Return a value as a whole number; raises ValueError for none."""
+    try:
+        return int(value)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ValueError("a whole number is expected") from error
 
 
 def as_list(value: Any) -> Sequence[Any]:

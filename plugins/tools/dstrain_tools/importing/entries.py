@@ -52,6 +52,10 @@ class Result:
         return "changed" if self.note else "carried"
 
 
+class NoCounterpart(Exception):
+    """What a conversion raises for a key that is not carried over; says why."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """An entry and what became of it."""

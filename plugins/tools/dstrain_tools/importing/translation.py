@@ -34,7 +34,13 @@ from dstrain_tools.importing.conversions.datasets import (
     pairs,
     sizes,
 )
-from dstrain_tools.importing.entries import Entry, Outcome, Result, Source
+from dstrain_tools.importing.entries import (
+    Entry,
+    NoCounterpart,
+    Outcome,
+    Result,
+    Source,
+)
 from dstrain_tools.importing.tables import Part, Rule, Table
 
 CONVERSIONS = (
@@ -155,7 +161,11 @@ def _place_trained(found: Translation, source: Source, context: Context) -> None
     """Train full weights where the tool trains no LoRA."""
     if not context.trains_lora and source.tool != "diffsynth":
         what = f"{found.title} trains full weights without a LoRA"
-        name = model_files.denoiser(context)
+        try:
+            name = model_files.denoiser(context)
+        except ValueError:
+            # The report has the key of the timestep that cannot be read.
+            name = context.model.family.default_trainable
         found.run["trainable_models"] = Setting(name, what)
 
 
@@ -259,8 +269,16 @@ def _result(entry: Entry, rule: Rule | None, part: Part, context: Context) -> Re
     context.key = entry.key
     try:
         return conversions()[rule.conversion](rule.option, entry.value, context)
-    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        return Result(lost=f"{shown(entry.value)} cannot be read: {error}")
+    except NoCounterpart as error:
+        return Result(lost=str(error))
+    except OSError as error:
+        return _unreadable(entry, error.strerror or "it is no file")
+    except ValueError as error:
+        return _unreadable(entry, str(error))
+
+
+def _unreadable(entry: Entry, why: str) -> Result:
+    return Result(lost=f"{shown(entry.value)} cannot be read: {why}")
 
 
 def _is_of_dataset(option: str, context: Context) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dstrain_tools.importing.context import Context, truth
+from dstrain_tools.importing.context import Context, as_whole_number, truth
 from dstrain_tools.importing.conversions.output import output
 from dstrain_tools.importing.entries import Result
 
@@ -26,7 +26,7 @@ def in_bf16(option: str, value: Any, context: Context) -> Result:
 
 def blocks(option: str, value: Any, context: Context) -> Result:
     """Count the blocks that wait in RAM; 0 is none."""
-    if not int(value):
+    if not as_whole_number(value):
         return Result(note="is 0: none")
     if not context.trains_lora:
         what = "weights that are trained in full stay on the GPU"

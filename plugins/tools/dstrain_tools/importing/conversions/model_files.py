@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dstrain_tools.importing.context import Context, truth
+from dstrain_tools.importing.context import Context, as_number, truth
 from dstrain_tools.importing.conversions.network import adapter
-from dstrain_tools.importing.entries import Result
+from dstrain_tools.importing.entries import NoCounterpart, Result
 
 LOKR = "a LoKr is not added to quantized weights; --blocks_to_swap N keeps some in RAM"
 HIGH_NOISE, LOW_NOISE = "dit", "dit2"
@@ -35,7 +35,7 @@ def denoiser(context: Context) -> str:
     if not model.has_experts:
         return model.family.default_trainable
     if context.value("min_timestep") or context.value("max_timestep"):
-        least = float(context.value("min_timestep") or 0)
+        least = as_number(context.value("min_timestep") or 0)
         return HIGH_NOISE if least >= HIGH_NOISE_END else LOW_NOISE
     only_low = context.is_on("model.model_kwargs.train_low_noise")
     only_low = only_low and not context.is_on("model.model_kwargs.train_high_noise")
@@ -83,7 +83,7 @@ def high_noise_file(option: str, value: Any, context: Context) -> Result:
 
 def expert_range(option: str, value: Any, context: Context) -> Result:
     """Tell which expert is trained by the timesteps that are drawn, of 1000."""
-    if not context.model.has_experts and float(value or 0) in (0, 1000):
+    if not context.model.has_experts and as_number(value or 0) in (0, 1000):
         return Result(note="is an end of the whole schedule, which is drawn from")
     if not context.model.has_experts:
         what = "give --min_timestep_boundary and --max_timestep_boundary"
@@ -134,7 +134,7 @@ def quantized_encoder(option: str, value: Any, context: Context) -> Result:
     """Keep the large text encoder in fp8."""
     if not truth(value):
         return Result(note="is off")
-    return Result({option: context.model.encoders[-1]})
+    return Result({option: _large_encoder(context)})
 
 
 def quantize(option: str, value: Any, context: Context) -> Result:
@@ -154,7 +154,15 @@ def quantize_encoder(option: str, value: Any, context: Context) -> Result:
     if not truth(value):
         return Result(note="is off")
     kind = str(context.value("model.qtype_te", "qfloat8"))
-    return _quantized(option, context.model.encoders[-1], kind)
+    return _quantized(option, _large_encoder(context), kind)
+
+
+def _large_encoder(context: Context) -> str:
+    """Return the last text encoder, which is the largest of several."""
+    encoders = context.model.encoders
+    if not encoders:
+        raise NoCounterpart(f"family {context.model.family.name} has no text encoder")
+    return encoders[-1]
 
 
 def _quantized(option: str, component: str, kind: str) -> Result:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dstrain_tools.importing.context import Context, as_list
+from dstrain_tools.importing.context import Context, as_list, as_number, as_whole_number
 from dstrain_tools.importing.entries import Result
 
 WHOLE = 10000
@@ -93,13 +93,13 @@ def of_lora(option: str, value: Any, context: Context) -> Result:
         return Result(note="acts only where a LoRA is trained")
     if option != "lora_dropout" and _is_whole(context):
         return Result(note="acts where the second matrix of a LoKr is no whole one")
-    if option == "lora_dropout" and not float(value):
+    if option == "lora_dropout" and not as_number(value):
         return Result(note="is 0: none")
     return Result({option: value})
 
 
 def factor(option: str, value: Any, context: Context) -> Result:
     """Give the factor of a LoKr, where -1 is the default."""
-    if int(value) < 1 or adapter(context) != "lokr":
+    if as_whole_number(value) < 1 or adapter(context) != "lokr":
         return Result(note="is the default")
-    return Result({option: int(value)})
+    return Result({option: as_whole_number(value)})

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dstrain_tools.importing.context import Context, single, truth
+from dstrain_tools.importing.context import Context, as_whole_number, single, truth
 from dstrain_tools.importing.entries import Result
 
 
@@ -24,7 +24,7 @@ def output_name(option: str, value: Any, context: Context) -> Result:
 
 def save_epochs(option: str, value: Any, context: Context) -> Result:
     """Save after every epoch, which is the default."""
-    if not value or int(value) == 1:
+    if not value or as_whole_number(value) == 1:
         return Result(note="weights are saved after every epoch by default")
     what = "weights are saved after every epoch, or every --save_steps N steps"
     return Result(lost=f"{what}; how many steps {value} epochs are, --dry_run says")

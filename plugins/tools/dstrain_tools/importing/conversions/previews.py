@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dstrain_tools.importing.context import Context, as_list
+from dstrain_tools.importing.context import Context, as_list, as_whole_number
 from dstrain_tools.importing.conversions.datasets.frames import reads_videos
 from dstrain_tools.importing.entries import Result
 from dstrain_tools.importing.reading.data_files import read_data
@@ -36,7 +36,7 @@ def preview_setting(option: str, value: Any, context: Context) -> Result:
 def preview_steps(option: str, value: Any, context: Context) -> Result:
     """Count the steps between previews, where there are any."""
     reason = _without_previews(context)
-    if reason or not int(value or 0):
+    if reason or not as_whole_number(value or 0):
         return Result(note=reason or "is off")
     return Result({option: value})
 
@@ -44,7 +44,7 @@ def preview_steps(option: str, value: Any, context: Context) -> Result:
 def preview_epochs(option: str, value: Any, context: Context) -> Result:
     """Make previews whenever weights are saved: by default, after each epoch."""
     reason = _without_previews(context)
-    if reason or int(value or 0) <= 1:
+    if reason or as_whole_number(value or 0) <= 1:
         return Result(note=reason or "previews are made whenever weights are saved")
     return Result(
         lost="previews are made whenever weights are saved, or every --preview_steps N steps"
@@ -90,14 +90,19 @@ def _without_previews(context: Context) -> str:
 def _prompts_of_table(path: Path) -> Sequence[Mapping[str, Any]]:
     """Return the rows of a file of prompts, with what holds for all of them."""
     if path.suffix == ".json":
-        rows: Sequence[Mapping[str, Any]] = json.loads(path.read_text("utf-8"))
-        return rows
+        return _tables(json.loads(path.read_text("utf-8")))
     data = read_data(path).get("prompt", {})
     if not isinstance(data, dict):
-        rows = data
-        return rows
+        return _tables(data)
     shared = {key: value for key, value in data.items() if key != "subset"}
-    return [{**shared, **row} for row in data.get("subset", [{}])]
+    return [{**shared, **row} for row in _tables(data.get("subset", [{}]))]
+
+
+def _tables(rows: object) -> Sequence[Mapping[str, Any]]:
+    """Return a list of tables; raises ValueError for anything else."""
+    if isinstance(rows, list) and all(isinstance(one, Mapping) for one in rows):
+        return rows
+    raise ValueError("a list of tables, each with its prompt, is expected")
 
 
 def _previews(

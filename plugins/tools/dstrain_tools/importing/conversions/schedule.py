@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dstrain_tools.importing.context import Context
+from dstrain_tools.importing.context import Context, as_number, as_whole_number
 from dstrain_tools.importing.conversions.plain import as_it_is
 from dstrain_tools.importing.entries import Result
 
@@ -53,12 +53,12 @@ def scheduler(option: str, value: Any, context: Context) -> Result:
 
 def _warms_up(context: Context) -> bool:
     keys = ("lr_warmup_steps", "train.lr_scheduler_params.num_warmup_steps")
-    return any(float(context.value(key) or 0) for key in keys)
+    return any(as_number(context.value(key) or 0) for key in keys)
 
 
 def warmup(option: str, value: Any, context: Context) -> Result:
     """Count the steps of a warm-up, which may be a share of all."""
-    number = float(value)
+    number = as_number(value)
     if not number:
         return Result(note="is the default")
     if _schedule(context) == "constant":
@@ -70,7 +70,7 @@ def warmup(option: str, value: Any, context: Context) -> Result:
     total = context.value("max_train_steps")
     if total is None or context.value("max_train_epochs") is not None:
         return Result(lost="is a share of all steps; --lr_warmup_steps N counts them")
-    steps = max(1, round(number * int(total)))
+    steps = max(1, round(number * as_whole_number(total)))
     return Result({option: steps}, f"{value} of {total} steps")
 
 

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Any
 
-from dstrain_tools.importing.context import Context
+from dstrain_tools.importing.context import Context, as_number
 from dstrain_tools.importing.entries import Result
 
 SAMPLINGS = MappingProxyType(
@@ -35,7 +35,7 @@ def timesteps(option: str, value: Any, context: Context) -> Result:
     if name == "sigma":
         scheme = str(context.value("weighting_scheme", "none"))
         found = OF_SIGMA.get(scheme, "uniform")
-        shift = float(context.value("discrete_flow_shift", 1) or 1)
+        shift = as_number(context.value("discrete_flow_shift", 1) or 1)
         if found == "uniform" and shift != 1:
             return Result({option: "shifted"}, "the shift is the model's own")
         return Result({option: found})

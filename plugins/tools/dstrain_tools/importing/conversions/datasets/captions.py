@@ -4,7 +4,7 @@ from typing import Any
 
 from dstrain.data.forms.captions import SUFFIXES
 
-from dstrain_tools.importing.context import Context, as_list
+from dstrain_tools.importing.context import Context, as_list, as_whole_number
 from dstrain_tools.importing.entries import Result
 
 
@@ -36,7 +36,7 @@ def caption_files(option: str, value: Any, context: Context) -> Result:
 def kept_tags(option: str, value: Any, context: Context) -> Result:
     """Count the tags that stay, where tags are shuffled."""
     shuffles = context.is_on("shuffle_caption") or context.is_on("shuffle_tokens")
-    if not shuffles or not int(value):
+    if not shuffles or not as_whole_number(value):
         return Result(note="acts where tags are shuffled")
     return Result({option: value})
 

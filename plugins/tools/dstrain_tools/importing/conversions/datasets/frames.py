@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dstrain_tools.importing.context import Context, as_list, truth
+from dstrain_tools.importing.context import Context, as_list, as_whole_number, truth
 from dstrain_tools.importing.entries import Result
 
 OF_VIDEOS = ("wan",)
@@ -18,7 +18,7 @@ def frames(option: str, value: Any, context: Context) -> Result:
     """Count the frames of clips."""
     if not _has_videos(context):
         return Result(note="acts on videos alone")
-    numbers = [int(one) for one in as_list(value)]
+    numbers = [as_whole_number(one) for one in as_list(value)]
     if len(numbers) == 1:
         return Result({option: numbers[0]})
     note = "a video gives clips of the greatest number that it is long enough for, not of each"
@@ -29,7 +29,7 @@ def most_frames(option: str, value: Any, context: Context) -> Result:
     """Count the frames of whole videos."""
     if context.value("frame_extraction") != "full":
         return Result(note="acts with frame_extraction full alone")
-    number = (int(value) - 1) // 4 * 4 + 1
+    number = (as_whole_number(value) - 1) // 4 * 4 + 1
     return Result({option: number}, "a shorter video gives all of its frames")
 
 

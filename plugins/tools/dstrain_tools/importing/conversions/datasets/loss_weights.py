@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dstrain_tools.importing.context import Context, truth
+from dstrain_tools.importing.context import Context, as_number, truth
 from dstrain_tools.importing.entries import Result
 
 
@@ -11,7 +11,7 @@ def regularization(option: str, value: Any, context: Context) -> Result:
     """Weigh the loss of images that keep what the model knew."""
     if not truth(value):
         return Result(note="is off")
-    return Result({option: float(context.value("prior_loss_weight", 1.0))})
+    return Result({option: as_number(context.value("prior_loss_weight", 1.0))})
 
 
 def prior_weight(option: str, value: Any, context: Context) -> Result:
@@ -25,7 +25,7 @@ def class_folders(option: str, value: Any, context: Context) -> Result:
         return Result(note="is empty")
     found: dict[str, Any] = {option: value}
     if context.key == "reg_data_dir":
-        found["loss_weight"] = float(context.value("prior_loss_weight", 1.0))
+        found["loss_weight"] = as_number(context.value("prior_loss_weight", 1.0))
     note = ""
     if not Path(str(value)).is_dir():
         note = "is not here: folders such as 10_dog in it are one dataset, drawn once"
@@ -41,7 +41,7 @@ def mask_weight(option: str, value: Any, context: Context) -> Result:
 
 def weight_of_network(option: str, value: Any, context: Context) -> Result:
     """Do not weigh the LoRA by dataset."""
-    if float(value) == 1:
+    if as_number(value) == 1:
         return Result(note="is the default")
     return Result(
         lost="the loss of a dataset has a weight, loss_weight; its LoRA has none"

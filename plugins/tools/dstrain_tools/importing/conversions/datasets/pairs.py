@@ -14,7 +14,7 @@ from dstrain.storage.files import read_limited
 
 from dstrain_tools.importing.context import Context, as_list
 from dstrain_tools.importing.conversions.datasets.frames import reads_videos
-from dstrain_tools.importing.entries import Result
+from dstrain_tools.importing.entries import NoCounterpart, Result
 
 CONTROLS = MappingProxyType(
     {
@@ -30,7 +30,7 @@ def jsonl(option: str, value: Any, context: Context) -> Result:
     """Read the table that is there, or one with the columns that dstrain reads."""
     path = Path(str(value))
     kind = "video" if context.key.startswith("video") else "image"
-    control = CONTROLS[context.model.family.name]
+    control = _control_column(context)
     if path.is_file():
         rows = list(_rows(path, kind, control))
         return _written(option, rows, path.parent, context)
@@ -51,7 +51,7 @@ def control_folder(option: str, value: Any, context: Context) -> Result:
     folder = context.value("image_directory") or context.value("video_directory")
     folder = Path(str(folder or context.value("folder_path", "")))
     controls = [Path(str(one)) for one in as_list(value)]
-    column = CONTROLS[context.model.family.name]
+    column = _control_column(context)
     missing = [one for one in (folder, *controls) if not one.is_dir()]
     if missing:
         what = f"{missing[0]} is not here, so its files cannot be paired"
@@ -67,21 +67,46 @@ def control_folder(option: str, value: Any, context: Context) -> Result:
     return Result(result.options, f"{result.note}, {what}")
 
 
+def _control_column(context: Context) -> str:
+    """Return the column of what an image or video is made from."""
+    name = context.model.family.name
+    if name not in CONTROLS:
+        raise NoCounterpart(f"family {name} has no column for pairs")
+    return CONTROLS[name]
+
+
 def _rows(path: Path, kind: str, control: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table of musubi-tuner, with our columns and absolute paths."""
-    for line in read_limited(path).decode("utf-8-sig").splitlines():
+    """Yield the rows of a table of musubi-tuner, with our columns and absolute paths.
+
+    Raises ValueError, with the number of the line, for one that is no such row.
+    """
+    text = read_limited(path).decode("utf-8-sig")
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        row = json.loads(line)
-        controls = [
-            row[name] for name in sorted(row) if name.startswith("control_path")
-        ]
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            what = f"line {number} is not JSON: {error.msg} at column {error.colno}"
+            raise ValueError(what) from error
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} is not a table of keys")
+        if f"{kind}_path" not in row:
+            raise ValueError(f"line {number} has no {kind}_path")
+        paths = {
+            name: value
+            for name, value in row.items()
+            if name == f"{kind}_path" or name.startswith("control_path")
+        }
+        for name, value in paths.items():
+            if not isinstance(value, str):
+                raise ValueError(f"line {number}: {name} is not text")
         found: dict[str, Any] = {
-            kind: os.path.abspath(row[f"{kind}_path"]),
+            kind: os.path.abspath(paths.pop(f"{kind}_path")),
             "prompt": row.get("caption", ""),
         }
-        if controls:
-            found[control] = [os.path.abspath(one) for one in controls]
+        if paths:
+            found[control] = [os.path.abspath(paths[name]) for name in sorted(paths)]
         yield found
 
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from dstrain_tools.importing.context import Context, as_list, truth
+from dstrain_tools.importing.context import Context, as_list, as_whole_number, truth
 from dstrain_tools.importing.entries import Result
 
 CROPS = 4
@@ -13,7 +13,9 @@ CROPS = 4
 def width_and_height(option: str, value: Any, context: Context) -> Result:
     """Give the area of buckets, or one size."""
     text = str(value).split(",") if isinstance(value, str) else as_list(value)
-    sides = [int(one) for one in text]
+    sides = [as_whole_number(one) for one in text]
+    if not sides:
+        raise ValueError("no size is given")
     width, height = sides[0], sides[-1]
     if not _in_buckets(context):
         return Result({"height": height, "width": width})
