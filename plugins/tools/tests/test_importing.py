@@ -20,8 +20,9 @@ from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily
 from dstrain_tools.importing.command import drop_what_is_refused
 from dstrain_tools.importing.context import Model
-from dstrain_tools.importing.entries import Outcome, Result
+from dstrain_tools.importing.entries import Outcome, Result, Source
 from dstrain_tools.importing.models import model_of
+from dstrain_tools.importing.output import as_toml, report
 from dstrain_tools.importing.reading.source import read_source
 from dstrain_tools.importing.tables import TOOLS, table_of
 from dstrain_tools.importing.translation import (
@@ -398,7 +399,14 @@ def test_settings_of_previews_are_not_carried_over_where_there_are_previews(
     found = translated("a.yaml")
     assert found.run["preview_prompt"].value == ["a sks", "a cat"]
     kinds = {one.entry.key: one.result.kind for one in found.outcomes}
-    assert kinds["sample.prompts"] == kinds["sample.seed"] == "missing"
+    assert (kinds["sample.prompts"], kinds["sample.seed"]) == ("partial", "missing")
+    assert "carried over in part (1):\n" in report(found)
+    toml = as_toml(found, Source("", ()))
+    partial, _, missing = toml.partition("# Not carried over:")
+    assert "# Carried over in part:\n# a.yaml: sample.prompts:" in partial.replace(
+        "config.process[1].", ""
+    )
+    assert "sample.prompts" not in missing
     assert kinds["sample.sampler"] == kinds["sample.walk_seed"] == "needless"
     process["sample"]["prompts"] = []
     Path("a.yaml").write_text(yaml.safe_dump(source))
@@ -429,7 +437,8 @@ def test_prompts_of_a_file_are_carried_over_and_their_settings_are_not(
     assert found.run["preview_prompt"].value == ["a dog", "a cat"]
     assert found.run["preview_steps"].value == "9"
     kinds = {one.entry.key: one.result.kind for one in found.outcomes}
-    assert kinds["sample_prompts"] == kinds["sample_at_first"] == "missing"
+    assert kinds["sample_prompts"] == "partial"
+    assert kinds["sample_at_first"] == "missing"
 
 
 def test_a_table_of_images_to_edit_is_written_with_our_columns(project: Path) -> None:

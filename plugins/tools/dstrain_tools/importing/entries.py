@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["carried", "changed", "needless", "missing"]
+Kind = Literal["carried", "changed", "partial", "needless", "missing"]
 """What became of a key.
 
 carried: an option here says the same.
 changed: an option here says something near.
+partial: an option here says a part of it.
 needless: nothing is lost without it.
 missing: it has no counterpart, or its value has none.
 """
@@ -46,7 +47,7 @@ class Result:
     def kind(self) -> Kind:
         """Return what became of the entry."""
         if self.lost:
-            return "missing"
+            return "partial" if self.options else "missing"
         if not self.options:
             return "needless"
         return "changed" if self.note else "carried"

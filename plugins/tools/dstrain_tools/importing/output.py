@@ -19,6 +19,7 @@ WIDEST = 120
 """Columns of the report in a wide terminal."""
 HEADINGS = (
     ("changed", "changed"),
+    ("partial", "carried over in part"),
     ("missing", "not carried over"),
     ("needless", "not needed"),
 )
@@ -35,10 +36,11 @@ def as_toml(found: Translation, source: Source) -> str:
     for options in found.datasets:
         lines += ["", "[[dataset]]"]
         lines += [_line(option, setting) for option, setting in options.items()]
-    missing = [one for one in found.outcomes if one.result.kind == "missing"]
-    if missing:
-        lines += ["", "# Not carried over:"]
-        lines += [_comment(f"{one.entry.place}: {one.result.lost}") for one in missing]
+    for kind, heading in HEADINGS:
+        lost = [one for one in found.outcomes if one.result.kind == kind]
+        if lost and kind in ("partial", "missing"):
+            lines += ["", f"# {heading.capitalize()}:"]
+            lines += [_comment(f"{one.entry.place}: {one.result.lost}") for one in lost]
     return "\n".join(lines) + "\n"
 
 
