@@ -33,8 +33,8 @@ PARAMETERS: Mapping[str, str] = MappingProxyType(
 )
 """Flags of the command line -> the parameters of `from_pretrained` that are the same."""
 FLAG = re.compile(rf"--({'|'.join(PARAMETERS)})\b(?: ([\w.-]+))?")
-GIVE_FAMILY = "give --model "
-"""How messages advise to name the family, which a script does by `model` itself."""
+NAME_FAMILY = "name the family instead, with its files as model_configs,"
+"""How a script names the family, which it does by `model` itself."""
 
 
 @contextmanager
@@ -55,8 +55,7 @@ def naming_parameters() -> Iterator[None]:
 
 def _in_python(text: str) -> str:
     """Return a message with the parameters that its flags are, written as in a call."""
-    family = "name the family instead, with its files as model_configs, "
-    return FLAG.sub(_as_argument, text.replace(GIVE_FAMILY, family))
+    return FLAG.sub(_as_argument, text)
 
 
 def _as_argument(found: re.Match[str]) -> str:
@@ -158,7 +157,7 @@ def _family_of(model: str, given: Sequence[ModelConfig]) -> ModelFamily:
         named = (known or ids or [first if isinstance(first, str) else first[0]])[0]
     else:
         raise UsageError(WHERE, "no model is given", EXAMPLE)
-    found = family_of(named)
+    found = family_of(named, advice=NAME_FAMILY)
     assert found is not None  # only where help asks
     return found
 

@@ -743,6 +743,16 @@ def test_a_value_that_cannot_be_read_is_said_in_words(
         assert UNREADABLE[given] in lost[name]
 
 
+def test_the_folder_of_a_table_gives_way_to_one_that_a_key_names(project: Path) -> None:
+    Path("musubi_kontext_dataset.toml").write_text(
+        '[[datasets]]\nimage_directory = "photos/"\ncontrol_directory = "before"\n'
+    )
+    found = translated("musubi_kontext.sh")
+    assert found.run["dataset_base_path"].value == "photos/"
+    kinds = {one.entry.key: one.result.kind for one in found.outcomes}
+    assert kinds["control_directory"] == "changed"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

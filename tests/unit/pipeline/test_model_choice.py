@@ -112,6 +112,14 @@ def test_what_names_no_model_is_refused(given: tuple[Any, ...], message: str) ->
         Pipeline.from_pretrained(*given)
 
 
+def test_an_unlisted_model_is_said_to_be_named_as_a_script_does() -> None:
+    with pytest.raises(UsageError, match="no installed family lists") as caught:
+        Pipeline.from_pretrained("Nobody/Nothing-1")
+    (advice,) = caught.value.help_lines
+    assert "; name the family instead, with its files as model_configs, for" in advice
+    assert "--model" not in advice
+
+
 def test_what_replaces_no_file_is_said_without_a_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

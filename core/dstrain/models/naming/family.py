@@ -12,10 +12,15 @@ from dstrain.storage.files import read_limited
 
 INDEX = "model_index.json"
 """The file of a published pipeline that names its class."""
+GIVE_MODEL = "give --model"
+"""How a command line names the family."""
 
 
 def family_of(
-    value: str, disabled_plugins: Collection[str] = (), in_help: bool = False
+    value: str,
+    disabled_plugins: Collection[str] = (),
+    in_help: bool = False,
+    advice: str = GIVE_MODEL,
 ) -> ModelFamily | None:
     """Return the only installed family that a model can be of: by its id, by
     model_index.json in its folder, or by the keys of its weights.
@@ -28,6 +33,7 @@ def family_of(
         disabled_plugins: Names of plugins, or of distributions, to leave out.
         in_help: The keys are not read, which takes seconds; None stands for what only they
             could tell.
+        advice: How the caller's user names the family, at the beginning of a sentence.
     """
     families, broken = usable_families(disabled_plugins)
     where = located(value, families)
@@ -45,7 +51,7 @@ def family_of(
             found = families_of(where, families)
     if len(found) == 1:
         return found[0]
-    raise _doubt(value, where, families, broken, found)
+    raise _doubt(value, where, families, broken, found, advice)
 
 
 def pipeline_class(path: Path) -> str:
@@ -63,6 +69,7 @@ def _doubt(
     families: Sequence[ModelFamily],
     broken: Sequence[str],
     found: Sequence[ModelFamily],
+    advice: str,
 ) -> UsageError:
     """Return the error of a value that fits no family, or more than one."""
     installed = ", ".join(family.name for family in families) or "none"
@@ -73,8 +80,8 @@ def _doubt(
     if isinstance(where, PublishedModel):
         known = [model_id for family in families for model_id in family.model_files]
         what = f"no installed family lists {where.model_id}{nearest(where.model_id, known)}"
-        advice = "`dstrain models` lists what is known; give --model for another model of a family"
+        advice = f"`dstrain models` lists what is known; {advice} for another model of a family"
     else:
         what = f"{value} has no weights of an installed family"
-        advice = "give --model to say of which it is"
+        advice = f"{advice} to say of which it is"
     return UsageError(FLAG, what, f"{advice}; families: {installed}", *broken)

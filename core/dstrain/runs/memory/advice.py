@@ -246,7 +246,16 @@ def _takes(config: TrainConfig, argument: str) -> bool:
     return True
 
 
-def as_commands(config: TrainConfig, way: Way) -> list[str]:
+@dataclass(frozen=True)
+class Advice:
+    """A command to type."""
+
+    text: str
+    is_whole: bool
+    """Whether it is the command itself; otherwise it says what to add to the one typed."""
+
+
+def as_commands(config: TrainConfig, way: Way) -> list[Advice]:
     """Return the commands of a way as they are typed; the flags alone for a command that
     is not complete yet.
     """
@@ -256,8 +265,8 @@ def as_commands(config: TrainConfig, way: Way) -> list[str]:
         for changes in stages:
             validate(replace(config, **changes))
     except UsageError:
-        return [_in_words(changes) for changes in added]
-    return [command_line(config, **changes) for changes in stages]
+        return [Advice(_in_words(changes), False) for changes in added]
+    return [Advice(command_line(config, **changes), True) for changes in stages]
 
 
 def _in_words(changes: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from dstrain.config.serialize import continued
 from dstrain.config.sizes import as_size, parse_size
 from dstrain.console import PAGE_WIDTH, as_table, fitted, number_of
 from dstrain.models.execution.kept import AS_LOADED
-from dstrain.runs.memory.advice import added_flags, as_commands
+from dstrain.runs.memory.advice import Advice, added_flags, as_commands
 from dstrain.runs.memory.components import ComponentSize
 from dstrain.runs.memory.disk import disk_of
 from dstrain.runs.memory.estimate import (
@@ -214,7 +214,8 @@ def _advice(run: PlannedRun, size: int) -> Iterator[str]:
         # The launcher and its file are not among the flags of a command.
         added = [way.stage_1, way.changes] if way.is_split else [way.changes]
         commands = [
-            f"add {added_flags(one)}, behind the same launcher" for one in added
+            Advice(f"add {added_flags(one)}, behind the same launcher", False)
+            for one in added
         ]
     else:
         commands = as_commands(run.typed or run.setup.config, way)
@@ -239,11 +240,12 @@ def _advice(run: PlannedRun, size: int) -> Iterator[str]:
         yield from _shown(commands[number - 1])
 
 
-def _shown(command: str) -> list[str]:
+def _shown(command: Advice) -> list[str]:
     """Return the lines of a command, or of what to add to one."""
-    is_whole = not command.startswith("add ")
     indent = 2 * INDENT
-    return continued(command, indent) if is_whole else fitted([indent + command])
+    if command.is_whole:
+        return continued(command.text, indent)
+    return fitted([indent + command.text])
 
 
 def _needs(found: Estimate) -> str:

@@ -42,6 +42,8 @@ class Result:
     """What is different here."""
     lost: str = ""
     """Why the value, or a part of it, has no counterpart, and what to do instead."""
+    gives_way: tuple[str, ...] = ()
+    """Options of which another key may say something else."""
 
     @property
     def kind(self) -> Kind:

@@ -66,6 +66,8 @@ class Setting:
     value: Any
     comment: str
     is_default: bool = False
+    gives_way: bool = False
+    """Whether another key's value stays, without a conflict."""
 
 
 @dataclass
@@ -250,7 +252,8 @@ def _converted(
     comment = entry.place + (f" ({result.note})" if result.note else "")
     for option, value in result.options.items():
         place = options if _is_of_dataset(option, context) else found.run
-        other = _put(place, option, Setting(value, comment))
+        setting = Setting(value, comment, gives_way=option in result.gives_way)
+        other = _put(place, option, setting)
         if other:
             what = f"{option} is already given by {other}"
             rest = {k: v for k, v in result.options.items() if k != option}
@@ -306,8 +309,8 @@ def _put(options: dict[str, Setting], option: str, setting: Setting) -> str:
         options[option] = Setting(json.dumps(paths), comment)
     elif flag is not None and flag.many:
         options[option] = Setting([*old.value, *setting.value], comment)
-    elif option == "dataset_base_path" and "written to" in setting.comment:
-        return ""  # the table's own folder
+    elif setting.gives_way:
+        return ""
     else:
         return old.comment
     return ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from dstrain.config.options.train import TrainConfig
 from dstrain.runs.memory.advice import (
+    Advice,
     Possible,
     Way,
     added_flags,
@@ -167,7 +168,8 @@ def test_what_cached_values_depend_on_is_in_both_commands() -> None:
     *_, way = (way for way in ways(config, possible) if "quant_options" in way.changes)
     *_, encoding = encoding_ways(first_stage(config, way), possible)
     commands = as_commands(config, way.with_first_stage(encoding))
-    first, second = map(shlex.split, commands)
+    assert all(one.is_whole for one in commands)
+    first, second = [shlex.split(one.text) for one in commands]
     for words, stage in ((first, "sft:data_process"), (second, "sft:train")):
         assert words[words.index("--task") + 1] == stage
         assert words[words.index("--feature_cache") + 1] == "out-features"
@@ -184,16 +186,18 @@ def test_what_cached_values_depend_on_is_in_both_commands() -> None:
 def test_of_a_command_that_is_not_complete_the_flags_are_said() -> None:
     config = TrainConfig(model="tiny", dry_run=True, device_memory="24GB")
     way = next(ways(config, ONE_RUN))
-    assert as_commands(config, way) == ["add --use_gradient_checkpointing"]
+    flag = "add --use_gradient_checkpointing"
+    assert as_commands(config, way) == [Advice(flag, is_whole=False)]
     typed = replace(config, optimizer_args=("foreach=False",))
     changes = {"optimizer": "adamw8bit", "optimizer_args": ()}
     assert as_commands(typed, Way(typed).with_changes(**changes)) == [
-        "add --optimizer adamw8bit, without --optimizer_args"
+        Advice("add --optimizer adamw8bit, without --optimizer_args", is_whole=False)
     ]
     way = split_way(config, Possible("bf16", can_split=True))
     first = next(encoding_ways(first_stage(config, way), ONE_RUN))
     cache = "--feature_cache output-features"
-    assert as_commands(config, way.with_first_stage(first)) == [
+    commands = as_commands(config, way.with_first_stage(first))
+    assert [one.text for one in commands] == [
         f"add {cache} --task sft:data_process",
         f"add --use_gradient_checkpointing --task sft:train {cache}",
     ]

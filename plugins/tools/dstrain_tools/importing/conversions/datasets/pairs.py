@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -64,7 +65,7 @@ def control_folder(option: str, value: Any, context: Context) -> Result:
         return result
     verb = "has" if alone == 1 else "have"
     what = f"without {number_of(alone, 'file')} of {folder} that {verb} no pair"
-    return Result(result.options, f"{result.note}, {what}")
+    return replace(result, note=f"{result.note}, {what}")
 
 
 def _control_column(context: Context) -> str:
@@ -196,4 +197,5 @@ def _written(
     found: dict[str, Any] = {option: str(path), "dataset_base_path": str(folder)}
     if roots:
         found["dataset_root"] = roots
-    return Result(found, f"the rows are written to {path.name}")
+    note = f"the rows are written to {path.name}"
+    return Result(found, note, gives_way=("dataset_base_path",))
