@@ -336,9 +336,17 @@ def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 LONG = frozenset(
     ROOT / "docs/guide" / f"{name}.md"
     for name in (
-        *("distillation", "families/flux", "families/qwen_image", "families/wan"),
-        *("lora-files", "many-devices", "other-trainers", "quickstart"),
-        *("training-script", "troubleshooting", "video"),
+        "distillation",
+        "families/flux",
+        "families/qwen_image",
+        "families/wan",
+        "lora-files",
+        "many-devices",
+        "other-trainers",
+        "quickstart",
+        "training-script",
+        "troubleshooting",
+        "video",
     )
 )
 """Pages that take seconds to run; they are left to `make conformance`."""

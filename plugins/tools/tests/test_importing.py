@@ -17,9 +17,13 @@ from dstrain.config.datasets import dataset_flags
 from dstrain.config.fields import flags_by_name
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column
+from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain_tools.importing.command import drop_what_is_refused
 from dstrain_tools.importing.context import Model
+from dstrain_tools.importing.conversions.datasets.frames import VIDEO_FAMILIES
+from dstrain_tools.importing.conversions.datasets.pairs import CONTROLS
 from dstrain_tools.importing.entries import Outcome, Result, Source
 from dstrain_tools.importing.models import model_of
 from dstrain_tools.importing.output import as_toml, report
@@ -772,6 +776,21 @@ def test_what_is_no_row_is_said_with_its_line(
     found = translated("musubi_kontext.sh")
     lost = {one.entry.key: one.result.lost for one in found.outcomes}
     assert f"rows.jsonl cannot be read: {said}" in lost["image_jsonl_file"]
+
+
+@pytest.mark.parametrize("family", ("flux", "qwen_image", "wan"))
+def test_what_is_known_of_a_family_is_what_its_specs_say(family: str) -> None:
+    record = load_family(family)
+    specs = [record.spec(variant) for variant in record.variants]
+    assert {one.reads_videos for one in specs} == {family in VIDEO_FAMILIES}
+    columns = [one for spec in specs for one in spec.inputs.values()]
+    named = [one.name for one in columns if isinstance(one, Column)]
+    assert CONTROLS[family] in named
+    for model_id in record.model_files:
+        model = Model(record, model_id, "")
+        variants = record.variants_of(model_id)
+        if variants:
+            assert model.has_experts == (record.spec(variants[0]).experts is not None)
 
 
 def test_what_a_family_of_others_does_not_have_is_said_in_words(project: Path) -> None:

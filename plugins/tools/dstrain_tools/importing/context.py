@@ -11,6 +11,10 @@ from dstrain.registry.family import ModelFamily
 from dstrain_tools.importing.entries import Entry, Result, Source
 from dstrain_tools.importing.tables import Table
 
+HIGH_NOISE = "dit"
+LOW_NOISE = "dit2"
+"""The components of the two experts of Wan 2.2."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -36,8 +40,16 @@ class Model:
 
     @property
     def has_experts(self) -> bool:
-        """Return whether two networks share the timesteps."""
-        return "a14b" in self.variant
+        """Return whether two networks share the timesteps, as the files of the variant's
+        published models tell.
+        """
+        if not self.variant:
+            return False
+        return any(
+            LOW_NOISE in files
+            for model_id, files in self.family.model_files.items()
+            if self.variant in self.family.variants_of(model_id)
+        )
 
 
 @dataclass

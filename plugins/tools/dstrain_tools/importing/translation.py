@@ -44,9 +44,21 @@ from dstrain_tools.importing.entries import (
 from dstrain_tools.importing.tables import Part, Rule, Table
 
 CONVERSIONS = (
-    *(memory, model_files, network, optimizer, outputs, plain, previews, schedule),
-    *(timesteps, validation),
-    *(captions, frames, loss_weights, pairs, sizes),
+    memory,
+    model_files,
+    network,
+    optimizer,
+    outputs,
+    plain,
+    previews,
+    schedule,
+    timesteps,
+    validation,
+    captions,
+    frames,
+    loss_weights,
+    pairs,
+    sizes,
 )
 """The modules whose functions tables name."""
 JOINED = {"fp8_models": ",", "offload_models": ",", "quant_options": ";"}

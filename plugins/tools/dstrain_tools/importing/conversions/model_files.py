@@ -5,13 +5,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dstrain_tools.importing.context import Context, as_number, truth
+from dstrain_tools.importing.context import (
+    HIGH_NOISE,
+    LOW_NOISE,
+    Context,
+    as_number,
+    truth,
+)
 from dstrain_tools.importing.conversions.network import adapter
 from dstrain_tools.importing.entries import NoCounterpart, Result
 
 LOKR = "a LoKr is not added to quantized weights; --blocks_to_swap N keeps some in RAM"
-HIGH_NOISE, LOW_NOISE = "dit", "dit2"
-"""The components of the two experts of Wan 2.2."""
 HIGH_NOISE_END = 800
 """The timesteps of both published experts of Wan 2.2 meet above it: at 875 and 900."""
 

@@ -15,7 +15,7 @@ SETTINGS = "previews have the variant's defaults; `dstrain generate` takes other
 SAMPLER = "previews are made by the sampler of the model"
 OWN_SAMPLER = "flowmatch"
 """The sampler of ai-toolkit that is the models' own."""
-OF_VIDEOS = ("sample.num_frames", "sample.fps")
+VIDEO_SETTINGS = ("sample.num_frames", "sample.fps")
 PROMPTS = ("sample_prompts", "sample.prompts", "sample.samples")
 TRIGGER = "[trigger]"
 """What stands in prompts of ai-toolkit for its trigger word."""
@@ -26,7 +26,7 @@ def preview_setting(option: str, value: Any, context: Context) -> Result:
     reason = _without_previews(context)
     if reason or value in (None, "", False):
         return Result(note=reason or "is off")
-    if context.key in OF_VIDEOS and not reads_videos(context):
+    if context.key in VIDEO_SETTINGS and not reads_videos(context):
         return Result(note="acts on videos alone")
     if context.key != "sample.sampler":
         return Result(lost=SETTINGS)

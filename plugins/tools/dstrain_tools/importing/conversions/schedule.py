@@ -7,11 +7,14 @@ from dstrain_tools.importing.conversions.plain import as_it_is
 from dstrain_tools.importing.entries import Result
 
 SCHEDULES = (
-    *("constant", "constant_with_warmup", "linear", "cosine", "polynomial"),
-    *("cosine_with_restarts", "rex"),
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "polynomial",
+    "cosine_with_restarts",
+    "rex",
 )
-
-
 OF_AI_TOOLKIT = 1000
 """Steps of the warm-up of its constant_with_warmup, where none are given."""
 

@@ -8,9 +8,7 @@ from typing import Any
 from dstrain.errors import UsageError
 
 from dstrain_tools.importing.reading.datasets import DATASET
-from dstrain_tools.importing.reading.shell import (
-    Command,
-)
+from dstrain_tools.importing.reading.shell import Command
 from dstrain_tools.importing.tables import TOOLS, table_of
 
 DIFFSYNTH_SCRIPT = "model_training"
@@ -25,7 +23,10 @@ KOHYA_KEYS = (
     "train_data_dir",
 )
 MUSUBI_DATASET_KEYS = (
-    *("image_directory", "video_directory", "image_jsonl_file", "video_jsonl_file"),
+    "image_directory",
+    "video_directory",
+    "image_jsonl_file",
+    "video_jsonl_file",
 )
 
 

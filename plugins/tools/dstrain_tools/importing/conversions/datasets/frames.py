@@ -5,13 +5,15 @@ from typing import Any
 from dstrain_tools.importing.context import Context, as_list, as_whole_number, truth
 from dstrain_tools.importing.entries import Result
 
-OF_VIDEOS = ("wan",)
-"""The families whose variants read videos."""
+VIDEO_FAMILIES = ("wan",)
+"""The families whose variants read videos. Their specs say it, too, but they import torch,
+which takes longer than the whole import of a configuration.
+"""
 
 
 def reads_videos(context: Context) -> bool:
     """Return whether the model is one of videos."""
-    return context.model.family.name in OF_VIDEOS
+    return context.model.family.name in VIDEO_FAMILIES
 
 
 def frames(option: str, value: Any, context: Context) -> Result:

@@ -24,7 +24,9 @@ CONTROLS = MappingProxyType(
         "wan": "control_video",
     }
 )
-"""Family -> the column of what an image or video is made from."""
+"""Family -> the column of what an image or video is made from, as the specs of its variants
+have it, which import torch.
+"""
 
 
 def jsonl(option: str, value: Any, context: Context) -> Result:
