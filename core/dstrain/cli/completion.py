@@ -186,23 +186,6 @@ def family_knowing(model_id: str) -> ModelFamily | None:
     return found[0] if len(found) == 1 else None
 
 
-def _records(recipe: str = "") -> list[ModelFamily]:
-    """Return the families that can be imported, in this process: it ends with its answer.
-
-    recipe: The beginning of a recipe's name, which leaves out families that have none.
-    """
-    from dstrain.registry.discovery import installed, load_family
-
-    found = []
-    for name in dict.fromkeys(one.name for one in installed()):
-        own = f"{name_part(name)}-"
-        if not own.startswith(recipe) and not recipe.startswith(own):
-            continue
-        with suppress(Exception):
-            found.append(load_family(name))
-    return found
-
-
 def optimizers(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
@@ -237,12 +220,22 @@ def recipe_cards(
 
 
 def _recipes(beginning: str = "") -> list[Recipe]:
-    """Return the recipes whose names begin so, of the families that can be imported."""
+    """Return the recipes of the families of which a recipe's name may begin so."""
+    from dstrain.registry.discovery import installed, usable_families
+
+    names = [one.name for one in installed() if _may_be_of(one.name, beginning)]
+    families, _ = usable_families(names=names)
     found: list[Recipe] = []
-    for family in _records(beginning):
+    for family in families:
         with suppress(DstrainError):
             found += recipes_of(family)
     return found
+
+
+def _may_be_of(family: str, beginning: str) -> bool:
+    """Return whether names of a family's recipes can begin so."""
+    own = f"{name_part(family)}-"
+    return own.startswith(beginning) or beginning.startswith(own)
 
 
 def plugins(

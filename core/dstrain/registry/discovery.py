@@ -116,10 +116,18 @@ def load_family(name: str, disabled_plugins: Collection[str] = ()) -> ModelFamil
 
 def usable_families(
     disabled_plugins: Collection[str] = (),
+    names: Collection[str] | None = None,
 ) -> tuple[list[ModelFamily], list[str]]:
-    """Import the record of every family; return also why others cannot be used."""
+    """Import the record of every family; return also why others cannot be used.
+
+    Args:
+        disabled_plugins: Names of plugins, or of distributions, to leave out.
+        names: The families to import; None for all.
+    """
     families, broken = [], []
     for name in dict.fromkeys(plugin.name for plugin in installed(disabled_plugins)):
+        if names is not None and name not in names:
+            continue
         try:
             family = load_family(name, disabled_plugins)
             reason = next(family.missing_targets(), "")

@@ -114,6 +114,19 @@ def test_recipes_goals_cards_and_optimizers_are_completed() -> None:
     ]
 
 
+def test_a_broken_family_keeps_no_recipe_of_others_and_nothing_is_printed(
+    fake_plugin: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    modules = {"leaves_record": "print('hello')\nraise KeyError('gone')"}
+    fake_plugin("plugin-leaves", {"leaves": "leaves_record:MODEL"}, modules)
+    found = answered(monkeypatch, capfd, "--recipe", "")
+    assert "plain,wan-character-24gb" in found
+    assert all(one.startswith("plain,") for one in found)
+    assert answered(monkeypatch, capfd, "--recipe", "leaves-") == []
+
+
 @pytest.mark.usefixtures("shady")
 def test_the_options_of_a_family_that_a_file_names_are_completed(
     tmp_path: Path,

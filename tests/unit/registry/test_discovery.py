@@ -127,6 +127,18 @@ def test_families_that_cannot_be_used_are_left_out_with_the_reason(
     assert leaves.endswith("leaves_record:MODEL cannot be imported: SystemExit: 3")
 
 
+def test_only_the_families_that_are_named_are_imported(
+    fake_plugin: Install, family_source: Source
+) -> None:
+    modules = {"faky_record": family_source("faky"), "leaves_record": "import gone"}
+    records = {"faky": "faky_record:MODEL", "leaves": "leaves_record:MODEL"}
+    fake_plugin("plugin-faky", records, modules)
+    families, broken = usable_families(names=["faky"])
+    assert [family.name for family in families] == ["faky"]
+    assert not broken and "leaves_record" not in sys.modules
+    assert usable_families(names=[]) == ([], [])
+
+
 def test_a_plugin_to_leave_out_must_be_there(fake_plugin: Install) -> None:
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {})
     refuse_unknown("faky")
