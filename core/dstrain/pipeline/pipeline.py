@@ -359,7 +359,8 @@ class Pipeline(BoundSpec):
         if sampling.latents is None:
             noise = seeded_noise(shape, sampling.seed, sampling.rand_device)
         else:
-            noise = check_noise(sampling.latents, shape, values)
+            is_video = self.spec.makes_video
+            noise = check_noise(sampling.latents, shape, values, is_video)
         start = None
         if sampling.denoising_strength is not None:
             start = Start(values[LATENTS].to(self.device), sampling.first_step)

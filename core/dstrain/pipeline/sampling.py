@@ -265,13 +265,15 @@ def points_on_path(
 
 
 def check_noise(
-    noise: object, shape: Sequence[int], values: Mapping[str, Any]
+    noise: object, shape: Sequence[int], values: Mapping[str, Any], is_video: bool
 ) -> Tensor:
     """Return the initial noise that was given, if it is a tensor of this shape.
 
     Raises UsageError that says the shape in words, with the sizes among `values`.
     """
-    needed = f"expected a tensor of shape {list(shape)}{_in_words(shape, values)}"
+    needed = (
+        f"expected a tensor of shape {list(shape)}{_in_words(shape, values, is_video)}"
+    )
     if not isinstance(noise, Tensor):
         raise UsageError("latents", f"{needed}, got {type(noise).__name__}")
     if tuple(noise.shape) != tuple(shape):
@@ -282,11 +284,14 @@ def check_noise(
     return noise
 
 
-def _in_words(shape: Sequence[int], values: Mapping[str, Any]) -> str:
-    """Return what the axes of latents of an image or a video are; '' for other ranks."""
+def _in_words(shape: Sequence[int], values: Mapping[str, Any], is_video: bool) -> str:
+    """Return what the axes of latents of images or a video are; '' for other ranks."""
     if len(shape) not in (4, 5):
         return ""
-    words = ["1", "channels", *(["latent frames"] if len(shape) == 5 else [])]
+    words = ["1", "channels"]
+    if len(shape) == 5:
+        # Of images it is what a family makes it: always 1, or layers.
+        words.append("latent frames" if is_video else str(shape[2]))
     for side, length in zip(("height", "width"), shape[-2:], strict=True):
         pixels = values.get(side)
         if isinstance(pixels, int) and pixels % length == 0:

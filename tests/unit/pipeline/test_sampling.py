@@ -13,6 +13,7 @@ from dstrain.graph.plan import make_plan
 from dstrain.graph.unit import Unit
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import (
+    check_noise,
     generate_task,
     inference_sigmas,
     plan_inference,
@@ -35,6 +36,15 @@ class Plain(TypedDict):
 
 
 pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.mark.parametrize(("is_video", "third"), [(True, "latent frames"), (False, "5")])
+def test_the_third_axis_of_latents_is_frames_only_where_videos_are_made(
+    is_video: bool, third: str
+) -> None:
+    words = rf"\(1, channels, {third}, height 16 / 8, width 24 / 8\), got list"
+    with pytest.raises(UsageError, match=words):
+        check_noise([], (1, 4, 5, 2, 3), {"height": 16, "width": 24}, is_video)
 
 
 def collected(pipe: Pipeline, **arguments: Any) -> tuple[list[Tensor], Any]:
