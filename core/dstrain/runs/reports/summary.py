@@ -27,6 +27,7 @@ LOSSES_AVERAGED = 20
 """Steps of the mean that is shown: a single loss depends on its timesteps more than on what
 was learned.
 """
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def log_start(run: TrainingRun) -> None:
@@ -56,8 +57,7 @@ def log_start(run: TrainingRun) -> None:
             "--no_use_gradient_checkpointing turns it off"
         )
     for component, matched_modules in module.trained.matched_modules.items():
-        layers = [f"{pattern} x{number}" for pattern, number in matched_modules.items()]
-        for line in fitted([f"LoRA on {component}: {', '.join(layers)}"]):
+        for line in _layer_lines(component, matched_modules):
             logger.info(line)
     unused = len(module.trained.unused_parameters)
     if unused:
@@ -96,6 +96,16 @@ def log_start(run: TrainingRun) -> None:
         samples = number_of(len(ids), "sample")
         logger.info(f"validation: {samples} of {rows}, {STRATA} timesteps each")
     logger.info(f"writing to {setup.output}")
+
+
+def _layer_lines(component: str, matched_modules: Mapping[str, int]) -> list[str]:
+    """Return lines with the layers that have LoRA, each with its count on the same line."""
+    # Lines are not broken at a space that is a no-break one.
+    layers = [
+        f"{pattern}{NO_BREAK}x{number}" for pattern, number in matched_modules.items()
+    ]
+    lines = fitted([f"LoRA on {component}: {', '.join(layers)}"])
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def _sizes(run: TrainingRun) -> list[str]:

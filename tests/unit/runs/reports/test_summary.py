@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.console import PAGE_WIDTH
 from dstrain.runs.reports import summary
-from dstrain.runs.reports.summary import RunStatistics
+from dstrain.runs.reports.summary import RunStatistics, _layer_lines
 
 from tests.support.runs import log, project, train
 
@@ -70,6 +71,17 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
         < printed.index("preview ")
         < printed.index("12 steps in ")
     )
+
+
+def test_a_layer_and_its_count_are_on_one_line() -> None:
+    names = ("to_q", "to_k", "to_v", "to_out", "add_q_proj", "add_k_proj", "add_v_proj")
+    for length in range(10):
+        layers = {f"{name}{'_' * length}": 60 for name in names}
+        first, *others = lines = _layer_lines("dit", layers)
+        assert first.startswith("LoRA on dit: to_q") and others
+        assert all(re.fullmatch(r".* x60,?", line) for line in lines)
+        assert max(map(len, lines)) <= PAGE_WIDTH
+        assert " ".join(map(str.strip, lines)).isascii()
 
 
 def test_stage_2_says_what_is_stored_and_where_the_run_ends(
