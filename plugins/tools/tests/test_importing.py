@@ -802,6 +802,14 @@ def test_what_a_family_of_others_does_not_have_is_said_in_words(project: Path) -
     lost = {one.entry.key: one.result.lost for one in found.outcomes}
     assert lost["control_directory"] == "family zeta has no column for pairs"
     assert lost["fp8_t5"] == "family zeta has no text encoder"
+    # A table without pairs needs no such column.
+    Path("rows.jsonl").write_text('{"image_path": "photos/0.png", "caption": "a"}')
+    Path("musubi_kontext_dataset.toml").write_text(
+        '[[datasets]]\nimage_jsonl_file = "rows.jsonl"\n'
+    )
+    source = read_source(Path("musubi_kontext.sh"), None, None, None)
+    rows = translate(source, table, model, Path("run.toml")).tables
+    assert json.loads(rows[Path("run-dataset-1.jsonl")])["prompt"] == "a"
 
 
 def test_a_fault_of_a_conversion_is_no_fault_of_the_value(

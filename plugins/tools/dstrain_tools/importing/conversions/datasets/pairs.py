@@ -33,9 +33,8 @@ def jsonl(option: str, value: Any, context: Context) -> Result:
     """Read the table that is there, or one with the columns that dstrain reads."""
     path = Path(str(value))
     kind = "video" if context.key.startswith("video") else "image"
-    control = _control_column(context)
     if path.is_file():
-        rows = list(_rows(path, kind, control))
+        rows = list(_rows(path, kind, context))
         return _written(option, rows, path.parent, context)
     columns = [f"{kind}={kind}_path", "prompt=caption"]
     found = {
@@ -78,7 +77,7 @@ def _control_column(context: Context) -> str:
     return CONTROLS[name]
 
 
-def _rows(path: Path, kind: str, control: str) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, kind: str, context: Context) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table of musubi-tuner, with our columns and absolute paths.
 
     Raises ValueError, with the number of the line, for one that is no such row.
@@ -109,7 +108,8 @@ def _rows(path: Path, kind: str, control: str) -> Iterator[dict[str, Any]]:
             "prompt": row.get("caption", ""),
         }
         if paths:
-            found[control] = [os.path.abspath(paths[name]) for name in sorted(paths)]
+            controls = [os.path.abspath(paths[name]) for name in sorted(paths)]
+            found[_control_column(context)] = controls
         yield found
 
 
