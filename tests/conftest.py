@@ -21,6 +21,8 @@ import pytest
 from dstrain.config.options.train import TrainConfig
 from dstrain.lazy import own_process
 
+from tests.support.pages import set_page_width
+
 TENTH = 10
 
 
@@ -159,8 +161,7 @@ def empty_environment() -> Callable[[Path], Path]:
 @pytest.fixture
 def wide_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """No line of a page is broken: the paths of tests are long."""
-    for module in ("console", "config.serialize", "runs.memory.report"):
-        monkeypatch.setattr(f"dstrain.{module}.PAGE_WIDTH", 1000)
+    set_page_width(monkeypatch, 1000)
 
 
 @pytest.fixture

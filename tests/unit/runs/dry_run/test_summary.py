@@ -14,6 +14,7 @@ from dstrain.errors import StateError
 from dstrain.runs.dry_run.summary import BUILDING, COUNTING, SEARCHING, as_summary
 from dstrain.runs.resolve import resolve
 
+from tests.support.pages import set_page_width
 from tests.support.runs import config, project, train
 
 pytestmark = pytest.mark.usefixtures("tiny", "wide_page")
@@ -149,7 +150,7 @@ def test_the_summary_says_rows_and_steps(
 def test_the_page_fits_a_terminal_of_80_columns(
     bare: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dstrain.console.PAGE_WIDTH", PAGE_WIDTH)
+    set_page_width(monkeypatch, PAGE_WIDTH)
     words = ["--model", "tiny", "--toy", "--dataset_base_path", ".", "--dry_run"]
     split = ["--feature_cache", "a-folder-with-a-long-name"]
     prompt = ["--preview_prompt", "a dog, a cat, and a bird in one picture"]

@@ -42,7 +42,7 @@ def test_a_component_without_configuration_is_named(
     )
     assert re.search(r"\n    dit +not known  its configuration is not here\n", out)
     assert "whether it fits on --device_memory 24 (22.35 GiB) is not known" in out
-    assert out.partition("\ndisk\n")[2].startswith("    not known\n")
+    assert out.partition("\ndisk\n")[2].startswith("    weights files  not known\n")
 
 
 def test_files_that_are_not_here_are_downloads(
