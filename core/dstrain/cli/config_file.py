@@ -140,7 +140,7 @@ def with_choice_of_model(
         return values
     found = for_toy(values, family)
     if gone := [name for name in values if name not in found]:
-        logger.info(f"--toy replaces {', '.join(gone)} of {path} by a tiny model")
+        logger.info(f"--toy replaces {', '.join(gone)} of {path} with a tiny model")
     if found.get(SWAP) != values.get(SWAP):
         logger.info(f"--toy has few blocks: {SWAP} of {path} is 1, not {values[SWAP]}")
     # The model may be published for one variant alone, which the toy is then of.
