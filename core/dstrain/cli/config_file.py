@@ -169,7 +169,7 @@ def _of_list(
 
 
 def _as_text_at_home(key: str, value: Any, where: str) -> str:
-    """Return a value with `~/` as the folder that it is, where a path begins with it: no
+    """Return a value with the home folder for the `~/` that a path begins with, since no
     shell reads a file.
     """
     text = _as_text(key, value, where)
