@@ -190,8 +190,8 @@ def logging_to_stderr() -> Iterator[None]:
 
 @contextmanager
 def silenced(level: int = logging.CRITICAL) -> Iterator[None]:
-    """Log nothing up to a level, whoever logs it, and warn of nothing: for trials of what
-    nobody asked for, and up to warnings for libraries that report of optional parts.
+    """Silence warnings, and all loggers up to a level: for trials that the user did not
+    request, and up to warnings for libraries that report on optional parts.
     """
     earlier = logging.root.manager.disable
     logging.disable(level)

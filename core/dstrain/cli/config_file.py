@@ -140,7 +140,7 @@ def with_choice_of_model(
         return values
     found = for_toy(values, family)
     if gone := [name for name in values if name not in found]:
-        logger.info(f"--toy replaces {', '.join(gone)} of {path} by a tiny model")
+        logger.info(f"--toy replaces {', '.join(gone)} of {path} with a tiny model")
     if found.get(SWAP) != values.get(SWAP):
         logger.info(f"--toy has few blocks: {SWAP} of {path} is 1, not {values[SWAP]}")
     # The model may be published for one variant alone, which the toy is then of.
@@ -169,7 +169,7 @@ def _of_list(
 
 
 def _as_text_at_home(key: str, value: Any, where: str) -> str:
-    """Return a value with `~/` as the folder that it is, where a path begins with it: no
+    """Return a value with the home folder for the `~/` that a path begins with, since no
     shell reads a file.
     """
     text = _as_text(key, value, where)

@@ -380,12 +380,12 @@ def _head(recipe: Recipe, numbers: dict[str, int]) -> Iterator[str]:
     yield f"#     {command} \\"
     yield f"#         {_needed_flags()}"
     yield from _comment(
-        "For a try, ten steps with a tiny model that is made on the spot, in seconds "
-        "and without a download:"
+        "To try it first, train a tiny model for ten steps, in seconds and without a "
+        "download:"
     )
     yield f"#     {command} {TRIAL} --toy \\"
     yield f"#         {_needed_flags('try-toy')}"
-    yield from _comment("Then ten steps with the real one:")
+    yield from _comment("Then train the real one for ten steps:")
     yield f"#     {command} {TRIAL} \\"
     yield f"#         {_needed_flags('try')}"
     yield "#"
@@ -432,7 +432,7 @@ def _reason(one: Setting, known: dict[str, Flag], numbers: dict[str, int]) -> st
     if not why and one.option in known:
         why = known[one.option].help.partition(". ")[0].rstrip(".") + "."
     if one.option == "model_id":
-        why = f"{why} To try this file first, add --toy, which replaces the model by a tiny one."
+        why = f"{why} To try this file first, add --toy, which replaces the model with a tiny one."
     mark = ""
     if one.source in numbers:
         mark = f"[{numbers[one.source]}]"

@@ -47,7 +47,7 @@ def converted(
     until the configuration is checked, and the command line reads the field's metadata.
 
     Type checkers that know converters let the constructor take what `converter` does;
-    mypy does not, and wants what is kept.
+    mypy does not, and requires the kept type.
     """
     found: Kept = option(group, help, default, converter=converter, **details)
     return found
@@ -72,8 +72,8 @@ def required(
     field_specifiers=(converted, required, dataclasses.field),
 )
 def options(cls: type[T]) -> type[T]:
-    """Make a class of options a frozen dataclass with keyword arguments, which names the
-    nearest option where there is none of a name.
+    """Make a class of options a frozen dataclass with keyword arguments; for a name that
+    is no option, its error suggests the nearest one.
     """
     made = dataclass(frozen=True, kw_only=True)(cls)
     names = {one.name for one in dataclasses.fields(cast(Any, made))}

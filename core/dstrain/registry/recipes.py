@@ -39,7 +39,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "in place of being kept.",
         "use_gradient_checkpointing_offload": "Activations are computed again in the backward pass, and what is left "
         "of them waits in RAM.",
-        "blocks_to_swap": "So many blocks of the denoiser wait in RAM, and are copied to the card to compute. With "
+        "blocks_to_swap": "This many blocks of the denoiser wait in RAM, and are copied to the card to compute. With "
         "memory to spare, take fewer: that is faster.",
         "quant_options": "Frozen weights in fewer bytes: half with int8_block, an error of .7 %.",
         "bitsandbytes": "Frozen weights in fewer bytes: half with int8_block, an error of .7 %; .28 with "

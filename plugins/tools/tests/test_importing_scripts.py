@@ -93,7 +93,7 @@ def test_flags_that_a_comment_cuts_off_are_listed_with_their_line(broken: str) -
     assert [one.key for one in source.run] == ["rank"]
     said = {one.entry.place: one.result.lost for one in source.apart}
     for flag in ("alpha", "name", "seed"):
-        assert "ends before line 3" in said[f"a.sh: line 3 --{flag}"]
+        assert "ends the command before line 3" in said[f"a.sh: line 3 --{flag}"]
 
 
 def test_words_in_quotes_stay_whole() -> None:
@@ -216,8 +216,8 @@ def test_words_without_a_flag_and_variables_without_a_value_are_listed() -> None
     assert said["$DATA"].startswith(
         "--output_dir has $DATA, which the script does not set"
     )
-    assert said["$@"].startswith("stands for words that the script is given")
-    assert said["~"].startswith("--vae begins with ~, which is the home folder")
+    assert said["$@"].startswith("stands for the script's arguments")
+    assert said["~"].startswith("--vae begins with ~, which means the home folder")
 
 
 def test_what_only_a_shell_replaces_is_listed_of_data_files_too() -> None:

@@ -83,7 +83,7 @@ def test_the_file_of_a_recipe_can_be_tried_with_a_toy(
     capsys.readouterr()
     assert main(["--config", "rec.toml", "--toy", *PLACES]) == 0
     said = capsys.readouterr().err
-    assert "--toy replaces model_id of rec.toml by a tiny model\n" in said
+    assert "--toy replaces model_id of rec.toml with a tiny model\n" in said
     assert "--toy has few blocks: blocks_to_swap of rec.toml is 1, not " in said
     by_name, by_file = runs
     assert (by_file.model_id, by_file.blocks_to_swap) == (None, 1)

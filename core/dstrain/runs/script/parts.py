@@ -76,7 +76,7 @@ class OwnParts:
         """Raise UsageError for what is not of its type, before anything is done."""
         kind = self.module_class
         if not (isinstance(kind, type) and issubclass(kind, TrainingModule)):
-            what = f"expected a class of TrainingModule, got {kind!r}"
+            what = f"expected a subclass of TrainingModule, got {kind!r}"
             raise UsageError("module_class", what)
         for name, given in (("tasks", self.tasks), ("callbacks", self.callbacks)):
             if not isinstance(given, Sequence) or isinstance(given, str):

@@ -96,7 +96,7 @@ def _output(folder: Path, medium: Medium, overwrite: bool) -> Path | None:
     path = folder / written[0]
     if path.suffix.lower() not in REWRITTEN:
         # It may hold more than the caption; a second caption would be refused.
-        raise ValueError(f"has its caption in {printable(written[0])}: move that away")
+        raise ValueError(f"has its caption in {printable(written[0])}: move it away")
     _check_place(path)
     return path
 
@@ -105,7 +105,7 @@ def _check_place(path: Path) -> None:
     """Raise ValueError that says why a file cannot be written, before a model is loaded."""
     if path.is_dir():
         what = f"its caption would be {printable(path.name)}, which is a folder"
-        raise ValueError(f"{what}: move that away")
+        raise ValueError(f"{what}: move it away")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError("is in a folder that you may not write to")
 

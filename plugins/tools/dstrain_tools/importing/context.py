@@ -105,7 +105,7 @@ def truth(value: Any) -> bool:
 def single(value: Any) -> str:
     """Return a value as text; raises ValueError for several values."""
     if isinstance(value, list | tuple):
-        raise ValueError("one word is expected, so write it in quotes")
+        raise ValueError("expected one word: write it in quotes")
     return str(value)
 
 

@@ -278,7 +278,7 @@ def _result(entry: Entry, rule: Rule | None, part: Part, context: Context) -> Re
         reason = part.reason(entry.key)
         switch = context.table.switches.get(entry.key)
         if switch is not None and not context.is_on(switch):
-            return Result(note=f"acts only with {switch}")
+            return Result(note=f"has an effect only with {switch}")
         is_off = entry.value in OFF or str(entry.value).lower() == "false"
         return Result(note="is off, as here") if reason.lost and is_off else reason
     context.key = entry.key

@@ -57,7 +57,7 @@ def test_a_caption_that_cannot_be_written_is_known_before(
     found = find_tasks(folder, overwrite)
     assert [task.name for task in found.tasks] == ["b.jpg"]
     assert found.faults == {
-        "a.png": "its caption would be a.txt, which is a folder: move that away",
+        "a.png": "its caption would be a.txt, which is a folder: move it away",
         "below/c.MP4": "is in a folder that you may not write to",
     }
 
@@ -72,7 +72,7 @@ def test_a_caption_in_json_counts_and_is_not_rewritten(folder: Path) -> None:
     (folder / "a.json").write_text('{"caption": "a cat", "camera": "x"}')
     assert find_tasks(folder, overwrite=False).captioned == 1
     found = find_tasks(folder, overwrite=True)
-    assert found.faults == {"a.png": "has its caption in a.json: move that away"}
+    assert found.faults == {"a.png": "has its caption in a.json: move it away"}
 
 
 def test_images_that_would_share_a_caption_are_named(folder: Path) -> None:

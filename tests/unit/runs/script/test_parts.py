@@ -97,7 +97,10 @@ def test_a_task_that_cannot_be_meant_is_refused(
         ({"callbacks": [lambda: True]}, "callbacks: .* does not take one argument"),
         ({"tasks": Task.of("zero", zero)}, "tasks: expected a list"),
         ({"tasks": [zero]}, "tasks: expected Task, got .*\n.*Task.of"),
-        ({"module_class": TrainConfig}, "module_class: expected a class of Training"),
+        (
+            {"module_class": TrainConfig},
+            "module_class: expected a subclass of Training",
+        ),
         ({"config": {"model": "tiny"}}, r"run\(\): expected a TrainConfig, got dict"),
     ],
 )

@@ -6,7 +6,7 @@ from dstrain_tools.importing.context import Context, as_list, as_number, as_whol
 from dstrain_tools.importing.entries import Result
 
 WHOLE = 10000
-"""A rank of which the second matrix of a LoKr is one, and no product of two."""
+"""A rank at which the second matrix of a LoKr is not a product of two."""
 
 
 def adapter(context: Context) -> str:
@@ -25,7 +25,7 @@ def adapter(context: Context) -> str:
 
 
 def _is_whole(context: Context) -> bool:
-    """Return whether the second matrix of a LoKr is one, and no product of two."""
+    """Return whether the second matrix of a LoKr is not a product of two."""
     arguments = " ".join(str(one) for one in as_list(context.value("network_args", "")))
     is_asked = context.is_on("network.lokr_full_rank") or (
         "full_matrix=true" in arguments.lower()
@@ -34,10 +34,10 @@ def _is_whole(context: Context) -> bool:
 
 
 def full_rank(option: str, value: Any, context: Context) -> Result:
-    """Make the second matrix of a LoKr one."""
+    """Make the second matrix of a LoKr a whole one, not a product of two."""
     if not _is_whole(context):
-        return Result(note="acts with a LoKr alone")
-    note = "a rank this great makes the second matrix one, and no product of two"
+        return Result(note="affects only a LoKr")
+    note = "with a rank this large, the second matrix is not a product of two"
     return Result({option: WHOLE, "lora_alpha": WHOLE}, note)
 
 
@@ -90,9 +90,11 @@ def network_args(option: str, value: Any, context: Context) -> Result:
 def of_lora(option: str, value: Any, context: Context) -> Result:
     """Carry a number of a LoRA over, where one is trained."""
     if value is None or not context.trains_lora:
-        return Result(note="acts only where a LoRA is trained")
+        return Result(note="has an effect only if a LoRA is trained")
     if option != "lora_dropout" and _is_whole(context):
-        return Result(note="acts where the second matrix of a LoKr is no whole one")
+        return Result(
+            note="affects only a LoKr whose second matrix is a product of two"
+        )
     if option == "lora_dropout" and not as_number(value):
         return Result(note="is 0: none")
     return Result({option: value})

@@ -27,7 +27,7 @@ def preview_setting(option: str, value: Any, context: Context) -> Result:
     if reason or value in (None, "", False):
         return Result(note=reason or "is off")
     if context.key in VIDEO_SETTINGS and not reads_videos(context):
-        return Result(note="acts on videos alone")
+        return Result(note="affects only videos")
     if context.key != "sample.sampler":
         return Result(lost=SETTINGS)
     return Result(note=SAMPLER) if value == OWN_SAMPLER else Result(lost=SAMPLER)

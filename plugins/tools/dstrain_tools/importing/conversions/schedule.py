@@ -22,7 +22,7 @@ OF_AI_TOOLKIT = 1000
 def rate(option: str, value: Any, context: Context) -> Result:
     """Give the learning rate, unless that of the denoiser is given too."""
     if context.value("unet_lr") or context.value("train.unet_lr"):
-        return Result(note="unet_lr wins over it")
+        return Result(note="unet_lr takes precedence")
     return as_it_is(option, value, context)
 
 
@@ -36,7 +36,7 @@ def encoder_rate(option: str, value: Any, context: Context) -> Result:
     if not value or context.is_on("network_train_unet_only"):
         return Result(note="text encoders are not trained")
     return Result(
-        lost="text encoders are trained by a rate for each: --learning_rate dit=1e-4,text_encoder=1e-5"
+        lost="to train text encoders, give each a rate: --learning_rate dit=1e-4,text_encoder=1e-5"
     )
 
 
@@ -48,7 +48,7 @@ def scheduler(option: str, value: Any, context: Context) -> Result:
     if name == "constant_with_warmup" and not _warms_up(context):
         if context.source.tool == "ai-toolkit":
             return Result({option: name, "lr_warmup_steps": OF_AI_TOOLKIT})
-        return Result({option: "constant"}, "there are no steps of a warm-up")
+        return Result({option: "constant"}, "there are no warm-up steps")
     if name not in SCHEDULES:
         return Result(lost=f"{name} is none of --lr_scheduler: {', '.join(SCHEDULES)}")
     return Result({option: name})
@@ -94,7 +94,7 @@ def power(option: str, value: Any, context: Context) -> Result:
 def steps(option: str, value: Any, context: Context) -> Result:
     """Count the steps, unless epochs do."""
     if context.value("max_train_epochs") not in (None, ""):
-        return Result(note="max_train_epochs wins over it")
+        return Result(note="max_train_epochs takes precedence")
     return as_it_is(option, value, context)
 
 

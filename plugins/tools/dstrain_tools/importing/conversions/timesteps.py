@@ -48,7 +48,7 @@ def timesteps(option: str, value: Any, context: Context) -> Result:
     if found == "shifted":
         return Result(
             {option: found},
-            f"{name} shifts a sigmoid; here the model's own shift is of a uniform draw",
+            f"{name} shifts a sigmoid; here the model's own shift applies to a uniform draw",
         )
     return Result({option: found})
 

@@ -159,7 +159,7 @@ def _apart(path: Path, script: Script, command: Command) -> list[Outcome]:
         why = "a word without a flag: the script reads it by its place"
         found.append(Outcome.at(f"{path.name}: {word}", Result(lost=why)))
     for word in command.given_later:
-        why = "stands for words that the script is given: add the flags among them"
+        why = "stands for the script's arguments: add the flags among them"
         found.append(Outcome.at(f"{path.name}: {word}", Result(lost=why)))
     for one in script.commands:
         if one is command or not one.trains:
@@ -186,8 +186,8 @@ def _cut_off(path: Path, command: Command) -> Iterator[Outcome]:
     """Yield the flags on lines behind a command that were meant as a part of it."""
     for number, name in command.cut_off:
         why = (
-            "no shell gives it to the command, which a comment, an empty line or a missing "
-            f"mark ends before line {number}: mend that and import again"
+            "a comment, an empty line or a missing mark ends the command before line "
+            f"{number}, so this flag is not part of it: join the lines and import again"
         )
         place = f"{path.name}: line {number} --{name}"
         yield Outcome.at(place, Result(lost=why))

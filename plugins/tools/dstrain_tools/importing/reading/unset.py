@@ -37,7 +37,7 @@ def _parts(entry: Entry, is_script: bool) -> Iterator[tuple[str, str]]:
         if not isinstance(word, str):
             continue
         if re.match(rf"{HOME_MARK}($|[/\\])", word):
-            why = "is the home folder for a shell alone, without quotes around it"
+            why = "means the home folder only to a shell, and only without quotes"
             yield HOME_MARK, f"begins with {HOME_MARK}, which {why}: write the path out"
         for pattern in IN_SCRIPTS if is_script else IN_DATA:
             for match in pattern.finditer(word):

@@ -37,7 +37,7 @@ def kept_tags(option: str, value: Any, context: Context) -> Result:
     """Count the tags that stay, where tags are shuffled."""
     shuffles = context.is_on("shuffle_caption") or context.is_on("shuffle_tokens")
     if not shuffles or not as_whole_number(value):
-        return Result(note="acts where tags are shuffled")
+        return Result(note="has an effect only if tags are shuffled")
     return Result({option: value})
 
 

@@ -19,7 +19,7 @@ def reads_videos(context: Context) -> bool:
 def frames(option: str, value: Any, context: Context) -> Result:
     """Count the frames of clips."""
     if not _has_videos(context):
-        return Result(note="acts on videos alone")
+        return Result(note="affects only videos")
     numbers = [as_whole_number(one) for one in as_list(value)]
     if len(numbers) == 1:
         return Result({option: numbers[0]})
@@ -63,7 +63,7 @@ def frame_sample(option: str, value: Any, context: Context) -> Result:
 def source_rate(option: str, value: Any, context: Context) -> Result:
     """Resample videos, or take their frames as they are."""
     if not _has_videos(context):
-        return Result(note="acts on videos alone")
+        return Result(note="affects only videos")
     if value:
         return Result(
             note="the frame rate is read from each file, and resampled to the model's"

@@ -35,7 +35,7 @@ def class_folders(option: str, value: Any, context: Context) -> Result:
 def mask_weight(option: str, value: Any, context: Context) -> Result:
     """Weigh what a mask leaves out, where there are masks."""
     if not context.is_on("alpha_mask"):
-        return Result(note="acts only with masks")
+        return Result(note="has an effect only with masks")
     return Result({option: value})
 
 

@@ -39,7 +39,7 @@ def sides(option: str, value: Any, context: Context) -> Result:
 def in_buckets(option: str, value: Any, context: Context) -> Result:
     """Carry a number of buckets over, where there are any."""
     if not _in_buckets(context):
-        return Result(note="acts only where there are buckets")
+        return Result(note="has an effect only with buckets")
     return Result({option: value})
 
 
