@@ -496,6 +496,17 @@ def test_defaults_that_change_numbers_are_written(project: Path) -> None:
     assert values["timestep_sampling"] == "uniform"
 
 
+@pytest.mark.parametrize(("shift", "drawn"), [("", "shifted"), ("1", "uniform")])
+def test_sd_scripts_shifts_flux_unless_told_otherwise(
+    shift: str, drawn: str, project: Path
+) -> None:
+    given = f"--discrete_flow_shift {shift}" if shift else ""
+    Path("one.sh").write_text(
+        f"python flux_train_network.py --network_module networks.lora_flux {given}\n"
+    )
+    assert translated("one.sh").run["timestep_sampling"].value == drawn
+
+
 def test_pairs_of_images_become_a_table(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

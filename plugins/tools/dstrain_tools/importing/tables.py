@@ -82,6 +82,8 @@ class Table:
     """Option -> its value and the reason, whatever the configuration says."""
     switches: Mapping[str, str] = field(default_factory=dict)
     """Key -> the key that switches on what it is a setting of."""
+    shift: float = 1.0
+    """The tool's shift of timesteps, where none is given."""
     same_names: bool = False
     """Whether a flag of the tool that dstrain has means the same here."""
 
@@ -98,6 +100,7 @@ def table_of(tool: str) -> Table:
         modules=data.get("modules", {}),
         always=data.get("always", {}),
         switches=_by_key(data.get("switches", {})),
+        shift=data.get("shift", 1.0),
         same_names=data.get("same_names", False),
     )
 

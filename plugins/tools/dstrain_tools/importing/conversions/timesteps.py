@@ -35,7 +35,8 @@ def timesteps(option: str, value: Any, context: Context) -> Result:
     if name == "sigma":
         scheme = str(context.value("weighting_scheme", "none"))
         found = OF_SIGMA.get(scheme, "uniform")
-        shift = as_number(context.value("discrete_flow_shift", 1) or 1)
+        given = context.value("discrete_flow_shift")
+        shift = context.table.shift if given is None else as_number(given)
         if found == "uniform" and shift != 1:
             return Result({option: "shifted"}, "the shift is the model's own")
         return Result({option: found})
