@@ -94,7 +94,7 @@ def toy(
     chosen = variant_of(family, variant)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         what = f"{output} already exists; existing files were not modified"
-        raise UsageError("--output", what)
+        raise UsageError("--output", what, "move it away, or give another --output")
     advice = "free some space, remove what was written, and run the same command again"
     with status("writing the model ..."):
         fill_folder(family, chosen, seed, output, advice)

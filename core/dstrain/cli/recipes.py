@@ -306,6 +306,7 @@ def _next_commands(example: Recipe) -> Iterator[str]:
     yield f"    dstrain recipes show {example.name}"
     yield f"    dstrain train --recipe {example.name} \\"
     yield f"        {_needed_flags()}"
+    yield f"The last one with {TRIAL} --toy is a try with a tiny model."
 
 
 def _fitting(found: Sequence[Recipe]) -> str:

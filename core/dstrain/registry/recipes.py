@@ -251,7 +251,9 @@ def named(name: str, recipes: Iterable[Recipe], where: str = "--recipe") -> Reci
     typed = name.lower().replace("_", "-")
     found = by_name.get(typed)
     if found is None:
-        cards = [one for one in by_name if one.rpartition("-")[0] == typed]
+        # The list says CARD where each card stands.
+        stem = typed.removesuffix("-card")
+        cards = [one for one in by_name if one.rpartition("-")[0] == stem]
         hint = f"; it lacks its card: {', '.join(cards)}" if cards else ""
         what = f"no recipe named {name!r}{hint or nearest(name, by_name)}"
         raise UsageError(where, what, "`dstrain recipes` lists them")

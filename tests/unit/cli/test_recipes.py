@@ -173,6 +173,10 @@ def test_a_written_configuration_repeats_the_run_without_the_recipe(
         (("recipes", "show"), "needs the name of a recipe; `dstrain recipes` lists"),
         (("recipes", "show", "wan"), "recipes show: no recipe named 'wan'"),
         (
+            ("recipes", "show", "wan-character-CARD"),
+            "no recipe named 'wan-character-CARD'; it lacks its card: wan-character-",
+        ),
+        (
             ("recipes", "--card", "24GB", "show", NAME),
             "--card: has no effect here",
         ),

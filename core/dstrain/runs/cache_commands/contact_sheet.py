@@ -84,7 +84,7 @@ def show(folder: Path, output: Path, wanted: Wanted) -> None:
     """
     if output.exists() or output.is_symlink():
         what = f"{output} already exists; existing files were not modified"
-        raise UsageError("--output", what)
+        raise UsageError("--output", what, "move it away, or give another --output")
     with reading(folder), ExitStack() as stack:
         contents = Contents.of(folder)
         plan = _plan(contents, wanted.plan)

@@ -39,7 +39,7 @@ def export(folder: Path, output: Path, names: Sequence[str]) -> None:
         raise UsageError("OUTPUT", what, "name a folder, or a file that ends with .tar")
     if os.path.lexists(output):
         what = f"{output} already exists; existing files were not modified"
-        raise UsageError("OUTPUT", what)
+        raise UsageError("OUTPUT", what, "move it away, or give another OUTPUT")
     with reading(folder):
         _export(folder, output, names)
 
