@@ -222,6 +222,6 @@ def test_a_folder_that_fits_several_variants_is_loaded_as_the_one_for_a_prompt(
     with pytest.raises(UsageError, match="takes no argument 'edit_image'") as caught:
         pipe(prompt=PROMPTS[0], edit_image=[])
     assert "an input of edit, edit-2509, edit-2511" in str(caught.value)
-    wanted = r"\[1, 16, 1, 4, 8\] \(1, channels, latent frames, height 32 / 8, width 64"
+    wanted = r"\[1, 16, 1, 4, 8\] \(1, channels, 1, height 32 / 8, width 64"
     with pytest.raises(UsageError, match=f"latents: .*{wanted}"):
         pipe(prompt="", latents=torch.zeros(1, 16, 4, 8), height=32, width=64)
