@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from dstrain.console import logging_to_stderr
-from dstrain.registry.discovery import load_family
+from dstrain.registry import load_family
 
 os.environ["DSTRAIN_SKIP_DOWNLOAD"] = "True"
 # Nothing is remembered from one session of tests to another.

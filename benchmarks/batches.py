@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import click
 import torch
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig
 from dstrain.runs.loop import micro_batches
 from dstrain.runs.training_run import TrainingRun
 from PIL import Image

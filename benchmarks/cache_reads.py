@@ -16,9 +16,8 @@ from typing import Any
 
 import click
 import torch
-from dstrain.cache.addresses import packed
-from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.storage.hashing import hash_json
+from dstrain.cache import FeatureCache, ShardWriter, packed
+from dstrain.storage import hash_json
 from report import table
 from safetensors import safe_open
 from safetensors.torch import save_file

@@ -24,17 +24,17 @@ from typing import Any
 import click
 import empty_family
 from accelerate import Accelerator
-from dstrain.cache.plan_files import open_samples, stored_plans, write_plan
-from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.world import ProcessGroup
-from dstrain.graph.inputs import Column
-from dstrain.runs.build import open_training_data
+from dstrain import TrainConfig
+from dstrain.cache import FeatureCache, ShardWriter, open_samples, stored_plans
+from dstrain.cache.plan_files import write_plan
+from dstrain.distributed import ProcessGroup
+from dstrain.plugin import Column
+from dstrain.runs import data_process, open_training_data
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.resolve import resolve
-from dstrain.runs.stage_1.precompute import data_process
-from dstrain.storage.hashing import SETTLED, file_mark, sha256
-from dstrain.training.batching import Order
+from dstrain.storage import file_mark, sha256
+from dstrain.storage.hashing import SETTLED
+from dstrain.training import Order
 from PIL import Image
 from report import curves, table
 

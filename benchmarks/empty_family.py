@@ -10,11 +10,14 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypedDict
 
 import torch
-from dstrain.graph.inputs import Column
-from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.graph.spec import PipelineSpec
-from dstrain.models.components import Component, Files
-from dstrain.registry.family import ModelFamily
+from dstrain.plugin import (
+    Column,
+    Component,
+    Files,
+    FlowMatchSchedule,
+    ModelFamily,
+    PipelineSpec,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import empty_family
 import torch
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig
 from report import table
 from torch import Tensor, nn
 from workload import HEAD, bare_step, pairs, training

@@ -18,10 +18,8 @@ from types import MappingProxyType, SimpleNamespace
 import click
 import torch
 from cache_rows import peak
-from dstrain.models.components import Component, Files
-from dstrain.models.networks import DiffusersNetwork
 from dstrain.pipeline.loading import Loader
-from dstrain.registry.family import ModelFamily
+from dstrain.plugin import Component, DiffusersNetwork, Files, ModelFamily
 from report import table
 from safetensors import safe_open
 from safetensors.torch import save_file

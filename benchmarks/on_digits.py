@@ -14,16 +14,12 @@ from typing import Any
 import click
 import torch
 from accelerate import Accelerator
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import with_run_options
-from dstrain.distributed.world import ProcessGroup
+from dstrain import GenerateConfig, SampleKey, TrainConfig, TrainingModule, run
+from dstrain.config import with_run_options
+from dstrain.distributed import ProcessGroup
 from dstrain.generation.run import start as generate
-from dstrain.randomness import SampleKey
-from dstrain.runs.build import open_training_data, prepare
+from dstrain.runs import open_training_data, prepare
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.training.module import TrainingModule
 from PIL import Image
 from report import table
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import click
 import numpy as np
-from dstrain.training.batching import Order, Position
+from dstrain.training import Order, Position
 from report import table
 
 SAMPLES = 1_000_000

@@ -19,17 +19,15 @@ import empty_family
 import numpy as np
 import torch
 from accelerate import Accelerator
-from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.config.options.train import TrainConfig
-from dstrain.data.cells import load_cell
-from dstrain.distributed.world import ProcessGroup
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain import Pipeline, TrainConfig
+from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.data import load_cell
+from dstrain.distributed import ProcessGroup
+from dstrain.runs import Setup, data_process
 from dstrain.runs.long_prompts import LongPromptLog
 from dstrain.runs.resolve import resolve
-from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.computing import compute, compute_step
 from dstrain.runs.stage_1.keyed_samples import KeyedSamples, key_rows, missing_work
-from dstrain.runs.stage_1.precompute import data_process
 from PIL import Image
 from report import table
 from train_step import write_model

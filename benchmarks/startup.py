@@ -19,8 +19,8 @@ from pathlib import Path
 from subprocess import Popen
 
 import click
-from dstrain.models.toy import write_toy
-from dstrain.registry.discovery import load_family
+from dstrain.models import write_toy
+from dstrain.registry import load_family
 from PIL import Image
 from report import table
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 import torch
-from dstrain.config.options.train import TrainConfig
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
+from dstrain import TrainConfig
+from dstrain.plugin import ModelFamily
+from dstrain.registry import load_family
 from dstrain_qwen_image import model_fn
 from PIL import Image
 from report import table

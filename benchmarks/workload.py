@@ -13,20 +13,18 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig, TrainingModule
 from dstrain.console import progress_bar
-from dstrain.distributed.world import ProcessGroup
+from dstrain.distributed import ProcessGroup
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
-from dstrain.runs.build import open_training_data, prepare
+from dstrain.runs import data_process, open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.loop import optimizer_steps, steps
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.summary import RunStatistics
 from dstrain.runs.resolve import resolve
-from dstrain.runs.stage_1.precompute import data_process
 from dstrain.runs.training_run import TrainingRun
 from dstrain.training.collate import collate
-from dstrain.training.module import TrainingModule
 from torch import Tensor, nn
 from torch.optim import AdamW
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig
 from dstrain.lazy import own_process
 
 from tests.support.pages import set_page_width

@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 import torch
+from dstrain import DstrainError
 from dstrain.config.sizes import parse_size
-from dstrain.errors import DstrainError
 
 from benchmarks.gpu.case import Case
 from benchmarks.gpu.step import copy_rate, measure

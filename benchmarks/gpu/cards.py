@@ -11,14 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.sizes import as_size, parse_size
+from dstrain import TrainConfig, TrainingModule
+from dstrain.config import as_size
+from dstrain.config.sizes import parse_size
 from dstrain.runs.build import load_module
 from dstrain.runs.memory.advice import added_flags
 from dstrain.runs.memory.facts import facts_of
 from dstrain.runs.memory.planning import PlannedRun
 from dstrain.runs.resolve import resolve
-from dstrain.training.module import TrainingModule
 
 PAGE = Path(__file__).parents[2] / "docs/guide/hardware.md"
 CARDS = ("80GB", "48GB", "32GB", "24GB", "16GB", "12GB")

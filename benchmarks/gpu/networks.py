@@ -8,9 +8,9 @@ from math import isqrt
 from typing import Any
 
 import torch
-from dstrain.models.components import components_of
-from dstrain.models.networks import Place, empty_component, place_buffers, put
-from dstrain.registry.discovery import load_family
+from dstrain.models import components_of, empty_component
+from dstrain.models.networks import Place, place_buffers, put
+from dstrain.registry import load_family
 from torch import Tensor, nn
 
 STD = 0.02

@@ -17,9 +17,9 @@ from typing import Any
 
 import peft
 import torch
-from dstrain.models.components import components_of
+from dstrain.models import components_of
 from dstrain.models.networks import Place, keep
-from dstrain.registry.discovery import load_family
+from dstrain.registry import load_family
 from torch import Tensor, nn
 from torch.nn import functional
 

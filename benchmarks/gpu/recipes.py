@@ -16,18 +16,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.sizes import as_size, parse_size
+from dstrain.config import as_size
+from dstrain.config.sizes import parse_size
 from dstrain.errors import nearest
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
-from dstrain.registry.recipes import (
-    CARDS,
-    Goal,
-    Recipe,
-    goals_of,
-    name_part,
-    recipes_of,
-)
+from dstrain.plugin import ModelFamily
+from dstrain.registry import Recipe, load_family, name_part, recipes_of
+from dstrain.registry.recipes import CARDS, Goal, goals_of
 from dstrain.runs.memory.planning import PlannedRun
 
 from benchmarks.gpu.cards import LEFT_OUT, plan

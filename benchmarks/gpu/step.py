@@ -7,27 +7,32 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from dstrain.config.options.train import TrainConfig
-from dstrain.graph.inputs import InferenceOnly
+from dstrain import (
+    SFT,
+    Batch,
+    LoraConfig,
+    Pipeline,
+    Sample,
+    SampleKey,
+    Trainables,
+    TrainConfig,
+    TrainingModule,
+)
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
-from dstrain.lora.layers import LoraConfig, Trainables
-from dstrain.models.components import components_of
-from dstrain.models.execution.blocks import repeated_blocks
-from dstrain.models.execution.compilation import compile_blocks
-from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
-from dstrain.models.execution.kept import Kept, StoredLayers
+from dstrain.models import METHODS, components_of
+from dstrain.models.execution import (
+    Kept,
+    StoredLayers,
+    compile_blocks,
+    enable_checkpointing,
+    repeated_blocks,
+)
 from dstrain.models.networks import Place, keep
 from dstrain.models.quantization.layers import LayerStore
-from dstrain.models.quantization.methods import METHODS
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.randomness import SampleKey
-from dstrain.registry.discovery import load_family
-from dstrain.training.batching import MicroBatch
-from dstrain.training.loader import Batch, Sample
-from dstrain.training.losses import SFT
-from dstrain.training.module import TrainingModule
-from dstrain.training.optimizers.build import build_optimizer
-from dstrain.training.optimizers.choice import choose_optimizer
+from dstrain.plugin import InferenceOnly
+from dstrain.registry import load_family
+from dstrain.training import MicroBatch
+from dstrain.training.optimizers import build_optimizer, choose_optimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 

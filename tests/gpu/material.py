@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.registry.discovery import load_family
+from dstrain.registry import load_family
 from PIL import Image
 
 QWEN_IDS = MappingProxyType(

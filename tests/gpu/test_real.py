@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain import ModelConfig, Pipeline, TrainConfig, TrainingModule, run
+from dstrain import ModelConfig, Pipeline, SampleKey, TrainConfig, TrainingModule, run
 from dstrain.cli.main import main
-from dstrain.data.cells import load_cell
-from dstrain.data.images import convert
-from dstrain.data.output import write_video
-from dstrain.distributed.world import ProcessGroup
+from dstrain.data import convert, load_cell, write_video
+from dstrain.distributed import ProcessGroup
 from dstrain.plugin import Frames
-from dstrain.randomness import SampleKey
-from dstrain.runs.build import open_training_data, prepare
+from dstrain.runs import open_training_data, prepare
 from dstrain.runs.resolve import resolve
 from PIL import Image
 from safetensors.torch import load_file

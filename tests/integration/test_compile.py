@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.errors import StateError
+from dstrain import StateError, run
 from dstrain.models.execution import compilation
-from dstrain.runs.runner import run
 
 from tests.support import everyday
 from tests.support.runs import config, files, log, project, train

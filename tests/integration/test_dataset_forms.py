@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache.store import FeatureCache
-from dstrain.errors import CacheError, UsageError
+from dstrain import UsageError
+from dstrain.cache import FeatureCache
+from dstrain.errors import CacheError
 
 from tests.support.dataset_forms import FORMS, rows_in, write_form
 from tests.support.family import write_data

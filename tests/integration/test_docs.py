@@ -23,17 +23,14 @@ import numpy as np
 import pytest
 import torch
 from accelerate.commands.launch import launch_command, launch_command_parser
+from dstrain import GenerateConfig, TrainConfig
+from dstrain.cli import advice
 from dstrain.cli.main import command_group, main
-from dstrain.cli.unsupported import advice
-from dstrain.config.fields import flags
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.model import ModelChoice
-from dstrain.config.options.train import TrainConfig
-from dstrain.graph.spec import PipelineSpec
-from dstrain.pipeline.variant_choice import with_overrides
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
-from dstrain.registry.hooks import load_extensions
+from dstrain.config import flags
+from dstrain.config.options import ModelChoice
+from dstrain.pipeline import with_overrides
+from dstrain.plugin import ModelFamily, PipelineSpec
+from dstrain.registry import load_extensions, load_family
 from PIL import Image
 from safetensors.torch import load_file, save_file
 

@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dstrain import Frames, StateError, TrainConfig, UsageError, run
 from dstrain.cli.main import main
-from dstrain.config.options.train import TrainConfig
-from dstrain.data.output import write_video
-from dstrain.errors import StateError, UsageError
-from dstrain.graph.values import Frames
+from dstrain.data import write_video
+from dstrain.runs import Setup
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.recorded_config import recorded_flags
 
 from tests.support.runs import log

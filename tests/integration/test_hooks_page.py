@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.registry.hooks import load_extensions
+from dstrain.registry import load_extensions
 from PIL import Image
 from safetensors.torch import load_file
 

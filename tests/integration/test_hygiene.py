@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from dstrain.models.components import components_of
-from dstrain.registry.discovery import load_family
+from dstrain.models import components_of
+from dstrain.registry import load_family
 
 from tests.support import ROOT
 

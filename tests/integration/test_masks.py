@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.registry.discovery import load_family
-from dstrain.runs.stage_1.precompute import data_process
+from dstrain.registry import load_family
+from dstrain.runs import data_process
 from dstrain.testing.family_under_test import FamilyUnderTest, processes
 from dstrain.testing.rows import Size, usual_size
 from dstrain.testing.split_equivalence import Outcome, differences, outcome

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.registry.discovery import load_family
-from dstrain.runs.build import load_module, open_training_data
+from dstrain import TrainingModule
+from dstrain.registry import load_family
+from dstrain.runs import open_training_data
+from dstrain.runs.build import load_module
 from dstrain.runs.memory.activations import count_activations
 from dstrain.runs.memory.components import component_size
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain.training.module import TrainingModule
 from torch import nn
 
 from tests.support import everyday

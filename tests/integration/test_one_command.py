@@ -14,9 +14,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from dstrain import Pipeline, TrainConfig
 from dstrain.cli.main import main
-from dstrain.config.options.train import TrainConfig
-from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.resolve import resolve
 from dstrain.runs.stage_1.freeing import LoadedWeights
 from dstrain.testing.rows import usual_size, write_rows

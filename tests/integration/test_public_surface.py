@@ -9,8 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
+from dstrain import GenerateConfig, TrainConfig
 from dstrain.registry.hooks import Hooks
 
 from tests.support import ROOT

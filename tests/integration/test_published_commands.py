@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.registry.discovery import load_family
+from dstrain.registry import load_family
 
 from tests.support.published_commands import (
     RESOLVED,

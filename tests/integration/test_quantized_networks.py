@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.serialize import with_run_options
+from dstrain import GenerateConfig, Pipeline
+from dstrain.config import with_run_options
 from dstrain.generation.source import open_source
-from dstrain.graph.quantization import QuantizationMethod
-from dstrain.models.components import Component, Files
-from dstrain.models.execution.kept import Kept, StoredLayers
-from dstrain.models.networks import DiffusersNetwork
-from dstrain.models.quantization.linear import StoredLinear
-from dstrain.models.quantization.methods import FP8, METHODS
+from dstrain.models import METHODS, StoredLinear
+from dstrain.models.execution import Kept, StoredLayers
+from dstrain.models.quantization.methods import FP8
 from dstrain.pipeline.loading import Loader
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.plugin import Component, DiffusersNetwork, Files, QuantizationMethod
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import TrainConfig
 from dstrain.cli.main import main
-from dstrain.config.options.train import TrainConfig
-from dstrain.registry.discovery import load_family
-from dstrain.registry.recipes import Recipe, card_size, goals_of, recipes_of
+from dstrain.registry import Recipe, card_size, load_family, recipes_of
+from dstrain.registry.recipes import goals_of
 from dstrain.runs.resolve import resolve
-from dstrain.storage.safetensors import tensor_shapes
+from dstrain.storage import tensor_shapes
 from dstrain.testing.rows import usual_size, write_rows
 
 from benchmarks.gpu.recipes import (

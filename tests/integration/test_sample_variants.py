@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.cache.store import FeatureCache
-from dstrain.data.cells import load_cell
+from dstrain import SampleKey, run
+from dstrain.cache import FeatureCache
+from dstrain.data import load_cell
 from dstrain.errors import CacheError
-from dstrain.randomness import SampleKey
-from dstrain.runs.build import open_training_data
+from dstrain.runs import open_training_data
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
 from PIL import Image
 
 from tests.support.family import write

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dstrain import DstrainError, UsageError, run
 from dstrain.cli.main import main
-from dstrain.errors import CacheError, DstrainError, UsageError
+from dstrain.errors import CacheError
+from dstrain.runs import Setup
 from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1 import plan_writer
 from PIL import Image
 

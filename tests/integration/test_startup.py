@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.models.toy import write_toy
-from dstrain.registry.discovery import load_family
+from dstrain.models import write_toy
+from dstrain.registry import load_family
 from PIL import Image
 
 UNUSED = frozenset(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig
 from dstrain.runs.resolve import resolve
 from dstrain.testing.rows import write_rows
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain import TrainConfig
 from dstrain.cli.main import main
-from dstrain.config.options.train import TrainConfig
 from dstrain.runs.resolve import resolve
 from dstrain.testing.rows import usual_size, write_rows
 from safetensors.torch import load_file

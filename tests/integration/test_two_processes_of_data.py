@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.runs.runner import run
-from dstrain.training.loader import Batch
-from dstrain.training.module import TrainingModule
+from dstrain import Batch, TrainingModule, run
 from PIL import Image
 from torch import Tensor
 

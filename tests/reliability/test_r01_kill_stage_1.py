@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache import store
+from dstrain import StateError
+from dstrain.cache import MARKER, FeatureCache, ShardWriter, store
 from dstrain.cache.shards import write_shard
-from dstrain.cache.store import MARKER, FeatureCache, ShardWriter
-from dstrain.errors import StateError
 from dstrain.runs.stage_1 import precompute as stage_1
 from dstrain.runs.stage_1.computing import WAITING
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.store import FeatureCache, ShardWriter
+from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.runs.checkpoints.directory import restore_run
 from dstrain.runs.checkpoints.state import (
     TrainingState,
@@ -22,8 +22,7 @@ from dstrain.runs.checkpoints.state import (
     save_state,
     states,
 )
-from dstrain.storage.files import remove_leftovers
-from dstrain.storage.safetensors import verify_file
+from dstrain.storage import remove_leftovers, verify_file
 
 from tests.support.crashes import again, events, everything, killed_at
 from tests.support.plan_facts import IDENTITY, about

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.plan_files import stored_plans
-from dstrain.cache.shards import read_shard
-from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.errors import StateError
+from dstrain import StateError
+from dstrain.cache import FeatureCache, ShardWriter, read_shard, stored_plans
 
 from tests.support.caching_project import Place, address, filled_place
 

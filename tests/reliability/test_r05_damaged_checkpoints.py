@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.errors import StateError
+from dstrain import StateError
 from dstrain.runs.checkpoints.state import (
     FILES,
     RECORD,
@@ -18,12 +18,7 @@ from dstrain.runs.checkpoints.state import (
     load_state,
     save_state,
 )
-from dstrain.storage.safetensors import (
-    read_tensors,
-    verify_file,
-    with_checksum,
-    write_tensors,
-)
+from dstrain.storage import read_tensors, verify_file, with_checksum, write_tensors
 
 pytestmark = pytest.mark.promise(
     "R5", "damaged checkpoints and weights are named before use"

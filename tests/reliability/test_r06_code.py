@@ -16,10 +16,10 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.errors import StateError, UsageError
+from dstrain import StateError, UsageError
 from dstrain.models import functional
-from dstrain.models.components import Files
-from dstrain.runs.setup import Setup
+from dstrain.plugin import Files
+from dstrain.runs import Setup
 
 from tests.support import caching_family
 from tests.support.caching_project import Place, log_units, write_place

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.storage.file_memory import ManyFiles
+from dstrain.storage import ManyFiles
 
 from tests.support import caching_family
 from tests.support.caching_project import (

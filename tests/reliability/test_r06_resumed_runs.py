@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import pytest
-from dstrain.errors import StateError
+from dstrain import StateError
 
 from tests.support.runs import outcome, same, train
 from tests.support.stage_project import (

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
-from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import StateError
-from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.graph.unit import FunctionSpec, Unit
-from dstrain.lora.layers import Trainables
-from dstrain.runs.stage_1.precompute import data_process
+from dstrain import StateError, Task, Trainables
+from dstrain.distributed import ProcessGroup
+from dstrain.graph import FunctionSpec
+from dstrain.plugin import FlowMatchSchedule, PipelineSpec, Unit
+from dstrain.runs import data_process
 
 from tests.reliability.test_r10_split_equivalence import equal, run, write_program
 from tests.support.programs import (

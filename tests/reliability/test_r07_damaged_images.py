@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.data.cells import Cell, image_cell, load_cell
-from dstrain.data.images import ImageInfo, Resolution, read_size
-from dstrain.errors import StateError, UsageError
-from dstrain.graph.inputs import Column
-from dstrain.storage.hashing import file_mark
+from dstrain import StateError, UsageError
+from dstrain.data import Cell, Resolution, load_cell, read_size
+from dstrain.data.cells import image_cell
+from dstrain.data.images import ImageInfo
+from dstrain.plugin import Column
+from dstrain.storage import file_mark
 from PIL import Image
 
 pytestmark = pytest.mark.promise(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from dstrain.cli.main import main
-from dstrain.models.toy import write_toy
-from dstrain.registry.discovery import load_family
+from dstrain.models import write_toy
+from dstrain.registry import load_family
 from imageio.v3 import imwrite
 from PIL import Image
 from safetensors.torch import load_file, save_file

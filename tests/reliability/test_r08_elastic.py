@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain import Batch, Pipeline, TrainingModule
 from dstrain.runs import loop as train
-from dstrain.training.loader import Batch
-from dstrain.training.module import TrainingModule
 from torch import Tensor
 
 from tests.support.family import weights_of

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.store import FeatureCache, ShardWriter
+from dstrain import UsageError
+from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.distributed import liveness, world
 from dstrain.distributed.liveness import Heartbeat
-from dstrain.errors import UsageError
 from dstrain.runs.checkpoints.state import damage, states
 from dstrain.runs.stage_1 import computing, precompute
 from dstrain.runs.stage_1.computing import WAITING
-from dstrain.storage.hashing import hash_json
+from dstrain.storage import hash_json
 
 from tests.support.caching_project import plain
 from tests.support.family import weights_of, write_data

@@ -21,8 +21,8 @@ import pytest
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints.directory import LOSS_CSV, run_in
 from dstrain.runs.checkpoints.state import damage, newest_state, states
-from dstrain.storage.run_files import RUN
-from dstrain.training.loader import DecodedSamples
+from dstrain.storage import RUN
+from dstrain.training import DecodedSamples
 
 from tests.support.crashes import everything
 from tests.support.family import weights_of

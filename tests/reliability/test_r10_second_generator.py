@@ -17,24 +17,24 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import DstrainError, UsageError
-from dstrain.graph.spec import ExpertSchedule, PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.lora.layers import LoraConfig, Trainables
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.components import Component, Files
-from dstrain.randomness import SampleKey
-from dstrain.registry.family import ModelFamily
-from dstrain.registry.hooks import load_extensions
-from dstrain.runs.build import open_training_data, prepare
-from dstrain.runs.setup import Setup
-from dstrain.runs.stage_1.precompute import data_process
-from dstrain.training.batching import split_across_ranks
-from dstrain.training.loader import Batch
-from dstrain.training.losses import SFT
-from dstrain.training.module import TrainingModule
+from dstrain import (
+    SFT,
+    Batch,
+    DstrainError,
+    LoraConfig,
+    ModelConfig,
+    SampleKey,
+    Task,
+    Trainables,
+    TrainConfig,
+    TrainingModule,
+    UsageError,
+)
+from dstrain.distributed import ProcessGroup
+from dstrain.plugin import Component, ExpertSchedule, Files, ModelFamily, PipelineSpec
+from dstrain.registry import load_extensions
+from dstrain.runs import Setup, data_process, open_training_data, prepare
+from dstrain.training import split_across_ranks
 from PIL import Image
 from torch import Tensor, nn
 

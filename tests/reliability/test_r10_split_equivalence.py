@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.distributed.world import ProcessGroup
-from dstrain.randomness import Rng, SampleKey, seed_global
-from dstrain.runs.stage_1.precompute import data_process
+from dstrain import Rng, Sample, SampleKey, TrainingModule
+from dstrain.distributed import ProcessGroup
+from dstrain.randomness import seed_global
+from dstrain.runs import data_process
 from dstrain.training.collate import collate
-from dstrain.training.loader import Sample
-from dstrain.training.module import TrainingModule
 from torch import Tensor
 
 from tests.support.program_runs import equal, run, write_program

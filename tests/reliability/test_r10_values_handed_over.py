@@ -17,23 +17,23 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.cache.store import FeatureCache
-from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import UsageError
-from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.graph.unit import FunctionSpec
-from dstrain.graph.values import Frames
-from dstrain.lora.layers import LoraConfig, Trainables
-from dstrain.randomness import SampleKey
-from dstrain.runs.build import open_training_data, prepare
+from dstrain import (
+    Batch,
+    Frames,
+    LoraConfig,
+    SampleKey,
+    Task,
+    Trainables,
+    TrainingModule,
+    UsageError,
+)
+from dstrain.cache import FeatureCache
+from dstrain.distributed import ProcessGroup
+from dstrain.graph import FunctionSpec
+from dstrain.plugin import FlowMatchSchedule, LatentConstraint, PipelineSpec
+from dstrain.runs import Setup, data_process, open_training_data, prepare
 from dstrain.runs.loop import steps
-from dstrain.runs.setup import Setup
-from dstrain.runs.stage_1.precompute import data_process
-from dstrain.training.batching import MicroBatch
-from dstrain.training.loader import Batch
-from dstrain.training.module import TrainingModule
+from dstrain.training import MicroBatch
 from PIL import Image
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint

@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.cache.plan_files import open_samples, stored_plans, write_plan
-from dstrain.cache.source_files import SourceFiles
+from dstrain import UsageError
+from dstrain.cache import SourceFiles, open_samples, stored_plans
+from dstrain.cache.plan_files import write_plan
 from dstrain.cli.main import main
-from dstrain.data.cells import load_cell
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
+from dstrain.data import DataConfig, Resolution, load_cell, open_dataset
+from dstrain.plugin import Column
 from PIL import Image
 
 from tests.support import broad_family

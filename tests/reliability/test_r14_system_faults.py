@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from dstrain.cli.main import main
 from dstrain.data import packets
-from dstrain.graph.inputs import Column
+from dstrain.plugin import Column
 from PIL import Image
 
 from tests.support import family

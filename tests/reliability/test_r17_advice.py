@@ -14,9 +14,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from dstrain import SystemFault
+from dstrain.cli import advice
 from dstrain.cli.main import main
-from dstrain.cli.unsupported import advice
-from dstrain.errors import SystemFault
 from dstrain.runs.checkpoints import outputs
 from dstrain.storage.files import set_aside
 from PIL import Image

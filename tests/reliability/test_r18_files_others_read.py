@@ -17,12 +17,10 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cli.main import main
-from dstrain.config.fields import LoraFile
-from dstrain.graph.inputs import Column
-from dstrain.lora.key_names import base_shapes
-from dstrain.lora.merging import merge_layers
-from dstrain.lora.reader import read_lora
-from dstrain.registry.discovery import load_family
+from dstrain.config import LoraFile
+from dstrain.lora import base_shapes, merge_layers, read_lora
+from dstrain.plugin import Column
+from dstrain.registry import load_family
 from dstrain.testing.family_under_test import FamilyUnderTest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

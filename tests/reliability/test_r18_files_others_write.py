@@ -12,12 +12,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from dstrain.config.fields import parse_lora
-from dstrain.lora.foreign.differences import add_differences
-from dstrain.lora.key_names import base_shapes
-from dstrain.lora.merging import merge_layers
-from dstrain.lora.reader import read_lora
-from dstrain.registry.discovery import load_family
+from dstrain.config import parse_lora
+from dstrain.lora import add_differences, base_shapes, merge_layers, read_lora
+from dstrain.registry import load_family
 from dstrain.testing.family_under_test import FamilyUnderTest
 from safetensors.torch import save_file
 from torch import Tensor, nn

@@ -15,9 +15,9 @@ import pytest
 import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from dstrain import Pipeline
-from dstrain.models.toy import write_toy
-from dstrain.pipeline.sampling import seeded_noise
-from dstrain.registry.discovery import load_family
+from dstrain.models import write_toy
+from dstrain.pipeline import seeded_noise
+from dstrain.registry import load_family
 from torch import Tensor
 
 from tests.support import ROOT

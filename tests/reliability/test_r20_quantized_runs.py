@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache.store import FeatureCache
-from dstrain.errors import DstrainError
-from dstrain.runs.runner import run
+from dstrain import DstrainError, run
+from dstrain.cache import FeatureCache
 
 from tests.support.family import weights_of
 from tests.support.processes import commands, in_processes, words

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig, run
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
 from dstrain.testing.rows import usual_size, write_rows
 
 from tests.support.family import weights_of

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from dstrain.graph.inputs import Column
-from dstrain.graph.values import Frames
+from dstrain import Frames
+from dstrain.plugin import Column
 from PIL import Image
 
 from tests.support import family

@@ -12,14 +12,18 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.graph.inputs import Column, Measured
-from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.graph.unit import Unit
-from dstrain.models.components import Component, Files, Network
-from dstrain.registry.family import ModelFamily
-from dstrain.training.losses import flow_match
+from dstrain import Task, flow_match
+from dstrain.models.components import Network
+from dstrain.plugin import (
+    Column,
+    Component,
+    Files,
+    FlowMatchSchedule,
+    Measured,
+    ModelFamily,
+    PipelineSpec,
+    Unit,
+)
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

@@ -17,20 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.cache.store import FeatureCache
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.world import ProcessGroup
-from dstrain.graph.task import Task
-from dstrain.graph.values import Frames
-from dstrain.lora.layers import Trainables
-from dstrain.models.component_files import ModelConfig
-from dstrain.registry.hooks import load_extensions
+from dstrain import SFT, Frames, ModelConfig, Task, Trainables, TrainConfig
+from dstrain.cache import FeatureCache
+from dstrain.distributed import ProcessGroup
+from dstrain.registry import load_extensions
+from dstrain.runs import Setup, data_process
 from dstrain.runs.feature_plan import open_plan
-from dstrain.runs.setup import Setup
-from dstrain.runs.stage_1.precompute import data_process
-from dstrain.storage.hashing import hash_json
-from dstrain.training.loader import CachedSamples
-from dstrain.training.losses import SFT
+from dstrain.storage import hash_json
+from dstrain.training import CachedSamples
 from PIL import Image
 from torch import Tensor
 

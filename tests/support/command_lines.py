@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig
 
 BASE = (
     *("--model", "faky", "--toy"),

@@ -15,12 +15,19 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.graph.inputs import Column, InferenceOnly, Measured
-from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.graph.spec import ExpertSchedule, PipelineSpec
-from dstrain.models.components import Component, Files
-from dstrain.models.networks import DiffusersNetwork
-from dstrain.registry.family import ModelFamily, Option
+from dstrain.plugin import (
+    Column,
+    Component,
+    DiffusersNetwork,
+    ExpertSchedule,
+    Files,
+    FlowMatchSchedule,
+    InferenceOnly,
+    Measured,
+    ModelFamily,
+    Option,
+    PipelineSpec,
+)
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn

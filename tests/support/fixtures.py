@@ -104,7 +104,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def pipe(tiny: Path, model: Path) -> Any:
     """A pipeline of that model."""
-    from dstrain.pipeline.pipeline import Pipeline
+    from dstrain import Pipeline
 
     from tests.support.runs import configs
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from dstrain.registry.scaffold import write_plugin
+from dstrain.registry import write_plugin
 
 Change = tuple[str, str, str]
 """A file of the package, what stands in it, and what stands there instead."""

@@ -8,15 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dstrain.models.components import Component
-from dstrain.models.formats import (
-    NATIVE,
-    CheckpointFormat,
-    Shape,
-    checkpoint_shapes,
-    shapes_of,
-)
-from dstrain.models.networks import empty_component
+from dstrain.models import NATIVE, empty_component
+from dstrain.models.formats import Shape, checkpoint_shapes, shapes_of
+from dstrain.plugin import CheckpointFormat, Component
 
 
 def layout_shapes(

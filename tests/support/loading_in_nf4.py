@@ -13,12 +13,10 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import torch
-from dstrain.models.components import Component, Files
-from dstrain.models.execution.kept import Kept, StoredLayers
-from dstrain.models.networks import DiffusersNetwork
-from dstrain.models.quantization.methods import METHODS
+from dstrain.models import METHODS
+from dstrain.models.execution import Kept, StoredLayers
 from dstrain.pipeline.loading import Loader
-from dstrain.registry.family import ModelFamily
+from dstrain.plugin import Component, DiffusersNetwork, Files, ModelFamily
 from safetensors.torch import save_file
 from torch import nn
 

@@ -9,17 +9,19 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from dstrain.config.fields import LoraFile
-from dstrain.lora.adapters import inject, lora_state
-from dstrain.lora.key_names import base_shapes, key_formats
-from dstrain.lora.layers import LoraConfig, LoraLayer
-from dstrain.lora.reader import read_lora
-from dstrain.lora.reading.contents import Lora
-from dstrain.lora.writer import layers_in, save_lora
-from dstrain.models.components import Component
-from dstrain.models.formats import CheckpointFormat, KeyMap, LoraKeyFormat
-from dstrain.models.networks import DiffusersNetwork
-from dstrain.registry.family import ModelFamily
+from dstrain import LoraConfig, save_lora
+from dstrain.config import LoraFile
+from dstrain.lora import Lora, base_shapes, inject, key_formats, lora_state, read_lora
+from dstrain.lora.layers import LoraLayer
+from dstrain.lora.writer import layers_in
+from dstrain.plugin import (
+    CheckpointFormat,
+    Component,
+    DiffusersNetwork,
+    KeyMap,
+    LoraKeyFormat,
+    ModelFamily,
+)
 from safetensors.torch import save_file
 from torch import Tensor, nn
 

@@ -1,6 +1,6 @@
 """Options as the tests of their modules list them."""
 
-from dstrain.config.fields import flags
+from dstrain.config import flags
 
 
 def options_of(config: type) -> dict[str, tuple[object, str]]:

@@ -12,18 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.world import ProcessGroup
-from dstrain.graph.values import Frames
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.components import Component, Files
-from dstrain.registry.family import ModelFamily
-from dstrain.registry.hooks import load_extensions
-from dstrain.runs.build import open_training_data, prepare
-from dstrain.runs.setup import Setup
-from dstrain.training.batching import split_across_ranks
-from dstrain.training.loader import Batch
-from dstrain.training.module import TrainingModule
+from dstrain import Batch, Frames, ModelConfig, TrainConfig, TrainingModule
+from dstrain.distributed import ProcessGroup
+from dstrain.plugin import Component, Files, ModelFamily
+from dstrain.registry import load_extensions
+from dstrain.runs import Setup, open_training_data, prepare
+from dstrain.training import split_across_ranks
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Measured
-from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
-from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.graph.unit import FunctionSpec
-from dstrain.graph.values import Frames
-from dstrain.lora.layers import LoraConfig, Trainables
+from dstrain import Frames, LoraConfig, Task, Trainables, UsageError
+from dstrain.graph import FunctionSpec, Plan, make_plan
+from dstrain.plugin import (
+    Column,
+    FlowMatchSchedule,
+    LatentConstraint,
+    Measured,
+    PipelineSpec,
+)
 from PIL import Image
 from torch import Tensor, nn
 

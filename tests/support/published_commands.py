@@ -16,20 +16,19 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.models.component_files import ModelConfig, component_at
-from dstrain.models.components import Component, components_of
-from dstrain.models.formats import (
+from dstrain import ModelConfig
+from dstrain.models import (
     NATIVE,
-    CheckpointFormat,
+    component_at,
+    components_of,
     from_checkpoint,
-    same_config,
     to_checkpoint,
 )
 from dstrain.models.weight_files import TORCH_SUFFIXES
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
+from dstrain.plugin import CheckpointFormat, Component, ModelFamily, same_config
+from dstrain.registry import load_family
 from dstrain.testing.rows import CAPTIONS, write_rows
-from dstrain.training.distill import OWN_TASKS
+from dstrain.training import OWN_TASKS
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -13,18 +13,14 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.world import ProcessGroup
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.needed_components import find
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.build import open_training_data, prepare
+from dstrain import Batch, ModelConfig, Pipeline, TrainConfig, TrainingModule, run
+from dstrain.distributed import ProcessGroup
+from dstrain.models import find
+from dstrain.runs import open_training_data, prepare
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run, toy_models
+from dstrain.runs.runner import toy_models
 from dstrain.runs.training_run import TrainingRun
-from dstrain.training.loader import Batch
-from dstrain.training.module import TrainingModule
 from safetensors.torch import load_file
 from torch import Tensor
 

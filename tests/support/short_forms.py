@@ -1,9 +1,8 @@
 """The short form of published command lines: --model_id in place of the long option."""
 
-from dstrain.config.options.train import TrainConfig
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.naming.model_files import model_configs
-from dstrain.registry.family import ModelFamily
+from dstrain import ModelConfig, TrainConfig
+from dstrain.models.naming import model_configs
+from dstrain.plugin import ModelFamily
 
 
 def long_form(family: ModelFamily, origins: str) -> list[ModelConfig]:

@@ -13,9 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from dstrain.errors import StateError
-from dstrain.graph.inputs import Column, Constant
-from dstrain.graph.unit import Unit
+from dstrain import StateError
+from dstrain.plugin import Column, Constant, Unit
 from PIL import Image
 from safetensors.torch import load_file, save_file
 

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from dstrain.randomness import SampleKey
+from dstrain import Batch, SampleKey, TrainingModule
 from dstrain.runs.training_run import TrainingRun
-from dstrain.training.batching import MicroBatch
-from dstrain.training.loader import Batch
-from dstrain.training.module import TrainingModule
+from dstrain.training import MicroBatch
 from torch import Tensor
 
 

@@ -1,8 +1,8 @@
 """Weights to store in fewer bytes, and the error of what is restored."""
 
 import torch
-from dstrain.graph.quantization import QuantizationMethod
-from dstrain.models.quantization.linear import StoredLinear
+from dstrain.models import StoredLinear
+from dstrain.plugin import QuantizationMethod
 from torch import Tensor, nn
 
 

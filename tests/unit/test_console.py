@@ -18,8 +18,7 @@ from types import SimpleNamespace
 
 import dstrain
 import pytest
-from dstrain import console as progress
-from dstrain.config.options.generate import GenerateConfig
+from dstrain import GenerateConfig, StepNumbers, console as progress, generate
 from dstrain.console import (
     LOADING,
     StderrHandler,
@@ -40,8 +39,7 @@ from dstrain.console import (
     silenced,
     status,
 )
-from dstrain.generation.run import generate
-from dstrain.runs.script.parts import OwnParts, StepNumbers
+from dstrain.runs import OwnParts
 from tqdm import tqdm
 
 from tests.support.other_platform import OF_OS, without

@@ -5,17 +5,9 @@ meant, or none.
 from email.message import EmailMessage
 
 import pytest
-from dstrain import errors
-from dstrain.config.fields import flags
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import (
-    DstrainError,
-    StateError,
-    UsageError,
-    docs_address,
-    nearest,
-    with_addresses,
-)
+from dstrain import DstrainError, StateError, TrainConfig, UsageError, errors
+from dstrain.config import flags
+from dstrain.errors import docs_address, nearest, with_addresses
 
 FLAGS = tuple(flag.name for flag in flags(TrainConfig))
 TYPOS: tuple[tuple[str, str], ...] = (

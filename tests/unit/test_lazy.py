@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 from dstrain import lazy
 from dstrain.lazy import attach, import_name, own_process
-from dstrain.models.toy import write_toy
-from dstrain.registry.discovery import load_family
+from dstrain.models import write_toy
+from dstrain.registry import load_family
 
 
 @pytest.fixture

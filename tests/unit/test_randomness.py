@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from dstrain.randomness import Rng, SampleKey, choose, digest, seed_global
-from dstrain.training.batching import Order
+from dstrain import Rng, SampleKey
+from dstrain.randomness import choose, digest, seed_global
+from dstrain.training import Order
 
 GOLDEN = (1.4760138988494873, -0.23928557336330414, 0.715182363986969)
 GOLDEN_DIGEST = "49f81c93dc50f6f0fa504aa1ba744864"

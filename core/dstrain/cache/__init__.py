@@ -1,1 +1,5 @@
 """The content-addressed feature cache."""
+
+from dstrain.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

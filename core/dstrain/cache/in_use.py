@@ -18,7 +18,8 @@ from uuid import uuid4
 
 from dstrain.cache.store import MARKER
 from dstrain.errors import StateError
-from dstrain.storage.locks import holder, lock, mark_fault, refuse_foreign
+from dstrain.storage import lock
+from dstrain.storage.locks import holder, mark_fault, refuse_foreign
 from dstrain.storage.marks import (
     Mark,
     is_alive,

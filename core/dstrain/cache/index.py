@@ -27,7 +27,8 @@ from dstrain.cache.addresses import (
 )
 from dstrain.cache.shards import DIGEST, Shard
 from dstrain.errors import StateError, SystemFault
-from dstrain.storage.columns import SUFFIX, open_columns, write_columns
+from dstrain.storage import write_columns
+from dstrain.storage.columns import SUFFIX, open_columns
 
 SHARDS = b"shards"
 """The entry of the file's metadata with the names of the shards, as JSON."""

@@ -9,9 +9,9 @@ of it.
 import re
 from collections.abc import Mapping
 
-from dstrain.graph.plan import Plan, Step
-from dstrain.graph.task import POSITIVE
-from dstrain.storage.hashing import hash_json, hash_text, json_text
+from dstrain.graph import POSITIVE, Plan, Step
+from dstrain.storage import hash_json
+from dstrain.storage.hashing import hash_text, json_text
 
 GAP = "?"
 

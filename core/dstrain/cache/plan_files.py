@@ -34,15 +34,10 @@ from dstrain.cache.addresses import (
 from dstrain.cache.plan_records import check_record
 from dstrain.cache.shards import AGAIN
 from dstrain.errors import CacheError, StateError, SystemFault
-from dstrain.storage.columns import (
-    BATCH_ROWS,
-    NO_FILE,
-    SUFFIX,
-    open_columns,
-    write_columns,
-)
-from dstrain.storage.files import refuse_link, write_file
-from dstrain.storage.hashing import KEY_BYTES, hash_json
+from dstrain.storage import hash_json, write_columns, write_file
+from dstrain.storage.columns import BATCH_ROWS, NO_FILE, SUFFIX, open_columns
+from dstrain.storage.files import refuse_link
+from dstrain.storage.hashing import KEY_BYTES
 from dstrain.storage.spool import Spool
 
 RECORD = ".json"

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from dstrain.cache.addresses import ADDRESS
 from dstrain.errors import CacheError, SystemFault, UsageError
-from dstrain.graph.values import serialize
+from dstrain.graph import serialize
+from dstrain.storage import replacing
 from dstrain.storage.columns import NO_FILE
-from dstrain.storage.files import replacing
 from dstrain.storage.safetensors import DTYPES, beginning, bytes_of
 
 SUFFIX = ".safetensors"

@@ -54,12 +54,9 @@ from dstrain.cache.shards import (
     write_shard,
 )
 from dstrain.errors import CacheError, StateError, SystemFault
-from dstrain.graph.values import deserialize
-from dstrain.storage.files import (
-    refuse_link,
-    remove_leftovers,
-    write_json,
-)
+from dstrain.graph import deserialize
+from dstrain.storage import remove_leftovers, write_json
+from dstrain.storage.files import refuse_link
 
 MARKER = "store.json"
 DIGESTS = "digests.npy"

@@ -11,8 +11,8 @@ import click
 
 from dstrain.cli.click_options import file_path, shared_options
 from dstrain.cli.help import Command, Group
-from dstrain.config.fields import flags_by_name
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import flags_by_name
+from dstrain.config.options import TrainConfig
 from dstrain.console import printable, status
 from dstrain.errors import UsageError
 
@@ -41,7 +41,7 @@ def ls(
     Rows, values by unit, bytes, what is shared, and the plans that use it.
     """
     with status():
-        from dstrain.runs.cache_commands.listing import as_lines, listing
+        from dstrain.runs import as_lines, listing
 
     found = [listing(folder) for folder in folders]
     if as_json:
@@ -73,18 +73,18 @@ def verify(
             if value:
                 raise UsageError(flag, "has no effect without --recompute")
     with status():
-        from dstrain.runs.cache_commands.verify import verify as run
+        from dstrain.runs import verify as run
 
     repair = None
     if repairs:
         with status():
-            from dstrain.runs.cache_commands.repair import repair as mend
+            from dstrain.runs import repair as mend
 
         repair = partial(mend, folder, places=given)
     run(folder, repair)
     if count is not None:
         with status():
-            from dstrain.runs.cache_commands.recompute import recompute
+            from dstrain.runs import recompute
 
         recompute(folder, count, seed, plans, given)
 
@@ -100,7 +100,7 @@ def prune(
     What goes is listed first. Without --yes, nothing is removed, or a terminal is asked.
     """
     with status():
-        from dstrain.runs.cache_commands.prune import prune as run
+        from dstrain.runs import prune as run
 
     can_answer = sys.stdin is not None and sys.stdin.isatty()
     ask = partial(click.confirm, "remove it?") if can_answer else None
@@ -121,7 +121,7 @@ def show(
     Latents are decoded, with the recorded model, --model_id or --model_paths.
     """
     with status():
-        from dstrain.runs.cache_commands.contact_sheet import Wanted, show as run
+        from dstrain.runs import Wanted, show as run
 
     given = {name: value for name, value in places.items() if value is not None}
     run(folder, output, Wanted(plan, rows, limit, given))
@@ -151,7 +151,7 @@ def export(
     The values that they use go with them. OUTPUT is a new folder, or a file that ends with .tar.
     """
     with status():
-        from dstrain.runs.cache_commands.exporting import export as run
+        from dstrain.runs import export as run
 
     run(folder, output, plans)
 
@@ -162,7 +162,7 @@ def import_(source: Path, folder: Path, disabled_plugins: tuple[str, ...]) -> No
     INPUT is the folder or the tar; CACHE is made if there is none.
     """
     with status():
-        from dstrain.runs.cache_commands.importing import import_cache
+        from dstrain.runs import import_cache
 
     import_cache(source, folder)
 

@@ -21,7 +21,7 @@ from dstrain.cli.completion import (
     plugins,
     variants,
 )
-from dstrain.config.fields import (
+from dstrain.config import (
     Flag,
     LoraFile,
     NamedInput,
@@ -29,8 +29,7 @@ from dstrain.config.fields import (
     parse_input,
     parse_lora,
 )
-from dstrain.config.options.model import ModelChoice
-from dstrain.config.options.trackers import TRACKERS
+from dstrain.config.options import TRACKERS, ModelChoice
 
 COMMAND_NAMES = (
     *("train", "graph", "generate", "cache"),
@@ -113,7 +112,7 @@ def repeat_flags(args: Sequence[str], names: Collection[str]) -> list[str]:
 
 def disabled_plugin(text: str) -> str:
     """Return NAME of no:NAME; refuse a name that is not installed."""
-    from dstrain.registry.discovery import refuse_unknown
+    from dstrain.registry import refuse_unknown
 
     if not text.startswith("no:"):
         raise click.BadParameter(f"expected no:NAME, got {text!r}")

@@ -18,11 +18,9 @@ from dstrain.cli.completion import families, variants
 from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.help import Command, Group
 from dstrain.cli.recipes import recipes_group
-from dstrain.config.fields import Alpha, parse_alpha, program_named
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import with_run_options
-from dstrain.config.validation import validate
+from dstrain.config import parse_alpha, validate, with_run_options
+from dstrain.config.fields import Alpha, program_named
+from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.console import PAGE_WIDTH, as_table, fitted, shell_command, status
 from dstrain.errors import UsageError
 
@@ -38,12 +36,12 @@ def train(config: TrainConfig) -> None:
     This is the default command.
     """
     validate(config)
-    from dstrain.runs.checkpoints.directory import refuse_early
+    from dstrain.runs import refuse_early
 
     refuse_early(config)
     # Imported once the options are known to be right, since it imports torch.
     with status():
-        from dstrain.runs.runner import start
+        from dstrain.runs import start
 
         start(config)
 
@@ -53,8 +51,9 @@ def graph(config: TrainConfig, form: str) -> None:
     config = dataclasses.replace(config, dry_run=True)
     validate(config)
     with status():
-        from dstrain.graph.render import as_data, as_text
-        from dstrain.runs.runner import plan_of
+        from dstrain.graph import as_text
+        from dstrain.graph.render import as_data
+        from dstrain.runs import plan_of
 
         plan, kept = plan_of(config)
     if form == "text":
@@ -88,7 +87,7 @@ def toy(
     with status():
         from dstrain.models.toy import fill_folder
         from dstrain.pipeline.variant_choice import variant_of_folder
-    from dstrain.registry.discovery import load_family, variant_of
+    from dstrain.registry import load_family, variant_of
 
     family = load_family(model, disabled_plugins)
     chosen = variant_of(family, variant)
@@ -140,7 +139,7 @@ def models(
     Of a FAMILY, it lists what each variant needs and makes.
     """
     from dstrain.cli.inspection import inspect_all
-    from dstrain.registry.discovery import GROUP
+    from dstrain.registry import GROUP
 
     if family is not None:
         _show_variants(family, variant, disabled_plugins)
@@ -172,7 +171,7 @@ def _show_variants(
 ) -> None:
     """Print what variants of a family need and make."""
     from dstrain.cli.inspection import variant_lines
-    from dstrain.registry.discovery import load_family, variant_of
+    from dstrain.registry import load_family, variant_of
 
     family = load_family(name, disabled_plugins)
     chosen = family.variants if variant is None else (variant_of(family, variant),)
@@ -217,7 +216,7 @@ def new_plugin(name: str, disabled_plugins: tuple[str, ...]) -> None:
 
     It passes its tests as it is.
     """
-    from dstrain.registry.scaffold import write_plugin
+    from dstrain.registry import write_plugin
 
     write_plugin(name, Path(name), disabled_plugins)
     click.echo(

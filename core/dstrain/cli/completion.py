@@ -18,8 +18,7 @@ from click.shell_completion import (
 )
 
 from dstrain.errors import DstrainError, SystemFault, UsageError
-from dstrain.registry.family import ModelFamily
-from dstrain.registry.recipes import Recipe, card_size, name_part, recipes_of
+from dstrain.registry import ModelFamily, Recipe, card_size, name_part, recipes_of
 
 PROGRAM = "dstrain"
 VARIABLE = "_DSTRAIN_COMPLETE"
@@ -152,7 +151,7 @@ def families(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete the name of a family, by the metadata of what is installed."""
-    from dstrain.registry.discovery import installed
+    from dstrain.registry import installed
 
     found = {one.name: f"{one.distribution} {one.version}" for one in installed()}
     return _matching(found.items(), incomplete)
@@ -170,7 +169,7 @@ def model_ids(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete a published id: of the family that is named, else of all; or a file."""
-    from dstrain.registry.discovery import usable_families
+    from dstrain.registry import usable_families
 
     family = ctx.meta.get(FAMILY)
     families = [family] if family is not None else usable_families()[0]
@@ -180,7 +179,7 @@ def model_ids(
 
 def family_knowing(model_id: str) -> ModelFamily | None:
     """Return the family of a published id; None if that needs a closer look."""
-    from dstrain.registry.discovery import usable_families
+    from dstrain.registry import usable_families
 
     found = [family for family in usable_families()[0] if family.knows(model_id)]
     return found[0] if len(found) == 1 else None
@@ -190,7 +189,7 @@ def optimizers(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete the short name of an optimizer."""
-    from dstrain.training.optimizers.names import OPTIMIZERS
+    from dstrain.training.optimizers import OPTIMIZERS
 
     return _matching(((name, "") for name in OPTIMIZERS), incomplete)
 
@@ -221,7 +220,7 @@ def recipe_cards(
 
 def _recipes(beginning: str = "") -> list[Recipe]:
     """Return the recipes of the families of which a recipe's name may begin so."""
-    from dstrain.registry.discovery import installed, usable_families
+    from dstrain.registry import installed, usable_families
 
     names = [one.name for one in installed() if _may_be_of(one.name, beginning)]
     families, _ = usable_families(names=names)
@@ -242,7 +241,7 @@ def plugins(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete no:NAME with the plugins that are installed."""
-    from dstrain.registry.discovery import HOOK_GROUP, installed
+    from dstrain.registry import HOOK_GROUP, installed
 
     found = (*installed(), *installed(group=HOOK_GROUP))
     return _matching(((f"no:{one.name}", "") for one in found), incomplete)
@@ -280,7 +279,7 @@ def folded(incomplete: str) -> str:
 
 def _named(ctx: click.Context) -> ModelFamily | None:
     """Return the family that a command without a configuration names."""
-    from dstrain.registry.discovery import load_family
+    from dstrain.registry import load_family
 
     with suppress(DstrainError):
         return load_family(str(ctx.params.get("model") or ctx.params.get("family")))

@@ -12,14 +12,13 @@ from typing import Any
 import click
 
 from dstrain.cli.unsupported import no_such
-from dstrain.config.fields import LoraFile, flags
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import LoraFile, flags
+from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
-from dstrain.registry.family import ModelFamily
-from dstrain.storage.files import read_limited
+from dstrain.registry import ModelFamily
+from dstrain.storage import read_limited
 
 logger = get_logger(__name__)
 TABLES = "dataset"

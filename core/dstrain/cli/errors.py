@@ -16,8 +16,9 @@ from dstrain.errors import (
     SystemFault,
     UsageError,
 )
-from dstrain.registry.family import ModelFamily
-from dstrain.training.memory import LOAD_ADVICE, SIGNS, is_out_of_memory
+from dstrain.registry import ModelFamily
+from dstrain.training import is_out_of_memory
+from dstrain.training.memory import LOAD_ADVICE, SIGNS
 
 DEFECT = (
     "this is a bug in dstrain or a plugin: please report it with the output of --debug",
@@ -137,7 +138,7 @@ def _no_such_option(error: click.NoSuchOption) -> UsageError:
 def _families_with(option: str) -> list[str]:
     """Return the installed families that have an option of this name."""
     # Imported once something is wrong, since they import pluggy.
-    from dstrain.registry.discovery import usable_families
+    from dstrain.registry import usable_families
 
     families, _ = usable_families()
     return [

@@ -36,15 +36,12 @@ from dstrain.cli.help import (
 )
 from dstrain.cli.recipes import find_recipe, recipe_option, refuse_full_training
 from dstrain.cli.unsupported import unused_variables
+from dstrain.config import Group, flags, read_resolved
 from dstrain.config.datasets import repeated_base_paths
-from dstrain.config.fields import Group, flags
-from dstrain.config.options.model import ModelChoice
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import read_resolved
+from dstrain.config.options import ModelChoice, TrainConfig
 from dstrain.console import get_logger, number_of, status
 from dstrain.errors import UsageError
-from dstrain.registry.family import ModelFamily, Option
-from dstrain.registry.recipes import Recipe
+from dstrain.registry import ModelFamily, Option, Recipe
 
 logger = get_logger(__name__)
 
@@ -151,8 +148,8 @@ class FamilyCommand(Command):
 
     def _read_first(self, ctx: click.Context, args: list[str]) -> None:
         # Imported once a command runs, since they import pluggy.
-        from dstrain.models.naming.family import family_of
-        from dstrain.registry.discovery import load_family
+        from dstrain.models.naming import family_of
+        from dstrain.registry import load_family
 
         first = self.make_context(
             ctx.info_name,
@@ -221,7 +218,7 @@ class FamilyCommand(Command):
 
     def invoke(self, ctx: click.Context) -> None:
         """Build the configuration and call the body with it."""
-        from dstrain.distributed.signals import interrupt_on_signals
+        from dstrain.distributed import interrupt_on_signals
 
         family: ModelFamily = ctx.meta[FAMILY]
         recipe: Recipe | None = ctx.meta.get(RECIPE)
@@ -300,7 +297,7 @@ def _is_common(param: click.Parameter) -> bool:
 
 def _check_family(config: ModelChoice, family: ModelFamily) -> None:
     """Refuse what the family's record refuses, before anything of it is imported."""
-    from dstrain.registry.discovery import variant_of
+    from dstrain.registry import variant_of
 
     if config.variant is not None:
         variant_of(family, config.variant)

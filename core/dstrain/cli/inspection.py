@@ -14,16 +14,16 @@ import click
 
 from dstrain.cli.click_options import COMMAND_NAMES
 from dstrain.errors import DstrainError
-from dstrain.graph.inputs import Column
-from dstrain.registry.discovery import (
+from dstrain.graph import Column
+from dstrain.registry import (
     GROUP,
     HOOK_GROUP,
     Installed,
+    ModelFamily,
     checked_family,
     installed,
     refuse_clash,
 )
-from dstrain.registry.family import ModelFamily
 
 IMPORT_TIMEOUT = 60.0
 """Seconds after which the import of a plugin is given up."""
@@ -162,20 +162,20 @@ def _report() -> None:
 
 def _additions(plugin: Installed) -> tuple[list[str], str]:
     """Return what an extension adds, in words, and why part of it cannot be used."""
-    from dstrain.registry.hooks import registered  # imports pluggy
+    from dstrain.registry import registered  # imports pluggy
 
     alone = registered((plugin,))
     commands = alone.offered("dstrain_commands", click.Command, COMMAND_NAMES)
     adds = [f"command {name}" for name in commands]
     if alone.implement("dstrain_tasks"):
-        from dstrain.graph.task import Task
-        from dstrain.training.distill import OWN_TASKS  # imports torch
+        from dstrain.graph import Task
+        from dstrain.training import OWN_TASKS  # imports torch
 
         tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
         adds += [f"task {name}" for name in tasks]
     if alone.implement("dstrain_quantizers"):
-        from dstrain.graph.quantization import QuantizationMethod
-        from dstrain.models.quantization.methods import METHODS  # imports torch
+        from dstrain.graph import QuantizationMethod
+        from dstrain.models import METHODS  # imports torch
 
         methods = alone.offered("dstrain_quantizers", QuantizationMethod, METHODS)
         adds += [f"quantization method {name}" for name in methods]

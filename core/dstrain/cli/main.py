@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: BaseException, debug: bool) -> int:
     """Print an error without its secrets, and return its exit code."""
-    from dstrain.distributed.liveness import ignore_sigterm, should_report
+    from dstrain.distributed import ignore_sigterm, should_report
 
     ignore_sigterm()
     failure = explain(error)
@@ -189,7 +189,7 @@ class RootGroup(Group):
 
     def _declared(self, ctx: click.Context) -> dict[str, str]:
         """Return the commands that the metadata of plugins names, with what adds each."""
-        from dstrain.registry.discovery import COMMAND_GROUP, installed
+        from dstrain.registry import COMMAND_GROUP, installed
 
         disabled = ctx.params.get("disabled_plugins", ())
         return {
@@ -201,7 +201,7 @@ class RootGroup(Group):
     def _offered(self, ctx: click.Context) -> dict[str, click.Command]:
         """Return the commands that plugins add, by name."""
         if OFFERED not in ctx.meta:
-            from dstrain.registry.hooks import load_extensions
+            from dstrain.registry import load_extensions
 
             extensions = load_extensions(ctx.params.get("disabled_plugins", ()))
             own = tuple(self.commands)

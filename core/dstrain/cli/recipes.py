@@ -21,30 +21,30 @@ from dstrain.cli.completion import (
     recipe_names,
 )
 from dstrain.cli.help import Command, Group
-from dstrain.config.fields import (
+from dstrain.config import (
     Flag,
     Group as OptionGroup,
+    as_size,
+    command_line,
     flags_by_name,
     split_commas,
 )
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import assignment, command_line
-from dstrain.config.sizes import as_size
+from dstrain.config.options import TrainConfig
+from dstrain.config.serialize import assignment
 from dstrain.console import PAGE_WIDTH, as_table, get_logger
 from dstrain.errors import SIMILAR, UsageError, nearest
-from dstrain.registry.family import ModelFamily
-from dstrain.registry.recipes import (
+from dstrain.registry import (
     COMPUTED,
     NEEDED,
-    UNTESTED,
+    ModelFamily,
     Recipe,
-    Setting,
     card_size,
     name_part,
     named,
     recipes_of,
     select,
 )
+from dstrain.registry.recipes import UNTESTED, Setting
 
 logger = get_logger(__name__)
 EXAMPLES = MappingProxyType({"dataset_base_path": "photos", "output_path": "out"})
@@ -80,7 +80,7 @@ def find_recipe(
 
     where: what the name was given to.
     """
-    from dstrain.registry.discovery import installed, load_family
+    from dstrain.registry import installed, load_family
 
     typed = name.lower().replace("_", "-")
     for plugin in installed(disabled_plugins):
@@ -133,7 +133,7 @@ def recipes(
             what = "has no effect here: give it after the name"
             raise UsageError("--json", what)
         return
-    from dstrain.registry.discovery import load_family
+    from dstrain.registry import load_family
 
     every = (
         recipes_of(load_family(model, disabled_plugins))
@@ -173,7 +173,7 @@ def recipes(
 
 def show(name: str | None, as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
     """Print a recipe as a TOML file for --config."""
-    from dstrain.registry.discovery import load_family
+    from dstrain.registry import load_family
 
     if name is None:
         what = "needs the name of a recipe; `dstrain recipes` lists them"
@@ -265,7 +265,7 @@ def recipes_group() -> click.Group:
 
 def _all_recipes(disabled_plugins: Collection[str]) -> list[Recipe]:
     """Return the recipes of every family that can be used."""
-    from dstrain.registry.discovery import usable_families
+    from dstrain.registry import usable_families
 
     families, broken = usable_families(disabled_plugins)
     found = []

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
-from dstrain.config.fields import flags
-from dstrain.config.options.generate import GenerateConfig
+from dstrain.config import flags
+from dstrain.config.options import GenerateConfig
 from dstrain.errors import SIMILAR, nearest
 
 FLAG = re.compile(r"--(\w+)")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.config.fields import Flag, check_value, flags
-from dstrain.config.options.train import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.errors import UsageError, nearest
 
 BASE = "dataset_base_path"

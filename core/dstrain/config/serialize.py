@@ -13,12 +13,15 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.config.fields import Flag, flags, flags_by_name
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.model import ModelChoice
-from dstrain.config.options.train import TrainConfig, options_affecting
+from dstrain.config.options import (
+    GenerateConfig,
+    ModelChoice,
+    TrainConfig,
+    options_affecting,
+)
 from dstrain.console import PAGE_WIDTH, redacted, shell_command, shell_word
 from dstrain.errors import StateError, UsageError
-from dstrain.storage.files import write_file
+from dstrain.storage import write_file
 
 NEW_START = MappingProxyType(
     {

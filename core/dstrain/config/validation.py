@@ -15,11 +15,14 @@ from dstrain.config.fields import (
 )
 from dstrain.config.layer_numbers import parse_alphas, parse_ranks
 from dstrain.config.learning_rates import parse_learning_rates
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.model import ModelChoice
-from dstrain.config.options.optimizer import POLYNOMIAL_END, SCHEDULE_FREE
-from dstrain.config.options.trackers import TRACKERS
-from dstrain.config.options.train import TrainConfig
+from dstrain.config.options import (
+    POLYNOMIAL_END,
+    SCHEDULE_FREE,
+    TRACKERS,
+    GenerateConfig,
+    ModelChoice,
+    TrainConfig,
+)
 from dstrain.config.quantization import parse_storage
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.config.sizes import parse_frames, parse_resolutions, parse_size

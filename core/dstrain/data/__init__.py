@@ -1,1 +1,5 @@
 """Tables and files to values, and values to files."""
+
+from dstrain.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -31,10 +31,10 @@ from dstrain.data.videos import (
     read_frames,
 )
 from dstrain.errors import StateError, UsageError
-from dstrain.graph.inputs import Column, MaskColumn
+from dstrain.graph import Column, MaskColumn
+from dstrain.storage import Digests, hash_json, read_tensors
 from dstrain.storage.file_memory import FileDigests
-from dstrain.storage.hashing import Digests, FileMark, hash_json
-from dstrain.storage.safetensors import read_tensors
+from dstrain.storage.hashing import FileMark
 
 VIEW = "view"
 """Name of the parameter of cells whose images are not seen plainly."""
@@ -151,7 +151,7 @@ def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
     # Late: a dataset is checked without torch, which is slow to import.
     from torch import from_numpy
 
-    from dstrain.graph.values import Frames
+    from dstrain.graph import Frames
 
     return Frames(from_numpy(pixels), parameters["fps"])
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import floor
 from statistics import median
 
-from dstrain.config.options.data import SamplingMode
+from dstrain.config.options import SamplingMode
 from dstrain.errors import UsageError
 
 TIE = 1e-4

@@ -15,8 +15,8 @@ from dstrain.data.cells import Cell
 from dstrain.data.samples import SampleCells
 from dstrain.data.table import EMBEDDED, Fault, Table, is_embedded_file
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
-from dstrain.storage.spool import Chosen
+from dstrain.graph import Column
+from dstrain.storage import Chosen
 
 TEXT_BYTES = tuple(int(64 * 1.5**power) for power in range(40))
 """Most bytes (UTF-8) of the texts of a row in each class of lengths.

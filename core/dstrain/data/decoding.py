@@ -15,8 +15,7 @@ from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
 from dstrain.data.table import Fault
 from dstrain.errors import UsageError
-from dstrain.storage.file_memory import ManyFiles
-from dstrain.storage.hashing import hash_json
+from dstrain.storage import ManyFiles, hash_json
 
 MEMORY = ".decoded_files.npy"
 SAMPLES_AT_ONCE = 4096

@@ -28,9 +28,9 @@ from dstrain.data.table import EMBEDDED, RawValue, is_embedded_file
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
 from dstrain.errors import StateError, UsageError
-from dstrain.graph.inputs import Column, FileType, MaskColumn
-from dstrain.storage.hashing import file_mark
-from dstrain.storage.safetensors import tensor_shapes
+from dstrain.graph import Column, MaskColumn
+from dstrain.graph.inputs import FileType
+from dstrain.storage import file_mark, tensor_shapes
 
 HEADER_READERS = 16
 """Threads that read headers: more than processors, since they wait for disk or network."""

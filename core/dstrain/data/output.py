@@ -11,9 +11,8 @@ from PIL.PngImagePlugin import PngInfo
 from dstrain.data.images import FORMATS
 from dstrain.data.packets import check_pyav
 from dstrain.errors import UsageError
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.values import Frames
-from dstrain.storage.files import replacing
+from dstrain.graph import Frames, PipelineSpec
+from dstrain.storage import replacing
 
 TRANSPARENT = frozenset({"AVIF", "PNG", "TIFF", "WEBP"})
 """The formats that keep an alpha channel."""

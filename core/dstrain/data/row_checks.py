@@ -22,10 +22,13 @@ from dstrain.data.cells import Cell, file_names
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import CheckedSample, Dataset
 from dstrain.data.files import DataRoots, FileInspector
-from dstrain.data.forms.left_out import left_out_of
-from dstrain.data.forms.naming import lacking_columns
-from dstrain.data.forms.reading import Reading
-from dstrain.data.forms.source import Source, find_source
+from dstrain.data.forms import (
+    Reading,
+    Source,
+    find_source,
+    lacking_columns,
+    left_out_of,
+)
 from dstrain.data.images import Resolution, Size
 from dstrain.data.rows.consistency import inconsistencies, short_videos
 from dstrain.data.rows.loaded import read_row
@@ -40,12 +43,7 @@ from dstrain.data.table import Fault, Table
 from dstrain.data.variants.captions import CaptionOptions
 from dstrain.data.variants.views import NO_AUGMENTATION, AugmentationOptions
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.graph.inputs import (
-    Column,
-    Input,
-    MaskColumn,
-    with_measured,
-)
+from dstrain.graph import Column, Input, MaskColumn, with_measured
 
 MAX_COLUMNS_SHOWN = 50
 CAPTIONS = "folder with captions"

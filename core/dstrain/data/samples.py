@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from dstrain.data.cells import Cell
-from dstrain.storage.spool import Chosen, Spool
+from dstrain.storage import Chosen
+from dstrain.storage.spool import Spool
 
 MOST_FORMS = 2**12
 """Forms that are kept in RAM; those of videos may differ from clip to clip."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from dstrain.data.urls import is_url
 from dstrain.errors import UsageError
-from dstrain.storage.spool import Chosen, Numbers, Spool
+from dstrain.storage import Chosen
+from dstrain.storage.spool import Numbers, Spool
 
 MAX_FAULTS_SHOWN = 50
 MAX_CELL_LENGTH = 2**20

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from dstrain.console import URL, shown
 from dstrain.errors import UsageError
-from dstrain.storage.files import check_writable, replacing, temporaries
+from dstrain.storage import check_writable, replacing
+from dstrain.storage.files import temporaries
 
 ABANDONED = 24 * 3600.0
 """Seconds after its last byte from which an unfinished file is that of a dead run."""

@@ -26,7 +26,8 @@ from dstrain.data.images import (
 from dstrain.data.packets import DAMAGED, Packets, open_video, read_packets
 from dstrain.data.variants.views import PLAIN, View
 from dstrain.errors import UsageError
-from dstrain.storage.hashing import FileMark, file_mark
+from dstrain.storage import file_mark
+from dstrain.storage.hashing import FileMark
 
 if TYPE_CHECKING:
     import av

@@ -1,1 +1,5 @@
 """The processes of a run: ranks, barriers, signs of life, signals."""
+
+from dstrain.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

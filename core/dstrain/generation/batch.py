@@ -17,15 +17,14 @@ from typing import Any
 
 from torch import Tensor
 
-from dstrain.config.fields import LoraFile
-from dstrain.config.options.generate import GenerateConfig
+from dstrain.config import LoraFile
+from dstrain.config.options import GenerateConfig
 from dstrain.console import get_logger, number_of, progress_bar, secrets
-from dstrain.data.cells import Cell, file_names, input_key, load_cell
+from dstrain.data import Cell, Table, input_key, load_cell, save_image_or_video
+from dstrain.data.cells import file_names
 from dstrain.data.files import spellings
-from dstrain.data.forms.metadata import read_metadata
-from dstrain.data.output import save_image_or_video
+from dstrain.data.forms import read_metadata
 from dstrain.data.row_checks import check_rows
-from dstrain.data.table import Table
 from dstrain.errors import StateError, UsageError, secret_error
 from dstrain.generation.inputs import (
     SAMPLING,
@@ -39,14 +38,18 @@ from dstrain.generation.inputs import (
 from dstrain.generation.prompts import notice
 from dstrain.generation.source import PipelineSource, check_used, open_source
 from dstrain.generation.trajectories import student_steps, write_trajectory
-from dstrain.graph.inputs import Column, Constant, as_column
-from dstrain.graph.long_prompts import noticing_long_prompts
-from dstrain.models.needed_components import component_digests
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import NOISE_DEVICE, plan_inference, seeded_noise
-from dstrain.storage.files import remove_leftovers, write_file, write_json
-from dstrain.storage.hashing import Digests, hash_json
-from dstrain.storage.locks import lock
+from dstrain.graph import Column, Constant, as_column, noticing_long_prompts
+from dstrain.models import component_digests
+from dstrain.pipeline import Pipeline, plan_inference, seeded_noise
+from dstrain.pipeline.sampling import NOISE_DEVICE
+from dstrain.storage import (
+    Digests,
+    hash_json,
+    lock,
+    remove_leftovers,
+    write_file,
+    write_json,
+)
 from dstrain.storage.user_cache import ModelDigests
 from dstrain.training.distill import DIRECT_DISTILL, NOISE_COLUMNS
 

@@ -7,15 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.data.cells import load_cell
-from dstrain.data.clips import FrameSampling
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, check_rows
-from dstrain.data.table import RawValue, Table
+from dstrain.config.options import GenerateConfig
+from dstrain.data import DataConfig, FrameSampling, Resolution, Table, load_cell
+from dstrain.data.row_checks import check_rows
+from dstrain.data.table import RawValue
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, as_column
-from dstrain.graph.spec import PipelineSpec
+from dstrain.graph import Column, PipelineSpec, as_column
 
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
 """Inputs that have a flag of their own."""

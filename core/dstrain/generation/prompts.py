@@ -1,9 +1,9 @@
 """Say what happens to a prompt that is longer than the model takes."""
 
-from dstrain.config.options.data import OnLongPrompt
+from dstrain.config.options import OnLongPrompt
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
-from dstrain.graph.long_prompts import LongPrompt
+from dstrain.graph import LongPrompt
 
 logger = get_logger(__name__)
 

@@ -7,23 +7,23 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.serialize import with_run_options
-from dstrain.config.validation import validate
+from dstrain.config import validate, with_run_options
+from dstrain.config.options import GenerateConfig
 from dstrain.console import progress_bar, redacted, retitle
-from dstrain.data.output import check_output, output_paths, save_image_or_video
+from dstrain.data import save_image_or_video
+from dstrain.data.output import check_output, output_paths
 from dstrain.errors import UsageError
 from dstrain.generation.batch import generate_dataset
 from dstrain.generation.inputs import naming_flags, parse_arguments
 from dstrain.generation.prompts import notice
 from dstrain.generation.source import PipelineSource, check_used, open_source
-from dstrain.graph.long_prompts import noticing_long_prompts
-from dstrain.graph.task import NEGATIVE
+from dstrain.graph import NEGATIVE, noticing_long_prompts
 from dstrain.models.component_files import named_models
+from dstrain.pipeline import plan_inference
 from dstrain.pipeline.model_choice import with_family
-from dstrain.pipeline.sampling import InferenceCall, plan_inference
-from dstrain.storage.files import check_writable
-from dstrain.training.memory import GENERATE_ADVICE, oom_as_error
+from dstrain.pipeline.sampling import InferenceCall
+from dstrain.storage import check_writable
+from dstrain.training import GENERATE_ADVICE, oom_as_error
 
 
 def generate(config: GenerateConfig) -> None:

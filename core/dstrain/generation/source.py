@@ -9,38 +9,42 @@ from typing import Any
 
 import torch
 
-from dstrain.config.fields import LoraFile, parse_lora, split_commas
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.serialize import CONFIG, read_resolved
+from dstrain.config import CONFIG, LoraFile, parse_lora, read_resolved, split_commas
+from dstrain.config.options import GenerateConfig
 from dstrain.console import shell_command
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.generation.inputs import flag_for, input_names
-from dstrain.graph.spec import PipelineSpec
-from dstrain.lora.reader import check_lora_file
-from dstrain.models.component_files import ModelConfig, saved_weights
-from dstrain.models.components import Files, components_of
-from dstrain.models.device import DTYPES, default_device, precision
-from dstrain.models.execution.kept import Kept
-from dstrain.models.naming.model_files import model_configs
-from dstrain.models.needed_components import Found
-from dstrain.models.toy import write_toy
-from dstrain.pipeline.image_to_image import start_input
-from dstrain.pipeline.kept_choice import (
-    OFFLOAD_FLAG,
-    check_loaded,
-    kept_components,
-    with_kept,
+from dstrain.graph import PipelineSpec
+from dstrain.lora import check_lora_file
+from dstrain.models import (
+    DTYPES,
+    Files,
+    Found,
+    ModelConfig,
+    components_of,
+    default_device,
+    precision,
+    write_toy,
 )
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.preset_choice import find_preset
+from dstrain.models.component_files import saved_weights
+from dstrain.models.execution import Kept
+from dstrain.models.naming import model_configs
+from dstrain.pipeline import (
+    Pipeline,
+    Tiling,
+    check_tiling,
+    choose_variant,
+    find_preset,
+    kept_components,
+    start_input,
+    with_overrides,
+    with_tiles,
+)
+from dstrain.pipeline.kept_choice import OFFLOAD_FLAG, check_loaded, with_kept
 from dstrain.pipeline.sampling import find_for_inference
-from dstrain.pipeline.tile_choice import Tiling, check_tiling, with_tiles
-from dstrain.pipeline.variant_choice import choose_variant, score_inputs, with_overrides
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
-from dstrain.registry.hooks import load_extensions
-from dstrain.storage.run_files import RunFiles
-from dstrain.storage.safetensors import verify_file
+from dstrain.pipeline.variant_choice import score_inputs
+from dstrain.registry import ModelFamily, load_extensions, load_family
+from dstrain.storage import RunFiles, verify_file
 
 
 @dataclass(frozen=True)

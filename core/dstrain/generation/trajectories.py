@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dstrain.data.cells import read_literal
-from dstrain.data.table import Fault, Table
+from dstrain.data import Fault, Table, read_literal
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
+from dstrain.graph import Column
 from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.pipeline.sampling import inference_sigmas, points_on_path
-from dstrain.storage.safetensors import write_tensors
-from dstrain.training.distill import LATENTS, SIGMAS, TRAJECTORY_IMITATION
+from dstrain.pipeline import inference_sigmas
+from dstrain.pipeline.sampling import points_on_path
+from dstrain.storage import write_tensors
+from dstrain.training import LATENTS, SIGMAS
+from dstrain.training.distill import TRAJECTORY_IMITATION
 
 STUDENT_STEPS = "num_inference_steps"
 """The column with the number of the student's steps."""

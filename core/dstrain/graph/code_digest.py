@@ -35,7 +35,7 @@ from dstrain.graph.source_code import (
     names_used,
     source_of,
 )
-from dstrain.storage.hashing import hash_json
+from dstrain.storage import hash_json
 from dstrain.storage.safetensors import add_tensor
 
 LITERALS = (type(None), bool, int, float, complex, bytes, type(...))

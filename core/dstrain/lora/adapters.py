@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.config.options.lora import LoraType
+from dstrain.config.options import LoraType
 from dstrain.console import number_of
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.lazy import QUANTIZERS, hidden, import_name
@@ -21,7 +21,7 @@ from dstrain.lora.key_parser import LoraWeights, Weights, parse_keys
 from dstrain.lora.layers import LoraConfig, LoraLayer
 from dstrain.lora.lokr import Layer, LokrLayer
 from dstrain.lora.patterns import exact_pattern, is_target, numbers_of_layers
-from dstrain.models.quantization.linear import StoredLinear
+from dstrain.models import StoredLinear
 from dstrain.storage.safetensors import whole
 
 ADAPTER = "default"

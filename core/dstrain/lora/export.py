@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dstrain.config.fields import Alpha, LoraFile, parse_lora
+from dstrain.config import LoraFile, parse_lora
+from dstrain.config.fields import Alpha
 from dstrain.console import get_logger, number_of
 from dstrain.errors import StateError, UsageError, first_few, nearest
 from dstrain.lora.key_names import base_shapes, format_of_weights
@@ -36,19 +37,20 @@ from dstrain.lora.writer import (
     key_format_of,
     layers_in,
 )
-from dstrain.models.components import Component, Files, components_of
-from dstrain.models.configs import recorded_config
-from dstrain.models.formats import NATIVE, Shapes, from_checkpoint, to_checkpoint
-from dstrain.models.networks import empty_component
-from dstrain.models.weights import recognize
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
-from dstrain.storage.safetensors import (
-    CHECKSUM,
-    read_tensors,
-    with_checksum,
-    write_tensors,
+from dstrain.models import (
+    NATIVE,
+    Files,
+    Shapes,
+    components_of,
+    empty_component,
+    from_checkpoint,
+    recognize,
+    to_checkpoint,
 )
+from dstrain.models.components import Component
+from dstrain.models.configs import recorded_config
+from dstrain.registry import ModelFamily, load_family
+from dstrain.storage import CHECKSUM, read_tensors, with_checksum, write_tensors
 
 logger = get_logger(__name__)
 

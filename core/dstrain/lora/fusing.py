@@ -5,7 +5,7 @@ from collections.abc import Container, Mapping
 import torch
 from torch import Tensor
 
-from dstrain.config.options.lora import LoraType
+from dstrain.config.options import LoraType
 from dstrain.errors import UsageError
 from dstrain.lora.foreign.products import LohaLayer, MergedLayer, of_each
 from dstrain.lora.key_names import Rows

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dstrain.console import get_logger
 from dstrain.lora.reading.contents import Lora
-from dstrain.models.components import Files
+from dstrain.models import Files
 
 logger = get_logger(__name__)
 BLOCKS = 64

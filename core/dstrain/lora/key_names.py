@@ -12,16 +12,10 @@ from typing import NamedTuple
 
 from torch import nn
 
-from dstrain.models.components import Component, components_of
-from dstrain.models.formats import (
-    NATIVE,
-    CheckpointFormat,
-    Config,
-    LoraKeyFormat,
-    Shapes,
-    checkpoint_shapes,
-)
-from dstrain.registry.family import ModelFamily
+from dstrain.models import NATIVE, Config, Shapes, components_of
+from dstrain.models.components import Component
+from dstrain.models.formats import CheckpointFormat, LoraKeyFormat, checkpoint_shapes
+from dstrain.registry import ModelFamily
 
 PEFT_PREFIX = "base_model.model."
 """What peft's own files put before every name."""

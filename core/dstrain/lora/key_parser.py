@@ -19,7 +19,7 @@ from dstrain.lora.foreign.differences import DIFFERENCE
 from dstrain.lora.foreign.products import LohaWeights, parse_loha
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.lokr import LokrWeights, parse_lokr
-from dstrain.storage.files import read_limited
+from dstrain.storage import read_limited
 
 ADAPTER_HEADER = "lora_adapter_metadata"
 """The header's entry with rank, alpha and targets, as diffusers reads them."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dstrain.config.layer_numbers import parse_alphas, parse_ranks
-from dstrain.config.options.lora import DEFAULT_RANK, LoraOptions, LoraType
+from dstrain.config.options import DEFAULT_RANK, LoraOptions, LoraType
 
 EARLIER = MappingProxyType(
     {"ranks": (), "alphas": (), "type": "lora", "dropout": 0.0, "factor": -1}

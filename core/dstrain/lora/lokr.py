@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dstrain.config.options.lora import LoraType
+from dstrain.config.options import LoraType
 from dstrain.errors import StateError, first_few
 from dstrain.lora.layers import LoraLayer, rescaled
 

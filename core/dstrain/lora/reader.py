@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from dstrain.config.fields import LoraFile
+from dstrain.config import LoraFile
 from dstrain.console import get_logger, number_of
 from dstrain.errors import StateError, first_few
 from dstrain.lora.foreign.differences import difference_fits, own_differences
@@ -25,9 +25,9 @@ from dstrain.lora.reading.alphas import alphas_of
 from dstrain.lora.reading.contents import Lora
 from dstrain.lora.reading.groups import Group, groups_in
 from dstrain.lora.reading.naming import Naming, find_naming, missing_advice
-from dstrain.models.formats import Shapes
-from dstrain.registry.family import ModelFamily
-from dstrain.storage.safetensors import read_tensors
+from dstrain.models import Shapes
+from dstrain.registry import ModelFamily
+from dstrain.storage import read_tensors
 
 logger = get_logger(__name__)
 

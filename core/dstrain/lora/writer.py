@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.config.options.lora import LoraType
+from dstrain.config.options import LoraType
 from dstrain.errors import UsageError
 from dstrain.lora.adapters import (
     ADAPTER,
@@ -28,10 +28,10 @@ from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED
 from dstrain.lora.layers import LoraConfig, rescaled
 from dstrain.lora.lokr import Layer, LokrLayer
 from dstrain.lora.reading.contents import Lora
-from dstrain.models.components import components_of
-from dstrain.models.formats import LoraKeyFormat, Shapes
-from dstrain.registry.family import ModelFamily
-from dstrain.storage.safetensors import write_tensors
+from dstrain.models import Shapes, components_of
+from dstrain.models.formats import LoraKeyFormat
+from dstrain.registry import ModelFamily
+from dstrain.storage import write_tensors
 
 
 def save_lora(

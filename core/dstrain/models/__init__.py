@@ -1,1 +1,5 @@
 """Model files to networks."""
+
+from dstrain.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dstrain.config.conversion import AnyPath
-from dstrain.config.options.model import Hub
+from dstrain.config.options import Hub
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.graph.frozen import ConvertedField
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.formats import Config
-from dstrain.models.hub.source import ModelSource, fetch
+from dstrain.models.hub import ModelSource, fetch
 from dstrain.models.weight_files import header
 from dstrain.models.weights import recognize
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 
 def _as_text(given: AnyPath | Sequence[AnyPath] | None) -> str | tuple[str, ...] | None:

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
-from dstrain.config.fields import LoraFile
-from dstrain.graph.frozen import freeze
-from dstrain.models.execution.kept import AS_LOADED, Kept
+from dstrain.config import LoraFile
+from dstrain.graph import freeze
+from dstrain.models.execution import AS_LOADED, Kept
 from dstrain.models.formats import NATIVE, CheckpointFormat, LoraKeyFormat, Shapes
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 
 @dataclass(frozen=True)

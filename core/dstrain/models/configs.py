@@ -10,12 +10,11 @@ from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import NATIVE, Config, Shapes, fits, shapes_of
-from dstrain.models.hub.record import RECORD
-from dstrain.models.hub.source import ModelSource, fetch
+from dstrain.models.hub import RECORD, ModelSource, fetch
 from dstrain.models.networks import empty_component
 from dstrain.models.weight_files import header
 from dstrain.models.weights import Weights
-from dstrain.storage.files import read_limited
+from dstrain.storage import read_limited
 
 logger = get_logger(__name__)
 

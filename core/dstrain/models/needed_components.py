@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dstrain.config.options.model import Hub
+from dstrain.config.options import Hub
 from dstrain.errors import MissingFiles, StateError, UsageError
 from dstrain.models.component_files import (
     Assignment,
@@ -15,11 +15,11 @@ from dstrain.models.component_files import (
 )
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.models.execution.tiles import Tiles
+from dstrain.models.execution import Tiles
 from dstrain.models.formats import Config
-from dstrain.models.hub.source import model_base
-from dstrain.registry.family import ModelFamily
-from dstrain.storage.hashing import Digests, hash_json
+from dstrain.models.hub import model_base
+from dstrain.registry import ModelFamily
+from dstrain.storage import Digests, hash_json
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dstrain.errors import SystemFault
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component
 from dstrain.models.formats import same_config, to_checkpoint
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 Entries = Mapping[str, Mapping[str, Any]]
 """Name of a component or file -> entries of its JSON."""

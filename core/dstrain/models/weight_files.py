@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.models.formats import Shape, shapes_of
-from dstrain.storage.safetensors import naming_faults, opened, tensor_shapes
+from dstrain.storage import tensor_shapes
+from dstrain.storage.safetensors import naming_faults, opened
 
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 MAPPED = 2**30

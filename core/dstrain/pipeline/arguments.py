@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from dstrain.console import number_of
-from dstrain.data.images import convert
+from dstrain.data import convert
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Input, Kind, Measured
-from dstrain.graph.values import Frames
+from dstrain.graph import Column, Frames, Input, Measured
+from dstrain.graph.inputs import Kind
 
 WORDS: Mapping[Kind, str] = MappingProxyType(
     {

@@ -18,21 +18,16 @@ from accelerate.utils.operations import recursively_apply
 from torch import Tensor
 
 from dstrain.errors import UsageError
-from dstrain.graph.noise_schedule import (
-    ConstrainLatents,
-    LatentConstraint,
-    constrain_nothing,
-)
-from dstrain.graph.plan import Step, value_key
-from dstrain.graph.spec import ExpertSchedule, PipelineSpec
-from dstrain.graph.task import POSITIVE
-from dstrain.graph.unit import FunctionSpec, component_of
+from dstrain.graph import POSITIVE, ConstrainLatents, FunctionSpec, PipelineSpec, Step
+from dstrain.graph.noise_schedule import LatentConstraint, constrain_nothing
+from dstrain.graph.plan import value_key
+from dstrain.graph.spec import ExpertSchedule
+from dstrain.graph.unit import component_of
 from dstrain.graph.values import read_only
-from dstrain.models.components import Files
-from dstrain.models.execution.ram import ComponentInRam
-from dstrain.models.formats import Config
+from dstrain.models import Config, Files
+from dstrain.models.execution import ComponentInRam
 from dstrain.randomness import Rng
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 
 @dataclass

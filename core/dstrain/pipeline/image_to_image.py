@@ -7,12 +7,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dstrain.data.images import Resolution, Size, convert, cover, fit
+from dstrain.data import Resolution, convert, cover, fit
+from dstrain.data.images import Size
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Measured
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.values import Frames
-from dstrain.models.functional import check_sides
+from dstrain.graph import Column, Frames, Measured, PipelineSpec
+from dstrain.models import check_sides
 from dstrain.pipeline.loss_masks import LATENTS
 
 STRENGTH = "denoising_strength"

@@ -5,20 +5,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from dstrain.config.fields import LoraFile, split_commas
-from dstrain.config.options.model import ModelChoice
+from dstrain.config import LoraFile, split_commas
+from dstrain.config.options import ModelChoice
 from dstrain.config.quantization import FP8_FLAG, parse_storage
 from dstrain.errors import MissingFiles, UsageError, nearest
-from dstrain.graph.quantization import QuantizationMethod
-from dstrain.graph.spec import PipelineSpec
-from dstrain.models.component_files import ModelConfig, component_at
-from dstrain.models.components import Component, Files, components_of
-from dstrain.models.execution.kept import AS_LOADED, Kept, StoredLayers
-from dstrain.models.naming.model_files import named_files
-from dstrain.models.quantization.methods import METHODS, method_named
-from dstrain.models.weights import recognize
-from dstrain.registry.family import ModelFamily
-from dstrain.registry.hooks import Extensions
+from dstrain.graph import PipelineSpec, QuantizationMethod
+from dstrain.models import (
+    METHODS,
+    Files,
+    ModelConfig,
+    component_at,
+    components_of,
+    recognize,
+)
+from dstrain.models.components import Component
+from dstrain.models.execution import AS_LOADED, Kept, StoredLayers
+from dstrain.models.naming import named_files
+from dstrain.models.quantization.methods import method_named
+from dstrain.registry import Extensions, ModelFamily
 
 OFFLOAD_FLAG = "--offload_models"
 NOTHING_SWAPPED: Mapping[str, int] = MappingProxyType({})

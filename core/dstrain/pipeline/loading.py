@@ -10,32 +10,40 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.console import get_logger
-from dstrain.graph.spec import PipelineSpec
-from dstrain.lora.foreign.differences import add_differences, changed_by
-from dstrain.lora.header import log_differences
-from dstrain.lora.key_names import base_shapes
-from dstrain.lora.merging import Changes, merge_layers, merged
-from dstrain.lora.reader import read_lora
-from dstrain.lora.reading.contents import Lora
-from dstrain.models.components import Component, Files, components_of
-from dstrain.models.execution.blocks import repeated_blocks
-from dstrain.models.execution.kept import AS_LOADED, last_blocks
-from dstrain.models.execution.ram import ComponentInRam, stored_tensors
-from dstrain.models.execution.tiles import Tiles
-from dstrain.models.needed_components import Found
+from dstrain.graph import PipelineSpec
+from dstrain.lora import (
+    Lora,
+    add_differences,
+    base_shapes,
+    log_differences,
+    merge_layers,
+    merged,
+    read_lora,
+)
+from dstrain.lora.foreign.differences import changed_by
+from dstrain.lora.merging import Changes
+from dstrain.models import Files, Found, components_of, empty_component
+from dstrain.models.components import Component
+from dstrain.models.execution import (
+    AS_LOADED,
+    ComponentInRam,
+    Tiles,
+    last_blocks,
+    repeated_blocks,
+    stored_tensors,
+)
 from dstrain.models.networks import (
     OwnRows,
     Place,
     PlaceRows,
     check_files,
-    empty_component,
     place_buffers,
     place_weights,
     set_dtype,
     tied_names,
 )
 from dstrain.models.quantization.layers import LayerStore
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 logger = get_logger(__name__)
 NO_PARTS: Mapping[str, OwnRows] = MappingProxyType({})

@@ -13,15 +13,21 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from dstrain.data import Dataset, inputs_of
 from dstrain.data.cells import mask_channel
-from dstrain.data.dataset import Dataset, inputs_of
 from dstrain.errors import UsageError
-from dstrain.graph.code_digest import code_of
-from dstrain.graph.inputs import Column, Constant, Input, MaskColumn
-from dstrain.graph.plan import Plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.graph import (
+    Column,
+    Constant,
+    FunctionSpec,
+    Input,
+    MaskColumn,
+    PipelineSpec,
+    Plan,
+    Task,
+    code_of,
+)
+from dstrain.graph.unit import Unit
 
 MASK = "loss_mask"
 """The input."""

@@ -7,16 +7,17 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar, get_args
 
-from dstrain.config.options.model import Hub, ModelChoice
+from dstrain.config.options import Hub, ModelChoice
 from dstrain.errors import DstrainError, UsageError, nearest
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.components import components_of
-from dstrain.models.hub.source import chosen_hub
-from dstrain.models.naming.family import family_of
-from dstrain.models.naming.model_files import parts_of, refuse_unsupported
-from dstrain.models.naming.replacing import without_replaced
-from dstrain.registry.discovery import installed, load_family, usable_families
-from dstrain.registry.family import ModelFamily
+from dstrain.models import ModelConfig, components_of
+from dstrain.models.hub import chosen_hub
+from dstrain.models.naming import (
+    family_of,
+    parts_of,
+    refuse_unsupported,
+    without_replaced,
+)
+from dstrain.registry import ModelFamily, installed, load_family, usable_families
 
 Choice = TypeVar("Choice", bound=ModelChoice)
 WHERE = "from_pretrained()"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from dstrain.data.output import save_image_or_video
-from dstrain.graph.values import Frames
+from dstrain.data import save_image_or_video
+from dstrain.graph import Frames
 
 
 class Video(Frames):

@@ -9,23 +9,24 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from dstrain.config.fields import Alpha, LoraFile
-from dstrain.config.options.model import Hub
+from dstrain.config import LoraFile
+from dstrain.config.fields import Alpha
+from dstrain.config.options import Hub
 from dstrain.config.validation import check_tiles
 from dstrain.errors import UsageError
-from dstrain.graph.plan import Plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import NEGATIVE, POSITIVE
-from dstrain.lora.adapters import add_layers, with_strength
-from dstrain.lora.foreign.differences import add_differences
-from dstrain.lora.header import log_differences
-from dstrain.lora.key_names import base_shapes
-from dstrain.lora.merging import merge_layers
-from dstrain.lora.reader import read_lora
-from dstrain.models.component_files import ModelConfig
+from dstrain.graph import NEGATIVE, POSITIVE, PipelineSpec, Plan
+from dstrain.lora import (
+    add_differences,
+    add_layers,
+    base_shapes,
+    log_differences,
+    merge_layers,
+    read_lora,
+)
+from dstrain.lora.adapters import with_strength
+from dstrain.models import Found, ModelConfig
 from dstrain.models.device import usable_device
 from dstrain.models.finite import damaged_weight
-from dstrain.models.needed_components import Found
 from dstrain.models.networks import OwnRows
 from dstrain.pipeline.arguments import NOT_GIVEN, checked, is_list, one_by_one
 from dstrain.pipeline.bound_spec import BoundSpec
@@ -47,7 +48,7 @@ from dstrain.pipeline.sampling import (
 from dstrain.pipeline.tile_choice import Tiling, check_tiling, with_tiles
 from dstrain.pipeline.variant_choice import choose_variant, runs_on_a_prompt
 from dstrain.randomness import Rng, SampleKey
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 TORCH_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """What components can compute in."""

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dstrain.config.fields import SKIP_MISSING, LoraFile, split_commas
+from dstrain.config import LoraFile, split_commas
+from dstrain.config.fields import SKIP_MISSING
 from dstrain.console import shell_word
 from dstrain.errors import StateError, UsageError
-from dstrain.graph.spec import PipelineSpec
-from dstrain.lora.reader import check_lora_file
-from dstrain.lora.reading.groups import Group, groups_in
-from dstrain.registry.family import ModelFamily
-from dstrain.storage.hashing import sha256
-from dstrain.storage.safetensors import read_tensors
+from dstrain.graph import PipelineSpec
+from dstrain.lora import check_lora_file, groups_in
+from dstrain.lora.reading.groups import Group
+from dstrain.registry import ModelFamily
+from dstrain.storage import read_tensors, sha256
 
 
 @dataclass(frozen=True)

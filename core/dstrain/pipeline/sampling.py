@@ -10,23 +10,27 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError, nearest
+from dstrain.graph import (
+    NEGATIVE,
+    POSITIVE,
+    ConstrainLatents,
+    FunctionSpec,
+    PipelineSpec,
+    Plan,
+    Task,
+    make_plan,
+)
 from dstrain.graph.noise_schedule import (
     TRAIN_TIMESTEPS,
-    ConstrainLatents,
     FlowMatchSchedule,
     LatentConstraint,
     Velocity,
 )
-from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import NEGATIVE, POSITIVE, Task
-from dstrain.graph.unit import FunctionSpec
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.needed_components import Found, find
+from dstrain.models import Found, ModelConfig, find
 from dstrain.pipeline.image_to_image import STRENGTH, check_start
 from dstrain.pipeline.loss_masks import LATENTS
 from dstrain.pipeline.variant_choice import check_denoiser, variants_with
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 NOISE_DEVICE = "cpu"
 """Where initial noise is drawn by default: the same numbers on every machine."""

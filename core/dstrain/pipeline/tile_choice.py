@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dstrain.config.options.model import ModelChoice
+from dstrain.config.options import ModelChoice
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
-from dstrain.graph.spec import PipelineSpec
-from dstrain.models.components import Component, components_of
-from dstrain.models.execution.tiles import Tiles
-from dstrain.models.formats import Config
-from dstrain.models.needed_components import Found
-from dstrain.models.networks import empty_component
-from dstrain.registry.family import ModelFamily
+from dstrain.graph import PipelineSpec
+from dstrain.models import Config, Found, components_of, empty_component
+from dstrain.models.components import Component
+from dstrain.models.execution import Tiles
+from dstrain.registry import ModelFamily
 
 logger = get_logger(__name__)
 FRAMEWISE = "--framewise_decoding"

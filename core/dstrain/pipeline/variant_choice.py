@@ -5,19 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.options.model import ModelChoice
-from dstrain.data.cells import read_literal
+from dstrain.config.options import ModelChoice
+from dstrain.data import read_literal
 from dstrain.errors import DstrainError, StateError, UsageError
-from dstrain.graph.inputs import Column, Constant, as_column
-from dstrain.graph.spec import PipelineSpec
-from dstrain.models.component_files import ModelConfig, component_at
-from dstrain.models.components import components_of
-from dstrain.models.formats import Config
-from dstrain.models.naming.model_files import parts_of
-from dstrain.models.naming.replacing import without_replaced
-from dstrain.models.needed_components import Found, denoiser_config
-from dstrain.registry.discovery import variant_of
-from dstrain.registry.family import ModelFamily
+from dstrain.graph import Column, Constant, PipelineSpec, as_column
+from dstrain.models import Config, Found, ModelConfig, component_at, components_of
+from dstrain.models.naming import parts_of, without_replaced
+from dstrain.models.needed_components import denoiser_config
+from dstrain.registry import ModelFamily, variant_of
 
 STEPS = "num_inference_steps"
 TOY_STEPS = 4

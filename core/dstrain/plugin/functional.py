@@ -2,24 +2,18 @@
 patching, guidance, adapters.
 """
 
-from dstrain.data.images import (
-    convert as convert_image,
-    cover as cover_image,
-    white_pixels,
-)
-from dstrain.graph.long_prompts import LongPrompt, check_length, report_long_prompt
+from dstrain.data import convert as convert_image, cover as cover_image, white_pixels
+from dstrain.graph import LongPrompt
+from dstrain.graph.long_prompts import check_length, report_long_prompt
+from dstrain.models import check_sides, override_positional_args, pack, unpack
 from dstrain.models.execution.around_blocks import around_blocks
 from dstrain.models.functional import (
     apply_guidance,
     as_uint8,
-    check_sides,
     images_to_tensor,
     latents_mean_std,
-    override_positional_args,
-    pack,
     tensor_to_image,
     to_minus_one_one,
-    unpack,
 )
 
 __all__ = (

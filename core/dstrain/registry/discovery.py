@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dstrain.config.fields import flags_by_name
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import flags_by_name
+from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.errors import UsageError, nearest
 from dstrain.registry.family import API, ModelFamily
 

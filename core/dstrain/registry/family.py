@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from dstrain.errors import DstrainError, UsageError
-from dstrain.graph.frozen import freeze
+from dstrain.graph import freeze
 
 if TYPE_CHECKING:
-    from dstrain.graph.spec import PipelineSpec
+    from dstrain.graph import PipelineSpec
 
 API = 1
 """Version of the plugin interface; records made for another one are not usable."""

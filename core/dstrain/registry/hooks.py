@@ -13,15 +13,14 @@ import pluggy
 
 from dstrain.errors import DstrainError, UsageError
 from dstrain.registry.discovery import HOOK_GROUP, Installed, installed, refuse_clash
-from dstrain.storage.hashing import hash_json
+from dstrain.storage import hash_json
 
 if TYPE_CHECKING:
     import click
     from torch import nn
     from torch.optim import Optimizer
 
-    from dstrain.graph.quantization import QuantizationMethod
-    from dstrain.graph.task import Task
+    from dstrain.graph import QuantizationMethod, Task
 
 
 hookspec = pluggy.HookspecMarker(HOOK_GROUP)
@@ -163,7 +162,7 @@ class Extensions:
         which it does: a run is another one without them.
         """
         # It imports torch.
-        from dstrain.graph.code_digest import code_of
+        from dstrain.graph import code_of
 
         found = {}
         for plugin, manager in self.managers.items():

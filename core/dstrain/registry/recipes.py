@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config.fields import flags_by_name
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import flags_by_name
+from dstrain.config.options import TrainConfig
 from dstrain.config.sizes import parse_size
 from dstrain.errors import UsageError, nearest
 from dstrain.registry.family import ModelFamily

@@ -5,21 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dstrain.cache.plan_files import PlanSamples
-from dstrain.cache.store import FeatureCache
-from dstrain.config.fields import LoraFile, parse_lora
-from dstrain.config.options.train import TrainConfig
+from dstrain.cache import FeatureCache, PlanSamples
+from dstrain.config import LoraFile, parse_lora
+from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger
-from dstrain.data.dataset import first_variants, inputs_of
-from dstrain.distributed.world import ProcessGroup
+from dstrain.data import inputs_of
+from dstrain.data.dataset import first_variants
+from dstrain.distributed import ProcessGroup
 from dstrain.errors import UsageError
-from dstrain.graph.plan import Plan
-from dstrain.lora.reader import check_lora_file
-from dstrain.lora.writer import check_names
-from dstrain.models.execution.compilation import compile_blocks
-from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
-from dstrain.models.needed_components import Found
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.graph import Plan
+from dstrain.lora import check_lora_file, check_names
+from dstrain.models import Found
+from dstrain.models.execution import compile_blocks, enable_checkpointing
+from dstrain.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.datasets.sizes import GroupSize, group_sizes
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
@@ -29,21 +27,19 @@ from dstrain.runs.offload import start_swap
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingData, TrainingRun, ValidationSamples
-from dstrain.storage.spool import Chosen
-from dstrain.training.batching import (
+from dstrain.storage import Chosen
+from dstrain.training import (
     SKIPPED,
-    Groups,
+    DecodedSamples,
+    MovingAverage,
     Order,
-    as_groups,
+    TrainingModule,
+    hold_out,
     with_skipped_rows,
 )
+from dstrain.training.batching import Groups, as_groups
 from dstrain.training.copies import keep_frozen_apart
-from dstrain.training.ema import MovingAverage
-from dstrain.training.held_out import hold_out
-from dstrain.training.loader import DecodedSamples
-from dstrain.training.module import TrainingModule
-from dstrain.training.optimizers.build import build_optimizer, check_fit
-from dstrain.training.optimizers.schedules import build_lr_scheduler
+from dstrain.training.optimizers import build_lr_scheduler, build_optimizer, check_fit
 from dstrain.training.sharded_networks import Division, refuse_single_numbers
 from dstrain.training.trainables import check_start, start_from_lora
 

@@ -11,16 +11,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache.plan_files import PlanSamples, open_samples
-from dstrain.cache.source_files import SourceFiles, frame_folders
-from dstrain.cache.store import FeatureCache
+from dstrain.cache import FeatureCache, PlanSamples, SourceFiles, open_samples
+from dstrain.cache.source_files import frame_folders
 from dstrain.console import get_logger, redacted
-from dstrain.data.forms.source import Source
+from dstrain.data.forms import Source
 from dstrain.data.videos import frames_in
 from dstrain.errors import CacheError, StateError
+from dstrain.models import Found
 from dstrain.models.component_files import named_models
 from dstrain.models.configs import differing_entries
-from dstrain.models.needed_components import Found, find_given
+from dstrain.models.needed_components import find_given
 from dstrain.runs.datasets.changed import written_since
 from dstrain.runs.datasets.recorded import NamedParts
 from dstrain.runs.datasets.sources import (
@@ -30,9 +30,10 @@ from dstrain.runs.datasets.sources import (
 )
 from dstrain.runs.plan_identity import USE, VALIDATION, plan_identity
 from dstrain.runs.setup import Setup
-from dstrain.storage.hashing import files_in, hash_json
+from dstrain.storage import hash_json
+from dstrain.storage.hashing import files_in
 from dstrain.storage.recorded_files import first_changed
-from dstrain.training.loader import CachedSamples
+from dstrain.training import CachedSamples
 
 logger = get_logger(__name__)
 

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.options.data import OnLongPrompt
+from dstrain.config.options import OnLongPrompt
 from dstrain.console import FILE_ONLY, get_logger, number_of, redacted
 from dstrain.errors import UsageError
-from dstrain.graph.long_prompts import LongPrompt
+from dstrain.graph import LongPrompt
 
 logger = get_logger(__name__)
 

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from dstrain.cache.in_use import reading
-from dstrain.config.serialize import NEW_START, command_line
+from dstrain.config import command_line
+from dstrain.config.serialize import NEW_START
 from dstrain.console import get_logger, number_of, progress_bar
-from dstrain.distributed.liveness import peer_failed
-from dstrain.distributed.signals import catch_stop_signals
-from dstrain.distributed.world import ProcessGroup
+from dstrain.distributed import ProcessGroup, catch_stop_signals, peer_failed
 from dstrain.errors import Diverged, OutOfMemory, StateError, UsageError, first_few
-from dstrain.graph.long_prompts import LongPrompt
+from dstrain.graph import LongPrompt
 from dstrain.randomness import SampleKey, seed_global
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
@@ -35,17 +34,20 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
 from dstrain.runs.training_run import TrainingRun
 from dstrain.runs.validation_loss import VALIDATION, Validation
+from dstrain.storage import RunFiles
 from dstrain.storage.files import unused_name
-from dstrain.storage.run_files import RunFiles
-from dstrain.training.batching import MicroBatch, split_across_ranks
-from dstrain.training.loader import Batch, StoppedWaiting, load_batches
-from dstrain.training.memory import (
-    LOAD_ADVICE,
+from dstrain.training import (
+    MicroBatch,
+    StoppedWaiting,
     is_out_of_memory,
+    load_batches,
     oom_as_error,
     peak_memory,
+    split_across_ranks,
 )
-from dstrain.training.optimizers.clipping import clip_gradients
+from dstrain.training.loader import Batch
+from dstrain.training.memory import LOAD_ADVICE
+from dstrain.training.optimizers import clip_gradients
 
 logger = get_logger(__name__)
 

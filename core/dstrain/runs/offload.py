@@ -2,16 +2,16 @@
 --offload_models ask.
 """
 
-from dstrain.config.options.train import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
-from dstrain.graph.plan import make_plan
-from dstrain.lora.layers import Trainables
-from dstrain.models.execution.kept import ALL_BLOCKS
+from dstrain.graph import make_plan
+from dstrain.lora import Trainables
+from dstrain.models.execution import ALL_BLOCKS
+from dstrain.pipeline import generate_task
 from dstrain.pipeline.kept_choice import OFFLOAD_FLAG
-from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.setup import Setup
-from dstrain.training.module import TrainingModule
+from dstrain.training import TrainingModule
 from dstrain.training.offload.block_swap import FLAG, swapped_blocks
 
 logger = get_logger(__name__)

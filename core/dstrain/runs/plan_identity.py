@@ -7,24 +7,16 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config.datasets import datasets_of
-from dstrain.config.fields import split_commas
-from dstrain.config.options.train import (
-    TrainConfig,
-    options_affecting,
-    recorded_values,
-)
+from dstrain.config import datasets_of, split_commas
+from dstrain.config.options import TrainConfig, options_affecting, recorded_values
 from dstrain.data.cells import loader_version
-from dstrain.data.forms.naming import parse_columns
+from dstrain.data.forms import parse_columns
 from dstrain.data.row_checks import as_cut_from_video
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Constant, Measured
-from dstrain.graph.plan import Plan
-from dstrain.graph.task import NEGATIVE
-from dstrain.models.execution.kept import AS_LOADED
-from dstrain.models.formats import Config
-from dstrain.pipeline.loss_masks import MASK
-from dstrain.pipeline.tile_choice import tiles_of
+from dstrain.graph import NEGATIVE, Column, Constant, Measured, Plan
+from dstrain.models import Config
+from dstrain.models.execution import AS_LOADED
+from dstrain.pipeline import MASK, tiles_of
 from dstrain.runs.setup import Setup
 
 NO_CONFIGS: Mapping[str, Config] = MappingProxyType({})

@@ -8,36 +8,28 @@ from functools import cache, partial
 
 import torch
 
-from dstrain.cache.store import MARKER, FeatureCache
-from dstrain.config.fields import split_commas
-from dstrain.config.options.train import TrainConfig
-from dstrain.data.forms.naming import other_names, parse_columns
-from dstrain.data.forms.reading import Reading, list_columns
+from dstrain.cache import MARKER, FeatureCache
+from dstrain.config import split_commas
+from dstrain.config.options import TrainConfig
+from dstrain.data.forms import Reading, list_columns, other_names, parse_columns
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.lora.layers import Trainables
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.device import default_device
-from dstrain.models.hub.source import hub_of_environment
-from dstrain.models.naming.model_files import model_configs, refuse_unsupported
-from dstrain.pipeline.kept_choice import (
-    given_expert,
-    kept_components,
-)
-from dstrain.pipeline.loss_masks import check_masks
-from dstrain.pipeline.tile_choice import Tiling, check_tiling
-from dstrain.pipeline.variant_choice import (
-    Score,
-    Scorer,
+from dstrain.graph import Column, PipelineSpec, Task
+from dstrain.lora import Trainables
+from dstrain.models import ModelConfig, default_device
+from dstrain.models.hub import hub_of_environment
+from dstrain.models.naming import model_configs, refuse_unsupported
+from dstrain.pipeline import (
+    Tiling,
+    check_masks,
+    check_tiling,
     choose_variant,
+    kept_components,
     score_columns,
     with_overrides,
 )
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
-from dstrain.registry.hooks import load_extensions
+from dstrain.pipeline.kept_choice import given_expert
+from dstrain.pipeline.variant_choice import Score, Scorer
+from dstrain.registry import ModelFamily, load_extensions, load_family
 from dstrain.runs.checkpoints.state import refuse_unwritable
 from dstrain.runs.checks.flags import (
     check_component_flags,
@@ -58,7 +50,7 @@ from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.script.parts import NO_PARTS, OwnParts
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import check_trackers
-from dstrain.training.distill import OWN_TASKS
+from dstrain.training import OWN_TASKS
 from dstrain.training.trainables import trainables_of
 
 

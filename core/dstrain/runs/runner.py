@@ -7,18 +7,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.cache.store import MARKER
+from dstrain.cache import MARKER
+from dstrain.config import command_line, datasets_of, validate
 from dstrain.config.conversion import as_keywords
-from dstrain.config.datasets import datasets_of
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import (
-    command_line,
-    one_command_advice,
-    refill_advice,
-)
-from dstrain.config.validation import validate
+from dstrain.config.options import TrainConfig
+from dstrain.config.serialize import one_command_advice, refill_advice
 from dstrain.console import fitted, get_logger, is_main_process
-from dstrain.distributed.world import ProcessGroup, distributed_run
+from dstrain.distributed import ProcessGroup, distributed_run
 from dstrain.errors import (
     CacheError,
     DstrainError,
@@ -27,11 +22,9 @@ from dstrain.errors import (
     UsageError,
     about_dataset,
 )
-from dstrain.graph.plan import Plan
-from dstrain.graph.render import as_text
-from dstrain.graph.task import Task
-from dstrain.models.execution.kept import described
-from dstrain.models.toy import write_toy
+from dstrain.graph import Plan, Task, as_text
+from dstrain.models import write_toy
+from dstrain.models.execution import described
 from dstrain.pipeline.model_choice import with_family
 from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.datasets.published import is_published
@@ -47,8 +40,8 @@ from dstrain.runs.script.parts import NO_PARTS, Callback, OwnParts, RunResult
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.before_stage_2 import check_output
 from dstrain.runs.stage_1.precompute import data_process
-from dstrain.training.memory import STAGE_1_ADVICE, oom_as_error
-from dstrain.training.module import TrainingModule
+from dstrain.training import TrainingModule, oom_as_error
+from dstrain.training.memory import STAGE_1_ADVICE
 
 logger = get_logger(__name__)
 STREAMED = (

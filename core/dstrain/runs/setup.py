@@ -11,44 +11,46 @@ from typing import Any
 
 import torch
 
-from dstrain.config.datasets import DatasetOptions, datasets_of
-from dstrain.config.fields import parse_lora, program_named, split_commas
-from dstrain.config.learning_rates import LearningRates
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import LearningRates, datasets_of, parse_lora, split_commas
+from dstrain.config.datasets import DatasetOptions
+from dstrain.config.fields import program_named
+from dstrain.config.options import TrainConfig
 from dstrain.config.validation import refuse_second_average
-from dstrain.data.dataset import Dataset
+from dstrain.data import DataConfig, Dataset, open_dataset
 from dstrain.data.decoding import skip_undecodable
-from dstrain.data.forms.joined import join_datasets
-from dstrain.data.forms.source import find_source
-from dstrain.data.row_checks import DataConfig, absent_masks, open_dataset
-from dstrain.distributed.sharding import Sharding
+from dstrain.data.forms import find_source, join_datasets
+from dstrain.data.row_checks import absent_masks
+from dstrain.distributed import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
+from dstrain.graph import Column, PipelineSpec, Plan, Task, make_plan
 from dstrain.graph.code_digest import loading_code
-from dstrain.graph.inputs import Column, InferenceOnly
+from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
-from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.lora.layers import Trainables
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.components import components_of
-from dstrain.models.device import DTYPES, precision
-from dstrain.models.execution.kept import Kept
-from dstrain.models.needed_components import Found, find
-from dstrain.pipeline.kept_choice import storage_options, with_kept
-from dstrain.pipeline.loss_masks import MASK, refuse_no_masks, with_masks_of_dataset
-from dstrain.pipeline.preset_choice import Preset, find_preset
-from dstrain.pipeline.tile_choice import Tiling, with_tiles
+from dstrain.lora import Trainables
+from dstrain.models import DTYPES, Found, ModelConfig, components_of, find, precision
+from dstrain.models.execution import Kept
+from dstrain.pipeline import (
+    MASK,
+    Tiling,
+    find_preset,
+    storage_options,
+    with_masks_of_dataset,
+    with_tiles,
+)
+from dstrain.pipeline.kept_choice import with_kept
+from dstrain.pipeline.loss_masks import refuse_no_masks
+from dstrain.pipeline.preset_choice import Preset
 from dstrain.pipeline.variant_choice import check_denoiser
-from dstrain.registry.discovery import installed
-from dstrain.registry.family import ModelFamily, Option
-from dstrain.registry.hooks import Extensions
+from dstrain.registry import Extensions, ModelFamily, Option, installed
 from dstrain.runs.datasets.flags import data_config
 from dstrain.runs.datasets.masks import masks_of
 from dstrain.runs.datasets.published import is_published
-from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
-from dstrain.training.optimizers.groups import check_names
-from dstrain.training.optimizers.modes import has_modes
+from dstrain.training.optimizers import (
+    OptimizerChoice,
+    check_names,
+    choose_optimizer,
+    has_modes,
+)
 
 LIBRARIES = (
     *("core", "torch", "transformers", "diffusers", "accelerate", "safetensors"),

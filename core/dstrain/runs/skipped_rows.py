@@ -6,12 +6,10 @@ from contextlib import nullcontext
 import torch
 
 from dstrain.console import get_logger, redacted
-from dstrain.distributed.world import ProcessGroup
+from dstrain.distributed import ProcessGroup
 from dstrain.errors import SystemFault
 from dstrain.runs.setup import Setup
-from dstrain.storage.files import write_file
-from dstrain.storage.locks import lock
-from dstrain.storage.run_files import BAD_SAMPLES
+from dstrain.storage import BAD_SAMPLES, lock, write_file
 
 logger = get_logger(__name__)
 

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import read_resolved
+from dstrain.config import read_resolved
+from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger, redacted
 from dstrain.errors import UsageError
-from dstrain.graph.values import Frames
-from dstrain.storage.files import write_json
-from dstrain.storage.run_files import TRACKER_RUNS, RunFiles
+from dstrain.graph import Frames
+from dstrain.storage import RunFiles, write_json
+from dstrain.storage.run_files import TRACKER_RUNS
 
 logger = get_logger(__name__)
 

@@ -12,25 +12,24 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dstrain.distributed.world import ProcessGroup
-from dstrain.models.needed_components import Found
+from dstrain.distributed import ProcessGroup
+from dstrain.models import Found
 from dstrain.randomness import SampleKey
 from dstrain.runs.datasets.sizes import GroupSize
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
-from dstrain.training.batching import (
-    Groups,
+from dstrain.training import (
+    CachedSamples,
+    MovingAverage,
     Order,
     Position,
     RepeatedRows,
-    SampleIds,
+    SampleSource,
+    TrainingModule,
 )
-from dstrain.training.ema import MovingAverage
-from dstrain.training.loader import CachedSamples, SampleSource
-from dstrain.training.module import TrainingModule
-from dstrain.training.optimizers.build import effective_rate
-from dstrain.training.optimizers.modes import in_eval_mode
+from dstrain.training.batching import Groups, SampleIds
+from dstrain.training.optimizers import effective_rate, in_eval_mode
 from dstrain.training.sharded_networks import keeping_gradients
 
 

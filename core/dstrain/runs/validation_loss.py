@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dstrain.console import get_logger, progress_bar
 from dstrain.errors import UsageError, about_rows
-from dstrain.graph.long_prompts import noticing_long_prompts
+from dstrain.graph import noticing_long_prompts
 from dstrain.graph.noise_schedule import STRATA
 from dstrain.randomness import SampleKey
 from dstrain.runs.checkpoints.directory import VALIDATION_CSV, VALIDATION_JSONL
@@ -27,8 +27,7 @@ from dstrain.runs.checkpoints.outputs import save_is_due
 from dstrain.runs.reports.previews import undisturbed
 from dstrain.runs.reports.tables import NumberTable
 from dstrain.runs.training_run import TrainingRun
-from dstrain.training.loader import Sample
-from dstrain.training.memory import oom_as_error
+from dstrain.training import Sample, oom_as_error
 
 logger = get_logger(__name__)
 

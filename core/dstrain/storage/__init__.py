@@ -1,1 +1,5 @@
 """Atomic files, locks and checksums."""
+
+from dstrain.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

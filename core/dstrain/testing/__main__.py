@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dstrain.errors import DstrainError
 from dstrain.lazy import own_process
-from dstrain.registry.discovery import load_family
+from dstrain.registry import load_family
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.fingerprints import unit_fingerprints, write_fingerprints
 from dstrain.testing.golden import plan_texts, write_plans

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.registry.discovery import load_family
+from dstrain.pipeline import Pipeline
+from dstrain.registry import load_family
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.split_equivalence import Outcome, run_unsplit_and_split
 from dstrain.testing.timing import count

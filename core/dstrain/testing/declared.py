@@ -12,14 +12,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dstrain.graph.inputs import Column, Measured
-from dstrain.lora.adapters import inject
-from dstrain.lora.layers import LoraConfig
-from dstrain.models.component_files import ModelConfig, assign, component_at
-from dstrain.models.execution.kept import matches
-from dstrain.registry.discovery import GROUP, load_family
-from dstrain.registry.recipes import recipes_of
-from dstrain.storage.hashing import sha256
+from dstrain.graph import Column, Measured
+from dstrain.lora import LoraConfig, inject
+from dstrain.models import ModelConfig, assign, component_at
+from dstrain.models.execution import matches
+from dstrain.registry import GROUP, load_family, recipes_of
+from dstrain.storage import sha256
 from dstrain.testing.contract import Contract
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.fingerprints import (

@@ -13,26 +13,20 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.world import ProcessGroup
-from dstrain.graph.inputs import Column
-from dstrain.graph.plan import Plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.models.component_files import ModelConfig, assign
-from dstrain.models.toy import write_toy
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.config.options import TrainConfig
+from dstrain.distributed import ProcessGroup
+from dstrain.graph import Column, PipelineSpec, Plan
+from dstrain.models import ModelConfig, assign, write_toy
+from dstrain.pipeline import Pipeline
 from dstrain.pipeline.sampling import find_for_inference
 from dstrain.randomness import SampleKey
-from dstrain.registry.family import ModelFamily
-from dstrain.runs.build import open_training_data, prepare
+from dstrain.registry import ModelFamily
+from dstrain.runs import Setup, TrainingData, open_training_data, prepare
 from dstrain.runs.resolve import resolve
-from dstrain.runs.setup import Setup
-from dstrain.runs.training_run import TrainingData
 from dstrain.testing.fingerprints import unit_values
 from dstrain.testing.rows import write_rows
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain.training.loader import Sample
-from dstrain.training.module import TrainingModule
+from dstrain.training import Sample, TrainingModule
 
 
 class CachingModule(TrainingModule):

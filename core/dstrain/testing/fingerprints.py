@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dstrain.graph.plan import make_plan
-from dstrain.graph.values import serialize
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import generate_task
+from dstrain.graph import make_plan, serialize
+from dstrain.pipeline import Pipeline, generate_task
 from dstrain.randomness import Rng, SampleKey
 from dstrain.testing.rows import data_inputs, inputs
-from dstrain.training.losses import SFT
+from dstrain.training import SFT
 
 FILE = "fingerprints.json"
 TOLERANCE = 1e-3

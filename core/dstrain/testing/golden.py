@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-from dstrain.graph.plan import make_plan
-from dstrain.graph.render import as_text
-from dstrain.graph.spec import PipelineSpec
-from dstrain.registry.family import ModelFamily
+from dstrain.graph import PipelineSpec, as_text, make_plan
+from dstrain.registry import ModelFamily
 from dstrain.testing.rows import data_inputs
 from dstrain.testing.trained_sets import trained_sets
-from dstrain.training.losses import SFT
+from dstrain.training import SFT
 
 FOLDER = "plans"
 

@@ -5,7 +5,8 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from dstrain.graph.values import KINDS, Frames
+from dstrain.graph import Frames
+from dstrain.graph.values import KINDS
 
 CLASSES = ((Tensor, "tensor"), (Image.Image, "image"), (Frames, "video"))
 

@@ -19,15 +19,13 @@ from torch import Tensor, nn
 
 from dstrain.cli.main import main
 from dstrain.errors import StateError
+from dstrain.lora import LoraConfig, key_formats
 from dstrain.lora.export import export
-from dstrain.lora.key_names import key_formats
-from dstrain.lora.layers import LoraConfig
 from dstrain.lora.writer import save_lora
-from dstrain.models.components import components_of
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
-from dstrain.storage.safetensors import CHECKSUM
+from dstrain.models import components_of
+from dstrain.pipeline import Pipeline
+from dstrain.registry import ModelFamily, load_family
+from dstrain.storage import CHECKSUM
 from dstrain.testing.contract import ToyFixtures
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.loras import LoraReader, trained

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.lora.adapters import inject
-from dstrain.lora.layers import LoraConfig
-from dstrain.models.formats import CheckpointFormat, from_checkpoint, to_checkpoint
+from dstrain.lora import LoraConfig, inject
+from dstrain.models import from_checkpoint, to_checkpoint
+from dstrain.models.formats import CheckpointFormat
 
 PAIRS = (
     ("lora_down.weight", "lora_up.weight"),

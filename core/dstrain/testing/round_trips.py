@@ -10,17 +10,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dstrain.graph.values import Frames
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.graph import Frames
+from dstrain.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
-from dstrain.runs.build import open_training_data
-from dstrain.runs.loop import train
-from dstrain.runs.script.parts import OwnParts
+from dstrain.runs import OwnParts, open_training_data, train
 from dstrain.testing.family_under_test import FamilyUnderTest, processes
 from dstrain.testing.split_equivalence import stored
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain.training.loader import Sample
-from dstrain.training.module import TrainingModule
+from dstrain.training import Sample, TrainingModule
 
 STEPS = 2
 

@@ -11,21 +11,20 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dstrain.data.output import write_video
+from dstrain.data import write_video
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import (
+from dstrain.graph import (
     Column,
     Constant,
-    InferenceOnly,
+    Frames,
     Measured,
-    OneOf,
+    PipelineSpec,
+    make_plan,
     with_measured,
 )
-from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.values import Frames
-from dstrain.pipeline.sampling import generate_task
-from dstrain.training.losses import SFT
+from dstrain.graph.inputs import InferenceOnly, OneOf
+from dstrain.pipeline import generate_task
+from dstrain.training import SFT
 
 CAPTIONS = ("a dog", "", "two dogs that run over a long bridge in the rain")
 """Texts of several lengths, one of them blank."""

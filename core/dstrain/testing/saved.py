@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from dstrain.models.component_files import assign
+from dstrain.models import assign
 from dstrain.models.weights import find_weights
 from dstrain.testing.compare import EXACT, greatest_difference
 from dstrain.testing.contract import Contract, Published

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dstrain.graph.values import serialize
-from dstrain.runs.setup import Setup
-from dstrain.runs.stage_1.precompute import data_process
+from dstrain.graph import serialize
+from dstrain.runs import Setup, data_process
 from dstrain.testing.family_under_test import FamilyUnderTest, Run, processes
 from dstrain.testing.trained_sets import TrainedSet
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dstrain.graph.inputs import Column
-from dstrain.graph.plan import Plan
-from dstrain.runs.stage_1.precompute import data_process
+from dstrain.graph import Column, Plan
+from dstrain.runs import data_process
 from dstrain.testing.compare import EXACT, greatest_difference, position
 from dstrain.testing.contract import Contract, PublishedLatents, UnsplitAndSplit
 from dstrain.testing.family_under_test import (

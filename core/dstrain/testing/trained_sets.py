@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.registry.family import ModelFamily
+from dstrain.graph import PipelineSpec, make_plan
+from dstrain.registry import ModelFamily
 from dstrain.testing.rows import data_inputs
-from dstrain.training.losses import SFT
+from dstrain.training import SFT
 
 LORA = MappingProxyType({"lora_rank": 4, "lora_alpha": 8.0})
 """A LoRA whose alpha is not its rank, so that a scale that is lost is noticed. It is a

@@ -1,1 +1,5 @@
 """Compute training steps: losses, batches, and the order of samples."""
+
+from dstrain.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

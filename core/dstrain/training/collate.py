@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dstrain.errors import UsageError
-from dstrain.graph.values import Frames
+from dstrain.graph import Frames
 
 
 def collate(

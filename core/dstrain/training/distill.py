@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, at_least
-from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, ConstrainLatents
-from dstrain.graph.task import Task
-from dstrain.pipeline.sampling import NOISE_DEVICE, seeded_noise
+from dstrain.graph import Column, ConstrainLatents, Task
+from dstrain.graph.inputs import at_least
+from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
+from dstrain.pipeline import seeded_noise
+from dstrain.pipeline.sampling import NOISE_DEVICE
 from dstrain.training.losses import SFT, InferenceSigmas, Sampler, mean_square
 
 LATENTS, SIGMAS = "latents", "sigmas"

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
-from dstrain.cache.addresses import ABSENT, Numbers
-from dstrain.cache.plan_files import NO_LITERAL, PlanSamples
-from dstrain.cache.store import FeatureCache
-from dstrain.data.cells import Cell, load_cell
+from dstrain.cache import ABSENT, FeatureCache, PlanSamples
+from dstrain.cache.addresses import Numbers
+from dstrain.cache.plan_files import NO_LITERAL
+from dstrain.data import Cell, load_cell
 from dstrain.data.dataset import first_variants
 from dstrain.errors import DstrainError, SystemFault, UsageError
-from dstrain.graph.values import deserialize
+from dstrain.graph import deserialize
 from dstrain.randomness import SampleKey, choose
 from dstrain.training.batching import MicroBatch, SampleIds, sample_index
 from dstrain.training.read_ahead import NotReady, ReadAhead

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError
+from dstrain.graph import POSITIVE, ConstrainLatents, Task
 from dstrain.graph.noise_schedule import (
     TRAIN_TIMESTEPS,
-    ConstrainLatents,
     LatentConstraint,
     TimestepSampler,
     Velocity,
 )
-from dstrain.graph.task import POSITIVE, Task
 from dstrain.randomness import Rng
 
 

@@ -9,19 +9,21 @@ import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from dstrain.config import LoraFile
 from dstrain.config.conversion import as_commas
-from dstrain.config.fields import LoraFile
-from dstrain.config.options.lora import DEFAULT_RANK, LoraOptions
+from dstrain.config.options import DEFAULT_RANK, LoraOptions
 from dstrain.errors import UsageError, about_rows
-from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
+from dstrain.graph import LongPrompt, Plan, Task, make_plan, noticing_long_prompts
 from dstrain.graph.noise_schedule import TimestepSampler
-from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.task import Task
 from dstrain.graph.values import read_only
-from dstrain.lora.layers import Trainables
-from dstrain.pipeline.arguments import check_measured, checked
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import inference_sigmas, integrate
+from dstrain.lora import Trainables
+from dstrain.pipeline import (
+    Pipeline,
+    check_measured,
+    checked,
+    inference_sigmas,
+    integrate,
+)
 from dstrain.randomness import Rng, SampleKey, seed_global
 from dstrain.training.collate import collate
 from dstrain.training.loader import Batch, Sample

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from dstrain.distributed.sharding import Sharding
+from dstrain.distributed import Sharding
 from dstrain.errors import UsageError
-from dstrain.models.execution.blocks import repeated_blocks
+from dstrain.models.execution import repeated_blocks
 from dstrain.models.networks import put, tied_names
 from dstrain.storage.safetensors import is_divided, read_rows
 from dstrain.training.module import TrainingModule

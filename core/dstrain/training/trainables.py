@@ -6,17 +6,23 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from dstrain.config.fields import LoraFile, split_commas
-from dstrain.config.options.lora import LoraOptions
+from dstrain.config import LoraFile, split_commas
+from dstrain.config.options import LoraOptions
 from dstrain.errors import UsageError, nearest
-from dstrain.lora.adapters import inject, lora_layers
-from dstrain.lora.header import log_differences
-from dstrain.lora.initial_layers import load_layers
-from dstrain.lora.key_names import base_shapes, matching_names, unused_layers
-from dstrain.lora.layers import LoraConfig, Trainables
-from dstrain.lora.reader import read_lora
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.registry.family import ModelFamily
+from dstrain.lora import (
+    LoraConfig,
+    Trainables,
+    base_shapes,
+    inject,
+    load_layers,
+    log_differences,
+    lora_layers,
+    matching_names,
+    read_lora,
+    unused_layers,
+)
+from dstrain.pipeline import Pipeline
+from dstrain.registry import ModelFamily
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.models.components import Component, Files
-from dstrain.models.weights import recognize
+from dstrain.models import recognize
+from dstrain.plugin import Component, Files
 from dstrain_flux.components import COMPONENTS
 from dstrain_flux.toy import write
 

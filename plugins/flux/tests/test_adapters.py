@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain_flux import MODEL
 from dstrain_flux.adapters import predict_ipadapter
 from dstrain_flux.networks import FluxIPAdapter

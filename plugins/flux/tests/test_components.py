@@ -11,11 +11,12 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKL, FluxTransformer2DModel
-from dstrain.models.component_files import ModelConfig, component_at
-from dstrain.models.components import Component, Files
+from dstrain import ModelConfig
+from dstrain.models import component_at, recognize
 from dstrain.models.configs import infer_config
 from dstrain.models.formats import shapes_of
-from dstrain.models.weights import Weights, recognize
+from dstrain.models.weights import Weights
+from dstrain.plugin import Component, Files
 from dstrain_flux import TRANSFORMERS
 from dstrain_flux.components import COMPONENTS
 from safetensors.torch import load_file, save_file

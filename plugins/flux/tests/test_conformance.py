@@ -20,7 +20,7 @@ from diffusers import (
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.embeddings import apply_rotary_emb
 from dstrain import Pipeline
-from dstrain.models.functional import pack, unpack
+from dstrain.models import pack, unpack
 from dstrain.testing import Conformance
 from dstrain_flux import MODEL
 from dstrain_flux.control_units import CONTROL_MODES

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import FluxFillPipeline
-from dstrain.models.functional import pack
+from dstrain.models import pack
 from dstrain_flux.control_units import binary_mask, encode_fill
 from PIL import Image
 

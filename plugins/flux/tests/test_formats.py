@@ -13,12 +13,10 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from diffusers.loaders import single_file_utils
-from dstrain.errors import StateError
-from dstrain.models.component_files import ModelConfig, assign
-from dstrain.models.components import Component, Files
+from dstrain import ModelConfig, StateError
+from dstrain.models import assign, recognize, to_checkpoint
 from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.models.formats import to_checkpoint
-from dstrain.models.weights import recognize
+from dstrain.plugin import Component, Files
 from dstrain_flux.components import COMPONENTS, CONFIGS
 from safetensors.torch import save_file
 from torch import Tensor, nn

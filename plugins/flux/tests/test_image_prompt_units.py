@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from dstrain.models.components import Files
-from dstrain.models.weights import recognize
+from dstrain.models import recognize
+from dstrain.plugin import Files
 from dstrain_flux.components import COMPONENTS, vision_config
 from dstrain_flux.image_prompt_units import square_pixels
 from PIL import Image

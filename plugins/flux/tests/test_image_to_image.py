@@ -8,9 +8,9 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxImg2ImgPipeline
 from diffusers.pipelines.flux import pipeline_flux_img2img
+from dstrain import Pipeline
 from dstrain.cli.main import main
-from dstrain.models.functional import pack
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.models import pack
 from dstrain_flux import MODEL
 from PIL import Image
 from torch import Tensor

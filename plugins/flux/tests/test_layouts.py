@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from dstrain.models import empty_component
 from dstrain.models.formats import checkpoint_shapes, shapes_of
-from dstrain.models.networks import empty_component, empty_network
+from dstrain.models.networks import empty_network
 from dstrain_flux.components import COMPONENTS
 from transformers import SiglipConfig, SiglipModel
 

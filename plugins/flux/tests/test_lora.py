@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from dstrain.lora.adapters import inject
-from dstrain.lora.layers import LoraConfig
-from dstrain.lora.writer import save_lora
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.functional import pack
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain import LoraConfig, ModelConfig, Pipeline, save_lora
+from dstrain.lora import inject
+from dstrain.models import pack
 from dstrain_flux import LORA_ALIASES, MODEL
 from dstrain_flux.toy import write
 from PIL import Image

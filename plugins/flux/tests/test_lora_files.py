@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline
+from dstrain import Pipeline, StateError, UsageError, run
 from dstrain.cli.main import main
-from dstrain.errors import StateError, UsageError
-from dstrain.lora.key_names import key_formats
-from dstrain.models.components import components_of
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.runner import run
+from dstrain.lora import key_formats
+from dstrain.models import components_of
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.trained_sets import TrainedSet

@@ -10,10 +10,9 @@ import peft
 import pytest
 import torch
 from diffusers import FluxKontextPipeline, FluxPipeline
-from dstrain.errors import UsageError
-from dstrain.lora.adapters import inject
-from dstrain.lora.layers import LoraConfig
-from dstrain.models.functional import pack, unpack
+from dstrain import LoraConfig, UsageError
+from dstrain.lora import inject
+from dstrain.models import pack, unpack
 from dstrain_flux import LORA_ALIASES, MODEL
 from dstrain_flux.model_fn import image_ids, latent_shape, predict, predict_kontext
 from peft import inject_adapter_in_model

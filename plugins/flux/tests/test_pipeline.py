@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxKontextPipeline, FluxPipeline
-from dstrain.errors import UsageError
-from dstrain.graph.noise_schedule import LatentConstraint, TimestepSampler
-from dstrain.graph.plan import make_plan
-from dstrain.models.functional import pack
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.randomness import Rng, SampleKey
-from dstrain.training.losses import SFT
+from dstrain import SFT, Pipeline, Rng, SampleKey, TimestepSampler, UsageError
+from dstrain.graph import make_plan
+from dstrain.models import pack
+from dstrain.plugin import LatentConstraint
 from dstrain_flux import MODEL
 from dstrain_flux.pipeline import PIPELINES, SCHEDULE
 from dstrain_flux.toy import write

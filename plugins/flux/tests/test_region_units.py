@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain_flux.model_fn import region_mask
 from dstrain_flux.region_units import encode_entities, resize_entity_masks
 from dstrain_flux.units import encode_prompt

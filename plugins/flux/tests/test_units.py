@@ -9,7 +9,7 @@ import torch
 from diffusers import FluxKontextPipeline, FluxPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
-from dstrain.graph.unit import Unit
+from dstrain.plugin import Unit
 from dstrain_flux import units
 from PIL import Image
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.models.components import Files
-from dstrain.models.weights import recognize
+from dstrain.models import recognize
+from dstrain.plugin import Files
 from dstrain_qwen_image.components import COMPONENTS
 from dstrain_qwen_image.toy import write
 

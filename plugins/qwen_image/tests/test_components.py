@@ -12,9 +12,9 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
-from dstrain.errors import StateError
-from dstrain.models.components import Component, Files
-from dstrain.models.weights import recognize
+from dstrain import StateError
+from dstrain.models import recognize
+from dstrain.plugin import Component, Files
 from dstrain_qwen_image.components import COMPONENTS
 from dstrain_qwen_image.controlnet import BlockwiseControlNet
 from safetensors.torch import load_file, save_file

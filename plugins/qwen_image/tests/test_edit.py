@@ -22,16 +22,12 @@ from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_edit,
     pipeline_qwenimage_edit_plus,
 )
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
-from dstrain.graph.plan import make_plan
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.naming.model_files import model_configs
-from dstrain.models.needed_components import find
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.variant_choice import choose_variant, score_columns
+from dstrain import SFT, ModelConfig, Pipeline, TrainConfig, UsageError
+from dstrain.graph import make_plan
+from dstrain.models import find
+from dstrain.models.naming import model_configs
+from dstrain.pipeline import choose_variant, score_columns
 from dstrain.runs.resolve import resolve
-from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL, units
 from dstrain_qwen_image.model_fn import latent_shape_edit, pack, predict_edit
 from torch import Tensor

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers.loaders import single_file_utils
+from dstrain import ModelConfig
 from dstrain.lora.export import export
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.components import Files
-from dstrain.models.formats import to_checkpoint
-from dstrain.models.needed_components import find
-from dstrain.models.weights import recognize
-from dstrain.pipeline.variant_choice import choose_variant
+from dstrain.models import find, recognize, to_checkpoint
+from dstrain.pipeline import choose_variant
+from dstrain.plugin import Files
 from dstrain_qwen_image import MODEL
 from dstrain_qwen_image.components import COMPONENTS
 from safetensors.torch import load_file, save_file

@@ -15,9 +15,8 @@ from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_img2img,
     pipeline_qwenimage_inpaint,
 )
-from dstrain.errors import UsageError
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import plan_inference
+from dstrain import Pipeline, UsageError
+from dstrain.pipeline import plan_inference
 from dstrain_qwen_image import MODEL
 from dstrain_qwen_image.model_fn import pack
 from PIL import Image

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain import InputError
 from dstrain.cli.main import main
-from dstrain.errors import InputError
-from dstrain.graph.unit import Unit
+from dstrain.plugin import Unit
 from dstrain_qwen_image import inpaint
 from PIL import Image
 

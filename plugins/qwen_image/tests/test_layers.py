@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain import InputError, ModelConfig, UsageError
 from dstrain.cli.main import main
-from dstrain.errors import InputError, UsageError
-from dstrain.graph.unit import Unit
-from dstrain.models.component_files import ModelConfig
-from dstrain.pipeline.variant_choice import choose_variant
+from dstrain.pipeline import choose_variant
+from dstrain.plugin import Unit
 from dstrain_qwen_image import MODEL, layers
 from dstrain_qwen_image.toy import write
 from PIL import Image

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from diffusers import QwenImagePipeline
-from dstrain.lora.key_names import key_formats
-from dstrain.models.components import components_of
+from dstrain.lora import key_formats
+from dstrain.models import components_of
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain_qwen_image import MODEL
 from dstrain_qwen_image.components import COMPONENTS

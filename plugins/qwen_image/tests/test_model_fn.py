@@ -8,8 +8,8 @@ from typing import Any
 import peft
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.models.functional import override_positional_args
+from dstrain import UsageError
+from dstrain.models import override_positional_args
 from dstrain_qwen_image import MODEL
 from dstrain_qwen_image.model_fn import (
     apply_guidance,

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
-from dstrain.errors import UsageError
-from dstrain.graph.plan import make_plan, value_key
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.training.losses import SFT
+from dstrain import SFT, Pipeline, UsageError
+from dstrain.graph import make_plan
+from dstrain.graph.plan import value_key
 from dstrain_qwen_image import MODEL
 from dstrain_qwen_image.model_fn import pack
 from dstrain_qwen_image.pipeline import PIPELINES, SCHEDULE

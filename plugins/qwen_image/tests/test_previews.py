@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig, run
 from dstrain.runs.reports.preview_plans import plan_previews
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
 from PIL import Image
 from safetensors.torch import load_file
 

@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.cache.store import FeatureCache
+from dstrain import (
+    GenerateConfig,
+    Pipeline,
+    StateError,
+    TrainConfig,
+    UsageError,
+    generate,
+    run,
+)
+from dstrain.cache import FeatureCache
 from dstrain.cli.main import main
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import StateError, UsageError
-from dstrain.generation.run import generate
-from dstrain.models.toy import write_toy
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.registry.discovery import load_family
-from dstrain.runs.runner import run
+from dstrain.models import write_toy
+from dstrain.registry import load_family
 from PIL import Image
 
 SIDE = 64

@@ -16,21 +16,23 @@ import pytest
 import torch
 from accelerate import Accelerator
 from diffusers import QwenImagePipeline
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import Interrupted
-from dstrain.generation.run import generate
-from dstrain.models.component_files import ModelConfig
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.build import open_training_data, prepare
+from dstrain import (
+    Batch,
+    GenerateConfig,
+    Interrupted,
+    ModelConfig,
+    Pipeline,
+    TrainConfig,
+    TrainingModule,
+    generate,
+    run,
+)
+from dstrain.distributed import ProcessGroup
+from dstrain.runs import open_training_data, prepare
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.loop import optimizer_steps, steps
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
 from dstrain.runs.training_run import TrainingRun
-from dstrain.training.loader import Batch
-from dstrain.training.module import TrainingModule
 from dstrain_qwen_image.model_fn import pack
 from dstrain_qwen_image.toy import write
 from PIL import Image

@@ -9,8 +9,8 @@ import torch
 from diffusers import QwenImagePipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope
-from dstrain.errors import UsageError
-from dstrain.graph.unit import Unit
+from dstrain import UsageError
+from dstrain.plugin import Unit
 from dstrain_qwen_image import units
 from PIL import Image
 

@@ -12,14 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dstrain import TrainConfig, UsageError
 from dstrain.cli.main import main
-from dstrain.config.datasets import dataset_flags
-from dstrain.config.fields import flags_by_name
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
+from dstrain.config import dataset_flags, flags_by_name
+from dstrain.plugin import Column, ModelFamily
+from dstrain.registry import load_family
 from dstrain_tools.importing.command import drop_what_is_refused
 from dstrain_tools.importing.context import Model
 from dstrain_tools.importing.conversions.datasets.frames import VIDEO_FAMILIES

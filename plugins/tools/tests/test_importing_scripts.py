@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain_tools.importing.reading.shell import Script, read_script
 from dstrain_tools.importing.reading.source import read_source
 

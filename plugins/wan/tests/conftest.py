@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.models.components import Files
-from dstrain.models.weights import recognize
+from dstrain.models import recognize
+from dstrain.plugin import Files
 from dstrain_wan import MODEL
 from dstrain_wan.components import COMPONENTS
 from dstrain_wan.toy import write

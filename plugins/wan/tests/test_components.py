@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
-from dstrain.models.component_files import ModelConfig, assign, component_at
-from dstrain.models.components import Files
+from dstrain import ModelConfig
+from dstrain.models import assign, component_at, empty_component, recognize
 from dstrain.models.configs import infer_config
-from dstrain.models.networks import empty_component
-from dstrain.models.weights import recognize
+from dstrain.plugin import Files
 from dstrain_wan.components import COMPONENTS, CONFIGS, infer_dit
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, CLIPVisionModel, UMT5EncoderModel

@@ -7,9 +7,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from dstrain.graph.unit import Unit
-from dstrain.graph.values import Frames
-from dstrain.plugin import InputError
+from dstrain import Frames
+from dstrain.plugin import InputError, Unit
 from dstrain_wan import camera, control, motion, units
 from dstrain_wan.networks import WanTransformer3DModel
 from PIL import Image

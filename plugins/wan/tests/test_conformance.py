@@ -21,8 +21,7 @@ from diffusers import (
     WanVideoToVideoPipeline,
 )
 from diffusers.pipelines.wan import pipeline_wan_i2v, pipeline_wan_vace
-from dstrain import Pipeline
-from dstrain.graph.values import Frames
+from dstrain import Frames, Pipeline
 from dstrain.testing import Conformance
 from dstrain_wan.camera import encode_camera, rays
 from PIL import Image

@@ -11,13 +11,11 @@ import pytest
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from diffusers.loaders import single_file_utils
-from dstrain.errors import StateError
-from dstrain.models.component_files import ModelConfig, assign
-from dstrain.models.components import Files
+from dstrain import ModelConfig, StateError
+from dstrain.models import NATIVE, assign, recognize, to_checkpoint
 from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.models.formats import NATIVE, to_checkpoint
-from dstrain.models.hub.source import ModelSource
-from dstrain.models.weights import recognize
+from dstrain.models.hub import ModelSource
+from dstrain.plugin import Files
 from dstrain_wan.components import COMPONENTS, CONFIGS
 from safetensors.torch import save_file
 from torch import Tensor, nn

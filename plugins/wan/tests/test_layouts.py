@@ -5,8 +5,8 @@ at published sizes.
 from pathlib import Path
 
 import pytest
-from dstrain.models.components import Files
-from dstrain.models.formats import NATIVE, CheckpointFormat
+from dstrain.models import NATIVE
+from dstrain.plugin import CheckpointFormat, Files
 from dstrain_wan.components import COMPONENTS
 
 from tests.support.layouts import digest_of, layout_digest, layout_shapes

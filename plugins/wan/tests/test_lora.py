@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 from diffusers import WanPipeline
-from dstrain.lora.adapters import inject
-from dstrain.lora.layers import LoraConfig
-from dstrain.lora.writer import save_lora
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain import LoraConfig, Pipeline, save_lora
+from dstrain.lora import inject
 from dstrain_wan import MODEL
 from torch import Tensor
 

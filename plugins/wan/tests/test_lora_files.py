@@ -13,16 +13,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers import WanPipeline
+from dstrain import LoraConfig, StateError, run, save_lora
 from dstrain.cli.main import main
-from dstrain.config.fields import LoraFile
-from dstrain.errors import StateError
+from dstrain.config import LoraFile
+from dstrain.lora import key_formats
 from dstrain.lora.export import export
-from dstrain.lora.key_names import key_formats
-from dstrain.lora.layers import LoraConfig
-from dstrain.lora.writer import save_lora
-from dstrain.models.components import components_of
-from dstrain.pipeline.preset_choice import find_preset
-from dstrain.runs.runner import run
+from dstrain.models import components_of
+from dstrain.pipeline import find_preset
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.loras import trained

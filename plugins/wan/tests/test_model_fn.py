@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.noise_schedule import TimestepSampler
-from dstrain.lora.adapters import inject
-from dstrain.lora.layers import LoraConfig
-from dstrain.randomness import Rng, SampleKey
-from dstrain.training.losses import flow_match
+from dstrain import LoraConfig, Rng, SampleKey, TimestepSampler, UsageError, flow_match
+from dstrain.lora import inject
 from dstrain_wan import MODEL
 from dstrain_wan.model_fn import (
     keep_first_frame,

@@ -12,19 +12,22 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from dstrain.config.options.train import TrainConfig
-from dstrain.data.output import write_video
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
-from dstrain.graph.noise_schedule import TimestepSampler
-from dstrain.graph.plan import make_plan
-from dstrain.graph.values import Frames
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain import (
+    SFT,
+    Frames,
+    Pipeline,
+    Rng,
+    SampleKey,
+    TimestepSampler,
+    TrainConfig,
+    UsageError,
+    run,
+)
+from dstrain.data import write_video
+from dstrain.graph import make_plan
 from dstrain.pipeline.variant_choice import fitting_variants
-from dstrain.randomness import Rng, SampleKey
+from dstrain.plugin import Column
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.training.losses import SFT
 from dstrain_wan import MODEL
 from dstrain_wan.components import COMPONENTS
 from dstrain_wan.pipeline import PIPELINES, SCHEDULE

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from dstrain import Frames
 from dstrain.cli.main import main
-from dstrain.data.output import write_video
-from dstrain.graph.values import Frames
-from dstrain.models.formats import to_checkpoint
+from dstrain.data import write_video
+from dstrain.models import to_checkpoint
 from dstrain_wan.components import COMPONENTS
 from dstrain_wan.toy import write
 from safetensors.torch import load_file, save_file

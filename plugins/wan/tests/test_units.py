@@ -8,9 +8,8 @@ import pytest
 import torch
 from diffusers.pipelines.wan.pipeline_wan import WanPipeline, prompt_clean
 from diffusers.video_processor import VideoProcessor
-from dstrain.graph.unit import Unit
-from dstrain.graph.values import Frames
-from dstrain.plugin import InputError
+from dstrain import Frames
+from dstrain.plugin import InputError, Unit
 from dstrain_wan import units
 from PIL import Image
 from torch import Tensor

@@ -14,22 +14,14 @@ import numpy as np
 import pytest
 import torch
 from diffusers import WanVACEPipeline, WanVACETransformer3DModel
-from dstrain.data.images import Resolution
-from dstrain.data.output import write_video
-from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.errors import UsageError
-from dstrain.graph.plan import make_plan
-from dstrain.graph.unit import Unit
-from dstrain.graph.values import Frames
-from dstrain.lora.adapters import inject
-from dstrain.lora.layers import LoraConfig
-from dstrain.lora.writer import save_lora
-from dstrain.models.component_files import ModelConfig, assign
+from dstrain import SFT, Frames, LoraConfig, ModelConfig, UsageError, save_lora
+from dstrain.data import DataConfig, Resolution, open_dataset, write_video
+from dstrain.graph import make_plan
+from dstrain.lora import inject
+from dstrain.models import assign, to_checkpoint
 from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
-from dstrain.models.formats import to_checkpoint
-from dstrain.plugin import InputError
-from dstrain.training.losses import SFT
+from dstrain.models.execution import enable_checkpointing
+from dstrain.plugin import InputError, Unit
 from dstrain_wan import MODEL, vace
 from dstrain_wan.components import COMPONENTS
 from dstrain_wan.pipeline import PIPELINES

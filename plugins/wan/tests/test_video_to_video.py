@@ -9,10 +9,8 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanVideoToVideoPipeline
 from diffusers.pipelines.wan import pipeline_wan_video2video
-from dstrain.errors import UsageError
-from dstrain.graph.values import Frames
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import plan_inference
+from dstrain import Frames, Pipeline, UsageError
+from dstrain.pipeline import plan_inference
 from dstrain_wan import MODEL
 from PIL import Image
 from torch import Tensor

@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from dstrain.errors import DstrainError
-from dstrain.graph.noise_schedule import FlowMatchSchedule, TimestepSampler
-from dstrain.graph.values import Frames
-from dstrain.randomness import Rng, SampleKey
+from dstrain import DstrainError, Frames, Rng, SampleKey, TimestepSampler
+from dstrain.plugin import FlowMatchSchedule
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from dstrain.graph.values import Frames
+from dstrain import Frames
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from dstrain.cache.addresses import ADDRESS, as_text, find, packed, prefixes
+from dstrain.cache import ADDRESS, as_text, find, packed, prefixes
 
 FIRST = "00" * 7 + "01" + "00" * 12
 ALIKE = [FIRST, FIRST[:-2] + "01", FIRST[:-2] + "ff"]

@@ -10,18 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache.in_use import (
-    READING,
-    REMOVING,
-    exclusive,
-    readers,
-    reading,
-    remove_dead_marks,
-    writer,
-)
-from dstrain.cache.store import FeatureCache
-from dstrain.errors import StateError, SystemFault
-from dstrain.storage.locks import lock
+from dstrain import StateError, SystemFault
+from dstrain.cache import READING, FeatureCache, exclusive, readers, remove_dead_marks
+from dstrain.cache.in_use import REMOVING, reading, writer
+from dstrain.storage import lock
 from dstrain.storage.marks import SILENT
 
 READ = """

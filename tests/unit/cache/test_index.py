@@ -7,10 +7,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from dstrain.cache.addresses import ADDRESS, packed, prefixes
-from dstrain.cache.index import Index, merged, own_files, read_index, write_index
+from dstrain.cache import (
+    ADDRESS,
+    FeatureCache,
+    ShardWriter,
+    own_files,
+    packed,
+    prefixes,
+)
+from dstrain.cache.index import Index, merged, read_index, write_index
 from dstrain.cache.shards import DIGEST
-from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.storage.columns import file_hash
 
 from tests.support.caching_project import address

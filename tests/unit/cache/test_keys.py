@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any, TypedDict, cast
 
 from dstrain.cache.keys import PlanKeys, step_key
-from dstrain.data.cells import Cell, input_key
-from dstrain.graph.plan import Plan, Step
-from dstrain.graph.unit import Unit
-from dstrain.storage.hashing import Digests, hash_json
+from dstrain.data import Cell, input_key
+from dstrain.graph import Plan, Step
+from dstrain.plugin import Unit
+from dstrain.storage import Digests, hash_json
 from torch import Tensor
 
 

@@ -8,20 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from dstrain.cache import plan_files
-from dstrain.cache.plan_files import (
-    NUMBERS,
+from dstrain import SystemFault
+from dstrain.cache import (
     PlanSamples,
     commit_plans,
     open_samples,
-    plan_parts,
+    plan_files,
     read_record,
     stored_plans,
-    write_plan,
 )
-from dstrain.errors import CacheError, SystemFault
-from dstrain.storage.columns import write_columns
-from dstrain.storage.hashing import hash_json
+from dstrain.cache.plan_files import NUMBERS, plan_parts, write_plan
+from dstrain.errors import CacheError
+from dstrain.storage import hash_json, write_columns
 
 from tests.support.plan_facts import IDENTITY, about
 from tests.support.plan_lines import plan_line

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache.plan_files import stored_plans
+from dstrain.cache import stored_plans
 from dstrain.cache.plan_records import check_record
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.reports.preview_plans import RECORDED

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache import reading
+from dstrain import StateError, SystemFault
+from dstrain.cache import FeatureCache, ShardWriter, reading
 from dstrain.cache.reading import copies
 from dstrain.cache.shards import data_start
-from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.errors import StateError, SystemFault
 from torch.multiprocessing.spawn import spawn
 
 from tests.support.caching_project import address

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.addresses import as_text
-from dstrain.cache.shards import StoredValue, data_start, read_shard, write_shard
-from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.errors import CacheError, StateError, SystemFault, UsageError
+from dstrain import StateError, SystemFault, UsageError
+from dstrain.cache import FeatureCache, ShardWriter, as_text, read_shard
+from dstrain.cache.shards import StoredValue, data_start, write_shard
+from dstrain.errors import CacheError
 from safetensors import safe_open
 
 from tests.support.caching_project import address, plain

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.cache import source_files
-from dstrain.cache.plan_files import stored_plans, write_plan
-from dstrain.cache.source_files import SourceFiles, frame_folders, marks_of
-from dstrain.storage.hashing import file_mark, sha256
+from dstrain.cache import SourceFiles, source_files, stored_plans
+from dstrain.cache.plan_files import write_plan
+from dstrain.cache.source_files import frame_folders, marks_of
+from dstrain.storage import file_mark, sha256
 
 from tests.support.plan_facts import IDENTITY, about
 from tests.support.plan_lines import plan_line

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.addresses import as_text, packed
-from dstrain.cache.shards import read_shard
-from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.errors import StateError
-from dstrain.graph.values import Frames
-from dstrain.storage.files import temporary
+from dstrain import Frames, StateError
+from dstrain.cache import FeatureCache, ShardWriter, as_text, packed, read_shard
+from dstrain.storage import temporary
 from PIL import Image
 
 from tests.support.caching_project import address, noise_image, plain
@@ -212,7 +209,7 @@ def test_a_shard_of_another_name_is_refused(cache: FeatureCache) -> None:
 def test_an_image_of_a_mode_that_would_lose_something_is_refused(
     cache: FeatureCache,
 ) -> None:
-    from dstrain.errors import UsageError
+    from dstrain import UsageError
 
     with pytest.raises(
         UsageError, match="cannot be stored exactly: an image of mode CMYK"

@@ -4,9 +4,9 @@ import typing
 from pathlib import Path
 
 import pytest
+from dstrain import TrainConfig
 from dstrain.cli.main import main
-from dstrain.config.fields import Group, flags
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import Group, flags
 
 from tests.support.command_lines import BASE
 

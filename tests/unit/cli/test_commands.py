@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import GenerateConfig, TrainConfig
 from dstrain.cli.click_options import COMMAND_NAMES
 from dstrain.cli.commands import commands
 from dstrain.cli.main import command_group, main
-from dstrain.config.fields import LoraFile
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import LoraFile
 from dstrain.console import LOADING
-from dstrain.graph.inputs import Column
 from dstrain.pipeline import variant_choice
-from dstrain.registry.discovery import load_family
+from dstrain.plugin import Column
+from dstrain.registry import load_family
 
 Install = Callable[..., Path]
 Source = Callable[..., str]

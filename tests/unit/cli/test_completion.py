@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
+from dstrain import SystemFault, UsageError
 from dstrain.cli.completion import PROGRAM, SHELLS, VARIABLE, answer, install
 from dstrain.cli.main import command_group, main
-from dstrain.errors import SystemFault, UsageError
-from dstrain.registry.recipes import card_size
+from dstrain.registry import card_size
 
 Install = Callable[..., Path]
 Source = Callable[..., str]

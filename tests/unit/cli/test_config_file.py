@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cli.family_command import FamilyCommand
+from dstrain import GenerateConfig, TrainConfig
+from dstrain.cli import FamilyCommand
 from dstrain.cli.main import main
-from dstrain.config.fields import Flag, LoraFile, NamedInput, flags
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.model import ModelChoice
-from dstrain.config.options.train import TrainConfig, options_affecting
-from dstrain.config.serialize import as_flags, write_resolved
+from dstrain.config import Flag, LoraFile, NamedInput, as_flags, flags, write_resolved
+from dstrain.config.options import ModelChoice, options_affecting
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 Install = Callable[..., Path]

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dstrain import Diverged, Interrupted, TrainConfig
 from dstrain.cli.main import main
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import Diverged, Interrupted
 
 from tests.support.command_lines import BASE
 

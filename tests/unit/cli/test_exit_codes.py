@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain import TrainingModule
 from dstrain.cli.main import main
-from dstrain.training.module import TrainingModule
 from safetensors.torch import load_file, save_file
 
 from tests.support import ROOT

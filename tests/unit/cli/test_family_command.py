@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dstrain import TrainConfig
 from dstrain.cli.main import main
-from dstrain.config.options.train import TrainConfig
 
 from tests.support.command_lines import BASE
 

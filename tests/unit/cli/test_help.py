@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 import pytest
+from dstrain import TrainConfig
 from dstrain.cli.help import first_clause
 from dstrain.cli.main import command_group, main
-from dstrain.config.fields import flags
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import flags
 
 Install = Callable[..., Path]
 Source = Callable[..., str]

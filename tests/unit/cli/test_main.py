@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 import pytest
+from dstrain import TrainConfig
 from dstrain.cli.main import main
-from dstrain.config.options.train import TrainConfig
 
 from tests.support.command_lines import BASE
 

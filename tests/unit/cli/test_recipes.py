@@ -8,11 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from dstrain import TrainConfig
 from dstrain.cli.main import main
 from dstrain.cli.recipes import as_toml, find_recipe
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import as_flags
-from dstrain.registry.discovery import load_family
+from dstrain.config import as_flags
+from dstrain.registry import load_family
 from PIL import Image
 
 PLACES = ("--dataset_base_path", "photos", "--output_path", "out")

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dstrain import GenerateConfig, TrainConfig
+from dstrain.cli import advice
 from dstrain.cli.main import main
-from dstrain.cli.unsupported import advice, no_such, unused_variables
-from dstrain.config.fields import flags
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
-from dstrain.registry.discovery import load_family
+from dstrain.cli.unsupported import no_such, unused_variables
+from dstrain.config import flags
+from dstrain.registry import load_family
 
 from tests.support.command_lines import BASE
 

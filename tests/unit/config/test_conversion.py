@@ -5,12 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dstrain import GenerateConfig, TrainConfig, UsageError
+from dstrain.config import LoraFile, NamedInput, flags, validate
 from dstrain.config.conversion import as_keywords
-from dstrain.config.fields import LoraFile, NamedInput, flags
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.validation import validate
-from dstrain.errors import UsageError
 
 
 def test_text_stands_for_a_path_in_every_option_that_keeps_one() -> None:

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import UsageError
+from dstrain.config import dataset_flags, datasets_of
 from dstrain.config.datasets import (
-    dataset_flags,
-    datasets_of,
     repeated_base_paths,
     with_absolute_paths,
     with_places,
 )
-from dstrain.errors import UsageError
 
 from tests.support.command_lines import toy_config
 

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from dstrain.config.fields import (
+from dstrain import UsageError
+from dstrain.config import (
     Flag,
     LoraFile,
     NamedInput,
-    changed,
-    check_value,
     flags,
-    option,
     parse_alpha,
     parse_input,
     parse_lora,
@@ -22,7 +20,7 @@ from dstrain.config.fields import (
     parse_origins,
     split_commas,
 )
-from dstrain.errors import UsageError
+from dstrain.config.fields import changed, check_value, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """--lora_rank and --lora_alpha are one number, or one for each pattern of layers."""
 
 import pytest
+from dstrain import UsageError
 from dstrain.config.layer_numbers import LayerNumbers, parse_alphas, parse_ranks
-from dstrain.errors import UsageError
 
 
 @pytest.mark.parametrize(

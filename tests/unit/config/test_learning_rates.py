@@ -1,8 +1,8 @@
 """--learning_rate is one number, or one for each component."""
 
 import pytest
-from dstrain.config.learning_rates import LearningRates, parse_learning_rates
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.config import LearningRates, parse_learning_rates
 
 
 @pytest.mark.parametrize(

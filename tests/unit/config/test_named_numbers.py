@@ -1,8 +1,8 @@
 """An option may have one number, and others for names."""
 
 import pytest
+from dstrain import UsageError
 from dstrain.config.named_numbers import parse_named_numbers, positive_float
-from dstrain.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """How weights are stored is asked for in DiffSynth-Studio's grammar."""
 
 import pytest
+from dstrain import UsageError
 from dstrain.config.quantization import StorageRequest, parse_storage
-from dstrain.errors import UsageError
 
 FLAG = "--quant_options"
 

@@ -6,20 +6,20 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from dstrain.config.fields import LoraFile, NamedInput, flags
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig, options_affecting
-from dstrain.config.serialize import (
+from dstrain import GenerateConfig, TrainConfig
+from dstrain.config import (
     CONFIG as PLACE,
+    LoraFile,
+    NamedInput,
     as_flags,
-    assignment,
     command_line,
-    continued,
+    flags,
     read_resolved,
-    refill_advice,
     with_run_options,
     write_resolved,
 )
+from dstrain.config.options import options_affecting
+from dstrain.config.serialize import assignment, continued, refill_advice
 
 from tests.support.command_lines import toy_config
 

@@ -1,13 +1,9 @@
 """Sizes are read as cards are named, and written for people."""
 
 import pytest
-from dstrain.config.sizes import (
-    as_size,
-    parse_frames,
-    parse_resolutions,
-    parse_size,
-)
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.config import as_size
+from dstrain.config.sizes import parse_frames, parse_resolutions, parse_size
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.fields import LoraFile
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.validation import validate
-from dstrain.errors import UsageError
+from dstrain import GenerateConfig, UsageError
+from dstrain.config import LoraFile, validate
 
 from tests.support.command_lines import toy_config
 

@@ -15,15 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.config.options.data import SamplingMode
-from dstrain.data.cells import input_key, load_cell, read_literal
-from dstrain.data.clips import FrameSampling
-from dstrain.data.dataset import Dataset
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Input, Measured, one_of
-from dstrain.storage.hashing import Digests
+from dstrain import UsageError
+from dstrain.config.options import SamplingMode
+from dstrain.data import (
+    DataConfig,
+    Dataset,
+    FrameSampling,
+    Resolution,
+    input_key,
+    load_cell,
+    open_dataset,
+    read_literal,
+)
+from dstrain.graph import Input
+from dstrain.plugin import Column, Measured, one_of
+from dstrain.storage import Digests
 from PIL import Image
 
 from tests.support.videos import film, folder, frame, gif, seconds, steady

@@ -6,9 +6,10 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from dstrain.config.options.data import SamplingMode
-from dstrain.data.clips import FrameSampling, frames_at_rate
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.config.options import SamplingMode
+from dstrain.data import FrameSampling
+from dstrain.data.clips import frames_at_rate
 
 RATES = (8, 15, 16, 24, 25, 30, 50, 60)
 STRIDES = (0, 1, 4, 8)

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from dstrain.data.cells import Cell
-from dstrain.data.dataset import CheckedSample, Dataset
-from dstrain.data.table import Fault, Table
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
+from dstrain import UsageError
+from dstrain.data import Cell, Dataset, Fault, Table
+from dstrain.data.dataset import CheckedSample
+from dstrain.plugin import Column
 
 COLUMNS = {
     "prompt": Column("prompt"),

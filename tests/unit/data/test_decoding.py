@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.data import decoding
-from dstrain.data.cells import Cell, load_cell
-from dstrain.data.clips import FrameSampling
-from dstrain.data.dataset import Dataset
+from dstrain import UsageError
+from dstrain.data import (
+    Cell,
+    DataConfig,
+    Dataset,
+    FrameSampling,
+    Resolution,
+    decoding,
+    load_cell,
+    open_dataset,
+)
 from dstrain.data.decoding import MEMORY, skip_undecodable
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
-from dstrain.storage import file_memory
-from dstrain.storage.file_memory import ManyFiles
+from dstrain.plugin import Column
+from dstrain.storage import ManyFiles, file_memory
 from PIL import Image
 
 from tests.support.videos import film

@@ -5,14 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import UsageError
 from dstrain.cli.main import main
-from dstrain.data import files
-from dstrain.data.dataset import Dataset
+from dstrain.data import DataConfig, Dataset, Resolution, files, open_dataset
 from dstrain.data.files import DataRoots, FileInspector
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
+from dstrain.plugin import Column
 from PIL import Image
 
 from tests.support.family import write_data

@@ -10,18 +10,18 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from dstrain.data import images
-from dstrain.data.images import (
+from dstrain import UsageError
+from dstrain.data import (
+    Buckets,
     Resolution,
     fit,
+    images,
     load_image,
-    read_header,
     read_size,
     white_pixels,
 )
-from dstrain.data.variants.buckets import Buckets
+from dstrain.data.images import read_header
 from dstrain.data.variants.views import View
-from dstrain.errors import UsageError
 from PIL import ExifTags, Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 

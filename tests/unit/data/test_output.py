@@ -9,16 +9,10 @@ import av
 import numpy as np
 import pytest
 import torch
-from dstrain.data.output import (
-    check_output,
-    output_paths,
-    save_image_or_video,
-    side_by_side,
-    write_video,
-)
-from dstrain.data.videos import Pixels, probe, read_frames
-from dstrain.errors import SystemFault, UsageError
-from dstrain.graph.values import Frames
+from dstrain import Frames, SystemFault, UsageError
+from dstrain.data import probe, read_frames, save_image_or_video, write_video
+from dstrain.data.output import check_output, output_paths, side_by_side
+from dstrain.data.videos import Pixels
 from PIL import Image
 
 from tests.support.videos import HEIGHT, WIDTH, frame, seconds, steady

@@ -9,9 +9,8 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from dstrain.data import packets
-from dstrain.data.videos import probe, read_frames
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.data import packets, probe, read_frames
 from PIL import Image
 
 from tests.support.videos import KEYS, film, folder, gif, seconds, steady

@@ -16,24 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.data.cells import Cell, load_cell
-from dstrain.data.dataset import Dataset
-from dstrain.data.forms.metadata import read_metadata
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import (
-    DataConfig,
-    input_columns,
-    open_dataset,
-)
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import (
-    Column,
-    Constant,
-    InferenceOnly,
-    Input,
-    MaskColumn,
-    Measured,
-)
+from dstrain import UsageError
+from dstrain.data import Cell, DataConfig, Dataset, Resolution, load_cell, open_dataset
+from dstrain.data.forms import read_metadata
+from dstrain.data.row_checks import input_columns
+from dstrain.graph import Input, MaskColumn
+from dstrain.plugin import Column, Constant, InferenceOnly, Measured
 from PIL import Image
 from safetensors.torch import save_file
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from dstrain.data.dataset import Dataset
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Input, Measured
+from dstrain import UsageError
+from dstrain.data import DataConfig, Dataset, Resolution, open_dataset
+from dstrain.graph import Input
+from dstrain.plugin import Column, Measured
 from PIL import Image
 
 INPUTS: Mapping[str, Input] = {

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from dstrain.data.cells import Cell
+from dstrain.data import Cell
 from dstrain.data.samples import MOST_FORMS, SampleCells
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dstrain.data.table import Fault, Table, TableRows, name_fault, refuse
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.data import Fault, Table
+from dstrain.data.table import TableRows, name_fault, refuse
 
 PATH = Path("photos/m.csv")
 

@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import SystemFault, UsageError
 from dstrain.cli.main import main
 from dstrain.console import shown
-from dstrain.data import files as data_files
-from dstrain.data.dataset import Dataset
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, open_dataset
+from dstrain.data import (
+    DataConfig,
+    Dataset,
+    Resolution,
+    files as data_files,
+    open_dataset,
+)
 from dstrain.data.urls import ABANDONED, UrlCache, is_url, remove_abandoned
-from dstrain.errors import SystemFault, UsageError
-from dstrain.graph.inputs import Column
-from dstrain.storage.files import temporary
+from dstrain.plugin import Column
+from dstrain.storage import temporary
 from PIL import Image
 
 from tests.support.videos import film

@@ -14,10 +14,9 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from dstrain.data import videos
+from dstrain import UsageError
+from dstrain.data import probe, read_frames, videos
 from dstrain.data.clips import frames_at_rate
-from dstrain.data.videos import probe, read_frames
-from dstrain.errors import UsageError
 from PIL import Image
 
 from tests.support.videos import (

@@ -10,16 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dstrain import Diverged, DstrainError, Interrupted, SystemFault
 from dstrain.console import logging_to_stderr
-from dstrain.distributed import liveness as heartbeat
-from dstrain.distributed.liveness import (
-    ENDED,
-    LATE,
-    Heartbeat,
-    peer_failure,
-    should_report,
-)
-from dstrain.errors import Diverged, DstrainError, Interrupted, SystemFault
+from dstrain.distributed import liveness as heartbeat, should_report
+from dstrain.distributed.liveness import ENDED, LATE, Heartbeat, peer_failure
 from torch.distributed import DistNetworkError
 
 from tests.support.processes import Ended, in_processes

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from dstrain.distributed.sharding import Sharding
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.distributed import Sharding
 
 
 @pytest.mark.parametrize(

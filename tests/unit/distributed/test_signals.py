@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain import Interrupted, OutOfMemory, StateError, run
 from dstrain.cli.main import main
-from dstrain.distributed.signals import catch_stop_signals, interrupt_on_signals
-from dstrain.errors import Interrupted, OutOfMemory, StateError
-from dstrain.runs.runner import run
+from dstrain.distributed import catch_stop_signals, interrupt_on_signals
 
 from tests.support.runs import config, outcome, project, same, train
 

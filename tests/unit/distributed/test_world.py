@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache.store import FeatureCache
+from dstrain.cache import FeatureCache
 
 from tests.support.caching_project import plain
 from tests.support.family import weights_of, write_data

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.fields import LoraFile, NamedInput
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.errors import StateError, UsageError
+from dstrain import (
+    DIRECT_DISTILL,
+    GenerateConfig,
+    Pipeline,
+    StateError,
+    UsageError,
+    generate,
+)
+from dstrain.config import LoraFile, NamedInput
 from dstrain.generation.batch import generate_dataset
-from dstrain.generation.run import generate
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import seeded_noise
-from dstrain.training.distill import DIRECT_DISTILL
+from dstrain.pipeline import seeded_noise
 from PIL import Image, ImageChops
 from safetensors.torch import load_file, save_file
 
@@ -129,7 +132,7 @@ def test_a_run_that_was_stopped_resumes_and_one_that_is_done_makes_nothing(
 
 
 def failing_at(call: int) -> Any:
-    from dstrain.data.output import save_image_or_video
+    from dstrain.data import save_image_or_video
 
     calls = iter(range(1, 100))
 
@@ -405,7 +408,7 @@ def test_prompt_and_table_exclude_each_other(
 def test_two_runs_do_not_fill_one_folder(
     model: Path, table: Path, tmp_path: Path
 ) -> None:
-    from dstrain.storage.locks import lock
+    from dstrain.storage import lock
 
     with (
         lock(tmp_path / "set"),

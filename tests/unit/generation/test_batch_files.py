@@ -11,13 +11,9 @@ from typing import Any, TypedDict
 import numpy as np
 import pytest
 import torch
-from dstrain.config.fields import NamedInput
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.errors import StateError, UsageError
-from dstrain.generation.run import generate
-from dstrain.graph.inputs import Column
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.values import Frames
+from dstrain import Frames, GenerateConfig, StateError, UsageError, generate
+from dstrain.config import NamedInput
+from dstrain.plugin import Column, PipelineSpec
 from PIL import Image, ImageChops
 from torch import Tensor
 

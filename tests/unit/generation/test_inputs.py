@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.config.fields import NamedInput, parse_input
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.errors import UsageError
+from dstrain import GenerateConfig, UsageError
+from dstrain.config import NamedInput, parse_input
 from dstrain.generation.inputs import input_names, naming_flags, parse_arguments
-from dstrain.graph.inputs import Column, Constant, EntryCount, InferenceOnly
+from dstrain.plugin import Column, Constant, EntryCount, InferenceOnly
 from PIL import Image
 
 from tests.support.family import build

@@ -3,9 +3,9 @@
 import logging
 
 import pytest
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain.generation.prompts import notice
-from dstrain.graph.long_prompts import LongPrompt
+from dstrain.graph import LongPrompt
 
 
 def test_a_prompt_is_refused_or_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.errors import OutOfMemory, UsageError
+from dstrain import GenerateConfig, OutOfMemory, UsageError
 from dstrain.generation import run
-from dstrain.training.memory import GENERATE_ADVICE
+from dstrain.training import GENERATE_ADVICE
 
 
 def config(**changes: Any) -> GenerateConfig:

@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.config.fields import LoraFile, NamedInput
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.data.output import save_image_or_video
-from dstrain.errors import StateError, SystemFault, UsageError
-from dstrain.generation.run import generate
+from dstrain import (
+    GenerateConfig,
+    Pipeline,
+    StateError,
+    SystemFault,
+    UsageError,
+    generate,
+)
+from dstrain.config import LoraFile, NamedInput
+from dstrain.data import save_image_or_video
 from dstrain.generation.source import PipelineSource
-from dstrain.pipeline.pipeline import Pipeline
 from PIL import Image
 
 from tests.support.family import weights_of

@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain import GenerateConfig, StateError, UsageError, generate
 from dstrain.cli.main import main
-from dstrain.config.fields import LoraFile
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.serialize import with_run_options
-from dstrain.errors import StateError, UsageError
-from dstrain.generation.run import generate
+from dstrain.config import LoraFile, with_run_options
 from dstrain.generation.source import open_source
-from dstrain.graph.spec import ExpertSchedule
+from dstrain.plugin import ExpertSchedule
 from PIL import Image
 
 from tests.support import family

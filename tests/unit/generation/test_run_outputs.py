@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.fields import LoraFile
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.errors import UsageError
-from dstrain.generation.run import generate
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain import GenerateConfig, Pipeline, UsageError, generate
+from dstrain.config import LoraFile
 from PIL import Image
 
 from tests.support.family import weights_of

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.fields import LoraFile, NamedInput, parse_lora
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.errors import StateError, UsageError
+from dstrain import GenerateConfig, StateError, UsageError
+from dstrain.config import LoraFile, NamedInput, parse_lora
 from dstrain.generation.inputs import SAMPLING, flag_values
 from dstrain.generation.source import check_used, open_source
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.data.table import Table
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.data import Table
 from dstrain.generation.trajectories import student_steps, write_trajectory
-from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.storage.safetensors import verify_file
-from dstrain.training.distill import LATENTS, SIGMAS
+from dstrain.plugin import FlowMatchSchedule
+from dstrain.storage import verify_file
+from dstrain.training import LATENTS, SIGMAS
 from safetensors.torch import load_file
 
 SCHEDULE = FlowMatchSchedule(shift=1.0, latents_per_token=1)

@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from dstrain.graph.code_digest import Code, code_of
+from dstrain.graph import code_of
+from dstrain.graph.code_digest import Code
 
 Sources = dict[str, str]
 UNIT = "def unit(x):\n    return x\n"

@@ -5,7 +5,8 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 from typing import Any
 
 import pytest
-from dstrain.graph.frozen import ConvertedField, freeze
+from dstrain.graph import freeze
+from dstrain.graph.frozen import ConvertedField
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,16 @@
 """An input is declared once, as a column, a size, a constant or a value of inference."""
 
 import pytest
-from dstrain.graph.inputs import (
+from dstrain.graph import MaskColumn, as_column, with_measured
+from dstrain.graph.inputs import Kind
+from dstrain.plugin import (
     Column,
     Constant,
     InferenceOnly,
-    Kind,
-    MaskColumn,
     Measured,
-    as_column,
     at_least,
     between,
     one_of,
-    with_measured,
 )
 
 

@@ -3,12 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from dstrain.graph.long_prompts import (
-    LongPrompt,
-    check_length,
-    noticing_long_prompts,
-    report_long_prompt,
-)
+from dstrain.graph import LongPrompt, noticing_long_prompts
+from dstrain.graph.long_prompts import check_length, report_long_prompt
 
 
 class Words:

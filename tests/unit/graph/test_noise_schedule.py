@@ -9,15 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.noise_schedule import (
-    STRATA,
-    FlowMatchSchedule,
-    StratifiedSampler,
-    TimestepDistribution,
-    TimestepSampler,
-)
-from dstrain.randomness import Rng, SampleKey
+from dstrain import Rng, SampleKey, TimestepSampler, UsageError
+from dstrain.graph.noise_schedule import STRATA, StratifiedSampler, TimestepDistribution
+from dstrain.plugin import FlowMatchSchedule
 from numpy.typing import NDArray
 
 DRAWS = 100_000

@@ -8,13 +8,17 @@ from types import MappingProxyType
 from typing import Any, TypedDict
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, InferenceOnly, Measured
-from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.graph.plan import Plan, Step, make_plan, split_units
-from dstrain.graph.spec import ExpertSchedule, PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain import Task, UsageError, split_units
+from dstrain.graph import FunctionSpec, Plan, Step, make_plan
+from dstrain.plugin import (
+    Column,
+    ExpertSchedule,
+    FlowMatchSchedule,
+    InferenceOnly,
+    Measured,
+    PipelineSpec,
+    Unit,
+)
 from hypothesis import HealthCheck, given, reject, settings, strategies as st
 from PIL.Image import Image
 from torch import Tensor

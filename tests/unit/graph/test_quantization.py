@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dstrain.graph.quantization import QuantizationMethod
+from dstrain.plugin import QuantizationMethod
 
 
 def test_a_method_of_another_version_is_another_one() -> None:

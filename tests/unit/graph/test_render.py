@@ -7,13 +7,10 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 import pytest
-from dstrain.graph.inputs import Column
-from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.render import as_data, as_text
-from dstrain.graph.spec import ExpertSchedule, PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.graph.unit import Unit
+from dstrain import Task
+from dstrain.graph import Plan, as_text, make_plan
+from dstrain.graph.render import as_data
+from dstrain.plugin import Column, ExpertSchedule, FlowMatchSchedule, PipelineSpec, Unit
 from PIL.Image import Image
 from torch import Tensor
 

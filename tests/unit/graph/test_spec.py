@@ -6,16 +6,17 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, EntryCount, Input, Measured
-from dstrain.graph.noise_schedule import FlowMatchSchedule
-from dstrain.graph.spec import (
+from dstrain import Frames, Task, UsageError
+from dstrain.graph import Input
+from dstrain.plugin import (
+    Column,
+    EntryCount,
     ExpertSchedule,
+    FlowMatchSchedule,
+    Measured,
     PipelineSpec,
+    Unit,
 )
-from dstrain.graph.task import Task
-from dstrain.graph.unit import Unit
-from dstrain.graph.values import Frames
 from PIL import Image
 from torch import Tensor
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Constant
-from dstrain.graph.task import Task
+from dstrain import Task, UsageError
+from dstrain.plugin import Column, Constant
 from torch import Tensor
 
 

@@ -6,10 +6,10 @@ from typing import Any, TypedDict
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.code_digest import code_of
-from dstrain.graph.unit import FunctionSpec, Unit, component_of
-from dstrain.graph.values import Frames
+from dstrain import Frames, UsageError
+from dstrain.graph import FunctionSpec, code_of
+from dstrain.graph.unit import component_of
+from dstrain.plugin import Unit
 from PIL.Image import Image
 from torch import Tensor
 

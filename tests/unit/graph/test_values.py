@@ -12,18 +12,10 @@ from typing import Any, TypedDict
 import numpy as np
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.values import (
-    DTYPES,
-    Frames,
-    copy_value,
-    deserialize,
-    kind_of,
-    read_only,
-    serialize,
-    tensor_names,
-)
-from dstrain.storage.safetensors import read_tensors, write_tensors
+from dstrain import Frames, UsageError
+from dstrain.graph import deserialize, serialize
+from dstrain.graph.values import DTYPES, copy_value, kind_of, read_only, tensor_names
+from dstrain.storage import read_tensors, write_tensors
 from PIL import Image, ImageDraw
 from torch import Tensor
 

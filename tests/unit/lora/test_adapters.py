@@ -10,19 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.fields import LoraFile
-from dstrain.errors import StateError, UsageError
+from dstrain import LoraConfig, StateError, UsageError, save_lora
+from dstrain.config import LoraFile
 from dstrain.lazy import import_name
-from dstrain.lora.adapters import add_layers, inject, lora_layers, lora_state
-from dstrain.lora.initial_layers import load_layers
-from dstrain.lora.key_names import base_shapes
-from dstrain.lora.layers import LoraConfig, LoraLayer
-from dstrain.lora.merging import merge_layers
-from dstrain.lora.reader import read_lora
-from dstrain.lora.reading.contents import Lora
-from dstrain.lora.writer import save_lora
-from dstrain.models.components import Component
-from dstrain.registry.family import ModelFamily
+from dstrain.lora import (
+    Lora,
+    add_layers,
+    base_shapes,
+    inject,
+    load_layers,
+    lora_layers,
+    lora_state,
+    merge_layers,
+    read_lora,
+)
+from dstrain.lora.layers import LoraLayer
+from dstrain.plugin import Component, ModelFamily
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn

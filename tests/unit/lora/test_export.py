@@ -12,16 +12,14 @@ from typing import Any
 import dstrain.lora.export
 import pytest
 import torch
+from dstrain import LoraConfig, StateError, SystemFault, UsageError
 from dstrain.cli.main import main
-from dstrain.config.fields import LoraFile, parse_alpha
-from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.config import LoraFile, parse_alpha
+from dstrain.lora import read_lora
 from dstrain.lora.export import export
-from dstrain.lora.layers import LoraConfig
-from dstrain.lora.reader import read_lora
-from dstrain.models.components import Files
 from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.registry.family import ModelFamily
-from dstrain.storage.safetensors import CHECKSUM, read_tensors, verify_file
+from dstrain.plugin import Files, ModelFamily
+from dstrain.storage import CHECKSUM, read_tensors, verify_file
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import weights_of

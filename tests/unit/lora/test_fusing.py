@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain.lora.fusing import fuse, split_fused
 from dstrain.lora.key_names import Rows
 from dstrain.lora.layers import LoraLayer

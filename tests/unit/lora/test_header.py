@@ -5,15 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dstrain.lora.header import (
-    BLOCK_BYTES,
-    BLOCKS,
-    base_weights,
-    sample_digest,
-    training_differences,
-)
-from dstrain.lora.reading.contents import Lora
-from dstrain.models.components import Files
+from dstrain.lora import Lora, base_weights
+from dstrain.lora.header import BLOCK_BYTES, BLOCKS, sample_digest, training_differences
+from dstrain.plugin import Files
 
 SIZE = BLOCKS * BLOCK_BYTES * 4
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.errors import StateError
-from dstrain.lora.initial_layers import fill, load_layers
+from dstrain import StateError
+from dstrain.lora import load_layers
+from dstrain.lora.initial_layers import fill
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.lokr import Layer, LokrLayer
 

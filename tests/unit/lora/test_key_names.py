@@ -4,21 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dstrain.lora.adapters import inject
+from dstrain import LoraConfig
+from dstrain.lora import base_shapes, inject, key_formats, matching_names, unused_layers
 from dstrain.lora.key_names import (
     Rows,
-    base_shapes,
     checkpoint_formats,
-    key_formats,
     key_table,
     layers_of,
-    matching_names,
     prefixes,
-    unused_layers,
     with_underscores,
 )
-from dstrain.lora.layers import LoraConfig
-from dstrain.models.formats import NATIVE, LoraKeyFormat
+from dstrain.models import NATIVE
+from dstrain.plugin import LoraKeyFormat
 
 from tests.support.lora_family import COMPONENTS, MODEL, ORIGINAL, SHAPES, network
 

@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError
-from dstrain.lora.key_parser import (
-    KEY,
-    AdapterConfig,
-    is_lora_key,
-    parse_keys,
-    read_adapter_config,
-)
+from dstrain import StateError
+from dstrain.lora import is_lora_key
+from dstrain.lora.key_parser import KEY, AdapterConfig, parse_keys, read_adapter_config
 
 PATH = Path("x.safetensors")
 DOWN, UP = torch.ones(2, 3), torch.ones(4, 2)

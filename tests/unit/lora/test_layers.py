@@ -5,9 +5,9 @@ from dataclasses import asdict
 import peft
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
-from dstrain.lora.layers import LoraConfig, LoraLayer, Trainables, row_lengths
-from dstrain.lora.merging import merged
+from dstrain import LoraConfig, Trainables, TrainConfig
+from dstrain.lora import merged
+from dstrain.lora.layers import LoraLayer, row_lengths
 from torch import nn
 
 

@@ -6,16 +6,14 @@ from typing import Any
 import peft
 import pytest
 import torch
-from dstrain.config.fields import LoraFile
-from dstrain.errors import StateError, UsageError
-from dstrain.lora.adapters import add_layers, inject, lora_layers
+from dstrain import LoraConfig, StateError, UsageError
+from dstrain.config import LoraFile
+from dstrain.lora import add_layers, inject, lora_layers, merge_layers, read_lora
 from dstrain.lora.fusing import joined, merged_parts
 from dstrain.lora.key_names import Rows
 from dstrain.lora.key_parser import FOLDED
-from dstrain.lora.layers import LoraConfig, LoraLayer
+from dstrain.lora.layers import LoraLayer
 from dstrain.lora.lokr import LokrLayer, parse_lokr
-from dstrain.lora.merging import merge_layers
-from dstrain.lora.reader import read_lora
 from torch import Tensor, nn
 
 from tests.support.lora_family import MODEL, SHAPES, read, written

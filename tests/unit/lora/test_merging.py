@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from dstrain.lora.adapters import add_layers
+from dstrain.lora import add_layers, merge_layers, merged
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.lokr import Layer, LokrLayer
-from dstrain.lora.merging import merge_layers, merged
 from torch import nn
 
 THIRD = 1 / 3

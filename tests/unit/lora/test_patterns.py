@@ -5,7 +5,7 @@ refused.
 import re
 
 import pytest
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain.lora.patterns import (
     exact_pattern,
     is_target,

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.fields import LoraFile
-from dstrain.errors import StateError
-from dstrain.lora.adapters import add_layers
-from dstrain.lora.layers import LoraConfig
-from dstrain.lora.reader import read_lora
-from dstrain.lora.writer import save_lora
+from dstrain import LoraConfig, StateError, save_lora
+from dstrain.config import LoraFile
+from dstrain.lora import add_layers, read_lora
 from safetensors.torch import load_file
 
 from tests.support.lora_family import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.errors import StateError
-from dstrain.lora.layers import LoraConfig
+from dstrain import LoraConfig, StateError
 from safetensors.torch import load_file
 from torch import Tensor
 

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.lora.adapters import add_layers
+from dstrain import LoraConfig, UsageError
+from dstrain.lora import add_layers, check_names, key_formats
 from dstrain.lora.fusing import fuse, split_fused
-from dstrain.lora.key_names import key_formats, key_table
-from dstrain.lora.layers import LoraConfig, LoraLayer
-from dstrain.lora.writer import check_names, layers_in, peft_exceptions
-from dstrain.storage.safetensors import CHECKSUM, read_tensors
+from dstrain.lora.key_names import key_table
+from dstrain.lora.layers import LoraLayer
+from dstrain.lora.writer import layers_in, peft_exceptions
+from dstrain.storage import CHECKSUM, read_tensors
 
 from tests.support.lora_family import (
     COMPONENTS,

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError, UsageError
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.hub.source import model_base
+from dstrain import ModelConfig, StateError, UsageError
+from dstrain.models.hub import model_base
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import IDS, weights_of, write

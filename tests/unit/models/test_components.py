@@ -5,9 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.models.components import Component, Files
-from dstrain.models.formats import NATIVE, CheckpointFormat, KeyMap
-from dstrain.models.networks import DiffusersNetwork
+from dstrain.models import NATIVE
+from dstrain.plugin import CheckpointFormat, Component, DiffusersNetwork, Files, KeyMap
 
 OLD = CheckpointFormat(("old.*",), (KeyMap("new", "old"),))
 

@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.errors import StateError, UsageError
+from dstrain import GenerateConfig, ModelConfig, Pipeline, StateError, UsageError, run
 from dstrain.generation.batch import generate_dataset
-from dstrain.models.component_files import ModelConfig, assign, component_at
-from dstrain.models.components import Component, Files
+from dstrain.models import assign, component_at, find
 from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.models.formats import CheckpointFormat, KeyMap, same_config
-from dstrain.models.hub.source import ModelSource
-from dstrain.models.needed_components import denoiser_config, find
-from dstrain.models.networks import DiffusersNetwork, TransformersNetwork
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.runner import run
+from dstrain.models.hub import ModelSource
+from dstrain.models.needed_components import denoiser_config
+from dstrain.plugin import (
+    CheckpointFormat,
+    Component,
+    DiffusersNetwork,
+    Files,
+    KeyMap,
+    TransformersNetwork,
+    same_config,
+)
 from safetensors.torch import load_file, save, save_file
 
 from tests.support.family import COMPONENTS, MODEL, weights_of

@@ -2,13 +2,9 @@
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.models.device import (
-    DTYPES,
-    default_device,
-    precision,
-    usable_device,
-)
+from dstrain import UsageError
+from dstrain.models import DTYPES, default_device, precision
+from dstrain.models.device import usable_device
 
 CPU, GPU, MAC = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 

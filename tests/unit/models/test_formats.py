@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.models.components import Files
-from dstrain.models.formats import (
+from dstrain.models import from_checkpoint, to_checkpoint
+from dstrain.models.formats import TensorSlice, fits
+from dstrain.plugin import (
     CheckpointFormat,
+    Files,
     KeyMap,
     LoraKeyFormat,
-    TensorSlice,
-    fits,
-    from_checkpoint,
     read_key_maps,
     same_config,
-    to_checkpoint,
 )
 
 LAYOUT = CheckpointFormat(

@@ -7,18 +7,15 @@ import pytest
 import torch
 from diffusers import QwenImagePipeline
 from diffusers.image_processor import VaeImageProcessor
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.models import check_sides, override_positional_args, pack, unpack
 from dstrain.models.functional import (
     apply_guidance,
     as_uint8,
-    check_sides,
     images_to_tensor,
     latents_mean_std,
-    override_positional_args,
-    pack,
     tensor_to_image,
     to_minus_one_one,
-    unpack,
 )
 from PIL import Image
 from torch import Tensor, nn

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.needed_components import find
-from dstrain.runs.runner import run
+from dstrain import ModelConfig, StateError, run
+from dstrain.models import find
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import COMPONENTS, IDS, MODEL, weights_of

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError
-from dstrain.models.components import Files
-from dstrain.models.formats import CheckpointFormat, KeyMap
-from dstrain.models.networks import DiffusersNetwork, Tokenizer, load_network
+from dstrain import StateError
+from dstrain.models.networks import load_network
+from dstrain.plugin import CheckpointFormat, DiffusersNetwork, Files, KeyMap, Tokenizer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 

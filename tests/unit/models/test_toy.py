@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import SystemFault
-from dstrain.models.components import Component
-from dstrain.models.networks import Tokenizer
-from dstrain.models.toy import toy_writer, write_toy
-from dstrain.registry.family import ModelFamily
+from dstrain import SystemFault
+from dstrain.models import write_toy
+from dstrain.plugin import Component, ModelFamily, Tokenizer, toy_writer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import T5Tokenizer

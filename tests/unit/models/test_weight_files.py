@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError
-from dstrain.models import weight_files
-from dstrain.models.components import Files
+from dstrain import StateError
+from dstrain.models import recognize, weight_files
 from dstrain.models.weight_files import (
     OpenFiles,
     TensorInfo,
     refuse_quantized,
     shapes_in,
 )
-from dstrain.models.weights import Weights, recognize
+from dstrain.models.weights import Weights
+from dstrain.plugin import Files
 from safetensors.torch import save_file
 
 

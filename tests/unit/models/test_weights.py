@@ -14,14 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError
-from dstrain.models.components import Component, Files
-from dstrain.models.formats import (
-    NATIVE,
-    CheckpointFormat,
-    KeyMap,
-)
-from dstrain.models.weights import Weights, find_weights, recognize
+from dstrain import StateError
+from dstrain.models import NATIVE, recognize
+from dstrain.models.weights import Weights, find_weights
+from dstrain.plugin import CheckpointFormat, Component, Files, KeyMap
 from safetensors.torch import save_file
 from torch import Tensor
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Measured
-from dstrain.graph.values import Frames
-from dstrain.pipeline.arguments import check_measured, checked, one_by_one
+from dstrain import Frames, UsageError
+from dstrain.pipeline import check_measured, checked
+from dstrain.pipeline.arguments import one_by_one
+from dstrain.plugin import Column, Measured
 from PIL import Image
 
 INPUTS = {

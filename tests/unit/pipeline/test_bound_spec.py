@@ -7,18 +7,16 @@ from typing import Any, TypedDict
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
-from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
-from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import (
+from dstrain import SFT, Pipeline, Task, UsageError
+from dstrain.graph import make_plan
+from dstrain.plugin import (
+    Column,
     ExpertSchedule,
+    FlowMatchSchedule,
+    LatentConstraint,
     PipelineSpec,
+    Unit,
 )
-from dstrain.graph.task import Task
-from dstrain.graph.unit import Unit
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.training.losses import SFT
 from torch import Tensor
 
 

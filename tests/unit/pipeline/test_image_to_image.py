@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
-from dstrain.graph.values import Frames
-from dstrain.pipeline.image_to_image import check_start, fitted_start, start_input
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import SamplerOptions, plan_inference, seeded_noise
+from dstrain import Frames, Pipeline, UsageError
+from dstrain.pipeline import SamplerOptions, plan_inference, seeded_noise, start_input
+from dstrain.pipeline.image_to_image import check_start, fitted_start
+from dstrain.plugin import Column
 from PIL import Image
 from torch import Tensor
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.graph.plan import Plan
-from dstrain.graph.quantization import QuantizationMethod
-from dstrain.models.execution.kept import Kept, StoredLayers
+from dstrain import UsageError, run
+from dstrain.graph import Plan
+from dstrain.models.execution import Kept, StoredLayers
 from dstrain.models.quantization.methods import FP8, INT8_BLOCK
-from dstrain.pipeline.kept_choice import storage_options
+from dstrain.pipeline import storage_options
+from dstrain.plugin import QuantizationMethod
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
 
 from tests.support.family import IDS, weights_of
 from tests.support.runs import config, project

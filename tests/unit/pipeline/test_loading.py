@@ -15,19 +15,17 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.fields import LoraFile
-from dstrain.errors import StateError
+from dstrain import StateError
+from dstrain.config import LoraFile
+from dstrain.lora import Lora, merge_layers
 from dstrain.lora.foreign.products import MergedLayer
 from dstrain.lora.layers import LoraLayer
-from dstrain.lora.merging import merge_layers
-from dstrain.lora.reading.contents import Lora
-from dstrain.models.components import Component, Files
-from dstrain.models.execution.kept import ALL_BLOCKS, AS_LOADED, Kept, StoredLayers
-from dstrain.models.networks import DiffusersNetwork, keep, load_network
-from dstrain.models.quantization.methods import METHODS
+from dstrain.models import METHODS
+from dstrain.models.execution import ALL_BLOCKS, AS_LOADED, Kept, StoredLayers
+from dstrain.models.networks import keep, load_network
 from dstrain.pipeline import loading
 from dstrain.pipeline.loading import Loader
-from dstrain.registry.family import ModelFamily
+from dstrain.plugin import Component, DiffusersNetwork, Files, ModelFamily
 from safetensors.torch import save_file
 from torch import Tensor, nn
 

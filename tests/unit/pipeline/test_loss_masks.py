@@ -13,33 +13,18 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import CacheError, UsageError
-from dstrain.graph.inputs import Column, Constant, MaskColumn
-from dstrain.graph.plan import Step, make_plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.graph.unit import FunctionSpec
-from dstrain.pipeline.loss_masks import (
-    MASK,
-    Masks,
-    MaskUnit,
-    check_masks,
-    weigh_latents,
-    with_masks,
-    with_masks_of_dataset,
-)
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.randomness import SampleKey
-from dstrain.runs.build import open_training_data
-from dstrain.runs.cache_commands.recompute import recompute
+from dstrain import SFT, Pipeline, SampleKey, Task, UsageError
+from dstrain.distributed import ProcessGroup
+from dstrain.errors import CacheError
+from dstrain.graph import FunctionSpec, MaskColumn, Step, make_plan
+from dstrain.pipeline import MASK, Masks, check_masks, with_masks, with_masks_of_dataset
+from dstrain.pipeline.loss_masks import MaskUnit, weigh_latents
+from dstrain.plugin import Column, Constant, PipelineSpec
+from dstrain.runs import Setup, data_process, open_training_data, recompute
 from dstrain.runs.checks.rows import warnings_of_rows
 from dstrain.runs.resolve import resolve
-from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1 import computing
 from dstrain.runs.stage_1.computing import compute_step
-from dstrain.runs.stage_1.precompute import data_process
-from dstrain.training.losses import SFT
 from PIL import Image
 from torch import Tensor
 

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import MissingFiles, UsageError
-from dstrain.generation.run import generate
-from dstrain.models.component_files import ModelConfig
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.runner import run
+from dstrain import (
+    GenerateConfig,
+    ModelConfig,
+    Pipeline,
+    TrainConfig,
+    UsageError,
+    generate,
+    run,
+)
+from dstrain.errors import MissingFiles
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import weights_of, write

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import torch
-from dstrain.graph.values import Frames
-from dstrain.pipeline.outputs import Layers, Video, as_output
+from dstrain import Frames, Layers, Video
+from dstrain.pipeline.outputs import as_output
 from PIL import Image
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain import Pipeline, UsageError
 
 pytestmark = pytest.mark.usefixtures("tiny")
 

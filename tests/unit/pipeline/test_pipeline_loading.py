@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError, UsageError
-from dstrain.lora.adapters import inject
-from dstrain.lora.layers import LoraConfig
-from dstrain.lora.writer import save_lora
-from dstrain.models.component_files import ModelConfig
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain import LoraConfig, ModelConfig, Pipeline, StateError, UsageError, save_lora
+from dstrain.lora import inject
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 

@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain import DstrainError, GenerateConfig, StateError, UsageError, run
 from dstrain.cli.main import main
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.serialize import with_run_options
-from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain.config import with_run_options
 from dstrain.generation.source import open_source
-from dstrain.graph.spec import ExpertSchedule
 from dstrain.lora.export import export
-from dstrain.models.needed_components import component_digests
+from dstrain.models import component_digests
+from dstrain.plugin import ExpertSchedule
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.storage.hashing import Digests, sha256
-from dstrain.storage.safetensors import CHECKSUM, read_tensors
+from dstrain.storage import CHECKSUM, Digests, read_tensors, sha256
 from safetensors.torch import load_file, save_file
 
 from tests.support import family

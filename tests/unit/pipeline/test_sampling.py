@@ -6,20 +6,11 @@ from typing import Any, TypedDict
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import InferenceOnly
-from dstrain.graph.noise_schedule import LatentConstraint
-from dstrain.graph.plan import make_plan
-from dstrain.graph.unit import Unit
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import (
-    check_noise,
-    generate_task,
-    inference_sigmas,
-    plan_inference,
-    points_on_path,
-)
-from dstrain.randomness import Rng
+from dstrain import Pipeline, Rng, UsageError
+from dstrain.graph import make_plan
+from dstrain.pipeline import generate_task, inference_sigmas, plan_inference
+from dstrain.pipeline.sampling import check_noise, points_on_path
+from dstrain.plugin import InferenceOnly, LatentConstraint, Unit
 from torch import Tensor
 
 from tests.support.family import (

@@ -7,12 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.models.components import Component, Files
-from dstrain.models.execution.tiles import Tiles
-from dstrain.models.needed_components import Found, component_digests
-from dstrain.models.networks import DiffusersNetwork, Tokenizer
-from dstrain.pipeline.tile_choice import Tiling, check_tiling, tiles_of, with_tiles
+from dstrain import UsageError
+from dstrain.models import Found, component_digests
+from dstrain.models.execution import Tiles
+from dstrain.pipeline import Tiling, check_tiling, tiles_of, with_tiles
+from dstrain.plugin import Component, DiffusersNetwork, Files, Tokenizer
 from torch import nn
 
 from tests.support.command_lines import toy_config

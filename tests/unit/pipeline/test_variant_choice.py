@@ -12,27 +12,33 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import StateError, UsageError
-from dstrain.graph.inputs import Column, Constant, at_least
-from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import ExpertSchedule, PipelineSpec
-from dstrain.lora.layers import Trainables
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.components import Component
-from dstrain.models.needed_components import Found
+from dstrain import (
+    SFT,
+    ModelConfig,
+    StateError,
+    Trainables,
+    TrainConfig,
+    UsageError,
+    run,
+)
+from dstrain.graph import make_plan
+from dstrain.models import Found
+from dstrain.pipeline import choose_variant, score_columns, with_overrides
 from dstrain.pipeline.variant_choice import (
     check_denoiser,
-    choose_variant,
     runs_on_a_prompt,
-    score_columns,
     score_inputs,
-    with_overrides,
 )
-from dstrain.registry.family import Option
+from dstrain.plugin import (
+    Column,
+    Component,
+    Constant,
+    ExpertSchedule,
+    Option,
+    PipelineSpec,
+    at_least,
+)
 from dstrain.runs.resolve import resolve, resolve_experts
-from dstrain.runs.runner import run
-from dstrain.training.losses import SFT
 
 from tests.support.family import (
     MODEL,

@@ -1,6 +1,6 @@
 """The tensor functions of a family's interface are those of core."""
 
-from dstrain.data.images import convert, cover, white_pixels
+from dstrain.data import convert, cover, white_pixels
 from dstrain.graph import long_prompts
 from dstrain.models import functional as models
 from dstrain.models.execution import around_blocks

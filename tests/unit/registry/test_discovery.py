@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dstrain import UsageError
 from dstrain.cli.inspection import inspect_all
-from dstrain.errors import UsageError
-from dstrain.registry.discovery import (
+from dstrain.registry import (
     Installed,
     installed,
     load_family,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from dstrain.errors import UsageError
+from dstrain import UsageError
 
 from tests.support import family
 from tests.support.family import MODEL

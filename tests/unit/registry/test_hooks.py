@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.registry.hooks import load_extensions
+from dstrain import UsageError
+from dstrain.registry import load_extensions
 
 Install = Callable[..., Path]
 HOOKS = """

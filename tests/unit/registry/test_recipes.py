@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.registry.family import ModelFamily
-from dstrain.registry.recipes import goals_of, named, recipes_of, select
+from dstrain import UsageError
+from dstrain.plugin import ModelFamily
+from dstrain.registry import named, recipes_of, select
+from dstrain.registry.recipes import goals_of
 
 GOALS = """
 [sources.paper]
@@ -72,7 +73,7 @@ def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
         (package / "ready/goals.toml").write_text(goals)
         (package / "ready/cards.toml").write_text(cards)
         importlib.invalidate_caches()
-        from dstrain.registry.family import Option
+        from dstrain.plugin import Option
 
         return ModelFamily(
             name="my_family",

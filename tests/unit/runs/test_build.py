@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
-from dstrain.runs.build import open_training_data, total_steps
+from dstrain import TrainConfig, UsageError
+from dstrain.runs import open_training_data
+from dstrain.runs.build import total_steps
 from dstrain.runs.resolve import resolve
 from torch import nn
 

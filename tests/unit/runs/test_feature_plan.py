@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache.store import FeatureCache
-from dstrain.errors import StateError
-from dstrain.graph.task import Task
-from dstrain.models.needed_components import Found
+from dstrain import SFT, StateError, Task
+from dstrain.cache import FeatureCache
+from dstrain.models import Found
 from dstrain.runs import feature_plan
 from dstrain.runs.feature_plan import CacheInfo, check_configs
 from dstrain.runs.plan_identity import plan_identity
-from dstrain.training.losses import SFT
 
 from tests.support import caching_family
 from tests.support.caching_family import GUIDED

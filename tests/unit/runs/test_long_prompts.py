@@ -4,8 +4,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.graph.long_prompts import LongPrompt
+from dstrain import UsageError
+from dstrain.graph import LongPrompt
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, record, recorded
 
 LONG = LongPrompt("T5", 600, 511, "the end " * 40)

@@ -12,16 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.in_use import readers
-from dstrain.errors import Diverged, StateError, UsageError
-from dstrain.registry.hooks import Extensions
+from dstrain import Batch, Diverged, StateError, TrainingModule, UsageError, run
+from dstrain.cache import readers
+from dstrain.registry import Extensions
 from dstrain.runs.build import total_steps
 from dstrain.runs.checkpoints.state import states
 from dstrain.runs.loop import steps, update
-from dstrain.runs.runner import run
-from dstrain.training.batching import split_across_ranks
-from dstrain.training.loader import Batch
-from dstrain.training.module import TrainingModule
+from dstrain.training import split_across_ranks
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm

@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain import SampleKey, StateError, UsageError, run
 from dstrain.cli.main import main
-from dstrain.config.fields import LoraFile
-from dstrain.errors import StateError, UsageError
+from dstrain.config import LoraFile
+from dstrain.lora import base_shapes, merge_layers, read_lora
 from dstrain.lora.export import export
-from dstrain.lora.key_names import base_shapes
-from dstrain.lora.merging import merge_layers
-from dstrain.lora.reader import read_lora
-from dstrain.randomness import SampleKey
 from dstrain.runs.checkpoints.state import load_state, states
-from dstrain.runs.runner import run
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor

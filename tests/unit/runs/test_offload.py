@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.distributed.sharding import Sharding
-from dstrain.errors import Diverged, StateError, UsageError
-from dstrain.models.execution.kept import ALL_BLOCKS
+from dstrain import Diverged, StateError, UsageError, run
+from dstrain.distributed import Sharding
+from dstrain.models.execution import ALL_BLOCKS
 from dstrain.runs.loop import optimizer_steps, out_of_memory, steps
 from dstrain.runs.offload import swap_advice
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
 
 from tests.support.family import weights_of
 from tests.support.poisoned_memory import poisoned_memory

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from dstrain.graph.code_digest import code_of
-from dstrain.graph.inputs import Column
+from dstrain.graph import code_of
+from dstrain.plugin import Column
 from dstrain.runs.plan_identity import _input_record, plan_identity
 
 from tests.support import caching_family

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.distributed.sharding import Sharding
+from dstrain.distributed import Sharding
 from dstrain.runs.resolve import of_stage, resolve, with_defaults
 
 from tests.support import family as tiny

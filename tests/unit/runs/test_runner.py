@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.config.options.train import TrainConfig
-from dstrain.data.images import Resolution
-from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import DstrainError, UsageError
+from dstrain import SFT, DstrainError, TrainConfig, UsageError, run
+from dstrain.data import Resolution
+from dstrain.distributed import ProcessGroup
+from dstrain.runs import plan_of
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import plan_of, run, toy_models
-from dstrain.training.losses import SFT
+from dstrain.runs.runner import toy_models
 
 from tests.support.launchers import FILES, ZERO_3, handed_on
 from tests.support.runs import config, files, project, same, train, training_run

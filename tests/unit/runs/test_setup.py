@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
-from dstrain.graph.quantization import QuantizationMethod
-from dstrain.models.device import default_device
-from dstrain.models.execution.kept import Kept, StoredLayers
-from dstrain.models.needed_components import component_digests
+from dstrain import TrainConfig, UsageError
+from dstrain.models import component_digests, default_device
+from dstrain.models.execution import Kept, StoredLayers
+from dstrain.plugin import QuantizationMethod
 from dstrain.runs.resolve import of_stage, resolve
-from dstrain.storage.hashing import Digests
+from dstrain.storage import Digests
 
 from tests.support.runs import config, project
 

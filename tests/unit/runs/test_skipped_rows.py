@@ -9,16 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dstrain import StateError, UsageError, run
 from dstrain.cli.main import main
-from dstrain.data import decoding as bad_samples
-from dstrain.data.cells import Cell, load_cell
+from dstrain.data import Cell, decoding as bad_samples, load_cell
 from dstrain.data.decoding import MEMORY
-from dstrain.errors import StateError, UsageError
-from dstrain.runs.runner import run
-from dstrain.storage import file_memory
-from dstrain.storage.file_memory import ManyFiles
-from dstrain.storage.locks import lock
-from dstrain.storage.run_files import BAD_SAMPLES
+from dstrain.storage import BAD_SAMPLES, ManyFiles, file_memory, lock
 
 from tests.support.runs import config, files, log, project, train, training_run
 

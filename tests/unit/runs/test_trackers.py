@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
-from dstrain.graph.values import Frames
+from dstrain import Frames, TrainConfig, UsageError, run
 from dstrain.runs.reports.metrics import COLUMNS
-from dstrain.runs.runner import run
 from dstrain.runs.trackers import Trackers, check_trackers
 from PIL import Image
 

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import Pipeline, SampleKey, StateError, UsageError
 from dstrain.cli.main import main
-from dstrain.errors import CacheError, StateError, UsageError
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.randomness import SampleKey
+from dstrain.errors import CacheError
+from dstrain.runs import Setup
 from dstrain.runs.checkpoints.state import load_state, states
-from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1 import precompute
 from dstrain.runs.stage_1.keyed_samples import KeyedSamples
 from dstrain.runs.validation_loss import COLUMNS, held_out_losses
-from dstrain.storage.run_files import BAD_SAMPLES
+from dstrain.storage import BAD_SAMPLES
 
 from tests.support.family import write_data
 from tests.support.processes import commands, in_processes, words

@@ -10,15 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError, UsageError
-from dstrain.randomness import SampleKey
+from dstrain import Batch, SampleKey, StateError, TrainingModule, UsageError, run
 from dstrain.runs.loop import steps
-from dstrain.runs.runner import run
 from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingRun
 from dstrain.runs.validation_loss import COLUMNS, Validation, held_out_losses
-from dstrain.training.loader import Batch
-from dstrain.training.module import TrainingModule
 from torch import Tensor
 
 from tests.support.processes import commands, in_processes, words

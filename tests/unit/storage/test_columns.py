@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from dstrain.errors import StateError, SystemFault
-from dstrain.storage.columns import SUFFIX, open_columns, write_columns
+from dstrain import StateError, SystemFault
+from dstrain.storage import write_columns
+from dstrain.storage.columns import SUFFIX, open_columns
 
 from tests.support.unreadable import make_unreadable
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dstrain.errors import SystemFault
-from dstrain.storage import file_memory
-from dstrain.storage.file_memory import ENTRY, FileDigests, ManyFiles
-from dstrain.storage.hashing import file_mark, sha256
+from dstrain import SystemFault
+from dstrain.storage import ManyFiles, file_mark, file_memory, sha256
+from dstrain.storage.file_memory import ENTRY, FileDigests
 
 OLD = time.time_ns() - 60 * 10**9
 MARKS = [1, OLD, OLD, 7]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from dstrain.errors import SystemFault, UsageError
+from dstrain import SystemFault, UsageError
 from dstrain.storage import files
 
 

@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from dstrain.errors import StateError, SystemFault
-from dstrain.storage.hashing import Digests, FileMemory, hash_json, sha256
+from dstrain import StateError, SystemFault
+from dstrain.storage import Digests, hash_json, sha256
+from dstrain.storage.hashing import FileMemory
 
 
 def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:

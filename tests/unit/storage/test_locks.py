@@ -16,9 +16,9 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from dstrain.errors import StateError, SystemFault
-from dstrain.storage import locks, marks
-from dstrain.storage.locks import HOLDER, LOCK, TAKING_OVER, FolderLock, holder, lock
+from dstrain import StateError, SystemFault
+from dstrain.storage import lock, locks, marks
+from dstrain.storage.locks import HOLDER, LOCK, TAKING_OVER, FolderLock, holder
 from dstrain.storage.marks import SILENT, read_mark
 
 HOLD = """

@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dstrain.storage import recorded_files
-from dstrain.storage.hashing import Digests
+from dstrain.storage import Digests, recorded_files
 from dstrain.storage.recorded_files import RecordedFile, first_changed
 
 

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from dstrain.errors import StateError
-from dstrain.storage.run_files import RUN, RunFiles, averaged_name
+from dstrain import StateError
+from dstrain.storage import RUN, RunFiles
+from dstrain.storage.run_files import averaged_name
 
 
 @pytest.mark.parametrize(

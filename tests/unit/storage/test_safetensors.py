@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError, SystemFault
-from dstrain.storage import files
-from dstrain.storage.safetensors import (
+from dstrain import StateError, SystemFault
+from dstrain.storage import (
     CHECKSUM,
-    DTYPES,
-    read_rows,
+    files,
     read_tensors,
     take_part,
     tensor_shapes,
@@ -24,6 +22,7 @@ from dstrain.storage.safetensors import (
     with_checksum,
     write_tensors,
 )
+from dstrain.storage.safetensors import DTYPES, read_rows
 from safetensors.torch import save_file
 
 

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dstrain.errors import SystemFault
-from dstrain.storage.spool import MOST_IN_RAM, Chosen, Spool
+from dstrain import SystemFault
+from dstrain.storage import Chosen
+from dstrain.storage.spool import MOST_IN_RAM, Spool
 
 VALUES = [
     ["a.png", "a dog", ["x", "y"]],

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from dstrain.errors import StateError
-from dstrain.storage.hashing import sha256
+from dstrain import StateError
+from dstrain.storage import sha256
 from dstrain.storage.user_cache import FILE, ModelDigests, user_cache
 
 SECRET = "hf_abcdefghijklmnop"

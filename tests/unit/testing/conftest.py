@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dstrain.registry.discovery import load_family
+from dstrain.registry import load_family
 from dstrain.testing.family_under_test import FamilyUnderTest
 
 from tests.support.kit import install_family

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.storage.safetensors import with_checksum, write_tensors
+from dstrain.storage import with_checksum, write_tensors
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.lora_files import DAMAGES, Damage, LoraFiles, _damage
 from safetensors import safe_open

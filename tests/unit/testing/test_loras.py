@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dstrain.lora.layers import LoraConfig
+from dstrain import LoraConfig
 from dstrain.testing.loras import LoraReader, trained
 from torch import nn
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from dstrain.graph.values import Frames
+from dstrain import Frames
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.round_trips import STEPS, generate, pixels, train_and_save
 from dstrain.testing.rows import arguments

@@ -3,12 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.data.cells import load_cell
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.graph.inputs import Column, Constant, Measured, one_of
-from dstrain.graph.values import Frames
-from dstrain.registry.discovery import load_family
+from dstrain import Frames
+from dstrain.data import DataConfig, Resolution, load_cell, open_dataset
+from dstrain.plugin import Column, Constant, Measured, one_of
+from dstrain.registry import load_family
 from dstrain.testing.rows import Size, inputs, least_sizes, usual_size, write_rows
 from PIL import Image
 

@@ -11,21 +11,17 @@ from itertools import chain, islice, permutations
 
 import numpy as np
 import pytest
-from dstrain.randomness import SampleKey
-from dstrain.training.batching import (
-    CHUNK,
-    LARGE_CHUNK,
+from dstrain import SampleKey
+from dstrain.training import (
     SKIPPED,
-    Indices,
     MicroBatch,
     Order,
     Position,
     RepeatedRows,
-    permute,
-    sample_index,
     split_across_ranks,
     with_skipped_rows,
 )
+from dstrain.training.batching import CHUNK, LARGE_CHUNK, Indices, permute, sample_index
 
 
 def one_of_each_row(

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.values import Frames
+from dstrain import Frames, UsageError
 from dstrain.training.collate import collate
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.distributed.world import ProcessGroup
-from dstrain.runs.build import open_training_data, prepare
+from dstrain import TrainingModule
+from dstrain.distributed import ProcessGroup
+from dstrain.runs import open_training_data, prepare
 from dstrain.runs.launch.start import meet
 from dstrain.runs.resolve import resolve
 from dstrain.training.copies import frozen_names
-from dstrain.training.module import TrainingModule
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.processes import in_processes

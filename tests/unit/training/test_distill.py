@@ -10,24 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
-from dstrain.generation.run import generate
-from dstrain.graph.inputs import Column, Constant
-from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
-from dstrain.graph.plan import make_plan
-from dstrain.graph.task import Task
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import integrate, seeded_noise
-from dstrain.randomness import SampleKey
+from dstrain import (
+    DIRECT_DISTILL,
+    SFT,
+    GenerateConfig,
+    Pipeline,
+    Sample,
+    SampleKey,
+    Task,
+    TrainConfig,
+    TrainingModule,
+    UsageError,
+    generate,
+    run,
+)
+from dstrain.graph import make_plan
+from dstrain.pipeline import integrate, seeded_noise
+from dstrain.plugin import Column, Constant, FlowMatchSchedule, LatentConstraint
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.training.distill import DIRECT_DISTILL, direct_distill
-from dstrain.training.loader import Sample
-from dstrain.training.losses import SFT
-from dstrain.training.module import TrainingModule
+from dstrain.training.distill import direct_distill
 from torch import Tensor
 
 from tests.support.family import build, with_two_experts

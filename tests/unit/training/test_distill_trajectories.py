@@ -10,22 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
-from dstrain.generation.run import generate
-from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
-from dstrain.graph.plan import make_plan
-from dstrain.pipeline.sampling import inference_sigmas
-from dstrain.randomness import SampleKey
-from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.training.distill import (
-    LATENTS,
-    SIGMAS,
+from dstrain import (
     TRAJECTORY_IMITATION,
-    trajectory_imitation,
+    GenerateConfig,
+    SampleKey,
+    TrainConfig,
+    UsageError,
+    generate,
+    run,
 )
+from dstrain.graph import make_plan
+from dstrain.pipeline import inference_sigmas
+from dstrain.plugin import FlowMatchSchedule, LatentConstraint
+from dstrain.runs.resolve import resolve
+from dstrain.training import LATENTS, SIGMAS
+from dstrain.training.distill import trajectory_imitation
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dstrain.training.ema import MovingAverage
+from dstrain.training import MovingAverage
 from torch import Tensor, nn
 
 

@@ -1,9 +1,9 @@
 """Rows are held out by their number and the seed alone, whole, and never all or none."""
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.training.batching import SKIPPED
-from dstrain.training.held_out import hold_out, is_held_out
+from dstrain import UsageError
+from dstrain.training import SKIPPED, hold_out
+from dstrain.training.held_out import is_held_out
 
 
 def chosen(rows: int, seed: int, fraction: float) -> set[int]:

@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.data.cells import Cell
-from dstrain.errors import StateError, SystemFault, UsageError
-from dstrain.graph.inputs import Column
-from dstrain.randomness import SampleKey
-from dstrain.runs.build import open_training_data
-from dstrain.runs.setup import Setup
-from dstrain.runs.stage_1.precompute import data_process
-from dstrain.training import loader as samples
-from dstrain.training.batching import MicroBatch
-from dstrain.training.loader import DecodedSamples, Sample, SampleSource, load_batches
+from dstrain import Sample, SampleKey, StateError, SystemFault, UsageError
+from dstrain.data import Cell
+from dstrain.plugin import Column
+from dstrain.runs import Setup, data_process, open_training_data
+from dstrain.training import (
+    DecodedSamples,
+    MicroBatch,
+    SampleSource,
+    load_batches,
+    loader as samples,
+)
 
 from tests.support.caching_family import runs
 from tests.support.caching_project import (

@@ -7,23 +7,29 @@ from typing import Any, TypedDict
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
-from dstrain.graph.noise_schedule import (
+from dstrain import (
+    SFT,
+    Batch,
+    Pipeline,
+    Rng,
+    Sample,
+    SampleKey,
+    TimestepSampler,
+    Trainables,
+    TrainingModule,
+    UsageError,
+    flow_match,
+)
+from dstrain.plugin import (
+    Column,
     FlowMatchSchedule,
     LatentConstraint,
-    TimestepSampler,
+    ModelFamily,
+    PipelineSpec,
+    Unit,
 )
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.unit import Unit
-from dstrain.lora.layers import Trainables
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.randomness import Rng, SampleKey
-from dstrain.registry.family import ModelFamily
-from dstrain.training.batching import Order, split_across_ranks
-from dstrain.training.loader import Batch, Sample
-from dstrain.training.losses import SFT, flow_match, mean_square
-from dstrain.training.module import TrainingModule
+from dstrain.training import Order, split_across_ranks
+from dstrain.training.losses import mean_square
 from torch import Tensor, nn
 
 SCHEDULE = FlowMatchSchedule(shift=3.0)

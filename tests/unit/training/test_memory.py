@@ -10,14 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.cli.errors import explain
-from dstrain.errors import OutOfMemory
-from dstrain.training.memory import (
-    collect_memory,
-    is_out_of_memory,
-    oom_as_error,
-    peak_memory,
-)
+from dstrain import OutOfMemory
+from dstrain.cli import explain
+from dstrain.training import collect_memory, is_out_of_memory, oom_as_error, peak_memory
 
 LACKING = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"),

@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.task import Task
-from dstrain.graph.unit import Unit
-from dstrain.randomness import SampleKey
+from dstrain import SFT, Sample, SampleKey, Task, TrainingModule, UsageError, run
+from dstrain.plugin import Unit
 from dstrain.runs.loop import steps, update
-from dstrain.runs.runner import run
 from dstrain.runs.training_run import TrainingRun
-from dstrain.training.loader import Sample
-from dstrain.training.losses import SFT
-from dstrain.training.module import TrainingModule
 from torch import Tensor
 
 from tests.support.runs import config, log, project, same, training_run

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.distributed.sharding import Sharding
-from dstrain.errors import UsageError
-from dstrain.lora.adapters import inject
-from dstrain.lora.layers import LoraConfig
+from dstrain import LoraConfig, UsageError
+from dstrain.distributed import Sharding
+from dstrain.lora import inject
 from dstrain.models import weight_files
-from dstrain.models.components import Component, Files
-from dstrain.models.networks import DiffusersNetwork, Place, keep, place_weights
+from dstrain.models.networks import Place, keep, place_weights
 from dstrain.pipeline.loading import Loader
-from dstrain.storage.safetensors import take_part, whole, write_tensors
-from dstrain.training.optimizers.clipping import clip_gradients
+from dstrain.plugin import Component, DiffusersNetwork, Files
+from dstrain.storage import take_part, write_tensors
+from dstrain.storage.safetensors import whole
+from dstrain.training.optimizers import clip_gradients
 from dstrain.training.sharded_networks import (
     Division,
     keeping_gradients,

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.lora.layers import Trainables
+from dstrain import Trainables, TrainingModule, UsageError
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import resolve
-from dstrain.training.module import TrainingModule
 from torch import nn
 
 from tests.support.runs import (

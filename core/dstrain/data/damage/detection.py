@@ -13,7 +13,8 @@ from PIL import Image
 from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.damage.truncation import JPEG_END, JPEG_FILL, JPEG_SCAN, jpeg_segments
 from dstrain.errors import StateError, UsageError
-from dstrain.storage.hashing import FileMark, file_mark
+from dstrain.storage import file_mark
+from dstrain.storage.hashing import FileMark
 
 MAX_BYTES = 2**30
 """Bytes of the largest JPEG that is checked, since all are read at once."""

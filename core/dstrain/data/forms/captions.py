@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dstrain.data.forms.metadata import BOM
 from dstrain.data.table import MAX_CELL_LENGTH, text_fault
-from dstrain.storage.files import read_limited
+from dstrain.storage import read_limited
 
 SUFFIXES = (".txt", ".caption", ".json")
 """Endings of files with captions."""

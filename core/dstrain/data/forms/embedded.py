@@ -12,8 +12,7 @@ from typing import Any
 
 from dstrain.data.table import EMBEDDED_FILES
 from dstrain.errors import UsageError
-from dstrain.storage.files import check_writable, replacing
-from dstrain.storage.hashing import file_mark, hash_json, sha256
+from dstrain.storage import check_writable, file_mark, hash_json, replacing, sha256
 from dstrain.storage.user_cache import VARIABLE, user_cache
 
 LISTS = "lists"

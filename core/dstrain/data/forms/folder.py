@@ -23,7 +23,7 @@ from dstrain.data.forms.listing import (
 from dstrain.data.forms.naming import FILE_NAME, TEXT
 from dstrain.data.table import Fault, RawValue, Table, TableRows
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
+from dstrain.graph import Column
 
 CAPTION = "\0caption"
 """The column of the file that a caption is from, which no table shows."""

@@ -10,7 +10,7 @@ from dstrain.data.forms.captions import SUFFIXES as CAPTIONS
 from dstrain.data.forms.listing import MEDIA, VIDEOS, names_in
 from dstrain.data.forms.metadata import SUFFIXES as TABLES
 from dstrain.data.forms.naming import main_column
-from dstrain.graph.inputs import Input
+from dstrain.graph import Input
 
 UNREAD_IMAGES = frozenset(
     {

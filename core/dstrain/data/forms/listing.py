@@ -11,7 +11,7 @@ from pathlib import Path
 from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.forms.captions import MAX_BYTES, SUFFIXES as CAPTIONS
 from dstrain.errors import SystemFault, UsageError
-from dstrain.storage.files import read_limited
+from dstrain.storage import read_limited
 from dstrain.storage.hashing import FileMemory
 from dstrain.storage.user_cache import user_cache
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Input
+from dstrain.graph import Column, Input
 
 FILE_NAME = "file_name"
 TEXT = "text"

@@ -16,7 +16,7 @@ from dstrain.data.forms.metadata import read_columns, read_metadata
 from dstrain.data.forms.naming import main_column, other_names
 from dstrain.data.forms.source import Source
 from dstrain.data.table import Table
-from dstrain.graph.inputs import Column, Input
+from dstrain.graph import Column, Input
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from dstrain.data.forms.left_out import left_out, tables_below
 from dstrain.data.forms.listing import folder_digest, has_media, list_media
 from dstrain.data.forms.metadata import SUFFIXES
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.storage.files import read_limited
-from dstrain.storage.hashing import hash_json, sha256
+from dstrain.storage import hash_json, read_limited, sha256
 from dstrain.storage.user_cache import ModelDigests
 
 Form = Literal["table", "folder", "parquet", "arrow", "several"]

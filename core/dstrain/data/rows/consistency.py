@@ -8,7 +8,7 @@ from dstrain.console import number_of
 from dstrain.data.cells import Cell, ResampledVideo
 from dstrain.data.clips import FrameSampling
 from dstrain.data.table import Fault
-from dstrain.graph.inputs import Column, Input, Measured
+from dstrain.graph import Column, Input, Measured
 
 
 def inconsistencies(

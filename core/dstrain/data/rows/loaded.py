@@ -26,7 +26,7 @@ from dstrain.data.table import Fault, RawValue
 from dstrain.data.variants.buckets import TooSmall, cropped_share
 from dstrain.data.variants.captions import CaptionOptions, WeightedCaption
 from dstrain.data.videos import Video
-from dstrain.graph.inputs import Column, MaskColumn
+from dstrain.graph import Column, MaskColumn
 
 AS_WRITTEN = CaptionOptions()
 

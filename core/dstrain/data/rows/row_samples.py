@@ -12,7 +12,7 @@ from dstrain.data.dataset import Variant
 from dstrain.data.rows.loaded import LoadedRow
 from dstrain.data.table import Fault
 from dstrain.data.variants.views import NO_AUGMENTATION, AugmentationOptions
-from dstrain.graph.inputs import Column, Constant, Input, Measured
+from dstrain.graph import Column, Constant, Input, Measured
 
 
 def clips_of(

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.key_names import Rows, parameter_rows
-from dstrain.models.formats import CheckpointFormat, Shape, Shapes, fits
-from dstrain.models.quantization.linear import StoredLinear
+from dstrain.models import Shapes, StoredLinear
+from dstrain.models.formats import CheckpointFormat, Shape, fits
 
 DIFFERENCE = re.compile(r"(?P<layer>.+)\.(?P<kind>diff(?:_[bm])?|[wb]_norm)")
 ENDINGS = MappingProxyType(

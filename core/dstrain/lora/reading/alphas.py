@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dstrain.config.fields import LoraFile
+from dstrain.config import LoraFile
 from dstrain.console import get_logger, shell_command, shell_word
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.key_parser import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dstrain.config.options.lora import LoraType
+from dstrain.config.options import LoraType
 from dstrain.errors import StateError, first_few
 from dstrain.lora.foreign.products import MergedLayer
 from dstrain.lora.key_parser import is_folded

@@ -9,7 +9,7 @@ from torch import Tensor
 from dstrain.lora.foreign.differences import DifferenceKey, split_differences
 from dstrain.lora.key_names import PEFT_PREFIX, Prefix, narrowed, prefixes
 from dstrain.lora.key_parser import Weights, parse_keys
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 
 @dataclass(frozen=True)

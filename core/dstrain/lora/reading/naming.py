@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dstrain.config.fields import LoraFile
+from dstrain.config import LoraFile
 from dstrain.console import number_of, shell_command, shell_word
 from dstrain.errors import StateError, first_few
 from dstrain.lora.foreign.differences import DifferenceTable, difference_table
@@ -14,9 +14,8 @@ from dstrain.lora.key_names import (
     with_underscores,
 )
 from dstrain.lora.reading.groups import Group
-from dstrain.models.components import components_of
-from dstrain.models.formats import Shapes
-from dstrain.registry.family import ModelFamily
+from dstrain.models import Shapes, components_of
+from dstrain.registry import ModelFamily
 
 
 @dataclass(frozen=True)

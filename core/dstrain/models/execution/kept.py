@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from dstrain.graph.quantization import QuantizationMethod
+from dstrain.graph import QuantizationMethod
 
 Block = TypeVar("Block")
 ALL_BLOCKS = -1

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from dstrain.console import number_of
 from dstrain.errors import StateError
-from dstrain.storage.files import write_json
-from dstrain.storage.hashing import FileMark, file_mark, sha256
+from dstrain.storage import file_mark, sha256, write_json
+from dstrain.storage.hashing import FileMark
 
 RECORD = ".fetched.json"
 FORMAT = 2

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar, get_args
 
-from dstrain.config.options.model import Hub
+from dstrain.config.options import Hub
 from dstrain.console import get_logger, number_of
 from dstrain.errors import (
     DstrainError,
@@ -28,7 +28,7 @@ from dstrain.models.hub.record import (
     missing_shards,
     select,
 )
-from dstrain.storage.hashing import file_mark
+from dstrain.storage import file_mark
 from dstrain.storage.locks import FolderLock
 
 T = TypeVar("T")

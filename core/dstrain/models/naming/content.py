@@ -7,7 +7,7 @@ from dstrain.errors import UsageError
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.naming.folders import SAFETENSORS, loose_weights, weight_sets
 from dstrain.models.weights import find_weights
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 
 def families_of(path: Path, families: Iterable[ModelFamily]) -> list[ModelFamily]:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from dstrain.errors import UsageError, nearest
 from dstrain.models.naming.location import FLAG, PublishedModel, located
-from dstrain.registry.discovery import usable_families
-from dstrain.registry.family import ModelFamily
-from dstrain.storage.files import read_limited
+from dstrain.registry import ModelFamily, usable_families
+from dstrain.storage import read_limited
 
 INDEX = "model_index.json"
 """The file of a published pipeline that names its class."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component, Files
-from dstrain.models.hub.record import SHARD, described_shards, missing_shards
+from dstrain.models.hub import SHARD, described_shards, missing_shards
 from dstrain.models.naming.location import FLAG
 from dstrain.models.weight_files import TORCH_SUFFIXES
 from dstrain.models.weights import find_weights

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dstrain.errors import MissingFiles, UsageError, nearest
-from dstrain.models.hub.source import ModelSource
-from dstrain.registry.family import ModelFamily
+from dstrain.models.hub import ModelSource
+from dstrain.registry import ModelFamily
 
 FLAG = "--model_id"
 PUBLISHED = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([^@:]+))?")

@@ -3,17 +3,17 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dstrain.config.fields import parse_model_paths, parse_origins
-from dstrain.config.options.model import Hub, ModelChoice
+from dstrain.config import parse_model_paths, parse_origins
+from dstrain.config.options import Hub, ModelChoice
 from dstrain.console import get_logger
 from dstrain.errors import UsageError, nearest
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component, components_of
-from dstrain.models.hub.source import chosen_hub
+from dstrain.models.hub import chosen_hub
 from dstrain.models.naming.folders import Part, config_of, fitting, parts_of_folder
 from dstrain.models.naming.location import FLAG, PublishedModel, located
 from dstrain.models.naming.replacing import without_replaced
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 logger = get_logger(__name__)
 

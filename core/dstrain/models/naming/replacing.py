@@ -8,7 +8,7 @@ from dstrain.models.components import Component, components_of
 from dstrain.models.naming.folders import Part, refuse_doubt
 from dstrain.models.naming.location import FLAG
 from dstrain.models.weights import recognize
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily
 
 
 def without_replaced(

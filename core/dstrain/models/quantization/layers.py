@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.graph.quantization import QuantizationMethod
-from dstrain.models.execution.kept import Kept, StoredLayers, matches
+from dstrain.graph import QuantizationMethod
+from dstrain.models.execution import Kept, StoredLayers, matches
 from dstrain.models.networks import tied_names
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.quantization import QuantizationMethod
+from dstrain.graph import QuantizationMethod
 from dstrain.models.quantization import encodings, libraries
 from dstrain.models.quantization.encodings import Encode
 from dstrain.models.quantization.linear import Restore, StoredLinear

@@ -13,15 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from dstrain.cache.in_use import reading
-from dstrain.config.datasets import datasets_of
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import datasets_of
+from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger, number_of, progress_bar, redacted
-from dstrain.data.forms.naming import parse_columns
-from dstrain.data.forms.reading import Reading
-from dstrain.data.forms.source import Source as DataSource
+from dstrain.data import CaptionOptions, Table
+from dstrain.data.forms import Reading, Source as DataSource, parse_columns
 from dstrain.data.rows.loaded import AS_WRITTEN
-from dstrain.data.table import Table
-from dstrain.data.variants.captions import CaptionOptions
 from dstrain.errors import (
     CacheError,
     DstrainError,
@@ -29,19 +26,19 @@ from dstrain.errors import (
     SystemFault,
     UsageError,
 )
-from dstrain.graph.inputs import Column
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.values import Frames, deserialize
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.device import DTYPES, default_device, precision
-from dstrain.models.naming.model_files import model_configs
-from dstrain.models.needed_components import find
-from dstrain.models.toy import write_toy
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.variant_choice import with_overrides
+from dstrain.graph import Column, Frames, PipelineSpec, deserialize
+from dstrain.models import (
+    DTYPES,
+    ModelConfig,
+    default_device,
+    find,
+    precision,
+    write_toy,
+)
+from dstrain.models.naming import model_configs
+from dstrain.pipeline import Pipeline, with_overrides
 from dstrain.randomness import Rng, SampleKey
-from dstrain.registry.discovery import load_family, variant_of
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily, load_family, variant_of
 from dstrain.runs.cache_commands.contents import Contents, PlanContents
 from dstrain.runs.cache_commands.page import Card, write_page
 from dstrain.runs.cache_commands.prune import named_plan

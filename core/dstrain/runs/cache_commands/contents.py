@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dstrain.cache.addresses import Addresses, packed
+from dstrain.cache import Addresses, FeatureCache, packed, read_shard
 from dstrain.cache.plan_files import plan_parts
-from dstrain.cache.shards import read_shard
-from dstrain.cache.store import FeatureCache
 from dstrain.errors import CacheError
 
 Numbers = NDArray[np.int64]

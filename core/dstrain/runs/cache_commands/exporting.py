@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from dstrain.cache.addresses import as_text
+from dstrain.cache import MARKER, FeatureCache, as_text
 from dstrain.cache.in_use import reading
-from dstrain.cache.store import MARKER, FeatureCache
-from dstrain.config.sizes import as_size
+from dstrain.config import as_size
 from dstrain.console import number_of, progress_bar
 from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.runs.cache_commands.contents import Contents, PlanContents
 from dstrain.runs.cache_commands.prune import named_plan
 from dstrain.runs.cache_commands.shards import write_part
 from dstrain.runs.cache_commands.verify import shard_problem
-from dstrain.storage.files import nameable, replacing, temporary
+from dstrain.storage import replacing, temporary
+from dstrain.storage.files import nameable
 
 TAR = ".tar"
 ARCHIVES = (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst", ".7z")

@@ -15,25 +15,23 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from dstrain.cache.in_use import readers
-from dstrain.cache.plan_files import (
+from dstrain.cache import (
+    MARKER,
+    FeatureCache,
+    check_is_cache,
     commit_plans,
     open_samples,
-    plan_name,
+    readers,
     stored_plans,
 )
-from dstrain.cache.store import MARKER, FeatureCache, check_is_cache
-from dstrain.config.sizes import as_size
+from dstrain.cache.plan_files import plan_name
+from dstrain.config import as_size
 from dstrain.console import number_of, shell_command
 from dstrain.errors import CacheError, StateError, SystemFault, UsageError
 from dstrain.runs.cache_commands.verify import Verified, verified
-from dstrain.storage.files import (
-    remove_leftovers,
-    temporaries,
-    temporary,
-    unused_name,
-)
-from dstrain.storage.locks import HOLDER, LOCK, lock
+from dstrain.storage import lock, remove_leftovers, temporary
+from dstrain.storage.files import temporaries, unused_name
+from dstrain.storage.locks import HOLDER, LOCK
 
 NAME = re.compile(
     r"store\.json|shards/[0-9a-f]{40}\.safetensors"

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache.in_use import READING, reading
-from dstrain.config.sizes import as_size
+from dstrain.cache import READING
+from dstrain.cache.in_use import reading
+from dstrain.config import as_size
 from dstrain.console import as_table, number_of
 from dstrain.runs.cache_commands.contents import Contents, Numbers, PlanContents
 from dstrain.runs.plan_identity import USE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from dstrain.storage.files import replacing
+from dstrain.storage import replacing
 
 SIDE = 320
 """Longer side of a thumbnail, in pixels."""

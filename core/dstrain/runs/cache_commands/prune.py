@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dstrain.cache.addresses import as_text
-from dstrain.cache.in_use import exclusive
+from dstrain.cache import FeatureCache, as_text, check_is_cache, exclusive
 from dstrain.cache.plan_files import remove_unused, unused_columns
-from dstrain.cache.store import FeatureCache, check_is_cache, check_parts
-from dstrain.config.sizes import as_size
+from dstrain.cache.store import check_parts
+from dstrain.config import as_size
 from dstrain.console import number_of, progress_bar
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.runs.cache_commands.contents import Contents, Numbers, PlanContents
 from dstrain.runs.cache_commands.shards import rewrite_shard
-from dstrain.storage.files import remove_leftovers, temporaries
+from dstrain.storage import remove_leftovers
+from dstrain.storage.files import temporaries
 
 PARTS = ("", "shards", "index", "plans")
 """Folders of a cache in which a run that died leaves temporary files."""

@@ -10,16 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dstrain.cache import FeatureCache, PlanSamples
 from dstrain.cache.in_use import reading
-from dstrain.cache.plan_files import PlanSamples
-from dstrain.cache.store import FeatureCache
-from dstrain.config.validation import validate
+from dstrain.config import validate
 from dstrain.console import number_of, progress_bar, redacted
-from dstrain.data.cells import load_cell
+from dstrain.data import load_cell
 from dstrain.errors import StateError
-from dstrain.graph.values import deserialize, serialize
-from dstrain.models.device import default_device
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.graph import deserialize, serialize
+from dstrain.models import default_device
+from dstrain.pipeline import Pipeline
 from dstrain.runs.cache_commands.contents import Contents, PlanContents
 from dstrain.runs.cache_commands.prune import named_plan
 from dstrain.runs.feature_plan import CacheInfo, check_components

@@ -6,16 +6,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dstrain.cache import (
+    DIGESTS,
+    FeatureCache,
+    check_is_cache,
+    exclusive,
+    open_samples,
+    read_record,
+    stored_plans,
+)
 from dstrain.cache.addresses import in_order
-from dstrain.cache.in_use import exclusive
-from dstrain.cache.plan_files import open_samples, read_record, stored_plans
 from dstrain.cache.shards import HASH
-from dstrain.cache.store import DIGESTS, FeatureCache, check_is_cache
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import command_line
-from dstrain.config.validation import validate
+from dstrain.config import command_line, validate
+from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger, shell_command
-from dstrain.data.forms.source import Source
+from dstrain.data.forms import Source
 from dstrain.errors import (
     CacheError,
     DstrainError,

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from dstrain.cache.shards import read_shard
-from dstrain.cache.store import FeatureCache, ShardWriter
+from dstrain.cache import FeatureCache, ShardWriter, read_shard
 
 
 def rewrite_shard(folder: Path, path: Path, kept: Collection[str]) -> None:

@@ -8,20 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache.addresses import (
+from dstrain.cache import (
     ABSENT,
     ADDRESS,
+    DIGESTS,
     Addresses,
+    FeatureCache,
+    PlanSamples,
+    check_is_cache,
     find,
-    in_order,
+    open_part,
+    open_samples,
+    own_files,
     packed,
     prefixes,
+    read_record,
 )
+from dstrain.cache.addresses import in_order
 from dstrain.cache.in_use import reading
-from dstrain.cache.index import own_files
-from dstrain.cache.plan_files import PlanSamples, open_part, open_samples, read_record
 from dstrain.cache.plan_records import literal
-from dstrain.cache.store import DIGESTS, FeatureCache, check_is_cache
 from dstrain.console import number_of, progress_bar, redacted, shell_command
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.runs.cache_commands.contents import preview_addresses

@@ -6,8 +6,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path, PurePath
 
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import CONFIG
+from dstrain.config import CONFIG
+from dstrain.config.options import TrainConfig
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.state_folders import (
     RECORD,
@@ -16,16 +16,10 @@ from dstrain.runs.checkpoints.state_folders import (
     states,
 )
 from dstrain.runs.launch.variables import world_size
-from dstrain.storage.files import finish_replacing, temporaries, temporary
-from dstrain.storage.locks import LOCK, lock
-from dstrain.storage.run_files import (
-    BAD_SAMPLES,
-    RUN,
-    TRACKER_RUNS,
-    RunFiles,
-    not_listed,
-    remove_empty,
-)
+from dstrain.storage import BAD_SAMPLES, RUN, RunFiles, lock, temporary
+from dstrain.storage.files import finish_replacing, temporaries
+from dstrain.storage.locks import LOCK
+from dstrain.storage.run_files import TRACKER_RUNS, not_listed, remove_empty
 
 LOSS_CSV = "logs/loss.csv"
 LOSS_JSONL = "logs/loss.jsonl"

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.fields import split_commas
+from dstrain.config import split_commas
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.key_parser import is_lora_key
+from dstrain.lora import is_lora_key
+from dstrain.models import Found
 from dstrain.models.component_files import saved_weights
 from dstrain.models.configs import differing_entries
-from dstrain.models.needed_components import Found
 from dstrain.models.weights import find_weights
 from dstrain.runs.setup import Setup
-from dstrain.storage.safetensors import verify_file
+from dstrain.storage import verify_file
 
 FLAG = "--resume_from_checkpoint"
 

@@ -6,19 +6,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.fields import split_commas
-from dstrain.config.learning_rates import parse_learning_rates
-from dstrain.config.options.optimizer import ENDING_AT_LAST_STEP
-from dstrain.config.options.train import options_affecting
-from dstrain.config.serialize import (
-    NEW_START,
+from dstrain.config import (
     as_flags,
     command_line,
+    parse_learning_rates,
     read_resolved,
+    split_commas,
 )
-from dstrain.data.forms.naming import parse_columns
+from dstrain.config.options import ENDING_AT_LAST_STEP, options_affecting
+from dstrain.config.serialize import NEW_START
+from dstrain.data.forms import parse_columns
 from dstrain.errors import StateError, UsageError
-from dstrain.models.device import precision
+from dstrain.models import precision
 from dstrain.runs.checkpoints.run_identity import (
     NO_MODIFIERS,
     ROWS,
@@ -31,9 +30,9 @@ from dstrain.runs.checkpoints.state_folders import states
 from dstrain.runs.datasets.changed import written_since
 from dstrain.runs.datasets.own_options import differing_options, with_recorded
 from dstrain.runs.datasets.sources import source_here
+from dstrain.storage import RunFiles
 from dstrain.storage.files import unused_name
-from dstrain.storage.run_files import RunFiles
-from dstrain.training.optimizers.names import named
+from dstrain.training.optimizers import named
 
 PROCESSES = "processes"
 """Entry of the versions in a run's configuration: how many processes trained."""

@@ -10,16 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from dstrain.config.fields import Effect
-from dstrain.config.options.train import recorded_values
-from dstrain.config.serialize import CONFIG, write_resolved
+from dstrain.config import CONFIG, Effect, write_resolved
+from dstrain.config.options import recorded_values
 from dstrain.console import get_logger, logging_to_file, redacted
-from dstrain.distributed.signals import is_interrupt
-from dstrain.distributed.world import ProcessGroup
+from dstrain.distributed import ProcessGroup, is_interrupt
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
-from dstrain.lora.header import base_weights
-from dstrain.lora.writer import save_lora_for
-from dstrain.pipeline.loss_masks import MASK
+from dstrain.lora import base_weights, save_lora_for
+from dstrain.pipeline import MASK
 from dstrain.runs.checkpoints.directory import (
     LOG,
     LOSS_CSV,
@@ -63,10 +60,9 @@ from dstrain.runs.checkpoints.state_folders import (
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
 from dstrain.runs.training_run import TrainingRun
-from dstrain.storage.files import remove_leftovers
-from dstrain.storage.locks import lock
-from dstrain.storage.run_files import AVERAGED, RunFiles, averaged_name
-from dstrain.training.optimizers.modes import in_eval_mode
+from dstrain.storage import RunFiles, lock, remove_leftovers
+from dstrain.storage.run_files import AVERAGED, averaged_name
+from dstrain.training.optimizers import in_eval_mode
 
 logger = get_logger(__name__)
 

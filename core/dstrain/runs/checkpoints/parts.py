@@ -4,15 +4,14 @@ them.
 
 from collections.abc import Mapping
 
-from dstrain.lora.adapters import lora_state
-from dstrain.lora.key_names import format_of_weights
-from dstrain.models.components import components_of
+from dstrain.lora import format_of_weights, lora_state
+from dstrain.models import components_of
 from dstrain.models.formats import CheckpointFormat
 from dstrain.runs.checkpoints.resume import training_state
 from dstrain.runs.checkpoints.state import published, take_part_in_saving
 from dstrain.runs.training_run import TrainingRun
-from dstrain.storage.safetensors import take_part
-from dstrain.training.optimizers.modes import in_eval_mode
+from dstrain.storage import take_part
+from dstrain.training.optimizers import in_eval_mode
 
 
 def take_part_in_save(run: TrainingRun, data_digests: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from dstrain.runs.checkpoints.other_run import refuse_other_run
 from dstrain.runs.checkpoints.run_identity import config_digest
 from dstrain.runs.checkpoints.state import TrainingState
 from dstrain.runs.training_run import TrainingRun
-from dstrain.training.batching import Position
+from dstrain.training import Position
 from dstrain.training.sharded_networks import read_own_rows
 
 logger = get_logger(__name__)

@@ -4,19 +4,17 @@ import os
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config.fields import split_commas
-from dstrain.config.options.optimizer import ENDING_AT_LAST_STEP
-from dstrain.config.options.train import recorded_values
-from dstrain.data.forms.naming import parse_columns
-from dstrain.graph.inputs import MaskColumn
-from dstrain.pipeline.loss_masks import MASK
-from dstrain.pipeline.tile_choice import tiles_of
+from dstrain.config import split_commas
+from dstrain.config.options import ENDING_AT_LAST_STEP, recorded_values
+from dstrain.data.forms import parse_columns
+from dstrain.graph import MaskColumn
+from dstrain.pipeline import MASK, tiles_of
 from dstrain.runs.datasets.masks import other_masks
 from dstrain.runs.datasets.own_options import other_options
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import PlannedTraining, TrainingData, TrainingRun
-from dstrain.storage.hashing import hash_json
-from dstrain.training.loader import CachedSamples
+from dstrain.storage import hash_json
+from dstrain.training import CachedSamples
 
 AnyRun = TrainingRun | PlannedTraining
 ROWS = "rows"

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError
-from dstrain.models.formats import NATIVE, CheckpointFormat, to_checkpoint
+from dstrain.models import NATIVE, to_checkpoint
+from dstrain.models.formats import CheckpointFormat
 from dstrain.runs.checkpoints.state_folders import (
     EMA,
     FILES,
@@ -29,15 +30,9 @@ from dstrain.runs.checkpoints.state_folders import (
     states,
     step_of,
 )
-from dstrain.storage.files import remove_folder, replacing_folder, write_json
-from dstrain.storage.hashing import sha256
-from dstrain.storage.safetensors import (
-    is_divided,
-    read_tensors,
-    take_part,
-    whole,
-    write_tensors,
-)
+from dstrain.storage import read_tensors, sha256, take_part, write_json, write_tensors
+from dstrain.storage.files import remove_folder, replacing_folder
+from dstrain.storage.safetensors import is_divided, whole
 
 logger = get_logger(__name__)
 

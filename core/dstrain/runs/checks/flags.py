@@ -3,23 +3,20 @@
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.config.datasets import datasets_of
-from dstrain.config.fields import Effect, changed, parse_lora, split_commas
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import Effect, datasets_of, parse_lora, split_commas
+from dstrain.config.fields import changed
+from dstrain.config.options import TrainConfig
 from dstrain.errors import UsageError, about_dataset, nearest
-from dstrain.graph.inputs import Column
-from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.lora.key_names import key_formats
+from dstrain.graph import Column, PipelineSpec, make_plan
+from dstrain.lora import key_formats
 from dstrain.lora.writer import refuse_lora_type
-from dstrain.models.components import components_of
-from dstrain.models.execution.kept import AS_LOADED
-from dstrain.models.formats import NATIVE
+from dstrain.models import NATIVE, components_of
+from dstrain.models.execution import AS_LOADED
+from dstrain.pipeline import generate_task
 from dstrain.pipeline.kept_choice import (
     check_loaded,
     check_trained,
 )
-from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.datasets.flags import resolutions_of
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.setup import Setup

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from dstrain.config.fields import split_commas
+from dstrain.config import split_commas
 from dstrain.config.sizes import parse_frames
 from dstrain.console import get_logger
 from dstrain.data.row_checks import input_columns
 from dstrain.errors import about_dataset, first_few
-from dstrain.graph.inputs import Column, with_measured
-from dstrain.pipeline.loss_masks import MASK, rows_without_masks
+from dstrain.graph import Column, with_measured
+from dstrain.pipeline import MASK
+from dstrain.pipeline.loss_masks import rows_without_masks
 from dstrain.runs.datasets.said import dataset_line, left_out_lines, short_clips
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.setup import Setup

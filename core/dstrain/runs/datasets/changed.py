@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from dstrain.data.forms.listing import list_media
-from dstrain.data.forms.source import Source
+from dstrain.data.forms import Source, list_media
 from dstrain.errors import first_few
 
 

@@ -2,21 +2,22 @@
 
 from dataclasses import replace
 
-from dstrain.config.datasets import datasets_of
-from dstrain.config.fields import split_commas
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import datasets_of, split_commas
+from dstrain.config.options import TrainConfig
 from dstrain.config.sizes import parse_frames, parse_resolutions
-from dstrain.data.clips import FrameSampling
-from dstrain.data.forms.naming import parse_columns
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig
-from dstrain.data.variants.buckets import Buckets
-from dstrain.data.variants.captions import CaptionOptions, replace_trigger
-from dstrain.data.variants.views import AugmentationOptions
+from dstrain.data import (
+    AugmentationOptions,
+    Buckets,
+    CaptionOptions,
+    DataConfig,
+    FrameSampling,
+    Resolution,
+)
+from dstrain.data.forms import parse_columns
+from dstrain.data.variants.captions import replace_trigger
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
-from dstrain.graph.spec import PipelineSpec
-from dstrain.registry.discovery import load_family
+from dstrain.graph import Column, PipelineSpec
+from dstrain.registry import load_family
 
 ORDERS = 8
 """Orders of tags that --shuffle_tags takes turns with by default."""

@@ -4,16 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from dstrain.config.datasets import datasets_of
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import datasets_of
+from dstrain.config.options import TrainConfig
 from dstrain.errors import about_dataset
-from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.pipeline.loss_masks import (
-    Masks,
-    with_masks,
-    with_masks_of_dataset,
-)
+from dstrain.graph import PipelineSpec, Task
+from dstrain.pipeline import Masks, with_masks, with_masks_of_dataset
 
 
 def masks_of(config: TrainConfig) -> Masks:

@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dstrain.config import dataset_flags, datasets_of
 from dstrain.config.datasets import (
     ALPHA_MASK,
     LOSS_WEIGHT,
     MASK_COLUMN,
     REPEATS,
     DatasetOptions,
-    dataset_flags,
-    datasets_of,
 )
-from dstrain.config.options.train import TrainConfig, options_affecting
-from dstrain.data.forms.naming import parse_columns
+from dstrain.config.options import TrainConfig, options_affecting
+from dstrain.data.forms import parse_columns
 
 COLUMN = "column"
 OF_MASKS = frozenset({MASK_COLUMN, ALPHA_MASK, "unmasked_weight"})

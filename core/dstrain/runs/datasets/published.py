@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.datasets import datasets_of, with_places
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import datasets_of
+from dstrain.config.datasets import with_places
+from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger
-from dstrain.data.forms.columnar import ARROW, PARQUET
+from dstrain.data.forms import ARROW, PARQUET
 from dstrain.errors import DstrainError, UsageError
-from dstrain.models.hub.source import ID, ModelSource, chosen_hub, fetch, find_local
+from dstrain.models.hub import ID, ModelSource, chosen_hub, fetch, find_local
 
 PUBLISHED = re.compile(rf"({ID})(?:@([^:]+))?(?::(.+))?")
 """OWNER/NAME, OWNER/NAME@REVISION, either with :FOLDER behind it."""

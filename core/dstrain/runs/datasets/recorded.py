@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.datasets import datasets_of
-from dstrain.config.options.train import TrainConfig
-from dstrain.data.forms.source import Source
+from dstrain.config import datasets_of
+from dstrain.config.options import TrainConfig
+from dstrain.data.forms import Source
 from dstrain.runs.datasets.sources import OneHere, sources_of_parts
 
 

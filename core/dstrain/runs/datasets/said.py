@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dstrain.data.dataset import Dataset
-from dstrain.data.forms.left_out import left_out_of
-from dstrain.data.forms.naming import TEXT
-from dstrain.data.forms.source import Source
-from dstrain.graph.inputs import Input
+from dstrain.data import Dataset
+from dstrain.data.forms import TEXT, Source, left_out_of
+from dstrain.graph import Input
 
 
 def dataset_line(source: Source, dataset: Dataset) -> str:

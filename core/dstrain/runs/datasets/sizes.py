@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dstrain.console import number_of
-from dstrain.data.dataset import Dataset, Signature
-from dstrain.graph.inputs import Column
-from dstrain.training.batching import Order
+from dstrain.data import Dataset
+from dstrain.data.dataset import Signature
+from dstrain.graph import Column
+from dstrain.training import Order
 
 MOST_LINES = 30
 """Most sizes that are listed each by itself."""

@@ -4,12 +4,10 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dstrain.cache.store import MARKER
-from dstrain.config.datasets import datasets_of
-from dstrain.config.options.train import TrainConfig
-from dstrain.data.forms.embedded import embedded_folder
-from dstrain.data.forms.joined import join_sources
-from dstrain.data.forms.source import Source, find_source
+from dstrain.cache import MARKER
+from dstrain.config import datasets_of
+from dstrain.config.options import TrainConfig
+from dstrain.data.forms import Source, embedded_folder, find_source, join_sources
 from dstrain.errors import UsageError, about_dataset
 from dstrain.runs.datasets.published import is_published
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from dstrain.cache import MARKER
 from dstrain.cache.in_use import reading
-from dstrain.cache.store import MARKER
 from dstrain.console import number_of
-from dstrain.data.dataset import Dataset
+from dstrain.data import Dataset, Table
 from dstrain.data.row_checks import check_rows, read_table, without_absent
-from dstrain.data.table import Table
 from dstrain.errors import about_dataset
-from dstrain.graph.plan import Plan
+from dstrain.graph import Plan
 from dstrain.runs.build import choose_validation, open_training_data, order_of
 from dstrain.runs.checks.rows import log_left_out
 from dstrain.runs.datasets.published import is_published
@@ -34,9 +33,7 @@ from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import Unchanged, find_unchanged, may_be_unchanged
 from dstrain.runs.training_run import TrainingData
-from dstrain.training.batching import SKIPPED
-from dstrain.training.held_out import hold_out
-from dstrain.training.loader import CachedSamples
+from dstrain.training import SKIPPED, CachedSamples, hold_out
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache.store import MARKER
-from dstrain.config.fields import parse_lora, split_commas
-from dstrain.config.options.train import options_affecting
+from dstrain.cache import MARKER
+from dstrain.config import parse_lora, split_commas
+from dstrain.config.options import options_affecting
 from dstrain.console import fitted, number_of, redacted, status
 from dstrain.errors import MissingFiles
-from dstrain.graph.plan import Plan
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.graph import Plan
+from dstrain.pipeline import Pipeline
 from dstrain.runs.build import load_module, total_steps
 from dstrain.runs.checkpoints.directory import check_start, refuse_unlisted
 from dstrain.runs.datasets.sizes import size_lines
@@ -28,7 +28,7 @@ from dstrain.runs.memory.report import report, verdict
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.cache_folder import refuse_folder
-from dstrain.training.module import TrainingModule
+from dstrain.training import TrainingModule
 
 BUILDING = "building the models without weights ..."
 COUNTING = "counting what the run needs ..."

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.distributed.sharding import Sharding
+from dstrain.distributed import Sharding
 from dstrain.errors import UsageError
 from dstrain.runs.launch.fsdp import sharding_of
 from dstrain.runs.launch.variables import WHERE, number
-from dstrain.storage.files import read_limited
+from dstrain.storage import read_limited
 
 DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 PREFIX = "ACCELERATE_DEEPSPEED_"

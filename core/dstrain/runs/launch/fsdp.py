@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from dstrain.distributed.sharding import Sharding
+from dstrain.distributed import Sharding
 from dstrain.errors import UsageError
 from dstrain.runs.launch.variables import WHERE, number, switched_on, world_size
 

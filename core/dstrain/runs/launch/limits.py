@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from dstrain.errors import UsageError
-from dstrain.graph.plan import Plan
+from dstrain.graph import Plan
 from dstrain.runs.offload import swap_flag
 from dstrain.runs.setup import Setup
-from dstrain.training.optimizers.trial import steps_by_rows
+from dstrain.training.optimizers import steps_by_rows
 
 WITHOUT = "train without sharding: a launcher's configuration of MULTI_GPU"
 KNOWN = ("torch.optim.", "pytorch_optimizer.optimizer.lion.", "schedulefree.")

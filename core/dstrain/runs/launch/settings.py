@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import get_args
 
-from dstrain.config.options.model import Precision
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.sharding import Sharding
+from dstrain.config.options import Precision, TrainConfig
+from dstrain.distributed import Sharding
 from dstrain.errors import UsageError
 from dstrain.runs.launch.deepspeed import DEEPSPEED, read_deepspeed
 from dstrain.runs.launch.fsdp import FSDP, GROUPS, read_fsdp, refuse_groups

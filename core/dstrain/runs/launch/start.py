@@ -15,7 +15,7 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
 )
 
-from dstrain.distributed.sharding import Sharding
+from dstrain.distributed import Sharding
 from dstrain.errors import UsageError
 from dstrain.runs.launch.deepspeed import DEEPSPEED
 from dstrain.runs.launch.fsdp import FSDP, GROUPS

@@ -26,11 +26,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from dstrain.errors import UsageError
-from dstrain.models.execution.gradient_checkpointing import checkpoint_through
+from dstrain.models.execution import checkpoint_through
 from dstrain.randomness import SampleKey
 from dstrain.runs.memory.without_memory import WithoutMemory, make_fake, without_memory
-from dstrain.training.loader import Sample
-from dstrain.training.module import TrainingModule
+from dstrain.training import Sample, TrainingModule
 
 Storages = dict[int, torch.UntypedStorage]
 """What identifies a storage -> the storage, held so that no other gets its number."""

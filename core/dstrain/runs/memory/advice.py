@@ -6,13 +6,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import command_line
-from dstrain.config.validation import validate
+from dstrain.config import command_line, validate
+from dstrain.config.options import TrainConfig
 from dstrain.console import shell_command
 from dstrain.errors import UsageError
 from dstrain.storage.files import nameable
-from dstrain.training.optimizers.choice import choose_optimizer
+from dstrain.training.optimizers import choose_optimizer
 
 PLANNED = MappingProxyType({"dry_run": False, "device_memory": None})
 """The options of a dry run, for a command that is to be run."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dstrain.graph.quantization import QuantizationMethod
-from dstrain.models.execution.blocks import repeated_blocks
-from dstrain.models.execution.kept import Kept, last_blocks
+from dstrain.graph import QuantizationMethod
+from dstrain.models.execution import Kept, last_blocks, repeated_blocks
 from dstrain.models.quantization.layers import storable_layers
 
 TRAINED = 4

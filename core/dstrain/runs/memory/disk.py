@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dstrain.config.options.train import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.runs.checkpoints.outputs import KEPT_STATES
 
 

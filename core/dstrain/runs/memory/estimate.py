@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.sharding import Sharding
-from dstrain.models.execution.kept import AS_LOADED, Kept
+from dstrain.config.options import TrainConfig
+from dstrain.distributed import Sharding
+from dstrain.models.execution import AS_LOADED, Kept
 from dstrain.runs.memory.components import (
     TRAINED,
     ComponentSize,
@@ -16,7 +16,7 @@ from dstrain.runs.memory.components import (
     as_kept,
 )
 from dstrain.runs.memory.facts import Facts
-from dstrain.training.optimizers.trial import SIDE, Trial
+from dstrain.training.optimizers import SIDE, Trial
 
 CONTEXT = 2**30
 """Bytes for the device's context, and for kernels and workspaces of its libraries (cuBLAS,

@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from dstrain.errors import DstrainError
-from dstrain.graph.plan import Plan
-from dstrain.models.components import Files, components_of
+from dstrain.graph import Plan
+from dstrain.models import Files, components_of
 from dstrain.models.toy import fill_folder
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline import Pipeline
 from dstrain.runs.build import load_module
 from dstrain.runs.memory.activations import Activations, count_activations
 from dstrain.runs.memory.components import ComponentSize, component_size
@@ -25,7 +25,7 @@ from dstrain.runs.memory.samples import (
 )
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData
-from dstrain.training.module import TrainingModule
+from dstrain.training import TrainingModule
 
 
 @dataclass(frozen=True)

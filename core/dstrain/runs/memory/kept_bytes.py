@@ -2,14 +2,12 @@
 
 from contextlib import suppress
 
-from dstrain.config.sizes import as_size
+from dstrain.config import as_size
 from dstrain.errors import DstrainError, MissingFiles
-from dstrain.graph.plan import Plan
-from dstrain.models.components import components_of
-from dstrain.models.execution.kept import Kept, described
-from dstrain.models.formats import Config
-from dstrain.models.needed_components import find
-from dstrain.models.networks import empty_component, set_dtype
+from dstrain.graph import Plan
+from dstrain.models import Config, components_of, empty_component, find
+from dstrain.models.execution import Kept, described
+from dstrain.models.networks import set_dtype
 from dstrain.models.quantization.layers import methods_of_layers
 from dstrain.pipeline.variant_choice import entries_that_differ
 from dstrain.runs.memory.components import as_kept, component_size

@@ -7,13 +7,13 @@ from functools import cached_property
 from importlib.util import find_spec
 from itertools import chain
 
-from dstrain.config.options.train import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.console import silenced
 from dstrain.errors import UsageError
-from dstrain.graph.plan import Plan
-from dstrain.models.components import components_of
-from dstrain.models.execution.kept import AS_LOADED
-from dstrain.pipeline.kept_choice import kept_components
+from dstrain.graph import Plan
+from dstrain.models import components_of
+from dstrain.models.execution import AS_LOADED
+from dstrain.pipeline import kept_components
 from dstrain.pipeline.tile_choice import can_tile
 from dstrain.runs.checkpoints.state_folders import states
 from dstrain.runs.checks.flags import refuse_precision

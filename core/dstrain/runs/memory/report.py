@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import torch
 
+from dstrain.config import as_size
 from dstrain.config.serialize import continued
-from dstrain.config.sizes import as_size, parse_size
+from dstrain.config.sizes import parse_size
 from dstrain.console import PAGE_WIDTH, as_table, fitted, number_of
-from dstrain.models.execution.kept import AS_LOADED
+from dstrain.models.execution import AS_LOADED
 from dstrain.runs.memory.advice import Advice, added_flags, as_commands
 from dstrain.runs.memory.components import ComponentSize
 from dstrain.runs.memory.disk import disk_of

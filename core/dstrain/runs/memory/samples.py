@@ -15,16 +15,14 @@ from torch.utils._pytree import tree_leaves
 
 from dstrain.config.sizes import parse_resolutions
 from dstrain.console import number_of
-from dstrain.data.cells import Cell
-from dstrain.data.dataset import Dataset
+from dstrain.data import Cell, Dataset
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Constant, Measured, OneOf
-from dstrain.graph.values import Frames
+from dstrain.graph import Column, Constant, Frames, Measured
+from dstrain.graph.inputs import OneOf
 from dstrain.runs.datasets.flags import most_frames
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData
-from dstrain.training.batching import SKIPPED
-from dstrain.training.loader import Sample
+from dstrain.training import SKIPPED, Sample
 
 LETTERS = 512
 """Letters of a prompt where no dataset tells."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dstrain.console import get_logger
-from dstrain.registry.hooks import Extensions
+from dstrain.registry import Extensions
 from dstrain.runs.checkpoints.directory import LOSS_CSV, LOSS_JSONL
 from dstrain.runs.reports.tables import NumberTable
 from dstrain.runs.trackers import Trackers
-from dstrain.training.memory import peak_memory
+from dstrain.training import peak_memory
 
 logger = get_logger(__name__)
 

@@ -11,17 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache.store import FeatureCache
-from dstrain.data.cells import Cell
-from dstrain.data.dataset import inputs_of
-from dstrain.data.images import Resolution, fit
+from dstrain.cache import FeatureCache
+from dstrain.data import Cell, Resolution, fit, inputs_of
 from dstrain.data.row_checks import check_rows
 from dstrain.errors import CacheError, UsageError
-from dstrain.graph.inputs import Column, Measured, as_column
-from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.task import NEGATIVE
-from dstrain.graph.values import deserialize, serialize
-from dstrain.pipeline.sampling import SamplerOptions, generate_task, plan_inference
+from dstrain.graph import (
+    NEGATIVE,
+    Column,
+    Measured,
+    Plan,
+    as_column,
+    deserialize,
+    make_plan,
+    serialize,
+)
+from dstrain.pipeline import SamplerOptions, generate_task, plan_inference
 from dstrain.runs.datasets.flags import most_frames, resolutions_of
 from dstrain.runs.setup import Setup
 

@@ -18,11 +18,11 @@ from accelerate.utils import send_to_device
 from torch import nn
 
 from dstrain.console import get_logger, progress_bar
-from dstrain.data.cells import load_cell
-from dstrain.data.output import save_image_or_video, side_by_side
+from dstrain.data import load_cell, save_image_or_video
+from dstrain.data.output import side_by_side
 from dstrain.errors import DstrainError
-from dstrain.models.needed_components import Found
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.models import Found
+from dstrain.pipeline import Pipeline
 from dstrain.runs.checkpoints.directory import PREVIEWS, PROMPTS
 from dstrain.runs.reports.preview_plans import (
     RECORDED,
@@ -32,9 +32,8 @@ from dstrain.runs.reports.preview_plans import (
 )
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData, TrainingRun
-from dstrain.storage.files import remove_leftovers, write_json
-from dstrain.storage.run_files import RunFiles
-from dstrain.training.loader import CachedSamples
+from dstrain.storage import RunFiles, remove_leftovers, write_json
+from dstrain.training import CachedSamples
 
 logger = get_logger(__name__)
 

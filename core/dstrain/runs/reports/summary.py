@@ -12,10 +12,9 @@ from torch import nn
 
 from dstrain.console import fitted, get_logger, number_of, shell_command
 from dstrain.graph.noise_schedule import STRATA
-from dstrain.lora.key_names import key_formats
-from dstrain.models.components import components_of
-from dstrain.models.execution.kept import described
-from dstrain.models.quantization.linear import StoredLinear
+from dstrain.lora import key_formats
+from dstrain.models import StoredLinear, components_of
+from dstrain.models.execution import described
 from dstrain.runs.datasets.sizes import size_lines, trained_sizes
 from dstrain.runs.reports.trial_command import trial_command
 from dstrain.runs.training_run import TrainingRun

@@ -7,7 +7,7 @@ from io import FileIO
 from pathlib import Path
 
 from dstrain.errors import SystemFault
-from dstrain.storage.files import write_file
+from dstrain.storage import write_file
 
 NOT_FINITE = ("nan", "inf", "-inf")
 

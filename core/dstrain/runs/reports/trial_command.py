@@ -3,11 +3,9 @@
 import textwrap
 
 from dstrain.console import shell_command
-from dstrain.data.dataset import Dataset
-from dstrain.graph.inputs import Column
-from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import PipelineSpec
-from dstrain.pipeline.sampling import generate_task
+from dstrain.data import Dataset
+from dstrain.graph import Column, PipelineSpec, make_plan
+from dstrain.pipeline import generate_task
 from dstrain.runs.datasets.flags import most_frames
 from dstrain.runs.datasets.sizes import only_size
 from dstrain.runs.training_run import TrainingRun

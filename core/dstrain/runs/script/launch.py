@@ -16,16 +16,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.console import bars_hidden, progress_bar
 from dstrain.errors import Diverged, UsageError, about_rows, nearest
-from dstrain.graph.inputs import Column
+from dstrain.graph import Column
 from dstrain.pipeline.arguments import with_sizes
 from dstrain.randomness import SampleKey, digest
 from dstrain.runs.script.logger import TrainingLogger
 from dstrain.runs.script.parts import StepNumbers
-from dstrain.training.batching import MicroBatch
+from dstrain.training import MicroBatch, Sample, TrainingModule
 from dstrain.training.copies import keep_frozen_apart
-from dstrain.training.loader import Batch, Sample
-from dstrain.training.module import TrainingModule
-from dstrain.training.optimizers.clipping import clip_gradients
+from dstrain.training.loader import Batch
+from dstrain.training.optimizers import clip_gradients
 
 SHARDED = (
     DistributedType.DEEPSPEED,

@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Protocol, get_args
 
 from dstrain.config.fields import program_named
-from dstrain.config.options.output import SavedFormat
+from dstrain.config.options import SavedFormat
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.key_names import format_of_weights
-from dstrain.lora.writer import save_lora_for
-from dstrain.models.components import components_of
+from dstrain.lora import format_of_weights, save_lora_for
+from dstrain.models import components_of
 from dstrain.runs.checkpoints.state import save_full
 from dstrain.runs.script.parts import StepNumbers
-from dstrain.training.module import TrainingModule
+from dstrain.training import TrainingModule
 
 
 class TrainingLogger(Protocol):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dstrain.console import bars_hidden
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.task import Task
-from dstrain.training.module import TrainingModule
+from dstrain.graph import Task
+from dstrain.training import TrainingModule
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.distributed.world import ProcessGroup
+from dstrain.distributed import ProcessGroup
 from dstrain.errors import SystemFault
 from dstrain.runs.build import (
     choose_validation,
@@ -24,7 +24,7 @@ from dstrain.runs.checkpoints.state_folders import states
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import PlannedTraining
-from dstrain.training.module import TrainingModule
+from dstrain.training import TrainingModule
 
 
 def check_output(stage_2: Setup, processes: ProcessGroup) -> None:

@@ -5,12 +5,13 @@ of: one with the user's files.
 import os
 from pathlib import Path
 
-from dstrain.cache.store import DIGESTS, LOG, MARKER, PARTS, check_parts
-from dstrain.config.datasets import datasets_of
-from dstrain.config.options.train import TrainConfig
+from dstrain.cache import DIGESTS, MARKER
+from dstrain.cache.store import LOG, PARTS, check_parts
+from dstrain.config import datasets_of
+from dstrain.config.options import TrainConfig
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.runs.setup import Setup
-from dstrain.storage.run_files import BAD_SAMPLES
+from dstrain.storage import BAD_SAMPLES
 
 REST = ("shards", "plans", LOG)
 """What stage 1 makes beside the marker before anything else."""

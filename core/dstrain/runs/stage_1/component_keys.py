@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from dstrain.graph.code_digest import code_of
-from dstrain.graph.inputs import Column
-from dstrain.models.needed_components import Found, component_digests
+from dstrain.graph import Column, code_of
+from dstrain.models import Found, component_digests
 from dstrain.runs.setup import Setup
-from dstrain.storage.hashing import Digests, hash_json
+from dstrain.storage import Digests, hash_json
 
 
 def component_keys(setup: Setup, found: Found, digests: Digests) -> dict[str, str]:

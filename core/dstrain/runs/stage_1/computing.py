@@ -14,24 +14,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from dstrain.cache.store import ShardWriter
+from dstrain.cache import ShardWriter
 from dstrain.console import progress_bar
-from dstrain.data.dataset import Dataset
+from dstrain.data import Dataset
 from dstrain.data.samples import SampleCells
-from dstrain.distributed.world import ProcessGroup
+from dstrain.distributed import ProcessGroup
 from dstrain.errors import UsageError
-from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
-from dstrain.graph.plan import Step
+from dstrain.graph import LongPrompt, Step, noticing_long_prompts
 from dstrain.models.finite import has_nan
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.long_prompts import LongPromptLog, record
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import KeyedSample, Work
 from dstrain.runs.stage_1.shares import share_of
-from dstrain.storage.spool import Chosen
-from dstrain.training.batching import MicroBatch
-from dstrain.training.loader import DecodedSamples, load_batches
+from dstrain.storage import Chosen
+from dstrain.training import DecodedSamples, MicroBatch, load_batches
 
 WAITING = 4
 """Samples that are computed and not yet in the shard in progress, at most: what a kill

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dstrain.config.sizes import as_size
+from dstrain.config import as_size
 from dstrain.console import get_logger
 from dstrain.errors import first_few
-from dstrain.training.memory import collect_memory
+from dstrain.training import collect_memory
 
 logger = get_logger(__name__)
 

@@ -7,27 +7,20 @@ from typing import Any, overload
 
 import numpy as np
 
-from dstrain.cache.addresses import (
-    ABSENT,
-    ADDRESS,
-    BYTES,
-    Addresses,
-    Numbers,
-    as_text,
-)
+from dstrain.cache import ABSENT, ADDRESS, DIGESTS, Addresses, FeatureCache, as_text
+from dstrain.cache.addresses import BYTES, Numbers
 from dstrain.cache.keys import PlanKeys
-from dstrain.cache.store import DIGESTS, FeatureCache
 from dstrain.console import counted
-from dstrain.data.cells import Cell, input_key
-from dstrain.data.dataset import Groups, SampleIds, inputs_of
-from dstrain.graph.plan import Plan, Step
-from dstrain.models.needed_components import Found
+from dstrain.data import Cell, input_key, inputs_of
+from dstrain.data.dataset import Groups, SampleIds
+from dstrain.graph import Plan, Step
+from dstrain.models import Found
 from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import component_keys
+from dstrain.storage import Chosen
 from dstrain.storage.columns import BATCH_ROWS
 from dstrain.storage.file_memory import FileDigests
-from dstrain.storage.spool import Chosen
 from dstrain.storage.user_cache import ModelDigests
 
 NO_ADDRESS = bytes(BYTES)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache.store import FeatureCache
+from dstrain.cache import FeatureCache
 from dstrain.console import counted, redacted
 from dstrain.data.files import real_path
-from dstrain.graph.values import serialize
+from dstrain.graph import serialize
 from dstrain.models.component_files import named_models
 from dstrain.runs.datasets.sizes import group_sizes
 from dstrain.runs.datasets.sources import (

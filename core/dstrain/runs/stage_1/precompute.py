@@ -8,14 +8,20 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from dstrain.cache.in_use import readers, remove_dead_marks
-from dstrain.cache.plan_files import stored_plans
-from dstrain.cache.store import LOG, MARKER, FeatureCache, ShardWriter
-from dstrain.config.serialize import command_line
+from dstrain.cache import (
+    MARKER,
+    FeatureCache,
+    ShardWriter,
+    readers,
+    remove_dead_marks,
+    stored_plans,
+)
+from dstrain.cache.store import LOG
+from dstrain.config import command_line
 from dstrain.console import get_logger, logging_to_file, secrets
-from dstrain.distributed.world import ProcessGroup
+from dstrain.distributed import ProcessGroup
 from dstrain.errors import first_few, secret_error
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline import Pipeline
 from dstrain.runs.checks.rows import log_warnings
 from dstrain.runs.datasets.sizes import group_sizes, size_lines
 from dstrain.runs.datasets.sources import dataset_folders
@@ -41,9 +47,8 @@ from dstrain.runs.stage_1.unchanged import (
     log_unchanged,
     may_be_unchanged,
 )
+from dstrain.storage import BAD_SAMPLES, lock
 from dstrain.storage.files import nameable
-from dstrain.storage.locks import lock
-from dstrain.storage.run_files import BAD_SAMPLES
 
 logger = get_logger(__name__)
 

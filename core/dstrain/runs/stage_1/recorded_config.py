@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.datasets import with_absolute_paths
-from dstrain.config.fields import (
+from dstrain.config import (
     Flag,
-    check_value,
+    as_flags,
     flags_by_name,
     parse_model_paths,
     split_commas,
 )
-from dstrain.config.options.train import TrainConfig, options_affecting
-from dstrain.config.serialize import MODEL_FILES, as_flags
+from dstrain.config.datasets import with_absolute_paths
+from dstrain.config.fields import check_value
+from dstrain.config.options import TrainConfig, options_affecting
+from dstrain.config.serialize import MODEL_FILES
 from dstrain.errors import CacheError, UsageError
-from dstrain.models.naming.location import absolute
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
+from dstrain.models.naming import absolute
+from dstrain.registry import ModelFamily, load_family
 
 NOT_RECORDED = ("feature_cache", "output_path", "versions")
 """Places that are no part of the cache: it may be anywhere."""

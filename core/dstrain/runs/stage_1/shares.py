@@ -7,16 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dstrain.cache.addresses import ADDRESS
-from dstrain.cache.store import FeatureCache
+from dstrain.cache import ADDRESS, FeatureCache
 from dstrain.runs.stage_1.keyed_samples import (
     AddressedSamples,
     MissingWork,
     Work,
     missing_work,
 )
-from dstrain.storage.files import check_writable
-from dstrain.storage.spool import Chosen
+from dstrain.storage import Chosen, check_writable
 
 VISIBLE = 120.0
 """Seconds after which every machine sees a file that another one has written: network

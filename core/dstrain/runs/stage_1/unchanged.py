@@ -13,16 +13,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache.plan_files import open_samples, stored_plans
-from dstrain.cache.source_files import SourceFiles
-from dstrain.cache.store import DIGESTS, MARKER, FeatureCache
-from dstrain.config.options.train import options_affecting
-from dstrain.config.serialize import as_flags
+from dstrain.cache import (
+    DIGESTS,
+    MARKER,
+    FeatureCache,
+    SourceFiles,
+    open_samples,
+    stored_plans,
+)
+from dstrain.config import as_flags
+from dstrain.config.options import options_affecting
 from dstrain.console import get_logger, redacted, secrets
-from dstrain.data.forms.reading import texts_of
-from dstrain.data.forms.source import Source
+from dstrain.data.forms import Source, texts_of
 from dstrain.errors import DstrainError
-from dstrain.graph.inputs import Column
+from dstrain.graph import Column
 from dstrain.runs.checks.rows import lines_of_datasets, log_left_out, warnings_of_rows
 from dstrain.runs.datasets.sources import dataset_folders, dataset_source
 from dstrain.runs.feature_plan import (
@@ -36,9 +40,10 @@ from dstrain.runs.memory.samples import largest_sample
 from dstrain.runs.reports.preview_plans import recorded_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import code_of_rows, component_keys
+from dstrain.storage import Digests, hash_json
 from dstrain.storage.file_memory import FileDigests
-from dstrain.storage.hashing import Digests, files_in, hash_json
-from dstrain.training.loader import CachedSamples
+from dstrain.storage.hashing import files_in
+from dstrain.training import CachedSamples
 
 logger = get_logger(__name__)
 

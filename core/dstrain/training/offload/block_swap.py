@@ -20,9 +20,13 @@ import torch
 from torch import nn
 
 from dstrain.errors import UsageError
-from dstrain.models.execution.blocks import repeated_blocks
-from dstrain.models.execution.kept import last_blocks
-from dstrain.models.execution.ram import WeightsInRam, move_others, stored_tensors
+from dstrain.models.execution import (
+    WeightsInRam,
+    last_blocks,
+    move_others,
+    repeated_blocks,
+    stored_tensors,
+)
 
 FLAG = "--blocks_to_swap"
 CHECKPOINT = "_gradient_checkpointing_func"

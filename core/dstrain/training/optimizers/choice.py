@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from dstrain.config.learning_rates import LearningRates, parse_learning_rates
-from dstrain.config.options.optimizer import OptimizerOptions
+from dstrain.config import LearningRates, parse_learning_rates
+from dstrain.config.options import OptimizerOptions
 from dstrain.console import silenced
 from dstrain.errors import UsageError, nearest
 from dstrain.training.optimizers.arguments import (

@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import nn
 
-from dstrain.config.learning_rates import FLAG, LearningRates
+from dstrain.config import LearningRates
+from dstrain.config.learning_rates import FLAG
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.lora.adapters import UP
+from dstrain.lora import UP
 
 
 def check_names(

@@ -5,7 +5,7 @@ import math
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from dstrain.config.options.optimizer import POLYNOMIAL_END, OptimizerOptions
+from dstrain.config.options import POLYNOMIAL_END, OptimizerOptions
 
 
 def build_lr_scheduler(

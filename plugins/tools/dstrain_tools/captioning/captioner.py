@@ -11,8 +11,8 @@ import torch
 from dstrain.console import silenced
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lazy import without_quantizers
-from dstrain.models.device import DTYPES, default_device, precision
-from dstrain.models.quantization.methods import METHODS, method_named
+from dstrain.models import DTYPES, METHODS, default_device, precision
+from dstrain.models.quantization.methods import method_named
 from dstrain.models.weight_files import refuse_quantized
 from dstrain.storage.safetensors import naming_faults, opened
 from PIL import Image

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-from dstrain.cli.click_options import file_path, shared_options
-from dstrain.cli.help import Command
-from dstrain.config.options.model import Hub, Precision
+from dstrain.cli import Command, file_path, shared_options
+from dstrain.config.options import Hub, Precision
 
 from dstrain_tools.captioning.options import QUANTIZE_CHOICES, CaptionOptions
 
@@ -19,7 +18,7 @@ def caption(**values: Any) -> None:
     A caption is NAME.txt, as datasets are read. Images that have one are left alone, so
     that the same command resumes where it was interrupted.
     """
-    from dstrain.distributed.signals import interrupt_on_signals
+    from dstrain.distributed import interrupt_on_signals
 
     from dstrain_tools.captioning.run import run
 

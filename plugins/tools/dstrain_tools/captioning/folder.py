@@ -4,10 +4,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dstrain.data.forms.captions import read_caption
-from dstrain.data.forms.folder import printable
+from dstrain.data.forms import VIDEOS, Medium, list_media, printable, read_caption
 from dstrain.data.forms.left_out import left_out
-from dstrain.data.forms.listing import VIDEOS, Medium, list_media
 from dstrain.errors import UsageError
 
 SUFFIX = ".txt"

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.options.model import Hub
+from dstrain.config.options import Hub
 from dstrain.errors import MissingFiles, StateError, UsageError
-from dstrain.models.hub.record import Record, local_files, select
-from dstrain.models.hub.source import ModelSource, chosen_hub, fetch
-from dstrain.models.naming.family import pipeline_class
-from dstrain.models.naming.location import FLAG, PublishedModel, located
-from dstrain.storage.files import read_limited
+from dstrain.models.hub import (
+    ModelSource,
+    Record,
+    chosen_hub,
+    fetch,
+    local_files,
+    select,
+)
+from dstrain.models.naming import FLAG, PublishedModel, located, pipeline_class
+from dstrain.storage import read_limited
 
 CONFIG = "config.json"
 SAFETENSORS = ".safetensors"
@@ -65,7 +70,7 @@ class ModelFiles:
 
     def weight_files(self) -> list[Path]:
         """Return the files of weights; raises MissingFiles."""
-        from dstrain.models.naming.folders import weight_sets  # it imports torch
+        from dstrain.models.naming import weight_sets  # it imports torch
 
         found = weight_sets(self.weights.glob(f"*{SAFETENSORS}"))
         # Publishers may add the same weights in the format of another program.

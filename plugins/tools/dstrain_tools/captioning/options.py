@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dstrain.config.options.model import Hub, Precision
+from dstrain.config.options import Hub, Precision
 
 MODEL_ID = "Qwen/Qwen-Image"
 """Whose text encoder is a whole Qwen2.5-VL, which users of that family have already."""

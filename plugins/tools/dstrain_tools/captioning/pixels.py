@@ -1,7 +1,6 @@
 """Load what the model is shown, by the decoders of datasets."""
 
-from dstrain.data.images import Resolution, fit, load_image, read_size
-from dstrain.data.videos import probe, read_frames
+from dstrain.data import Resolution, fit, load_image, probe, read_frames, read_size
 from PIL import Image
 
 from dstrain_tools.captioning.folder import Task

@@ -13,12 +13,11 @@ from dstrain.console import (
     shell_command,
     status,
 )
-from dstrain.data.forms.folder import printable
-from dstrain.data.forms.source import metadata_files
-from dstrain.data.variants.captions import CaptionOptions as Additions
+from dstrain.data import CaptionOptions as Additions
+from dstrain.data.forms import metadata_files, printable
 from dstrain.errors import SystemFault, UsageError
-from dstrain.registry.discovery import installed
-from dstrain.storage.files import write_file
+from dstrain.registry import installed
+from dstrain.storage import write_file
 from PIL import Image
 
 from dstrain_tools.captioning.folder import Task, Tasks, find_tasks
@@ -95,7 +94,7 @@ def _caption(found: Tasks, options: CaptionOptions) -> None:
     files = find_model(options.model_id, options.hub)
     # They import torch, which takes seconds: what can be wrong before was looked at.
     with status():
-        from dstrain.training.memory import oom_as_error
+        from dstrain.training import oom_as_error
 
         from dstrain_tools.captioning.captioner import load_captioner
 

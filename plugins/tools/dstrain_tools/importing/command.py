@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from dstrain.cli.click_options import file_path, shared_options
-from dstrain.cli.errors import explain
-from dstrain.cli.family_command import FamilyCommand
-from dstrain.cli.help import Command
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.validation import validate
+from dstrain.cli import Command, FamilyCommand, explain, file_path, shared_options
+from dstrain.config import validate
+from dstrain.config.options import TrainConfig
 from dstrain.console import shell_command
 from dstrain.errors import UsageError
-from dstrain.storage.files import write_file
+from dstrain.storage import write_file
 
 from dstrain_tools.importing.entries import Source
 from dstrain_tools.importing.models import model_of

@@ -5,11 +5,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.fields import parse_origins
+from dstrain.config import parse_origins
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
-from dstrain.registry.discovery import usable_families
-from dstrain.registry.family import ModelFamily
+from dstrain.registry import ModelFamily, usable_families
 
 from dstrain_tools.importing.context import Model
 from dstrain_tools.importing.entries import Source

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 import click
-from dstrain.config.fields import Group, flags_by_name
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import Group, flags_by_name
+from dstrain.config.options import TrainConfig
 from dstrain.config.serialize import assignment
 from dstrain.console import printable
 

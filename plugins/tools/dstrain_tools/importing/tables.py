@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dstrain.cli.unsupported import advice
+from dstrain.cli import advice
 
 from dstrain_tools.importing.entries import Result
 

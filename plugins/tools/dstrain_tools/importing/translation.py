@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.datasets import LOSS_WEIGHT, REPEATS, dataset_flags
-from dstrain.config.fields import flags_by_name
-from dstrain.config.options.train import TrainConfig
+from dstrain.config import dataset_flags, flags_by_name
+from dstrain.config.datasets import LOSS_WEIGHT, REPEATS
+from dstrain.config.options import TrainConfig
 from dstrain.console import redacted
 
 from dstrain_tools.importing.context import Context, Conversion, Model

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from dstrain.errors import StateError, UsageError
-from dstrain.models.quantization.linear import StoredLinear
-from dstrain.models.quantization.methods import METHODS
+from dstrain import StateError, UsageError
+from dstrain.models import METHODS, StoredLinear
 from dstrain_tools.captioning.captioner import PROMPT, Captioner, load_captioner
 from dstrain_tools.captioning.model_files import find_model
 from dstrain_tools.captioning.options import QUANTIZE_CHOICES, CaptionOptions

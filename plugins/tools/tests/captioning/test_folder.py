@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain_tools.captioning.folder import find_tasks
 
 

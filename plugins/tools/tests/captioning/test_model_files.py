@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dstrain.config.options.model import Hub
-from dstrain.errors import DstrainError, MissingFiles, StateError, UsageError
+from dstrain import DstrainError, StateError, UsageError
+from dstrain.config.options import Hub
+from dstrain.errors import MissingFiles
 from dstrain_tools.captioning.model_files import find_model
 
 from tests.support import hub_server

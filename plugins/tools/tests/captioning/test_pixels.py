@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain_tools.captioning.folder import Task
 from dstrain_tools.captioning.pixels import evenly, load
 from PIL import Image

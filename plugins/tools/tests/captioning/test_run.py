@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from dstrain import SystemFault
 from dstrain.cli.main import main
 from dstrain.data.forms.folder import read_folder
-from dstrain.errors import SystemFault
 from dstrain_tools.captioning import captioner as module, run
 from dstrain_wan.toy import write as write_wan
 from PIL import Image

@@ -1,7 +1,7 @@
 """A caption is one line of text, with what is put around it."""
 
 import pytest
-from dstrain.data.variants.captions import CaptionOptions
+from dstrain.data import CaptionOptions
 from dstrain_tools.captioning.text import caption_of, clean
 
 PLAIN = CaptionOptions()

@@ -1,7 +1,7 @@
 """The options of `dstrain generate` are exactly the public ones."""
 
-from dstrain.config.fields import flags
-from dstrain.config.options.generate import GenerateConfig
+from dstrain import GenerateConfig
+from dstrain.config import flags
 
 PUBLIC_GENERATE_FLAGS = """
 dataset denoising_strength fp8_models framewise_decoding guidance_scale height hub input lora mixed_precision model

@@ -1,6 +1,6 @@
 """The options of lora are exactly these, and what each of them affects is frozen."""
 
-from dstrain.config.options.lora import LoraOptions
+from dstrain.config.options import LoraOptions
 
 from tests.support.options import options_of
 

@@ -1,6 +1,6 @@
 """The options of model are exactly these, and what each of them affects is frozen."""
 
-from dstrain.config.options.model import ModelChoice
+from dstrain.config.options import ModelChoice
 
 from tests.support.options import options_of
 

@@ -1,6 +1,6 @@
 """The options of the optimizer are exactly these, and what each of them affects is frozen."""
 
-from dstrain.config.options.optimizer import OptimizerOptions
+from dstrain.config.options import OptimizerOptions
 
 from tests.support.options import options_of
 

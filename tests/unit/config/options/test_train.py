@@ -5,10 +5,9 @@ import dataclasses
 import typing
 from pathlib import Path
 
-from dstrain.config.fields import Effect, Group, flags
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.config.options.optimizer import ENDING_AT_LAST_STEP
-from dstrain.config.options.train import TrainConfig, options_affecting
+from dstrain import GenerateConfig, TrainConfig
+from dstrain.config import Effect, Group, flags
+from dstrain.config.options import ENDING_AT_LAST_STEP, options_affecting
 
 from tests.support.command_lines import toy_config
 from tests.support.options import options_of

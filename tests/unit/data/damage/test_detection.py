@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dstrain import StateError, SystemFault, UsageError
 from dstrain.data.damage import detection
 from dstrain.data.damage.detection import check_content, check_unchanged
-from dstrain.errors import StateError, SystemFault, UsageError
-from dstrain.storage.hashing import file_mark
+from dstrain.storage import file_mark
 from PIL import Image
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (120, 168, 3), dtype=np.uint8)

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import OutOfMemory, SystemFault, UsageError, run
+from dstrain.data import load_image, probe, read_frames, read_size
 from dstrain.data.damage.faults import (
     check_readable,
     is_link_loop,
     raise_system_fault,
 )
-from dstrain.data.images import frame_durations, load_image, read_size
-from dstrain.data.videos import probe, read_frames
-from dstrain.errors import OutOfMemory, SystemFault, UsageError
-from dstrain.runs.runner import run
+from dstrain.data.images import frame_durations
 
 from tests.support.runs import config, project
 from tests.support.videos import film, steady

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.data.images import load_image, read_size
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.data import load_image, read_size
 from PIL import Image
 
 NOISE = Image.fromarray(

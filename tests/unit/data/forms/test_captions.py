@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from dstrain.data.forms.captions import as_caption, read_caption
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.data.forms import read_caption
+from dstrain.data.forms.captions import as_caption
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from dstrain import UsageError
 from dstrain.data.forms.cells import converter, is_embedded
 from dstrain.data.forms.embedded import EmbeddedFiles
-from dstrain.errors import UsageError
 
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

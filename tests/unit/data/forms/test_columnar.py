@@ -7,14 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dstrain import UsageError
+from dstrain.data import Table
 from dstrain.data.forms import columnar
 from dstrain.data.forms.columnar import (
     columnar_columns,
     columnar_texts,
     read_columnar,
 )
-from dstrain.data.table import Table
-from dstrain.errors import UsageError
 
 WANTED = {"image": True, "text": False}
 

@@ -4,9 +4,10 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from dstrain.data.forms.embedded import EmbeddedFiles, embedded_folder
+from dstrain import UsageError
+from dstrain.data.forms import embedded_folder
+from dstrain.data.forms.embedded import EmbeddedFiles
 from dstrain.data.table import is_embedded_file
-from dstrain.errors import UsageError
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from dstrain import UsageError
+from dstrain.data import Table
 from dstrain.data.forms.folder import folder_columns, folder_texts, read_folder
-from dstrain.data.table import Table
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
+from dstrain.plugin import Column
 
 IMAGE, VIDEO = Column("image", "image"), Column("video", "video")
 

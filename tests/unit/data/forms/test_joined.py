@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dstrain.data.cells import Cell
-from dstrain.data.dataset import CheckedSample, Dataset
-from dstrain.data.forms.joined import first_rows, join_datasets, join_sources
-from dstrain.data.forms.source import find_source
-from dstrain.data.table import Fault, Table
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
+from dstrain import UsageError
+from dstrain.data import Cell, Dataset, Fault, Table
+from dstrain.data.dataset import CheckedSample
+from dstrain.data.forms import find_source, join_datasets, join_sources
+from dstrain.data.forms.joined import first_rows
+from dstrain.plugin import Column
 
 COLUMNS = {"image": Column("image", "image"), "prompt": Column("prompt")}
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from dstrain import UsageError
+from dstrain.data.forms import find_source
 from dstrain.data.forms.left_out import left_out, tables_below
-from dstrain.data.forms.source import find_source
-from dstrain.errors import UsageError
 
 
 def write(folder: Path, *names: str) -> Path:

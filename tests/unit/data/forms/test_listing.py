@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.data.forms import listing
+from dstrain import UsageError
+from dstrain.data.forms import list_media, listing
 from dstrain.data.forms.captions import MAX_BYTES
-from dstrain.data.forms.listing import IMAGES, folder_digest, has_media, list_media
-from dstrain.errors import UsageError
+from dstrain.data.forms.listing import IMAGES, folder_digest, has_media
 
 
 def write(folder: Path, *names: str) -> Path:

@@ -6,9 +6,10 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from dstrain.data.forms.metadata import read_columns, read_metadata
-from dstrain.data.table import Table
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.data import Table
+from dstrain.data.forms import read_metadata
+from dstrain.data.forms.metadata import read_columns
 
 TOO_LONG = "x" * (2**20 + 1)
 

@@ -1,14 +1,11 @@
 """Columns of other names are found where a table lacks the variant's own."""
 
 import pytest
-from dstrain.data.forms.naming import (
-    lacking_columns,
-    main_column,
-    other_names,
-    parse_columns,
-)
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Input
+from dstrain import UsageError
+from dstrain.data.forms import lacking_columns, other_names, parse_columns
+from dstrain.data.forms.naming import main_column
+from dstrain.graph import Input
+from dstrain.plugin import Column
 
 INPUTS: dict[str, Input] = {
     "prompt": Column("prompt"),

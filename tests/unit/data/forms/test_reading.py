@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from dstrain.data.forms.reading import Reading, list_columns, texts_of
-from dstrain.data.forms.source import find_source
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Input
+from dstrain import UsageError
+from dstrain.data.forms import Reading, find_source, list_columns, texts_of
+from dstrain.graph import Input
+from dstrain.plugin import Column
 
 from tests.support.dataset_forms import FORMS, rows_in, write_form
 from tests.support.family import write_data

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from dstrain.data.forms.source import find_source, metadata_files
-from dstrain.errors import UsageError
-from dstrain.storage.hashing import sha256
+from dstrain import UsageError
+from dstrain.data.forms import find_source, metadata_files
+from dstrain.storage import sha256
 
 from tests.support.dataset_forms import FORMS, rows_in, write_form
 from tests.support.family import write_data

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.data.dataset import Dataset
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, EntryCount, Input
+from dstrain import UsageError
+from dstrain.data import DataConfig, Dataset, Resolution, open_dataset
+from dstrain.graph import Input
+from dstrain.plugin import Column, EntryCount
 from PIL import Image
 
 INPUTS: Mapping[str, Input] = {

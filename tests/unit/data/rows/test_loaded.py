@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dstrain.data import CaptionOptions, Resolution
 from dstrain.data.files import FileInspector
-from dstrain.data.images import Resolution
 from dstrain.data.rows.loaded import LoadedRow, read_row
-from dstrain.data.variants.captions import CaptionOptions
-from dstrain.graph.inputs import Column
+from dstrain.plugin import Column
 from PIL import Image
 
 COLUMNS = {

@@ -1,10 +1,8 @@
 """A row gives one sample, or one for each clip of its videos; each has its variants."""
 
-from dstrain.data.cells import Cell
-from dstrain.data.clips import FrameSampling
+from dstrain.data import AugmentationOptions, Cell, FrameSampling
 from dstrain.data.rows.loaded import LoadedRow
 from dstrain.data.rows.row_samples import clips_of, distinct, variants_of
-from dstrain.data.variants.views import AugmentationOptions
 
 
 class Compared(str):

@@ -6,8 +6,9 @@ import itertools
 import random
 
 import pytest
-from dstrain.data.variants.buckets import Buckets, TooSmall, cropped_share
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.data import Buckets
+from dstrain.data.variants.buckets import TooSmall, cropped_share
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from collections import Counter
 
 import pytest
-from dstrain.data.variants.captions import WHOLE, CaptionOptions
+from dstrain.data import CaptionOptions
+from dstrain.data.variants.captions import WHOLE
 
 
 def texts(options: CaptionOptions, written: str | list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Views of a row's images: the plain one first, each once."""
 
-from dstrain.data.variants.views import PLAIN, AugmentationOptions, View
+from dstrain.data import AugmentationOptions
+from dstrain.data.variants.views import PLAIN, View
 
 
 def test_without_options_there_is_the_plain_view() -> None:

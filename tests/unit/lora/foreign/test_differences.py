@@ -4,20 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.config.fields import LoraFile
-from dstrain.errors import StateError, UsageError
-from dstrain.lora.foreign.differences import (
-    add_differences,
-    difference_table,
-    split_differences,
-)
+from dstrain import LoraConfig, StateError, UsageError
+from dstrain.config import LoraFile
+from dstrain.lora import add_differences, read_lora
+from dstrain.lora.foreign.differences import difference_table, split_differences
 from dstrain.lora.key_names import Rows
-from dstrain.lora.layers import LoraConfig
-from dstrain.lora.reader import read_lora
-from dstrain.models.execution.kept import Kept, StoredLayers
-from dstrain.models.formats import NATIVE, CheckpointFormat, KeyMap
+from dstrain.models import METHODS, NATIVE
+from dstrain.models.execution import Kept, StoredLayers
 from dstrain.models.quantization.layers import LayerStore
-from dstrain.models.quantization.methods import METHODS
+from dstrain.plugin import CheckpointFormat, KeyMap
 from torch import Tensor, nn
 
 from tests.support.lora_family import (

@@ -7,11 +7,10 @@ from typing import Any
 import peft
 import pytest
 import torch
-from dstrain.errors import StateError
+from dstrain import Pipeline, StateError
+from dstrain.lora import merge_layers
 from dstrain.lora.export import export
 from dstrain.lora.foreign.products import parse_loha
-from dstrain.lora.merging import merge_layers
-from dstrain.pipeline.pipeline import Pipeline
 from torch import Tensor, nn
 
 from tests.support.lora_family import MODEL, SHAPES, network, output, read, written

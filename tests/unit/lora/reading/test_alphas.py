@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.fields import LoraFile
-from dstrain.errors import StateError
-from dstrain.lora.layers import LoraConfig
-from dstrain.lora.reader import read_lora
+from dstrain import LoraConfig, StateError
+from dstrain.config import LoraFile
+from dstrain.lora import read_lora
 from safetensors.torch import load_file
 
 from tests.support.lora_family import (

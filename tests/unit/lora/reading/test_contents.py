@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from dstrain.errors import StateError
+from dstrain import StateError
 from safetensors.torch import load_file
 
 from tests.support.lora_family import (

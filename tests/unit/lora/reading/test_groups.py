@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from dstrain.lora.reading.groups import groups_in
-from dstrain.registry.discovery import load_family
+from dstrain.lora import groups_in
+from dstrain.registry import load_family
 
 from tests.support.lora_family import MODEL, as_trained
 

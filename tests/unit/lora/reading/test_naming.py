@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.config.fields import LoraFile
-from dstrain.errors import StateError
-from dstrain.lora.reader import read_lora
+from dstrain import StateError
+from dstrain.config import LoraFile
+from dstrain.lora import read_lora
 from safetensors.torch import load_file
 
 from tests.support.lora_family import (

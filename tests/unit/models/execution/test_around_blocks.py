@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
+from dstrain.models.execution import enable_checkpointing
 from dstrain.models.execution.around_blocks import around_blocks
-from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
 from torch import Tensor, nn
 
 SIZES = {

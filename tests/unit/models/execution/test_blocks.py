@@ -2,7 +2,7 @@
 
 import pytest
 from diffusers import FluxTransformer2DModel
-from dstrain.models.execution.blocks import repeated_blocks
+from dstrain.models.execution import repeated_blocks
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.models.execution import compilation
-from dstrain.models.execution.compilation import compile_blocks
-from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
+from dstrain import UsageError
+from dstrain.models.execution import compilation, compile_blocks, enable_checkpointing
 from dstrain.training.offload.block_swap import BlockSwap
 from torch import Tensor, nn
 

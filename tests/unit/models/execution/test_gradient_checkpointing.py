@@ -4,12 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.models.execution.gradient_checkpointing import (
-    checkpoint_in_ram,
-    enable_checkpointing,
-    gradient_checkpoint_forward,
-)
+from dstrain import UsageError, gradient_checkpoint_forward
+from dstrain.models.execution import enable_checkpointing
+from dstrain.models.execution.gradient_checkpointing import checkpoint_in_ram
 from torch import Tensor, nn
 
 

@@ -1,16 +1,16 @@
 """How a component is kept is said in words, and identified by what changes numbers."""
 
 import pytest
-from dstrain.graph.quantization import QuantizationMethod
-from dstrain.models.execution.kept import (
+from dstrain.models.execution import (
     ALL_BLOCKS,
     Kept,
     StoredLayers,
-    combined,
     described,
     last_blocks,
     matches,
 )
+from dstrain.models.execution.kept import combined
+from dstrain.plugin import QuantizationMethod
 
 HALF = QuantizationMethod(
     "half", lambda layer, weight: layer, lambda shape: shape[0] * shape[1]

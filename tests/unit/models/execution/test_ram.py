@@ -4,12 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.models.execution.ram import (
-    ComponentInRam,
-    WeightsInRam,
-    _pin,
-    stored_tensors,
-)
+from dstrain.models.execution import ComponentInRam, WeightsInRam, stored_tensors
+from dstrain.models.execution.ram import _pin
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKL, AutoencoderKLQwenImage, AutoencoderKLWan
-from dstrain.models.execution.tiles import Tiles
+from dstrain.models.execution import Tiles
 from torch import Tensor
 
 SIDE = 96

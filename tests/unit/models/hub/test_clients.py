@@ -14,11 +14,12 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from dstrain.config.options.model import Hub
-from dstrain.errors import DstrainError, StateError, SystemFault
+from dstrain import DstrainError, StateError, SystemFault
+from dstrain.config.options import Hub
+from dstrain.models.hub import ModelSource, fetch
 from dstrain.models.hub.clients import CLIENTS
-from dstrain.models.hub.source import STAGING, ModelSource, fetch
-from dstrain.storage.hashing import sha256
+from dstrain.models.hub.source import STAGING
+from dstrain.storage import sha256
 
 from tests.support.forks import fork
 from tests.support.hub_server import Faults, Hub as Server, point_at, serving, use

@@ -8,12 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from dstrain.config.options.model import Hub
-from dstrain.errors import StateError
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.hub.record import RECORD, Record, select
-from dstrain.models.hub.source import ModelSource, fetch, find_local
-from dstrain.storage.hashing import file_mark, sha256
+from dstrain import ModelConfig, StateError
+from dstrain.config.options import Hub
+from dstrain.models.hub import RECORD, ModelSource, Record, fetch, find_local, select
+from dstrain.storage import file_mark, sha256
 
 from tests.support.hub_server import SHARDS, TINY, Hub as Server, commit
 

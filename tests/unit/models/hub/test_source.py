@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import ModelConfig, StateError, SystemFault, UsageError
 from dstrain.cli.main import main
-from dstrain.config.options.model import Hub
-from dstrain.errors import StateError, SystemFault, UsageError
-from dstrain.graph.unit import Unit
-from dstrain.models.component_files import ModelConfig, assign
+from dstrain.config.options import Hub
+from dstrain.models import assign, find
+from dstrain.models.hub import RECORD, ModelSource, chosen_hub, fetch
 from dstrain.models.hub.clients import CLIENTS, first_line
-from dstrain.models.hub.record import RECORD
-from dstrain.models.hub.source import ModelSource, chosen_hub, fetch
-from dstrain.models.needed_components import find
+from dstrain.plugin import Unit
 
 from tests.support import family
 from tests.support.family import write

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.errors import StateError
+from dstrain import StateError
 from dstrain.models.naming.content import families_of
-from dstrain.registry.discovery import load_family
-from dstrain.registry.family import ModelFamily
+from dstrain.plugin import ModelFamily
+from dstrain.registry import load_family
 from safetensors.torch import save_file
 
 from tests.support.family import MODEL, write

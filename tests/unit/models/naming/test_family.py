@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dstrain import UsageError
 from dstrain.cli.main import main
-from dstrain.errors import MissingFiles, UsageError
-from dstrain.models.naming.family import family_of
+from dstrain.errors import MissingFiles
+from dstrain.models.naming import family_of
 
 from tests.support.family import write
 

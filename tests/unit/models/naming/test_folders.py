@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.errors import MissingFiles, UsageError
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.components import Component
-from dstrain.models.naming.folders import (
-    parts_of_folder,
-    refuse_doubt,
-    weight_sets,
-)
+from dstrain import ModelConfig, UsageError
+from dstrain.errors import MissingFiles
+from dstrain.models.naming import weight_sets
+from dstrain.models.naming.folders import parts_of_folder, refuse_doubt
+from dstrain.plugin import Component
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import COMPONENTS, FOLDERS, MARKS, weights_of, write

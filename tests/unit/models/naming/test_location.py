@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from dstrain.errors import MissingFiles, UsageError
-from dstrain.models.naming.location import PublishedModel, absolute, located
+from dstrain import UsageError
+from dstrain.errors import MissingFiles
+from dstrain.models.naming import PublishedModel, absolute, located
 
 from tests.support.family import MODEL
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import MissingFiles, StateError, UsageError
-from dstrain.models.component_files import ModelConfig
-from dstrain.models.naming.model_files import model_configs, named_files
-from dstrain.runs.runner import run
+from dstrain import ModelConfig, StateError, TrainConfig, UsageError, run
+from dstrain.errors import MissingFiles
+from dstrain.models.naming import model_configs, named_files
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import IDS, MODEL, weights_of, write

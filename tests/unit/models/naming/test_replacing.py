@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import MissingFiles, StateError, UsageError
-from dstrain.models.component_files import ModelConfig
+from dstrain import ModelConfig, StateError, TrainConfig, UsageError
+from dstrain.errors import MissingFiles
+from dstrain.models.naming import model_configs, without_replaced
 from dstrain.models.naming.folders import Part
-from dstrain.models.naming.model_files import model_configs
-from dstrain.models.naming.replacing import without_replaced
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import COMPONENTS, MODEL, weights_of, write

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.quantization.encodings import (
     from_fp8,
     from_int8_block,
@@ -11,6 +10,7 @@ from dstrain.models.quantization.encodings import (
     to_int8_block,
 )
 from dstrain.models.quantization.methods import FP8, INT8_BLOCK
+from dstrain.plugin import QuantizationMethod
 
 from tests.support.weights_to_store import error, normal, uneven
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.models.execution.kept import Kept, StoredLayers
+from dstrain import UsageError
+from dstrain.models import StoredLinear
+from dstrain.models.execution import Kept, StoredLayers
 from dstrain.models.networks import put
 from dstrain.models.quantization.layers import LayerStore, methods_of_layers
-from dstrain.models.quantization.linear import StoredLinear
 from dstrain.models.quantization.methods import FP8, INT8_BLOCK
 from torch import nn
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from dstrain.models import METHODS
 from dstrain.models.quantization.encodings import from_fp8, from_int8_rows
 from dstrain.models.quantization.libraries import (
     _library as import_quietly,
@@ -13,7 +14,6 @@ from dstrain.models.quantization.libraries import (
     to_fp8_rows,
     to_int8_rows,
 )
-from dstrain.models.quantization.methods import METHODS
 
 from tests.support.weights_to_store import error, normal, uneven
 

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.lora import LoraType
-from dstrain.errors import UsageError
-from dstrain.lora.adapters import add_layers, inject, lora_state
-from dstrain.lora.layers import LoraConfig
+from dstrain import LoraConfig, UsageError
+from dstrain.config.options import LoraType
+from dstrain.lora import add_layers, inject, lora_state
 from dstrain.lora.lokr import LokrLayer
-from dstrain.models.quantization.linear import StoredLinear
-from dstrain.models.quantization.methods import METHODS
+from dstrain.models import METHODS, StoredLinear
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

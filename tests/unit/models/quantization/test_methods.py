@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.quantization import QuantizationMethod
+from dstrain import UsageError
+from dstrain.models import METHODS
 from dstrain.models.quantization import encodings, methods
-from dstrain.models.quantization.methods import METHODS, REFUSED, method_named
+from dstrain.models.quantization.methods import REFUSED, method_named
+from dstrain.plugin import QuantizationMethod
 from torch import nn
 
 from tests.support.weights_to_store import normal, stored

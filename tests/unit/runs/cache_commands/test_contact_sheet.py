@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dstrain.errors import StateError, UsageError
-from dstrain.graph.values import Frames
+from dstrain import Frames, StateError, UsageError
+from dstrain.runs import Wanted, show
 from dstrain.runs.cache_commands import contact_sheet
-from dstrain.runs.cache_commands.contact_sheet import Wanted, choose, show
+from dstrain.runs.cache_commands.contact_sheet import choose
 from dstrain.runs.cache_commands.contents import Contents
 from dstrain.runs.cache_commands.page import Card
 from PIL import Image

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from dstrain.cache.addresses import as_text
-from dstrain.cache.store import FeatureCache
+from dstrain.cache import FeatureCache, as_text
+from dstrain.runs import listing, prune
 from dstrain.runs.cache_commands.contents import ABSENT, LITERAL, Contents
-from dstrain.runs.cache_commands.listing import listing
-from dstrain.runs.cache_commands.prune import prune
 from dstrain.runs.cache_commands.verify import verified
 
 from tests.support.caching_project import Place, write_rows

@@ -4,11 +4,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from dstrain.cache.in_use import exclusive
-from dstrain.errors import StateError, UsageError
+from dstrain import StateError, UsageError
+from dstrain.cache import exclusive
+from dstrain.runs import export
 from dstrain.runs.cache_commands import exporting
 from dstrain.runs.cache_commands.contents import Contents
-from dstrain.runs.cache_commands.exporting import export
 from dstrain.runs.cache_commands.verify import verified
 
 from tests.support.caching_project import Place, write_rows

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache.plan_files import read_record
+from dstrain import StateError, SystemFault, UsageError
+from dstrain.cache import read_record
 from dstrain.cli.main import main
-from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.runs import export, import_cache
 from dstrain.runs.cache_commands.contents import Contents
-from dstrain.runs.cache_commands.exporting import export
-from dstrain.runs.cache_commands.importing import import_cache
 from dstrain.runs.cache_commands.verify import verified
-from dstrain.storage.hashing import hash_json
-from dstrain.storage.locks import lock
+from dstrain.storage import hash_json, lock
 
 from tests.support.caching_project import Place, noise_image, write_rows
 from tests.support.crashes import events, killed_at

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from dstrain.cache.in_use import exclusive, readers
-from dstrain.errors import StateError
+from dstrain import StateError
+from dstrain.cache import exclusive, readers
+from dstrain.runs import as_lines, listing
 from dstrain.runs.cache_commands.contents import Contents
-from dstrain.runs.cache_commands.listing import as_lines, listing
 
 from tests.support.caching_project import Place, write_rows
 

@@ -6,14 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from dstrain.cache.addresses import as_text
-from dstrain.cache.store import FeatureCache
-from dstrain.errors import StateError, UsageError
+from dstrain import StateError, UsageError
+from dstrain.cache import FeatureCache, as_text
+from dstrain.runs import prune
 from dstrain.runs.cache_commands.contents import Contents
-from dstrain.runs.cache_commands.prune import prune
 from dstrain.runs.cache_commands.shards import rewrite_shard
-from dstrain.storage.files import temporary
-from dstrain.storage.locks import lock
+from dstrain.storage import lock, temporary
 
 from tests.support.caching_project import Place, write_rows
 from tests.support.crashes import events, killed_at

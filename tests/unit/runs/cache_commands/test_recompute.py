@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.in_use import exclusive, readers
-from dstrain.errors import StateError, UsageError
-from dstrain.graph.values import Frames
-from dstrain.runs.cache_commands.recompute import compare, recompute, spread
+from dstrain import Frames, StateError, UsageError
+from dstrain.cache import exclusive, readers
+from dstrain.runs import recompute
+from dstrain.runs.cache_commands.recompute import compare, spread
 from safetensors.torch import load_file, save_file
 
 from tests.support.caching_project import noise_image

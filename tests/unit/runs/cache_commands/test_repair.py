@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from dstrain.cache.plan_files import read_record
-from dstrain.cache.store import FeatureCache
+from dstrain import StateError, SystemFault
+from dstrain.cache import FeatureCache, read_record
 from dstrain.cli.main import main
-from dstrain.errors import StateError, SystemFault
-from dstrain.runs.cache_commands.repair import repair
-from dstrain.runs.cache_commands.verify import Problem, verified, verify
+from dstrain.runs import repair, verify
+from dstrain.runs.cache_commands.verify import Problem, verified
 
 from tests.support.caching_project import plain
 from tests.support.runs import project, train

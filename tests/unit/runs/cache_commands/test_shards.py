@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.errors import StateError
+from dstrain import StateError
+from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.runs.cache_commands.shards import recorded_about, rewrite_shard
 
 from tests.support.caching_project import address

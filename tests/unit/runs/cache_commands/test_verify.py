@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from dstrain.cache.in_use import exclusive
-from dstrain.cache.plan_files import commit_plans, open_part, read_record
-from dstrain.errors import StateError, SystemFault
+from dstrain import StateError, SystemFault
+from dstrain.cache import commit_plans, exclusive, open_part, read_record
+from dstrain.runs import verify
 from dstrain.runs.cache_commands import verify as verifying
-from dstrain.runs.cache_commands.verify import Problem, verified, verify
-from dstrain.storage.columns import write_columns
+from dstrain.runs.cache_commands.verify import Problem, verified
+from dstrain.storage import write_columns
 
 from tests.support.caching_project import Place
 from tests.support.unreadable import make_unreadable

@@ -11,10 +11,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from dstrain import Interrupted, StateError, UsageError, run
 from dstrain.cli.main import main
-from dstrain.config.serialize import CONFIG
-from dstrain.config.validation import validate
-from dstrain.errors import Interrupted, StateError, UsageError
+from dstrain.config import CONFIG, validate
+from dstrain.runs import refuse_early
 from dstrain.runs.checkpoints.directory import (
     LOG,
     LOSS_CSV,
@@ -22,15 +22,11 @@ from dstrain.runs.checkpoints.directory import (
     PROMPTS,
     SET_ASIDE,
     SKIPPED_ROWS,
-    refuse_early,
     remove_run,
     run_in,
 )
 from dstrain.runs.checkpoints.state import newest_state, states
-from dstrain.runs.runner import run
-from dstrain.storage.files import remove_leftovers
-from dstrain.storage.locks import lock
-from dstrain.storage.run_files import RUN, RunFiles
+from dstrain.storage import RUN, RunFiles, lock, remove_leftovers
 
 from tests.support.runs import config, log, project, train
 

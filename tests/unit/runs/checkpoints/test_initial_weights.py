@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError, UsageError
+from dstrain import StateError, UsageError
 from dstrain.lora.export import export
-from dstrain.storage.safetensors import (
-    CHECKSUM,
-    read_tensors,
-    with_checksum,
-    write_tensors,
-)
+from dstrain.storage import CHECKSUM, read_tensors, with_checksum, write_tensors
 
 from tests.support.runs import config, files, log, project, train, training_run
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import options_affecting
-from dstrain.errors import StateError
+from dstrain import StateError, run
+from dstrain.config.options import options_affecting
 from dstrain.runs.checkpoints.state import load_state, states
-from dstrain.runs.runner import run
 from PIL import Image
 
 from tests.support.family import PIPELINES

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain import DstrainError, StateError, UsageError
 from dstrain.cli.main import main
-from dstrain.config.serialize import as_flags
-from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain.config import as_flags
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.reports.metrics import COLUMNS
-from dstrain.storage.locks import lock
-from dstrain.storage.safetensors import CHECKSUM, read_tensors, write_tensors
+from dstrain.storage import CHECKSUM, lock, read_tensors, write_tensors
 from safetensors import safe_open
 
 from tests.support.runs import (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.lora.adapters import lora_state
+from dstrain.lora import lora_state
 from dstrain.runs.checkpoints import parts, state
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from torch import Tensor

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError
+from dstrain import StateError, run
 from dstrain.runs.checkpoints.resume import load_training_state, training_state
 from dstrain.runs.checkpoints.state import load_state, save_state, states
-from dstrain.runs.runner import run
 from dstrain.training import batching
 from safetensors.torch import save_file
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError, SystemFault
+from dstrain import StateError, SystemFault
 from dstrain.runs.checkpoints import state as checkpoint
 from dstrain.runs.checkpoints.state import (
     TrainingState,
@@ -21,7 +21,7 @@ from dstrain.runs.checkpoints.state import (
     save_full,
     save_state,
 )
-from dstrain.storage.safetensors import CHECKSUM, read_tensors
+from dstrain.storage import CHECKSUM, read_tensors
 from safetensors import safe_open
 from torch import Tensor, nn
 

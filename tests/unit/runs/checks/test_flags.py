@@ -6,9 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.lora.layers import LoraConfig, Trainables
-from dstrain.registry.family import Option
+from dstrain import LoraConfig, Trainables, UsageError
+from dstrain.plugin import Option
 from dstrain.runs.checks.flags import check_saved_names
 from dstrain.runs.resolve import resolve
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.graph.inputs import Column
+from dstrain.plugin import Column
 from dstrain.runs.checks.rows import log_warnings
 
 

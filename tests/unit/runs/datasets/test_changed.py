@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dstrain.data.forms.source import find_source
+from dstrain.data.forms import find_source
 from dstrain.runs.datasets.changed import written_since
 from PIL import Image
 

@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
-from dstrain.data.images import Resolution
-from dstrain.data.variants.buckets import Buckets
-from dstrain.data.variants.captions import CaptionOptions
-from dstrain.data.variants.views import AugmentationOptions
-from dstrain.errors import UsageError
-from dstrain.registry.discovery import load_family
+from dstrain import TrainConfig, UsageError
+from dstrain.data import AugmentationOptions, Buckets, CaptionOptions, Resolution
+from dstrain.registry import load_family
 from dstrain.runs.datasets.flags import (
     ORDERS,
     caption_inputs,

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.config.validation import validate
-from dstrain.data.cells import load_cell
-from dstrain.errors import CacheError, StateError, UsageError
-from dstrain.graph.inputs import Constant, MaskColumn
-from dstrain.pipeline.loss_masks import Masks
-from dstrain.runs.build import open_training_data
+from dstrain import SFT, StateError, UsageError, run
+from dstrain.config import validate
+from dstrain.data import load_cell
+from dstrain.errors import CacheError
+from dstrain.graph import MaskColumn
+from dstrain.pipeline import Masks
+from dstrain.plugin import Constant
+from dstrain.runs import open_training_data
 from dstrain.runs.checks.rows import warnings_of_rows
 from dstrain.runs.datasets.masks import (
     masks_of,
@@ -21,8 +23,6 @@ from dstrain.runs.datasets.masks import (
     with_masks_of_run,
 )
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.training.losses import SFT
 from PIL import Image
 
 from tests.support.family import build

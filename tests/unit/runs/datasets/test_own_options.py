@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from dstrain.config.options.train import TrainConfig
-from dstrain.config.serialize import as_flags
+from dstrain import TrainConfig
+from dstrain.config import as_flags
 from dstrain.runs.datasets.own_options import (
     differing_options,
     other_options,

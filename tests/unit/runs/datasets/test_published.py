@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import StateError, UsageError
+from dstrain import StateError, TrainConfig, UsageError
 from dstrain.runs.datasets.published import is_published, with_folders
 
 from tests.support.dataset_forms import rows_in, write_form

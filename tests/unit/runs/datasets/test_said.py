@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from dstrain.data.cells import Cell
-from dstrain.data.dataset import CheckedSample, Dataset
-from dstrain.data.images import Resolution
-from dstrain.data.row_checks import DataConfig, open_dataset
-from dstrain.data.table import Table
-from dstrain.graph.inputs import Column, Input
+from dstrain.data import Cell, DataConfig, Dataset, Resolution, Table, open_dataset
+from dstrain.data.dataset import CheckedSample
+from dstrain.graph import Input
+from dstrain.plugin import Column
 from dstrain.runs.datasets.said import dataset_line, short_clips
 
 from tests.support.dataset_forms import rows_in, write_form

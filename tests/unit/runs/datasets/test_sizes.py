@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from dstrain.data.cells import Cell
-from dstrain.data.dataset import CheckedSample, Dataset
-from dstrain.data.table import Table
-from dstrain.graph.inputs import Column
+from dstrain.data import Cell, Dataset, Table
+from dstrain.data.dataset import CheckedSample
+from dstrain.plugin import Column
 from dstrain.runs.datasets.sizes import (
     GroupSize,
     group_sizes,

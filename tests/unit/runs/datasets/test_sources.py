@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
-from dstrain.data.forms.embedded import embedded_folder
-from dstrain.errors import UsageError
+from dstrain import TrainConfig, UsageError
+from dstrain.data.forms import embedded_folder
 from dstrain.runs.datasets.sources import (
     dataset_folders,
     dataset_source,

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import run
 from dstrain.cli.main import main
-from dstrain.runs.build import choose_validation, open_training_data
+from dstrain.runs import open_training_data
+from dstrain.runs.build import choose_validation
 from dstrain.runs.dry_run import planned_rows
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
 from dstrain.storage import file_memory, hashing
-from dstrain.training.batching import Order
+from dstrain.training import Order
 
 from tests.support.runs import config, project
 

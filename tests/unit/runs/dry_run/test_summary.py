@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from dstrain import StateError
 from dstrain.cli.main import main
 from dstrain.console import PAGE_WIDTH
-from dstrain.errors import StateError
 from dstrain.runs.dry_run.summary import BUILDING, COUNTING, SEARCHING, as_summary
 from dstrain.runs.resolve import resolve
 

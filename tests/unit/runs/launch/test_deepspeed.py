@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from accelerate.utils.launch import prepare_deepspeed_cmd_env
-from dstrain.distributed.sharding import Sharding
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.distributed import Sharding
 from dstrain.runs.launch.deepspeed import (
     OWN_SPEED,
     PREFIX,

@@ -5,8 +5,8 @@ import re
 
 import pytest
 from accelerate.utils.launch import prepare_multi_gpu_env
-from dstrain.distributed.sharding import Sharding
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.distributed import Sharding
 from dstrain.runs.launch import fsdp
 from dstrain.runs.launch.fsdp import read_fsdp, refuse_groups, sharding_of
 

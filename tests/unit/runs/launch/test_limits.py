@@ -7,11 +7,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from dstrain.errors import UsageError
+from dstrain import UsageError, run
 from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
 
 from tests.support.runs import config, project
 

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.sharding import Sharding
-from dstrain.errors import UsageError
+from dstrain import TrainConfig, UsageError
+from dstrain.distributed import Sharding
 from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 
 from tests.support.launchers import FILES, FSDP_2, ZERO_3, handed_on

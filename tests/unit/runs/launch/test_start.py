@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedType
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain.runs.launch.start import TRANSLATED, meet, without_accelerates_own
 
 from tests.support.processes import in_processes

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import UsageError
-from dstrain.models.execution.gradient_checkpointing import checkpoint_through
-from dstrain.randomness import SampleKey
-from dstrain.runs.build import load_module, open_training_data
+from dstrain import Sample, SampleKey, TrainingModule, UsageError
+from dstrain.models.execution import checkpoint_through
+from dstrain.runs import open_training_data
+from dstrain.runs.build import load_module
 from dstrain.runs.memory.activations import Activations, count_activations
 from dstrain.runs.resolve import resolve
-from dstrain.training.loader import Sample
-from dstrain.training.module import TrainingModule
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig
 from dstrain.runs.memory.advice import (
     Advice,
     Possible,

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.models.execution.kept import AS_LOADED
-from dstrain.models.quantization.methods import METHODS
-from dstrain.runs.build import load_module, open_training_data
+from dstrain import TrainingModule
+from dstrain.models import METHODS
+from dstrain.models.execution import AS_LOADED
+from dstrain.runs import open_training_data
+from dstrain.runs.build import load_module
 from dstrain.runs.memory.components import as_kept, component_size
 from dstrain.runs.resolve import resolve
-from dstrain.training.module import TrainingModule
 from torch import nn
 
 from tests.support.runs import config, project

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig
 from dstrain.runs.memory.disk import disk_of
 
 

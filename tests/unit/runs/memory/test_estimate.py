@@ -6,10 +6,10 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
-from dstrain.distributed.sharding import Sharding
-from dstrain.models.execution.kept import ALL_BLOCKS, Kept, StoredLayers
-from dstrain.models.quantization.methods import METHODS
+from dstrain import TrainConfig
+from dstrain.distributed import Sharding
+from dstrain.models import METHODS
+from dstrain.models.execution import ALL_BLOCKS, Kept, StoredLayers
 from dstrain.runs.memory.activations import Activations
 from dstrain.runs.memory.components import ComponentSize, Stored
 from dstrain.runs.memory.estimate import (
@@ -20,7 +20,7 @@ from dstrain.runs.memory.estimate import (
     state_bytes,
 )
 from dstrain.runs.memory.facts import Facts
-from dstrain.training.optimizers.choice import choose_optimizer
+from dstrain.training.optimizers import choose_optimizer
 
 
 def stored(numbers: int, size: int, is_trained: bool = False) -> Stored:

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.errors import UsageError
-from dstrain.models.quantization.methods import METHODS
-from dstrain.pipeline.pipeline import Pipeline
+from dstrain import Pipeline, UsageError
+from dstrain.models import METHODS
+from dstrain.runs import plan_of
 from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import plan_of
 
 from tests.support.family import IDS, PIPELINES
 from tests.support.runs import config, project

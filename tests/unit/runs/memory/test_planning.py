@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain.runs.memory.activations import Activations
 from dstrain.runs.memory.components import ComponentSize, Stored
 from dstrain.runs.memory.estimate import CONTEXT

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dstrain import TrainConfig
 from dstrain.cli.main import main
-from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
+from dstrain.runs import Setup
 from dstrain.runs.memory.advice import Way, added_flags, ways
 from dstrain.runs.memory.planning import PlannedRun
 from dstrain.runs.memory.report import _advice
 from dstrain.runs.offload import check_offloaded
-from dstrain.runs.setup import Setup
 
 from tests.support.runs import project
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
-from dstrain.runs.build import open_training_data
+from dstrain import TrainConfig, UsageError, run
+from dstrain.runs import Setup, open_training_data
 from dstrain.runs.memory.samples import (
     LargestSample,
     largest_sample,
@@ -20,8 +19,6 @@ from dstrain.runs.memory.samples import (
     of_largest,
 )
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.runs.setup import Setup
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor

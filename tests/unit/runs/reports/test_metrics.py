@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.errors import SystemFault
+from dstrain import SystemFault
 from dstrain.runs.reports.metrics import COLUMNS, MetricsLogger
 from dstrain.runs.trackers import Trackers
 

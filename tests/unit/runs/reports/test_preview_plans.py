@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from dstrain.cache.store import FeatureCache
+from dstrain.cache import FeatureCache
 from dstrain.errors import CacheError
 from dstrain.runs.reports.preview_plans import (
     PIXELS,

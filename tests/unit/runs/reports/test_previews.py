@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.cache.store import FeatureCache
-from dstrain.config.fields import LoraFile
-from dstrain.config.options.generate import GenerateConfig
-from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import StateError, UsageError
-from dstrain.generation.run import generate
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.build import open_training_data
+from dstrain import GenerateConfig, Pipeline, StateError, UsageError, generate
+from dstrain.cache import FeatureCache
+from dstrain.config import LoraFile
+from dstrain.distributed import ProcessGroup
+from dstrain.runs import open_training_data
 from dstrain.runs.reports import previews
 from dstrain.runs.reports.preview_plans import plan_previews
 from dstrain.runs.resolve import resolve
-from dstrain.storage.files import temporary
+from dstrain.storage import temporary
 from PIL import Image
 
 from tests.support.family import weights_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.registry.discovery import load_family
+from dstrain.registry import load_family
 from dstrain.runs.checkpoints.directory import PROMPTS
 from dstrain.runs.reports.trial_command import input_files, other_inputs
 from dstrain.testing.rows import write_rows

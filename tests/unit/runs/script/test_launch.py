@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.errors import Diverged, UsageError
-from dstrain.graph.task import Task
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.randomness import SampleKey
-from dstrain.runs.script.launch import launch_training_task
-from dstrain.runs.script.logger import WeightsLogger
-from dstrain.runs.script.parts import StepNumbers
-from dstrain.training.loader import Sample
-from dstrain.training.module import TrainingModule
+from dstrain import (
+    Diverged,
+    Pipeline,
+    Sample,
+    SampleKey,
+    StepNumbers,
+    Task,
+    TrainingModule,
+    UsageError,
+    WeightsLogger,
+    launch_training_task,
+)
 from PIL import Image
 from safetensors.torch import load_file
 

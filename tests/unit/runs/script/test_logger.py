@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import StateError, UsageError
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.script.logger import WeightsLogger
-from dstrain.runs.script.parts import StepNumbers
-from dstrain.training.module import TrainingModule
+from dstrain import (
+    Pipeline,
+    StateError,
+    StepNumbers,
+    TrainingModule,
+    UsageError,
+    WeightsLogger,
+)
 from safetensors import safe_open
 
 from tests.support.runs import configs, files, opened, project, same, train

@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
-from dstrain.graph.task import Task
-from dstrain.runs.runner import run
-from dstrain.runs.script.parts import StepNumbers
+from dstrain import StepNumbers, Task, TrainConfig, UsageError, run
 from safetensors.torch import load_file
 from torch import Tensor
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from accelerate import Accelerator
-from dstrain.distributed.sharding import Sharding
-from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import MissingFiles, StateError, SystemFault, UsageError
+from dstrain import StateError, SystemFault, UsageError
+from dstrain.distributed import ProcessGroup, Sharding
+from dstrain.errors import MissingFiles
+from dstrain.runs import Setup
 from dstrain.runs.resolve import of_stage, resolve
-from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.before_stage_2 import check_output, check_training
 
 from tests.support.family import weights_of

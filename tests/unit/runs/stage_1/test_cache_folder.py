@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache.store import FeatureCache
+from dstrain import UsageError, run
+from dstrain.cache import FeatureCache
 from dstrain.cli.main import main
-from dstrain.errors import UsageError
+from dstrain.runs import Setup
 from dstrain.runs.resolve import resolve
-from dstrain.runs.runner import run
-from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.cache_folder import refuse_folder
 
 from tests.support.runs import config, project

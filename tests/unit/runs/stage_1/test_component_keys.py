@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.graph.inputs import Column
+from dstrain.plugin import Column
 from dstrain.runs.stage_1.component_keys import code_of_rows
 
 from tests.support.caching_project import write_place

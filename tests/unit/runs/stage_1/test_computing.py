@@ -8,8 +8,8 @@ from threading import Event
 from typing import Any
 
 import pytest
-from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.errors import SystemFault
+from dstrain import SystemFault
+from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.runs.stage_1 import computing, precompute
 from dstrain.training import loader
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dstrain.cache.store import FeatureCache
+from dstrain.cache import FeatureCache
 from dstrain.runs.stage_1.keyed_samples import addresses_of, key_rows, missing_work
 
 from tests.support.caching_project import Place, filled_place, noise_image, write_rows

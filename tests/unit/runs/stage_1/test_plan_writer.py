@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from dstrain.cache.plan_files import open_samples, stored_plans
-from dstrain.cache.source_files import SourceFiles
+from dstrain.cache import SourceFiles, open_samples, stored_plans
 from dstrain.runs.stage_1.plan_writer import name_in
 
 from tests.support.caching_project import filled_place

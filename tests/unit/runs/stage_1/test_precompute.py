@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.errors import StateError, UsageError
-from dstrain.graph.plan import Plan, make_plan
-from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.setup import Setup
+from dstrain import Pipeline, StateError, TrainingModule, UsageError
+from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.graph import Plan, make_plan
+from dstrain.runs import Setup
 from dstrain.runs.stage_1 import precompute as stage_1
 from dstrain.runs.stage_1.keyed_samples import Work, key_rows
 from dstrain.runs.stage_1.shares import left_over, share_of
-from dstrain.storage import files
-from dstrain.storage.locks import lock
-from dstrain.training.loader import DecodedSamples
-from dstrain.training.module import TrainingModule
+from dstrain.storage import files, lock
+from dstrain.training import DecodedSamples
 
 from tests.support import caching_family
 from tests.support.caching_family import GUIDED, runs

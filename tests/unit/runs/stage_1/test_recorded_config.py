@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options.train import TrainConfig
+from dstrain import TrainConfig
 from dstrain.errors import CacheError
 from dstrain.runs.stage_1.recorded_config import config_of, recorded_flags
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.runs.setup import Setup
+from dstrain.runs import Setup, data_process
 from dstrain.runs.stage_1 import precompute, unchanged
-from dstrain.runs.stage_1.precompute import data_process
 from dstrain.runs.stage_1.unchanged import find_unchanged, may_be_unchanged
 from dstrain.storage import file_memory, hashing
 

@@ -15,9 +15,8 @@ from diffusers import (
     QwenImageTransformer2DModel,
     WanTransformer3DModel,
 )
-from dstrain.errors import UsageError
-from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
-from dstrain.models.execution.ram import WeightsInRam
+from dstrain import UsageError
+from dstrain.models.execution import WeightsInRam, enable_checkpointing
 from dstrain.training.offload import block_swap
 from dstrain.training.offload.block_swap import BlockSwap
 from torch import Tensor, nn

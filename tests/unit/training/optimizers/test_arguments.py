@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from dstrain.errors import UsageError
+from dstrain import UsageError
 from dstrain.training.optimizers.arguments import (
     check_arguments,
     in_kind_of,

@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.optimizer import OptimizerOptions
-from dstrain.errors import UsageError
-from dstrain.training.optimizers.build import build_optimizer, effective_rate
-from dstrain.training.optimizers.choice import choose_optimizer
+from dstrain import UsageError
+from dstrain.config.options import OptimizerOptions
+from dstrain.training.optimizers import (
+    build_optimizer,
+    choose_optimizer,
+    effective_rate,
+)
 from torch import nn
 from torch.optim import Optimizer
 

@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.optimizer import OptimizerOptions
-from dstrain.errors import UsageError
-from dstrain.training.optimizers import choice
-from dstrain.training.optimizers.build import build_optimizer
-from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
-from dstrain.training.optimizers.names import OPTIMIZERS
+from dstrain import UsageError
+from dstrain.config.options import OptimizerOptions
+from dstrain.training.optimizers import (
+    OPTIMIZERS,
+    OptimizerChoice,
+    build_optimizer,
+    choice,
+    choose_optimizer,
+)
 from torch import nn
 from torch.optim import SGD
 

@@ -1,7 +1,7 @@
 """Gradients are clipped as torch does it; the norm of bf16 ones is that of fp32."""
 
 import torch
-from dstrain.training.optimizers.clipping import clip_gradients
+from dstrain.training.optimizers import clip_gradients
 from torch import nn
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from dstrain.config.learning_rates import parse_learning_rates
-from dstrain.errors import UsageError
-from dstrain.training.optimizers.groups import check_names, parameter_groups
+from dstrain import UsageError
+from dstrain.config import parse_learning_rates
+from dstrain.training.optimizers import check_names
+from dstrain.training.optimizers.groups import parameter_groups
 from torch import nn
 
 NAMES = ("dit.blocks.0.weight", "dit.norm.weight", "text_encoder.weight")

@@ -1,7 +1,7 @@
 """What is saved and shown are averaged weights; what is trained comes back bit for bit."""
 
 import torch
-from dstrain.training.optimizers.modes import has_modes, in_eval_mode
+from dstrain.training.optimizers import has_modes, in_eval_mode
 from schedulefree import AdamWScheduleFree
 from torch import nn
 

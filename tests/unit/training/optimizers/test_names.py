@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.fields import flags
-from dstrain.config.options.optimizer import OptimizerOptions
+from dstrain.config import flags
+from dstrain.config.options import OptimizerOptions
 from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state
-from dstrain.training.optimizers.build import build_optimizer, effective_rate
-from dstrain.training.optimizers.choice import choose_optimizer
-from dstrain.training.optimizers.modes import has_modes
-from dstrain.training.optimizers.names import OPTIMIZERS, named
+from dstrain.training.optimizers import (
+    OPTIMIZERS,
+    build_optimizer,
+    choose_optimizer,
+    effective_rate,
+    has_modes,
+    named,
+)
 from torch import nn
 
 from tests.support.runs import same

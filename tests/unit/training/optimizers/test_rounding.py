@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from dstrain.config.options.optimizer import OptimizerOptions
-from dstrain.errors import UsageError
+from dstrain import UsageError
+from dstrain.config.options import OptimizerOptions
 from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state
-from dstrain.training.optimizers.build import build_optimizer
-from dstrain.training.optimizers.choice import choose_optimizer
-from dstrain.training.optimizers.names import OPTIMIZERS
+from dstrain.training.optimizers import OPTIMIZERS, build_optimizer, choose_optimizer
 from dstrain.training.optimizers.rounding import (
     StochasticRounding,
     round_stochastically,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain import DstrainError, StateError, UsageError
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.resolve import resolve
 from dstrain.runs.validation_loss import held_out_losses

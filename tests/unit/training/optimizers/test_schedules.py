@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.optimizer import OptimizerOptions
-from dstrain.training.optimizers.schedules import build_lr_scheduler
+from dstrain.config.options import OptimizerOptions
+from dstrain.training.optimizers import build_lr_scheduler
 from torch import nn
 from transformers import get_scheduler
 

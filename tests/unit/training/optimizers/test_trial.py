@@ -3,12 +3,11 @@
 import pytest
 import torch
 from bitsandbytes.optim import Lion8bit
+from dstrain.training.optimizers import Trial, steps_by_rows
 from dstrain.training.optimizers.trial import (
-    Trial,
     construct,
     enter_training,
     steps_apart,
-    steps_by_rows,
     try_optimizer,
 )
 from prodigyopt import Prodigy

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.errors import UsageError
-from dstrain.storage.files import read_limited
+from dstrain.storage import read_limited
 
 from dstrain_tools.importing.entries import Entry, Outcome, Result, Source
 from dstrain_tools.importing.reading.data_files import (

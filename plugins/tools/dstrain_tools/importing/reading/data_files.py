@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from dstrain.errors import UsageError
-from dstrain.storage.files import read_limited
+from dstrain.storage import read_limited
 
 from dstrain_tools.importing.entries import Entry
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dstrain.data.forms.captions import SUFFIXES
+from dstrain.data.forms import SUFFIXES
 
 from dstrain_tools.importing.context import Context, as_list, as_whole_number
 from dstrain_tools.importing.entries import Result

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.console import number_of
-from dstrain.data.forms.captions import SUFFIXES as CAPTIONS, read_caption
-from dstrain.data.forms.listing import MEDIA
-from dstrain.storage.files import read_limited
+from dstrain.data.forms import MEDIA, SUFFIXES as CAPTIONS, read_caption
+from dstrain.storage import read_limited
 
 from dstrain_tools.importing.context import Context, as_list
 from dstrain_tools.importing.conversions.datasets.frames import reads_videos

@@ -1,0 +1,8 @@
+from dstrain.cli.click_options import (
+    file_path as file_path,
+    shared_options as shared_options,
+)
+from dstrain.cli.errors import explain as explain
+from dstrain.cli.family_command import FamilyCommand as FamilyCommand
+from dstrain.cli.help import Command as Command
+from dstrain.cli.unsupported import advice as advice

@@ -1,0 +1,33 @@
+from dstrain.config.datasets import (
+    dataset_flags as dataset_flags,
+    datasets_of as datasets_of,
+)
+from dstrain.config.fields import (
+    Effect as Effect,
+    Flag as Flag,
+    Group as Group,
+    LoraFile as LoraFile,
+    NamedInput as NamedInput,
+    flags as flags,
+    flags_by_name as flags_by_name,
+    parse_alpha as parse_alpha,
+    parse_input as parse_input,
+    parse_lora as parse_lora,
+    parse_model_paths as parse_model_paths,
+    parse_origins as parse_origins,
+    split_commas as split_commas,
+)
+from dstrain.config.learning_rates import (
+    LearningRates as LearningRates,
+    parse_learning_rates as parse_learning_rates,
+)
+from dstrain.config.serialize import (
+    CONFIG as CONFIG,
+    as_flags as as_flags,
+    command_line as command_line,
+    read_resolved as read_resolved,
+    with_run_options as with_run_options,
+    write_resolved as write_resolved,
+)
+from dstrain.config.sizes import as_size as as_size
+from dstrain.config.validation import validate as validate

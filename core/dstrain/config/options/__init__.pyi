@@ -1,0 +1,28 @@
+from dstrain.config.options.data import (
+    OnLongPrompt as OnLongPrompt,
+    SamplingMode as SamplingMode,
+)
+from dstrain.config.options.generate import GenerateConfig as GenerateConfig
+from dstrain.config.options.lora import (
+    DEFAULT_RANK as DEFAULT_RANK,
+    LoraOptions as LoraOptions,
+    LoraType as LoraType,
+)
+from dstrain.config.options.model import (
+    Hub as Hub,
+    ModelChoice as ModelChoice,
+    Precision as Precision,
+)
+from dstrain.config.options.optimizer import (
+    ENDING_AT_LAST_STEP as ENDING_AT_LAST_STEP,
+    POLYNOMIAL_END as POLYNOMIAL_END,
+    SCHEDULE_FREE as SCHEDULE_FREE,
+    OptimizerOptions as OptimizerOptions,
+)
+from dstrain.config.options.output import SavedFormat as SavedFormat
+from dstrain.config.options.trackers import TRACKERS as TRACKERS
+from dstrain.config.options.train import (
+    TrainConfig as TrainConfig,
+    options_affecting as options_affecting,
+    recorded_values as recorded_values,
+)

@@ -1,0 +1,35 @@
+from dstrain.data.forms.captions import (
+    SUFFIXES as SUFFIXES,
+    read_caption as read_caption,
+)
+from dstrain.data.forms.columnar import ARROW as ARROW, PARQUET as PARQUET
+from dstrain.data.forms.embedded import embedded_folder as embedded_folder
+from dstrain.data.forms.folder import printable as printable
+from dstrain.data.forms.joined import (
+    join_datasets as join_datasets,
+    join_sources as join_sources,
+)
+from dstrain.data.forms.left_out import left_out_of as left_out_of
+from dstrain.data.forms.listing import (
+    MEDIA as MEDIA,
+    VIDEOS as VIDEOS,
+    Medium as Medium,
+    list_media as list_media,
+)
+from dstrain.data.forms.metadata import read_metadata as read_metadata
+from dstrain.data.forms.naming import (
+    TEXT as TEXT,
+    lacking_columns as lacking_columns,
+    other_names as other_names,
+    parse_columns as parse_columns,
+)
+from dstrain.data.forms.reading import (
+    Reading as Reading,
+    list_columns as list_columns,
+    texts_of as texts_of,
+)
+from dstrain.data.forms.source import (
+    Source as Source,
+    find_source as find_source,
+    metadata_files as metadata_files,
+)

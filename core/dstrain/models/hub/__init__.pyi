@@ -1,0 +1,18 @@
+from dstrain.models.hub.record import (
+    RECORD as RECORD,
+    SHARD as SHARD,
+    Record as Record,
+    described_shards as described_shards,
+    local_files as local_files,
+    missing_shards as missing_shards,
+    select as select,
+)
+from dstrain.models.hub.source import (
+    ID as ID,
+    ModelSource as ModelSource,
+    chosen_hub as chosen_hub,
+    fetch as fetch,
+    find_local as find_local,
+    hub_of_environment as hub_of_environment,
+    model_base as model_base,
+)

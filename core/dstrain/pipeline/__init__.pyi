@@ -1,0 +1,37 @@
+from dstrain.pipeline.arguments import (
+    check_measured as check_measured,
+    checked as checked,
+)
+from dstrain.pipeline.image_to_image import start_input as start_input
+from dstrain.pipeline.kept_choice import (
+    kept_components as kept_components,
+    storage_options as storage_options,
+)
+from dstrain.pipeline.loss_masks import (
+    MASK as MASK,
+    Masks as Masks,
+    check_masks as check_masks,
+    with_masks as with_masks,
+    with_masks_of_dataset as with_masks_of_dataset,
+)
+from dstrain.pipeline.pipeline import Pipeline as Pipeline
+from dstrain.pipeline.preset_choice import find_preset as find_preset
+from dstrain.pipeline.sampling import (
+    SamplerOptions as SamplerOptions,
+    generate_task as generate_task,
+    inference_sigmas as inference_sigmas,
+    integrate as integrate,
+    plan_inference as plan_inference,
+    seeded_noise as seeded_noise,
+)
+from dstrain.pipeline.tile_choice import (
+    Tiling as Tiling,
+    check_tiling as check_tiling,
+    tiles_of as tiles_of,
+    with_tiles as with_tiles,
+)
+from dstrain.pipeline.variant_choice import (
+    choose_variant as choose_variant,
+    score_columns as score_columns,
+    with_overrides as with_overrides,
+)

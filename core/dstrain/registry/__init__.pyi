@@ -1,0 +1,30 @@
+from dstrain.registry.discovery import (
+    COMMAND_GROUP as COMMAND_GROUP,
+    GROUP as GROUP,
+    HOOK_GROUP as HOOK_GROUP,
+    Installed as Installed,
+    checked_family as checked_family,
+    installed as installed,
+    load_family as load_family,
+    refuse_clash as refuse_clash,
+    refuse_unknown as refuse_unknown,
+    usable_families as usable_families,
+    variant_of as variant_of,
+)
+from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
+from dstrain.registry.hooks import (
+    Extensions as Extensions,
+    load_extensions as load_extensions,
+    registered as registered,
+)
+from dstrain.registry.recipes import (
+    COMPUTED as COMPUTED,
+    NEEDED as NEEDED,
+    Recipe as Recipe,
+    card_size as card_size,
+    name_part as name_part,
+    named as named,
+    recipes_of as recipes_of,
+    select as select,
+)
+from dstrain.registry.scaffold import write_plugin as write_plugin

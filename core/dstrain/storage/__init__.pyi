@@ -1,0 +1,33 @@
+from dstrain.storage.columns import write_columns as write_columns
+from dstrain.storage.file_memory import ManyFiles as ManyFiles
+from dstrain.storage.files import (
+    check_writable as check_writable,
+    read_limited as read_limited,
+    remove_leftovers as remove_leftovers,
+    replacing as replacing,
+    temporary as temporary,
+    write_file as write_file,
+    write_json as write_json,
+)
+from dstrain.storage.hashing import (
+    Digests as Digests,
+    file_mark as file_mark,
+    hash_json as hash_json,
+    sha256 as sha256,
+)
+from dstrain.storage.locks import lock as lock
+from dstrain.storage.run_files import (
+    BAD_SAMPLES as BAD_SAMPLES,
+    RUN as RUN,
+    RunFiles as RunFiles,
+)
+from dstrain.storage.safetensors import (
+    CHECKSUM as CHECKSUM,
+    read_tensors as read_tensors,
+    take_part as take_part,
+    tensor_shapes as tensor_shapes,
+    verify_file as verify_file,
+    with_checksum as with_checksum,
+    write_tensors as write_tensors,
+)
+from dstrain.storage.spool import Chosen as Chosen

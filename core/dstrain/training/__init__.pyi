@@ -1,0 +1,33 @@
+from dstrain.training.batching import (
+    SKIPPED as SKIPPED,
+    MicroBatch as MicroBatch,
+    Order as Order,
+    Position as Position,
+    RepeatedRows as RepeatedRows,
+    split_across_ranks as split_across_ranks,
+    with_skipped_rows as with_skipped_rows,
+)
+from dstrain.training.distill import (
+    LATENTS as LATENTS,
+    OWN_TASKS as OWN_TASKS,
+    SIGMAS as SIGMAS,
+)
+from dstrain.training.ema import MovingAverage as MovingAverage
+from dstrain.training.held_out import hold_out as hold_out
+from dstrain.training.loader import (
+    CachedSamples as CachedSamples,
+    DecodedSamples as DecodedSamples,
+    Sample as Sample,
+    SampleSource as SampleSource,
+    StoppedWaiting as StoppedWaiting,
+    load_batches as load_batches,
+)
+from dstrain.training.losses import SFT as SFT
+from dstrain.training.memory import (
+    GENERATE_ADVICE as GENERATE_ADVICE,
+    collect_memory as collect_memory,
+    is_out_of_memory as is_out_of_memory,
+    oom_as_error as oom_as_error,
+    peak_memory as peak_memory,
+)
+from dstrain.training.module import TrainingModule as TrainingModule

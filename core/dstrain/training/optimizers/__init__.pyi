@@ -1,0 +1,24 @@
+from dstrain.training.optimizers.build import (
+    build_optimizer as build_optimizer,
+    check_fit as check_fit,
+    effective_rate as effective_rate,
+)
+from dstrain.training.optimizers.choice import (
+    OptimizerChoice as OptimizerChoice,
+    choose_optimizer as choose_optimizer,
+)
+from dstrain.training.optimizers.clipping import clip_gradients as clip_gradients
+from dstrain.training.optimizers.groups import check_names as check_names
+from dstrain.training.optimizers.modes import (
+    has_modes as has_modes,
+    in_eval_mode as in_eval_mode,
+)
+from dstrain.training.optimizers.names import OPTIMIZERS as OPTIMIZERS, named as named
+from dstrain.training.optimizers.schedules import (
+    build_lr_scheduler as build_lr_scheduler,
+)
+from dstrain.training.optimizers.trial import (
+    SIDE as SIDE,
+    Trial as Trial,
+    steps_by_rows as steps_by_rows,
+)
