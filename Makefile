@@ -6,7 +6,10 @@ STAMP := .venv/.installed
 # make its fixtures twice; the one that is done first takes over tests of the other.
 TWO := -n 2 --dist worksteal
 
-.PHONY: install demo test quick reliability conformance test-real bench lint docs format wheels clean
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO)
+SECONDS := 800
+
+.PHONY: install demo test quick everything golden test-real bench lint lint-quick docs format wheels clean
 
 install: $(STAMP)
 
@@ -19,31 +22,20 @@ $(STAMP): constraints.txt pyproject.toml core/pyproject.toml $(wildcard plugins/
 demo: install
 	$(BIN)/python demo/run.py
 
+# What a merge needs: everyday tests, and as many others as fit into so many CPU seconds.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO)
+	$(PYTEST) --seconds $(SECONDS) < /dev/null
 
 quick: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) -m "not slow"
+	$(PYTEST) -m "not slow" < /dev/null
 
-reliability: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) tests/reliability --all-trials
+# Every trial, variant, page and planted bug; what has passed is not run again on a commit.
+everything: install
+	$(BIN)/python tools/everything.py
 
-# What the ordinary suite leaves out: variants whose mechanisms another one has, documented
-# commands at full length, pages and benchmarks that take seconds.
-conformance: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) --all-variants \
-		$(wildcard $(addprefix plugins/*/tests/test_,conformance.py lora_files.py model_ids.py reference_commands.py)) \
-		plugins/tools/tests/test_importing.py \
-		tests/integration/test_benchmarks.py tests/integration/test_gpu_benchmarks.py \
-		tests/integration/test_memory_estimates.py tests/integration/test_published_commands.py \
-		tests/integration/test_recipes.py tests/integration/test_two_processes.py \
-		tests/integration/test_docs.py::test_every_command_and_snippet_runs_and_prints_what_is_shown \
-		tests/integration/test_compile.py tests/integration/test_packaging.py \
-		tests/integration/test_public_surface.py tests/integration/test_two_nodes.py \
-		tests/integration/test_platforms.py tests/integration/test_stranger.py \
-		plugins/qwen_image/tests/test_training.py::test_two_processes_train_as_one_at_the_same_global_batch \
-		tests/integration/test_one_command.py::test_every_family_gets_it \
-		tests/unit/pipeline/test_loading.py::test_a_gib_in_nf4_is_loaded_with_half_a_gib_of_memory
+# What this tree computes is what BASE computes, bit for bit.
+golden: install
+	$(BIN)/python tools/golden.py $(BASE)
 
 test-real: install
 	$(BIN)/python tests/gpu/assets.py .assets
@@ -60,14 +52,16 @@ bench: install
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/cache_rows.py
 
-lint: install
+lint-quick: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/measure_house.py --budget
+
+lint: lint-quick
 	$(BIN)/mypy --platform win32
 	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python tools/measure_house.py
 	$(MAKE) docs
 
 # The docs site in site/; a link or an anchor that leads nowhere fails. To look at it, with its

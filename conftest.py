@@ -1,5 +1,5 @@
-"""No test asks a hub: models are fetched only from the server that a test starts itself
-(see `hub_server`).
+"""What all tests of core and plugins need: no hub is asked but the server that a test starts
+itself (see `hub_server`), and nothing that a shell, a user or a CI has set changes a result.
 """
 
 import atexit
@@ -8,27 +8,66 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from dstrain.console import logging_to_stderr
-from dstrain.registry import load_family
 
-os.environ["DSTRAIN_SKIP_DOWNLOAD"] = "True"
-# Nothing is remembered from one session of tests to another.
-os.environ["DSTRAIN_CACHE"] = tempfile.mkdtemp(prefix="dstrain-tests-")
-atexit.register(shutil.rmtree, os.environ["DSTRAIN_CACHE"], ignore_errors=True)
-# A shell starts its background jobs with SIGINT ignored, which tests of Ctrl-C need.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+ROOT = Path(__file__).parent
+LEAST_SPACE = 2 * 2**30
+"""Bytes that the files of a run of all tests may need."""
+OF_A_CI = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "TF_BUILD")
+"""With one of the first two, pytest shows the whole difference of two files, which takes
+hours; programs that tests start print otherwise with any.
+"""
+
+
+def _place() -> str:
+    """Make the folder of all temporary files of this run: in the project, if the system's
+    has no space left.
+    """
+    system = tempfile.gettempdir()
+    has_space = shutil.disk_usage(system).free >= LEAST_SPACE
+    return tempfile.mkdtemp(prefix=".dstrain-tests-", dir=system if has_space else ROOT)
+
+
+def _normalize() -> None:
+    """Forget what this process has inherited."""
+    # A shell starts background jobs with SIGINT ignored, and nohup with SIGHUP.
+    for number, default in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, default)
+    os.umask(0o022)
+    for name in OF_A_CI:
+        os.environ.pop(name, None)
+    for name in [one for one in os.environ if one.startswith(("LC_", "DSTRAIN_"))]:
+        del os.environ[name]
+    os.environ |= {"LANG": "C.UTF-8", "DSTRAIN_SKIP_DOWNLOAD": "True"}
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        place = _place()
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        os.environ |= {"TMPDIR": place, "HOME": place}
+    tempfile.tempdir = None
+    # Nothing is remembered from one process of tests to another.
+    os.environ["DSTRAIN_CACHE"] = tempfile.mkdtemp(prefix="cache-")
+
+
+_normalize()
 
 # Tests kill processes, which loses nothing that was written; only a machine that dies loses
 # what is not on its disk. A run waits for the disk about 30 times, a quarter of its time.
 # That it does, and in which order, tests see that put their own function here.
 os.fsync = lambda descriptor: None
 
-pytest_plugins = ["tests.support.fixtures"]
+pytest_plugins = [
+    "tests.support.selection",
+    "tests.support.leftovers",
+    "tests.support.fixtures",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -36,55 +75,6 @@ def lines_on_stderr() -> Iterator[None]:
     """Show what a run logs on stderr, where tests read it as its user does."""
     with logging_to_stderr():
         yield
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `make conformance`."""
-    parser.addoption(
-        "--all-variants",
-        action="store_true",
-        help="Run the conformance kit for every variant, not for one per mechanism.",
-    )
-
-
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
-    """Leave variants whose mechanisms another one has to `--all-variants`.
-
-    A family's test class names those that the ordinary suite tests in `everyday`, each
-    with its denoiser and with the components that no earlier one has; other tests mark
-    what it leaves out.
-    """
-    if config.getoption("--all-variants"):
-        return
-    first: dict[tuple[str, str], object] = {}
-    kept = []
-    left = []
-    for item in items:
-        everyday = getattr(getattr(item, "cls", None), "everyday", None)
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        case = parameters.get("case")
-        variant = parameters.get("variant", getattr(case, "variant", None))
-        skipped = everyday is not None and variant not in (None, *everyday)
-        if everyday is not None and not skipped:
-            test = item.nodeid.partition("[")[0]
-            names = others(item.cls.family, parameters)
-            by = [first.setdefault((test, name), variant) for name in names]
-            skipped = bool(by) and variant not in by
-        is_marked = item.get_closest_marker("all_variants") is not None
-        (left if skipped or is_marked else kept).append(item)
-    items[:] = kept
-    if left:
-        config.hook.pytest_deselected(items=left)
-
-
-def others(family: str, parameters: Mapping[str, Any]) -> list[str]:
-    """Return the components that a test of the conformance kit is of, but the denoiser."""
-    trained = parameters.get("trained")
-    named = [parameters.get(name) for name in ("component", "adapted")]
-    names = trained.components if trained else [one for one in named if one]
-    return [name for name in names if name != load_family(family).default_trainable]
 
 
 @pytest.hookimpl(trylast=True)

@@ -84,7 +84,7 @@ def test_methods_and_places_of_weights_are_what_is_measured() -> None:
     assert all(case.layers == 0 for case in CALLS[6])
 
 
-@pytest.mark.all_variants  # it counts the memory of a model at its published size
+@pytest.mark.drawn  # it counts the memory of a model at its published size
 def test_the_page_of_cards_says_what_is_computed_now() -> None:
     """Of one family, and the smallest card: `python -m benchmarks.gpu.cards check`
     compares all rows.

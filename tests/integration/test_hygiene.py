@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -331,29 +330,6 @@ def _breaches(checker: Checker, paths: tuple[Path, ...]) -> list[str]:
         for path in paths
         for found in checker(path.read_text())
     ]
-
-
-def test_what_the_ordinary_suite_leaves_out_is_in_make_conformance() -> None:
-    marks = re.compile(
-        r"mark\.all_variants|everyday\.cases\(|^    everyday = |\"--all-variants", re.M
-    )
-    make = ("make", "--dry-run", "--always-make", "conformance")
-    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
-    left_out = {
-        str(path.relative_to(ROOT)): len(marks.findall(path.read_text()))
-        for folder in ("tests", "plugins")
-        for path in (ROOT / folder).rglob("test_*.py")
-        if path != Path(__file__)
-    }
-    run = Counter(word.partition("::")[0] for word in done.stdout.split())
-    whole = {word for word in done.stdout.split() if "::" not in word}
-    # Of a file that is not run as a whole, as many tests as have marks.
-    assert [
-        name
-        for name, count in left_out.items()
-        if count and name not in whole and run[name] != count
-    ] == []
-    assert sum(count > 0 for count in left_out.values()) > 15
 
 
 def test_tests_that_need_downloads_can_be_collected() -> None:

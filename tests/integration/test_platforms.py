@@ -54,7 +54,7 @@ def test_families_are_listed_without_modules_of_unix() -> None:
     assert "qwen_image" in dstrain("models")
 
 
-@pytest.mark.all_variants  # six processes, each of which imports torch
+@pytest.mark.drawn  # six processes, each of which imports torch
 def test_the_demos_commands_run_without_what_unix_alone_has(
     data: Path, tmp_path: Path
 ) -> None:

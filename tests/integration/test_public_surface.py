@@ -112,7 +112,7 @@ def load() -> None:
 """
 
 
-@pytest.mark.all_variants  # a type checker reads torch for many seconds
+@pytest.mark.drawn  # a type checker reads torch for many seconds
 def test_a_type_checker_infers_the_pipeline_and_refuses_a_misspelt_flag(
     tmp_path: Path,
 ) -> None:

@@ -85,9 +85,7 @@ def cases(*, supported: bool) -> list[object]:
         pytest.param(
             one,
             id=f"{i}-{one.name}",
-            marks=pytest.mark.all_variants
-            if supported and one.name not in EVERYDAY
-            else (),
+            marks=pytest.mark.drawn if supported and one.name not in EVERYDAY else (),
         )
         for i, one in enumerate(COMMANDS)
         if is_supported(one) == supported

@@ -128,7 +128,7 @@ def toy_flags(recipe: Recipe) -> dict[str, Any]:
     return flags
 
 
-@pytest.mark.all_variants
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", GOALS)
 def test_peaks_and_flags_are_what_is_computed_and_fit_on_the_card(name: str) -> None:
     goal = GOALS[name]

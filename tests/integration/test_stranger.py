@@ -120,7 +120,7 @@ def test_the_family_is_found_trained_in_one_piece_and_in_stages_and_generates(
         assert made.size == (48, 32)
 
 
-@pytest.mark.all_variants  # the whole contract, which tests of the kit have of such a family
+@pytest.mark.drawn  # the whole contract, which tests of the kit have of such a family
 def test_its_own_tests_pass_where_it_is_installed(home: Path) -> None:
     printed = run(
         home / "env/bin/python",

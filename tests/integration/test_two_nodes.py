@@ -46,7 +46,7 @@ sys.exit(main([*sys.argv[1:], "--output_path", "dead"]))
 """Fills a cache, trains, trains with shards, and trains again until the second process dies in a step."""
 
 
-@pytest.mark.all_variants  # four processes of a launcher, which import torch
+@pytest.mark.drawn  # four processes of a launcher, which import torch
 def test_two_machines_train_as_one_until_a_process_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

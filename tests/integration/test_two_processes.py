@@ -137,7 +137,7 @@ def test_two_processes_that_shard_train_as_one_and_resume(
 
 
 @pytest.mark.slow
-@pytest.mark.all_variants
+@pytest.mark.drawn
 @pytest.mark.parametrize(("family", "variant", "adapter"), ADAPTERS)
 @pytest.mark.parametrize("sharded", [False, True], ids=["copies", "sharded"])
 def test_adapters_beside_a_denoiser_train_on_two_processes_as_on_one(

@@ -90,7 +90,7 @@ def _run(project: Path, tests: Sequence[str], found: Path) -> int:
     os.chdir(project)
     invalidate_caches()
     failures = Failures()
-    words = ["-x", "--all-trials", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    words = ["-x", "--all-cases", "-p", "no:cacheprovider", "-p", "no:xdist"]
     # Of plugins of pytest that the server has imported.
     words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     words += [f"--basetemp={project / 'temporary'}"]

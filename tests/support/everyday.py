@@ -13,7 +13,7 @@ def cases(rows: Iterable[Any], is_everyday: Callable[[Any], bool]) -> list[Any]:
     return [
         pytest.param(
             *(row if isinstance(row, tuple) else (row,)),
-            marks=() if is_everyday(row) else pytest.mark.all_variants,
+            marks=() if is_everyday(row) else pytest.mark.drawn,
         )
         for row in rows
     ]

@@ -75,7 +75,7 @@ def make_data(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def repeats(pytestconfig: pytest.Config) -> int:
     """How often the commands repeat the dataset: in `make conformance` as documented."""
-    return DOCUMENTED if pytestconfig.getoption("--all-variants") else 2
+    return DOCUMENTED if pytestconfig.getoption("--all-cases") else 2
 
 
 @pytest.fixture(scope="module")

@@ -450,7 +450,7 @@ def test_a_saved_text_encoder_is_loaded_by_itself_and_trained_on(
     assert all(name.startswith("transformer.") for name in lora)
 
 
-@pytest.mark.all_variants  # test_two_processes trains each family so without a launcher
+@pytest.mark.drawn  # test_two_processes trains each family so without a launcher
 def test_two_processes_train_as_one_at_the_same_global_batch(
     config: TrainConfig, toy_folder: Path, data: Path, tmp_path: Path
 ) -> None:

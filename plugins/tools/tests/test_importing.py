@@ -131,7 +131,7 @@ def test_every_key_of_an_example_is_accounted_for(example: str, project: Path) -
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(one, marks=() if one in EVERYDAY else pytest.mark.all_variants)
+        pytest.param(one, marks=() if one in EVERYDAY else pytest.mark.drawn)
         for one in CASES
     ],
 )

@@ -151,7 +151,7 @@ def quick(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("is not counted")
 
-    if not pytestconfig.getoption("--all-variants"):
+    if not pytestconfig.getoption("--all-cases"):
         monkeypatch.setattr("dstrain.runs.memory.facts.count_activations", refuse)
 
 

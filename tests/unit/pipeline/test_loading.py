@@ -112,7 +112,7 @@ def test_only_the_weight_that_is_read_is_in_memory(tmp_path: Path) -> None:
     assert max(seen) - before < 8 * SIZE_MIB
 
 
-@pytest.mark.all_variants  # at full size, what the tests beside it show of small weights
+@pytest.mark.drawn  # at full size, what the tests beside it show of small weights
 def test_a_gib_in_nf4_is_loaded_with_half_a_gib_of_memory(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.loading_in_nf4", tmp_path],

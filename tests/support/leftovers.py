@@ -1,0 +1,68 @@
+"""A run of tests leaves neither a process nor a file of the project behind."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.support import ROOT
+
+LIMIT = 30.0
+"""Seconds in which the last children of a run end by themselves."""
+COMPILED = ("__pycache__/", ".pytest_cache/", ".hypothesis/")
+
+
+def files() -> frozenset[str]:
+    """Return what lies in the project's folder beside its tracked files."""
+    command = ("git", "status", "--porcelain", "--ignored")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return frozenset(
+        line for line in done.stdout.splitlines() if not line.endswith(COMPILED)
+    )
+
+
+def processes() -> Iterator[psutil.Process]:
+    """Yield the children of this process, and those that have lost their parent: all have
+    this run's folder of temporary files.
+    """
+    children = psutil.Process().children(recursive=True)
+    yield from children
+    for process in psutil.process_iter():
+        try:
+            place = process.environ().get("TMPDIR")
+        except psutil.Error:
+            continue
+        is_own = process.pid == os.getpid() or process in children
+        if place == os.environ["TMPDIR"] and not is_own:
+            yield process
+
+
+class Leftovers:
+    """Of the process that starts and ends the run."""
+
+    def __init__(self) -> None:
+        self.before = files()
+        self.found: list[str] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        _, left = psutil.wait_procs([*processes()], timeout=LIMIT)
+        for process in left:
+            self.found.append(f"process {' '.join(process.cmdline())}")
+            process.kill()
+        self.found += [f"file {line}" for line in sorted(files() - self.before)]
+        if self.found:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> None:
+        for line in self.found:
+            terminalreporter.write_line(f"left behind: {line}", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Leftovers(), "leftovers")

@@ -1,0 +1,316 @@
+"""Which tests a run takes, and what they take.
+
+The everyday tests always run; of a table of trials (`promise`), each tenth case is an
+everyday test. The other cases, variants whose mechanisms another one has, and planted bugs are
+*drawn*: `--all-cases` (`make everything`) takes all, `--seconds N` (`make test`) as many as
+fit, first those of files that have changed. Without either option, none are.
+
+How long a test takes is recorded in `tests/times.json`.
+"""
+
+import json
+import os
+import random
+import re
+import resource
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.registry import load_family
+
+from tests.support import ROOT
+
+TENTH = 10
+TIMES = ROOT / "tests/times.json"
+MENDED = ROOT / "tests/mended_trials.txt"
+"""Trials that were drawn, failed, and are mended: they are everyday tests since."""
+PROMISES = {
+    "cache": "R1 R3 R5 R6",
+    "data": "R7 R11 R14",
+    "distributed": "R8 R9",
+    "graph": "R10",
+    "lora": "R18",
+    "models": "R20 R21",
+    "pipeline": "R19",
+    "registry": "R12",
+    "runs": "R1 R2 R4 R6 R9 R16 R17",
+    "storage": "R3 R4 R5 R14 R16",
+    "training": "R2 R8 R10",
+}
+"""The promises whose tables try a package of core."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="Run every case.")
+    parser.addoption("--seconds", type=float, help="CPU seconds, for cases drawn.")
+    parser.addoption("--report", type=Path, help="A JSON file: what was run.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "promise(number, words): each case is a trial of a promise",
+        "drawn: a case that not every run takes",
+    ):
+        config.addinivalue_line("markers", line)
+    config.pluginmanager.register(_Run(), "selection")
+
+
+@dataclass(frozen=True)
+class Change:
+    """The files that differ from a base revision."""
+
+    base: str
+    files: frozenset[str]
+
+    def reaches(self, item: pytest.Item) -> bool:
+        """Return whether a test is of a changed file: a planted bug in it, or a test of its
+        package, of its plugin or of a promise that tries its package.
+        """
+        bug = _parameters(item).get("bug")
+        if bug is not None:
+            return bug.file in self.files
+        path = item.path.relative_to(ROOT).as_posix()
+        promise = item.get_closest_marker("promise")
+        number = promise.args[0] if promise else None
+        return any(
+            file == path or path.startswith(place) or number in promises
+            for file in self.files
+            for place, promises in (_tests_of(file),)
+        )
+
+
+@cache
+def _tests_of(file: str) -> tuple[str, frozenset[str]]:
+    """Return where the tests of a file are, and the promises that try it."""
+    first, *rest = Path(file).parts
+    if first == "plugins" and rest:
+        return f"plugins/{rest[0]}/", frozenset()
+    if file.startswith("core/dstrain/") and len(rest) > 2:
+        return f"tests/unit/{rest[1]}/", frozenset(PROMISES.get(rest[1], "").split())
+    return file, frozenset()
+
+
+def changed() -> Change:
+    """Return what differs from `CI_BASE`, else from `origin/HEAD`, else from the first
+    parent: the first of these that exists and is not this revision.
+    """
+    for base in (os.environ.get("CI_BASE"), "origin/HEAD", "HEAD^"):
+        common = base and _git("merge-base", base, "HEAD")
+        if common and common != _git("rev-parse", "HEAD"):
+            files = _git("diff", "--name-only", common).splitlines()
+            return Change(str(base), frozenset(files))
+    return Change("none", frozenset())
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def split(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Return the everyday tests, and those that are drawn."""
+    mended = set(MENDED.read_text().splitlines())
+    seen: Counter[str] = Counter()
+    first: dict[tuple[str, str], object] = {}
+    everyday, drawn = [], []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        is_drawn = bool(item.get_closest_marker("drawn")) or _is_left(item, first)
+        if not is_drawn and item.get_closest_marker("promise"):
+            seen[test] += 1
+            is_drawn = seen[test] % TENTH != 1
+        (drawn if is_drawn and item.nodeid not in mended else everyday).append(item)
+    return everyday, drawn
+
+
+def _parameters(item: pytest.Item) -> Mapping[str, Any]:
+    return getattr(getattr(item, "callspec", None), "params", {})
+
+
+def _is_left(item: pytest.Item, first: dict[tuple[str, str], object]) -> bool:
+    """Return whether a test of the conformance kit is of a variant whose mechanisms another
+    one has: its class names the others in `everyday`, each with its denoiser and with the
+    components that no earlier one has.
+
+    Args:
+        first: Test and component -> the first of those variants; filled here.
+    """
+    everyday = getattr(getattr(item, "cls", None), "everyday", None)
+    parameters = _parameters(item)
+    case = parameters.get("case")
+    variant = parameters.get("variant", getattr(case, "variant", None))
+    if everyday is None:
+        return False
+    if variant not in (None, *everyday):
+        return True
+    trained = parameters.get("trained")
+    given = [parameters.get(name) for name in ("component", "adapted")]
+    named = trained.components if trained else [one for one in given if one]
+    family = load_family(item.cls.family)  # type: ignore[attr-defined]
+    test = item.nodeid.partition("[")[0]
+    others = [name for name in named if name != family.default_trainable]
+    by = [first.setdefault((test, name), variant) for name in others]
+    return bool(by) and variant not in by
+
+
+@cache
+def times() -> Mapping[str, float]:
+    """Return the CPU seconds of a case of each test that takes long; under 'other', those of
+    any other test, and under 'start', those before the first test.
+    """
+    return {
+        str(name): float(one) for name, one in json.loads(TIMES.read_text()).items()
+    }
+
+
+def seconds_of(item: pytest.Item) -> float:
+    """Return the CPU seconds that a test is known to take."""
+    return times().get(item.nodeid.partition("[")[0], times()["other"])
+
+
+def draw(
+    everyday: list[pytest.Item], candidates: list[pytest.Item], seconds: float
+) -> tuple[list[pytest.Item], str]:
+    """Return the candidates that fit into the seconds beside the everyday tests, and a line
+    about the draw. The seed is the revision, so that each draws others.
+    """
+    change = changed()
+    head = _git("rev-parse", "HEAD")
+    order = sorted(candidates, key=lambda item: item.nodeid)
+    random.Random(head).shuffle(order)
+    order.sort(key=lambda item: not change.reaches(item))
+    left = seconds - times()["start"] - sum(map(seconds_of, everyday))
+    taken = []
+    for item in order:
+        if seconds_of(item) <= left:
+            left -= seconds_of(item)
+            taken.append(item)
+    line = (
+        f"{len(change.files)} files differ from {change.base}; {len(everyday)} everyday"
+        f" tests, {len(taken)} of {len(candidates)} others: {seconds - left:.0f} of"
+        f" {seconds:.0f} CPU seconds"
+    )
+    return taken, line
+
+
+def kind_of(item: pytest.Item) -> str:
+    """Return what a test that is left out belongs to: a promise, or its file."""
+    promise = item.get_closest_marker("promise")
+    return str(promise.args[0]) if promise else item.path.stem.removeprefix("test_")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of its children that have ended."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+class _Run:
+    """What one process notes about its tests; that which started it prints all."""
+
+    def __init__(self) -> None:
+        self.about: dict[str, Any] = {"line": "", "left": {}, "drawn": [], "start": 0.0}
+        self.cpu = 0.0
+        self.began = 0.0
+        self.reports: dict[str, dict[str, Any]] = {}
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        for item in items:
+            promise = item.get_closest_marker("promise")
+            if promise:
+                item.user_properties.append(("promise", list(promise.args)))
+        if config.getoption("--all-cases"):
+            return
+        everyday, candidates = split(items)
+        seconds = config.getoption("--seconds")
+        taken: list[pytest.Item] = []
+        if seconds:
+            taken, self.about["line"] = draw(everyday, candidates, seconds)
+            self.about["drawn"] = [item.nodeid for item in taken]
+        kept = {*everyday, *taken}
+        left = [item for item in items if item not in kept]
+        self.about["left"] = dict(Counter(map(kind_of, left)).most_common())
+        items[:] = [item for item in items if item in kept]
+        if left:
+            config.hook.pytest_deselected(items=left)
+
+    def pytest_collection_finish(self) -> None:
+        self.about["start"] = cpu_seconds()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Iterator[None]:
+        self.began = cpu_seconds()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
+        yield
+        # Read from the report of the teardown, wherever that is collected.
+        item.user_properties.append(("cpu", cpu_seconds() - self.began))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        known = self.reports.setdefault(report.nodeid, {"failed": False})
+        known["failed"] |= report.failed
+        known.update(report.user_properties)
+        if report.failed:
+            known["why"] = report.longreprtext
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output = getattr(session.config, "workeroutput", None)
+        self.cpu += cpu_seconds()
+        if output is not None:
+            output["about"] = {**self.about, "cpu": self.cpu}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over what a process of pytest-xdist has noted."""
+        about = getattr(node, "workeroutput", {}).get("about")
+        if about:
+            self.cpu += about.pop("cpu")
+            self.about = {**about, "start": self.about["start"] + about["start"]}
+
+    def pytest_terminal_summary(
+        self, terminalreporter: Any, config: pytest.Config
+    ) -> None:
+        write = terminalreporter.write_line
+        if self.about["line"]:
+            write(self.about["line"])
+        if self.about["left"]:
+            left = (f"{count} of {name}" for name, count in self.about["left"].items())
+            write(f"left out: {', '.join(left)}")
+        failed = [name for name, one in self.reports.items() if one["failed"]]
+        for name in set(failed) & set(self.about["drawn"]):
+            write(f"when this is mended, add it to {MENDED.name}: {name}")
+        write(f"{self.cpu:.0f} CPU seconds")
+        path = config.getoption("--report")
+        if path:
+            result = {
+                "cpu": self.cpu,
+                "start": self.about["start"],
+                "tests": self.reports,
+            }
+            path.write_text(json.dumps(result, default=str))
+
+
+def recorded(results: list[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the table of `times` that reports of `--all-cases` give."""
+    sums: dict[str, list[float]] = {}
+    for result in results:
+        for name, one in result["tests"].items():
+            sums.setdefault(re.sub(r"\[.*", "", name, flags=re.S), []).append(
+                one["cpu"]
+            )
+    means = {name: sum(cases) / len(cases) for name, cases in sums.items()}
+    long = {name: round(mean, 2) for name, mean in sorted(means.items()) if mean >= 0.2}
+    short = [one for name, cases in sums.items() if name not in long for one in cases]
+    start = max(result["start"] for result in results)
+    return {"start": round(start), "other": round(sum(short) / len(short), 3), **long}
