@@ -29,7 +29,8 @@ def _place() -> str:
     """
     system = tempfile.gettempdir()
     has_space = shutil.disk_usage(system).free >= LEAST_SPACE
-    return tempfile.mkdtemp(prefix=".dstrain-tests-", dir=system if has_space else ROOT)
+    prefix = f".dstrain-tests-{os.getpid()}-"
+    return tempfile.mkdtemp(prefix=prefix, dir=system if has_space else ROOT)
 
 
 def _normalize() -> None:

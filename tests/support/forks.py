@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.support import ROOT
+from tests.support import ROOT, cpu
 
 LIMIT = 200.0
 """Seconds after which a child counts as hung; less than a test may take."""
@@ -50,11 +50,14 @@ def in_clean_child(work: Callable[..., int], *arguments: object, log: Path) -> i
     The child is forked by a server that has imported the libraries and has no second
     thread.
     """
-    child = _server().Process(target=_work, args=(work, arguments, log))
+    used = log.with_suffix(".cpu")
+    child = _server().Process(target=_work, args=(work, arguments, log, used))
     child.start()
     child.join()
     code = child.exitcode
     child.close()
+    if used.exists():
+        cpu.note(float(used.read_text()))
     assert code in range(ZERO, BROKEN), (code, log.read_text()[-3000:])
     return code - ZERO
 
@@ -75,7 +78,10 @@ def _server() -> ForkServerContext:
     return context
 
 
-def _work(work: Callable[..., int], arguments: tuple[object, ...], log: Path) -> None:
+def _work(
+    work: Callable[..., int], arguments: tuple[object, ...], log: Path, used: Path
+) -> None:
+    before = cpu.own()
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), STDERR)
@@ -87,6 +93,7 @@ def _work(work: Callable[..., int], arguments: tuple[object, ...], log: Path) ->
     except BaseException:
         traceback.print_exc()
     finally:
+        used.write_text(str(cpu.own() - before))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support import ROOT
 
+ENDING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+"""Servers of Python that end with the process that they serve."""
 LIMIT = 30.0
 """Seconds in which the last children of a run end by themselves."""
 COMPILED = ("__pycache__/", ".pytest_cache/", ".hypothesis/")
@@ -39,6 +41,15 @@ def processes() -> Iterator[psutil.Process]:
             yield process
 
 
+def is_ending(process: psutil.Process) -> bool:
+    """Return whether a process is one of `ENDING`, or has ended."""
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return True
+    return any(name in command for name in ENDING)
+
+
 class Leftovers:
     """Of the process that starts and ends the run."""
 
@@ -48,7 +59,8 @@ class Leftovers:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        _, left = psutil.wait_procs([*processes()], timeout=LIMIT)
+        found = [one for one in processes() if not is_ending(one)]
+        _, left = psutil.wait_procs(found, timeout=LIMIT)
         for process in left:
             self.found.append(f"process {' '.join(process.cmdline())}")
             process.kill()
@@ -64,5 +76,6 @@ class Leftovers:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
+    # The folder's name has the process that made it (conftest.py).
+    if f"-{os.getpid()}-" in os.environ["TMPDIR"]:
         config.pluginmanager.register(Leftovers(), "leftovers")

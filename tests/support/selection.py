@@ -12,7 +12,6 @@ import json
 import os
 import random
 import re
-import resource
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,7 @@ from typing import Any
 import pytest
 from dstrain.registry import load_family
 
-from tests.support import ROOT
+from tests.support import ROOT, cpu
 
 TENTH = 10
 TIMES = ROOT / "tests/times.json"
@@ -205,12 +204,6 @@ def kind_of(item: pytest.Item) -> str:
     return str(promise.args[0]) if promise else item.path.stem.removeprefix("test_")
 
 
-def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of its children that have ended."""
-    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
-
 class _Run:
     """What one process notes about its tests; that which started it prints all."""
 
@@ -243,18 +236,18 @@ class _Run:
             config.hook.pytest_deselected(items=left)
 
     def pytest_collection_finish(self) -> None:
-        self.about["start"] = cpu_seconds()
+        self.about["start"] = cpu.seconds()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Iterator[None]:
-        self.began = cpu_seconds()
+        self.began = cpu.seconds()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
         yield
         # Read from the report of the teardown, wherever that is collected.
-        item.user_properties.append(("cpu", cpu_seconds() - self.began))
+        item.user_properties.append(("cpu", cpu.seconds() - self.began))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         known = self.reports.setdefault(report.nodeid, {"failed": False})
@@ -266,7 +259,7 @@ class _Run:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output = getattr(session.config, "workeroutput", None)
-        self.cpu += cpu_seconds()
+        self.cpu += cpu.seconds()
         if output is not None:
             output["about"] = {**self.about, "cpu": self.cpu}
 
