@@ -192,3 +192,12 @@ def opened(folder: Path, *more: ModelConfig) -> Pipeline:
     return Pipeline.from_found(
         MODEL, build("base"), found, torch.device("cpu"), torch.float32
     )
+
+
+def train_in_two_stages(folder: Path, place: Path, **changes: Any) -> Path:
+    """Fill the feature cache `cache` in a place, train from it, and return the output
+    folder `out` there.
+    """
+    given = {"feature_cache": place / "cache", "output_path": place / "out", **changes}
+    train(folder, task="sft:data_process", **given)
+    return train(folder, task="sft:train", **given)

@@ -1,0 +1,309 @@
+"""A configuration becomes a run: what is unknown, missing or contradictory is refused by
+its option, and what is not given has the default of the family, the device or the hub.
+"""
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain import Batch, Task, TrainConfig, TrainingModule, UsageError, run
+from dstrain.models import default_device
+from dstrain.runs import plan_of
+from torch import Tensor, nn
+
+from tests.support.runs import (
+    config,
+    files,
+    log,
+    project_by_id,
+    same,
+    train,
+    train_in_two_stages,
+    training_run,
+)
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def recorded(output: Path) -> Any:
+    """The configuration that a run keeps beside what it writes."""
+    return json.loads((output / "logs/config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("changes", "option", "named"),
+    [
+        ({"model": "tinny"}, "--model", "'tiny'"),
+        ({"variant": "othr"}, "--variant", "'other'"),
+        ({"task": "stf"}, "--task", "'sft'"),
+        ({"task": "sft:trian"}, "--task", "'sft:train'"),
+        ({"trainable_models": "dot"}, "--trainable_models", "'dit'"),
+        (
+            {"trainable_models": "dit", "lora_base_model": "dit"},
+            "--lora_base_model",
+            "--trainable_models",
+        ),
+        ({"dataset_base_path": None}, "--dataset_base_path", ""),
+        ({"output_path": None}, "--output_path", ""),
+        (
+            {"trainable_models": "vae.encoder", "use_gradient_checkpointing": True},
+            "--use_gradient_checkpointing",
+            "Vae",
+        ),
+        (
+            {"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5},
+            "--min_timestep_boundary",
+            "0.5",
+        ),
+    ],
+)
+def test_what_is_unknown_or_missing_is_refused_by_its_option(
+    changes: dict[str, Any], option: str, named: str, here: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(config(here, **changes))
+    assert caught.value.where == option
+    assert named in caught.value.what
+
+
+def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(
+    here: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(here / "data", tmp_path / "data")
+    (tmp_path / "data/metadata.json").unlink()
+    (tmp_path / "data/metadata.csv").write_text(
+        "image,prompt\n0.png,a dog\n,a cat\n1.png,\n,\n"
+    )
+    with pytest.raises(UsageError) as refused:
+        train(here, dataset_base_path=tmp_path / "data", output_path=tmp_path / "out")
+    places = [line.rpartition(": ")[0] for line in refused.value.help_lines]
+    assert places == ["metadata.csv:3:image", "metadata.csv:5:image"]
+
+
+def test_a_dataset_without_its_columns_gets_all_of_them_listed(
+    here: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "metadata.csv").write_text("picture,words\n0.png,a dog\n")
+    with pytest.raises(UsageError, match=r"'image' .* 'prompt'"):
+        train(here, variant="base", dataset_base_path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "steps", "named"),
+    [
+        ({}, 6, ""),
+        ({"num_epochs": 2}, 12, ""),
+        ({"max_steps": 8}, 8, ""),
+        ({"num_epochs": 1, "max_steps": 5}, 5, "--max_steps"),
+        ({"num_epochs": 1, "max_steps": 6}, 6, ""),
+        ({"num_epochs": 1, "max_steps": 7}, 6, "--num_epochs"),
+    ],
+)
+def test_the_smaller_of_epochs_and_steps_ends_a_run_and_is_named(
+    flags: dict[str, Any],
+    steps: int,
+    named: str,
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert len(log(train(here, output_path=tmp_path, **flags))) == steps
+    (line,) = (one for one in capsys.readouterr().err.splitlines() if "runs to" in one)
+    assert f" {steps}, {steps / 6:.4g} epoch" in line
+    assert [flag for flag in ("--max_steps", "--num_epochs") if flag in line] == (
+        [named] if named else []
+    )
+
+
+def test_a_batch_has_samples_of_one_size(here: Path, tmp_path: Path) -> None:
+    sizes: list[list[Any]] = []
+
+    class Spied(TrainingModule):
+        def forward(self, batch: Batch) -> Tensor:
+            sizes.append([one.values["input_image"].size for one in batch.samples])
+            return super().forward(batch)
+
+    train(here, Spied, output_path=tmp_path, batch_size=2, num_epochs=2)
+    assert {len(batch) for batch in sizes} == {1, 2}
+    assert all(len(set(batch)) == 1 for batch in sizes)
+    assert sum(map(len, sizes)) == 12
+
+
+def test_what_is_trained_in_full_is_fp32_and_the_rest_is_not(here: Path) -> None:
+    module = training_run(
+        config(here, trainable_models="dit", mixed_precision="bf16")
+    ).module
+    dtypes = {
+        name: {one.dtype for one in network.parameters()}
+        for name, network in module.pipeline.components.items()
+        if isinstance(network, nn.Module)
+    }
+    assert dtypes.pop("dit") == {torch.float32}
+    assert set(map(frozenset, dtypes.values())) == {frozenset({torch.bfloat16})}
+
+
+@pytest.mark.parametrize(
+    ("flag", "launched", "precision"),
+    [
+        (None, None, "no"),
+        ("bf16", None, "bf16"),
+        (None, "bf16", "bf16"),
+        ("no", None, "no"),
+    ],
+)
+def test_precision_is_the_flags_else_the_launchers_else_that_of_the_device(
+    flag: str | None,
+    launched: str | None,
+    precision: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if launched:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    setup = training_run(config(here, mixed_precision=flag)).setup
+    assert default_device().type == "cuda" or setup.mixed_precision == precision
+    dtypes = {"bf16": torch.bfloat16, "no": torch.float32}
+    assert setup.dtype == dtypes[setup.mixed_precision]
+
+
+def test_losses_in_bf16_are_near_those_in_fp32(here: Path, tmp_path: Path) -> None:
+    exact, rounded = (
+        [row["loss"] for row in log(train(here, output_path=place, **flags))]
+        for place, flags in (
+            (tmp_path / "no", {"mixed_precision": "no"}),
+            (tmp_path / "bf16", {"mixed_precision": "bf16"}),
+        )
+    )
+    assert rounded != exact
+    assert all(map(math.isfinite, rounded))
+    assert rounded == pytest.approx(exact, rel=0.05)
+
+
+def test_a_family_may_checkpoint_unless_a_flag_says_otherwise(
+    here: Path, tmp_path: Path, fake_plugin: Callable[..., Path]
+) -> None:
+    source = (
+        "from dataclasses import replace\nfrom tests.support.family import MODEL as TINY\n"
+        "MODEL = replace(TINY, name='careful', gradient_checkpointing=True)\n"
+    )
+    fake_plugin("plugin-careful", {"careful": "careful:MODEL"}, {"careful": source})
+    for model, flags, checkpoints in (
+        ("careful", {}, True),
+        ("careful", {"use_gradient_checkpointing": False}, False),
+        ("careful", {"blocks_to_swap": 1}, True),
+        ("tiny", {}, False),
+    ):
+        module = training_run(config(here, model=model, **flags)).module
+        dit: Any = module.pipeline.components["dit"]
+        assert (dit.checkpoint is not None) is checkpoints
+
+
+def test_the_hub_of_the_environment_is_recorded_where_files_are_named_by_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project_by_id(tmp_path, monkeypatch)
+    monkeypatch.setenv("DIFFSYNTH_DOWNLOAD_SOURCE", "huggingface")
+    given: dict[str, Any] = {"model_paths": None, "max_steps": 1}
+    for flags, hub in (
+        ({"model_id": "Tiny/Tiny"}, "huggingface"),
+        ({"model_id": "Tiny/Tiny", "hub": "modelscope"}, "modelscope"),
+        ({"toy": True}, None),
+    ):
+        out = train(tmp_path, overwrite=True, variant="base", **given, **flags)
+        assert recorded(out).get("hub") == hub
+
+
+def test_the_feature_cache_is_where_diffsynth_studios_commands_have_it(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, task="sft:data_process", output_path=tmp_path / "cache")
+    split = train(
+        here,
+        task="sft:train",
+        dataset_base_path=tmp_path / "cache",
+        output_path=tmp_path / "split",
+    )
+    assert same(files(split), files(train(here, output_path=tmp_path / "whole")))
+
+
+def test_a_stage_of_a_command_that_runs_both_is_recorded_as_it_was_typed(
+    here: Path, tmp_path: Path
+) -> None:
+    cache = {"feature_cache": tmp_path / "cache", "max_steps": 1}
+    both = train(here, output_path=tmp_path / "both", **cache)
+    assert recorded(both)["task"] == "sft"
+    assert recorded(train_in_two_stages(here, tmp_path))["task"] == "sft:train"
+
+
+def test_a_toy_is_always_the_same_model_and_gone_afterwards(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    one, two, from_files = (
+        files(train(here, output_path=tmp_path / name, max_steps=2, toy=name != "c"))
+        for name in "abc"
+    )
+    assert same(one, two)
+    assert same(one, from_files)
+    assert not list((tmp_path / "temporary").glob("dstrain-toy-*"))
+
+
+def test_where_a_model_is_initialized_is_said_once_and_changes_nothing(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = "--initialize_model_on_cpu"
+    plain = files(train(here, output_path=tmp_path / "a", max_steps=1))
+    assert flag not in capsys.readouterr().err
+    given = {"initialize_model_on_cpu": True, "output_path": tmp_path / "b"}
+    assert same(plain, files(train(here, max_steps=1, **given)))
+    assert capsys.readouterr().err.count(flag) == 1
+
+
+def test_the_plan_of_a_command_line_is_that_of_its_columns(
+    here: Path, tmp_path: Path
+) -> None:
+    plan, kept = plan_of(config(here, dry_run=True))
+    assert kept == {}
+    assert plan.inputs == {"prompt", "input_image", "height", "width"}
+    assert (plan.spec.variant, plan.task.name) == ("base", "sft")
+    assert plan.trainables == ("dit",)
+    (tmp_path / "metadata.json").write_text(json.dumps([{"prompt": "dog"}]))
+    with pytest.raises(UsageError, match="'image'"):
+        plan_of(config(here, dry_run=True, dataset_base_path=tmp_path))
+
+
+TASKS = """
+from dstrain import Task
+from dstrain.plugin import hookimpl
+@hookimpl
+def dstrain_tasks():
+    return [Task.of(name, lambda predict: predict) for name in ("sft", "shared", "{own}")]
+"""
+
+
+def test_tasks_of_one_name_are_left_out_with_the_reason(
+    fake_plugin: Callable[..., Path],
+) -> None:
+    for name in ("one", "two"):
+        modules = {f"tasks_{name}": TASKS.format(own=name)}
+        entries = {name: f"tasks_{name}"}
+        fake_plugin(f"extra-{name}", entries, modules, group="dstrain")
+    for name in ("one", "two", "sft"):
+        run(TrainConfig(model="tiny", dry_run=True, task=name))
+    with pytest.raises(UsageError, match=r"'shared'.* one, two") as caught:
+        run(TrainConfig(model="tiny", dry_run=True, task="shared"))
+    assert caught.value.where == "--task"
+    one, two, both = caught.value.help_lines
+    assert "extra-one" in one and "'sft'" in one
+    assert "extra-two" in two and "'sft'" in two
+    assert "extra-one" in both and "extra-two" in both and "'shared'" in both
+    sft = Task.of("sft", lambda predict: predict)
+    with pytest.raises(UsageError, match=r"tasks: .*'sft'"):
+        run(TrainConfig(model="tiny", dry_run=True, task="sft"), tasks=[sft])
