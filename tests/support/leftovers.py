@@ -21,7 +21,9 @@ def files() -> frozenset[str]:
     command = ("git", "status", "--porcelain", "--ignored")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return frozenset(
-        line for line in done.stdout.splitlines() if not line.endswith(COMPILED)
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("??", "!!")) and not line.endswith(COMPILED)
     )
 
 
