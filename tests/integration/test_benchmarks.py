@@ -65,7 +65,7 @@ SMALLER = MappingProxyType(
 LONG = frozenset(
     {"batches", "guidance", "masks", "prior", "quantized_gate", "train_step"}
 )
-"""Scripts that train for seconds even so; they are left to `make conformance`."""
+"""Scripts that train for seconds even so; they are left to `make everything`."""
 STARTS_PROCESSES = ("cache_rows", "loading", "startup")
 """Scripts whose figures are of processes of their own. Here the figures do not count, so
 the processes are forks, which need not import torch again.

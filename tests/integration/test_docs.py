@@ -346,7 +346,7 @@ LONG = frozenset(
         "video",
     )
 )
-"""Pages that take seconds to run; they are left to `make conformance`."""
+"""Pages that take seconds to run; they are left to `make everything`."""
 FROM_NOTHING = (
     ROOT / "README.md",
     ROOT / "docs/guide/first-lora.md",

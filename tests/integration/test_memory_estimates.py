@@ -24,7 +24,7 @@ EVERYDAY = {
     "qwen_image": ("edit-2509",),
     "wan": ("i2v", "i2v-a14b", "ti2v-5b"),
 }
-"""Variants that together have every mechanism; the others are left to `make conformance`."""
+"""Variants that together have every mechanism; the others are left to `make everything`."""
 VARIANTS = everyday.cases(
     (
         (family, variant)

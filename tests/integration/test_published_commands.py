@@ -79,7 +79,7 @@ def resolved(command: Published, capsys: pytest.CaptureFixture[str]) -> tuple[in
 
 def cases(*, supported: bool) -> list[object]:
     """Return the commands of supported models, or the others; all supported but one per
-    family are for `make conformance`.
+    family are for `make everything`.
     """
     return [
         pytest.param(

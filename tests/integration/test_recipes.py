@@ -32,7 +32,7 @@ RECIPES = {
 }
 EVERYDAY = ("flux-edit-12gb", "qwen-image-character-16gb", "wan-i2v-motion-24gb")
 """Of each family one, which together have 4 and 8 bits, swapped blocks, buckets and videos;
-the others are left to `make conformance`."""
+the others are left to `make everything`."""
 GOALS = {
     f"{name}-{goal.key}": goal
     for name in FAMILIES

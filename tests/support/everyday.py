@@ -1,4 +1,4 @@
-"""What the ordinary suite tests of many alike cases; `make conformance` tests all."""
+"""What the ordinary suite tests of many alike cases; `make everything` tests all."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 def cases(rows: Iterable[Any], is_everyday: Callable[[Any], bool]) -> list[Any]:
     """Return the values of every case, those that are not everyday ones marked as left to
-    `make conformance`. A tuple has the values of several parameters.
+    `make everything`. A tuple has the values of several parameters.
     """
     return [
         pytest.param(

@@ -74,7 +74,7 @@ def make_data(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def repeats(pytestconfig: pytest.Config) -> int:
-    """How often the commands repeat the dataset: in `make conformance` as documented."""
+    """How often the commands repeat the dataset: in `make everything` as documented."""
     return DOCUMENTED if pytestconfig.getoption("--all-cases") else 2
 
 

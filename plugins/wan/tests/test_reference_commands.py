@@ -146,7 +146,7 @@ COMMANDS = [
 
 @pytest.fixture
 def quick(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only `make conformance` counts the memory that videos of this size need."""
+    """Only `make everything` counts the memory that videos of this size need."""
 
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("is not counted")
