@@ -9,14 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 from dstrain import GenerateConfig, UsageError
-from dstrain.config import NamedInput, parse_input
-from dstrain.generation.inputs import input_names, naming_flags, parse_arguments
+from dstrain.config import parse_input
+from dstrain.generation.inputs import parse_arguments
 from dstrain.plugin import Column, Constant, EntryCount, InferenceOnly
 from PIL import Image
 
 from tests.support.family import build
 
-WIRING = replace(
+FIRST = Column(
+    "video",
+    "image",
+    frame="first",
+    multiple=16,
+    frame_multiple=4,
+    fps=16.0,
+    optional=True,
+)
+SPEC = replace(
     build("base"),
     inputs={
         **build("base").inputs,
@@ -24,15 +33,7 @@ WIRING = replace(
         "mask": Column("mask", "image", mode="L", of="edit_image"),
         "references": Column("references", "images", entries=EntryCount("places")),
         "places": Column("places", "texts"),
-        "first": Column(
-            "video",
-            "image",
-            frame="first",
-            multiple=16,
-            frame_multiple=4,
-            fps=16.0,
-            optional=True,
-        ),
+        "first": FIRST,
         "strength": InferenceOnly("number"),
         "area": Constant(1024),
     },
@@ -40,36 +41,11 @@ WIRING = replace(
 
 
 def given(*texts: str, **flags: Any) -> dict[str, Any]:
+    inputs = tuple(map(parse_input, texts))
     config = GenerateConfig(
-        model="tiny",
-        toy=True,
-        output=Path("x.png"),
-        input=tuple(map(parse_input, texts)),
-        **{"prompt": "dog", **flags},
+        model="tiny", output=Path("x.png"), prompt="dog", input=inputs, **flags
     )
-    assert set(input_names(config)) >= {"prompt"}
-    return parse_arguments(config, WIRING)
-
-
-@pytest.mark.parametrize(
-    ("where", "named"),
-    [
-        ("height", "--height"),
-        ("guidance_scale", "--guidance_scale"),
-        ("mask", "--input mask"),
-        ("metadata.csv:2", "metadata.csv:2"),
-    ],
-)
-def test_an_error_of_an_argument_names_its_flag(where: str, named: str) -> None:
-    config = GenerateConfig(
-        model="tiny",
-        output=Path("x.png"),
-        height=16,
-        input=(NamedInput("mask", "m.png"),),
-    )
-    with pytest.raises(UsageError) as caught, naming_flags(config):
-        raise UsageError(where, "is wrong")
-    assert str(caught.value) == f"dstrain: error: {named}: is wrong"
+    return parse_arguments(config, SPEC)
 
 
 @pytest.fixture
@@ -81,14 +57,8 @@ def image(tmp_path: Path) -> Path:
 
 def test_flags_and_named_inputs_are_given_together() -> None:
     values = given("strength=0.5", "area=64", height=16, width=32)
-    assert values == {
-        "prompt": "dog",
-        "height": 16,
-        "width": 32,
-        "strength": 0.5,
-        "area": 64,
-        "seed": 0,
-    }
+    sizes = {"height": 16, "width": 32}
+    assert values == {"prompt": "dog", "seed": 0, "strength": 0.5, "area": 64, **sizes}
     assert isinstance(values["area"], int)
 
 
@@ -102,93 +72,46 @@ def test_an_image_is_read_as_it_is_from_a_relative_or_absolute_path(
         assert np.array_equal(np.asarray(value), np.asarray(Image.open(image)))
 
 
-def test_a_list_is_the_input_repeated_and_one_is_a_list_too(image: Path) -> None:
-    assert [
-        len(given(*[f"references={image}"] * count)["references"]) for count in (1, 3)
-    ] == [1, 3]
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_list_is_the_input_repeated_and_one_is_a_list_too(
+    count: int, image: Path
+) -> None:
+    assert len(given(*[f"references={image}"] * count)["references"]) == count
 
 
 def test_a_mask_is_as_large_as_its_image(image: Path) -> None:
-    Image.new("L", (74, 42), 255).save(image.parent / "mask.png")
-    Image.new("L", (37, 37), 255).save(image.parent / "square.png")
-    values = given(f"edit_image={image}", f"mask={image.parent / 'mask.png'}")
-    assert values["mask"].size == values["edit_image"].size == (37, 21)
-    with pytest.raises(UsageError, match="expected that size or its aspect ratio"):
-        given(f"edit_image={image}", f"mask={image.parent / 'square.png'}")
-    # In whichever order they are given; and alone, as it is.
-    texts = [f"mask={image.parent / 'mask.png'}", f"edit_image={image}"]
-    assert given(*texts)["mask"].size == (37, 21)
-    assert given(texts[0])["mask"].size == (74, 42)
+    for name, size in (("mask", (74, 42)), ("square", (37, 37))):
+        Image.new("L", size, 255).save(image.parent / f"{name}.png")
+    texts = [f"edit_image={image}", f"mask={image.parent / 'mask.png'}"]
+    for order in (texts, texts[::-1]):
+        assert given(*order)["mask"].size == (37, 21)
+    assert given(texts[1])["mask"].size == (74, 42)
+    with pytest.raises(UsageError, match="mask"):
+        given(texts[0], f"mask={image.parent / 'square.png'}")
 
 
 def test_lists_that_do_not_fit_together_are_refused(image: Path) -> None:
     texts = [f"references={image}"] * 2
     assert given(*texts, "places=a", "places=b")["places"] == ["a", "b"]
-    with pytest.raises(
-        UsageError, match=r"references: has 2 entries, and places has 1"
-    ):
+    with pytest.raises(UsageError, match=r"references: .*2 .*places .*1"):
         given(*texts, "places=a")
 
 
-def test_all_that_is_wrong_is_named_at_once() -> None:
-    with pytest.raises(UsageError) as refused:
-        given("strength=strong", "area=1.5")
-    assert refused.value.what == "2 bad values"
-
-
 @pytest.mark.parametrize(
-    ("texts", "message"),
+    ("texts", "named"),
     [
-        (("strenth=1",), "has no input 'strenth'; did you mean 'strength'"),
-        (("strength=strong",), "strength: 'strong' is not a finite number"),
-        (("area=1.5",), "area: '1.5' is not an integer"),
-        (
-            ("strength=1", "strength=2"),
-            "strength: is a list, but one number is expected",
-        ),
-        (("edit_image=nothing.png",), "edit_image: no such file"),
-        (("prompt=cat",), "prompt is also given as --prompt"),
-        (("strength= ",), "--input: strength is blank"),
-        (("area=",), "--input: area is blank"),
-        (("edit_image=",), "--input: edit_image is blank"),
-        (("references=",), "--input: references is blank"),
+        (["strenth=1"], "--input strenth: .*'strength'"),
+        (["strength=strong"], "strength: 'strong'"),
+        (["area=1.5"], r"area: '1\.5'"),
+        (["strength=strong", "area=1.5"], r"(?s)strength: 'strong'.*area: '1\.5'"),
+        (["strength=1", "strength=2"], "strength: "),
+        (["edit_image=nothing.png"], r"edit_image: .*nothing\.png"),
+        (["prompt=cat"], "--input: prompt .*--prompt"),
+        (["strength= "], "--input: strength "),
+        (["edit_image="], "--input: edit_image "),
+        (["references="], "--input: references "),
     ],
 )
-def test_what_is_no_such_value_is_refused_by_name(
-    texts: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(UsageError) as refused:
+def test_what_is_no_such_value_is_refused_by_name(texts: list[str], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
         given(*texts)
-    assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"), [("num_frames", 5), ("negative_prompt", "blurry")]
-)
-def test_the_flag_of_an_input_that_the_variant_does_not_have_is_refused(
-    flag: str, value: Any
-) -> None:
-    inputs = {
-        name: source
-        for name, source in WIRING.inputs.items()
-        if name != "negative_prompt"
-    }
-    spec = replace(WIRING, inputs=inputs, cfg_inputs={}, defaults={})
-    wanted = GenerateConfig(
-        model="tiny", toy=True, output=Path("x.png"), prompt="dog", **{flag: value}
-    )
-    with pytest.raises(
-        UsageError, match=f"--{flag}: has no effect: variant base has no input"
-    ):
-        parse_arguments(wanted, spec)
-
-
-@pytest.mark.parametrize("text", ["edit_image", "=x.png", ""])
-def test_an_input_without_name_or_value_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="expected NAME=VALUE"):
-        parse_input(text)
-
-
-def test_a_value_may_contain_the_sign_and_be_empty() -> None:
-    assert parse_input("a=b=c") == NamedInput("a", "b=c")
-    assert parse_input("a=") == NamedInput("a", "")

@@ -1,0 +1,302 @@
+"""`dstrain generate`: what is made is written and says what it was generated from, and
+what would be ignored is refused before anything is loaded.
+"""
+
+import io
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dstrain import (
+    GenerateConfig,
+    OutOfMemory,
+    Pipeline,
+    StateError,
+    SystemFault,
+    UsageError,
+    generate,
+)
+from dstrain.config import LoraFile, NamedInput, parse_lora
+from dstrain.data import save_image_or_video
+from dstrain.graph import LongPrompt
+from dstrain.graph.long_prompts import report_long_prompt
+from dstrain.training import GENERATE_ADVICE
+from PIL import Image
+
+from tests.support import family
+from tests.support.family import Prompt
+from tests.support.generating import generation, pixels, texts
+from tests.support.poisoned_memory import poisoned_memory
+from tests.support.runs import configs, project, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading fails: what is refused is refused before it."""
+    monkeypatch.delattr(Pipeline, "from_found")
+
+
+@pytest.fixture
+def config(model: Path, tmp_path: Path) -> GenerateConfig:
+    return generation(model, tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_generate_writes_what_the_pipeline_makes(
+    precision: str, dtype: torch.dtype, model: Path, tmp_path: Path
+) -> None:
+    flags = {"negative_prompt": "cat", "guidance_scale": 2.0, "seed": 5}
+    flags |= {"num_inference_steps": 3, "height": 24, "width": 16}
+    output = tmp_path / "new/folder/x.png"
+    generate(generation(model, output, mixed_precision=precision, **flags))
+    pipe = Pipeline.from_pretrained("tiny", configs(model), torch_dtype=dtype)
+    assert pixels(output) == pipe(prompt="dog", **flags).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "variant", "chosen"),
+    [
+        ((), None, "base"),
+        ((NamedInput("mood", "calm"),), None, "other"),
+        ((), "other", "other"),
+    ],
+)
+def test_the_variant_is_the_one_named_or_the_one_that_uses_the_inputs(
+    inputs: tuple[NamedInput, ...], variant: str | None, chosen: str, tmp_path: Path
+) -> None:
+    config = GenerateConfig(
+        model="tiny",
+        toy=True,
+        prompt="dog",
+        variant=variant,
+        input=inputs,
+        output=tmp_path / "a.png",
+    )
+    generate(config)
+    assert texts(config.output)["model"] == f"tiny {chosen}"
+
+
+def test_a_toy_is_the_same_each_time_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    images = []
+    for name in ("a", "b"):
+        output = tmp_path / f"{name}.png"
+        generate(GenerateConfig(model="tiny", toy=True, prompt="dog", output=output))
+        images.append(pixels(output))
+    assert images[0] == images[1]
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("names", ["text_encoder", "dit,text_encoder,vae"])
+def test_offloaded_components_generate_the_same(
+    names: str, config: GenerateConfig
+) -> None:
+    given = replace(config, num_inference_steps=3, overwrite=True)
+    generate(given)
+    plain = pixels(config.output)
+    with poisoned_memory() as seen:
+        generate(replace(given, offload_models=names))
+        # The denoiser stays for all steps.
+        assert (seen.loads, seen.now) == (len(names.split(",")), 0)
+    assert pixels(config.output) == plain
+
+
+def test_a_terminal_shows_that_the_latents_are_decoded(
+    config: GenerateConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    generate(replace(config, num_inference_steps=2))
+    assert "decode 100%" in terminal.getvalue()
+
+
+def test_generate_uses_the_loras_and_their_scales(
+    config: GenerateConfig, tmp_path: Path
+) -> None:
+    here = project(tmp_path)
+    lora = train(here, learning_rate=0.1, lora_alpha=8.0) / "epoch-0.safetensors"
+    images = {}
+    for scales in ((), (0.0,), (1.0,), (0.5, 0.5)):
+        files = tuple(LoraFile(lora, scale) for scale in scales)
+        generate(replace(config, lora=files, overwrite=True))
+        images[scales] = np.asarray(Image.open(config.output)).astype(int)
+    assert np.array_equal(images[()], images[(0.0,)])
+    assert np.abs(images[(1.0,)] - images[(0.5, 0.5)]).max() <= 1
+    assert np.abs(images[(1.0,)] - images[()]).max() > 5
+
+
+def test_an_image_is_synced_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, there = tmp_path / "new/a.png", []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: there.append(path.exists()))
+    save_image_or_video(Image.new("RGB", (8, 8)), path)
+    assert there == [False, True]  # the file, and its folder
+    assert [file.name for file in path.parent.iterdir()] == ["a.png"]
+
+
+def test_a_file_that_is_there_is_replaced_only_if_asked_for(
+    config: GenerateConfig, tmp_path: Path
+) -> None:
+    generate(config)
+    before = config.output.read_bytes()
+    dangling = tmp_path / "b.png"
+    dangling.symlink_to(tmp_path / "elsewhere" / "b.png")
+    for output in (config.output, dangling):
+        with pytest.raises(UsageError, match=f"{output.name}.*\n.*--overwrite") as bad:
+            generate(replace(config, prompt="cat", output=output))
+        assert bad.value.where == "--output"
+    assert config.output.read_bytes() == before
+    assert dangling.is_symlink()
+    generate(replace(config, prompt="cat", overwrite=True))
+    assert config.output.read_bytes() != before
+
+
+def test_a_png_says_what_it_was_generated_from_and_no_other_file(
+    config: GenerateConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "cactus-flower")
+    lora = train(project(tmp_path), max_steps=1, save_steps=1) / "step-1.safetensors"
+    about = {"prompt": "dög, 犬, cactus-flower \udcff", "seed": 5}
+    generate(replace(config, lora=(LoraFile(lora, 0.5),), **about))
+    assert texts(config.output) == {
+        "prompt": "dög, 犬, *** ?",
+        "seed": "5",
+        "num_inference_steps": "1",
+        "guidance_scale": "1",
+        "model": "tiny base",
+        "LoRA": "step-1.safetensors:0.5",
+    }
+    guided = {"guidance_scale": 2.5, "negative_prompt": "blurry"}
+    generate(replace(config, overwrite=True, **guided))
+    found = texts(config.output)
+    assert (found["guidance_scale"], found["negative_prompt"]) == ("2.5", "blurry")
+    assert found["seed"] == "0" and "LoRA" not in found
+    generate(replace(config, output=tmp_path / "a.webp"))
+    assert texts(tmp_path / "a.webp") == {}
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize("name", ["x.psd", "x.xbm", "x.h5", "x.what", "x", ""])
+def test_an_output_that_cannot_be_written_is_refused_before_loading(
+    name: str, config: GenerateConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        generate(replace(config, output=tmp_path / name))
+    assert refused.value.where == "--output"
+    (tmp_path / "file").write_text("")
+    with pytest.raises((SystemFault, OSError), match="file"):
+        generate(replace(config, output=tmp_path / "file/x.png"))
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize("with_table", [False, True])
+def test_a_lora_file_that_is_not_there_is_refused_before_loading(
+    with_table: bool, config: GenerateConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.csv").write_text("prompt,seed\ndog,1\n")
+    table = {"dataset": tmp_path / "prompts.csv", "prompt": None} if with_table else {}
+    for lora, named in (
+        (LoraFile(tmp_path / "no.safetensors"), f"^.*{tmp_path}/no.safetensors: "),
+        (parse_lora(f"dti={tmp_path}/no.safetensors"), "'dti' .*dit"),
+    ):
+        with pytest.raises(StateError, match=named):
+            generate(replace(config, lora=(lora,), **table))
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("flags", "where", "missing"),
+    [
+        ({"negative_prompt": "blurry"}, "--negative_prompt", "--guidance_scale"),
+        (
+            {"negative_prompt": "blurry", "guidance_scale": 1.0},
+            "--negative_prompt",
+            "--guidance_scale",
+        ),
+        (
+            {"input": (NamedInput("negative_prompt", "blurry"),)},
+            "--input negative_prompt",
+            "--guidance_scale",
+        ),
+        (
+            {"input": (NamedInput("input_image", "a.png"),)},
+            "--input input_image",
+            "--denoising_strength",
+        ),
+        ({"num_frames": 5}, "--num_frames", "'num_frames'"),
+        (
+            {"variant": "other", "input": (NamedInput("moood", "calm"),)},
+            "--input moood",
+            "'mood'",
+        ),
+        ({"denoising_strength": 0.5}, "--denoising_strength", "input_image"),
+        ({"seed": 2**65}, "--seed", str(2**65)),
+        ({"offload_models": "text_encodr"}, "--offload_models", "'text_encodr'"),
+        ({"offload_models": "tokenizer"}, "--offload_models", "tokenizer"),
+    ],
+)
+def test_what_would_be_ignored_or_refused_is_refused_before_loading(
+    flags: dict[str, Any],
+    where: str,
+    missing: str,
+    config: GenerateConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (16, 16)).save("a.png")
+    with pytest.raises(UsageError, match=missing) as refused:
+        generate(replace(config, **flags))
+    assert refused.value.where == where
+
+
+def test_a_lack_of_memory_is_explained(
+    config: GenerateConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(latents: Any, *, vae: Any) -> family.DecodedImage:
+        raise MemoryError
+
+    spec = replace(family.BASE, decoders=(full,))
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    with pytest.raises(OutOfMemory) as caught:
+        generate(config)
+    assert caught.value.help_lines == GENERATE_ADVICE
+
+
+def test_a_prompt_that_is_cut_is_named_and_refused_if_wanted_and_unusual(
+    config: GenerateConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def cut_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Prompt:
+        report_long_prompt(LongPrompt("CLIP", 80, 75, "end", usual=prompt == "usual"))
+        return family.encode_prompt(
+            prompt, text_encoder=text_encoder, tokenizer=tokenizer
+        )
+
+    spec = replace(family.BASE, units=(cut_prompt, *family.BASE.units[1:]))
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    for prompt, mode in (("usual", "error"), ("dog", "truncate")):
+        flags = {"prompt": prompt, "on_long_prompt": mode, "overwrite": True}
+        generate(replace(config, **flags))
+        warning = capsys.readouterr().err
+        assert "warning: --prompt: " in warning and " 80 " in warning
+    with pytest.raises(UsageError, match=r"80 .*75") as refused:
+        generate(replace(config, on_long_prompt="error", overwrite=True))
+    assert refused.value.where == "--prompt"
