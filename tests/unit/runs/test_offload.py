@@ -1,24 +1,18 @@
-"""Runs whose blocks are swapped compute what others do, bit for bit, and what cannot be
-swapped is refused in words.
+"""Runs whose blocks are swapped, or whose encoders are in RAM, compute what others do, bit
+for bit, and what cannot be swapped is refused by its option.
 """
 
-import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dstrain import Diverged, StateError, UsageError, run
-from dstrain.distributed import Sharding
-from dstrain.models.execution import ALL_BLOCKS
-from dstrain.runs.loop import optimizer_steps, out_of_memory, steps
-from dstrain.runs.offload import swap_advice
-from dstrain.runs.resolve import resolve
+from dstrain.runs.loop import steps
 
 from tests.support.family import weights_of
 from tests.support.poisoned_memory import poisoned_memory
-from tests.support.runs import config, outcome, project, same, train, training_run
+from tests.support.runs import config, outcome, same, train, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
 WAYS: dict[str, dict[str, Any]] = {
@@ -36,9 +30,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"))
+def pictures(output: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(output.glob("previews/*.png"))]
 
 
 @pytest.fixture(scope="module")
@@ -70,99 +63,72 @@ def test_a_run_may_resume_with_other_blocks_swapped(
 
 
 def test_previews_are_those_of_a_run_without_swap(here: Path, tmp_path: Path) -> None:
-    pictures = []
-    for way in ({}, WAYS["all"]):
-        output = tmp_path / str(len(pictures))
-        train(here, output_path=output, **SETTINGS, **way, preview_prompt=("a dog",))
-        pictures.append(
-            [path.read_bytes() for path in sorted(output.glob("previews/*.png"))]
+    plain, swapped = (
+        pictures(
+            train(here, output_path=place, **SETTINGS, **way, preview_prompt=("a",))
         )
-    assert pictures[0] == pictures[1]
-    assert len(pictures[0]) == 4
+        for place, way in ((tmp_path / "plain", {}), (tmp_path / "all", WAYS["all"]))
+    )
+    assert plain == swapped
+    assert len(plain) == 4
 
 
-def test_checkpointing_is_turned_on_and_said_once(
-    here: Path, caplog: pytest.LogCaptureFixture
+def test_swapping_turns_checkpointing_on_and_says_so_once(
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = "--blocks_to_swap turns gradient checkpointing on"
-    with caplog.at_level(logging.INFO):
-        ready = training_run(config(here, blocks_to_swap=1))
-    assert ready.module.pipeline.components["dit"].checkpoint is not None
-    assert [one.message for one in caplog.records].count(said) == 1
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        training_run(config(here, blocks_to_swap=1, use_gradient_checkpointing=True))
-    assert said not in caplog.text
+    ready = training_run(config(here, blocks_to_swap=1))
+    dit: Any = ready.module.pipeline.components["dit"]
+    assert dit.checkpoint is not None
+    assert capsys.readouterr().err.count("--blocks_to_swap") == 1
+    training_run(config(here, blocks_to_swap=1, use_gradient_checkpointing=True))
+    assert "--blocks_to_swap" not in capsys.readouterr().err
 
 
-def test_how_blocks_are_kept_is_said_and_changes_no_key(here: Path) -> None:
-    setup = resolve(config(here, blocks_to_swap=1))
-    assert setup.kept["dit"].swapped_blocks == 1
-    assert setup.kept["dit"].describe() == "1 block swapped"
-    every = resolve(config(here, enable_model_cpu_offload=True))
-    assert every.kept["dit"].swapped_blocks == ALL_BLOCKS
-    assert every.kept["dit"].describe() == "all blocks swapped"
-    assert every.kept["dit"].identity == []
+ENCODER = {"lora_base_model": "text_encoder", "lora_target_modules": "layer"}
 
 
 @pytest.mark.parametrize("is_dry", [False, True])
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "option", "named"),
     [
-        (
-            {"blocks_to_swap": 3},
-            "--blocks_to_swap: 3 is more than the 2 blocks of dit\n  --blocks_to_swap 2 swaps all of them",
-        ),
+        ({"blocks_to_swap": 3}, "--blocks_to_swap", "--blocks_to_swap 2"),
+        ({"blocks_to_swap": 0}, "--blocks_to_swap", "0"),
         (
             {"blocks_to_swap": 1, "trainable_models": "dit"},
-            "--blocks_to_swap: is for weights that do not change, but --trainable_models trains all of dit",
+            "--blocks_to_swap",
+            "--trainable_models",
         ),
         (
             {"enable_model_cpu_offload": True, "trainable_models": "dit.proj_in"},
-            "--enable_model_cpu_offload: is for weights that do not change",
+            "--enable_model_cpu_offload",
+            "--trainable_models",
         ),
         (
-            {
-                "blocks_to_swap": 1,
-                "lora_base_model": "text_encoder",
-                "lora_target_modules": "layer",
-            },
-            "--use_gradient_checkpointing: text_encoder (TextEncoder) does not support it",
+            {"blocks_to_swap": 1, **ENCODER},
+            "--use_gradient_checkpointing",
+            "TextEncoder",
         ),
         (
             {"blocks_to_swap": 1, "enable_model_cpu_offload": True},
-            "--blocks_to_swap: has no effect with --enable_model_cpu_offload, which swaps all blocks",
+            "--blocks_to_swap",
+            "--enable_model_cpu_offload",
         ),
-        ({"blocks_to_swap": 0}, "--blocks_to_swap: expected 1 or more, got 0"),
+        ({"offload_models": "text_encodr"}, "--offload_models", "'text_encoder'"),
+        ({"offload_models": "dit"}, "--offload_models", "--blocks_to_swap"),
+        ({"offload_models": "tokenizer"}, "--offload_models", "tokenizer"),
     ],
 )
-def test_what_cannot_be_swapped_is_refused(
-    flags: dict[str, Any], words: str, is_dry: bool, here: Path, tmp_path: Path
+def test_what_cannot_be_swapped_or_offloaded_is_refused(
+    flags: dict[str, Any],
+    option: str,
+    named: str,
+    is_dry: bool,
+    here: Path,
+    tmp_path: Path,
 ) -> None:
-    asked = config(here, output_path=tmp_path / "out", **flags, dry_run=is_dry)
-    with pytest.raises(UsageError) as caught:
-        run(asked)
-    assert words in str(caught.value)
-
-
-def test_where_weights_are_divided_no_swap_is_advised(here: Path) -> None:
-    setup = resolve(config(here))
-    assert "--blocks_to_swap" in " ".join(swap_advice(setup))
-    for sharding in (Sharding(), Sharding(reshard_after_forward=False)):
-        advice = swap_advice(replace(setup, sharding=sharding))
-        assert advice == list(sharding.advice())
-        assert "swap" not in " ".join(advice)
-
-
-def test_out_of_memory_names_the_flag(here: Path) -> None:
-    advice = []
-    for way in ({}, *WAYS.values()):
-        ready = training_run(config(here, **way))
-        _, batches = next(optimizer_steps(ready))
-        advice.append(str(out_of_memory(ready, batches)))
-    assert "give --blocks_to_swap N" in advice[0]
-    assert "raise --blocks_to_swap; --enable_model_cpu_offload" in advice[1]
-    assert "--blocks_to_swap" not in advice[3]
+    with pytest.raises(UsageError, match=named) as caught:
+        run(config(here, output_path=tmp_path / "out", **flags, dry_run=is_dry))
+    assert caught.value.where == option
 
 
 def test_damaged_weights_of_swapped_blocks_are_found(here: Path) -> None:
@@ -194,55 +160,31 @@ def test_a_run_with_offloaded_encoders_leaves_what_others_do_bit_for_bit(
             for stage in stages:
                 output = train(here, task=stage, **{**SETTINGS, **given})
             assert (seen.loads > 0, seen.now) == (number == 1, 0)
-        pictures = sorted(output.glob("previews/*.png"))
-        outcomes.append([outcome(output), [one.read_bytes() for one in pictures]])
+        outcomes.append([outcome(output), pictures(output)])
     assert same(*outcomes)
 
 
-def test_offloaded_components_change_no_key(here: Path, tmp_path: Path) -> None:
-    """Stage 1 with them finds everything in the cache."""
-    cache = tmp_path / "cache"
-    train(here, task="sft:data_process", feature_cache=cache)
+def test_a_cache_that_is_full_has_all_that_offloaded_components_would_compute(
+    here: Path, tmp_path: Path
+) -> None:
+    """Stage 1 may name the denoiser, too, which it does not load."""
+    stage_1 = {"task": "sft:data_process", "feature_cache": tmp_path / "cache"}
+    train(here, **stage_1)
     with poisoned_memory() as seen:
-        offload = "text_encoder,vae"
-        train(
-            here, task="sft:data_process", feature_cache=cache, offload_models=offload
-        )
-        train(here, task="sft:train", feature_cache=cache, output_path=tmp_path / "out")
+        for names in ("text_encoder,vae", "dit"):
+            train(here, offload_models=names, **stage_1)
     assert seen.loads == 0
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (
-            "text_encodr",
-            "'text_encodr' is no component of tiny base and no entry of the model flags; did you mean 'text_encoder'?",
-        ),
-        (
-            "dit",
-            "has no effect: dit is trained; its blocks can be swapped with --blocks",
-        ),
-        ("tokenizer", "has no effect: tokenizer has no weights"),
-    ],
-)
-def test_what_cannot_be_offloaded_is_refused(
-    names: str, words: str, here: Path, tmp_path: Path
+@pytest.mark.parametrize("stage", ["sft", "sft:data_process"])
+def test_offloaded_components_are_named_by_their_files_too(
+    stage: str, here: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        run(config(here, output_path=tmp_path / "out", offload_models=names))
-    assert words in str(caught.value)
-
-
-def test_offloaded_components_are_named_by_their_files_too(here: Path) -> None:
-    paths = [path for paths in weights_of(here / "model").values() for path in paths]
-    (encoder,) = [path for path in paths if "text_encoder" in str(path)]
-    for stage in ("sft", "sft:data_process"):
-        given = config(here, task=stage, offload_models=str(encoder))
-        kept = resolve(given).kept
-        assert [name for name, one in kept.items() if one.offloaded] == ["text_encoder"]
-
-
-def test_stage_1_may_name_the_denoiser_which_it_does_not_load(here: Path) -> None:
-    given = config(here, task="sft:data_process", offload_models="dit")
-    assert resolve(given).kept["dit"].offloaded
+    (encoder,) = weights_of(here / "model")["text_encoder"]
+    loads = []
+    for name in ("text_encoder", encoder):
+        given = {"task": stage, "output_path": tmp_path / str(len(loads))}
+        with poisoned_memory() as seen:
+            train(here, offload_models=name, max_steps=1, **given)
+        loads.append(seen.loads)
+    assert loads[0] == loads[1] > 0
