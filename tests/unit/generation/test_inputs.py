@@ -101,7 +101,7 @@ def test_lists_that_do_not_fit_together_are_refused(image: Path) -> None:
     ("texts", "named"),
     [
         (["strenth=1"], "--input strenth: .*'strength'"),
-        (["strength=strong"], "strength: 'strong'"),
+        (["strength=strong"], "--input:1:strength: 'strong'"),
         (["area=1.5"], r"area: '1\.5'"),
         (["strength=strong", "area=1.5"], r"(?s)strength: 'strong'.*area: '1\.5'"),
         (["strength=1", "strength=2"], "strength: "),

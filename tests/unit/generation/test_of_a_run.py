@@ -16,9 +16,8 @@ from dstrain import GenerateConfig, StateError, UsageError, generate
 from dstrain.cli.main import main
 from dstrain.config import LoraFile, with_run_options
 from dstrain.generation.source import open_source
-from dstrain.plugin import ExpertSchedule
 
-from tests.support import family
+from tests.support.experts import copied_denoiser, let_tiny_have_experts
 from tests.support.family import weights_of
 from tests.support.generating import generation, pixels, texts
 from tests.support.runs import config as config_of, project, train, training_run
@@ -204,36 +203,13 @@ def test_the_newest_step_whose_files_all_exist_is_taken(here: Path) -> None:
     assert taken() == newest
 
 
-def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the family have `dit` for the noisier half of the timesteps, and another expert
-    `dit2`.
-    """
-    spec = replace(
-        family.BASE,
-        components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
-        experts=ExpertSchedule("dit", {"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)}),
-    )
-    dit, *others = family.COMPONENTS
-    expert = replace(dit, name="dit2", folder="transformer_2")
-    monkeypatch.setattr(family, "COMPONENTS", (dit, expert, *others))
-    monkeypatch.setitem(family.PIPELINES, "base", spec)
-    other = replace(spec, denoiser_config={"depth": 1})
-    monkeypatch.setitem(family.PIPELINES, "other", other)
-
-
-def denoiser(model: Path, place: Path) -> list[str]:
-    """A copy of a model's denoiser in a folder of this name."""
-    shutil.copytree(model / "transformer", place)
-    return sorted(map(str, place.glob("*.safetensors")))
-
-
 @pytest.mark.parametrize("trained", [("dit",), ("dit2",), ("dit", "dit2")])
 def test_a_trained_expert_takes_the_place_of_its_own_files(
     trained: Sequence[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two_experts(monkeypatch)
+    let_tiny_have_experts(monkeypatch)
     files = weights_of(here / "model")
-    own = {name: denoiser(here / "model", here / name) for name in ("a", "b")}
+    own = {name: copied_denoiser(here / "model", here / name) for name in ("a", "b")}
     given = json.dumps([own["a"], own["b"], files["text_encoder"], files["vae"]])
     tokenizer = {"tokenizer_path": str(here / "model/tokenizer")}
     names = {"trainable_models": ",".join(trained), "model_paths": given}
@@ -253,9 +229,9 @@ def test_the_expert_that_a_run_stored_is_the_one_that_is_stored_again(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone it has the denoiser's name; with both, that is the name of the other."""
-    two_experts(monkeypatch)
+    let_tiny_have_experts(monkeypatch)
     files = weights_of(here / "model")
-    own = denoiser(here / "model", here / "model/transformer_2")
+    own = copied_denoiser(here / "model", here / "model/transformer_2")
     others = [files["text_encoder"], files["vae"]]
     alone, both = (json.dumps([*one, *others]) for one in ([own], [own, files["dit"]]))
     train(here, max_steps=1, fp8_models="dit", model_paths=alone)

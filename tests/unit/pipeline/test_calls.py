@@ -1,0 +1,218 @@
+"""Calls of a pipeline generate what was asked for; a value that cannot be used is refused by
+the name of the argument, with what makes the right one.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import pytest
+import torch
+from dstrain import Frames, Layers, Pipeline, UsageError, Video
+from dstrain.pipeline import check_measured, checked
+from dstrain.plugin import Column, Measured
+from PIL import Image
+from torch import Tensor
+
+INPUTS = {
+    "prompt": Column("prompt"),
+    "input_image": Column("image", kind="image", multiple=16),
+    "edit_image": Column("edit_image", kind="images"),
+    "layer": Column("layer", kind="image", mode="RGBA"),
+    "video": Column("video", kind="video", multiple=16),
+    "height": Measured("input_image", "height"),
+    "strength": Column("strength", kind="number"),
+}
+IMAGE = Image.new("RGB", (32, 16))
+
+
+def frames(*shape: int, dtype: torch.dtype = torch.uint8) -> Frames:
+    return Frames(torch.zeros(shape, dtype=dtype), 16.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("prompt", 3, "int 3"),
+        ("height", "512", "str '512'"),
+        ("height", 64.0, "float 64.0"),
+        ("height", True, "bool True"),
+        ("strength", "a", "str 'a'"),
+        ("seed", 1.5, "float 1.5"),
+        ("num_inference_steps", 0, "got 0"),
+        ("seed", 2**70, str(2**64 - 1)),
+        ("seed", -(2**63) - 1, str(-(2**63))),
+        ("guidance_scale", float("nan"), "nan"),
+        ("strength", float("inf"), "inf"),
+        ("guidance_scale", "4", "str '4'"),
+        ("input_image", "a.png", "Image.open('a.png')"),
+        ("input_image", Path("a.png"), "Image.open('a.png')"),
+        ("input_image", np.zeros((4, 4, 3)), "Image.fromarray"),
+        ("input_image", Image.new("F", (1, 1), 7), "input_image"),
+        ("edit_image", IMAGE, "Image"),
+        ("edit_image", [IMAGE, "b.png"], "Image.open('b.png')"),
+        ("video", [IMAGE], "Frames"),
+        ("video", frames(2, 3, 16, 16), "permute(0, 2, 3, 1)"),
+        ("video", frames(2, 16, 16, 3, dtype=torch.float32), "float32 [2, 16, 16, 3]"),
+        ("video", frames(0, 16, 16, 3), "[0, 16, 16, 3]"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_what_makes_the_right_one(
+    name: str, value: Any, said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        checked(INPUTS, {name: value})
+    assert caught.value.where == name
+    assert said in str(caught.value)
+
+
+def test_values_that_fit_are_left_alone_and_images_get_the_mode_of_their_input() -> (
+    None
+):
+    given = {"prompt": "a", "height": np.int64(3), "unknown": 3, "input_image": IMAGE}
+    given |= {"strength": None, "seed": 2**64 - 1, "num_inference_steps": 1}
+    assert checked(INPUTS, given) == given
+    half = Image.new("RGBA", (1, 1), (0, 0, 0, 0))
+    found = checked(INPUTS, {"input_image": half, "edit_image": [half], "layer": half})
+    assert found["input_image"].getpixel((0, 0)) == (255, 255, 255)
+    assert [one.mode for one in found["edit_image"]] == ["RGB"]
+    assert found["layer"] is half
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sides"),
+    [
+        ("input_image", Image.new("RGB", (70, 32)), "70 x 32.*64 x 32"),
+        ("input_image", Image.new("RGB", (64, 9)), "64 x 9.*64 x 16"),
+        ("video", frames(1, 33, 32, 3), "32 x 33.*32 x 32"),
+    ],
+)
+def test_sides_that_nothing_resizes_are_refused_with_the_nearest(
+    name: str, value: Any, sides: str
+) -> None:
+    checked(INPUTS, {name: value})
+    checked(INPUTS, {"input_image": IMAGE, "layer": IMAGE}, sized=INPUTS)
+    with pytest.raises(UsageError, match=f"(?s){name}: .*{sides}"):
+        checked(INPUTS, {name: value}, sized=INPUTS)
+
+
+def test_a_size_that_is_not_that_of_its_image_is_refused() -> None:
+    check_measured(INPUTS, {"input_image": IMAGE, "height": 16})
+    check_measured(INPUTS, {"height": 99})
+    with pytest.raises(UsageError, match=r"height: .*32.*input_image .*16"):
+        check_measured(INPUTS, {"input_image": IMAGE, "height": 32})
+
+
+def test_several_prompts_give_one_image_each_as_if_alone(pipe: Pipeline) -> None:
+    def made(**arguments: Any) -> Any:
+        return pipe(num_inference_steps=2, height=16, width=16, **arguments)
+
+    alone = [made(prompt="dog", seed=3), made(prompt="cat", seed=4)]
+    pixels = [one.tobytes() for one in alone]
+    both = made(prompt=["dog", "cat"], seed=[3, 4])
+    assert [one.tobytes() for one in both] == pixels
+    same_seed = made(prompt=("dog", "cat"), seed=3)
+    assert same_seed[0].tobytes() == pixels[0]
+    assert same_seed[1].tobytes() != pixels[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "prompt_emb"),
+        ({"prompt": 3}, "prompt: .*3"),
+        ({"prompt": ["dog", 3]}, "prompt: .*3"),
+        ({"prompt": "dog", "height": "64"}, "height: .*'64'"),
+        ({"prompt": ["dog"], "seed": [1, 2]}, "seed: .*2 .*1"),
+        ({"promt": "dog"}, "'promt'.*'prompt'"),
+        ({"prompt": "dog", "on_step": 3}, "on_step: "),
+        ({"prompt": "dog", "mood": "calm"}, "(?s)'mood'.*other"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_named(
+    arguments: dict[str, Any], said: str, pipe: Pipeline
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        pipe(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("latents", "got"),
+    [
+        (torch.zeros(1, 16, 2, 3), r"\[1, 16, 2, 3\]"),
+        (torch.zeros(4, 2, 3), r"\[4, 2, 3\]"),
+        (torch.zeros(2, 4, 2, 3), r"\[2, 4, 2, 3\]"),
+        ([0.0], "list"),
+    ],
+)
+def test_latents_of_another_shape_are_refused_with_what_each_axis_is(
+    latents: Any, got: str, pipe: Pipeline
+) -> None:
+    wanted = r"\[1, 4, 2, 3\] \(1, channels, height 16 / 8, width 24 / 8\)"
+    with pytest.raises(UsageError, match=f"latents: .*{wanted}, got {got}"):
+        pipe(prompt="dog", height=16, width=24, latents=latents)
+
+
+class Film(TypedDict):
+    film: Frames
+
+
+class Pictures(TypedDict):
+    pictures: list[Image.Image]
+
+
+def decode_film(latents: Tensor) -> Film:
+    return {"film": frames(2, 16, 16, 3)}
+
+
+def decode_pictures(latents: Tensor) -> Pictures:
+    return {"pictures": [IMAGE, IMAGE]}
+
+
+def five_axes(height: int, width: int) -> tuple[int, ...]:
+    return (1, 4, 5, height // 8, width // 8)
+
+
+@pytest.mark.parametrize(
+    ("decode", "third"), [(decode_film, "latent frames"), (decode_pictures, "5")]
+)
+def test_the_third_axis_of_latents_is_frames_only_where_videos_are_made(
+    decode: Any, third: str, pipe: Pipeline
+) -> None:
+    pipe.spec = replace(pipe.spec, decoders=(decode,), latent_shape=five_axes)
+    words = rf"\(1, channels, {third}, height 16 / 8, width 24 / 8\), got list"
+    with pytest.raises(UsageError, match=words):
+        pipe(prompt="dog", height=16, width=24, latents=[])
+
+
+def test_what_is_made_can_be_saved_by_the_name_of_a_file(
+    pipe: Pipeline, tmp_path: Path
+) -> None:
+    made: list[Any] = []
+    for decode in (decode_pictures, decode_film):
+        pipe.spec = replace(pipe.spec, decoders=(decode,))
+        made.append(pipe(prompt="dog", num_inference_steps=1))
+    layers, video = made
+    assert isinstance(layers, Layers)
+    layers.save(tmp_path / "a.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1.png", "a.png"]
+    assert isinstance(video, Video)
+    assert (video.pixels.shape, video.fps) == ((2, 16, 16, 3), 16.0)
+    video.save(str(tmp_path / "a.mp4"))
+    assert (tmp_path / "a.mp4").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ((None,), "path: .*None"),
+        (("a", "1"), "scale: .*'1'"),
+        (("a", float("nan")), "scale: .*nan"),
+    ],
+)
+def test_a_lora_needs_a_file_and_a_number_as_scale(
+    given: Any, named: str, pipe: Pipeline
+) -> None:
+    with pytest.raises(UsageError, match=rf"load_lora\(\): {named}"):
+        pipe.load_lora(*given)
