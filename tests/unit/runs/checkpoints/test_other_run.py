@@ -9,69 +9,51 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import StateError, run
+from dstrain import StateError
 from dstrain.config.options import options_affecting
 from dstrain.runs.checkpoints.state import load_state, states
 from PIL import Image
 
 from tests.support.family import PIPELINES
-from tests.support.runs import (
-    PowerCut,
-    config,
-    log,
-    project,
-    stop_at,
-    train,
+from tests.support.runs import PowerCut, log, project, stop_at, train
+
+OTHER: tuple[dict[str, Any], ...] = (
+    {"variant": "other"},
+    {"extra_inputs": "prompt"},
+    {"data_file_keys": "image"},
+    {"seed": 1},
+    {"dataset_repeat": 2},
+    {"learning_rate": 1e-3},
+    {"weight_decay": 0.5},
+    {"lr_scheduler": "cosine"},
+    {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 3},
+    {"max_grad_norm": 0.1},
+    {"timestep_sampling": "uniform"},
+    {"loss_weighting": "none"},
+    {"min_timestep_boundary": 0.5},
+    {"max_timestep_boundary": 0.5},
+    {"height": 16, "width": 16},
+    {"max_pixels": 128},
+    {"resolution": "16", "bucket_step": 8},
+    {"resolution": "16", "bucket_min_side": 16},
+    {"resolution": "16", "bucket_max_side": 24},
+    {"resolution": "16", "bucket_upscale": True},
+    {"flip": True},
+    {"crops": 2},
+    {"caption_dropout": 0.1},
+    {"caption_lines": True},
+    {"shuffle_tags": True, "keep_tags": 1},
+    {"shuffle_tags": True, "caption_variants": 4},
+    {"trigger_word": "sks"},
+    {"caption_prefix": "old "},
+    {"caption_suffix": " now"},
+    {"batch_size": 2},
+    {"gradient_accumulation_steps": 2},
+    {"mixed_precision": "bf16"},
+    {"mask_column": "image", "unmasked_weight": 0.5},
+    {"lora_rank": 4},
 )
-
-pytestmark = pytest.mark.usefixtures("tiny")
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"))
-
-
-OTHER: dict[str, dict[str, Any]] = {
-    "variant": {"variant": "other"},
-    "extra_inputs": {"extra_inputs": "prompt"},
-    "data_file_keys": {"data_file_keys": "image"},
-    "seed": {"seed": 1},
-    "dataset_repeat": {"dataset_repeat": 2},
-    "learning_rate": {"learning_rate": 1e-3},
-    "weight_decay": {"weight_decay": 0.5},
-    "lr_scheduler": {"lr_scheduler": "cosine"},
-    "lr_warmup_steps": {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 3},
-    "max_grad_norm": {"max_grad_norm": 0.1},
-    "timestep_sampling": {"timestep_sampling": "uniform"},
-    "loss_weighting": {"loss_weighting": "none"},
-    "min_timestep_boundary": {"min_timestep_boundary": 0.5},
-    "max_timestep_boundary": {"max_timestep_boundary": 0.5},
-    "height": {"height": 16, "width": 16},
-    "width": {"height": 16, "width": 24},
-    "max_pixels": {"max_pixels": 128},
-    "resolution": {"resolution": "16"},
-    "bucket_step": {"resolution": "16", "bucket_step": 8},
-    "bucket_min_side": {"resolution": "16", "bucket_min_side": 16},
-    "bucket_max_side": {"resolution": "16", "bucket_max_side": 24},
-    "bucket_upscale": {"resolution": "16", "bucket_upscale": True},
-    "flip": {"flip": True},
-    "crops": {"crops": 2},
-    "caption_dropout": {"caption_dropout": 0.1},
-    "caption_lines": {"caption_lines": True},
-    "shuffle_tags": {"shuffle_tags": True},
-    "keep_tags": {"shuffle_tags": True, "keep_tags": 1},
-    "caption_variants": {"shuffle_tags": True, "caption_variants": 4},
-    "trigger_word": {"trigger_word": "sks"},
-    "caption_prefix": {"caption_prefix": "old "},
-    "caption_suffix": {"caption_suffix": " now"},
-    "batch_size": {"batch_size": 2},
-    "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
-    "mixed_precision": {"mixed_precision": "bf16"},
-    "mask_column": {"mask_column": "image"},
-    "unmasked_weight": {"mask_column": "image", "unmasked_weight": 0.5},
-    "what is trained": {"lora_rank": 4},
-}
+"""Options of a run that is not the one that was saved."""
 
 
 @pytest.fixture(scope="module")
@@ -80,56 +62,57 @@ def held(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(here, output_path=tmp_path_factory.mktemp("held"), max_steps=2)
 
 
-@pytest.mark.parametrize("name", OTHER)
+def first_difference(folder: Path, **flags: Any) -> str:
+    """The first option that a refused resume names, with both values."""
+    with pytest.raises(StateError) as caught:
+        train(folder, resume="auto", **flags)
+    assert caught.value.where == "--resume"
+    return caught.value.help_lines[0]
+
+
+@pytest.mark.parametrize("flags", OTHER, ids=lambda flags: " ".join(flags))
 def test_a_run_with_other_numbers_is_not_resumed_and_what_must_be_equal_is_named(
-    name: str, here: Path, held: Path, monkeypatch: pytest.MonkeyPatch
+    flags: dict[str, Any], here: Path, held: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "variant":
+    if "variant" in flags:
         # Else its denoiser would be refused first.
         like_base = replace(PIPELINES["other"], denoiser_config={})
         monkeypatch.setitem(PIPELINES, "other", like_base)
     with pytest.raises(StateError) as caught:
-        train(here, output_path=held, resume="auto", **{"max_steps": 4, **OTHER[name]})
-    assert "--resume: the saved run had different settings" in str(caught.value)
+        train(here, output_path=held, resume="auto", **{"max_steps": 4, **flags})
+    assert caught.value.where == "--resume"
     printed = caught.value.help_lines[0]
-    assert all(
-        f"--{flag}: saved " in printed and f"this run {value}" in printed
-        for flag, value in OTHER[name].items()
-    )
-    assert ("--max_steps: saved 2, this run 4" in printed) == (
-        name == "lr_scheduler"
-    )  # which ends at the last step
+    for flag, value in flags.items():
+        assert f"--{flag}: saved " in printed and f"this run {value}" in printed
+    ends_at_last_step = flags == {"lr_scheduler": "cosine"}
+    assert ("--max_steps: saved 2, this run 4" in printed) == ends_at_last_step
     assert "None" not in str(caught.value)
-    offers_new_run = "start a new run from the saved weights" in str(caught.value)
-    assert offers_new_run == (name != "what is trained")  # weights of other shapes
+    # A new run cannot start from weights of other shapes.
+    offered = any("--resume_from_checkpoint" in one for one in caught.value.help_lines)
+    assert offered == ("lora_rank" not in flags)
     assert load_state(states(held)[0]).step == 2
     assert len(log(held)) == 2
+
+
+def test_every_flag_that_decides_is_tried() -> None:
+    deciding = set(options_affecting("training"))
+    # This family reads no videos, so it takes no such flag.
+    tried = {name for flags in OTHER for name in flags}
+    assert deciding - {"model", *options_affecting("video")} <= tried
 
 
 def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
     here: Path, held: Path, tmp_path: Path
 ) -> None:
+    other = {"output_path": tmp_path / "other", "learning_rate": 0.5}
     with pytest.raises(PowerCut):
-        train(
-            here,
-            stop_at(0),
-            output_path=tmp_path / "other",
-            max_steps=2,
-            learning_rate=0.5,
-        )
+        train(here, stop_at(0), max_steps=2, **other)
+    # Other ways to write what was saved.
+    flags = {"lora_alpha": 2.0, "mixed_precision": "no", "loraplus_lr_ratio": 1.0}
     for name in ("other", "new"):
+        given = {"output_path": tmp_path / name, "resume": str(states(held)[0])}
         with pytest.raises(StateError) as caught:
-            train(
-                here,
-                output_path=tmp_path / name,
-                resume=str(states(held)[0]),
-                max_steps=4,
-                seed=1,
-                # Other ways to write what was saved.
-                lora_alpha=2.0,
-                mixed_precision="no",
-                loraplus_lr_ratio=1.0,
-            )
+            train(here, max_steps=4, seed=1, **given, **flags)
         assert caught.value.help_lines[0] == "--seed: saved 0, this run 1"
 
 
@@ -149,9 +132,8 @@ def test_a_rate_for_the_only_component_is_that_for_all(
     train(here, **given, max_steps=1, learning_rate="dit=1e-2")
     train(here, **given, max_steps=2, learning_rate=1e-2)
     train(here, **given, max_steps=3, learning_rate="1,dit=1e-2")
-    with pytest.raises(StateError) as caught:
-        train(here, **given, max_steps=4, learning_rate=1e-2, seed=1)
-    assert caught.value.help_lines[0] == "--seed: saved 0, this run 1"
+    found = first_difference(here, output_path=tmp_path, max_steps=4, seed=1)
+    assert found == "--seed: saved 0, this run 1"
 
 
 def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(
@@ -159,60 +141,68 @@ def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(
 ) -> None:
     flags = {"output_path": tmp_path, "lr_scheduler": "cosine"}
     train(here, max_steps=2, **flags)
-    with pytest.raises(StateError, match="--max_steps"):
-        train(here, max_steps=4, resume="auto", **flags)
-    train(here, max_steps=2, num_epochs=3, resume="auto", **flags)  # the same steps
-
-
-def test_every_flag_that_decides_is_tried() -> None:
-    deciding = set(options_affecting("training"))
-    # This family reads no videos, so it takes no such flag.
-    assert deciding - {"model", *options_affecting("video")} <= set(OTHER)
-
-
-def test_other_rows_is_not_resumed(held: Path, tmp_path: Path) -> None:
-    project(tmp_path)
-    rows = json.loads((tmp_path / "data/metadata.json").read_text())
-    (tmp_path / "data/metadata.json").write_text(json.dumps(rows[:-1]))
-    with pytest.raises(StateError, match="6 rows then, 5 now") as caught:
-        train(tmp_path, output_path=held, max_steps=4, resume="auto")
-    assert "different settings" not in str(caught.value)
-
-
-CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "a caption": (
-        "metadata",
-        lambda data: rewritten(data, lambda rows: rows[0].update(prompt="a bird")),
-    ),
-    "an image": (
-        r"files \(by their sizes\)",
-        lambda data: Image.new("RGB", (16, 16)).save(
-            data / "0.png"
-        ),  # of the same size in pixels
-    ),
-}
+    assert "--max_steps" in first_difference(here, max_steps=4, **flags)
+    train(here, max_steps=2, num_epochs=3, resume="auto", **flags)
 
 
 def rewritten(data: Path, change: Callable[[Any], object]) -> None:
+    """Change the rows of a dataset."""
     rows = json.loads((data / "metadata.json").read_text())
     change(rows)
     (data / "metadata.json").write_text(json.dumps(rows))
+
+
+def another_image(data: Path) -> None:
+    """One of the same size in pixels."""
+    Image.new("RGB", (16, 16)).save(data / "0.png")
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a row less": (
+        lambda data: rewritten(data, lambda rows: rows.pop()),
+        "metadata.*; 6 rows.*, 5 ",
+    ),
+    "a caption": (
+        lambda data: rewritten(data, lambda rows: rows[0].update(prompt="a bird")),
+        "metadata; written since: .*metadata.json",
+    ),
+    "an image": (another_image, "files"),
+}
+"""How a dataset is changed, and what is named."""
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_dataset_whose_content_changed_is_not_resumed(
     name: str, held: Path, tmp_path: Path
 ) -> None:
-    words, change = CHANGES[name]
+    change, named = CHANGES[name]
     project(tmp_path)
     shutil.copytree(held, tmp_path / "out")
     change(tmp_path / "data")
-    with pytest.raises(
-        StateError, match=f"has changed since the saved run read it: its {words}"
-    ) as caught:
+    os.utime(tmp_path / "data/metadata.json", (2**32, 2**32))
+    with pytest.raises(StateError, match=named) as caught:
         train(tmp_path, output_path=tmp_path / "out", max_steps=4, resume="auto")
+    assert caught.value.where == "--resume"
+    # No flag differs.
+    assert ": saved" not in str(caught.value)
     assert "--resume_from_checkpoint" in str(caught.value)
     assert len(log(tmp_path / "out")) == 2
+
+
+def test_the_captions_that_were_written_since_are_named(tmp_path: Path) -> None:
+    project(tmp_path)
+    (tmp_path / "data/metadata.json").unlink()
+    for number in range(6):
+        (tmp_path / f"data/{number}.txt").write_text("a dog")
+    train(tmp_path, max_steps=1)
+    for path in (tmp_path / "data").iterdir():
+        os.utime(path, (1, 1))
+    train(tmp_path, max_steps=2, resume="auto")
+    (tmp_path / "data/3.txt").write_text("a cat")
+    os.utime(tmp_path / "data/3.txt", (2**32, 2**32))
+    with pytest.raises(StateError, match=rf"since: {tmp_path}/data/3.txt\n") as caught:
+        train(tmp_path, max_steps=3, resume="auto")
+    assert caught.value.where == "--resume"
 
 
 def test_a_refused_resume_names_the_numbers_of_processes(
@@ -224,27 +214,28 @@ def test_a_refused_resume_names_the_numbers_of_processes(
     assert written["versions"]["processes"] == "1"
     written["versions"]["processes"] = "2"
     record.write_text(json.dumps(written))
-    with pytest.raises(StateError, match="processes: saved 2, this run 1"):
-        train(here, output_path=tmp_path / "out", batch_size=3, resume="auto")
+    found = first_difference(here, output_path=tmp_path / "out", batch_size=3)
+    assert "processes: saved 2, this run 1" in found
 
 
 def test_cached_values_that_changed_are_not_resumed(tmp_path: Path) -> None:
     project(tmp_path)
     cache = {"feature_cache": tmp_path / "cache"}
-    first = {"task": "sft:data_process", **cache}
-    second = {"task": "sft:train", "output_path": tmp_path / "out", **cache}
-    run(config(tmp_path, **first))
-    run(config(tmp_path, **second, max_steps=2))
-    run(config(tmp_path, **first))
-    run(config(tmp_path, **second, max_steps=3, resume="auto"))
+    fill = {"task": "sft:data_process", **cache}
+    second = {"task": "sft:train", **cache}
+    train(tmp_path, **fill)
+    train(tmp_path, **second, max_steps=2)
+    train(tmp_path, **fill)
+    train(tmp_path, **second, max_steps=3, resume="auto")
     Image.new("RGB", (16, 16), "red").save(tmp_path / "data/0.png")
-    run(config(tmp_path, **first))
-    with pytest.raises(StateError, match="run read it: its cached values"):
-        run(config(tmp_path, **second, max_steps=4, resume="auto"))
+    train(tmp_path, **fill)
+    with pytest.raises(StateError, match="cached values") as caught:
+        train(tmp_path, **second, max_steps=4, resume="auto")
+    assert caught.value.where == "--resume"
 
 
 def test_files_that_are_touched_or_lie_elsewhere_are_the_same(
-    here: Path, held: Path, tmp_path: Path
+    held: Path, tmp_path: Path
 ) -> None:
     project(tmp_path)
     shutil.copytree(held, tmp_path / "out")
@@ -254,14 +245,66 @@ def test_files_that_are_touched_or_lie_elsewhere_are_the_same(
     assert len(log(tmp_path / "out")) == 3
 
 
-def test_a_run_with_masks_of_another_column_is_not_resumed(tmp_path: Path) -> None:
+def test_variants_of_samples_have_the_files_of_the_samples(
+    here: Path, held: Path, tmp_path: Path
+) -> None:
+    out = train(here, output_path=tmp_path, max_steps=1, shuffle_tags=True, flip=True)
+    ours, plain = (load_state(states(folder)[0]).content for folder in (out, held))
+    assert ours == plain
+
+
+@pytest.mark.parametrize("in_a_dataset", [False, True])
+def test_a_run_with_masks_of_another_column_is_not_resumed(
+    in_a_dataset: bool, tmp_path: Path
+) -> None:
     project(tmp_path)
-    table = tmp_path / "data/metadata.json"
-    rows = json.loads(table.read_text())
-    table.write_text(json.dumps([{**row, "copy": row["image"]} for row in rows]))
-    given: dict[str, Any] = {"output_path": tmp_path / "out", "resume": "auto"}
-    train(tmp_path, **given, max_steps=1, mask_column="image")
-    train(tmp_path, **given, max_steps=2, mask_column="image")
-    with pytest.raises(StateError) as caught:
-        train(tmp_path, **given, max_steps=3, mask_column="copy")
-    assert caught.value.help_lines[0] == "--mask_column: saved image, this run copy"
+    rewritten(
+        tmp_path / "data",
+        lambda rows: [row.update(copy=row["image"]) for row in rows],
+    )
+
+    def masked(column: str) -> dict[str, Any]:
+        if not in_a_dataset:
+            return {"mask_column": column}
+        entry = {"dataset_base_path": str(tmp_path / "data"), "mask_column": column}
+        return {"dataset": (json.dumps(entry),)}
+
+    train(tmp_path, max_steps=1, resume="auto", **masked("image"))
+    train(tmp_path, max_steps=2, resume="auto", **masked("image"))
+    found = first_difference(tmp_path, max_steps=3, **masked("copy"))
+    place = "--dataset 1: " if in_a_dataset else "--"
+    assert found == f"{place}mask_column: saved image, this run copy"
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "named"),
+    [
+        ({"dataset": [{"flip": True}]}, {"dataset": [{}]}, "1: flip: saved True"),
+        (
+            {"dataset": [{}], "flip": True},
+            {"dataset": [{"flip": True}]},
+            "--flip: saved True",
+        ),
+        ({"dataset": [{}]}, {"dataset": [{}, {}]}, "--dataset: saved 1, this run 2"),
+        (
+            {"dataset": [{"alpha_mask": True}]},
+            {"dataset": [{"mask_column": "image"}]},
+            "1: alpha_mask: saved True",
+        ),
+    ],
+)
+def test_an_option_is_named_of_the_run_or_of_the_dataset_that_has_it(
+    saved: dict[str, Any], now: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    project(tmp_path)
+    for number in range(6):
+        image = Image.open(tmp_path / f"data/{number}.png").convert("RGBA")
+        image.save(tmp_path / f"data/{number}.png")
+
+    def flags(given: dict[str, Any]) -> dict[str, Any]:
+        base = {"dataset_base_path": str(tmp_path / "data")}
+        entries = tuple(json.dumps({**base, **one}) for one in given["dataset"])
+        return {"dataset_base_path": None, **given, "dataset": entries}
+
+    train(tmp_path, max_steps=1, **flags(saved))
+    assert named in first_difference(tmp_path, max_steps=2, **flags(now))
