@@ -2,128 +2,195 @@
 name of its cause.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from dstrain import LoraConfig, StateError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.lora_family import (
     Change,
     Header,
+    Tensors,
     adapter,
-    ours,
+    as_trained,
     read,
     with_alpha,
     written,
 )
 
+META = "lora_adapter_metadata"
+ONE, PART, NAN = torch.ones(1), "transformer.blocks.0.attn.to_q.", float("nan")
+
 
 def renamed(old: str, new: str) -> Change:
-    return lambda tensors: {
-        key.replace(old, new): value for key, value in tensors.items()
-    }
+    return lambda tensors: {key.replace(old, new): one for key, one in tensors.items()}
+
+
+def alpha_and(change: Change) -> Change:
+    return lambda tensors: change(with_alpha(tensors))
 
 
 def plus(**more: Tensor) -> Change:
-    return lambda tensors: (
-        tensors
-        | {
-            f"transformer.blocks.0.attn.to_q.{key}": value
-            for key, value in more.items()
-        }
-    )
+    """With more keys of one layer."""
+    return lambda tensors: tensors | {PART + key: one for key, one in more.items()}
 
 
 def without(part: str) -> Change:
+    return lambda tensors: {k: one for k, one in tensors.items() if part not in k}
+
+
+def changed(part: str, change: Any) -> Change:
+    """With other numbers where a key contains this."""
     return lambda tensors: {
-        key: value for key, value in tensors.items() if part not in key
+        key: change(one) if part in key else one for key, one in tensors.items()
     }
 
 
 def with_lengths(*shape: int, number: float = 1.0) -> Change:
     """DoRA on every layer."""
-    return lambda tensors: (
-        tensors
-        | {
-            key.replace("lora_A.weight", "dora_scale"): torch.full(shape, number)
-            for key in tensors
-            if "lora_A" in key
-        }
-    )
+
+    def change(tensors: Tensors) -> Tensors:
+        names = [key.replace("lora_A.weight", "dora_scale") for key in tensors]
+        scales = {name: torch.full(shape, number) for name in names if "dora" in name}
+        return tensors | scales
+
+    return change
 
 
-ONE = torch.ones(1)
-META = "lora_adapter_metadata"
-MIXED = "diffusion_model.blocks.1"
-REFUSED: tuple[tuple[str, Change, Header, str], ...] = (
-    ("alpha lost", dict, {}, "has neither .* nor 'lora_adapter_metadata' in its header, so rank and alpha are unk"),
-    ("alpha lost, no prefix", renamed("transformer.", ""), {}, "so rank and alpha are unknown"),
-    ("alpha lost, peft", renamed("transformer.", "base_model.model."), {}, "adapter_config.json beside it .* so rank"),
-    ("alpha of one layer lost", lambda t: without("1.attn.to_q.alpha")(with_alpha(t)), {}, "2 layers lack .* alpha"),
-    ("alpha twice, unlike", lambda t: with_alpha(t, 3.0), adapter(), "says rank 4 and alpha 6 .* and alpha 3"),
-    ("alpha is no number", lambda t: with_alpha(t, float("nan")), {}, "alpha is not a finite number"),
-    ("alphas", lambda t: {k: v.repeat(2) if "al" in k else v for k, v in with_alpha(t).items()}, {}, "not a finite n"),
-    ("numbers that are none", lambda t: {k: v / 0 for k, v in t.items()}, adapter(), "is not a finite matrix"),
-    ("whole numbers", lambda t: {k: v.int() for k, v in t.items()}, adapter(), "is not a finite matrix"),
-    ("an infinite alpha", dict, adapter(lora_alpha=float("inf")), "no valid rank and alpha"),
-    ("a header too deep", dict, {META: "[" * 100_000}, "no valid rank and alpha"),
-    ("rank unlike the header's", dict, adapter(r=8), "says rank 8 and alpha 6 of blocks.* has rank 4"),
-    ("half a file by its header", without("blocks.1"), adapter(), r"1 layer that its header.*\n.*blocks\.1\.attn"),
-    ("half a pair", without("1.attn.to_q.lora_B"), adapter(),
-     r"incomplete LoRA file: 1 of 2 layers lack lora_A, lora_B or an alpha\n.*to_q has only A"),
-    ("an unknown prefix", renamed("transformer.", "unet."), adapter(), r"2 of its 2 layers match no naming of dit"),
-    ("an unknown layer", renamed("to_q", "to_w"), adapter(), r"transformer\.blocks\.0\.attn\.to_w.*\n.*known: proj_in"),
-    ("one block too many", renamed("blocks.1", "blocks.9"), adapter(), r"1 of its 2 layers.*\n.*blocks\.9"),
-    ("peft that matches nothing", lambda t: with_alpha(renamed("transf", "base_model.model.unet")(t)), {}, "match no "),
-    ("two namings in one", lambda t: with_alpha(renamed("transformer.blocks.1", MIXED)(t)), {}, "two naming schemes"),
-    ("DoRA of one layer", plus(dora_scale=torch.ones(6, 1)), adapter(), "1 of 2 layers lack .* the lengths of DoRA"),
-    ("DoRA of columns", with_lengths(1, 6), adapter(), r"has 6 rows and the lengths of DoRA of shape \(1, 6\)"),
-    ("DoRA of other rows", with_lengths(5), adapter(), r"has 6 rows and the lengths of DoRA of shape \(5,\)"),
-    ("DoRA without numbers", with_lengths(6, number=float("nan")), adapter(), "not a finite vector of numbers"),
-    ("half a LoHa", plus(hada_w1_a=ONE[None]), adapter(), "incomplete LoRA file: .* has only hada_w1_a"),
-    ("half a LoKr beside LoRA", plus(lokr_w1=ONE[None]), adapter(), "without all of lokr_w2"),
-    ("a difference of another shape", plus(diff=ONE), adapter(), r"a difference of .* of shape .*, but it is \(6, 6\)"),
-    ("a difference that is no number", plus(diff=ONE / 0), adapter(), "diff is not an array of finite numbers"),
-    ("a difference of nothing", plus(diff_m=ONE), adapter(), "1 of its 3 layers match no naming of dit"),
-    ("Tucker", lambda t: t | {"transformer.blocks.0.attn.to_q.lora_mid.weight": ONE}, adapter(), "of no LoRA layer"),
-    ("biases", lambda t: t | {"transformer.blocks.0.attn.to_q.lora_B.bias": ONE}, adapter(), "of no LoRA layer"),
-    ("something else", plus(other=ONE), adapter(), r"1 of its 5 keys are of no LoRA layer\n  the first: transf"),
-    ("no LoRA", lambda t: {"blocks.0.attn.to_q.weight": ONE}, {}, "1 of its 1 keys are of no LoRA layer"),
-    ("nothing", lambda t: {}, {"a": "b"}, "it has no keys"),
-    ("another shape", lambda t: {k: torch.ones(4, 7) if "lora_A" in k else v for k, v in t.items()}, adapter(),
-     r"does not fit dit: blocks\.0\.attn\.to_q has matrices of shapes \(4, 7\) and \(6, 4\), for .*\(6, 6\)"),
-    ("another rank of one half", lambda t: {k: v[:, :3] if "lora_B" in k else v for k, v in t.items()}, adapter(),
-     r"has matrices of different ranks: \(4, 6\) and \(6, 3\)"),
-    ("too many rows", lambda t: {k: v.repeat(2, 1) if "lora_B" in k else v for k, v in t.items()}, adapter(),
-     r"does not fit dit: blocks\.0\.attn\.to_q has matrices of shapes \(4, 6\) and \(12, 4\)"),
-    ("vectors", lambda t: {k: v.flatten() for k, v in t.items()}, adapter(), "is not a finite matrix"),
-    ("another family", dict, {**adapter(), "family": "other"}, "is a LoRA for family other, not for fused"),
-    ("rslora", dict, adapter(use_rslora=True), "needs use_rslora, which is not supported"),
-    ("DoRA in the header", dict, adapter(use_dora=True), "says that it is DoRA, but no key has lengths of rows"),
-    ("bias in the header", dict, adapter(bias="all"), "needs bias, which is not supported"),
-    ("something new in the header", dict, adapter(something=1), "needs something, which is not supported"),
-    ("a header that is no JSON", dict, {META: "no"}, "no valid rank and alpha for 'transformer.'"),
-    ("a header that is a list", dict, {META: "[]"}, "no valid rank and alpha"),
-    ("a header without rank", dict, {META: '{"transformer.lora_alpha": 4}'}, "no valid rank and alpha"),
-    ("a header of rank 0", dict, adapter(r=0), "no valid rank and alpha"),
-    ("a header of another prefix", dict, {META: '{"unet.r": 4, "unet.lora_alpha": 1}'}, "no valid rank"),
-)  # fmt: skip
+def instead(parts: Tensors, **others: Tensor | None) -> Change:
+    """A file of one layer of these matrices, some of them others."""
+    own = {**parts, **others}
+    return lambda _: {PART + name: one for name, one in own.items() if one is not None}
+
+
+LOKR = {"lokr_w1": torch.ones(2, 3), "lokr_w2": torch.ones(3, 2)}
+LOHA = {f"hada_w{n}_a": torch.ones(6, 2) for n in "12"}
+LOHA |= {f"hada_w{n}_b": torch.ones(2, 6) for n in "12"}
+LOHA["alpha"] = torch.tensor(3.0)
+
+
+def refused() -> Iterator[tuple[str, Change, Header, str]]:
+    """What it is, how a good file becomes it, the header, and what the error names."""
+    own = adapter()
+    yield "alpha lost", dict, {}, "--alpha rank"
+    yield "alpha lost, no prefix", renamed("transformer.", ""), {}, "--alpha rank"
+    peft = renamed("transformer.", "base_model.model.")
+    yield "alpha lost, peft", peft, {}, r"adapter_config\.json(?s:.*)--alpha rank"
+    lost = alpha_and(without("1.attn.to_q.alpha"))
+    yield "alpha of one layer lost", lost, {}, r"1\.attn\.to_q .*A, B$"
+    twice = "rank 4 and alpha 6 (?s:.*)alpha 3"
+    yield "alpha twice, unlike", lambda t: with_alpha(t, 3.0), own, twice
+    key = r"\.to_q\.alpha "
+    yield "alpha is no number", lambda t: with_alpha(t, NAN), {}, key
+    alphas = alpha_and(changed("alpha", lambda one: one.repeat(2)))
+    yield "several alphas", alphas, {}, key
+    key = r"\.to_q\.lora_[AB]\.weight "
+    yield "numbers that are none", changed("lora_", lambda one: one / 0), own, key
+    yield "whole numbers", changed("lora_", Tensor.int), own, key
+    yield "vectors", changed("lora_", Tensor.flatten), own, key
+    rank = "rank 8 and alpha 6 .* rank 4"
+    yield "rank unlike the header's", dict, adapter(r=8), rank
+    half = r"1 .*\n.*: blocks\.1\.attn\.to_q"
+    yield "half a file by its header", without("blocks.1"), own, half
+    yield "half a pair", without("1.attn.to_q.lora_B"), own, r"1 of 2 .*\n.*to_q .*A$"
+    yield "a pair twice", plus(**{"lora_down.weight": ONE}), own, "to_q.lora_down"
+    yield "an unknown prefix", renamed("transformer.", "unet."), own, "2 of its 2 .*dit"
+    name = r": transformer\.blocks\.0\.attn\.to_w, .*\n.*: proj_in"
+    yield "an unknown layer", renamed("to_q", "to_w"), own, name
+    many = renamed("blocks.1", "blocks.9")
+    yield "one block too many", many, own, r"1 of its 2 .*\n.*blocks\.9"
+    peft = alpha_and(renamed("transf", "base_model.model.unet"))
+    yield "peft that matches nothing", peft, {}, "2 of its 2 .*dit"
+    both = alpha_and(renamed("transformer.blocks.1", "diffusion_model.blocks.1"))
+    yield "two namings in one", both, {}, "dit"
+    one = plus(dora_scale=torch.ones(6, 1))
+    yield "DoRA of one layer", one, own, r"1 of 2 (?s:.*)blocks\.1\.attn\.to_q .*A, B$"
+    yield "DoRA of columns", with_lengths(1, 6), own, r" 6 .* \(1, 6\)"
+    yield "DoRA of other rows", with_lengths(5), own, r" 6 .* \(5,\)"
+    key = r"\.to_q\.dora_scale "
+    yield "DoRA without numbers", with_lengths(6, number=NAN), own, key
+    yield "half a LoHa beside LoRA", plus(hada_w1_a=ONE[None]), own, "hada_w1_a"
+    yield "half a LoKr beside LoRA", plus(lokr_w1=ONE[None]), own, "lokr_w2"
+    shape = r"blocks\.0\.attn\.to_q\.weight .*\(1,\), .*\(6, 6\)"
+    yield "a difference of another shape", plus(diff=ONE), own, shape
+    yield "a difference that is no number", plus(diff=ONE / 0), own, r"to_q\.diff "
+    yield "a difference of whole numbers", plus(diff=ONE.int()), own, r"to_q\.diff "
+    yield "a difference of nothing", plus(diff_m=ONE), own, "1 of its 3 .*dit"
+    for key in ("lora_mid.weight", "lora_B.bias", "other", "hada", "lora_a"):
+        yield key, plus(**{key: ONE}), own, rf"1 of its 5 .*\n.*: {PART}{key}\n"
+    bare = renamed("lora_A.", "")
+    yield "no LoRA", lambda t: bare(without("lora_B")(t)), {}, "2 of its 2 "
+    yield "nothing", lambda _: {}, {"a": "b"}, "0 of its 0 "
+    yield "an alpha alone", lambda _: {PART + "alpha": ONE}, {}, r"\.to_q .*alpha$"
+    wide = changed("lora_A", lambda _: torch.ones(4, 7))
+    shapes = r"dit: blocks\.0\.attn\.to_q .*\(4, 7\) .*\(6, 4\).*\(6, 6\)"
+    yield "another shape", wide, own, shapes
+    narrow = changed("lora_B", lambda one: one[:, :3])
+    yield "another rank of one half", narrow, own, r"\(4, 6\) .*\(6, 3\)"
+    tall = changed("lora_B", lambda one: one.repeat(2, 1))
+    yield "too many rows", tall, own, r"\(4, 6\) .*\(12, 4\)"
+    yield "another family", dict, {**own, "family": "other"}, "other.*fused"
+    for field, value in {"use_rslora": True, "bias": "all", "something": 1}.items():
+        yield field, dict, adapter(**{field: value}), field
+    dora = adapter(use_dora=True)
+    yield "DoRA in the header alone", dict, dora, "DoRA"
+    both = adapter(use_dora=True, use_rslora=True)
+    yield "DoRA and rslora in the header", dict, both, "use_rslora,"
+    for text in (
+        "no",
+        "[]",
+        "[" * 100_000,
+        '{"transformer.lora_alpha": 4}',
+        '{"unet.r": 4, "unet.lora_alpha": 1}',
+    ):
+        yield f"the header {text[:20]}", dict, {META: text}, f"'{META}'"
+    for fields in ({"r": 0}, {"r": 4.0}, {"lora_alpha": float("inf")}):
+        yield f"a header of {fields}", dict, adapter(**fields), f"'{META}'"
+    parts: dict[str, Tensor | None]
+    for parts, word in (
+        ({"lokr_w2": None}, "lokr_w2"),
+        ({"lokr_w2_a": torch.ones(4, 1)}, "lokr_w2"),
+        ({"lokr_t2": torch.ones(4, 1)}, r"1 of its 3 .*\n.*lokr_t2"),
+        ({"dora_scale": torch.ones(6, 1)}, r"1 of its 3 .*\n.*dora_scale"),
+        ({"lokr_w1": torch.ones(2, 3) / 0}, r"\.lokr_w1 "),
+        ({"lokr_w1": torch.ones(2, 3, 1)}, r"\.lokr_w1 "),
+        ({"lokr_w1": torch.ones(3, 3)}, r"\(3, 3\) .*\(3, 2\).*\(6, 6\)"),
+        ({"alpha": torch.ones(2)}, r"\.alpha "),
+        (
+            {"lokr_w2": None, "lokr_w2_a": ONE[None], "lokr_w2_b": torch.ones(2, 2)},
+            r"\(1, 1\) .*\(2, 2\)",
+        ),
+    ):
+        yield f"LoKr with {list(parts)}, {word}", instead(LOKR, **parts), {}, word
+    for parts, word in (
+        ({"hada_w2_b": None}, "to_q .*hada_w2_a$"),
+        ({"hada_w1_b": torch.ones(3, 6)}, "to_q "),
+        ({"hada_w2_a": torch.ones(7, 2)}, "to_q "),
+        ({"hada_w2_a": torch.ones(6, 2) / 0}, r"\.hada_w2_a "),
+        ({"alpha": torch.ones(2)}, r"\.alpha "),
+        ({"hada_t1": torch.ones(6, 2)}, r"1 of its 6 .*\n.*hada_t1"),
+        ({"dora_scale": torch.ones(6, 1)}, r"1 of its 6 .*\n.*dora_scale"),
+        ({name: torch.ones(5, 2) for name in ("hada_w1_a", "hada_w2_a")}, r"\(5, 6\)"),
+    ):
+        yield f"LoHa with {list(parts)}, {word}", instead(LOHA, **parts), {}, word
 
 
 @pytest.mark.parametrize(
     ("change", "header", "match"),
-    [row[1:] for row in REFUSED],
-    ids=[row[0] for row in REFUSED],
+    [pytest.param(*row[1:], id=row[0]) for row in refused()],
 )
 def test_what_would_be_silently_wrong_is_refused_by_name(
     change: Change, header: Header, match: str, tmp_path: Path
 ) -> None:
-    path, _ = ours(tmp_path, LoraConfig("dit", ("to_q",), 4, 6.0))
-    changed = written(tmp_path / "x.safetensors", change(load_file(path)), header)
-    with pytest.raises(StateError, match=match) as caught:
-        read(changed)
-    assert str(caught.value).startswith(f"dstrain: error: {changed}: ")
-    assert len(caught.value.help_lines) <= 3
+    tensors = change(as_trained(LoraConfig("dit", ("to_q",), 4, 6.0)))
+    path = written(tmp_path / "x.safetensors", tensors, header)
+    with pytest.raises(
+        StateError, match=rf"(?m)x\.safetensors: (.*\n)*?.*{match}"
+    ) as e:
+        read(path)
+    assert e.value.where == str(path)
+    assert len(e.value.help_lines) <= 4
