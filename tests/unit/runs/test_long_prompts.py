@@ -1,67 +1,85 @@
 """Rows with long prompts are refused, or named once, in the log in full."""
 
-import logging
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dstrain import UsageError
 from dstrain.graph import LongPrompt
-from dstrain.runs.long_prompts import LongPromptLog, note_recorded, record, recorded
+from dstrain.plugin.functional import report_long_prompt
 
-LONG = LongPrompt("T5", 600, 511, "the end " * 40)
-USUAL = LongPrompt("CLIP", 600, 75, "the end", usual=True)
+from tests.support import family
+from tests.support.runs import train
 
-
-def place_of(row: int) -> str:
-    return f"metadata.csv:{row + 2}"
-
-
-def said(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
-    """The messages of a level, in order."""
-    return [one.getMessage() for one in caplog.records if one.levelno == level]
+pytestmark = pytest.mark.usefixtures("short_sighted")
+LONG_ROW = "metadata.json:3"
+"""'two dogs on a bridge', of which T5 here takes 12 letters."""
 
 
-def test_an_error_names_the_row_and_what_is_cut() -> None:
-    log = LongPromptLog("error", place_of)
-    log.note(0, USUAL)
-    with pytest.raises(UsageError, match=r"prompt: has .* T5 takes 511.*the end"):
-        log.note(1, LONG)
+def encode_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any) -> family.Prompt:
+    """Report what two models do not see, of which one is meant to see little."""
+    for model, limit, usual in (("CLIP", 3, True), ("T5", 12, False)):
+        if cut := prompt[limit:]:
+            long = LongPrompt(model, len(prompt), limit, cut * 20, usual)
+            report_long_prompt(long)
+    return family.encode_prompt(prompt, text_encoder=text_encoder, tokenizer=tokenizer)
 
 
+@pytest.fixture
+def short_sighted(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that take few letters."""
+    units = (encode_prompt, family.encode_image)
+    spec = replace(family.BASE, units=units)
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+
+
+def warnings_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = capsys.readouterr().err.splitlines()
+    return [line for line in lines if line.startswith("dstrain: warning: ")]
+
+
+@pytest.mark.parametrize("place", ["out/logs", "cache"])
 def test_each_row_is_logged_once_in_full_and_counted_at_the_end(
-    caplog: pytest.LogCaptureFixture,
+    place: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level(logging.INFO, "dstrain")
-    log = LongPromptLog("truncate", place_of)
-    for row, found in ((4, LONG), (1, USUAL), (1, LONG), (4, LONG)):
-        log.note(row, found)
-    assert not said(caplog, logging.WARNING)
-    lines = said(caplog, logging.INFO)
-    assert len(lines) == 3 and lines[0] == f"metadata.csv:6: {LONG}"
-    log.conclude()
-    (warning,) = said(caplog, logging.WARNING)
-    assert warning.startswith("prompts of 2 rows are cut: metadata.csv:3: prompt")
-    assert warning.index("T5") < warning.index("CLIP") and "..." in warning
+    flags: dict[str, Any] = {"output_path": tmp_path / "out", "num_epochs": 2}
+    if place == "cache":
+        flags |= {"task": "sft:data_process", "feature_cache": tmp_path / "cache"}
+    train(here, **flags)
+    log = (tmp_path / place / "dstrain.log").read_text().splitlines()
+    lines = [line for line in log if " T5 " in line and "..." not in line]
+    assert len(lines) == 1
+    assert f"{LONG_ROW}: " in lines[0] and lines[0].endswith("a bridge'")
+    *at_once, last = warnings_of(capsys)
+    # A run that takes long says at once that there is one.
+    assert len(at_once) == (place == "out/logs")
+    # Two prompts are longer than the three letters of CLIP.
+    assert " 2 rows " in last
+    assert last.index("T5") < last.index("CLIP") and "..." in last
 
 
-def test_a_long_run_warns_at_once_and_counts_only_more_than_one(
-    caplog: pytest.LogCaptureFixture,
+def test_an_error_names_the_row_and_what_is_cut_and_usual_cuts_are_none(
+    here: Path, tmp_path: Path
 ) -> None:
-    log = LongPromptLog("truncate", place_of, warns_at_once=True)
-    log.note(4, LONG)
-    log.conclude()
-    (warning,) = said(caplog, logging.WARNING)
-    assert warning.startswith("metadata.csv:6: prompt has 600 tokens")
+    strict: dict[str, Any] = {
+        "on_long_prompt": "error",
+        "output_path": tmp_path / "out",
+    }
+    with pytest.raises(UsageError, match=r"T5 .* 12.*a bridge") as caught:
+        train(here, **strict)
+    assert caught.value.where == LONG_ROW
 
 
-def test_records_are_read_by_address_also_after_a_kill(tmp_path: Path) -> None:
-    record(tmp_path, 0, "a.emb", LONG)
-    record(tmp_path, 1, "a.emb", LONG)
-    record(tmp_path, 1, "b.emb", USUAL)
-    with (tmp_path / "long_prompts-1.jsonl").open("a") as file:
+def test_what_stage_1_cut_stage_2_knows_also_after_a_kill(
+    here: Path, tmp_path: Path
+) -> None:
+    cache = {"feature_cache": tmp_path / "cache", "output_path": tmp_path / "out"}
+    train(here, task="sft:data_process", **cache)
+    (record,) = (tmp_path / "cache").glob("long_prompts-*.jsonl")
+    with record.open("a") as file:
         file.write('{"at": "c.e')
-    assert recorded(tmp_path) == {"a.emb": [LONG], "b.emb": [USUAL]}
-    log = LongPromptLog("truncate", place_of)
-    rows = iter([(0, ["x.emb", "a.emb"]), (1, ["x.emb"]), (2, ["b.emb"])])
-    note_recorded(log, tmp_path, rows)
-    assert sorted(row for _, row, _ in log.rows) == [0, 2]
+    with pytest.raises(UsageError) as caught:
+        train(here, task="sft:train", on_long_prompt="error", **cache)
+    assert caught.value.where == LONG_ROW
+    train(here, task="sft:train", **cache)
