@@ -9,7 +9,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,10 @@ class Published:
 
     family: str
     words: tuple[str, ...]
+    means: str = ""
+    """The variant and the trained components that it resolves to."""
+    unsupported: str = ""
+    """The model for which it is refused."""
 
     @cached_property
     def values(self) -> dict[str, str]:
@@ -93,7 +97,7 @@ class Published:
         for flag, value in {**self.values, **changes}.items():
             if value is not None:
                 words += [flag, value] if value else [flag]
-        return Published(self.family, tuple(words))
+        return replace(self, words=tuple(words))
 
     def argv(self, *changes: str) -> list[str]:
         """Return the words after `dstrain`, with others at the end."""
@@ -113,7 +117,15 @@ class Published:
 def published_commands() -> list[Published]:
     """Return the commands of the table."""
     rows = map(json.loads, TABLE.read_text(encoding="utf-8").splitlines())
-    return [Published(row["family"], tuple(row["arguments"])) for row in rows]
+    return [
+        Published(
+            row["family"],
+            tuple(row["arguments"]),
+            row.get("means", ""),
+            row.get("unsupported", ""),
+        )
+        for row in rows
+    ]
 
 
 def write_header(command: Published, folder: Path) -> None:
@@ -312,6 +324,24 @@ def shown(words: Iterable[str]) -> str:
 
 Main = Callable[[list[str]], int]
 """dstrain's `main`: words -> exit code."""
+
+
+def assert_means(
+    command: Published, main: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run `dstrain graph` on a command in the working directory: it says the variant and
+    what is trained, or names the model that is not supported.
+    """
+    write_header(command, Path())
+    code = main(["graph", *command.argv()])
+    said = capsys.readouterr()
+    if command.unsupported:
+        assert code == 2
+        assert re.search(rf" {command.unsupported}[ ,]", said.err)
+        return
+    found = RESOLVED.search(said.out)
+    assert found is not None, said.err
+    assert (code, f"{found[2]} {found[4]}") == (0, command.means)
 
 
 def train(command: Published, variant: str, toy: Path, main: Main) -> int:

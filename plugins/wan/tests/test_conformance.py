@@ -20,14 +20,23 @@ from diffusers import (
     WanVACETransformer3DModel,
     WanVideoToVideoPipeline,
 )
-from diffusers.pipelines.wan import pipeline_wan_i2v, pipeline_wan_vace
-from dstrain import Frames, Pipeline
+from diffusers.pipelines.wan import (
+    pipeline_wan_i2v,
+    pipeline_wan_vace,
+    pipeline_wan_video2video,
+)
+from dstrain import Frames, LoraConfig, Pipeline, save_lora
+from dstrain.lora import inject
 from dstrain.testing import Conformance
-from dstrain_wan.camera import encode_camera, rays
+from dstrain_wan import MODEL
+from dstrain_wan.camera import rays
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 from transformers import CLIPImageProcessorPil
+
+from tests.support.published_steps import add_to, assert_equal_steps, without_ftfy
+from tests.support.toys import opened, run_unit
 
 OWN = (
     *("input_image", "end_image", "control_video", "reference_image"),
@@ -159,12 +168,10 @@ def condition(published: Any, pipe: Pipeline, arguments: Mapping[str, Any]) -> N
         resized = reference.resize(size, Image.Resampling.LANCZOS)
         extras["reference_latents"] = encoded(vae, [resized])
     if "camera_control_direction" in arguments:
-        frames, *size = (arguments[name] for name in ("num_frames", "height", "width"))
-        way, speed = (
-            arguments[f"camera_control_{one}"] for one in ("direction", "speed")
-        )
-        seen = encode_camera(way, frames, *size, speed)["camera"]
-        extras["rays"] = rays(seen, *size)
+        unit = ("num_frames", "height", "width", "camera_control_direction")
+        read = {name: arguments[name] for name in (*unit, "camera_control_speed")}
+        seen = run_unit(pipe, "encode_camera", **read)["camera"]
+        extras["rays"] = rays(seen, arguments["height"], arguments["width"])
     if extras:
         for network in networks:
             network.forward = partial(network.forward, **extras)
@@ -238,12 +245,7 @@ class TestConformance(Conformance):
         if "end_image" in arguments:
             given["last_image"] = arguments["end_image"]
         with pytest.MonkeyPatch.context() as patch:
-            # As without ftfy, which leaves letters as they are: these pipelines call it
-            # though it is absent.
-            for module in (pipeline_wan_i2v, pipeline_wan_vace):
-                patch.setattr(
-                    module, "ftfy", SimpleNamespace(fix_text=str), raising=False
-                )
+            without_ftfy(patch, pipeline_wan_i2v, pipeline_wan_vace)
             video = published(**given, callback_on_step_end=family).frames[0]
         return passed, np.round(video * 255).astype(np.uint8)
 
@@ -271,3 +273,74 @@ class TestConformance(Conformance):
             channels = pipe.components["vae"].config.z_dim
             latents = torch.cat([found[:, :channels, :1], latents], dim=2)
         return latents
+
+
+@pytest.mark.parametrize(
+    ("strength", "scale", "steps"), [(0.1, 1.0, 1), (0.8, 5.0, 8), (1.0, 1.0, 10)]
+)
+def test_from_a_video_every_step_equals_that_of_diffusers(
+    strength: float, scale: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_ftfy(monkeypatch, pipeline_wan_video2video)
+    pipe = opened("wan", "t2v")
+    parts = {PARTS.get(name, name): one for name, one in pipe.components.items()}
+    published = WanVideoToVideoPipeline(**parts, scheduler=euler(10))
+    published.set_progress_bar_config(disable=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 48, 3), np.uint8)
+    start = Frames(torch.from_numpy(pixels), 16.0)
+    theirs: list[Tensor] = []
+    ours: list[Tensor] = []
+    common: dict[str, Any] = {
+        "prompt": "a red ball rolls",
+        "negative_prompt": "blurry",
+        "num_inference_steps": 10,
+        "guidance_scale": scale,
+    }
+    wanted = published(
+        **common,
+        video=as_images(start),
+        height=32,
+        width=48,
+        strength=strength,
+        callback_on_step_end=add_to(theirs),
+        generator=torch.Generator().manual_seed(5),
+    ).frames[0]
+    made = pipe(
+        **common,
+        input_video=start,
+        denoising_strength=strength,
+        seed=5,
+        on_step=lambda step, latents: ours.append(latents),
+    )
+    assert_equal_steps(ours, theirs, steps)
+    assert np.array_equal(made.pixels.numpy(), np.round(wanted * 255).astype(np.uint8))
+
+
+# diffusers adds layers of zeros to the denoiser's blocks.
+@pytest.mark.filterwarnings("ignore:While injecting the PEFT adapters")
+@torch.no_grad()
+def test_a_lora_of_vace_acts_in_diffusers_as_here(tmp_path: Path) -> None:
+    ours, plain = opened("wan", "vace"), opened("wan", "vace")
+    vace = ours.components["vace"]
+    layers = LoraConfig("vace", MODEL.lora_targets["vace"], 4, 4.0)
+    inject(vace, layers, MODEL.lora_aliases)
+    for name, weight in vace.named_parameters():
+        if "lora_B" in name:
+            weight.normal_()
+    prefix = MODEL.lora_prefixes["vace"]
+    save_lora(tmp_path / "lora.safetensors", vace, layers, prefix, {})
+    parts = dict(plain.components)
+    network = with_vace(parts.pop("dit"), parts.pop("vace"))
+    published = WanVACEPipeline(**parts, transformer=network, scheduler=None)
+    published.load_lora_weights(tmp_path, weight_name="lora.safetensors")
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((1, 16, 3, 4, 6), (1, 512, 32), (1, 96, 3, 4, 6))
+    latents, text, context = (torch.randn(one, generator=draw) for one in shapes)
+    timestep, values = torch.tensor([500.0]), {"prompt_emb": text}
+    values["vace_context"] = context
+    made, without = (one.predict(values, latents, timestep) for one in (ours, plain))
+    theirs = published.transformer(
+        latents, timestep, text, control_hidden_states=context, return_dict=False
+    )[0]
+    assert (made - theirs).abs().max() <= 1e-5 * made.abs().max()
+    assert (made - without).abs().max() > 1e-2

@@ -3,9 +3,7 @@ and they come back.
 """
 
 import json
-import shlex
-from collections.abc import Mapping
-from dataclasses import replace
+import re
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,26 +11,21 @@ from typing import Any
 import pytest
 import torch
 from diffusers import WanPipeline
-from dstrain import LoraConfig, StateError, run, save_lora
+from dstrain import Pipeline, StateError, TrainConfig, run
 from dstrain.cli.main import main
 from dstrain.config import LoraFile
 from dstrain.lora import key_formats
-from dstrain.lora.export import export
 from dstrain.models import components_of
 from dstrain.pipeline import find_preset
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
-from dstrain.testing.family_under_test import FamilyUnderTest
-from dstrain.testing.loras import trained
-from dstrain.testing.trained_sets import TrainedSet
 from dstrain_wan import MODEL
-from dstrain_wan.components import COMPONENTS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support import everyday
+from tests.support.toys import dataset, opened, toy
 
-BY_NAME = {component.name: component for component in COMPONENTS}
+BY_NAME = components_of(MODEL)
 ORIGINAL_DIT, _ = BY_NAME["dit"].formats
 ORIGINAL_VACE, _ = BY_NAME["vace"].formats
 ORIGINAL_UMT5, _, COMFYUI_UMT5 = BY_NAME["text_encoder"].formats
@@ -144,7 +137,7 @@ class TestLoraFiles(LoraFiles):
     def published_takes(case: LoraCase, program: str) -> bool:
         """It reads no LoRA of umT5, and from others' files the layers of blocks; from
         kohya's all of them or none. VACE it has in one network with the denoiser:
-        `test_vace.py`.
+        `test_conformance.py`.
         """
         return case.component in ("dit", "dit2") and (
             program == "diffusers"
@@ -169,155 +162,132 @@ def of_vace(network: Any, draw: torch.Generator) -> Tensor:
     return torch.cat(added)
 
 
+def adapted(pipe: Pipeline) -> list[str]:
+    """Return the components that have LoRA layers."""
+    return [
+        name for name, one in pipe.components.items() if hasattr(one, "peft_config")
+    ]
+
+
+def trained(variant: str, output: Path, **flags: Any) -> Path:
+    """Train a toy for one step; return the folder that it writes to."""
+    config = TrainConfig(
+        model="wan",
+        variant=variant,
+        toy=True,
+        dataset_base_path=dataset("wan", variant),
+        output_path=output,
+        max_steps=1,
+        **flags,
+    )
+    run(config)
+    return output
+
+
 @pytest.mark.parametrize("program", ["diffusers", "comfyui", "kohya"])
 def test_a_file_of_the_denoiser_and_vace_is_read_for_each(
     program: str, tmp_path: Path
 ) -> None:
-    subject = FamilyUnderTest(MODEL, "vace", tmp_path)
+    alpha = None if program == "diffusers" else 3.0
+    diffusers = LoraReader(None, "transformer.")
     both: dict[str, Tensor] = {}
-    wanted = {}
-    for part in ("dit", "vace"):
-        network = subject.open().components[part]
-        layers = LoraConfig(part, MODEL.lora_targets[part], 2, 2.0)
-        trained(network, layers, {})
-        one = tmp_path / f"{part}.safetensors"
-        about: dict[str, Any] = {"family": "wan", "variant": "vace", "component": part}
-        about["config"] = dict(network.config)
-        save_lora(one, network, layers, MODEL.lora_prefixes[part], about)
-        exported = tmp_path / f"{program}-{part}.safetensors"
-        export(one, exported, program)
-        both |= load_file(exported)
-        alone = subject.open()
-        alone.load_lora(one)
-        wanted[part] = alone.components[part].state_dict()
+    wanted: dict[str, dict[str, Tensor]] = {}
+    for part, readers in (("dit", DIT), ("vace", VACE)):
+        pipe = opened("wan", "vace")
+        reader = readers.get(program, diffusers)
+        tensors = reader.lora(pipe.components[part], 2, alpha)
+        save_file(tensors, tmp_path / "one.safetensors")
+        pipe.load_lora(tmp_path / "one.safetensors", alpha=None if alpha else "rank")
+        assert adapted(pipe) == [part]
+        wanted[part] = pipe.components[part].state_dict()
+        both |= tensors
     file = tmp_path / "both.safetensors"
     save_file(both, file)
-    pipeline = subject.open()
-    pipeline.load_lora(file, alpha=None if has_alpha(both) else "rank")
+    pipe = opened("wan", "vace")
+    pipe.load_lora(file, alpha=None if alpha else "rank")
     for part, weights in wanted.items():
-        found = pipeline.components[part].state_dict()
+        found = pipe.components[part].state_dict()
         assert found.keys() == weights.keys()
         assert all(torch.equal(found[name], weights[name]) for name in weights)
     # As a preset it is merged into both.
-    preset = find_preset(LoraFile(file), None, MODEL, subject.spec)
-    assert preset.components == ("dit", "vace")
+    preset = LoraFile(file, alpha=None if alpha else "rank")
+    assert find_preset(preset, None, MODEL, pipe.spec).components == ("dit", "vace")
 
 
-def has_alpha(tensors: Mapping[str, Tensor]) -> bool:
-    return any(key.endswith(".alpha") for key in tensors)
-
-
-@pytest.mark.parametrize(
-    ("part", "timesteps"),
-    everyday.cases(
-        [("dit", "875 to 1000"), ("dit2", "0 to 875")], lambda case: case[0] == "dit2"
-    ),
-)
 def test_the_file_of_an_expert_says_which_it_is_of_in_every_programs_names(
-    part: str, timesteps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its names are those of the other expert's, too: without its header it goes to
     neither.
     """
-    subject = FamilyUnderTest(MODEL, "t2v-a14b", tmp_path)
+    flags = {"lora_base_model": "dit2", "learning_rate": 1e-2}
     targets = "q,k,v,o,ffn.0,ffn.2"
-    config = subject.config(
-        TrainedSet(lora=part),
-        max_steps=1,
-        learning_rate=1e-2,
-        lora_target_modules=targets,
-    )
-    run(replace(config, feature_cache=None))
+    out = trained("t2v-a14b", tmp_path, lora_target_modules=targets, **flags)
     for program in ("diffusers", "comfyui"):
         file = tmp_path / f"{program}.safetensors"
-        assert (
-            main(
-                [
-                    "export",
-                    "--format",
-                    program,
-                    str(tmp_path / "out/step-1.safetensors"),
-                    str(file),
-                ]
-            )
-            == 0
-        )
-        assert (
-            f"LoRA on 20 layers of {part}, the expert of timesteps {timesteps}"
-            in capsys.readouterr().out
-        )
+        words = ["export", "--format", program, str(out / "step-1.safetensors")]
+        assert main([*words, str(file)]) == 0
+        said = capsys.readouterr().out
+        assert all(one in said for one in ("20 layers", "dit2", "0 to 875"))
         with safe_open(file, framework="pt") as content:
             header = content.metadata()
-        assert (header["component"], header["timesteps"]) == (part, timesteps)
-        pipeline = subject.open()
-        pipeline.load_lora(file)
-        assert [
-            name
-            for name in ("dit", "dit2")
-            if hasattr(pipeline.components[name], "peft_config")
-        ] == [part]
-    save_file(
-        load_file(tmp_path / "comfyui.safetensors"), tmp_path / "bare.safetensors"
-    )
-    with pytest.raises(
-        StateError,
-        match="is ambiguous: it fits 2 namings of dit and dit2",
-    ) as caught:
-        subject.open().load_lora(tmp_path / "bare.safetensors")
-    advice = caught.value.help_lines[0].partition("it is for: ")[2]
-    chosen = [shlex.split(one) for one in advice.split(" or ")]
-    assert [one[1].partition("=")[0] for one in chosen] == ["dit", "dit2"]
+        assert (header["component"], header["timesteps"]) == ("dit2", "0 to 875")
+        pipe = opened("wan", "t2v-a14b")
+        pipe.load_lora(file)
+        assert adapted(pipe) == ["dit2"]
+    bare = tmp_path / "bare.safetensors"
+    save_file(load_file(tmp_path / "comfyui.safetensors"), bare)
+    with pytest.raises(StateError, match="dit and dit2") as caught:
+        opened("wan", "t2v-a14b").load_lora(bare)
     # The advice, typed; and both experts from files that say nothing.
-    models = [
-        "--model_paths",
-        json.dumps([list(map(str, paths)) for paths in subject.files.values()]),
+    chosen = re.findall(r"(--lora) (\S+)", str(caught.value))
+    assert [one.partition("=")[0] for _, one in chosen] == ["dit", "dit2"]
+    words = ["generate", "--model_id", str(toy("wan", "t2v-a14b"))]
+    words += [
+        "--variant",
+        "t2v-a14b",
+        "--prompt",
+        "a",
+        "--height",
+        "32",
+        "--width",
+        "32",
     ]
-    words = ["generate", "--model", "wan", *models, "--variant", "t2v-a14b"]
-    words += ["--prompt", "a", "--height", "32", "--width", "32", "--num_frames", "5"]
-    words += ["--num_inference_steps", "2"]
+    words += ["--num_frames", "5", "--num_inference_steps", "2", "--output"]
     videos = []
-    for number, flags in enumerate(([], *chosen, [*chosen[0], *chosen[1]])):
+    for number, loras in enumerate(((), chosen[0], chosen[1], sum(chosen, ()))):
         output = tmp_path / f"{number}.mp4"
-        assert main([*words, *flags, "--output", str(output)]) == 0
+        assert main([*words, str(output), *loras]) == 0
         videos.append(output.read_bytes())
     assert len(set(videos)) == 4
 
 
 def test_the_references_prefix_tells_the_experts_apart(tmp_path: Path) -> None:
-    subject = FamilyUnderTest(MODEL, "t2v-a14b", tmp_path)
     for part in ("dit", "dit2"):
-        tensors = DIT["diffsynth"].lora(subject.pipeline.components[part], 2, None)
-        save_file(
-            {f"pipe.{part}.{key}": tensor for key, tensor in tensors.items()},
-            tmp_path / "theirs.safetensors",
-        )
-        pipeline = subject.open()
-        pipeline.load_lora(tmp_path / "theirs.safetensors")
-        assert [
-            name
-            for name in ("dit", "dit2")
-            if hasattr(pipeline.components[name], "peft_config")
-        ] == [part]
+        pipe = opened("wan", "t2v-a14b")
+        tensors = DIT["diffsynth"].lora(pipe.components[part], 2, None)
+        named = {f"pipe.{part}.{key}": tensor for key, tensor in tensors.items()}
+        save_file(named, tmp_path / "theirs.safetensors")
+        pipe.load_lora(tmp_path / "theirs.safetensors")
+        assert adapted(pipe) == [part]
 
 
 def test_kohya_files_with_two_underscores_are_read(tmp_path: Path) -> None:
     """As VideoX-Fun writes them, and ComfyUI's comfy/lora_convert.py reads them."""
-    subject = FamilyUnderTest(MODEL, "i2v", tmp_path)
-    plain = subject.open().components["dit"]
-    tensors = DIT["kohya"].lora(plain, 2, 1.0)
+    pipe = opened("wan", "i2v")
+    tensors = DIT["kohya"].lora(pipe.components["dit"], 2, 1.0)
     theirs = {
         key.replace("lora_unet_", "lora_unet__"): tensor
         for key, tensor in tensors.items()
     }
     assert any("cross_attn_k_img.lora_down" in key for key in theirs)
     save_file(theirs, tmp_path / "theirs.safetensors")
-    there, _ = DIT["kohya"].read(plain, tensors)
-    pipeline = subject.open()
-    pipeline.load_lora(tmp_path / "theirs.safetensors")
+    there, _ = DIT["kohya"].read(pipe.components["dit"], tensors)
+    pipe.load_lora(tmp_path / "theirs.safetensors")
     with torch.no_grad():
         made, wanted = (
-            TestLoraFiles.prediction("dit", n)
-            for n in (pipeline.components["dit"].double(), there)
+            TestLoraFiles.prediction("dit", one)
+            for one in (pipe.components["dit"].double(), there)
         )
     assert (made - wanted).abs().max() <= 1e-12 * wanted.abs().max()
 
@@ -326,7 +296,7 @@ def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:
     loaded = {
         prefix
         for name, prefix in MODEL.lora_prefixes.items()
-        if key_formats(components_of(MODEL)[name], MODEL)["diffusers"].is_loaded
+        if key_formats(BY_NAME[name], MODEL)["diffusers"].is_loaded
     }
     assert loaded == set(WanPipeline._lora_loadable_modules) - {"transformer_2"}
 
@@ -337,7 +307,7 @@ def test_a_distilled_lora_of_2_1_is_used_on_2_2_without_what_that_lacks(
     """As LightX2V and others convert them: pairs, and differences of biases, norms and
     modulations. Wan 2.2 has no image encoder, and so no k_img, v_img and img_emb.
     """
-    older = FamilyUnderTest(MODEL, "i2v", tmp_path / "older").open().components["dit"]
+    older = opened("wan", "i2v").components["dit"]
     tensors = DIT["comfyui"].lora(older, 2, None)
     width = older.config.num_attention_heads * older.config.attention_head_dim
     for name, shape in {
@@ -351,18 +321,16 @@ def test_a_distilled_lora_of_2_1_is_used_on_2_2_without_what_that_lacks(
         tensors[f"diffusion_model.{name}"] = torch.full(shape, 0.5)
     file = tmp_path / "distilled.safetensors"
     save_file(tensors, file)
-    subject = FamilyUnderTest(MODEL, "i2v-a14b", tmp_path / "newer")
-    pipeline = subject.open()
-    with pytest.raises(StateError, match="match no naming of dit") as caught:
-        pipeline.load_lora(file, component="dit", alpha="rank")
+    pipe = opened("wan", "i2v-a14b")
     # As it was typed.
-    assert f"dit={file}@alpha=rank@skip_missing" in caught.value.help_lines[-1]
-    before = {k: v.clone() for k, v in pipeline.components["dit"].state_dict().items()}
-    pipeline.load_lora(file, 0.5, "dit", "rank", True)
+    with pytest.raises(StateError, match=f"dit={file}@alpha=rank@skip_missing"):
+        pipe.load_lora(file, component="dit", alpha="rank")
+    dit = pipe.components["dit"]
+    before = {key: one.clone() for key, one in dit.state_dict().items()}
+    pipe.load_lora(file, 0.5, "dit", "rank", True)
     printed = capsys.readouterr().err
     for name in ("blocks.*.cross_attn.k_img", "img_emb.proj.*", "norm_k_img.diff"):
         assert name in printed
-    dit = pipeline.components["dit"]
     for name, scale in {
         "blocks.0.scale_shift_table": 0.25,
         "scale_shift_table": 0.25,
@@ -372,14 +340,11 @@ def test_a_distilled_lora_of_2_1_is_used_on_2_2_without_what_that_lacks(
         assert torch.equal(dit.get_parameter(name), before[name] + scale)
     bias = dit.blocks[0].ffn.net[2].base_layer.bias
     assert torch.equal(bias, before["blocks.0.ffn.net.2.bias"] + 0.25)
-    assert not hasattr(pipeline.components["dit2"], "peft_config")
+    assert adapted(pipe) == ["dit"]
     # Below training, as a preset of one expert.
-    config = subject.config(
-        TrainedSet(lora="dit2"),
-        max_steps=1,
-        preset_lora_path=Path(f"dit2={file}:0.5@alpha=rank@skip_missing"),
-    )
-    run(replace(config, feature_cache=None))
-    recorded = json.loads((subject.folder / "out/logs/config.json").read_bytes())
+    preset = f"{file}:0.5@alpha=rank@skip_missing"
+    flags = {"lora_base_model": "dit2", "preset_lora_path": Path(f"dit2={preset}")}
+    out = trained("i2v-a14b", tmp_path / "out", **flags)
+    recorded = json.loads((out / "logs/config.json").read_bytes())
     assert recorded["preset_lora_model"] == "dit2"
-    assert recorded["preset_lora_path"] == f"{file}:0.5@alpha=rank@skip_missing"
+    assert recorded["preset_lora_path"] == preset

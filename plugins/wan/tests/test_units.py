@@ -1,71 +1,57 @@
 """Units give what diffusers' pipelines give, for one sample, from plain values."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers.pipelines.wan.pipeline_wan import WanPipeline, prompt_clean
-from diffusers.video_processor import VideoProcessor
+from diffusers import WanPipeline, WanVACEPipeline
+from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from dstrain import Frames
-from dstrain.plugin import InputError, Unit
-from dstrain_wan import units
+from dstrain.plugin import InputError
 from PIL import Image
-from torch import Tensor
+from torch.nn.functional import interpolate
 from transformers import CLIPImageProcessorPil
 
-PROMPT, VIDEO, CLIP = (
-    Unit(unit) for unit in (units.encode_prompt, units.encode_video, units.encode_clip)
-)
-ENDS = Unit(units.encode_clip_of_ends)
-FIRST, FIRST_FRAME = Unit(units.encode_first), Unit(units.encode_first_frame)
+from tests.support.noise_images import noise_image
+from tests.support.toys import opened, run_unit
+
+SIZE = {"num_frames": 9, "height": 32, "width": 48}
+TEXTS = {
+    "plain": "a red dog runs",
+    "blank": "",
+    "escapes": "  a\n\t b  &amp;lt;i&amp;gt;",
+    "too long": "a dog " * 400,
+    "unknown letters": "红苹果 🙂",
+}
+IMAGE = noise_image(9, 7).resize((72, 56), Image.Resampling.BICUBIC)
+"""An image none of whose sides is a multiple of 16."""
 
 
-def video(frames: int, height: int, width: int, fps: float = 16.0) -> Frames:
-    pixels = torch.randint(
-        0, 256, (frames, height, width, 3), generator=torch.Generator().manual_seed(0)
-    )
-    return Frames(pixels.to(torch.uint8), fps)
+def video(frames: int = 9, height: int = 32, width: int = 48, seed: int = 0) -> Frames:
+    noise = np.random.default_rng(seed)
+    pixels = noise.integers(0, 256, (frames, height, width, 3), np.uint8)
+    return Frames(torch.from_numpy(pixels), 16.0)
 
 
-def to_minus_one_one(frames: Frames) -> Tensor:
-    return VideoProcessor(vae_scale_factor=8).preprocess_video(
-        frames.pixels.numpy()[None].astype(np.float32) / 255
-    )
-
-
-def normalized(vae: Any, pixels: Tensor) -> Tensor:
-    mean, std = (
-        torch.tensor(v).view(1, -1, 1, 1, 1)
-        for v in (vae.config.latents_mean, vae.config.latents_std)
-    )
-    return (vae.encode(pixels).latent_dist.mode() - mean) * (1 / std)
-
-
-TEXTS = [
-    "a red dog runs",
-    "",
-    "  a\n\t b  &amp;lt;i&amp;gt;",
-    "a dog " * 400,
-    "红苹果 🙂",
-]
+def as_images(frames: Frames | None) -> list[Image.Image] | None:
+    if frames is None:
+        return None
+    return [Image.fromarray(one.numpy()) for one in frames.pixels]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "prompt", TEXTS, ids=["plain", "blank", "escapes", "too long", "unknown letters"]
-)
+@pytest.mark.parametrize("text", TEXTS)
 def test_prompt_embeddings_are_those_of_diffusers_up_to_their_true_length(
-    prompt: str, bind_components: Callable[..., dict[str, Any]]
+    text: str,
 ) -> None:
-    loaded = bind_components("t2v")
-    made = PROMPT.run({"prompt": prompt}, loaded)["prompt_emb"]
-    parts = {name: loaded[name] for name in ("text_encoder", "tokenizer", "vae")}
-    wanted, _ = WanPipeline(**parts, scheduler=None).encode_prompt(
-        prompt, None, False, max_sequence_length=512
-    )
-    length = min(len(loaded["tokenizer"](prompt_clean(prompt)).input_ids), 512)
+    pipe, prompt = opened("wan", "t2v"), TEXTS[text]
+    made = run_unit(pipe, "encode_prompt", prompt=prompt)["prompt_emb"]
+    names = ("text_encoder", "tokenizer", "vae")
+    parts = {name: pipe.components[name] for name in names}
+    published = WanPipeline(**parts, scheduler=None)
+    wanted, _ = published.encode_prompt(prompt, None, False, max_sequence_length=512)
+    length = min(len(parts["tokenizer"](prompt_clean(prompt)).input_ids), 512)
     assert made.shape == (1, length, 32)
     assert torch.equal(made, wanted[:, :length])
     assert not wanted[:, length:].any()
@@ -74,175 +60,204 @@ def test_prompt_embeddings_are_those_of_diffusers_up_to_their_true_length(
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("variant", "shape"), [("t2v", (1, 16, 3, 4, 6)), ("ti2v-5b", (1, 48, 3, 2, 3))]
-)
-def test_a_video_is_encoded_as_the_normalized_mode(
-    variant: str, shape: tuple[int, ...], bind_components: Callable[..., dict[str, Any]]
-) -> None:
-    vae = bind_components(variant)["vae"]
-    vae.register_to_config(
-        latents_mean=list(range(shape[1])), latents_std=list(range(1, shape[1] + 1))
-    )
-    frames = video(9, 32, 48)
-    made = VIDEO.run({"input_video": frames}, {"vae": vae})["input_latents"]
-    assert made.shape == shape
-    assert torch.equal(made, normalized(vae, to_minus_one_one(frames)))
-
-
-@torch.no_grad()
-def test_a_single_frame_is_a_video_too(
-    bind_components: Callable[..., dict[str, Any]],
-) -> None:
-    assert VIDEO.run({"input_video": video(1, 32, 32)}, bind_components("t2v"))[
-        "input_latents"
-    ].shape == (1, 16, 1, 4, 4)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
     "size", [(72, 56), (56, 72), (28, 28), (29, 97), (20, 31), (640, 352)]
 )
 def test_the_image_encoder_sees_what_clips_processor_makes(
     size: tuple[int, int],
-    bind_components: Callable[..., dict[str, Any]],
-    image: Image.Image,
 ) -> None:
-    encoder = bind_components("i2v")["image_encoder"]
-    resized = image.resize(size)
-    pixels = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=28)(
-        resized, return_tensors="pt"
-    )
-    wanted = encoder(**pixels, output_hidden_states=True).hidden_states[-2]
-    made = CLIP.run({"input_image": resized}, {"image_encoder": encoder})[
-        "clip_feature"
-    ]
+    pipe, image = opened("wan", "i2v"), IMAGE.resize(size)
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=28)
+    pixels = processor(image, return_tensors="pt")
+    seen = pipe.components["image_encoder"](**pixels, output_hidden_states=True)
+    made = run_unit(pipe, "encode_clip", input_image=image)["clip_feature"]
     assert made.shape == (1, 5, 16)
-    assert (made - wanted).abs().max() <= 1e-6
-    assert torch.equal(
-        torch.tensor(units.CLIP_MEAN + units.CLIP_STD), _published_statistics()
+    assert (made - seen.hidden_states[-2]).abs().max() <= 1e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(48, 32), (72, 56), (28, 28), (16, 160)])
+def test_the_image_encoder_of_fun_models_sees_the_whole_image_squeezed(
+    size: tuple[int, int],
+) -> None:
+    pipe, image = opened("wan", "fun-control"), IMAGE.resize(size)
+    given = {"width": size[0], "height": size[1]}
+    made = run_unit(pipe, "encode_squeezed_clip", input_image=image, **given)
+    # Written out: from -1..1 as the VAE gets it, colour by colour.
+    pixels = torch.tensor(np.array(image)) / 127.5 - 1
+    published = CLIPImageProcessorPil()
+    colours = []
+    for number, (mean, std) in enumerate(
+        zip(published.image_mean, published.image_std, strict=True)
+    ):
+        squeezed = interpolate(
+            pixels[None, None, ..., number], (28, 28), mode="bicubic"
+        )
+        colours.append((squeezed / 2 + 0.5 - mean) / std)
+    encoder = pipe.components["image_encoder"]
+    seen = encoder(torch.cat(colours, dim=1), output_hidden_states=True)
+    assert (made["clip_feature"] - seen.hidden_states[-2]).abs().max() <= 1e-5
+    other = opened("wan", "fun-control-ref")
+    again = run_unit(other, "encode_clip_of_reference", reference_image=image, **given)
+    assert torch.equal(again["clip_feature"], made["clip_feature"])
+
+
+@torch.no_grad()
+def test_an_image_of_another_size_is_seen_at_the_size_of_the_video() -> None:
+    pipe, size = opened("wan", "fun-camera"), {"height": 32, "width": 48}
+    scaled = IMAGE.resize((48, 32), Image.Resampling.LANCZOS)
+    made, wanted = (
+        run_unit(pipe, "encode_squeezed_clip", input_image=one, **size)["clip_feature"]
+        for one in (IMAGE, scaled)
     )
-
-
-def _published_statistics() -> Tensor:
-    processor = CLIPImageProcessorPil()
-    return torch.tensor([*processor.image_mean, *processor.image_std])
+    assert torch.equal(made, wanted)
 
 
 @torch.no_grad()
-def test_the_first_frame_is_known_and_grey_follows(
-    bind_components: Callable[..., dict[str, Any]], image: Image.Image
-) -> None:
-    vae = bind_components("i2v")["vae"]
-    made = FIRST.run(
-        {"input_image": image, "num_frames": 9, "height": 32, "width": 48},
-        {"vae": vae},
-    )["y"]
-    first = VideoProcessor(vae_scale_factor=8).preprocess(image, height=32, width=48)[
-        :, :, None
-    ]
-    wanted = normalized(vae, torch.cat([first, torch.zeros(1, 3, 8, 32, 48)], dim=2))
-    assert made.shape == (1, 20, 3, 4, 6)
-    assert torch.equal(made[:, 4:], wanted)
-    assert made[:, :4, 0].eq(1).all()
-    assert made[:, :4, 1:].eq(0).all()
-
-
-@torch.no_grad()
-def test_the_last_frame_is_known_too_where_it_is_given(
-    bind_components: Callable[..., dict[str, Any]], image: Image.Image
-) -> None:
-    vae = bind_components("flf2v")["vae"]
-    end = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    size = {"num_frames": 9, "height": 32, "width": 48}
-    given = {"input_image": image, "end_image": end, **size}
-    made = FIRST.run(given, {"vae": vae})["y"]
-    prepare = VideoProcessor(vae_scale_factor=8).preprocess
-    first, last = (
-        prepare(one, height=32, width=48)[:, :, None] for one in (image, end)
-    )
-    grey = torch.zeros(1, 3, 7, 32, 48)
-    assert torch.equal(
-        made[:, 4:], normalized(vae, torch.cat([first, grey, last], dim=2))
-    )
-    known = torch.zeros(4, 3)
-    known[:, 0] = 1
-    known[3, 2] = 1
-    assert torch.equal(made[0, :4], known[..., None, None].expand(-1, -1, 4, 6))
-    with pytest.raises(InputError, match="num_frames"):
-        FIRST.run({**given, "num_frames": 1}, {"vae": vae})
-
-
-@torch.no_grad()
-def test_the_features_of_both_ends_follow_each_other(
-    bind_components: Callable[..., dict[str, Any]], image: Image.Image
-) -> None:
-    encoder = {"image_encoder": bind_components("flf2v")["image_encoder"]}
-    end = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    made = ENDS.run({"input_image": image, "end_image": end}, encoder)["clip_feature"]
-    alone = [
-        CLIP.run({"input_image": one}, encoder)["clip_feature"] for one in (image, end)
-    ]
-    assert torch.equal(made, torch.cat(alone, dim=1))
-
-
-@torch.no_grad()
-def test_the_first_latents_are_those_of_a_video_that_begins_with_the_image(
-    bind_components: Callable[..., dict[str, Any]],
-) -> None:
-    loaded, frames = bind_components("ti2v-5b"), video(5, 32, 64)
-    given = {
-        "input_image": Image.fromarray(frames.pixels[0].numpy()),
-        "height": 32,
-        "width": 64,
-    }
-    first = FIRST_FRAME.run(given, loaded)["first_latents"]
-    assert first.shape == (1, 48, 1, 2, 4)
-    assert (
-        first - VIDEO.run({"input_video": frames}, loaded)["input_latents"][:, :, :1]
-    ).abs().max() < 1e-5
+def test_in_bf16_embeddings_are_bf16_and_latents_fp32() -> None:
+    pipe = opened("wan", "i2v", torch.bfloat16)
+    size = {"num_frames": 5, "height": 32, "width": 32}
+    for unit, given, dtype in (
+        ("encode_prompt", {"prompt": "x"}, torch.bfloat16),
+        ("encode_clip", {"input_image": IMAGE}, torch.bfloat16),
+        ("encode_first", {"input_image": IMAGE, **size}, torch.float32),
+        ("encode_video", {"input_video": video(5, 32, 32)}, torch.float32),
+    ):
+        (made,) = run_unit(pipe, unit, **given).values()
+        assert made.dtype == dtype, unit
+    shown = run_unit(pipe, "decode", latents=made, fps=24.0)["video"]
+    assert (shown.pixels.shape, shown.pixels.dtype) == ((5, 32, 32, 3), torch.uint8)
+    assert shown.fps == 24.0
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("variant", "shape"), [("t2v", (1, 16, 2, 4, 6)), ("ti2v-5b", (1, 48, 2, 2, 3))]
+    ("variant", "unit", "name"),
+    [
+        ("fun-control", "encode_control", "control_video"),
+        ("vace", "encode_conditions", "vace_video"),
+    ],
 )
-def test_decoding_makes_the_frames_that_diffusers_makes(
-    variant: str, shape: tuple[int, ...], bind_components: Callable[..., dict[str, Any]]
+def test_a_conditioning_video_is_cut_and_resized_and_a_shorter_one_refused(
+    variant: str, unit: str, name: str
 ) -> None:
-    vae = bind_components(variant)["vae"]
-    latents = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    mean, std = (
-        torch.tensor(v).view(1, -1, 1, 1, 1)
-        for v in (vae.config.latents_mean, vae.config.latents_std)
+    pipe = opened("wan", variant)
+    longer = video(11, 64, 96)
+    fitted = [
+        one.resize((48, 32), Image.Resampling.LANCZOS) for one in as_images(longer)[:9]
+    ]
+    wanted = Frames(torch.from_numpy(np.stack(fitted)), 16.0)
+    one, other = (
+        run_unit(pipe, unit, **SIZE, **{name: shown}) for shown in (longer, wanted)
     )
-    pixels = vae.decode(latents / (1 / std) + mean, return_dict=False)[0]
-    wanted = VideoProcessor(vae_scale_factor=8).postprocess_video(
-        pixels, output_type="pil"
-    )[0]
-    made = units.decode(latents, 24.0, vae=vae)["video"]
-    assert made.fps == 24.0
-    assert made.pixels.dtype == torch.uint8
-    assert np.array_equal(
-        made.pixels.numpy(), np.stack([np.asarray(frame) for frame in wanted])
-    )
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    with pytest.raises(InputError, match=f"{name}: .* 5, .* 9"):
+        run_unit(pipe, unit, **SIZE, **{name: video(5)})
 
 
 @torch.no_grad()
-def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
-    bind_components: Callable[..., dict[str, Any]], image: Image.Image
+@pytest.mark.parametrize(
+    ("shown", "mask", "size"),
+    [
+        (None, None, None),
+        (video(), None, (48, 32)),
+        (video(), video(seed=1), (31, 97)),
+        (None, None, (80, 24)),
+    ],
+    ids=["nothing", "video and reference", "with a mask", "reference alone"],
+)
+def test_conditions_of_vace_are_those_of_diffusers(
+    shown: Frames | None, mask: Frames | None, size: tuple[int, int] | None
 ) -> None:
-    loaded = bind_components("i2v", torch.bfloat16)
-    size = {"num_frames": 5, "height": 32, "width": 32}
-    assert PROMPT.run({"prompt": "x"}, loaded)["prompt_emb"].dtype == torch.bfloat16
-    assert (
-        CLIP.run({"input_image": image}, loaded)["clip_feature"].dtype == torch.bfloat16
+    pipe = opened("wan", "vace")
+    reference = None if size is None else IMAGE.resize(size)
+    made = run_unit(
+        pipe,
+        "encode_conditions",
+        **SIZE,
+        vace_video=shown,
+        vace_video_mask=mask,
+        vace_reference_image=reference,
+    )["vace_context"]
+    theirs = WanVACEPipeline(
+        vae=pipe.components["vae"],
+        transformer=pipe.components["dit"],
+        **dict.fromkeys(("tokenizer", "text_encoder", "scheduler")),
     )
-    assert FIRST.run({"input_image": image, **size}, loaded)["y"].dtype == torch.float32
-    latents = VIDEO.run({"input_video": video(5, 32, 32)}, loaded)["input_latents"]
-    assert latents.dtype == torch.float32
-    assert units.decode(latents, 16.0, vae=loaded["vae"])["video"].pixels.shape == (
-        5,
-        32,
-        32,
-        3,
+    prepared = theirs.preprocess_conditions(
+        as_images(shown), as_images(mask), reference, **SIZE, dtype=torch.float32
     )
+    latents = theirs.prepare_video_latents(*prepared)
+    wanted = torch.cat([latents, theirs.prepare_masks(*prepared[1:])], dim=1)
+    assert made.shape == wanted.shape == (1, 96, 3 + (size is not None), 4, 6)
+    assert (made - wanted).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("direction", "row", "sign"),
+    [("Left", 0, -1), ("Right", 0, 1), ("Up", 1, -1), ("Down", 1, 1)],
+)
+def test_the_camera_moves_on_at_one_speed(direction: str, row: int, sign: int) -> None:
+    pipe = opened("wan", "fun-camera")
+    given: dict[str, Any] = {"num_frames": 5, "height": 720, "width": 1280}
+    given["camera_control_direction"] = direction
+    made = run_unit(pipe, "encode_camera", **given, camera_control_speed=0.5)["camera"]
+    assert made.shape == (1, 5, 16)
+    # At the aspect ratio of the published camera its focal lengths are as they were.
+    focal = torch.tensor([0.532139961 * 1280, 0.946026558 * 720, 640.0, 360.0])
+    assert torch.allclose(made[0, :, :4], focal.expand(5, 4))
+    matrices = made[0, :, 4:].view(5, 3, 4)
+    assert torch.allclose(matrices[:, row, 2], sign * 0.5 * torch.arange(5.0))
+    matrices[:, row, 2] = 0
+    assert torch.equal(matrices, torch.eye(4)[:3].expand(5, 3, 4))
+    slow = run_unit(pipe, "encode_camera", **given)["camera"]
+    moved = slow[0, 4, 4:].view(3, 4)[row, 2].item()
+    assert moved == pytest.approx(sign * 4 / 54)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("height", "width", "focal"),
+    [
+        (32, 48, (0.532139961 * 32 * 1280 / 720, 0.946026558 * 32)),
+        (32, 96, (0.532139961 * 96, 0.946026558 * 96 * 720 / 1280)),
+    ],
+    ids=["higher", "wider"],
+)
+def test_rays_are_where_a_pixel_looks(
+    height: int, width: int, focal: tuple[float, float]
+) -> None:
+    pipe = opened("wan", "fun-camera")
+    camera = run_unit(
+        pipe,
+        "encode_camera",
+        num_frames=5,
+        height=height,
+        width=width,
+        camera_control_direction="LeftUp",
+        camera_control_speed=0.1,
+    )["camera"]
+    seen: list[torch.Tensor] = []
+    pipe.components["dit"].control_adapter.register_forward_pre_hook(
+        lambda _, given: seen.append(given[0])
+    )
+    latents = torch.zeros(1, 16, 2, height // 8, width // 8)
+    values = {
+        "prompt_emb": torch.zeros(1, 3, 32),
+        "first_latents": latents[:, :, :1],
+        "clip_feature": torch.zeros(1, 5, 16),
+        "camera": camera,
+    }
+    pipe.predict(values, latents, torch.tensor([500.0]))
+    (rays,) = seen
+    assert rays.shape == (1, 24, 2, height, width)
+    # channel = 4 * coordinate + frame of the latent frame; the first frame fills one.
+    coordinates = rays[0].unflatten(0, (6, 4))
+    assert torch.equal(coordinates[:, 0, 0], coordinates[:, 3, 0])
+    x, y = 5, 17
+    looks = [(x + 0.5 - width / 2) / focal[0], (y + 0.5 - height / 2) / focal[1], 1.0]
+    direction = np.array(looks) / np.linalg.norm(looks)
+    # Frame 3 is the third of the second latent frame; it moves against the camera.
+    sheared = direction + direction[2] * np.array([-0.3, -0.3, 0])
+    found = coordinates[:, 2, 1, y, x].numpy()
+    assert np.abs(found[3:] - sheared).max() <= 1e-6
+    assert not found[:3].any()
