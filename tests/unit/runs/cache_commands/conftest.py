@@ -1,11 +1,12 @@
-"""A feature cache with two plans, of which some values are shared."""
+"""Feature caches of the families `stored` and `tiny`."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.caching_project import Place, filled_place
+from tests.support.caching_project import Place, filled_place, write_rows
+from tests.support.runs import project, train
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +21,19 @@ def place(tmp_path: Path) -> Iterator[Place]:
     """The same, for one test."""
     with filled_place(tmp_path) as place:
         yield place
+
+
+@pytest.fixture
+def two_plans(place: Place) -> Place:
+    """A cache whose second plan, of the dataset as it is, uses some of its values."""
+    write_rows(place.data, place.rows[:2])
+    place.fill()
+    return place
+
+
+@pytest.fixture(scope="module")
+def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a filled cache `whole`; a test that changes it puts it back."""
+    folder = project(tmp_path_factory.mktemp("project"))
+    train(folder, task="sft:data_process", feature_cache=folder / "whole")
+    return folder

@@ -1,13 +1,12 @@
 """`dstrain cache ls` counts rows, values and bytes, and says what is shared."""
 
+import shutil
 from pathlib import Path
 
-import pytest
-from dstrain import StateError
-from dstrain.cache import exclusive, readers
-from dstrain.runs import as_lines, listing
-from dstrain.runs.cache_commands.contents import Contents
+from dstrain.cache import FeatureCache
+from dstrain.runs import as_lines, listing, prune, verify
 
+from tests.support.caching_family import GUIDED
 from tests.support.caching_project import Place, write_rows
 
 
@@ -15,15 +14,24 @@ def test_values_are_counted_once_and_by_name(shared_place: Place) -> None:
     found = listing(shared_place.cache)
     units = {one["value"]: one for one in found["units"]}
     assert found["rows"] == 4
-    assert units["prompt_emb"]["samples"] == 4
-    assert units["prompt_emb"]["values"] == 3
-    assert units["prompt_emb"]["used_by_several_samples"] == 1
-    assert units["prompt_emb"]["unit"] == "encode_prompt"
+    assert found["values"] == len(FeatureCache.open(shared_place.cache))
+    prompts = units["prompt_emb"]
+    assert (prompts["samples"], prompts["values"]) == (4, 3)
+    assert prompts["used_by_several_samples"] == 1
+    assert prompts["mean_bytes"] == prompts["bytes"] // 3
+    assert prompts["unit"] == "encode_prompt"
     assert units["input_latents"]["used_by_several_samples"] == 0
+    assert units["reference"]["unit"] == "(input)"
+    # Inputs that are no files are in the plan.
+    assert "label" not in units
     assert sum(one["bytes"] for one in found["units"]) >= found["bytes"]
-    assert found["bytes"] < found["bytes_on_disk"]
+    on_disk = [path for path in shared_place.cache.rglob("*") if path.is_file()]
+    sizes = sum(path.stat().st_size for path in on_disk)
+    assert 0 < found["bytes"] < found["bytes_on_disk"] == sizes
+    assert found["shards"] == len(shared_place.shards)
     (plan,) = found["plans"]
     assert (plan["model"], plan["variant"], plan["task"]) == ("stored", "base", "sft")
+    assert (plan["rows"], plan["samples"], plan["previews"]) == (4, 4, 0)
     assert plan["dataset"] == str(shared_place.data / "metadata.csv")
     assert plan["bytes"] == found["bytes"]
 
@@ -36,55 +44,58 @@ def test_what_plans_share_and_what_none_uses(place: Place) -> None:
     assert [plan["rows"] for plan in found["plans"]] == [4, 2]
     assert found["rows"] == 6  # of two tables
     assert found["values"] == before["values"]
-    assert found["used_by_several_plans"]["values"] > 0
-    assert found["used_by_no_plan"] == {"values": 0, "bytes": 0}
-    place.plans[0].unlink()
-    place.plans[0].unlink()
+    shared, unused = found["used_by_several_plans"], found["used_by_no_plan"]
+    assert shared["bytes"] == found["plans"][1]["bytes"]
+    assert unused == {"values": 0, "bytes": 0}
+    for path in place.plans:
+        path.unlink()
     found = listing(place.cache)
     assert found["used_by_no_plan"]["values"] == before["values"]
     assert found["used_by_no_plan"]["bytes"] == before["bytes"]
 
 
-def test_it_is_a_reader_under_which_nothing_is_removed(
-    shared_place: Place, monkeypatch: pytest.MonkeyPatch
+def test_a_value_of_the_negative_branch_belongs_to_its_unit(place: Place) -> None:
+    write_rows(place.data, [{**row, "negative_prompt": "blurry"} for row in place.rows])
+    place.fill(GUIDED)
+    units = {one["value"]: one["unit"] for one in listing(place.cache)["units"]}
+    assert units["negative.prompt_emb"] == units["prompt_emb"] == "encode_prompt"
+
+
+def test_values_that_the_index_does_not_cover_are_counted_as_their_own(
+    place: Place, tmp_path: Path
 ) -> None:
-    folder = shared_place.cache
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    on_disk = sum(path.stat().st_size for path in files)
-    seen = []
-    whole = Contents.of
-
-    def look(folder: Path) -> Contents:
-        seen.append(len(readers(folder)))
-        return whole(folder)
-
-    monkeypatch.setattr(Contents, "of", look)
-    assert listing(folder)["bytes_on_disk"] == on_disk
-    assert seen == [1]
-    with (
-        exclusive(folder),
-        pytest.raises(StateError, match="values are being removed"),
-    ):
-        listing(folder)
-
-
-def test_a_file_that_stage_1_renames_meanwhile_is_no_hindrance(
-    shared_place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = listing(shared_place.cache)
-    present = Path.rglob
-
-    def with_one_that_is_gone(folder: Path, pattern: str) -> list[Path]:
-        return [*present(folder, pattern), folder / "shards/.tmp-gone"]
-
-    monkeypatch.setattr(Path, "rglob", with_one_that_is_gone)
-    monkeypatch.setattr(Path, "is_file", lambda path: not path.is_dir())
-    assert listing(shared_place.cache) == before
+    """A run that ended before it wrote the index leaves the values of other rows beside it,
+    without a plan.
+    """
+    place.fill()
+    before = listing(place.cache)
+    index, plans = place.cache / "index", place.cache / "plans"
+    for folder in (index, plans):
+        shutil.copytree(folder, tmp_path / folder.name)
+    write_rows(
+        place.data, [{**row, "prompt": f"other {row['prompt']}"} for row in place.rows]
+    )
+    place.fill()
+    for folder in (index, plans):
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / folder.name, folder)
+    write_rows(place.data, place.rows)
+    assert all(len(part) for part in FeatureCache.open(place.cache).parts)
+    found = listing(place.cache)
+    assert found["plans"] == before["plans"]
+    assert found["units"] == before["units"]
+    assert found["used_by_no_plan"]["values"] == found["values"] - before["values"] > 0
+    prune(place.cache, [], True, None)
+    assert listing(place.cache)["values"] == before["values"]
+    verify(place.cache)
+    place.stored()
 
 
 def test_it_is_written_for_people(shared_place: Place) -> None:
     text = as_lines(listing(shared_place.cache))
-    assert text.startswith(f"{shared_place.cache}: 4 rows, ")
-    assert "prompt_emb" in text
-    assert "stored base" in text
-    assert "used by no plan: 0 values" in text
+    head, *lines = text.splitlines()
+    assert head.startswith(f"{shared_place.cache}: 4 rows, ")
+    assert any(
+        line.split()[:4] == ["prompt_emb", "encode_prompt", "4", "3"] for line in lines
+    )
+    assert any(line.startswith(shared_place.plans[0].stem[:8]) for line in lines)

@@ -1,16 +1,13 @@
 """`dstrain cache prune` removes what no plan uses, and nothing else."""
 
 import shutil
-from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
 import pytest
 from dstrain import StateError, UsageError
-from dstrain.cache import FeatureCache, as_text
-from dstrain.runs import prune
-from dstrain.runs.cache_commands.contents import Contents
-from dstrain.runs.cache_commands.shards import rewrite_shard
+from dstrain.cache import FeatureCache, ShardWriter, read_shard
+from dstrain.runs import listing, prune
 from dstrain.storage import lock, temporary
 
 from tests.support.caching_project import Place, write_rows
@@ -27,159 +24,160 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture
-def two_plans(place: Place) -> Place:
-    """A cache whose second plan, of the dataset as it is, uses some of its values."""
-    write_rows(place.data, place.rows[:2])
-    place.fill()
-    return place
-
-
 def old_plan(place: Place) -> str:
-    """The name of the plan of all four rows."""
-    return Contents.of(place.cache).plans[0].path.stem
+    """The name of the oldest plan."""
+    name: str = listing(place.cache)["plans"][0]["name"]
+    return name
+
+
+def in_a_shard_too(place: Place, addresses: list[str]) -> Path:
+    """Put a shard into the cache that has these of its values too."""
+    other = FeatureCache.open(place.cache)
+    FeatureCache.create(place.folder / "other")
+    about = read_shard(place.shards[0]).about
+    writer = ShardWriter(FeatureCache.open(place.folder / "other"), about)
+    for address in addresses:
+        writer.add(address, other.read(address))
+    writer.flush()
+    (path,) = (place.folder / "other/shards").iterdir()
+    return Path(shutil.copy(path, place.cache / "shards"))
+
+
+def used_by_the_newest_plan(place: Place) -> list[str]:
+    values = [row["values"].values() for row in place.stored().rows]
+    return sorted({one["at"] for row in values for one in row if "at" in one})
 
 
 def test_what_goes_is_listed_and_nothing_is_removed_unless_that_is_wanted(
     two_plans: Place, capsys: Printed
 ) -> None:
     before = files(two_plans.cache)
-    prune(two_plans.cache, [old_plan(two_plans)[:6]], False, None)
-    printed = capsys.readouterr().out
-    assert "4 rows of" in printed
-    assert "that no plan uses" in printed
-    assert "nothing was removed" in printed
-    prune(two_plans.cache, [old_plan(two_plans)], False, lambda: False)
-    assert "nothing was removed" in capsys.readouterr().out
-    assert files(two_plans.cache) == before
+    name = old_plan(two_plans)
+    for given, ask in ((name[:6], None), (name, lambda: False)):
+        prune(two_plans.cache, [given], False, ask)
+        plan, values, *_ = capsys.readouterr().out.splitlines()
+        assert name in plan and "4 rows" in plan
+        count = listing(two_plans.cache)["values"] - len(
+            used_by_the_newest_plan(two_plans)
+        )
+        assert values.startswith(f"{count} values")
+        assert files(two_plans.cache) == before
 
 
 def test_a_plan_goes_with_the_values_that_only_it_uses(two_plans: Place) -> None:
     want = two_plans.values()
     prune(two_plans.cache, [old_plan(two_plans)], True, None)
-    contents = Contents.of(two_plans.cache)
-    (plan,) = contents.plans
-    assert contents.used_by([plan]).all()
+    found = listing(two_plans.cache)
+    assert [plan["rows"] for plan in found["plans"]] == [2]
+    assert found["used_by_no_plan"]["values"] == 0
+    assert found["values"] == len(used_by_the_newest_plan(two_plans))
     assert two_plans.values() == want
-    assert not two_plans.fill()  # it has all that stage 1 would compute
+    assert not two_plans.fill()
 
 
-def test_a_terminal_is_asked(two_plans: Place, capsys: Printed) -> None:
+def test_a_terminal_is_asked_if_there_is_anything_to_remove(
+    two_plans: Place, capsys: Printed
+) -> None:
     prune(two_plans.cache, [old_plan(two_plans)], False, lambda: True)
-    assert len(Contents.of(two_plans.cache).plans) == 1
+    (name,) = [plan["name"] for plan in listing(two_plans.cache)["plans"]]
+    capsys.readouterr()
     prune(two_plans.cache, [], False, lambda: pytest.fail("there is nothing to ask"))
-    assert "nothing to remove" in capsys.readouterr().out
+    # What is left is named.
+    assert name[:8] in capsys.readouterr().out
 
 
-def test_of_a_cache_without_plans_nothing_is_left(place: Place) -> None:
+def test_of_a_cache_without_plans_nothing_is_left_but_files_of_others(
+    place: Place,
+) -> None:
     place.plans[0].unlink()
-    foreign = place.cache / "shards/notes.txt"
-    foreign.write_text("mine")
-    dead = temporary(place.cache / "shards/x.safetensors")
-    dead.write_text("half")
-    (place.cache / "shards/.tmp-1-notes").write_text("mine too")
+    shards = place.cache / "shards"
+    (shards / "notes.txt").write_text("mine")
+    temporary(shards / "x.safetensors").write_text("half")
+    (shards / ".tmp-1-notes").write_text("mine too")
     prune(place.cache, [], True, None)
     assert {path.name for path in place.shards} == {"notes.txt", ".tmp-1-notes"}
+    assert not place.columns
 
 
-def test_values_that_two_shards_have_are_kept_once(place: Place) -> None:
-    want = place.values()
-    path = place.shards[0]
-    half = sorted(FeatureCache.open(place.cache))[::2]
-    copy = place.folder / "copy"
-    shutil.copytree(place.cache, copy)
-    rewrite_shard(copy, copy / "shards" / path.name, half)
-    for one in (copy / "shards").iterdir():
-        shutil.copy(one, place.cache / "shards")
-    prune(place.cache, [], True, None)
-    contents = Contents.of(place.cache)
-    assert contents.held.sum() == len(contents.addresses)
-    assert place.values() == want
-
-
-def test_what_goes_as_a_whole_goes_before_anything_is_written(
-    two_plans: Place, monkeypatch: pytest.MonkeyPatch
+def test_values_that_two_shards_have_are_kept_once(
+    place: Place, capsys: Printed
 ) -> None:
-    want = two_plans.values()
-    kept = [plan.path for plan in Contents.of(two_plans.cache).plans[1:]]
-    for number in range(3):
-        rows = [{**row, "prompt": f"other {number}"} for row in two_plans.rows]
-        write_rows(two_plans.data, rows)
-        two_plans.fill()
-    assert len(two_plans.shards) == 4
-    sizes = []
-
-    def rewrite(folder: Path, path: Path, values: Collection[str]) -> None:
-        sizes.append(len(values))
-        rewrite_shard(folder, path, values)
-
-    monkeypatch.setattr("dstrain.runs.cache_commands.prune.rewrite_shard", rewrite)
-    names = [path.stem for path in two_plans.plans if path not in kept]
-    prune(two_plans.cache, names, True, None)
-    assert sizes[:3] == [0, 0, 0]
-    assert len(sizes) == 4
-    write_rows(two_plans.data, two_plans.rows[:2])
-    assert two_plans.values() == want
+    want, half = place.values(), sorted(FeatureCache.open(place.cache))[::2]
+    in_a_shard_too(place, half)
+    capsys.readouterr()
+    prune(place.cache, [], True, None)
+    assert capsys.readouterr().out.startswith(f"{len(half)} values")
+    on_disk = [FeatureCache.of_shards(place.cache, [path]) for path in place.shards]
+    assert sum(map(len, on_disk)) == listing(place.cache)["values"]
+    assert place.values() == want
 
 
 def test_a_shard_written_anew_may_have_the_name_of_one_that_goes(
     two_plans: Place,
 ) -> None:
     want = two_plans.values()
-    (path,) = two_plans.shards
-    contents = Contents.of(two_plans.cache)
-    (plan,) = contents.plans[1:]
-    used = [as_text(one) for one in contents.addresses[plan.used]]
-    copy = two_plans.folder / "copy"
-    shutil.copytree(two_plans.cache, copy)
-    rewrite_shard(copy, copy / "shards" / path.name, used)
-    (again,) = (copy / "shards").iterdir()
-    shutil.copy(again, two_plans.cache / "shards")
+    again = in_a_shard_too(two_plans, used_by_the_newest_plan(two_plans))
     prune(two_plans.cache, [old_plan(two_plans)], True, None)
-    assert [one.name for one in two_plans.shards] == [again.name]
+    assert two_plans.shards == [again]
     assert two_plans.values() == want
 
 
 def test_a_name_must_mean_one_plan(two_plans: Place) -> None:
-    with pytest.raises(UsageError, match=r"no plan named 'x'; plans: "):
-        prune(two_plans.cache, ["x"], True, None)
-    with pytest.raises(UsageError, match="no plan named ''"):
-        prune(two_plans.cache, [""], True, None)
-    with pytest.raises(UsageError, match="no plan named"):
-        prune(two_plans.cache, [old_plan(two_plans) + "0"], True, None)
+    for name in ("x", "", old_plan(two_plans) + "0"):
+        with pytest.raises(UsageError, match=f"'{name}'") as caught:
+            prune(two_plans.cache, [name], True, None)
+        assert caught.value.where == "--plan"
+        assert old_plan(two_plans) in str(caught.value)
 
 
 def test_a_cache_that_is_written_or_damaged_is_refused(two_plans: Place) -> None:
+    name = old_plan(two_plans)
     before = files(two_plans.cache)
-    with lock(two_plans.cache), pytest.raises(StateError, match="is in use by process"):
-        prune(two_plans.cache, [old_plan(two_plans)], True, None)
-    path = two_plans.plans[0]
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(StateError, match="is damaged"):
+    with lock(two_plans.cache), pytest.raises(StateError):
+        prune(two_plans.cache, [name], True, None)
+    assert files(two_plans.cache) == before
+    (shard,) = two_plans.shards
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-4096] + bytes(4096))
+    with pytest.raises(StateError, match=str(shard)):
+        prune(two_plans.cache, [name], True, None)
+    assert two_plans.shards == [shard]
+    shard.write_bytes(content)
+    plan = two_plans.plans[0]
+    plan.write_bytes(plan.read_bytes()[:-9])
+    with pytest.raises(StateError, match=str(plan)):
         prune(two_plans.cache, [], True, None)
-    assert {**files(two_plans.cache), str(path.relative_to(two_plans.cache)): b""} == {
-        **before,
-        str(path.relative_to(two_plans.cache)): b"",
-    }
 
 
 @pytest.mark.slow
 def test_killed_at_any_moment_it_loses_nothing_that_a_plan_uses(
     two_plans: Place, tmp_path: Path
 ) -> None:
-    want = two_plans.values()
-    name = old_plan(two_plans)
+    """Shards that go as a whole go before another one is written, for which they make
+    room.
+    """
+    want, rows = two_plans.values(), two_plans.rows
+    write_rows(two_plans.data, [{**row, "prompt": "other"} for row in rows])
+    two_plans.fill()
+    write_rows(two_plans.data, rows[:2])
+    plans = listing(two_plans.cache)["plans"]
+    names = [plan["name"] for plan in (plans[0], plans[2])]
+    # One of which some stays, and one of which nothing does.
+    before = {path.name for path in two_plans.shards}
+    assert len(before) == 2
     whole = tmp_path / "whole"
     shutil.copytree(two_plans.cache, whole)
-    body = partial(prune, two_plans.cache, [name], True, None)
+    body = partial(prune, two_plans.cache, names, True, None)
     total = events(body, two_plans.cache)
     assert total >= 5
     pruned = files(two_plans.cache)
-    for event in range(total):
+    for event in range(0, total, 2):
         shutil.rmtree(two_plans.cache)
         shutil.copytree(whole, two_plans.cache)
-        assert killed_at(event, body, two_plans.cache, torn=bool(event % 2))
+        assert killed_at(event, body, two_plans.cache, torn=bool(event % 4))
         assert two_plans.values() == want, event
-        names = [name] if (two_plans.cache / f"plans/{name}.json").exists() else []
-        prune(two_plans.cache, names, True, None)
+        shards = {path.name for path in two_plans.shards}
+        assert shards <= before or len(shards & before) < 2, event
+        there = [path.stem for path in two_plans.plans]
+        prune(two_plans.cache, [name for name in names if name in there], True, None)
         assert files(two_plans.cache) == pruned, event

@@ -3,6 +3,7 @@ that nothing of the user's is removed.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -316,16 +317,37 @@ def test_a_run_that_cannot_be_taken_away_whole_stays(
     assert tree(out) == before
 
 
-def test_ctrl_c_before_the_first_save_says_how_to_run_again(
-    here: Path, out: Path
+@pytest.mark.parametrize(
+    ("steps", "flags", "advice"),
+    [
+        (0, {}, ()),
+        (1, {}, ("--overwrite",)),
+        (1, {"resume_from_checkpoint": "step-2.safetensors"}, ("--output_path",)),
+        (1, {"resume": "auto"}, ()),
+        (3, {}, ("--resume",)),
+    ],
+)
+def test_ctrl_c_says_how_to_run_again(
+    steps: int,
+    flags: dict[str, str],
+    advice: tuple[str, ...],
+    here: Path,
+    trained: Path,
+    tmp_path: Path,
 ) -> None:
-    def stop(module: Any) -> None:
-        raise KeyboardInterrupt
+    calls = count()
 
+    def stop(module: Any) -> None:
+        if next(calls) == steps:
+            raise KeyboardInterrupt
+
+    if "resume_from_checkpoint" in flags:
+        flags = {"resume_from_checkpoint": f"{trained}/step-2.safetensors"}
+    given = {"output_path": tmp_path, "max_steps": 4, "save_steps": 2, **flags}
     with pytest.raises(Interrupted) as caught:
-        train(here, changed(stop), output_path=out, max_steps=1, overwrite=True)
-    assert caught.value.where == str(out)
-    assert left(out) == ([], [])
+        train(here, changed(stop), **given)
+    assert caught.value.where == str(tmp_path)
+    assert tuple(re.findall(r"--\w+", caught.value.help_lines[0])) == advice
 
 
 @pytest.mark.parametrize(
