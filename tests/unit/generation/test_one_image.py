@@ -53,12 +53,17 @@ def config(model: Path, tmp_path: Path) -> GenerateConfig:
     ("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)]
 )
 def test_generate_writes_what_the_pipeline_makes(
-    precision: str, dtype: torch.dtype, model: Path, tmp_path: Path
+    precision: str,
+    dtype: torch.dtype,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = {"negative_prompt": "cat", "guidance_scale": 2.0, "seed": 5}
     flags |= {"num_inference_steps": 3, "height": 24, "width": 16}
     output = tmp_path / "new/folder/x.png"
     generate(generation(model, output, mixed_precision=precision, **flags))
+    assert str(output) in capsys.readouterr().out
     pipe = Pipeline.from_pretrained("tiny", configs(model), torch_dtype=dtype)
     assert pixels(output) == pipe(prompt="dog", **flags).tobytes()
 

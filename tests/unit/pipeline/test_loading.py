@@ -2,42 +2,34 @@
 read, and a weight is merged before it is stored.
 """
 
-import ctypes
-import gc
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from dstrain import StateError
+from dstrain import Pipeline, StateError
 from dstrain.config import LoraFile
-from dstrain.lora import Lora, merge_layers
-from dstrain.lora.foreign.products import MergedLayer
-from dstrain.lora.layers import LoraLayer
-from dstrain.models import METHODS
-from dstrain.models.execution import ALL_BLOCKS, AS_LOADED, Kept, StoredLayers
-from dstrain.models.networks import keep, load_network
-from dstrain.pipeline import loading
-from dstrain.pipeline.loading import Loader
-from dstrain.plugin import Component, DiffusersNetwork, Files, ModelFamily
+from dstrain.models import METHODS, Found
+from dstrain.models.execution import ALL_BLOCKS, Kept, StoredLayers
+from dstrain.plugin import (
+    Component,
+    DiffusersNetwork,
+    Files,
+    ModelFamily,
+    QuantizationMethod,
+)
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.support.loading_in_nf4 import anonymous_mib
+from tests.support.family import build
 from tests.support.runs import same
 
-CPU = torch.device("cpu")
-RECORD = ModelFamily(
-    "fam", "", "", "", ("base",), "net", MappingProxyType({}), MappingProxyType({})
-)
-SIDE = 1 << 10
-SIZE_MIB = SIDE * SIDE * 4 / 2**20
+INT8 = Kept((StoredLayers(METHODS["int8_block"]),))
 
 
 class Deep(nn.Module):
@@ -67,8 +59,40 @@ class Tied(nn.Module):
             self.head.weight = self.embed.weight
 
 
-def component(network: Any) -> Component:
-    return Component("net", network, "net", ("*.weight",))
+class LoadsItself:
+    """A network as plugins wrote them before `load` had a place."""
+
+    def build(self, configuration: Any) -> nn.Module:
+        """Build it, its weights random."""
+        return Deep(64, 2)
+
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
+        """Load it as a whole; its last layer is its first."""
+        network = Deep(64, 2)
+        network.load_state_dict(torch.load(files.paths[0]))
+        network.layers.append(network.layers[0])
+        return network.to(dtype)
+
+
+def component(name: str, network: Any) -> Component:
+    return Component(name, network, name, ("*.weight",))
+
+
+COMPONENTS = (
+    component("net", DiffusersNetwork(f"{__name__}:Deep")),
+    component("tied", DiffusersNetwork(f"{__name__}:Tied")),
+    component("own", LoadsItself()),
+)
+FAMILY = ModelFamily(
+    "fam",
+    "",
+    f"{__name__}:COMPONENTS",
+    "",
+    ("base",),
+    "net",
+    MappingProxyType({"net": ("layers.*",), "tied": ("head",)}),
+    MappingProxyType({"net": "net", "tied": "tied"}),
+)
 
 
 def written(folder: Path, module: nn.Module) -> Files:
@@ -77,49 +101,36 @@ def written(folder: Path, module: nn.Module) -> Files:
     return Files((path,))
 
 
-def deep(folder: Path, side: int, depth: int) -> tuple[Files, Any]:
+def deep(side: int, depth: int) -> Deep:
     torch.manual_seed(0)
-    configuration = SimpleNamespace(side=side, depth=depth)
-    return written(folder, Deep(side, depth)), configuration
+    return Deep(side, depth)
 
 
-NETWORK = DiffusersNetwork(f"{__name__}:Deep")
+def loaded(
+    files: Files,
+    name: str = "net",
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    **more: Any,
+) -> Any:
+    """Load the component of these files, a deep one of the sizes that they say."""
+    side, depth = more.pop("sizes", (4, 2))
+    config = {"side": side, "depth": depth} if name == "net" else {}
+    found = Found({name: files}, {name: config})
+    place = torch.device(device)
+    pipe = Pipeline.from_found(FAMILY, build("base"), found, place, dtype, **more)
+    return pipe.components[name]
 
 
-def anonymous_mib_at_rest() -> float:
-    """The same, when the allocator has given back what was freed."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return anonymous_mib()
-
-
-def test_only_the_weight_that_is_read_is_in_memory(tmp_path: Path) -> None:
-    files, configuration = deep(tmp_path, 4, 1)  # what loading imports is no weight
-    Loader(RECORD, component(NETWORK), files, CPU).load(configuration, torch.float32)
-    files, configuration = deep(tmp_path, SIDE, 32)
-    seen: list[float] = []
-
-    def store(network: nn.Module, name: str, weight: Tensor) -> Tensor:
-        seen.append(anonymous_mib())
-        return weight.to("meta")  # as on a GPU: nothing of it is left here
-
-    before = anonymous_mib_at_rest()
-    Loader(RECORD, component(NETWORK), files, CPU, store=store).load(
-        configuration, torch.float32
-    )
-    assert len(seen) == 32
-    # The allocator keeps a few freed weights, however many there are.
-    assert max(seen) - before < 8 * SIZE_MIB
+def watching(store: Any) -> Kept:
+    """Weights are stored by a method of a plugin."""
+    return Kept((StoredLayers(QuantizationMethod("own", store, lambda shape: 0)),))
 
 
 @pytest.mark.drawn  # at full size, what the tests beside it show of small weights
 def test_a_gib_in_nf4_is_loaded_with_half_a_gib_of_memory(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.loading_in_nf4", tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "tests.support.loading_in_nf4", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for path in tmp_path.iterdir():
         path.unlink()
@@ -128,161 +139,118 @@ def test_a_gib_in_nf4_is_loaded_with_half_a_gib_of_memory(tmp_path: Path) -> Non
 
 
 def test_a_weight_is_free_before_the_next_is_read(tmp_path: Path) -> None:
-    files, configuration = deep(tmp_path, 4, 3)
     alive: list[weakref.ref[Tensor]] = []
 
-    def store(network: nn.Module, name: str, weight: Tensor) -> Tensor:
+    def store(layer: nn.Linear, weight: Tensor) -> nn.Linear:
         assert all(one() is None for one in alive)
         alive.append(weakref.ref(weight))
-        return torch.empty_like(weight, device="meta")
+        return nn.Linear(4, 4, bias=False, device="meta")
 
-    Loader(RECORD, component(NETWORK), files, CPU, store=store).load(
-        configuration, torch.float32
-    )
+    files = replace(written(tmp_path, deep(4, 3)), kept=watching(store))
+    loaded(files, sizes=(4, 3))
     assert len(alive) == 3
 
 
 def test_everything_is_on_the_device_and_frozen(tmp_path: Path) -> None:
-    files, configuration = deep(tmp_path, 4, 2)
-    network = Loader(RECORD, component(NETWORK), files, torch.device("meta")).load(
-        configuration, torch.bfloat16
-    )
+    files = written(tmp_path, deep(4, 2))
+    network = loaded(files, device="meta", dtype=torch.bfloat16)
     tensors = [*network.parameters(), *network.buffers()]
     assert {str(one.device) for one in tensors} == {"meta"}
     assert not any(one.requires_grad for one in tensors)
     assert not network.training
 
 
-LAYERS: Mapping[str, LoraLayer] = MappingProxyType(
-    {
-        "layers.1": LoraLayer(
-            torch.randn(2, 4, generator=torch.Generator().manual_seed(1)),
-            torch.randn(4, 2, generator=torch.Generator().manual_seed(2)),
-            3.0,
-        )
-    }
-)
+def preset(folder: Path, **tensors: Tensor) -> LoraFile:
+    """A LoRA file with these keys, whose dots are written as two underscores."""
+    named = {name.replace("__", "."): one for name, one in tensors.items()}
+    save_file(named, folder / "preset.safetensors")
+    return LoraFile(folder / "preset.safetensors", alpha="rank")
 
 
-def given(monkeypatch: pytest.MonkeyPatch, layers: Mapping[str, LoraLayer]) -> None:
-    """Let a preset file have these layers."""
-    lora = Lora("net", layers, {})
-    monkeypatch.setattr(loading, "read_lora", lambda *_, **__: [lora])
+def noise(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_preset_is_merged_before_a_weight_is_stored(
-    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_preset_is_merged_in_fp32_before_a_weight_is_stored(
+    dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    files, configuration = deep(tmp_path, 4, 2)
-    given(monkeypatch, LAYERS)
-    files = Files(files.paths, preset=LoraFile(tmp_path / "preset.safetensors"))
-    merged = load_network(lambda: Deep(4, 2), files, dtype)
-    merge_layers(merged, LAYERS)
-    stored: dict[str, Tensor] = {}
-
-    def store(network: nn.Module, name: str, weight: Tensor) -> Tensor:
-        stored[name] = weight.clone()
-        return keep(network, name, weight)
-
-    network = Loader(RECORD, component(NETWORK), files, CPU, store=store).load(
-        configuration, dtype
+    down, up = noise(1, 2, 4), noise(2, 4, 2)
+    file = preset(
+        tmp_path, net__layers__1__lora_A__weight=down, net__layers__1__lora_B__weight=up
     )
-    for name, weight in merged.state_dict().items():
-        assert torch.equal(stored[name], weight)
-        assert torch.equal(network.state_dict()[name], weight)
+    stored: list[Tensor] = []
+
+    def store(layer: nn.Linear, weight: Tensor) -> nn.Linear:
+        stored.append(weight.clone())
+        return nn.Linear(4, 4, bias=False, device="meta")
+
+    module = deep(4, 2)
+    files = replace(written(tmp_path, module), preset=file)
+    network = loaded(files, dtype=dtype)
+    loaded(replace(files, kept=watching(store)), dtype=dtype)
+    wanted = [layer.weight.to(dtype) for layer in module.layers]
+    wanted[1] = (wanted[1].float() + up @ down).to(dtype)
+    for layer, weight, own in zip(network.layers, stored, wanted, strict=True):
+        assert torch.equal(layer.weight, own)
+        assert torch.equal(weight, own)
 
 
-@pytest.mark.parametrize("method", [None, "int8_block"])
+@pytest.mark.parametrize("kept", [Kept(), INT8], ids=["as it is", "int8"])
 def test_differences_and_layers_of_a_preset_are_scaled_and_come_before_quantization(
-    method: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, tmp_path: Path
 ) -> None:
-    files = written(tmp_path, Deep(64, 2))
-    difference = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
-    loha = MergedLayer("LoHa", lambda: 2 * difference)
-    lora = Lora("net", {}, {}, {"layers.0": loha}, {"layers.1.weight": difference})
-    monkeypatch.setattr(loading, "read_lora", lambda *_, **__: [lora])
-    kept = Kept((StoredLayers(METHODS[method]),)) if method else AS_LOADED
-    preset = LoraFile(tmp_path / "preset.safetensors", 0.5)
-    files = replace(files, kept=kept)
-    configuration = SimpleNamespace(side=64, depth=2)
-    loader = Loader(RECORD, component(NETWORK), replace(files, preset=preset), CPU)
-    network = loader.load(configuration, torch.float32)
-    wanted = load_network(lambda: Deep(64, 2), files, torch.float32)
-    with torch.no_grad():
-        wanted.layers[0].weight += difference
-        wanted.layers[1].weight += 0.5 * difference
-    if method:
-        (tmp_path / "merged").mkdir()
-        merged = replace(written(tmp_path / "merged", wanted), kept=kept)
-        wanted = Loader(RECORD, component(NETWORK), merged, CPU).load(
-            configuration, torch.float32
-        )
-    for name, weight in wanted.state_dict().items():
-        assert torch.allclose(
-            network.state_dict()[name].float(), weight.float(), atol=1e-6
-        )
-
-
-def test_a_preset_changes_weights_that_are_one_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_file({"embed.weight": torch.ones(4, 2)}, tmp_path / "net.safetensors")
-    layer = LoraLayer(torch.ones(1, 2), torch.ones(4, 1), 1.0)
-    given(monkeypatch, {"head": layer})
-    files = Files(
-        (tmp_path / "net.safetensors",),
-        preset=LoraFile(tmp_path / "preset.safetensors"),
+    parts = [noise(seed, 64, 2) for seed in range(4)]
+    difference = noise(9, 64, 64)
+    file = preset(
+        tmp_path,
+        net__layers__0__hada_w1_a=parts[0],
+        net__layers__0__hada_w1_b=parts[1].T.contiguous(),
+        net__layers__0__hada_w2_a=parts[2],
+        net__layers__0__hada_w2_b=parts[3].T.contiguous(),
+        net__layers__1__diff=difference,
     )
-    tied = component(DiffusersNetwork(f"{__name__}:Tied"))
-    network = Loader(RECORD, tied, files, CPU).load(SimpleNamespace(), torch.float32)
+    module = deep(64, 2)
+    files = replace(written(tmp_path, module), kept=kept)
+    half = replace(file, scale=0.5)
+    network = loaded(replace(files, preset=half), sizes=(64, 2))
+    with torch.no_grad():
+        product = (parts[0] @ parts[1].T) * (parts[2] @ parts[3].T)
+        module.layers[0].weight += 0.5 * product
+        module.layers[1].weight += 0.5 * difference
+    (tmp_path / "merged").mkdir()
+    wanted = replace(written(tmp_path / "merged", module), kept=kept)
+    merged = loaded(wanted, sizes=(64, 2)).state_dict()
+    for name, weight in network.state_dict().items():
+        torch.testing.assert_close(weight.float(), merged[name].float())
+
+
+def test_a_preset_changes_weights_that_are_one_together(tmp_path: Path) -> None:
+    save_file({"embed.weight": torch.ones(4, 2)}, tmp_path / "net.safetensors")
+    file = preset(
+        tmp_path,
+        tied__head__lora_A__weight=torch.ones(1, 2),
+        tied__head__lora_B__weight=torch.ones(4, 1),
+    )
+    network = loaded(Files((tmp_path / "net.safetensors",), preset=file), "tied")
     assert network.head.weight is network.embed.weight
     assert torch.equal(network.head.weight, torch.full((4, 2), 2.0))
 
 
-def test_a_network_that_loads_itself_is_placed_afterwards(tmp_path: Path) -> None:
-    def load(files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
-        module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        module[1].weight = module[0].weight
-        return module.to(dtype)
-
-    stored = []
-
-    def store(network: nn.Module, name: str, weight: Tensor) -> Tensor:
-        stored.append(name)
-        return weight * 0
-
-    files = Files((tmp_path / "any",))
-    network = Loader(
-        RECORD, component(SimpleNamespace(load=load)), files, CPU, store=store
-    ).load(None, torch.float32)
-    assert stored == ["0.weight", "0.bias", "1.bias"]
-    assert network[1].weight is network[0].weight
-    assert not network[0].weight.any()
-
-
-def test_a_network_whose_load_takes_no_place_is_quantized_afterwards(
+def test_a_network_that_loads_itself_is_placed_and_quantized_afterwards(
     tmp_path: Path,
 ) -> None:
-    class Own:
-        """As plugins wrote them before `load` had a place."""
-
-        def build(self, configuration: Any) -> nn.Module:
-            return Deep(64, 2)
-
-        def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
-            return load_network(lambda: Deep(64, 2), files, dtype)
-
-    files = written(tmp_path, Deep(64, 2))
-    stored = StoredLayers(METHODS["int8_block"])
-    files = replace(files, kept=Kept((stored,)))
-    configuration = SimpleNamespace(side=64, depth=2)
-    found = [
-        Loader(RECORD, component(one), files, CPU).load(configuration, torch.float32)
-        for one in (Own(), NETWORK)
-    ]
-    assert found[0].layers[1].weight.dtype == torch.int8
-    assert same(*(dict(network.state_dict()) for network in found))
+    module = deep(64, 2)
+    torch.save(module.state_dict(), tmp_path / "own.pth")
+    own = Files((tmp_path / "own.pth",))
+    placed = loaded(own, "own", device="meta")
+    assert {str(one.device) for one in placed.parameters()} == {"meta"}
+    assert placed.layers[2].weight is placed.layers[0].weight
+    files = replace(written(tmp_path, module), kept=INT8)
+    ours = loaded(replace(own, kept=INT8), "own")
+    assert ours.layers[1].weight.dtype == torch.int8
+    theirs = loaded(files, sizes=(64, 2))
+    assert same(*(dict(one.layers[1].state_dict()) for one in (ours, theirs)))
 
 
 class Halves:
@@ -306,42 +274,30 @@ class Halves:
 
 @pytest.mark.parametrize("form", ["safetensors", "pth"])
 def test_rows_are_read_where_nothing_needs_the_whole(tmp_path: Path, form: str) -> None:
-    module = Deep(4, 2)
+    module = deep(4, 2)
     path = tmp_path / f"net.{form}"
     tensors = {name: one.clone() for name, one in module.state_dict().items()}
     save_file(tensors, path) if form == "safetensors" else torch.save(tensors, path)
-    configuration = SimpleNamespace(side=4, depth=2)
-    part = Halves()
     files = Files((path,))
-    Loader(RECORD, component(NETWORK), files, CPU, part=part).load(
-        configuration, torch.bfloat16
-    )
+    part = Halves()
+    loaded(files, dtype=torch.bfloat16, parts={"net": part})
     assert part.whole == []
     for name, weight in module.state_dict().items():
         assert same(part.taken[name], weight[:2].bfloat16())
     part = Halves()
-    files = replace(files, kept=Kept((StoredLayers(METHODS["int8_block"]),)))
-    Loader(RECORD, component(NETWORK), files, CPU, part=part).load(
-        configuration, torch.bfloat16
-    )
+    loaded(replace(files, kept=INT8), dtype=torch.bfloat16, parts={"net": part})
     assert len(part.whole) == 2
     assert part.taken == {}
 
 
-def test_an_empty_network_is_compared_with_its_files_and_reads_no_weight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_empty_network_has_no_memory_and_is_compared_with_its_files(
+    tmp_path: Path,
 ) -> None:
-    files, _ = deep(tmp_path, 4, 2)
-    monkeypatch.setattr("dstrain.models.weight_files._reader", None)
-    loader = Loader(RECORD, component(NETWORK), files, CPU)
-    network = loader.build_empty({"side": 4, "depth": 2})
-    assert network is not None
+    files = written(tmp_path, deep(4, 2))
+    network = loaded(files, empty=True)
     assert {str(one.device) for one in network.parameters()} == {"meta"}
-    with pytest.raises(StateError, match=r"1 missing: layers\.2\.weight"):
-        loader.build_empty({"side": 4, "depth": 3})
-
-
-META = torch.device("meta")
+    with pytest.raises(StateError, match=r"layers\.2\.weight"):
+        loaded(files, sizes=(4, 3), empty=True)
 
 
 @pytest.mark.parametrize(
@@ -350,20 +306,16 @@ META = torch.device("meta")
         (Kept(), []),
         (Kept(swapped_blocks=2), [1, 2]),
         (Kept(swapped_blocks=ALL_BLOCKS), [0, 1, 2]),
-        (Kept(offloaded=True), [0, 1, 2]),
     ],
     ids=str,
 )
 def test_weights_that_live_in_ram_are_never_put_on_the_device(
     kept: Kept, in_ram: list[int], tmp_path: Path
 ) -> None:
-    files, configuration = deep(tmp_path, 4, 3)
-    files = Files(files.paths, kept=kept)
-    network = Loader(RECORD, component(NETWORK), files, META).load(
-        configuration, torch.float32
-    )
-    wanted = load_network(lambda: Deep(4, 3), files, torch.float32)
+    module = deep(4, 3)
+    files = replace(written(tmp_path, module), kept=kept)
+    network = loaded(files, device="meta", sizes=(4, 3))
     for number, layer in enumerate(network.layers):
         assert layer.weight.is_meta == (number not in in_ram)
         if number in in_ram:
-            assert torch.equal(layer.weight, wanted.layers[number].weight)
+            assert torch.equal(layer.weight, module.layers[number].weight)

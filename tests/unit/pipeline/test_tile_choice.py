@@ -1,9 +1,8 @@
 """What is asked of VAEs becomes sides that each can take, equal however they are written,
-or is refused in words.
+or is refused by the flag.
 """
 
-import logging
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,13 @@ from torch import nn
 from tests.support.command_lines import toy_config
 
 VIDEO = {"base_dim": 8, "z_dim": 4, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 1}
-IMAGE = {"block_out_channels": [8, 8, 16, 16], "norm_num_groups": 4, "sample_size": 64,
-         "down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}  # fmt: skip
+IMAGE = {
+    "block_out_channels": [8, 8, 16, 16],
+    "norm_num_groups": 4,
+    "sample_size": 64,
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+}
 
 
 class Grouped(nn.Module):
@@ -40,27 +44,11 @@ COMPONENTS = (
     Component("tokenizer", Tokenizer("T5Tokenizer"), "tokenizer"),
 )
 CONFIGS = MappingProxyType({"vae": VIDEO, "image_vae": IMAGE})
+FAMILY: Any = SimpleNamespace(load={"components": COMPONENTS}.__getitem__)
 
 
-class Family:
-    """A family with these components."""
-
-    def load(self, name: str) -> Any:
-        """Return what a record names."""
-        assert name == "components"
-        return COMPONENTS
-
-
-class Spec:
-    """A variant with some of them."""
-
-    where = "fake base"
-
-    def __init__(self, *components: str) -> None:
-        self.components = components
-
-
-FAMILY: Any = Family()
+def variant(*components: str) -> Any:
+    return SimpleNamespace(components=components, where="fake base")
 
 
 def sides(tiling: Tiling, configs: Any = CONFIGS) -> dict[str, Tiles]:
@@ -75,18 +63,12 @@ def test_the_flags_ask_for_it() -> None:
 
 
 def test_the_defaults_are_those_of_each_vae_and_can_be_spelled_out() -> None:
-    defaults = sides(Tiling(True))
-    assert defaults == {
-        "vae": Tiles(256, 256, 192, 192),
-        "image_vae": Tiles(64, 64, 48, 48),
-    }
-    one = {"vae": VIDEO}
-    wanted = {"vae": defaults["vae"]}
+    video, image = Tiles(256, 256, 192, 192), Tiles(64, 64, 48, 48)
+    assert sides(Tiling(True)) == {"vae": video, "image_vae": image}
     for size, stride in ((256, None), (None, 192), (256, 192)):
-        assert sides(Tiling(True, size, stride), one) == wanted
-    assert sides(Tiling(True, 64, 48), {"image_vae": IMAGE}) == {
-        "image_vae": defaults["image_vae"]
-    }
+        assert sides(Tiling(True, size, stride), {"vae": VIDEO}) == {"vae": video}
+    spelled = sides(Tiling(True, 64, 48), {"image_vae": IMAGE})
+    assert spelled == {"image_vae": image}
     assert sides(Tiling()) == {}
 
 
@@ -108,22 +90,20 @@ def test_a_side_without_its_stride_overlaps_as_much(
 
 
 @pytest.mark.parametrize(
-    ("tiling", "configs", "where", "what"),
+    ("tiling", "configs", "said"),
     [
-        (Tiling(True, 60), CONFIGS, "--tile_size", "60 is not a multiple of the 8 pixels"),
-        (Tiling(True, 64, 4), CONFIGS, "--tile_stride", "4 is not a multiple of the 8"),
-        (Tiling(True, None, 200), CONFIGS, "--tile_stride", "is 200, more than the 64"),
-        (Tiling(framewise=True), CONFIGS, "--framewise_decoding", "AutoencoderKL has no groups"),
-        (Tiling(True), {"grouped": {}}, "--tiled", "Grouped has no tiles"),
+        (Tiling(True, 60), CONFIGS, r"--tile_size: .*60 .*8 "),
+        (Tiling(True, 64, 4), CONFIGS, r"--tile_stride: .*4 .*8"),
+        (Tiling(True, None, 200), CONFIGS, r"--tile_stride: .*200.*64"),
+        (Tiling(framewise=True), CONFIGS, r"--framewise_decoding: .*AutoencoderKL "),
+        (Tiling(True), {"grouped": {}}, r"--tiled: .*Grouped "),
     ],
-)  # fmt: skip
-def test_what_a_vae_cannot_take_is_refused_in_words(
-    tiling: Tiling, configs: Any, where: str, what: str
+)
+def test_what_a_vae_cannot_take_is_refused_by_the_flag(
+    tiling: Tiling, configs: Any, said: str
 ) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=said):
         sides(tiling, configs)
-    assert caught.value.where == where
-    assert what in caught.value.what
 
 
 def test_groups_of_frames_are_of_a_vae_that_has_them() -> None:
@@ -132,39 +112,32 @@ def test_groups_of_frames_are_of_a_vae_that_has_them() -> None:
 
 
 def test_what_goes_through_frames_in_any_case_says_so_and_keeps_its_key(
-    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     video = {"vae": VIDEO}
     assert sides(Tiling(framewise=True), video) == {}
     assert sides(Tiling(True, framewise=True), video) == sides(Tiling(True), video)
-    spec: Any = Spec("dit", "vae")
-    with caplog.at_level(logging.INFO):
-        check_tiling(Tiling(framewise=True), FAMILY, spec)
-        check_tiling(Tiling(True), FAMILY, spec)
-    said = "--framewise_decoding: the VAE of fake base does so in any case"
-    assert [one.message for one in caplog.records] == [said]
+    check_tiling(Tiling(True), FAMILY, variant("dit", "vae"))
+    assert not capsys.readouterr().err
+    check_tiling(Tiling(framewise=True), FAMILY, variant("dit", "vae"))
+    assert "--framewise_decoding: " in capsys.readouterr().err
 
 
 def test_a_variant_without_such_a_vae_is_refused() -> None:
-    known: Any = Spec("dit", "tokenizer")
+    known = variant("dit", "tokenizer")
     check_tiling(Tiling(), FAMILY, known)
     for tiling, flag in (
-        (Tiling(True), "--tiled"),
-        (Tiling(framewise=True), "--framew"),
+        (Tiling(True), "--tiled: .*fake base "),
+        (Tiling(framewise=True), "--framewise_decoding: .*fake base "),
     ):
-        with pytest.raises(
-            UsageError, match="fake base has no VAE with tiling"
-        ) as caught:
+        with pytest.raises(UsageError, match=flag):
             check_tiling(tiling, FAMILY, known)
-        assert caught.value.where.startswith(flag)
-    other: Any = Spec("dit", "vae")
-    check_tiling(Tiling(True), FAMILY, other)
 
 
 def test_only_the_digests_of_vaes_change_and_equal_tiles_have_equal_ones() -> None:
     files = {name: Files(()) for name in ("vae", "dit")}
     found = Found(files, {"vae": VIDEO, "dit": {}})
-    digests: Any = type("", (), {"of_all": lambda self, paths: "files"})()
+    digests: Any = SimpleNamespace(of_all=lambda paths: "files")
 
     def digest(tiling: Tiling) -> dict[str, str]:
         return component_digests(with_tiles(found, FAMILY, tiling), digests)

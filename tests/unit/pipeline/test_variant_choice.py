@@ -4,42 +4,37 @@ constants follow flags and --toy.
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from dstrain import (
     SFT,
     ModelConfig,
+    Pipeline,
     StateError,
-    Trainables,
     TrainConfig,
     UsageError,
     run,
 )
 from dstrain.graph import make_plan
-from dstrain.models import Found
 from dstrain.pipeline import choose_variant, score_columns, with_overrides
-from dstrain.pipeline.variant_choice import (
-    check_denoiser,
-    runs_on_a_prompt,
-    score_inputs,
-)
 from dstrain.plugin import (
     Column,
     Component,
     Constant,
-    ExpertSchedule,
+    ModelFamily,
     Option,
     PipelineSpec,
     at_least,
 )
-from dstrain.runs.resolve import resolve, resolve_experts
+from dstrain.runs.resolve import resolve
 
+from tests.support import family
+from tests.support.experts import copied_denoiser, let_tiny_have_experts
 from tests.support.family import (
     MODEL,
     PIPELINES,
@@ -47,10 +42,11 @@ from tests.support.family import (
     build,
     encode_image,
     weights_of,
+    write,
 )
-from tests.support.runs import project
+from tests.support.runs import config, configs, project
 
-SILENT = replace(MODEL, pipelines=f"{__name__}:SILENT_PIPELINES")
+SILENT = replace(MODEL, name="silent", pipelines=f"{__name__}:SILENT_PIPELINES")
 """A family whose variants say nothing of their denoisers."""
 SILENT_PIPELINES = MappingProxyType(
     {name: replace(spec, denoiser_config={}) for name, spec in PIPELINES.items()}
@@ -62,12 +58,45 @@ def encode_mood(prompt: str, mood: str, *, text_encoder: Any) -> Prompt:
     raise NotImplementedError
 
 
-MOODY = replace(SILENT_PIPELINES["other"], units=(encode_mood, encode_image))
-MOODY_PIPELINES = MappingProxyType({"base": MOODY, "other": SILENT_PIPELINES["base"]})
-EQUAL_PIPELINES = MappingProxyType(dict.fromkeys(PIPELINES, build("base")))
-COLUMNS = MappingProxyType(
-    {"base": ("image", "prompt"), "other": ("image", "prompt", "mood")}
+MOODY = replace(
+    MODEL, name="moody", pipelines=f"{__name__}:MOODY_PIPELINES", model_ids={}
 )
+"""A family whose first variant needs more than a prompt."""
+MOODY_PIPELINES = MappingProxyType(
+    {
+        "base": replace(SILENT_PIPELINES["other"], units=(encode_mood, encode_image)),
+        "other": SILENT_PIPELINES["base"],
+    }
+)
+EQUAL = replace(SILENT, pipelines=f"{__name__}:EQUAL_PIPELINES")
+EQUAL_PIPELINES = MappingProxyType(dict.fromkeys(PIPELINES, build("base")))
+BY_ID = replace(MODEL, model_ids={"base": ("Tiny/Base",), "other": ("Tiny/Other",)})
+SHARED = replace(SILENT, model_ids=dict.fromkeys(MODEL.variants, ("Tiny/Tiny",)))
+ADAPTED = replace(
+    MODEL,
+    model_ids={"base": ("Tiny/Tiny",), "other": ("Tiny/Adapter",)},
+    model_files={
+        "Tiny/Adapter": {
+            "vae": "vae.safetensors",
+            "dit": "Tiny/Tiny:transformer/*.safetensors",
+        }
+    },
+)
+KNOWN = replace(
+    MODEL,
+    name="known",
+    other_models={"Giant": {"depth": 9}, "Wide": {"width": 9}, "Flat": {"flat": True}},
+    options=(*MODEL.options, Option("zero", "Zero.", "dit", "zero")),
+)
+"""A family that knows denoisers that no variant is for."""
+COLUMNS = MappingProxyType(
+    {
+        "base": ("image", "prompt"),
+        "other": ("image", "prompt", "mood"),
+        "neither": ("image",),
+    }
+)
+DENOISER = "transformer/*.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -75,332 +104,201 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
 
 
+def chosen(of: ModelFamily, *files: str, columns: str = "", **more: Any) -> str:
+    """The variant of a family by files, each of a model id, and the columns of a dataset
+    made for a variant.
+    """
+    models = [ModelConfig(None, *one.split(":")) for one in files]
+    score = score_columns(COLUMNS[columns], ()) if columns else None
+    return choose_variant(of, more.pop("name", None), models, score, **more)
+
+
 def test_the_name_given_wins_over_everything() -> None:
-    models = (ModelConfig(model_id="Tiny/Other-1", origin_file_pattern="x"),)
-    score = score_columns(("image",), ())
-    assert choose_variant(MODEL, "base", models, score) == "base"
-    with pytest.raises(UsageError, match=r"no variant 'othr'.*did you mean 'other'"):
-        choose_variant(MODEL, "othr", models, score)
+    assert chosen(MODEL, "Tiny/Other-1:x", columns="other", name="base") == "base"
+    with pytest.raises(UsageError, match=r"'othr'.*'other'"):
+        chosen(MODEL, name="othr")
 
 
 @pytest.mark.parametrize(
-    ("models", "variant"),
+    ("of", "files", "columns", "variant"),
     [
-        ((("Tiny/Other-1", "transformer/*.safetensors"),), "other"),
-        ((("Tiny/Other-1", "single-file.safetensors"),), "other"),
         # The denoiser's id counts before all; those of encoders, which variants share,
         # come last.
+        (MODEL, [f"Tiny/Other-1:{DENOISER}"], "base", "other"),
+        (MODEL, ["Tiny/Other-1:single-file.safetensors"], "base", "other"),
+        (MODEL, [f"Unknown/Id:{DENOISER}", "Tiny/Other-1:vae/a.pth"], "base", "base"),
+        (SILENT, ["Tiny/Other-1:vae/a.pth"], "", "other"),
+        (SILENT, ["Tiny/Other-1:vae/a.pth"], "base", "base"),
+        # An adapter tells more than the denoiser that it is for.
         (
-            (
-                ("Unknown/Id", "transformer/*.safetensors"),
-                ("Tiny/Other-1", "vae/*.safetensors"),
-            ),
+            ADAPTED,
+            [f"Tiny/Tiny:{DENOISER}", "Tiny/Adapter:vae.safetensors"],
             "base",
+            "other",
         ),
+        (ADAPTED, [f"Tiny/Tiny:{DENOISER}"], "base", "base"),
+        # An id of several means the first unless columns tell.
+        (SHARED, [f"Tiny/Tiny:{DENOISER}"], "", "base"),
+        (SHARED, [f"Tiny/Tiny:{DENOISER}"], "neither", "base"),
+        (SHARED, [f"Tiny/Tiny:{DENOISER}"], "base", "base"),
+        (SHARED, [f"Tiny/Tiny:{DENOISER}"], "other", "other"),
+        # Files in a folder of the denoiser count before those in none: these may be
+        # the denoiser's, or a VAE's that several variants share.
+        (BY_ID, ["Tiny/Base:vae.pth", f"Tiny/Other:{DENOISER}"], "", "other"),
+        (BY_ID, [f"Tiny/Other:{DENOISER}", "Tiny/Base:vae.pth"], "", "other"),
+        (BY_ID, ["Tiny/Base:vae.pth", "Tiny/Other:dit.pth"], "other", "other"),
+        # Columns tell the one that uses most of them and lacks least.
+        (MODEL, [], "base", "base"),
+        (MODEL, [], "other", "other"),
     ],
 )
-def test_the_denoisers_model_id_tells_the_variant(
-    models: tuple[tuple[str, str], ...], variant: str
+def test_the_variant_follows_from_ids_then_columns(
+    of: ModelFamily, files: list[str], columns: str, variant: str
 ) -> None:
-    configs = tuple(ModelConfig(None, *pair) for pair in models)
-    assert (
-        choose_variant(MODEL, None, configs, score_columns(COLUMNS["base"], ()))
-        == variant
-    )
+    assert chosen(of, *files, columns=columns) == variant
 
 
-def test_the_id_of_an_adapter_tells_more_than_that_of_the_denoiser_it_is_for() -> None:
-    files = {"vae": "vae.safetensors", "dit": "Tiny/Tiny:transformer/*.safetensors"}
-    family = replace(
-        MODEL,
-        model_ids={"base": ("Tiny/Tiny",), "other": ("Tiny/Adapter",)},
-        model_files={"Tiny/Adapter": files},
-    )
-    denoiser = ModelConfig(None, "Tiny/Tiny", "transformer/*.safetensors")
-    adapter = ModelConfig(None, "Tiny/Adapter", "vae.safetensors")
-    score = score_columns(COLUMNS["base"], ())
-    assert choose_variant(family, None, (denoiser, adapter), score) == "other"
-    assert choose_variant(family, None, (denoiser,), score) == "base"
+def test_several_that_are_left_are_named_unless_either_or_only_one_will_do() -> None:
+    elsewhere = "Else/Where:elsewhere.safetensors"
+    for of, files, columns in (
+        (SILENT, [elsewhere], ""),
+        (BY_ID, ["Tiny/Base:vae.pth", "Tiny/Other:dit.pth"], ""),
+        (EQUAL, [], "base"),
+    ):
+        with pytest.raises(UsageError, match=r"--variant: .*base, other"):
+            chosen(of, *files, columns=columns)
+    assert chosen(SILENT, elsewhere, take_first=True) == "base"
+    for variant in EQUAL.variants:
+
+        def fits(spec: PipelineSpec, wanted: str = variant) -> bool:
+            return spec.variant == wanted
+
+        assert chosen(EQUAL, columns="base", fits=fits) == variant
 
 
-def test_an_id_of_several_variants_means_the_first_unless_columns_tell() -> None:
-    ids = {"base": ("Tiny/Tiny",), "other": ("Tiny/Tiny",)}
-    family = replace(SILENT, model_ids=ids)
-    models = (ModelConfig(None, "Tiny/Tiny", "transformer/*.safetensors"),)
-    assert choose_variant(family, None, models) == "base"
-    score = score_columns(COLUMNS["other"], ())
-    assert choose_variant(family, None, models, score) == "other"
-    with pytest.raises(UsageError, match="could be base, other"):
-        choose_variant(SILENT, None, (ModelConfig("elsewhere.safetensors"),))
-
-
-def test_of_several_that_are_left_a_prompt_alone_leaves_those_that_need_no_more() -> (
-    None
-):
-    family = replace(MODEL, pipelines=f"{__name__}:MOODY_PIPELINES", model_ids={})
-    models = (ModelConfig("elsewhere.safetensors"),)
-    assert choose_variant(family, None, models, fits=runs_on_a_prompt) == "other"
-    with pytest.raises(UsageError, match="could be base, other"):
-        choose_variant(SILENT, None, models, fits=runs_on_a_prompt)
-
-
-@pytest.mark.parametrize("variant", ["base", "other"])
-def test_columns_tell_the_variant_that_uses_most_of_them_and_lacks_least(
-    variant: str,
+def test_of_several_that_are_left_a_prompt_alone_leaves_those_that_need_no_more(
+    here: Path, fake_plugin: Callable[..., Path]
 ) -> None:
-    assert (
-        choose_variant(MODEL, None, (), score_columns(COLUMNS[variant], ())) == variant
-    )
+    records = {"moody": f"{__name__}:MOODY", "silent": f"{__name__}:SILENT"}
+    fake_plugin("plugin-own", records, {})
+    files = configs(here / "model")
+    assert Pipeline.from_pretrained("moody", files).spec.variant == "other"
+    with pytest.raises(UsageError, match="base, other"):
+        Pipeline.from_pretrained("silent", files)
 
 
-def test_an_extra_input_is_known_to_the_variant() -> None:
+def test_what_a_variant_lacks_and_uses_of_columns_is_its_score() -> None:
     fits = score_columns(COLUMNS["other"], ("mood",))
     assert fits(build("base")) is None
     assert fits(build("other")) == (3, 0)
-
-
-def test_a_variant_that_lacks_what_its_denoiser_needs_does_not_fit() -> None:
-    assert score_columns(("image",), ())(build("base")) is None
-    assert score_inputs(("mood",))(build("other")) is None
-    assert score_inputs(("prompt", "mood"))(build("other")) == (2, 0)
-
-
-@pytest.mark.parametrize(
-    ("config", "variant", "said"),
-    [
-        ({"depth": 2, "width": 8}, "base", ""),
-        ({"width": 8}, "base", ""),  # the network's default
-        (
-            {"depth": 1},
-            "base",
-            "has depth 1; variant base takes 2; give --variant other",
-        ),
-        ({"depth": 7}, "other", "has depth 7; variant other takes 1"),
-        (
-            {"depth": 9},
-            "base",
-            "is Giant, which no variant of tiny is for: it has depth 9; variant base takes 2",
-        ),
-        ({"depth": 2, "width": 9}, "base", "is Wide, which no variant of tiny is for"),
-    ],
-)
-def test_a_denoiser_of_another_model_is_named(
-    config: dict[str, Any], variant: str, said: str
-) -> None:
-    known = {"Giant": {"depth": 9}, "Wide": {"width": 9}, "Flat": {"flat": True}}
-    model = replace(MODEL, other_models=known)
-    found = Found({}, {"dit": config})
-    if not said:
-        check_denoiser(model, build(variant), found)
-        return
-    with pytest.raises(StateError) as caught:
-        check_denoiser(model, build(variant), found)
-    error = caught.value
-    assert (error.where, "; ".join([error.what, *error.help_lines])) == ("dit", said)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "config", "said"),
-    [
-        ({"image": False}, {"image": 1280}, "has image 1280; variant base takes none"),
-        ({"image": False}, {"image": True}, "has image; variant base takes none"),
-        ({"image": True}, {"image": None}, "has no image; variant base takes one"),
-        ({"image": True}, {}, "has no image; variant base takes one"),
-        (
-            {"in_channels": 64},
-            {"in_channels": 384},
-            "has 384 input channels; variant base takes 64",
-        ),
-    ],
-)
-def test_an_entry_is_present_absent_or_equal(
-    wanted: dict[str, Any], config: dict[str, Any], said: str
-) -> None:
-    spec = replace(build("base"), denoiser_config=wanted)
-    with pytest.raises(StateError) as caught:
-        check_denoiser(MODEL, spec, Found({}, {"dit": config}))
-    assert caught.value.what == said
-
-
-def test_what_a_flag_can_say_is_not_refused() -> None:
-    spec = replace(build("base"), denoiser_config={"zero": True})
-    model = replace(MODEL, options=(Option("zero", "Zero.", "dit", "zero"),))
-    check_denoiser(model, spec, Found({}, {"dit": {}}))
-
-
-def test_the_denoisers_configuration_decides_where_nothing_else_does(
-    here: Path, tmp_path: Path
-) -> None:
-    shards = ModelConfig(path=weights_of(here / "model")["dit"])
-    assert choose_variant(MODEL, None, (shards,)) == "base"
-    shallow = tmp_path / "transformer"
-    shallow.mkdir()
-    for path in shards.path or ():
-        (shallow / Path(path).name).symlink_to(path)
-    content = json.loads(
-        (Path(weights_of(here / "model")["dit"][0]).parent / "config.json").read_text()
-    )
-    (shallow / "config.json").write_text(json.dumps({**content, "depth": 1}))
-    assert (
-        choose_variant(
-            MODEL,
-            None,
-            (ModelConfig(path=[str(p) for p in shallow.glob("*.s*")]),),
-        )
-        == "other"
-    )
-
-
-def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
-    """One of an original repository has no folder: it may be the denoiser's, or a VAE
-    that several variants share.
-    """
-    by_id = replace(
-        MODEL,
-        model_ids={"base": ("Tiny/Base",), "other": ("Tiny/Other",)},
-    )
-    shared = ModelConfig(None, "Tiny/Base", "vae.pth")
-    for own in ("transformer/*.safetensors", "denoiser.safetensors"):
-        files = [shared, ModelConfig(None, "Tiny/Other", own)]
-        for models in (files, files[::-1]):
-            if own.startswith("transformer"):
-                assert choose_variant(by_id, None, models) == "other"
-                continue
-            with pytest.raises(UsageError, match="--variant: could be base, other"):
-                choose_variant(by_id, None, models)
-            assert (
-                choose_variant(by_id, None, models, score_columns(COLUMNS["other"], ()))
-                == "other"
-            )
-
-
-def test_of_the_variants_that_one_id_means_the_columns_tell_or_else_it_is_the_first() -> (
-    None
-):
-    shared = replace(MODEL, model_ids=dict.fromkeys(MODEL.variants, ("Tiny/Base",)))
-    models = (ModelConfig(None, "Tiny/Base", "transformer/*.safetensors"),)
-    assert choose_variant(shared, None, models) == "base"
-    fits_none = score_columns(("image",), ())
-    assert choose_variant(shared, None, models, fits_none) == "base"
-    for variant, columns in COLUMNS.items():
-        score = score_columns(columns, ())
-        assert choose_variant(shared, None, models, score) == variant
-
-
-def test_of_variants_that_are_left_those_that_can_read_the_cells_are_chosen() -> None:
-    score = score_columns(COLUMNS["base"], ())
-    same = replace(SILENT, pipelines=f"{__name__}:EQUAL_PIPELINES")
-    with pytest.raises(UsageError, match="--variant: could be base, other"):
-        choose_variant(same, None, (), score)
-    for variant in same.variants:
-        fits = partial(lambda wanted, spec: spec.variant == wanted, variant)
-        assert choose_variant(same, None, (), score, fits=fits) == variant
-
-
-def test_files_in_the_place_of_a_component_are_of_a_variant_that_has_it() -> None:
-    pipelines = {
-        "base": build("base"),
-        "other": replace(
-            build("base"), components=(*build("base").components, "adapter")
-        ),
-    }
-    adapter = Component(
-        "adapter", network=MODEL.load("components")[0].network, folder="adapter"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.support.family.PIPELINES", pipelines)
-        patch.setattr(
-            "tests.support.family.COMPONENTS", (*MODEL.load("components"), adapter)
-        )
-        model = (ModelConfig(None, "Tiny/Base", "transformer/*.safetensors"),)
-        added = ModelConfig(None, "Tiny/Adapter", "adapter/model.safetensors")
-        shared = replace(MODEL, model_ids=dict.fromkeys(MODEL.variants, ("Tiny/Base",)))
-        assert choose_variant(shared, None, model) == "base"
-        assert choose_variant(shared, None, (*model, added)) == "other"
-
-
-def test_a_column_whose_files_are_not_loaded_is_no_hint() -> None:
-    spec = replace(
-        build("base"),
-        inputs={**build("base").inputs, "mask": Column("mask", "image")},
-    )
+    assert score_columns(COLUMNS["neither"], ())(build("base")) is None
+    # A column whose files are not loaded is no hint.
+    inputs = {**build("base").inputs, "mask": Column("mask", "image")}
+    spec = replace(build("base"), inputs=inputs)
     columns = ("image", "prompt", "mask")
     assert score_columns(columns, ())(spec) == (3, 0)
     assert score_columns(columns, (), ("image",))(spec) == (2, 0)
 
 
-@pytest.mark.usefixtures("tiny")
-def test_an_extra_input_that_no_variant_knows_is_named(
+@pytest.mark.parametrize(
+    ("variant", "wanted", "entries", "said"),
+    [
+        ("base", {"depth": 2, "dropout": 0.5}, {"dropout": None}, ""),
+        ("base", {"zero": True}, {}, ""),  # a flag can say it
+        ("base", None, {"depth": 1}, "depth 1.*base .*2\n.*variant='other'"),
+        ("other", None, {"depth": 7}, "depth 7.*other .*1"),
+        ("base", None, {"depth": 9}, "Giant.*depth 9.*base .*2"),
+        ("base", None, {"width": 9}, "Wide"),
+        ("base", {"image": False}, {"image": 1280}, "image 1280.*base .*none"),
+        ("base", {"image": False}, {"image": True}, "image; .*base .*none"),
+        ("base", {"image": True}, {"image": None}, "no image; .*base .*one"),
+        ("base", {"image": True}, {}, "no image; .*base .*one"),
+        ("base", {"in_channels": 64}, {"in_channels": 384}, "384 .*base .*64"),
+    ],
+)
+def test_a_denoiser_of_another_model_is_named(
+    variant: str,
+    wanted: dict[str, Any] | None,
+    entries: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    fake_plugin: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_plugin("plugin-known", {"known": f"{__name__}:KNOWN"}, {})
+    if wanted is not None:
+        spec = replace(family.BASE, denoiser_config=wanted)
+        monkeypatch.setitem(family.PIPELINES, "base", spec)
+    monkeypatch.setitem(family.PIPELINES, "written", family.BASE)
+    write(tmp_path / "model", "written")
+    path = tmp_path / "model/transformer/config.json"
+    content = {**json.loads(path.read_text()), **entries}
+    kept = {name: one for name, one in content.items() if name != "dropout" or one}
+    path.write_text(json.dumps(kept))
+    files = configs(tmp_path / "model")
+    if not said:
+        Pipeline.from_pretrained("known", files, variant)
+        return
+    with pytest.raises(StateError, match=f"{path.parent}.*{said}"):
+        Pipeline.from_pretrained("known", files, variant)
+
+
+def test_the_denoisers_configuration_decides_where_nothing_else_does(
     here: Path, tmp_path: Path
 ) -> None:
-    flags: dict[str, Any] = {
-        "model": "tiny",
-        "toy": True,
-        "dataset_base_path": here / "data",
-    }
-    with pytest.raises(
-        UsageError,
-        match=r"--extra_inputs: no column of metadata\.json gives input 'imgae'",
-    ):
-        run(TrainConfig(extra_inputs="imgae", output_path=tmp_path, **flags))
+    shards = copied_denoiser(here / "model", tmp_path / "transformer")
+    assert choose_variant(MODEL, None, [ModelConfig(shards)]) == "base"
+    path = tmp_path / "transformer/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "depth": 1}))
+    assert choose_variant(MODEL, None, [ModelConfig(shards)]) == "other"
+
+
+def test_files_in_the_place_of_a_component_are_of_a_variant_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = family.COMPONENTS[0].network
+    adapter = Component("adapter", network=network, folder="adapter")
+    monkeypatch.setattr(family, "COMPONENTS", (*family.COMPONENTS, adapter))
+    components = (*family.BASE.components, "adapter")
+    adapted = replace(family.BASE, components=components)
+    monkeypatch.setitem(family.PIPELINES, "other", adapted)
+    shared = replace(SHARED, pipelines=MODEL.pipelines)
+    model = f"Tiny/Tiny:{DENOISER}"
+    assert chosen(shared, model) == "base"
+    assert chosen(shared, model, "Tiny/Adapter:adapter/model.safetensors") == "other"
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("flags", [{"num_frames": 5}, {"frame_sampling": "chunk"}])
-def test_flags_for_videos_are_refused_where_there_are_none(
-    flags: dict[str, Any], here: Path
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"extra_inputs": "imgae"}, r"--extra_inputs: .*metadata\.json.*'imgae'"),
+        ({"num_frames": 5}, "--num_frames: .*base"),
+        ({"frame_sampling": "chunk"}, "--frame_sampling: .*base"),
+    ],
+)
+def test_flags_for_what_the_variant_does_not_read_are_refused(
+    flags: dict[str, Any], said: str, here: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="has no effect: variant base reads no videos"):
-        resolve(
-            TrainConfig(
-                model="tiny", toy=True, dataset_base_path=here / "data", **flags
-            )
-        )
-
-
-def test_an_encoders_id_decides_only_between_what_everything_else_leaves() -> None:
-    encoder = (ModelConfig(None, "Tiny/Other-1", "vae/*.safetensors"),)
-    assert choose_variant(SILENT, None, encoder) == "other"
-    assert (
-        choose_variant(SILENT, None, encoder, score_columns(COLUMNS["base"], ()))
-        == "base"
-    )
-
-
-def test_several_that_are_left_are_named_unless_either_will_do(here: Path) -> None:
-    shards = (ModelConfig(path=weights_of(here / "model")["dit"]),)
-    with pytest.raises(UsageError, match="--variant: could be base, other; choose one"):
-        choose_variant(SILENT, None, shards)
-    assert choose_variant(SILENT, None, shards, take_first=True) == "base"
+    with pytest.raises(UsageError, match=said):
+        run(config(here, toy=True, output_path=tmp_path, **flags))
 
 
 @pytest.mark.usefixtures("tiny")
 def test_stage_2_takes_the_variant_of_its_cache(here: Path, tmp_path: Path) -> None:
-    rows = json.loads((here / "data/metadata.json").read_text())
-    data = tmp_path / "data"
-    data.mkdir()
-    for row in rows:
-        shutil.copy(here / "data" / row["image"], data)
-    (data / "metadata.json").write_text(
-        json.dumps([{**row, "mood": "calm"} for row in rows])
-    )
-    common: dict[str, Any] = {
-        "model": "tiny",
-        "toy": True,
-        "feature_cache": tmp_path / "cache",
-    }
-    run(TrainConfig(task="sft:data_process", dataset_base_path=data, **common))
-    assert (
-        resolve(
-            TrainConfig(task="sft:train", output_path=tmp_path, **common)
-        ).spec.variant
-        == "other"
-    )
+    shutil.copytree(here / "data", tmp_path / "data")
+    table = tmp_path / "data/metadata.json"
+    rows = [{**row, "mood": "calm"} for row in json.loads(table.read_text())]
+    table.write_text(json.dumps(rows))
+    common: dict[str, Any] = {"toy": True, "feature_cache": tmp_path / "cache"}
+    run(config(tmp_path, task="sft:data_process", **common))
+    second = config(tmp_path, task="sft:train", dataset_base_path=None, **common)
+    assert resolve(second).spec.variant == "other"
 
 
-def having(**constants: Constant) -> PipelineSpec:
+def having(constant: Constant) -> PipelineSpec:
     spec = build("base")
-    return replace(spec, inputs={**spec.inputs, **constants})
+    return replace(spec, inputs={**spec.inputs, "area": constant})
 
 
 @pytest.mark.parametrize(
@@ -415,122 +313,90 @@ def having(**constants: Constant) -> PipelineSpec:
 def test_a_setting_is_the_flags_else_the_toys_else_the_variants(
     options: Mapping[str, str], toy: bool, value: int
 ) -> None:
-    config = TrainConfig(model="tiny", toy=toy, family_options=options)
-    assert (
-        with_overrides(having(area=Constant(1024, toy=32)), MODEL, config)
-        .constants["area"]
-        .value
-        == value
-    )
+    constant = Constant(1024, toy=32, check=at_least(1))
+    given = TrainConfig(model="tiny", toy=toy, family_options=options)
+    found = with_overrides(having(constant), MODEL, given)
+    assert found.constants["area"] == replace(constant, value=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [("a", "text"), (1, "integer"), (1.5, "number")]
+)
+def test_a_setting_has_the_kind_of_its_value_and_is_in_every_plan(
+    value: Any, kind: str
+) -> None:
+    assert Constant(value).kind == kind
+    inputs = frozenset({"prompt", "input_image", "height", "width"})
+    assert "area" in make_plan(having(Constant(value)), inputs, SFT).inputs
 
 
 @pytest.mark.parametrize(
     ("steps", "toy", "taken"), [(50, True, 4), (2, True, 2), (50, False, 50)]
 )
 def test_a_toy_takes_few_steps_by_default(steps: int, toy: bool, taken: int) -> None:
-    spec = replace(having(), defaults={"num_inference_steps": steps})
-    config = TrainConfig(model="tiny", toy=toy)
-    assert with_overrides(spec, MODEL, config).defaults == {
-        "num_inference_steps": taken
-    }
-
-
-def test_a_bare_flag_is_refused_where_it_does_not_act() -> None:
-    family = replace(
-        MODEL,
-        options=(*MODEL.options, Option("deep", "Depth.", "dit", "deep", ("other",))),
-    )
-    config = TrainConfig(model="tiny", family_options={"deep": "True"})
-    assert with_overrides(build("other"), family, config).variant == "other"
-    with pytest.raises(
-        UsageError, match="--deep: has no effect: variant base does not use it"
-    ):
-        with_overrides(build("base"), family, config)
+    spec = replace(build("base"), defaults={"num_inference_steps": steps})
+    found = with_overrides(spec, MODEL, TrainConfig(model="tiny", toy=toy))
+    assert found.defaults == {"num_inference_steps": taken}
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("big", "'big' is not an integer"),
-        ("1.5", "'1.5' is not an integer"),
-        ("1_000", "'1_000' is not an integer"),
-        ("0", "expected 1 or more, got 0"),
-        ("-1", "expected 1 or more, got -1"),
-        (" ", "is blank"),
+        ("big", "'big'"),
+        ("1.5", r"'1\.5'"),
+        ("1_000", "'1_000'"),
+        ("0", "1 .*got 0"),
+        ("-1", "1 .*got -1"),
+        (" ", "blank"),
     ],
 )
 def test_text_that_is_no_such_setting_or_out_of_its_range_is_refused(
     text: str, said: str
 ) -> None:
-    config = TrainConfig(model="tiny", family_options={"area": text})
-    with pytest.raises(UsageError, match=f"--area: {said}"):
-        with_overrides(having(area=Constant(1024, check=at_least(1))), MODEL, config)
+    given = TrainConfig(model="tiny", family_options={"area": text})
+    spec = having(Constant(1024, check=at_least(1)))
+    with pytest.raises(UsageError, match=f"--area: .*{said}"):
+        with_overrides(spec, MODEL, given)
 
 
-def test_a_setting_keeps_its_check_when_it_is_changed() -> None:
-    config = TrainConfig(model="tiny", toy=True)
-    constant = Constant(1024, toy=32, check=at_least(1))
-    assert with_overrides(having(area=constant), MODEL, config).constants[
-        "area"
-    ] == replace(constant, value=32)
-    assert [Constant(value).kind for value in ("a", 1, 1.5)] == [
-        "text",
-        "integer",
-        "number",
-    ]
-
-
-def test_the_flag_of_a_setting_that_the_variant_lacks_is_refused() -> None:
-    family = replace(MODEL, options=(*MODEL.options, Option("area", "Area.")))
-    config = TrainConfig(
-        model="tiny", family_options={"area": "64", "tokenizer_path": "x"}
-    )
-    assert (
-        with_overrides(having(area=Constant(1024)), family, config)
-        .constants["area"]
-        .value
-        == 64
-    )
-    with pytest.raises(
-        UsageError, match="--area: has no effect: variant base does not use it"
+def test_a_flag_is_refused_where_it_does_not_act() -> None:
+    deep = Option("deep", "Depth.", "dit", "deep", ("other",))
+    options = (*MODEL.options, deep, Option("area", "Area."))
+    known = replace(MODEL, options=options)
+    for name, text, acting in (
+        ("deep", "True", build("other")),
+        ("area", "64", having(Constant(1024))),
     ):
-        with_overrides(build("base"), family, config)
+        flags = {name: text, "tokenizer_path": "x"}
+        given = TrainConfig(model="tiny", family_options=flags)
+        assert with_overrides(acting, known, given).variant == acting.variant
+        with pytest.raises(UsageError, match=f"--{name}: .*base"):
+            with_overrides(build("base"), known, given)
 
 
+@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(
-    ("folders", "asked", "trained"),
+    ("experts", "asked", "trained"),
     [
-        (("low_noise",), "dit", "dit2"),
-        (("low_noise",), "dit.blocks.1", "dit2.blocks.1"),
-        (("transformer",), "dit", "dit"),
-        (("transformer", "low_noise"), "dit", "dit"),
-        (("low_noise",), "vae", "vae"),
+        (("dit2",), "dit", "dit2"),
+        (("dit2",), "dit.blocks.1", "dit2.blocks.1"),
+        (("dit",), "dit", "dit"),
+        (("dit", "dit2"), "dit", "dit"),
+        (("dit2",), "vae", "vae"),
     ],
 )
 def test_the_experts_role_is_played_by_the_part_whose_files_are_given(
-    folders: tuple[str, ...], asked: str, trained: str
+    experts: tuple[str, ...],
+    asked: str,
+    trained: str,
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    places = {"dit": "transformer", "dit2": "low_noise"}
-    parts = tuple(
-        Component(name, SimpleNamespace(), folder) for name, folder in places.items()
-    )
-    family: Any = SimpleNamespace(load=lambda part: parts)
-    spec: Any = SimpleNamespace(
-        experts=ExpertSchedule("dit", {"dit": (875, 1000), "dit2": (0, 875)})
-    )
-    models = tuple(
-        ModelConfig(None, "Some/Id", f"{folder}/*.safetensors") for folder in folders
-    )
-    assert resolve_experts(Trainables((asked,)), spec, family, models).full == (
-        trained,
-    )
-
-
-def test_every_plan_has_the_constants() -> None:
-    spec = having(area=Constant(1024))
-    assert (
-        "area"
-        in make_plan(
-            spec, frozenset({"prompt", "input_image", "height", "width"}), SFT
-        ).inputs
-    )
+    let_tiny_have_experts(monkeypatch)
+    files = weights_of(here / "model")
+    files["dit2"] = copied_denoiser(here / "model", tmp_path / "transformer_2")
+    names = (*experts, "text_encoder", "vae")
+    given = json.dumps([files[name] for name in names])
+    setup = resolve(config(here, trainable_models=asked, model_paths=given))
+    assert setup.trainables.full == (trained,)

@@ -1,0 +1,194 @@
+"""A script names a model by one word, by its files, or by both; what was found is loaded
+frozen, in the dtype asked for.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain import (
+    GenerateConfig,
+    ModelConfig,
+    Pipeline,
+    StateError,
+    TrainConfig,
+    UsageError,
+    generate,
+    run,
+)
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests.support.family import COMPONENTS, FOLDERS, weights_of, write
+from tests.support.runs import configs, opened, project, project_by_id, same, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def weights(pipe: Pipeline, name: str) -> dict[str, Any]:
+    return dict(sorted(pipe.components[name].state_dict().items()))
+
+
+def test_a_model_in_one_word_is_that_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project_by_id(tmp_path, monkeypatch)
+    listed = Pipeline.from_pretrained("tiny", configs(here / "model"))
+    by_files = Pipeline.from_pretrained(model_configs=configs(here / "model"))
+    words = ("Tiny/Tiny", str(here / "model"), here / "model")
+    for pipe in (by_files, *map(Pipeline.from_pretrained, words)):
+        assert pipe.family.name == "tiny"
+        assert all(same(weights(pipe, one), weights(listed, one)) for one in FOLDERS)
+
+
+def test_a_configuration_gets_the_family_that_its_model_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project_by_id(tmp_path, monkeypatch)
+    own = {"dataset_base_path": here / "data", "output_path": here / "out"}
+    result = run(TrainConfig(model_id="Tiny/Tiny", lora_rank=2, max_steps=1, **own))
+    assert result.step == 1
+    folder = {"model_id": here / "model", "dry_run": True, "overwrite": True}
+    assert run(TrainConfig(**folder, **own)).folder == here / "out"
+    image = here / "dog.png"
+    generate(GenerateConfig(run=here / "out", prompt="dog", output=image))
+    assert image.is_file()
+    for given, said in (({"model_id": 3}, "--model_id: .*3"), ({}, "--model: ")):
+        with pytest.raises(UsageError, match=said):
+            run(TrainConfig(toy=True, **given, **own))
+
+
+def test_files_replace_those_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project_by_id(tmp_path, monkeypatch)
+    (own,) = map(Path, weights_of(here / "model")["vae"])
+    changed = {name: weight + 1 for name, weight in load_file(own).items()}
+    place = tmp_path / "vae"
+    place.mkdir()
+    save_file(changed, place / "own.safetensors")
+    (place / "config.json").write_bytes(own.with_name("config.json").read_bytes())
+    config = ModelConfig([place / "own.safetensors"])
+    pipe = Pipeline.from_pretrained("Tiny/Tiny", [config])
+    assert same(weights(pipe, "vae"), dict(sorted(changed.items())))
+    plain = Pipeline.from_pretrained("Tiny/Tiny")
+    assert same(weights(pipe, "dit"), weights(plain, "dit"))
+    with pytest.raises(StateError, match=r"nowhere(.|\n)*model"):
+        Pipeline.from_pretrained(here / "model", [ModelConfig("nowhere")])
+
+
+def test_a_tokenizer_may_be_given_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = project_by_id(tmp_path, monkeypatch)
+    files = configs(here / "model")
+    tokenizer = ModelConfig(model_id="Tiny/Tiny", origin_file_pattern="tokenizer/")
+    pipe = Pipeline.from_pretrained("tiny", files, tokenizer_config=tokenizer)
+    assert pipe.files["tokenizer"].paths == (Path("models/Tiny/Tiny/tokenizer"),)
+    folder: Any = "tokenizer"
+    with pytest.raises(UsageError, match=r"tokenizer_config(.|\n)*ModelConfig\('tok"):
+        Pipeline.from_pretrained("Tiny/Tiny", tokenizer_config=folder)
+    with pytest.raises(UsageError, match="processor_config: tiny "):
+        Pipeline.from_pretrained("Tiny/Tiny", processor_config=replace(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), r"from_pretrained\(\)"),
+        (("tiny",), "'tiny'"),
+        ((3,), "got 3"),
+        (("tiny", ModelConfig("a")), "list of ModelConfig"),
+        (("tiny", ["a.safetensors"]), r"ModelConfig\('a\.safetensors'\)"),
+        (("Tiny/Tinny",), "'Tiny/Tiny'"),
+        ((Path("nowhere/tiny"),), "nowhere/tiny"),
+        (("tiny", [ModelConfig()]), "model_configs: "),
+        (("tiny", [ModelConfig("a", component="vaee")]), "'vaee'.*'vae'"),
+        (("Nobody/Nothing-1",), r"(?s)Nobody/Nothing-1(?!.*--model).*model_configs"),
+    ],
+)
+def test_what_names_no_model_is_refused_as_a_script_names_it(
+    given: tuple[Any, ...], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        Pipeline.from_pretrained(*given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"variant": "othr"}, r"\(variant=\.\.\.\): .*'othr'.*'other'"),
+        ({"tile_size": 256}, r"\(tile_size=\.\.\.\): .*tiled=True"),
+        ({"tile_stride": 64}, r"\(tile_stride=\.\.\.\): .*tiled=True"),
+        ({"tiled": True}, r"\(tiled=\.\.\.\): "),
+        ({"hub": "hf"}, "hub: .*'modelscope'.*'huggingface'"),
+        ({"torch_dtype": "bf16"}, r"torch_dtype: .*torch\.float32"),
+        ({"torch_dtype": torch.int8}, r"torch_dtype: .*torch\.float32"),
+        ({"device": "cudaa"}, r"\(device=\.\.\.\): 'cudaa'"),
+        ({"device": "cuda:99"}, r"\(device=\.\.\.\): 'cuda:99'"),
+    ],
+)
+def test_errors_of_loading_name_parameters(
+    given: dict[str, Any], said: str, model: Path
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        Pipeline.from_pretrained(str(model), **given)
+
+
+def test_a_model_config_takes_a_file_or_a_list_by_position(model: Path) -> None:
+    (file,) = weights_of(model)["vae"]
+    for one in (ModelConfig(file), ModelConfig(Path(file)), ModelConfig([file])):
+        assert one.files().paths == (Path(file),)
+        assert replace(one) == one
+    number: Any = 3
+    with pytest.raises(UsageError, match=r"ModelConfig: path: .*3"):
+        ModelConfig(number)
+
+
+def test_every_component_is_loaded_frozen_and_for_use(model: Path) -> None:
+    pipeline = opened(model)
+    assert set(pipeline.components) == {component.name for component in COMPONENTS}
+    for name, paths in weights_of(model).items():
+        network = pipeline.components[name]
+        assert not network.training
+        assert not any(parameter.requires_grad for parameter in network.parameters())
+        stored = [item for path in paths for item in load_file(path).items()]
+        assert same(weights(pipeline, name), dict(sorted(stored)))
+
+
+def test_a_pipeline_is_opened_in_the_dtype_and_as_the_variant_asked_for(
+    model: Path, tmp_path: Path
+) -> None:
+    files = configs(model)
+    pipeline = Pipeline.from_pretrained("tiny", files, torch_dtype=torch.bfloat16)
+    dtypes = {parameter.dtype for parameter in pipeline.components["dit"].parameters()}
+    assert dtypes == {pipeline.dtype} == {torch.bfloat16}
+    write(tmp_path / "other", "other")
+    other = Pipeline.from_pretrained("tiny", configs(tmp_path / "other"), "other")
+    assert other.spec.variant == "other"
+    with pytest.raises(StateError, match=r"depth 2.*other .*1"):
+        Pipeline.from_pretrained("tiny", files, "other")
+
+
+def test_a_file_of_a_fully_trained_component_is_loaded_by_itself(
+    tmp_path: Path,
+) -> None:
+    here = project(tmp_path)
+    flags = {"trainable_models": "dit,text_encoder", "max_steps": 2}
+    train(here, **flags)
+    saved = {}
+    for name in ("dit", "text_encoder"):
+        path = here / f"out/step-2.{name}.safetensors"
+        others = [
+            c for c in configs(here / "model") if FOLDERS[name] not in str(c.path)
+        ]
+        pipeline = Pipeline.from_pretrained("tiny", [ModelConfig(path), *others])
+        assert same(weights(pipeline, name), load_file(path))
+        with safe_open(path, "pt") as file:
+            assert json.loads(file.metadata()["config"])["width"] == 8
+        saved[name] = str(path)
+    given = [*saved.values(), *weights_of(here / "model")["vae"]]
+    train(here, output_path=here / "again", model_paths=json.dumps(given), **flags)
