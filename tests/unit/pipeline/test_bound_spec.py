@@ -140,25 +140,19 @@ def test_a_component_that_is_not_loaded_is_named_but_not_its_configuration() -> 
     assert values["input_latents"].tolist() == [[30.0] * 4]
 
 
-def test_without_constrain_latents_nothing_is_constrained() -> None:
-    timestep = torch.tensor([500.0])
-    constrained = pipeline().constrain_latents({})(ONES, timestep, ONES)
-    assert constrained.latents is ONES
-    assert constrained.timestep is timestep
-    assert constrained.mask is None
-
-
-def test_constrain_latents_reads_the_values_it_names() -> None:
+def test_constrain_latents_reads_the_values_it_names_or_leaves_all_as_it_is() -> None:
     def constrain_latents(
         latents: Tensor, timestep: Tensor, noise: Tensor, input_latents: Tensor
     ) -> LatentConstraint:
         return LatentConstraint(input_latents, timestep * 0)
 
+    given = (ONES, torch.tensor([500.0]), torch.zeros(1, 4))
     pipe = pipeline(constrain_latents=constrain_latents)
-    constrain = pipe.constrain_latents(ready(pipe, SFT))
-    constrained = constrain(ONES, torch.tensor([500.0]), torch.zeros(1, 4))
+    constrained = pipe.constrain_latents(ready(pipe, SFT))(*given)
     assert constrained.latents.tolist() == [[30.0] * 4]
     assert constrained.timestep.tolist() == [0.0]
+    free = pipeline().constrain_latents({})(*given)
+    assert (free.latents, free.timestep, free.mask) == (*given[:2], None)
 
 
 def experts(model_fn: Any = predict, **more: Any) -> Pipeline:

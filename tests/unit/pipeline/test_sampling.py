@@ -7,8 +7,7 @@ from typing import Any, TypedDict
 import pytest
 import torch
 from dstrain import Pipeline, Rng, UsageError
-from dstrain.graph import make_plan
-from dstrain.pipeline import generate_task, inference_sigmas, plan_inference
+from dstrain.pipeline import inference_sigmas, plan_inference
 from dstrain.plugin import InferenceOnly, LatentConstraint
 from torch import Tensor
 
@@ -97,19 +96,6 @@ def test_the_seed_alone_decides_the_noise_and_what_is_not_given_is_the_familys(
     assert not torch.equal(one[-1], other[-1])
     noise = torch.randn((1, 4, 2, 2), generator=torch.Generator().manual_seed(3))
     assert torch.equal(states(pipe, latents=noise)[-1], one[-1])
-
-
-def test_generation_needs_what_the_latents_shape_and_the_decoders_read() -> None:
-    spec = build("base")
-    task = generate_task(spec, guided=True)
-    assert task.branches == ("positive", "negative")
-    assert task.loss.inputs == {"height": True, "width": True}
-    assert task.loss.components == ("vae",)
-    inputs = frozenset({"prompt", "negative_prompt", "height", "width"})
-    plan = make_plan(spec, inputs, task)
-    assert {step.unit.name for step in plan.cached_steps} == {"encode_prompt"}
-    assert "negative.prompt_emb" in plan.loss_inputs
-    assert generate_task(spec, guided=False).branches == ("positive",)
 
 
 def test_constrained_latents_are_kept_at_every_step_and_at_the_end(

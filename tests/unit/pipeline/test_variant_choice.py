@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from dstrain import (
-    SFT,
     ModelConfig,
     Pipeline,
     StateError,
@@ -20,7 +19,6 @@ from dstrain import (
     UsageError,
     run,
 )
-from dstrain.graph import make_plan
 from dstrain.pipeline import choose_variant, score_columns, with_overrides
 from dstrain.plugin import (
     Column,
@@ -317,17 +315,6 @@ def test_a_setting_is_the_flags_else_the_toys_else_the_variants(
     given = TrainConfig(model="tiny", toy=toy, family_options=options)
     found = with_overrides(having(constant), MODEL, given)
     assert found.constants["area"] == replace(constant, value=value)
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"), [("a", "text"), (1, "integer"), (1.5, "number")]
-)
-def test_a_setting_has_the_kind_of_its_value_and_is_in_every_plan(
-    value: Any, kind: str
-) -> None:
-    assert Constant(value).kind == kind
-    inputs = frozenset({"prompt", "input_image", "height", "width"})
-    assert "area" in make_plan(having(Constant(value)), inputs, SFT).inputs
 
 
 @pytest.mark.parametrize(
