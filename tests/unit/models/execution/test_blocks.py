@@ -1,10 +1,34 @@
-"""The blocks that a network repeats are found, whoever wrote it, and none inside another."""
+"""The blocks that a network repeats are found, whoever wrote it, and an adapter acts around
+them, where they are recomputed, too.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 from diffusers import FluxTransformer2DModel
-from dstrain.models.execution import repeated_blocks
-from torch import nn
+from dstrain.models.execution import enable_checkpointing, repeated_blocks
+from dstrain.plugin.functional import around_blocks
+from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
+
+NAMES = ["transformer_blocks.0", "transformer_blocks.1", "single_transformer_blocks.0"]
+
+
+@pytest.fixture
+def network() -> Any:
+    torch.manual_seed(0)
+    return FluxTransformer2DModel(
+        in_channels=8,
+        num_layers=2,
+        num_single_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        pooled_projection_dim=8,
+        axes_dims_rope=(2, 2, 4),
+    )
 
 
 class Block(nn.Module):
@@ -27,32 +51,20 @@ class Network(nn.Module):
         self.empty = nn.ModuleList([nn.Identity(), nn.Identity()])
 
 
-def test_blocks_are_the_equal_modules_of_a_list() -> None:
+def test_blocks_are_the_equal_modules_of_a_list_and_none_is_inside_another() -> None:
     network = Network()
-    found = repeated_blocks(network)
     own = {f"blocks.{number}": network.blocks[number] for number in range(3)}
     # Those of the list that has one block alone are repeated in it.
     parts = network.alone[0].parts
-    assert found == {**own, "alone.0.parts.0": parts[0], "alone.0.parts.1": parts[1]}
+    own |= {"alone.0.parts.0": parts[0], "alone.0.parts.1": parts[1]}
+    assert repeated_blocks(network) == own
+    assert not repeated_blocks(nn.Sequential(nn.Linear(1, 1)))
 
 
-def test_a_network_of_diffusers_names_its_blocks() -> None:
-    network = FluxTransformer2DModel(
-        in_channels=4,
-        num_layers=2,
-        num_single_layers=3,
-        attention_head_dim=8,
-        num_attention_heads=1,
-        joint_attention_dim=4,
-        pooled_projection_dim=4,
-        axes_dims_rope=(2, 2, 4),
-    )
-    double = [f"transformer_blocks.{number}" for number in range(2)]
-    single = [f"single_transformer_blocks.{number}" for number in range(3)]
-    assert [*repeated_blocks(network)] == double + single
-
-
-def test_layers_of_a_network_of_transformers_are_found() -> None:
+def test_networks_of_diffusers_and_of_transformers_name_their_blocks(
+    network: nn.Module,
+) -> None:
+    assert list(repeated_blocks(network)) == NAMES
     config = CLIPTextConfig(
         vocab_size=8,
         hidden_size=8,
@@ -60,13 +72,78 @@ def test_layers_of_a_network_of_transformers_are_found() -> None:
         num_hidden_layers=2,
         num_attention_heads=1,
     )
-    names = [*repeated_blocks(CLIPTextModel(config))]
-    assert [name.rpartition("encoder.")[2] for name in names] == [
-        "layers.0",
-        "layers.1",
+    names = [
+        name.rpartition("encoder.")[2]
+        for name in repeated_blocks(CLIPTextModel(config))
     ]
+    assert names == ["layers.0", "layers.1"]
 
 
-@pytest.mark.parametrize("network", [nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1))])
-def test_a_network_may_repeat_nothing(network: nn.Module) -> None:
-    assert not repeated_blocks(network)
+def predict(network: nn.Module) -> Tensor:
+    """The network's prediction for the same noise each time."""
+    generator = torch.Generator().manual_seed(1)
+    prediction: Tensor = network(
+        hidden_states=torch.randn(1, 4, 8, generator=generator),
+        encoder_hidden_states=torch.randn(1, 3, 8, generator=generator),
+        pooled_projections=torch.randn(1, 8, generator=generator),
+        timestep=torch.tensor([0.5]),
+        img_ids=torch.zeros(4, 3),
+        txt_ids=torch.zeros(3, 3),
+        return_dict=False,
+    )[0]
+    return prediction
+
+
+def adding(adapter: nn.Linear, called: list[str]) -> Callable[..., Any]:
+    """Add what an adapter makes of a block's image tokens to them."""
+
+    def call(name: str, block: Any, *arguments: Any, **named: Any) -> Any:
+        called.append(name)
+        text, image = block(*arguments, **named)
+        return text, image + adapter(image)
+
+    return call
+
+
+def train(network: nn.Module, adapter: nn.Linear) -> tuple[list[str], list[Tensor]]:
+    """Return the blocks called around, and the gradients of adapter and network."""
+    called: list[str] = []
+    with around_blocks(network, adding(adapter, called)):
+        prediction = predict(network)
+    prediction.square().mean().backward()
+    gradients = [one.grad for one in (*adapter.parameters(), *network.parameters())]
+    return called, [one for one in gradients if one is not None]
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_an_adapter_gets_the_same_gradients_where_blocks_are_recomputed(
+    network: nn.Module, offload: bool
+) -> None:
+    torch.manual_seed(2)
+    adapter = nn.Linear(16, 16)
+    called, plain = train(network, adapter)
+    assert called == NAMES
+    network.zero_grad()
+    adapter.zero_grad()
+    network.train()
+    enable_checkpointing("dit", network, offload)
+    called, recomputed = train(network, adapter)
+    assert called == NAMES + NAMES[::-1]
+    assert len(plain) == len(recomputed) > 20
+    for one, other in zip(plain, recomputed, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_hooks_of_a_block_are_called_once_and_the_network_is_as_before_after_an_error(
+    network: Any,
+) -> None:
+    calls: list[nn.Module] = []
+    before = predict(network)
+    for block in network.transformer_blocks:
+        block.register_forward_hook(lambda module, *_: calls.append(module))
+    with around_blocks(network, adding(nn.Linear(16, 16), [])), torch.no_grad():
+        predict(network)
+    assert len(calls) == 2
+    with pytest.raises(TypeError), around_blocks(network, lambda name: name):
+        predict(network)
+    assert torch.equal(predict(network), before)

@@ -1,5 +1,6 @@
 """Weights in RAM come back bit for bit, whatever their form, and leave no memory behind."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,14 +13,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tests.support.poisoned_memory import poisoned_memory
 
 CPU = torch.device("cpu")
-DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.uint8,
-    torch.int64,
-    torch.bool,
-)
+LARGEST = {torch.bool: 1, torch.uint8: 255, torch.int64: 2**63 - 1}
+DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, *LARGEST)
 
 
 def numbers(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -28,6 +23,7 @@ def numbers(dtype: torch.dtype, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_of_every_dtype_come_back_bit_for_bit(dtype: torch.dtype) -> None:
+    """Those that are absent have a shape and no numbers."""
     tensors = [numbers(dtype, 3, 5), numbers(dtype), numbers(dtype, 0, 2)]
     wanted = [tensor.clone() for tensor in tensors]
     ram = WeightsInRam(tensors, CPU)
@@ -38,27 +34,22 @@ def test_weights_of_every_dtype_come_back_bit_for_bit(dtype: torch.dtype) -> Non
             assert torch.equal(tensor, want)
             assert tensor.data_ptr() % 64 == 0  # as torch's own tensors are aligned
         ram.drop()
+        weight = tensors[0]
+        assert (weight.shape, weight.dtype) == ((3, 5), dtype)
+        assert weight.untyped_storage().nbytes() == dtype.itemsize
+        if dtype.is_floating_point:
+            assert weight.float().isnan().all()
+        else:
+            assert (weight.float() == LARGEST[dtype]).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_that_are_absent_have_a_shape_and_no_numbers(
-    dtype: torch.dtype,
-) -> None:
-    weight = numbers(dtype, 3, 5)
-    WeightsInRam([weight], CPU)
-    assert (weight.shape, weight.dtype) == ((3, 5), dtype)
-    assert weight.untyped_storage().nbytes() == dtype.itemsize
-    absent = weight.float()
-    if dtype.is_floating_point:
-        assert absent.isnan().all()
-    else:
-        largest = {torch.bool: 1, torch.uint8: 255, torch.int64: 2**63 - 1}
-        assert (absent == largest[dtype]).all()
-
-
-def test_a_piece_has_the_bytes_of_its_weights_and_little_more() -> None:
+def test_a_piece_has_the_bytes_of_its_weights_and_its_copy_is_freed() -> None:
     ram = WeightsInRam([numbers(torch.float32, 64, 4), torch.zeros(3)], CPU)
     assert ram.nbytes == 1024 + 12
+    storage = StorageWeakRef(ram.load().untyped_storage())
+    assert not storage.expired()
+    ram.drop()
+    assert storage.expired()
 
 
 def test_where_memory_cannot_be_locked_its_error_ends_no_later_kernel(
@@ -83,14 +74,6 @@ def test_where_memory_cannot_be_locked_its_error_ends_no_later_kernel(
     monkeypatch.setattr(torch, "zeros", kernel)
     _pin(torch.ones(2), CPU)
     assert kept == []
-
-
-def test_the_memory_of_a_copy_is_freed() -> None:
-    ram = WeightsInRam([torch.zeros(3), torch.zeros(2)], CPU)
-    storage = StorageWeakRef(ram.load().untyped_storage())
-    assert not storage.expired()
-    ram.drop()
-    assert storage.expired()
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
@@ -128,39 +111,37 @@ class State:
         self.absmax, self.shape, self.state2 = absmax, (2, 2), state2
 
 
+def ids(tensors: Iterable[Tensor]) -> list[int]:
+    return [id(tensor) for tensor in tensors]
+
+
 def test_a_weight_is_what_it_is_made_of() -> None:
     wrapped = Wrapped(torch.ones(2, 2), requires_grad=False)
     wrapped.packed, wrapped.scale = torch.ones(2), torch.ones(1)
-    parts = [wrapped.packed, wrapped.scale]
-    assert list(map(id, stored_tensors_of(wrapped))) == list(map(id, parts))
     packed = Packed(torch.ones(2), requires_grad=False)
     inner = State(torch.ones(1), None)
     packed.quant_state = State(torch.ones(2), inner)
-    state = [packed.quant_state.absmax, inner.absmax]
-    assert list(map(id, stored_tensors_of(packed))) == list(map(id, [packed, *state]))
-
-
-def stored_tensors_of(weight: Tensor) -> list[Tensor]:
-    module = nn.Module()
-    module.__dict__["_parameters"] = {"weight": weight}
-    return stored_tensors(module)
+    for weight, parts in (
+        (wrapped, [wrapped.packed, wrapped.scale]),
+        (packed, [packed, packed.quant_state.absmax, inner.absmax]),
+    ):
+        module = nn.Module()
+        module.__dict__["_parameters"] = {"weight": weight}
+        assert ids(stored_tensors(module)) == ids(parts)
 
 
 def test_what_is_trained_or_held_elsewhere_stays() -> None:
-    network = nn.Module()
-    network.first = nn.Linear(2, 2)
-    network.block = nn.Linear(2, 2)
-    network.blockade = nn.Linear(2, 2)
-    network.block.register_buffer("scale", torch.ones(2), persistent=False)
-    network.block.twice = network.block.scale
+    network: Any = nn.Module()
+    for name in ("first", "block", "blockade"):
+        network.add_module(name, nn.Linear(2, 2))
+    block = network.block
+    block.register_buffer("scale", torch.ones(2), persistent=False)
+    block.twice = block.scale
     network.requires_grad_(False)
-    network.block.bias.requires_grad_(True)
-    assert list(map(id, stored_tensors(network, "block"))) == [
-        id(network.block.weight),
-        id(network.block.scale),
-    ]
-    network.first.weight = network.block.weight
-    assert list(map(id, stored_tensors(network, "block"))) == [id(network.block.scale)]
+    block.bias.requires_grad_(True)
+    assert ids(stored_tensors(network, "block")) == ids([block.weight, block.scale])
+    network.first.weight = block.weight
+    assert ids(stored_tensors(network, "block")) == ids([block.scale])
     assert len(stored_tensors(network)) == 5
     assert len(stored_tensors(network, saved=["blockade.bias"])) == 4
 
@@ -168,23 +149,23 @@ def test_what_is_trained_or_held_elsewhere_stays() -> None:
 def test_a_component_is_on_the_device_only_while_it_is_borrowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "dstrain.models.execution.ram.PIECE", 16
-    )  # so that it has several
+    # So that it has several pieces.
+    monkeypatch.setattr("dstrain.models.execution.ram.PIECE", 16)
     network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
-    wanted = network(torch.ones(1, 2))
+    x = torch.ones(1, 2)
+    wanted = network(x)
     component = ComponentInRam(network, CPU)
     with poisoned_memory() as seen:
         for _ in range(2):
             # Two functions may use it, one inside the other.
             with component.on_device():
                 with component.on_device():
-                    assert torch.equal(network(torch.ones(1, 2)), wanted)
-                assert torch.equal(network(torch.ones(1, 2)), wanted)
+                    assert torch.equal(network(x), wanted)
+                assert torch.equal(network(x), wanted)
             assert seen.now == 0
-            assert network(torch.ones(1, 2)).isnan().all()
+            assert network(x).isnan().all()
             with component.readable():
-                assert torch.equal(network(torch.ones(1, 2)), wanted)
+                assert torch.equal(network(x), wanted)
     assert seen.loads == 2 * 3
     with pytest.raises(ZeroDivisionError), component.on_device():
         _ = 1 / 0
