@@ -232,7 +232,9 @@ def test_a_file_that_fits_nowhere_is_refused_whatever_is_left_out(
         assert is_advised == (name == "proj_in" and not skip_missing)
 
 
-def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
+def test_text_encoders_in_the_same_file_get_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     encoder = LoraConfig("text_encoder", ("q_proj",), 2, 2.0)
     tensors = {}
     for config, kind in ((TO_Q, {}), (encoder, {"kind": Encoder})):
@@ -253,6 +255,7 @@ def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
         read_lora(file, MODEL, networks)
     (one,) = read_lora(file, MODEL, networks, is_one_of_several=True)
     assert one.component == "dit"
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
