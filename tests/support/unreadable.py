@@ -1,5 +1,6 @@
 """Files that cannot be read although they are there, as where the machine has a fault."""
 
+import builtins
 import io
 import os
 from pathlib import Path
@@ -17,4 +18,5 @@ def make_unreadable(patch: pytest.MonkeyPatch, path: Path, number: int) -> None:
             raise OSError(number, os.strerror(number), str(path))
         return real(file, *arguments, **named)
 
-    patch.setattr(io, "open", opened)
+    for module in (io, builtins):
+        patch.setattr(module, "open", opened)

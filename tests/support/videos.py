@@ -72,6 +72,22 @@ def film(
     return path
 
 
+def lose_frame(path: Path, number: int, kept: float = 0.0) -> None:
+    """Overwrite a frame of a file, by its number in the order shown, but for a part at
+    its beginning: a decoder makes one of that, and calls it damaged.
+    """
+    with av.open(str(path)) as file:
+        packets = [packet for packet in file.demux(video=0) if packet.size]
+        places = {one.pts: (one.pos, one.size) for one in packets}
+    position, size = places[sorted(places)[number]]
+    assert position is not None
+    content = bytearray(path.read_bytes())
+    start = position + max(4, int(size * kept))
+    filling = b"\x55" if kept else b"\xff"
+    content[start : position + size] = filling * (position + size - start)
+    path.write_bytes(content)
+
+
 def steady(count: int, fps: float) -> list[float]:
     """The times of `count` frames at a constant rate."""
     return [number / fps for number in range(count)]

@@ -2,7 +2,6 @@
 whatever the video's length.
 """
 
-from fractions import Fraction
 from itertools import pairwise
 
 import pytest
@@ -12,14 +11,13 @@ from dstrain.data import FrameSampling
 from dstrain.data.clips import frames_at_rate
 
 RATES = (8, 15, 16, 24, 25, 30, 50, 60)
-STRIDES = (0, 1, 4, 8)
 
 
 def starts(count: int, fps: float) -> list[float]:
     return [number / fps for number in range(count)]
 
 
-@pytest.mark.parametrize("stride", STRIDES)
+@pytest.mark.parametrize("stride", [0, 1, 4, 8])
 @pytest.mark.parametrize("mode", ["head", "chunk", "uniform"])
 def test_every_length_gives_equal_clips_of_a_length_the_model_can_use(
     mode: SamplingMode, stride: int
@@ -27,25 +25,21 @@ def test_every_length_gives_equal_clips_of_a_length_the_model_can_use(
     for wanted in (1, 1 + 2 * stride, 1 + 8 * stride):
         for total in range(1, 120):
             clips = FrameSampling(wanted, mode, samples=3).clips(total, stride)
-            lengths = {len(clip) for clip in clips}
-            assert len(lengths) == 1
-            (length,) = lengths
+            (length,) = {len(clip) for clip in clips}
             assert 1 <= length <= min(wanted, total)
             assert not stride or length % stride == 1 % stride
             assert length + max(stride, 1) > min(wanted, total)  # the most that fits
-            assert all(
-                clip.step == 1 and clip.start >= 0 and clip.stop <= total
-                for clip in clips
-            )
+            for clip in clips:
+                assert clip.step == 1
+                assert 0 <= clip.start < clip.stop <= total
             assert len(set(clips)) == len(clips)
 
 
 def test_chunks_follow_each_other_and_the_rest_is_dropped() -> None:
     for total in range(5, 60):
         clips = FrameSampling(5, "chunk").clips(total, 4)
-        assert [frame for clip in clips for frame in clip] == list(
-            range(total // 5 * 5)
-        )
+        shown = [frame for clip in clips for frame in clip]
+        assert shown == list(range(total // 5 * 5))
 
 
 def test_uniform_clips_are_evenly_spaced_from_the_first_frame_to_the_last() -> None:
@@ -53,17 +47,16 @@ def test_uniform_clips_are_evenly_spaced_from_the_first_frame_to_the_last() -> N
         for total in range(5, 60):
             clips = FrameSampling(5, "uniform", samples).clips(total, 4)
             assert (clips[0].start, clips[-1].stop) == (0, total)
-            gaps = [after.start - before.start for before, after in pairwise(clips)]
+            gaps = {after.start - before.start for before, after in pairwise(clips)}
             assert not gaps or max(gaps) - min(gaps) <= 1
             assert len(clips) == min(samples, total - 4)
 
 
-def test_head_and_a_single_uniform_sample_are_the_first_frames() -> None:
-    assert (
-        FrameSampling(5).clips(40, 4)
-        == FrameSampling(5, "uniform", 1).clips(40, 4)
-        == (range(5),)
-    )
+@pytest.mark.parametrize("sampling", [FrameSampling(5), FrameSampling(5, "uniform", 1)])
+def test_head_and_a_single_uniform_sample_are_the_first_frames(
+    sampling: FrameSampling,
+) -> None:
+    assert sampling.clips(40, 4) == (range(5),)
 
 
 def test_a_video_gives_clips_of_the_most_frames_that_it_has() -> None:
@@ -87,29 +80,27 @@ def test_all_clips_of_a_video_have_one_length() -> None:
     assert spaced.clips(9, 4) == (range(9),)
 
 
-def test_each_number_of_frames_must_be_one_that_the_model_can_use() -> None:
-    sampling = FrameSampling(50, shorter=(16, 33))
+@pytest.mark.parametrize(
+    ("numbers", "wrong", "near"),
+    [
+        *(((frames,), str(frames), "81") for frames in (80, 82)),
+        *(((84,), "84", "85"), ((2,), "2", "1"), ((4,), "4", "5")),
+        ((16, 33, 50), "16, 50", "17, 49"),
+    ],
+)
+def test_numbers_of_frames_the_model_cannot_use_are_refused_with_the_nearest(
+    numbers: tuple[int, ...], wrong: str, near: str
+) -> None:
+    *shorter, frames = numbers
+    sampling = FrameSampling(frames, shorter=tuple(shorter))
     with pytest.raises(UsageError) as caught:
         sampling.check(4)
     assert caught.value.where == "--num_frames"
-    assert caught.value.what == "16, 50 are not 4n+1; the nearest are 17, 49"
+    assert caught.value.what.startswith(f"{wrong} ")
+    assert caught.value.what.endswith(f" {near}")
     sampling.check(0)
-    FrameSampling(49, shorter=(17, 33)).check(4)
-
-
-@pytest.mark.parametrize(
-    ("frames", "near"), [(80, 81), (82, 81), (84, 85), (2, 1), (4, 5)]
-)
-def test_a_number_of_frames_the_model_cannot_use_is_refused_with_the_nearest(
-    frames: int, near: int
-) -> None:
-    with pytest.raises(
-        UsageError,
-        match=rf"--num_frames: {frames} is not 4n\+1; the nearest is {near}$",
-    ):
-        FrameSampling(frames).check(4)
-    FrameSampling(near).check(4)
-    FrameSampling(frames).check(0)
+    for good in near.split(", "):
+        FrameSampling(int(good)).check(4)
 
 
 @pytest.mark.parametrize("fps", RATES)
@@ -127,44 +118,30 @@ def test_a_video_at_the_models_rate_stays_as_it_is_also_with_times_in_millisecon
             assert frames_at_rate(times, end, fps) == tuple(range(count))
 
 
-@pytest.mark.parametrize("fps", RATES)
 @pytest.mark.parametrize("source", RATES)
 def test_each_frame_chosen_is_the_nearest_to_its_time_and_as_many_as_the_time_there_is(
-    source: int, fps: int
+    source: int,
 ) -> None:
-    for count in (1, 2, 7, 40, 61):
-        chosen = frames_at_rate(starts(count, source), count / source, fps)
-        assert len(chosen) == max(
-            1, int(Fraction(count * fps, source) + Fraction(1, 2))
-        )
-        for number, frame in enumerate(chosen):
-            distances = [
-                abs(Fraction(number, fps) - Fraction(other, source))
-                for other in range(count)
-            ]
-            assert distances[frame] <= min(distances) + Fraction(1, 1000)
-
-
-def test_files_of_one_scene_at_several_rates_show_the_same_moments() -> None:
-    by_rate = {
-        source: frames_at_rate(starts(2 * source, source), 2.0, 15)
-        for source in (15, 30, 60)
-    }
-    moments = {
-        source: [frame / source for frame in chosen]
-        for source, chosen in by_rate.items()
-    }
-    assert moments[15] == moments[30] == moments[60]
+    for fps in RATES:
+        # So many to a second, times are whole numbers.
+        unit = fps * source
+        for count in (1, 2, 7, 40, 61):
+            chosen = frames_at_rate(starts(count, source), count / source, fps)
+            assert len(chosen) == max(1, (2 * count * fps + source) // (2 * source))
+            for number, frame in enumerate(chosen):
+                moment = number * source
+                nearest = min(abs(moment - other * fps) for other in range(count))
+                assert abs(moment - frame * fps) <= nearest + unit / 1000
 
 
 def test_a_still_moment_stays_as_long_as_it_was() -> None:
     times = [0.0, 0.1, 0.2, 3.0, 3.1]
-    chosen = frames_at_rate(times, 3.2, 10)
-    assert chosen == (0, 1, *[2] * 28, 3, 4)
+    assert frames_at_rate(times, 3.2, 10) == (0, 1, *[2] * 28, 3, 4)
 
 
 def test_frames_are_never_chosen_backwards() -> None:
     for fps in RATES:
         chosen = frames_at_rate([0.0, 0.01, 0.5, 0.51, 0.52, 2.0], 2.5, fps)
         assert list(chosen) == sorted(chosen)
-        assert chosen[0] in (0, 1) and chosen[-1] == 5
+        assert chosen[0] in (0, 1)
+        assert chosen[-1] == 5

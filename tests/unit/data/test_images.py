@@ -1,6 +1,5 @@
 """Images are loaded upright, in the mode wanted, at the size that their header states."""
 
-import io
 import subprocess
 import sys
 import warnings
@@ -12,33 +11,31 @@ import numpy as np
 import pytest
 from dstrain import UsageError
 from dstrain.data import (
+    AugmentationOptions,
     Buckets,
     Resolution,
+    cover,
     fit,
-    images,
     load_image,
     read_size,
     white_pixels,
 )
-from dstrain.data.images import read_header
-from dstrain.data.variants.views import View
-from PIL import ExifTags, Image, ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
+from PIL import ExifTags, Image
+
+from tests.support.bad_files import encoded
 
 DYNAMIC = Resolution(None, None, 1024 * 1024)
+COLOURS = [[0xC81E28, 0x14B43C], [0x0A32DC, 0xF0E614], [0x5A5A5A, 0]]
 QUARTERS = np.array(
-    [
-        [[200, 30, 40], [20, 180, 60]],
-        [[10, 50, 220], [240, 230, 20]],
-        [[90, 90, 90], [0, 0, 0]],
-    ],
-    np.uint8,
+    [[[c >> 16, c >> 8 & 255, c & 255] for c in row] for row in COLOURS], np.uint8
 )
 UPRIGHT = QUARTERS.repeat(16, 0).repeat(16, 1)
 """(48, 32, 3): three rows and two columns of plain colours, all different."""
-
-STORED = {1: UPRIGHT, 2: UPRIGHT[:, ::-1], 3: UPRIGHT[::-1, ::-1], 4: UPRIGHT[::-1]}
-STORED |= {
+STORED = {
+    1: UPRIGHT,
+    2: UPRIGHT[:, ::-1],
+    3: UPRIGHT[::-1, ::-1],
+    4: UPRIGHT[::-1],
     5: UPRIGHT.transpose(1, 0, 2),
     6: np.rot90(UPRIGHT, 1),
     7: UPRIGHT[::-1, ::-1].transpose(1, 0, 2),
@@ -47,60 +44,48 @@ STORED |= {
 """EXIF orientation -> how the camera stores the upright image."""
 
 
+def rotated(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    return exif
+
+
 def error(image: Image.Image, wanted: np.ndarray) -> int:
+    """The greatest difference of a pixel."""
     got = np.asarray(image).astype(int)
     assert got.shape == wanted.shape
     return int(np.abs(got - wanted.astype(int)).max())
 
 
-def grey(values: np.ndarray) -> np.ndarray:
-    return values @ np.array([0.299, 0.587, 0.114])
-
-
-@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "tiff"])
+@pytest.mark.parametrize(
+    ("suffix", "options", "most"),
+    [
+        ("png", {}, 0),
+        ("jpg", {"quality": 100, "subsampling": 0}, 2),
+        ("webp", {"lossless": True}, 0),
+        ("tiff", {}, 0),
+    ],
+)
 @pytest.mark.parametrize("orientation", STORED)
 def test_exif_orientation_is_applied_to_pixels_and_size(
-    tmp_path: Path, suffix: str, orientation: int
+    tmp_path: Path, suffix: str, options: dict[str, Any], most: int, orientation: int
 ) -> None:
     path = tmp_path / f"a.{suffix}"
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    options = {
-        "jpg": {"quality": 100, "subsampling": 0},
-        "webp": {"lossless": True},
-    }.get(suffix, {})
-    Image.fromarray(np.ascontiguousarray(STORED[orientation])).save(
-        path, exif=exif, **options
-    )
+    image = Image.fromarray(np.ascontiguousarray(STORED[orientation]))
+    image.save(path, exif=rotated(orientation), **options)
     assert read_size(path) == (48, 32)
-    assert error(load_image(path, "RGB", None), UPRIGHT) <= (
-        2 if suffix == "jpg" else 0
-    )
+    assert error(load_image(path, "RGB", None), UPRIGHT) <= most
 
 
-def test_reading_a_size_decodes_no_pixels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[str] = []
-    load = ImageFile.ImageFile.load
-    monkeypatch.setattr(
-        ImageFile.ImageFile,
-        "load",
-        lambda image: decoded.append(image.format) or load(image),
-    )
-    for suffix in ("png", "jpg"):
-        content = io.BytesIO()
-        noise = np.random.default_rng(0).integers(0, 256, (256, 320, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(content, suffix.replace("jpg", "jpeg"))
-        path = tmp_path / f"torn.{suffix}"
-        path.write_bytes(content.getvalue()[:2000])
-        with pytest.raises(
-            UsageError,
-            match=rf"torn\.{suffix}: is truncated or damaged: it does not end like a",
-        ):
-            read_size(path)
-        path.write_bytes(content.getvalue()[:2000] + content.getvalue()[3000:])
-        assert read_size(path) == (256, 320) and not decoded
+@pytest.mark.parametrize("kind", ["png", "jpeg"])
+def test_reading_a_size_decodes_no_pixels(tmp_path: Path, kind: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (256, 320, 3), dtype=np.uint8)
+    content = encoded(kind, Image.fromarray(noise))
+    path = tmp_path / f"torn.{kind}"
+    path.write_bytes(content[:2000] + content[3000:])
+    assert read_size(path) == (256, 320)
+    with pytest.raises(UsageError):
+        load_image(path, "RGB", None)
 
 
 def modes() -> dict[str, tuple[Image.Image, np.ndarray]]:
@@ -114,25 +99,20 @@ def modes() -> dict[str, tuple[Image.Image, np.ndarray]]:
     palette = Image.fromarray(UPRIGHT).quantize(16)
     clear = palette.copy()
     clear.info["transparency"] = bytes([0] + [255] * 15)
-    first = np.asarray(palette) == 0
-    grey_alpha = Image.merge(
-        "LA", (Image.fromarray(lightness), Image.fromarray(half[..., 0]))
-    )
-    lightness3 = np.stack([lightness] * 3, 2)
-    one = Image.fromarray(lightness > 100)
+    coloured = np.asarray(palette.convert("RGB"))
+    first = np.asarray(palette)[..., None] == 0
+    bands = (Image.fromarray(lightness), Image.fromarray(half[..., 0]))
+    grey = np.stack([lightness] * 3, 2)
     return {
         "RGB.png": (Image.fromarray(UPRIGHT), UPRIGHT),
         "RGBA.png": (rgba, over_white),
         "RGBA.webp": (rgba, over_white),
-        "L.png": (Image.fromarray(lightness), lightness3),
-        "LA.png": (grey_alpha, (lightness3 * (128 / 255) + 127).round()),
-        "P.png": (palette, np.asarray(palette.convert("RGB"))),
-        "P-clear.png": (
-            clear,
-            np.where(first[..., None], 255, np.asarray(palette.convert("RGB"))),
-        ),
-        "P.gif": (palette, np.asarray(palette.convert("RGB"))),
-        "1.png": (one, np.stack([(lightness > 100) * 255] * 3, 2)),
+        "L.png": (bands[0], grey),
+        "LA.png": (Image.merge("LA", bands), (grey * (128 / 255) + 127).round()),
+        "P.png": (palette, coloured),
+        "P-clear.png": (clear, np.where(first, 255, coloured)),
+        "P.gif": (palette, coloured),
+        "1.png": (Image.fromarray(lightness > 100), (grey > 100) * 255),
         "I16.png": (Image.fromarray(ramp), ramp8),
         "I16.tiff": (Image.fromarray(ramp), ramp8),
         "I.tiff": (Image.fromarray(ramp.astype(np.int32)), ramp8),
@@ -142,15 +122,17 @@ def modes() -> dict[str, tuple[Image.Image, np.ndarray]]:
 
 
 @pytest.mark.parametrize("name", modes())
-def test_golden_images_of_every_mode_are_right_to_one_level(
-    tmp_path: Path, name: str
-) -> None:
+def test_images_of_every_mode_are_right_to_one_level(tmp_path: Path, name: str) -> None:
     image, wanted = modes()[name]
     path = tmp_path / name
     image.save(path, **({"lossless": True} if name.endswith("webp") else {}))
     assert error(load_image(path, "RGB", None), wanted) <= 1
-    luminance = grey(wanted.astype(float)).round()
+    luminance = (wanted.astype(float) @ [0.299, 0.587, 0.114]).round()
     assert error(load_image(path, "L", None), luminance) <= 1
+    # Transparency is kept, and opaque images become opaque.
+    alphas = {"P-clear": {0, 255}, "RGBA": {128}, "LA": {128}}
+    alpha = np.asarray(load_image(path, "RGBA", None))[..., 3]
+    assert {*alpha.flat} == alphas.get(path.stem, {255})
 
 
 def test_cmyk_photographs_keep_their_colours(tmp_path: Path) -> None:
@@ -159,9 +141,10 @@ def test_cmyk_photographs_keep_their_colours(tmp_path: Path) -> None:
     assert error(load_image(path, "RGB", None), UPRIGHT) <= 4
 
 
-def photograph(height: int, width: int) -> Image.Image:
-    """A smooth image with edges, as photographs are."""
-    y, x = np.mgrid[0:height, 0:width]
+@pytest.fixture(scope="module")
+def photograph() -> Image.Image:
+    """A smooth image with edges, as photographs are; 768 x 1024 (height x width)."""
+    y, x = np.mgrid[0:768, 0:1024]
     squares = 30 * ((x // 64 + y // 48) % 2)
     waves = [
         110 + 90 * np.sin(x / (19 + 7 * c)) * np.cos(y / (23 + 5 * c)) + squares
@@ -173,111 +156,58 @@ def photograph(height: int, width: int) -> Image.Image:
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("scale", [4, 8, 16])
 def test_a_large_photograph_is_decoded_small_and_looks_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: int, orientation: int
+    tmp_path: Path, photograph: Image.Image, scale: int, orientation: int
 ) -> None:
     path = tmp_path / "a.jpg"
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    photograph(768, 1024).save(path, quality=95, exif=exif)
-    wanted = (
-        (768 // scale, 1024 // scale)
-        if orientation == 1
-        else (1024 // scale, 768 // scale)
-    )
-    decoded: list[tuple[int, int]] = []
-    convert = images.convert
-    monkeypatch.setattr(
-        images,
-        "convert",
-        lambda image, mode: decoded.append(image.size) or convert(image, mode),
-    )
-    small = load_image(path, "RGB", wanted)
-    monkeypatch.setattr(JpegImageFile, "draft", lambda *_: None)
-    whole = load_image(path, "RGB", wanted)
-    part = scale // 2
-    assert decoded == [
-        (1024 // part, 768 // part),
-        (1024, 768),
-    ]  # at least twice the size asked for
-    difference = np.abs(np.asarray(small).astype(float) - np.asarray(whole)).mean()
-    assert small.size == whole.size == wanted[::-1] and difference < 1
+    photograph.save(path, quality=95, exif=rotated(orientation))
+    size = 768 // scale, 1024 // scale
+    size = size if orientation == 1 else size[::-1]
+    small = np.asarray(load_image(path, "RGB", size)).astype(float)
+    whole = np.asarray(cover(load_image(path, "RGB", None), size))
+    assert 0 < np.abs(small - whole).mean() < 1
 
 
-@pytest.mark.parametrize("size", [None, (768, 1024), (385, 513), (200, 600)])
+@pytest.mark.parametrize("size", [(768, 1024), (385, 513), (200, 600)])
 def test_a_photograph_is_decoded_whole_where_less_would_be_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int] | None
+    tmp_path: Path, photograph: Image.Image, size: tuple[int, int]
 ) -> None:
-    photograph(768, 1024).save(tmp_path / "a.jpg")
-    decoded: list[tuple[int, int]] = []
-    convert = images.convert
-    monkeypatch.setattr(
-        images,
-        "convert",
-        lambda image, mode: decoded.append(image.size) or convert(image, mode),
-    )
-    load_image(tmp_path / "a.jpg", "RGB", size)
-    assert decoded == [(1024, 768)]
+    path = tmp_path / "a.jpg"
+    photograph.save(path)
+    whole = cover(load_image(path, "RGB", None), size)
+    assert np.array_equal(load_image(path, "RGB", size), whole)
 
 
 @pytest.mark.parametrize(
-    "values",
-    [[-0.1, 0.5], [0.5, 1.1], [0.5, float("nan")], [0.5, float("inf")], [0.0, 255.0]],
+    "pixels",
+    [
+        *([-0.1, 0.5], [0.5, 1.1], [0.5, float("nan")], [0.5, float("inf")]),
+        *([0.0, 255.0], [70_000, 70_000], [-1, 0]),
+    ],
 )
-def test_floats_that_are_not_from_0_to_1_are_refused(
-    tmp_path: Path, values: list[float]
+def test_grey_beyond_what_is_black_and_white_is_refused(
+    tmp_path: Path, pixels: list[float]
 ) -> None:
-    Image.fromarray(np.array([values] * 4, np.float32)).save(tmp_path / "a.tiff")
+    dtype = np.float32 if isinstance(pixels[0], float) else np.int32
+    Image.fromarray(np.array([pixels] * 4, dtype)).save(tmp_path / "a.tiff")
     assert read_size(tmp_path / "a.tiff") == (4, 2)
-    with pytest.raises(
-        UsageError,
-        match=r"a\.tiff: cannot be read: float values outside 0 .black. to 1 .white.",
-    ):
+    with pytest.raises(UsageError) as caught:
         load_image(tmp_path / "a.tiff", "RGB", None)
+    assert caught.value.where == str(tmp_path / "a.tiff")
 
 
-def test_rgba_keeps_transparency_and_opaque_images_become_opaque(
-    tmp_path: Path,
-) -> None:
-    for name in (
-        "RGBA.png",
-        "P-clear.png",
-        "LA.png",
-        "RGB.png",
-        "I16.png",
-        "CMYK.tiff",
-    ):
-        image, _ = modes()[name]
-        image.save(tmp_path / name)
-        alpha = np.asarray(load_image(tmp_path / name, "RGBA", None))[..., 3]
-        wanted = {"P-clear.png": {0, 255}, "RGBA.png": {128}, "LA.png": {128}}.get(
-            name, {255}
-        )
-        assert set(np.unique(alpha).tolist()) == wanted
+def test_16_bit_grey_is_scaled_and_rounded(tmp_path: Path) -> None:
+    values = [[0, 128, 129, 200, 257, 32896, 65406, 65407, 65535]]
+    Image.fromarray(np.array(values, np.uint16)).save(tmp_path / "a.png")
+    found = np.asarray(load_image(tmp_path / "a.png", "L", None))
+    assert found.tolist() == [[0, 0, 1, 1, 1, 128, 254, 255, 255]]
 
 
 def test_colour_modes_without_a_plain_meaning_are_refused_from_the_header(
     tmp_path: Path,
 ) -> None:
     Image.fromarray(UPRIGHT).convert("LAB").save(tmp_path / "a.tiff")
-    with pytest.raises(UsageError, match="cannot be read: colour mode LAB"):
+    with pytest.raises(UsageError, match="LAB"):
         read_size(tmp_path / "a.tiff")
-
-
-def test_16_bit_grey_is_scaled_and_rounded(tmp_path: Path) -> None:
-    Image.fromarray(
-        np.array([[0, 128, 129, 200, 257, 32896, 65406, 65407, 65535]], np.uint16)
-    ).save(tmp_path / "a.png")
-    assert np.asarray(load_image(tmp_path / "a.png", "L", None)).tolist() == [
-        [0, 0, 1, 1, 1, 128, 254, 255, 255]
-    ]
-
-
-def test_grey_beyond_16_bits_is_refused(tmp_path: Path) -> None:
-    Image.fromarray(np.full((4, 4), 70_000, np.int32)).save(tmp_path / "a.tiff")
-    with pytest.raises(
-        UsageError, match=r"a\.tiff: cannot be read: grey values beyond 16 bits"
-    ):
-        load_image(tmp_path / "a.tiff", "RGB", None)
 
 
 @pytest.mark.parametrize(
@@ -287,9 +217,7 @@ def test_what_is_no_image_is_refused_and_programs_are_not_run(
     tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(
-        UsageError, match=r"a\.png: is not an image in a supported format"
-    ):
+    with pytest.raises(UsageError, match="AVIF, BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP"):
         read_size(tmp_path / "a.png")
 
 
@@ -314,22 +242,30 @@ def test_scaling_covers_and_the_crop_is_about_the_centre(tmp_path: Path) -> None
     stripes = np.zeros((20, 60, 3), np.uint8)
     stripes[:, 20:40] = 255
     Image.fromarray(stripes).save(tmp_path / "a.png")
-    assert (
-        error(
-            load_image(tmp_path / "a.png", "RGB", (20, 20)), np.full((20, 20, 3), 255)
-        )
-        == 0
-    )
+    middle = np.asarray(load_image(tmp_path / "a.png", "RGB", (20, 20)))
+    assert middle.min() == 255
     doubled = np.asarray(load_image(tmp_path / "a.png", "RGB", (40, 80)))
-    assert (
-        doubled[:, :14].max() == 0
-        and doubled[:, 26:54].min() == 255
-        and doubled[:, 66:].max() == 0
-    )
+    assert doubled[:, :14].max() == doubled[:, 66:].max() == 0
+    assert doubled[:, 26:54].min() == 255
+
+
+def test_a_view_says_where_an_image_is_cropped_and_whether_it_is_mirrored(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ramp.png"
+    ramp = np.repeat(np.arange(64, dtype=np.uint8)[np.newaxis], 16, axis=0)
+    Image.fromarray(ramp).save(path)
+    for _, view in AugmentationOptions(flip=True, crops=2).views(True):
+        found = np.asarray(load_image(path, "L", (16, 16), view=view))
+        first = {0.25: 12, 0.5: 24, 0.75: 36}[view.crop]
+        wanted = ramp[:, first : first + 16]
+        assert np.array_equal(found, wanted[:, ::-1] if view.flip else wanted)
+        whole = np.asarray(load_image(path, "L", None, view=view))
+        assert np.array_equal(whole, ramp[:, ::-1] if view.flip else ramp)
 
 
 @pytest.mark.parametrize(
-    "size, wanted",
+    ("size", "wanted"),
     [
         ((512, 512), (512, 512)),
         ((1024, 1024), (1024, 1024)),
@@ -348,23 +284,34 @@ def test_dynamic_sizes_shrink_to_max_pixels_and_never_grow(
     assert fit(size[::-1], DYNAMIC, 16) == wanted[::-1]
 
 
-def test_without_a_multiple_the_size_stays() -> None:
-    assert (
-        fit((3001, 17), DYNAMIC, 0)
-        == fit((3001, 17), Resolution(64, 64, 1), 0)
-        == (3001, 17)
-    )
+@pytest.mark.parametrize(
+    "resolution",
+    [DYNAMIC, Resolution(64, 64, 1), Resolution(None, None, 1, Buckets(64))],
+)
+def test_without_a_multiple_the_size_stays(resolution: Resolution) -> None:
+    assert fit((3001, 17), resolution, 0) == (3001, 17)
 
 
-def test_a_fixed_size_is_taken_by_every_image() -> None:
+def test_a_fixed_size_and_that_of_a_bucket_are_taken() -> None:
     assert fit((3, 9999), Resolution(64, 96, 1), 16) == (64, 96)
+    assert fit((100, 200), Resolution(None, None, 1, Buckets(64)), 16) == (48, 80)
 
 
 def test_a_fixed_size_off_the_multiples_is_refused_with_the_nearest() -> None:
-    with pytest.raises(
-        UsageError, match="--width: 100 is not a multiple of 16; the nearest is 96"
-    ):
+    with pytest.raises(UsageError, match=r"100 .* 16.* 96$") as caught:
         Resolution(64, 100, 1).check(16)
+    assert caught.value.where == "--width"
+
+
+@pytest.mark.parametrize("size", [(15, 64), (64, 15), (40_000_000, 16)])
+def test_an_image_that_leaves_nothing_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=f"{size[0]} x {size[1]}"):
+        fit(size, DYNAMIC, 16)
+
+
+def test_max_pixels_that_leave_no_side_are_named() -> None:
+    with pytest.raises(ValueError, match="--max_pixels 100"):
+        fit((64, 64), replace(DYNAMIC, max_pixels=100), 16)
 
 
 @pytest.mark.parametrize("action", ["error", "ignore"])
@@ -374,27 +321,17 @@ def test_an_image_of_too_many_pixels_is_refused_even_if_warnings_are_ignored(
 ) -> None:
     path = tmp_path / "a.pgm"
     path.write_bytes(b"P5 %d %d 255\n" % (side, side))
-    with (
-        warnings.catch_warnings(),
-        pytest.raises(UsageError, match="has too many pixels: the limit is"),
-    ):
+    with warnings.catch_warnings(), pytest.raises(UsageError, match="268,435,456"):
         warnings.simplefilter(action)
         read_size(path)
 
 
 def test_warnings_of_the_process_are_left_as_they_are() -> None:
-    code = "import warnings, PIL.Image, numpy; before = list(warnings.filters); import dstrain.data.images\n"
-    subprocess.run(
-        [sys.executable, "-c", code + "assert warnings.filters == before"], check=True
+    code = (
+        "import warnings, PIL.Image, numpy; before = list(warnings.filters); "
+        "from dstrain.data import load_image; assert warnings.filters == before"
     )
-
-
-@pytest.mark.parametrize("size", [(15, 64), (64, 15), (40_000_000, 16)])
-def test_an_image_that_leaves_nothing_is_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(
-        ValueError, match="is too small for sides that are multiples of 16"
-    ):
-        fit(size, DYNAMIC, 16)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
@@ -404,50 +341,6 @@ def test_an_image_is_its_pixels_alone(mode: str, suffix: str, tmp_path: Path) ->
     path = tmp_path / f"image{suffix}"
     Image.new("RGB", (8, 8)).save(path, dpi=(72, 72))
     assert load_image(path, mode, None).info == {}
-
-
-def test_a_view_says_where_an_image_is_cropped_and_whether_it_is_mirrored(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "ramp.png"
-    ramp = np.repeat(np.arange(64, dtype=np.uint8)[np.newaxis], 16, axis=0)
-    Image.fromarray(ramp).save(path)
-    for crop, first in ((0.0, 0), (0.5, 24), (1.0, 48)):
-        found = np.asarray(load_image(path, "L", (16, 16), view=View(False, crop)))
-        assert np.array_equal(found, ramp[:, first : first + 16])
-        mirrored = np.asarray(load_image(path, "L", (16, 16), view=View(True, crop)))
-        assert np.array_equal(mirrored, found[:, ::-1])
-    whole = load_image(path, "L", None, view=View(True))
-    assert np.array_equal(np.asarray(whole), ramp[:, ::-1])
-
-
-def test_an_image_takes_the_size_of_its_bucket() -> None:
-    resolution = Resolution(None, None, 1, Buckets(64))
-    assert fit((100, 200), resolution, 16) == (48, 80)
-    assert fit((100, 200), resolution, 0) == (100, 200)
-
-
-@pytest.mark.parametrize(
-    ("mode", "options", "has_alpha"),
-    [
-        ("RGB", {}, False),
-        ("L", {}, False),
-        ("RGBA", {}, True),
-        ("LA", {}, True),
-        ("P", {}, False),
-        ("P", {"transparency": 0}, True),
-    ],
-)
-def test_a_header_tells_whether_parts_may_be_transparent(
-    tmp_path: Path, mode: str, options: dict[str, Any], has_alpha: bool
-) -> None:
-    Image.new(mode, (4, 2)).save(tmp_path / "a.png", **options)
-    assert read_header(tmp_path / "a.png") == ((2, 4), has_alpha)
-
-
-def test_max_pixels_that_leave_no_side_are_named() -> None:
-    with pytest.raises(ValueError, match="within --max_pixels 100: raise that"):
-        fit((64, 64), replace(DYNAMIC, max_pixels=100), 16)
 
 
 def test_of_the_pixels_of_a_mask_that_become_one_a_single_one_tells() -> None:

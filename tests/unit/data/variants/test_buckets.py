@@ -2,27 +2,31 @@
 of at most the area that is asked for.
 """
 
-import itertools
 import random
+from pathlib import Path
 
 import pytest
 from dstrain import UsageError
-from dstrain.data import Buckets
-from dstrain.data.variants.buckets import TooSmall, cropped_share
+from dstrain.data import Buckets, Resolution
+from dstrain.plugin import Column
+from PIL import Image
+
+from tests.support.datasets import bad_cells, open_rows
 
 
 @pytest.mark.parametrize(
-    ("side", "multiple", "step"),
-    [(1024, 16, 64), (512, 16, 32), (64, 16, 16), (48, 8, 8)],
+    ("buckets", "multiple", "step"),
+    [
+        *((Buckets(1024), 16, 64), (Buckets(512), 16, 32)),
+        *((Buckets(64), 16, 16), (Buckets(48), 8, 8)),
+        # A given one is brought to the model's multiples.
+        (Buckets(1024, step=40), 16, 80),
+    ],
 )
 def test_the_step_is_a_sixteenth_of_the_side_and_fits_the_model(
-    side: int, multiple: int, step: int
+    buckets: Buckets, multiple: int, step: int
 ) -> None:
-    assert Buckets(side).step_for(multiple) == step
-
-
-def test_a_given_step_is_brought_to_the_models_multiples() -> None:
-    assert Buckets(1024, step=40).step_for(16) == 80
+    assert buckets.step_for(multiple) == step
 
 
 @pytest.mark.parametrize("side", [64, 512, 768, 1024])
@@ -40,14 +44,21 @@ def test_buckets_are_within_the_area_and_their_limits(side: int) -> None:
         assert (height + step) * (width + step) > side * side
 
 
+def cropped(size: tuple[int, int], loaded: tuple[int, int]) -> float:
+    """The share that is cut off an image that is scaled to cover another size."""
+    height, width = size
+    scale = max(loaded[0] / height, loaded[1] / width)
+    return 1 - loaded[0] * loaded[1] / (height * width * scale**2)
+
+
 def test_the_bucket_is_the_one_that_cuts_off_the_least() -> None:
     buckets = Buckets(1024)
     draw = random.Random(0)
     for _ in range(500):
         size = (draw.randint(1500, 6000), draw.randint(1500, 6000))
-        best = min(cropped_share(size, bucket) for bucket in buckets.sizes(16))
+        best = min(cropped(size, bucket) for bucket in buckets.sizes(16))
         found = buckets.fit(size, 16)
-        assert cropped_share(size, found) == best
+        assert cropped(size, found) == pytest.approx(best)
         assert found in buckets.sizes(16)
 
 
@@ -59,35 +70,47 @@ def test_nothing_is_scaled_up(size: tuple[int, int]) -> None:
     assert max(height / size[0], width / size[1]) <= 1
 
 
-def test_a_small_image_keeps_its_size_cut_to_steps() -> None:
+def test_a_small_image_keeps_its_size_cut_to_steps_or_is_scaled_up_if_asked() -> None:
     assert Buckets(1024).fit((700, 900), 16) == (640, 896)
     assert Buckets(1024, step=16).fit((700, 900), 16) == (688, 896)
-
-
-def test_a_small_image_is_scaled_up_if_asked() -> None:
     assert Buckets(1024, upscale=True).fit((70, 90), 16) in Buckets(1024).sizes(16)
     assert Buckets(64, upscale=True).fit((10, 10), 16) == (64, 64)
 
 
 def test_an_image_below_the_least_side_is_refused_with_what_helps() -> None:
-    with pytest.raises(TooSmall, match=r"300 x 900 .* 512.*--bucket_upscale") as error:
+    with pytest.raises(ValueError, match=r"300 x 900 .* 512.*--bucket_upscale") as error:
         Buckets(1024).fit((300, 900), 16)
     assert "--bucket_min_side" in str(error.value)
     assert Buckets(1024, least=256).fit((300, 900), 16) == (256, 896)
 
 
-def test_limits_without_a_bucket_are_refused() -> None:
-    with pytest.raises(UsageError, match="8 is too small: at least 16 is needed"):
-        Buckets(8).sizes(16)
-    with pytest.raises(UsageError, match=r"--resolution: 1024 has no bucket"):
-        Buckets(1024, least=1536).sizes(16)
-    with pytest.raises(UsageError, match=r"--bucket_max_side"):
-        Buckets(64, step=48, greatest=40, least=60).sizes(16)
+def test_a_small_image_is_no_fault_where_another_resolution_has_a_size_for_it(
+    tmp_path: Path,
+) -> None:
+    for name, size in {"small": (40, 60), "wide": (256, 128)}.items():
+        Image.new("RGB", size).save(tmp_path / f"{name}.png")
+    image = {"image": Column("image", "image", multiple=16)}
+    rows = [{"image": "small.png"}, {"image": "wide.png"}]
+    large, small = (Resolution(None, None, 1, Buckets(side)) for side in (128, 64))
+    found = bad_cells(tmp_path, rows, image, resolution=large)
+    assert list(found) == ["metadata.json:1:image"]
+    data = open_rows(
+        tmp_path, rows, image, resolution=large, further_resolutions=(small,)
+    )
+    assert data.sample_ids.tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert len(data.cropped) == 3
+    assert data.cropped[0] == pytest.approx(cropped((60, 40), (48, 32)))
 
 
-def test_the_share_that_is_cropped_is_that_of_the_area() -> None:
-    assert cropped_share((100, 200), (100, 100)) == 0.5
-    assert cropped_share((200, 100), (64, 64)) == 0.5
-    assert cropped_share((100, 200), (50, 100)) == 0
-    for size, loaded in itertools.permutations([(3, 4), (9, 16), (21, 9)], 2):
-        assert 0 < cropped_share(size, loaded) < 1
+@pytest.mark.parametrize(
+    ("buckets", "named"),
+    [
+        (Buckets(8), "16"),
+        (Buckets(1024, least=1536), "1536"),
+        (Buckets(64, step=48, greatest=40, least=60), "--bucket_max_side"),
+    ],
+)
+def test_limits_without_a_bucket_are_refused(buckets: Buckets, named: str) -> None:
+    with pytest.raises(UsageError, match=named) as caught:
+        buckets.sizes(16)
+    assert caught.value.where == "--resolution"

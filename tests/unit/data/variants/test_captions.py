@@ -4,29 +4,28 @@ from collections import Counter
 
 import pytest
 from dstrain.data import CaptionOptions
-from dstrain.data.variants.captions import WHOLE
 
 
 def texts(options: CaptionOptions, written: str | list[str]) -> list[str]:
     return [text for _, text in options.captions(written)]
 
 
-def share(options: CaptionOptions, written: str | list[str], text: str) -> float:
-    """How probable a caption is."""
+def shares(options: CaptionOptions, written: str | list[str]) -> dict[str, float]:
+    """How probable each caption is."""
     found = options.captions(written)
     total = sum(weight for weight, _ in found)
-    return sum(weight for weight, own in found if own == text) / total
+    return {text: weight / total for weight, text in found}
 
 
 def test_without_options_a_caption_is_what_is_written() -> None:
     for written in ("a dog", "", " a,b\n", "[trigger]"):
-        assert CaptionOptions().captions(written) == [(WHOLE, written)]
+        assert texts(CaptionOptions(), written) == [written]
 
 
 def test_several_captions_are_equally_probable_and_equal_ones_are_one() -> None:
-    options = CaptionOptions()
-    assert options.captions(["a", "b", "a"]) == [(2 * WHOLE, "a"), (WHOLE, "b")]
-    assert texts(options, []) == [""]
+    found = shares(CaptionOptions(), ["a", "b", "a"])
+    assert found == pytest.approx({"a": 2 / 3, "b": 1 / 3})
+    assert texts(CaptionOptions(), []) == [""]
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.25, 0.9])
@@ -35,15 +34,15 @@ def test_dropout_is_the_probability_of_the_empty_caption(
     dropout: float, written: str | list[str]
 ) -> None:
     options = CaptionOptions(dropout=dropout, prefix="photo of ")
-    assert share(options, written, "") == pytest.approx(dropout, abs=1e-6)
+    assert shares(options, written)[""] == pytest.approx(dropout, abs=1e-6)
     # Validation takes the first.
     assert texts(options, written)[0] == "photo of a"
 
 
 def test_an_empty_caption_that_is_dropped_is_one() -> None:
-    assert texts(CaptionOptions(dropout=0.5), "") == [""]
-    assert texts(CaptionOptions(dropout=0.5), ["", "a"]) == ["", "a"]
-    assert share(CaptionOptions(dropout=0.5), ["", "a"], "") == 0.75
+    half = CaptionOptions(dropout=0.5)
+    assert texts(half, "") == [""]
+    assert shares(half, ["", "a"]) == {"": 0.75, "a": 0.25}
 
 
 def test_tags_are_shuffled_but_for_those_that_are_kept() -> None:
@@ -61,11 +60,10 @@ def test_tags_are_shuffled_but_for_those_that_are_kept() -> None:
 
 def test_every_order_is_as_probable_as_the_others() -> None:
     options = CaptionOptions(shuffle_tags=True, variants=1000)
-    weights = dict(map(reversed, options.captions("a, b, c")))  # type: ignore[arg-type]
-    assert len(weights) == 6
-    assert sum(weights.values()) == 1000 * WHOLE
+    found = shares(options, "a, b, c")
+    assert len(found) == 6
     # Six standard deviations of a binomial distribution of 1,000 times 1/6.
-    assert all(abs(weight / WHOLE - 1000 / 6) < 71 for weight in weights.values())
+    assert all(abs(share - 1 / 6) < 0.071 for share in found.values())
 
 
 def test_each_line_can_be_a_caption() -> None:
@@ -103,8 +101,8 @@ def test_the_trigger_word_is_in_every_caption(written: str, expected: str) -> No
 def test_a_part_of_a_longer_word_is_not_the_trigger_word(
     trigger: str, caption: str
 ) -> None:
-    options = CaptionOptions(trigger=trigger)
-    assert texts(options, caption) == [f"{trigger}, {caption}"]
+    found = texts(CaptionOptions(trigger=trigger), caption)
+    assert found == [f"{trigger}, {caption}"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,149 @@
+"""What is not whole, or no video, is named before its frames are decoded, and is never
+taken for a shorter one.
+"""
+
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import pytest
+from dstrain import UsageError
+from dstrain.data import probe, read_frames
+from PIL import Image
+
+from tests.support.bad_files import sound
+from tests.support.videos import KEYS, film, folder, gif, seconds, steady
+
+FAST = {"movflags": "faststart"}
+
+
+def refused(path: Path) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        probe(path)
+    return caught.value
+
+
+def whole(path: Path) -> bytes:
+    codec = "libvpx-vp9" if path.suffix == ".webm" else "libx264"
+    container = FAST if path.suffix == ".mp4" else {}
+    options = {"g": "10"}
+    film(path, steady(60, 30), 30, codec=codec, container=container, options=options)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".webm"])
+def test_a_half_written_file_is_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"half{suffix}"
+    content = whole(path)
+    for part in (0.5, 0.7, 0.85):
+        cut = content[: int(len(content) * part)]
+        for half in (cut, cut.ljust(len(content), b"\0")):
+            path.write_bytes(half)
+            assert refused(path).where == str(path)
+
+
+@pytest.mark.parametrize("suffix", [".mkv", ".webm"])
+def test_a_matroska_file_without_its_last_bytes_is_no_shorter_video(
+    suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"short{suffix}"
+    content = whole(path)
+    for missing in (0.05, 0.02, 0.001):
+        path.write_bytes(content[: int(len(content) * (1 - missing))])
+        refused(path)
+    # What follows one does not matter.
+    path.write_bytes(content + b"\xff" * 20)
+    assert probe(path).frames == 60
+
+
+def test_a_recording_that_does_not_say_how_long_it_is_is_accepted(
+    tmp_path: Path,
+) -> None:
+    path = film(tmp_path / "a.mkv", steady(60, 30), 30, container={"live": "1"})
+    assert probe(path).frames == 60
+    path.write_bytes(path.read_bytes()[:-200])  # in the middle of its last cluster
+    refused(path)
+
+
+def test_a_half_written_gif_is_refused(tmp_path: Path) -> None:
+    path = gif(tmp_path / "half.gif", [40] * 20)
+    content = path.read_bytes()
+    for part in (0.3, 0.6, 0.95):
+        path.write_bytes(content[: int(len(content) * part)])
+        refused(path)
+
+
+def test_a_file_whose_index_was_never_written_is_refused(tmp_path: Path) -> None:
+    path = film(tmp_path / "a.mp4", steady(30, 15), 15)
+    path.write_bytes(path.read_bytes()[:-600])
+    refused(path)
+
+
+def test_a_file_that_begins_between_key_frames_is_refused(tmp_path: Path) -> None:
+    path = film(tmp_path / "a.mp4", steady(30, 15), 15, options=KEYS)
+    headless = tmp_path / "headless.mkv"
+    with av.open(str(path)) as source, av.open(str(headless), "w") as file:
+        stream = file.add_stream_from_template(source.streams.video[0])
+        for packet in [packet for packet in source.demux(video=0) if packet.size][4:]:
+            packet.stream = stream
+            file.mux(packet)
+    refused(headless)
+
+
+def test_what_an_edit_list_cuts_away_is_neither_shown_nor_missed(
+    tmp_path: Path,
+) -> None:
+    """Of 60 frames half a second is shown, as phones trim."""
+    path = film(tmp_path / "a.mp4", steady(60, 30), 30, container=FAST)
+    content = bytearray(path.read_bytes())
+    place = content.index(b"elst") + 12
+    duration, start, _ = struct.unpack(">Iii", content[place : place + 12])
+    content[place : place + 8] = struct.pack(">Ii", duration // 4, start + 16000)
+    path.write_bytes(content)
+    times = seconds(read_frames(path, range(probe(path).frames), None))
+    assert times == pytest.approx([1 + number / 30 for number in range(15)], abs=0.04)
+
+
+def playlist(path: Path) -> None:
+    film(path.parent / "a.mp4", steady(3, 15), 15)
+    path.write_text("#EXTM3U\n#EXTINF:1,\na.mp4\n")
+
+
+def mixed_sizes(path: Path) -> None:
+    folder(path, steady(3, 10))
+    Image.new("RGB", (9, 7)).save(path / "2.png")
+
+
+NO_VIDEOS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "empty.mp4": (lambda path: path.touch(), "", ""),
+    "text.mp4": (lambda path: path.write_text("hello"), "", "mp4, mov, mkv"),
+    "list.m3u8": (playlist, "", "mp4, mov, mkv"),
+    "sound.mp4": (lambda path: path.write_bytes(sound()), "", "stream"),
+    "bare": (lambda path: path.mkdir(), "", ""),
+    "mixed": (mixed_sizes, "/2.png", "7 x 9"),
+    "text": (
+        lambda path: (folder(path, [0.0]) / "notes.txt").write_text("x"),
+        "/notes.txt",
+        "PNG",
+    ),
+    "deep": (lambda path: (folder(path, [0.0]) / "deep").mkdir(), "/deep", ""),
+}
+
+
+@pytest.mark.parametrize("name", NO_VIDEOS)
+def test_what_is_no_video_is_refused_with_the_place(name: str, tmp_path: Path) -> None:
+    make, file, named = NO_VIDEOS[name]
+    make(tmp_path / name)
+    error = refused(tmp_path / name)
+    assert error.where == f"{tmp_path / name}{file}"
+    assert named in error.what
+
+
+def test_videos_without_pyav_are_refused_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = film(tmp_path / "a.mp4", steady(3, 15), 15)
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert "pip install av" in str(refused(path))

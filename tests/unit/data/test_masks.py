@@ -1,0 +1,193 @@
+"""Masks are cut as what they are of, and one that does not fit is a bad cell."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dstrain import UsageError
+from dstrain.data import Resolution, load_cell
+from dstrain.graph import Input, MaskColumn
+from dstrain.plugin import Column
+from PIL import Image
+
+from tests.support.datasets import OWN_SIZES, bad_cells, open_rows, refusal
+
+IMAGE: Mapping[str, Input] = {
+    "prompt": Column("prompt"),
+    "input_image": Column("image", "image", multiple=16),
+}
+ALLOWED = MaskColumn("mask", "image", mode="L", of="input_image")
+MASKS: Mapping[str, Input] = {
+    **IMAGE,
+    "loss_mask": MaskColumn(
+        "mask", "image", mode="L", of="input_image", not_empty=True
+    ),
+}
+"""Masks for the loss, of which none may leave nothing."""
+ALPHA: Mapping[str, Input] = {
+    **IMAGE,
+    "loss_mask": MaskColumn("image", "image", mode="RGBA", of="input_image"),
+}
+CONDITIONS: Mapping[str, Input] = {
+    **IMAGE,
+    "mask": Column("mask", "image", mode="L", multiple=16, of="input_image"),
+    "regions": Column("regions", "images", mode="L", multiple=16, of="input_image"),
+}
+"""Masks that a variant reads."""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A folder with an image of 64 x 100 (height x width), wide.png."""
+    Image.new("RGB", (100, 64), "red").save(tmp_path / "wide.png")
+    return tmp_path
+
+
+def write_mask(
+    base: Path, name: str, size: tuple[int, int], level: int = 255, white: float = 0.5
+) -> Image.Image:
+    """Write a mask of a level whose right part is white."""
+    mask = Image.new("L", size, level)
+    mask.paste(255, (round(size[0] * white), 0, *size))
+    mask.save(base / name)
+    return mask
+
+
+def test_a_mask_is_cut_as_the_image_that_it_is_of(base: Path) -> None:
+    write_mask(base, "whole.png", (100, 64))
+    write_mask(base, "half.png", (50, 32))
+    lines = [f"wide.png,{name},a" for name in ("whole.png", "half.png", "")]
+    table = "\n".join(["image,mask,prompt", *lines])
+    for resolution in (OWN_SIZES, Resolution(32, 32, 2**20)):
+        *rows, last = open_rows(base, table, MASKS, resolution=resolution).rows
+        for row in rows:
+            mask = load_cell(row["loss_mask"])
+            assert row["loss_mask"].shapes == row["input_image"].shapes
+            assert mask.size == load_cell(row["input_image"]).size
+            assert mask.mode == "L"
+        assert "loss_mask" not in last
+    # Masks are loaded whatever the file keys.
+    data = open_rows(base, table, MASKS, file_keys=("image",))
+    assert set(data.columns) == {"prompt", "input_image", "loss_mask"}
+
+
+def test_masks_that_do_not_fit_are_named_with_all_other_bad_cells(base: Path) -> None:
+    write_mask(base, "tall.png", (64, 100))
+    write_mask(base, "nearly.png", (33, 21))
+    Image.new("RGBA", (100, 64), (0, 0, 0, 0)).save(base / "clear.png")
+    (base / "broken.png").write_bytes((base / "tall.png").read_bytes()[:50])
+    wide = {"image": "wide.png", "prompt": "a"}
+    # Where what is masked is bad itself, sizes are not compared.
+    none = {"image": "none.png", "mask": "tall.png"}
+    rows = [
+        {**wide, "mask": "tall.png", "regions": ["clear.png"]},
+        {**wide, "mask": "nearly.png"},
+        {**wide, "mask": "none.png"},
+        none,
+        {**none, "mask": "broken.png"},
+        {"image": "", "mask": "tall.png"},
+    ]
+    places = ["1:mask", "3:mask", "4:image", "5:image", "5:mask"]
+    found = bad_cells(base, rows, MASKS)
+    assert list(found) == [f"metadata.json:{one}" for one in places]
+    assert "100 x 64" in found["metadata.json:1:mask"]
+    assert "64 x 100" in found["metadata.json:1:mask"]
+    found = bad_cells(base, rows, CONDITIONS)
+    places.insert(1, "1:regions")
+    assert sorted(found) == sorted(f"metadata.json:{one}" for one in places)
+
+
+def test_only_images_with_an_alpha_channel_have_it_as_their_mask(base: Path) -> None:
+    Image.new("RGBA", (64, 64), (255, 0, 0, 128)).save(base / "RGBA.png")
+    Image.new("LA", (64, 64), (255, 128)).save(base / "LA.png")
+    Image.new("P", (64, 64)).save(base / "clear.png", transparency=0)
+    Image.new("P", (64, 64)).save(base / "P.png")
+    Image.new("L", (64, 64)).save(base / "L.png")
+    names = ("wide", "RGBA", "LA", "clear", "P", "L")
+    rows = open_rows(base, [{"image": f"{name}.png"} for name in names], ALPHA).rows
+    have_one = ["loss_mask" in row for row in rows]
+    assert have_one == [False, True, True, True, False, False]
+    assert load_cell(rows[1]["loss_mask"]).getpixel((0, 0))[-1] == 128
+    assert load_cell(rows[1]["input_image"]).mode == "RGB"
+    # A bad image is bad once.
+    assert len(bad_cells(base, "image,prompt\nno.png,a\n", ALPHA)) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "is_refused"),
+    [("LA", (255, 0), True), ("RGBA", (0, 0, 0, 254), True), ("LA", (0, 255), False)],
+)
+def test_a_mask_file_with_transparent_parts_is_refused(
+    mode: str, colour: tuple[int, ...], is_refused: bool, base: Path
+) -> None:
+    mask = Image.new(mode, (100, 64), (255,) * len(mode))
+    mask.putpixel((99, 63), colour)
+    mask.save(base / "cut.png")
+    table = "image,mask,prompt\nwide.png,cut.png,a\n"
+    if is_refused:
+        found = bad_cells(base, table, MASKS)
+        assert "--alpha_mask" in found["metadata.csv:2:mask"]
+    else:
+        assert "loss_mask" in open_rows(base, table, MASKS).rows[0]
+
+
+def test_a_column_of_masks_that_is_absent_is_named_with_its_flag(base: Path) -> None:
+    error = refusal(base, "image,masks,prompt\nwide.png,,a\n", MASKS)
+    assert error.where == "--mask_column"
+    assert "'masks'" in error.what
+    data = open_rows(base, "image,prompt\nwide.png,a\n", MASKS, may_lack_masks=True)
+    assert "loss_mask" not in data.columns
+    # Where images are absent, that is what is to be said.
+    assert "loss_mask" not in open_rows(base, "prompt\na\n", MASKS).columns
+    (base / "metadata.csv").unlink()
+    (base / "wide.txt").write_text("a folder of captions has no column of masks")
+    error = refusal(base, None, MASKS)
+    assert error.where == "--mask_column"
+    assert "image, prompt and mask" in str(error)
+
+
+def test_a_mask_that_leaves_nothing_is_refused_where_it_is_loaded(base: Path) -> None:
+    write_mask(base, "black.png", (100, 64), 0, white=1.0)
+    # White where the image is cut off.
+    Image.new("L", (100, 64)).save(base / "strip.png")
+    strip = Image.open(base / "strip.png")
+    strip.paste(255, (0, 0, 1, 64))
+    strip.save(base / "strip.png")
+    table = "image,mask,prompt\nwide.png,black.png,a\nwide.png,strip.png,b\n"
+    for row in open_rows(base, table, MASKS).rows:
+        with pytest.raises(UsageError) as caught:
+            load_cell(row["loss_mask"])
+        assert "--unmasked_weight" in caught.value.help_lines[0]
+    rows = open_rows(base, table, {**IMAGE, "loss_mask": ALLOWED}).rows
+    assert load_cell(rows[0]["loss_mask"]).getextrema() == (0, 0)
+
+
+@pytest.mark.parametrize("resolution", [OWN_SIZES, Resolution(48, 48, 2**20)], ids=str)
+def test_masks_of_another_size_are_cropped_as_if_they_were_resized_first(
+    base: Path, resolution: Resolution
+) -> None:
+    half = write_mask(base, "half.png", (25, 16), 0)
+    half.resize((100, 64)).save(base / "resized.png")
+    row = {"image": "wide.png", "prompt": "a"}
+    names = ("half.png", "resized.png")
+    rows = [{**row, "mask": name, "regions": [name, name]} for name in names]
+    cells = open_rows(base, rows, CONDITIONS, resolution=resolution).rows
+    small, first = (load_cell(row["mask"]) for row in cells)
+    assert small.size == first.size == load_cell(cells[0]["input_image"]).size
+    gap = np.abs(np.asarray(small, int) - np.asarray(first, int))
+    # Resampled once or twice, edges differ a little; shifted, they would by 255.
+    assert gap.max() < 40
+    for region in load_cell(cells[0]["regions"]):
+        assert np.array_equal(region, small)
+
+
+def test_masks_as_large_as_their_image_have_the_cell_of_an_image(base: Path) -> None:
+    write_mask(base, "mask.png", (100, 64), 0)
+    plain = {**CONDITIONS, "mask": Column("mask", "image", mode="L", multiple=16)}
+    rows = [{"image": "wide.png", "prompt": "", "mask": "mask.png", "regions": []}]
+    cells = [
+        open_rows(base, rows, inputs).rows[0]["mask"] for inputs in (CONDITIONS, plain)
+    ]
+    # And with it their key in the feature cache.
+    assert cells[0] == cells[1]

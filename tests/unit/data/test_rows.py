@@ -1,0 +1,320 @@
+"""A row becomes cells whose sizes are known before anything is decoded, and that load
+anywhere.
+"""
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain import StateError, UsageError
+from dstrain.data import (
+    AugmentationOptions,
+    CaptionOptions,
+    Cell,
+    Resolution,
+    load_cell,
+)
+from dstrain.graph import Input
+from dstrain.plugin import Column, Constant, InferenceOnly, Measured
+from PIL import Image
+from safetensors.torch import save_file
+
+from tests.support.datasets import bad_cells, open_rows, refusal
+
+INPUTS: Mapping[str, Input] = {
+    "prompt": Column("prompt"),
+    "negative_prompt": Column("negative_prompt"),
+    "input_image": Column("image", "image", multiple=16),
+    "edit_image": Column("edit_image", "images", multiple=16),
+    "mask": Column("mask", "image", mode="L"),
+    "seed": Column("seed", "integer"),
+    "cfg_scale": Column("cfg_scale", "number"),
+    "height": Measured("input_image", "height"),
+    "width": Measured("input_image", "width"),
+    "latents": InferenceOnly(),
+}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A folder with images wide.png (64 x 100), tall.png (100 x 64) and
+    deep/square.png (48 x 48).
+    """
+    (tmp_path / "data/deep").mkdir(parents=True)
+    sizes = {"wide": (100, 64), "tall": (64, 100), "deep/square": (48, 48)}
+    for name, size in sizes.items():
+        Image.new("RGB", size, "red").save(tmp_path / f"data/{name}.png")
+    return tmp_path / "data"
+
+
+def literals(cells: Mapping[str, Cell]) -> dict[str, Any]:
+    return {name: cell.literal for name, cell in cells.items() if not cell.files}
+
+
+def test_a_row_becomes_cells_and_sizes_are_known_before_decoding(base: Path) -> None:
+    table = "image,prompt,seed,cfg_scale,mask\nwide.png,a dog,0001,2.5,tall.png\n"
+    data = open_rows(base, table, INPUTS)
+    (row,) = data.rows
+    measured = {"height": 64, "width": 96}
+    written = {"prompt": "a dog", "seed": 1, "cfg_scale": 2.5}
+    assert literals(row) == {**written, **measured}
+    assert row["input_image"].shapes == ((1, 64, 96),)
+    assert row["mask"].shapes == ((1, 100, 64),)
+    assert row["input_image"].files == (str((base / "wide.png").resolve()),)
+    # A change of these computes all cached values again.
+    parameters = (("loader", 2), ("mode", "RGB"), ("sizes", ((64, 96),)))
+    assert row["input_image"].parameters == parameters
+    assert data.unused_columns == ()
+
+
+def test_cells_load_at_the_size_they_tell(base: Path) -> None:
+    names = {"image": "tall.png", "mask": "tall.png"}
+    rows = [{**names, "edit_image": ["tall.png", "wide.png"]}]
+    (row,) = open_rows(base, rows, INPUTS).rows
+    assert load_cell(row["input_image"]).size == (64, 96)
+    assert (load_cell(row["mask"]).mode, load_cell(row["mask"]).size) == (
+        "L",
+        (64, 100),
+    )
+    edits = load_cell(row["edit_image"])
+    assert [image.size for image in edits] == [(64, 96), (96, 64)]
+    assert load_cell(row["height"]) == 96
+    (row,) = open_rows(base, rows, INPUTS, resolution=Resolution(32, 48, 1)).rows
+    assert load_cell(row["input_image"]).size == (48, 32)
+    assert (row["height"].literal, row["width"].literal) == (32, 48)
+    # What has no multiple keeps its size.
+    assert load_cell(row["mask"]).size == (64, 100)
+
+
+def test_a_blank_text_is_empty_and_a_blank_file_or_number_is_absent(base: Path) -> None:
+    table = "image,edit_image,prompt,seed,cfg_scale\n,,,,\n , [] ,NA, ,\n"
+    found = [dict(row) for row in open_rows(base, table, INPUTS).rows]
+    assert found == [{"prompt": Cell("text", text)} for text in ("", "NA")]
+
+
+def test_texts_and_numbers_are_read_as_they_are_written(base: Path) -> None:
+    texts = ["a dog \U0001f415 and \u2028", "\t a\r\nb ", "", '"x", y', "[z]"]
+    rows = [{"prompt": text, "seed": 10**17 + n} for n, text in enumerate(texts)]
+    assert [literals(row) for row in open_rows(base, rows, INPUTS).rows] == rows
+
+
+@pytest.mark.parametrize(
+    "written", ["wide.png", '["wide.png"]', ' ["wide.png", "deep/square.png"]']
+)
+def test_a_list_of_files_in_csv_is_json_or_one_name(base: Path, written: str) -> None:
+    quoted = written.replace('"', '""')
+    (row,) = open_rows(base, f'edit_image\n"{quoted}"\n', INPUTS).rows
+    cell = row["edit_image"]
+    wanted = ["wide.png", "square.png"][: 1 + written.count(",")]
+    assert [Path(file).name for file in cell.files] == wanted
+    assert cell.shapes[0] == (1, 64, 96)
+    assert len(load_cell(cell)) == len(wanted)
+
+
+def test_files_inside_the_folder_may_have_any_name_that_leads_there(base: Path) -> None:
+    (base / "[1] a.png").write_bytes((base / "wide.png").read_bytes())
+    (base / "link.png").symlink_to("wide.png")
+    (base.parent / "way").symlink_to(base)
+    real, way = base.resolve(), base.parent / "way"
+    absolute, through_link = f"{real}/wide.png", f"{way}/wide.png"
+    relative = ["deep/../wide.png", "link.png", "[1] a.png"]
+    names = [absolute, through_link, *relative]
+    rows = open_rows(way, [{"image": name} for name in names], INPUTS).rows
+    found = [row["input_image"].files[0] for row in rows]
+    # As they are named in the folder: a link may be changed later.
+    assert found == [absolute, through_link, *(f"{real}/{name}" for name in relative)]
+    assert {os.path.realpath(path) for path in found[:4]} == {absolute}
+    (row,) = open_rows(base, [{"edit_image": "[1] a.png"}], INPUTS).rows
+    assert row["edit_image"].files == (f"{real}/[1] a.png",)
+
+
+def test_rows_have_their_own_files_however_many_there_are(base: Path) -> None:
+    names = [("wide", "tall", "deep/square")[n % 3 * (n % 7 > 0)] for n in range(5000)]
+    table = "image\n" + "".join(f"{name}.png\n" for name in names)
+    rows = open_rows(base, table, INPUTS).rows
+    found = [row["input_image"].files[0] for row in rows]
+    assert found == [f"{base.resolve()}/{name}.png" for name in names]
+
+
+def test_an_extra_column_is_read_only_where_it_is_asked_for(base: Path) -> None:
+    inputs = {**INPUTS, "mask": Column("mask", "image", mode="L", optional=True)}
+    table = "image,mask,prompt\nwide.png,wide.png,a\n"
+    assert "mask" not in open_rows(base, table, inputs).rows[0]
+    assert "mask" in open_rows(base, table, inputs, extra_inputs=("mask",)).rows[0]
+    # By the input or its column.
+    both = ("input_image", "image", "prompt")
+    open_rows(base, table, inputs, extra_inputs=both)
+
+
+def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
+    table = "image,edit_image,prompt\nwide.png,none.png,a\n"
+    data = open_rows(base, table, INPUTS, file_keys=("image",))
+    assert list(data.rows[0]) == ["prompt", "input_image", "height", "width"]
+    assert data.unused_columns == ("edit_image",)
+    assert list(open_rows(base, table, INPUTS, file_keys=()).rows[0]) == ["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag", "named"),
+    [
+        ({"file_keys": ("imagee",)}, "--data_file_keys", "'image'"),
+        ({"file_keys": ("prompt",)}, "--data_file_keys", "'prompt'"),
+        ({"file_keys": ("edit_image",)}, "--data_file_keys", "'edit_image'"),
+        ({"file_keys": ("other",)}, "--data_file_keys", "'other'"),
+        ({"extra_inputs": ("edit_imag",)}, "--extra_inputs", "mask, seed, cfg_scale"),
+        ({"extra_inputs": ("edit_image",)}, "--extra_inputs", "image, prompt, other"),
+        ({"extra_inputs": ("image",), "file_keys": ()}, "--extra_inputs", "none"),
+        ({"extra_inputs": ("latents",)}, "--extra_inputs", "'latents'"),
+        ({"resolution": Resolution(50, 64, 1)}, "--height", "48"),
+    ],
+)
+def test_settings_that_fit_no_column_are_refused(
+    base: Path, settings: Any, flag: str, named: str
+) -> None:
+    table = "image,prompt,other,edit_imag\nwide.png,a,b,c\n"
+    error = refusal(base, table, INPUTS, **settings)
+    assert error.where == flag
+    assert named in str(error)
+
+
+def test_a_dataset_has_rows_and_a_folder(base: Path) -> None:
+    assert refusal(base, "image,prompt\n", INPUTS).where == f"{base}/metadata.csv"
+    table = base.parent / "else.csv"
+    table.write_text("image\nwide.png\n")
+    assert len(open_rows(base, None, INPUTS, metadata_path=table).rows) == 1
+    error = refusal(base / "none", None, INPUTS, metadata_path=table)
+    assert error.where == "--dataset_base_path"
+    assert f"{base}/none" in error.what
+
+
+def test_cells_pickle_small_and_load_in_spawned_processes(base: Path) -> None:
+    cell = open_rows(base, "image\nwide.png\n", INPUTS).rows[0]["input_image"]
+    assert len(pickle.dumps(cell)) < 300 + len(cell.files[0])
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as workers:
+        assert workers.submit(load_cell, cell).result().size == (96, 64)
+
+
+def test_rows_are_checked_without_torch() -> None:
+    code = (
+        "import sys, dstrain.data as data; data.open_dataset; data.read_frames; "
+        "sys.exit(bool({'torch', 'av', 'imageio'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_file_that_changed_since_it_was_checked_is_named(base: Path) -> None:
+    def opened() -> Cell:
+        return open_rows(base, "image\nwide.png\n", INPUTS).rows[0]["input_image"]
+
+    path = base / "wide.png"
+    cell, before = opened(), path.stat()
+    path.chmod(0o600)
+    load_cell(cell)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(StateError) as caught:
+        load_cell(cell)
+    assert caught.value.where == cell.files[0]
+    cell = opened()
+    path.write_bytes(path.read_bytes() + b"more")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(StateError):
+        load_cell(cell)
+    path.write_bytes(path.read_bytes()[: before.st_size // 2])
+    # Damage is called so.
+    with pytest.raises(UsageError) as damaged:
+        load_cell(cell)
+    assert damaged.value.where == cell.files[0]
+
+
+def test_constants_of_the_variant_are_cells_of_every_row(base: Path) -> None:
+    constants = {"pixels": 4096, "shift": 3.0, "mode": "plain"}
+    given = {name: Constant(value) for name, value in constants.items()}
+    data = open_rows(base, "prompt\na\nb\n", {"prompt": Column("prompt"), **given})
+    kinds = ("integer", "number", "text")
+    for row in data.rows:
+        for (name, value), kind in zip(constants.items(), kinds, strict=True):
+            assert row[name] == Cell(kind, value)
+    assert data.sample_ids.tolist() == [[0, 0], [1, 0]]
+
+
+def test_a_file_of_tensors_is_known_by_its_header_and_read_as_a_record(
+    base: Path,
+) -> None:
+    inputs = {**INPUTS, "path": Column("path", "tensors")}
+    for name, steps in (("a", 2), ("b", 3), ("c", 2)):
+        tensors = {"latents": torch.full((1, steps), 7.0), "sigmas": torch.ones(1)}
+        save_file(tensors, base / f"{name}.safetensors")
+    rows = [{"prompt": "", "path": f"{name}.safetensors"} for name in "abc"]
+    dataset = open_rows(base, rows, inputs)
+    cells = [row["path"] for row in dataset.rows]
+    shapes = [((1, steps), (1,)) for steps in (2, 3, 2)]
+    assert [cell.shapes for cell in cells] == shapes
+    assert dataset.groups.tolist() == [0, 1, 0]
+    value = load_cell(cells[1])
+    assert sorted(value) == ["latents", "sigmas"]
+    assert value["latents"].tolist() == [[7.0, 7.0, 7.0]]
+    rows = [{"prompt": "", "path": name} for name in ("wide.png", "d.safetensors")]
+    assert list(bad_cells(base, rows, inputs)) == [
+        "metadata.json:1:path",
+        "metadata.json:2:path",
+    ]
+    # No view of them can be made.
+    flip = AugmentationOptions(flip=True)
+    assert refusal(base, rows, inputs, augmentation=flip).where == "--flip"
+
+
+def test_a_row_has_a_variant_for_each_caption_in_each_view(base: Path) -> None:
+    rows = [{"image": "wide.png", "prompt": ["a", "b", "a"]}]
+    data = open_rows(
+        base,
+        rows,
+        INPUTS,
+        captions=CaptionOptions(),
+        caption_inputs=frozenset({"prompt"}),
+        augmentation=AugmentationOptions(flip=True),
+    )
+    texts = [row["prompt"].literal for row in data.rows]
+    assert texts == ["a", "a", "b", "b"]
+    weights = data.weights / data.weights.sum()
+    assert weights.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 6, 1 / 6])
+    plain, mirrored = (row["input_image"] for row in data.rows[:2])
+    assert not plain.view.flip
+    assert mirrored.view.flip
+    # Only captions are lists of several.
+    assert list(bad_cells(base, rows, INPUTS)) == ["metadata.json:1:prompt"]
+
+
+def test_crops_are_refused_for_images_that_keep_their_size(base: Path) -> None:
+    crops = AugmentationOptions(crops=2)
+    table = "image,prompt\nwide.png,a\n"
+    data = open_rows(base, table, INPUTS, augmentation=crops)
+    assert len(data.rows) == 3
+    assert data.weights.tolist() == [0, 1, 1]
+    table = "image,mask\nwide.png,wide.png\n"
+    assert refusal(base, table, INPUTS, augmentation=crops).where == "--crops"
+
+
+def test_the_share_that_is_cut_off_is_the_greatest_of_a_row(base: Path) -> None:
+    square = Resolution(32, 32, 1)
+    rows = [{"image": "deep/square.png", "edit_image": ["wide.png"]}]
+    data = open_rows(base, rows, INPUTS, resolution=square)
+    assert list(data.cropped) == pytest.approx([0.36])
+
+
+def test_each_resolution_gives_a_sample_unless_another_has_the_same_size(
+    base: Path,
+) -> None:
+    others = (Resolution(32, 32, 1), Resolution(64, 96, 1))
+    rows = [{"image": "wide.png"}]
+    data = open_rows(base, rows, INPUTS, further_resolutions=others)
+    sizes = [row["input_image"].shapes[0][1:] for row in data.rows]
+    assert sizes == [(64, 96), (32, 32)]
+    assert data.sample_ids.tolist() == [[0, 0], [0, 1]]

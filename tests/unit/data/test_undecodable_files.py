@@ -1,0 +1,165 @@
+"""Rows whose files cannot be decoded are found before a run, and no file is decoded
+twice.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain import UsageError
+from dstrain.data import (
+    Cell,
+    Dataset,
+    FrameSampling,
+    Resolution,
+    decoding,
+    load_cell,
+)
+from dstrain.data.decoding import MEMORY, skip_undecodable
+from dstrain.plugin import Column
+from dstrain.storage import ManyFiles
+
+from tests.support.bad_files import hurt
+from tests.support.clock import settle
+from tests.support.datasets import open_rows
+from tests.support.noise_images import noise_image
+from tests.support.videos import KEYS, film, lose_frame, steady
+
+IMAGE = {"image": Column("image", "image", multiple=8)}
+
+
+def images(folder: Path, *names: str, **settings: Any) -> Dataset:
+    """A dataset of images of noise, one in each row; those that are there stay."""
+    for name in names:
+        if not (folder / name).exists():
+            noise_image(32, 32).save(folder / name)
+    rows = [{"image": name} for name in names]
+    return open_rows(folder, rows, IMAGE, on_bad_sample="skip", **settings)
+
+
+def damage(path: Path) -> None:
+    """Overwrite bytes in the middle, which neither header nor end show."""
+    path.write_bytes(hurt(path.read_bytes()))
+
+
+def decodable(
+    dataset: Dataset,
+    folder: Path,
+    used: Callable[[frozenset[str]], frozenset[str]] = frozenset,
+) -> Dataset:
+    """The dataset without rows that name what cannot be decoded."""
+    return skip_undecodable(dataset, used, folder)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are decoded."""
+    names: list[str] = []
+
+    def load(cell: Cell) -> Any:
+        names.extend(Path(file).name for file in cell.files)
+        return load_cell(cell)
+
+    monkeypatch.setattr(decoding, "load_cell", load)
+    return names
+
+
+def test_a_damaged_file_leaves_its_row_out_with_the_reason(tmp_path: Path) -> None:
+    dataset = images(tmp_path, "a.png", "b.png", "c.png")
+    damage(tmp_path / "b.png")
+    left = decodable(dataset, tmp_path)
+    assert left.sample_ids.tolist() == [[0, 0], [2, 0]]
+    (fault,) = left.skipped
+    assert (fault.row, fault.column) == (1, "image")
+    assert fault.reason.startswith("'b.png' ")
+
+
+def test_without_a_good_row_all_faults_are_raised(tmp_path: Path) -> None:
+    dataset = images(tmp_path, "a.png", "b.png")
+    for name in "ab":
+        damage(tmp_path / f"{name}.png")
+    with pytest.raises(UsageError) as caught:
+        decodable(dataset, tmp_path)
+    places = [line.partition(": ")[0] for line in caught.value.help_lines]
+    assert places == ["metadata.json:1:image", "metadata.json:2:image"]
+
+
+def test_a_file_in_several_rows_is_decoded_once(
+    tmp_path: Path, decoded: list[str]
+) -> None:
+    dataset = images(tmp_path, "a.png", "b.png", "a.png")
+    damage(tmp_path / "a.png")
+    left = decodable(dataset, tmp_path)
+    assert sorted(decoded) == ["a.png", "b.png"]
+    assert [fault.row for fault in left.skipped] == [0, 2]
+
+
+def test_only_what_changed_was_bad_or_is_loaded_in_another_way_is_decoded_again(
+    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(monkeypatch)
+    names = ("a.png", "b.png", "c.png")
+    images(tmp_path, *names)
+    damage(tmp_path / "b.png")
+    decodable(images(tmp_path, *names), tmp_path)
+    decoded.clear()
+    noise_image(32, 32, seed=1).save(tmp_path / "c.png")
+    decodable(images(tmp_path, *names), tmp_path)
+    assert sorted(decoded) == ["b.png", "c.png"]
+    decoded.clear()
+    decodable(images(tmp_path, "a.png", resolution=Resolution(16, 16, 1)), tmp_path)
+    assert decoded == ["a.png"]
+
+
+@pytest.mark.parametrize("content", ["no json", "[]", "null", ""])
+def test_an_unreadable_memory_is_an_empty_one(
+    content: str, tmp_path: Path, decoded: list[str]
+) -> None:
+    (tmp_path / MEMORY).write_text(content)
+    decodable(images(tmp_path, "a.png"), tmp_path)
+    assert decoded == ["a.png"]
+
+
+def test_a_file_changed_just_before_is_not_remembered(tmp_path: Path) -> None:
+    decodable(images(tmp_path, "a.png"), tmp_path)
+    memory = tmp_path / MEMORY
+    assert memory.is_file()
+    assert len(ManyFiles(memory)) == 0
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    decodable(images(tmp_path, "a.png"), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_row_of_several_clips_is_skipped_whole(tmp_path: Path) -> None:
+    for name in "abc":
+        film(tmp_path / f"{name}.mp4", steady(25, 15), 15, options=KEYS)
+    lose_frame(tmp_path / "b.mp4", 15)
+    column = Column("clip", "video", multiple=8, frame_multiple=4, fps=15.0)
+    rows = [{"clip": f"{name}.mp4"} for name in "abc"]
+    sampling = FrameSampling(9, "chunk")
+    dataset = open_rows(
+        tmp_path, rows, {"clip": column}, sampling=sampling, on_bad_sample="skip"
+    )
+    both = [[row, chunk] for row in range(3) for chunk in (0, 1)]
+    assert dataset.sample_ids.tolist() == both
+    load_cell(dataset.rows[2]["clip"])
+    left = decodable(dataset, tmp_path)
+    assert left.sample_ids.tolist() == [*both[:2], *both[4:]]
+    (fault,) = left.skipped
+    assert (fault.row, fault.column) == (1, "clip")
+    assert "'b.mp4'" in fault.reason
+
+
+def test_only_files_that_the_run_reads_are_decoded(tmp_path: Path) -> None:
+    images(tmp_path, "a.png", "b.png")
+    damage(tmp_path / "b.png")
+    inputs = {name: Column(name, "image") for name in ("image", "mask")}
+    rows = [{"image": "a.png", "mask": "b.png"}]
+    dataset = open_rows(tmp_path, rows, inputs, on_bad_sample="skip")
+    assert len(decodable(dataset, tmp_path, lambda names: names - {"mask"}).rows) == 1
+    with pytest.raises(UsageError) as caught:
+        decodable(dataset, tmp_path)
+    assert caught.value.help_lines[0].startswith("metadata.json:1:mask: ")

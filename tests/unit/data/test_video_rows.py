@@ -1,0 +1,266 @@
+"""A row with videos becomes a sample for each clip, and what is loaded is known, and
+keyed, before it is decoded.
+"""
+
+import multiprocessing
+import pickle
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dstrain.config.options import SamplingMode
+from dstrain.data import Cell, Dataset, FrameSampling, Resolution, input_key, load_cell
+from dstrain.graph import Input
+from dstrain.plugin import Column, Measured
+from dstrain.storage import Digests
+from PIL import Image
+
+from tests.support.datasets import bad_cells, open_rows, refusal
+from tests.support.videos import film, folder, frame, gif, seconds, steady
+
+NEAR = 0.02
+"""Seconds by which a place may be wrong: half a pixel."""
+VIDEO = Column("video", "video", multiple=16, frame_multiple=4, fps=15.0)
+SCENE: Mapping[str, Input] = {
+    "prompt": Column("prompt"),
+    "input_video": VIDEO,
+    "input_image": Column("video", "image", frame="first"),
+    "end_image": Column("video", "image", frame="last", mode="L"),
+    "num_frames": Measured("input_video", "frames"),
+    "width": Measured("input_video", "width"),
+}
+CONTROLLED: Mapping[str, Input] = {**SCENE, "control": replace(VIDEO, name="control")}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 30 frames at 15 fps (long.mp4), 120 at 60 fps (fast.mp4), 6
+    (short.mp4), 10 images (frames).
+    """
+    base = tmp_path_factory.mktemp("scenes")
+    film(base / "long.mp4", steady(30, 15), 15)
+    film(base / "fast.mp4", steady(120, 60), 60)
+    film(base / "short.mp4", steady(6, 15), 15)
+    folder(base / "frames", steady(10, 15))
+    gif(base / "moving.gif", [100, 200, 100])
+    Image.fromarray(frame(0.5)).save(base / "still.png")
+    return base
+
+
+def rows_of(*videos: str) -> list[dict[str, str]]:
+    """A row for each video, with a caption of its own."""
+    return [{"video": one, "prompt": str(row)} for row, one in enumerate(videos)]
+
+
+def sampled(
+    base: Path,
+    *videos: str,
+    mode: SamplingMode = "head",
+    frames: int = 9,
+    samples: int = 1,
+    inputs: Mapping[str, Input] = SCENE,
+    **settings: Any,
+) -> Dataset:
+    """The dataset of these videos, cut into clips."""
+    sampling = FrameSampling(frames, mode, samples)
+    return open_rows(base, rows_of(*videos), inputs, sampling=sampling, **settings)
+
+
+def filmed(cell: Cell) -> list[float]:
+    """When the frames of a clip were filmed."""
+    return seconds(load_cell(cell).pixels.numpy())
+
+
+def test_a_video_becomes_frames_an_image_of_their_first_and_last_and_their_size(
+    scenes: Path,
+) -> None:
+    (row,) = sampled(scenes, "long.mp4").rows
+    facts = {name: row[name].literal for name in ("prompt", "num_frames", "width")}
+    assert facts == {"prompt": "0", "num_frames": 9, "width": 128}
+    loaded = load_cell(row["input_video"])
+    assert (tuple(loaded.pixels.shape), loaded.fps) == ((9, 48, 128, 3), 15.0)
+    assert filmed(row["input_video"]) == pytest.approx(steady(9, 15), abs=NEAR)
+    first, last = (load_cell(row[name]) for name in ("input_image", "end_image"))
+    assert np.array_equal(first, loaded.pixels[0])
+    grey = Image.fromarray(loaded.pixels[8].numpy()).convert("L")
+    assert np.array_equal(last, grey)
+
+
+def test_files_of_one_scene_at_two_rates_give_the_same_motion(scenes: Path) -> None:
+    rows = sampled(scenes, "long.mp4", "fast.mp4").rows
+    slow, fast = (filmed(row["input_video"]) for row in rows)
+    assert fast == pytest.approx(slow, abs=NEAR)
+    as_it_is = {"input_video": Column("video", "video")}
+    (row,) = sampled(scenes, "fast.mp4", inputs=as_it_is).rows
+    assert filmed(row["input_video"]) == pytest.approx(steady(9, 60), abs=NEAR)
+    assert load_cell(row["input_video"]).fps == pytest.approx(60, rel=0.01)
+
+
+def test_each_chunk_is_a_sample_of_its_row_with_images_of_its_own(
+    scenes: Path,
+) -> None:
+    data = sampled(scenes, "long.mp4", "short.mp4", "fast.mp4", mode="chunk")
+    ids = [[0, 0], [0, 1], [0, 2], [1, 0], [2, 0], [2, 1], [2, 2]]
+    assert data.sample_ids.tolist() == ids
+    prompts = [row["prompt"].literal for row in data.rows]
+    assert prompts == [str(row) for row, _ in ids]
+    for number, row in enumerate(data.rows[:3]):
+        moments = [(9 * number + frame) / 15 for frame in range(9)]
+        assert filmed(row["input_video"]) == pytest.approx(moments, abs=NEAR)
+        first = load_cell(row["input_video"]).pixels[0]
+        assert np.array_equal(load_cell(row["input_image"]), first)
+
+
+def test_uniform_samples_reach_from_the_first_frame_to_the_last(scenes: Path) -> None:
+    rows = sampled(scenes, "long.mp4", mode="uniform", samples=3).rows
+    starts = [dict(row["input_video"].parameters)["frames"][0] for row in rows]
+    assert starts == [0, 10, 21]
+
+
+def test_clips_that_show_the_same_are_one_sample(scenes: Path) -> None:
+    """As of a video with fewer frames per second than are wanted."""
+    inputs = {"input_video": replace(VIDEO, fps=60.0)}
+    data = sampled(scenes, "short.mp4", mode="chunk", frames=1, inputs=inputs)
+    shown = [filmed(row["input_video"]) for row in data.rows]
+    assert np.ravel(shown) == pytest.approx(steady(6, 15), abs=NEAR)
+
+
+@pytest.mark.parametrize(
+    ("name", "frames"),
+    [
+        ("short.mp4", 5),
+        ("still.png", 1),
+        ("frames", 9),
+        ("moving.gif", 5),
+        ("long.mp4", 29),
+    ],
+)
+def test_a_shorter_video_gives_the_most_frames_the_model_can_use(
+    name: str, frames: int, scenes: Path
+) -> None:
+    data = sampled(scenes, name, frames=81)
+    (row,) = data.rows
+    assert load_cell(row["input_video"]).pixels.shape[0] == frames
+    assert row["num_frames"].literal == frames
+    assert dict(data.signature(0))["input_video"] == ((frames, 48, 128),)
+
+
+def test_videos_of_one_row_are_cut_at_the_same_places_as_far_as_the_shortest_goes(
+    scenes: Path,
+) -> None:
+    rows = [{"video": "long.mp4", "control": name} for name in ("frames", "")]
+    data = open_rows(scenes, rows, CONTROLLED, sampling=FrameSampling(5, "chunk"))
+    ids = [[0, 0], [0, 1], *([1, chunk] for chunk in range(6))]
+    assert data.sample_ids.tolist() == ids
+    files = [Path(file).name for file in data.rows[1]["control"].files]
+    assert files == [f"{number}.png" for number in range(5, 10)]
+    assert "control" not in data.rows[2]
+
+
+def test_a_video_too_short_for_the_clips_of_the_learned_one_is_a_bad_cell(
+    scenes: Path,
+) -> None:
+    controls = ("fast.mp4", "frames", "short.mp4", "still.png")
+    rows = [{"video": "long.mp4", "control": name} for name in controls]
+    # Of ten frames, nine are read, and of six five.
+    rows += [{"video": "short.mp4", "control": "long.mp4"}]
+    nine = FrameSampling(9)
+    found = bad_cells(scenes, rows, CONTROLLED, sampling=nine)
+    assert list(found) == [f"metadata.json:{row}:control" for row in (3, 4)]
+    assert " 6 " in found["metadata.json:3:control"]
+    data = open_rows(scenes, rows[:2] + rows[4:], CONTROLLED, sampling=nine)
+    assert [row["input_video"].shapes[0][0] for row in data.rows] == [9, 9, 5]
+    # Where no video is measured, the longest says how many frames are read.
+    inputs = {"one": VIDEO, "mask": Column("mask", "video")}
+    rows = [{"video": "short.mp4", "mask": "long.mp4"}]
+    found = bad_cells(scenes, rows, inputs, sampling=nine)
+    assert list(found) == ["metadata.json:1:video"]
+
+
+def test_a_number_of_frames_that_no_video_input_can_have_is_refused(
+    scenes: Path,
+) -> None:
+    ten = FrameSampling(10)
+    error = refusal(scenes, rows_of("long.mp4"), SCENE, sampling=ten)
+    assert error.where == "--num_frames"
+    assert {"10", "4n+1;", "9"} <= set(error.what.split())
+    data = sampled(scenes, "long.mp4", frames=10, inputs={"prompt": Column("prompt")})
+    assert data.sample_ids.tolist() == [[0, 0]]
+
+
+def test_clips_with_too_few_frames_to_learn_from_are_bad_cells(scenes: Path) -> None:
+    inputs = {"input_video": VIDEO, "first": replace(VIDEO, least_frames=2)}
+    found = bad_cells(scenes, rows_of("still.png", "long.mp4"), inputs)
+    assert list(found) == ["metadata.json:1:video"]
+
+
+def test_samples_share_a_batch_only_with_as_many_frames(scenes: Path) -> None:
+    data = sampled(scenes, "long.mp4", "fast.mp4", "short.mp4", "still.png")
+    assert data.groups.tolist() == [0, 0, 1, 2]
+
+
+NO_MEMORY = Path("absent")
+
+
+def key(data: Dataset, name: str = "input_video", sample: int = 0) -> str:
+    return input_key(data.rows[sample][name], Digests(NO_MEMORY))
+
+
+def test_a_video_has_one_key_wherever_it_stands_and_another_for_other_frames(
+    scenes: Path,
+) -> None:
+    data = sampled(scenes, "long.mp4", "long.mp4", "fast.mp4")
+    assert key(data) == key(data, sample=1) != key(data, sample=2)
+    fewer = sampled(scenes, "long.mp4", frames=5)
+    spread = sampled(scenes, "long.mp4", mode="uniform", samples=2)
+    small = sampled(scenes, "long.mp4", resolution=Resolution(16, 32, 1))
+    faster = {"input_video": replace(VIDEO, fps=30.0)}
+    resampled = sampled(scenes, "long.mp4", inputs=faster)
+    keys = [key(one) for one in (data, fewer, small, resampled)]
+    assert len({*keys, key(spread, sample=1)}) == 5
+    assert key(data, "input_image") == key(fewer, "input_image")
+    assert key(data, "end_image") != key(fewer, "end_image")
+
+
+def test_a_folder_of_frames_has_the_key_of_the_frames_it_gives(
+    scenes: Path, tmp_path: Path
+) -> None:
+    copied = shutil.copytree(scenes, tmp_path / "copy")
+    Image.fromarray(frame(0)).save(copied / "frames/9.png")  # beyond the first nine
+    assert key(sampled(copied, "frames")) == key(sampled(scenes, "frames"))
+    Image.fromarray(frame(0)).save(copied / "frames/8.png")
+    assert key(sampled(copied, "frames")) != key(sampled(scenes, "frames"))
+
+
+def test_bad_videos_are_reported_with_file_row_and_column(
+    scenes: Path, tmp_path: Path
+) -> None:
+    base = shutil.copytree(scenes, tmp_path / "bad")
+    fast = {"movflags": "faststart"}
+    half = film(base / "half.mp4", steady(60, 30), 30, container=fast)
+    half.write_bytes(half.read_bytes()[: half.stat().st_size // 2])
+    (base / "frames/3.png").unlink()
+    (base / "frames/3.png").symlink_to(scenes / "still.png")
+    mixed = folder(base / "mixed", steady(2, 15))
+    (mixed / "1.png").write_text("no image")
+    names = ["half.mp4", "none.mp4", "../out.mp4", "frames", "mixed", "metadata.json"]
+    found = bad_cells(base, rows_of("long.mp4", *names), SCENE)
+    assert list(found) == [f"metadata.json:{row}:video" for row in range(2, 8)]
+    for name, reason in zip(names, found.values(), strict=True):
+        assert name in reason
+    assert "3.png" in found["metadata.json:5:video"]
+    assert "1.png" in found["metadata.json:6:video"]
+
+
+def test_clips_load_in_spawned_processes_and_are_small_to_send(scenes: Path) -> None:
+    cell = sampled(scenes, "long.mp4", frames=29).rows[0]["input_video"]
+    assert len(pickle.dumps(cell)) < 500 + len(cell.files[0])
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as workers:
+        there = workers.submit(load_cell, cell).result(timeout=60)
+    assert torch.equal(there.pixels, load_cell(cell).pixels)
