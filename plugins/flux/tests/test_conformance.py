@@ -8,30 +8,31 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     FluxControlNetPipeline,
     FluxFillPipeline,
+    FluxImg2ImgPipeline,
     FluxKontextPipeline,
     FluxPipeline,
     FluxPriorReduxPipeline,
 )
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.embeddings import apply_rotary_emb
+from diffusers.pipelines.flux import pipeline_flux_img2img
 from dstrain import Pipeline
 from dstrain.models import pack, unpack
 from dstrain.testing import Conformance
 from dstrain_flux import MODEL
-from dstrain_flux.control_units import CONTROL_MODES
-from dstrain_flux.image_prompt_units import encode_ipadapter_images
-from dstrain_flux.model_fn import DOWNSCALE
-from dstrain_flux.units import encode_prompt, resize_kontext
 from PIL import Image
 from torch import Tensor
 from transformers import SiglipImageProcessor
 
-from tests.support.published_steps import add_to
+from tests.support.noise_images import noise_image, smooth_noise
+from tests.support.published_steps import add_to, assert_equal_steps, encode_the_mode
+from tests.support.toys import opened, run_unit, sharpened, toy
 
 RENAMED = {"guidance_scale": "true_cfg_scale", "embedded_guidance": "guidance_scale"}
 PARTS = {
@@ -45,6 +46,8 @@ PARTS = {
 }
 
 
+CONTROL_MODES = ("canny", "tile", "depth", "blur", "pose", "gray", "lq")
+"""By their numbers, of the model card of FLUX.1-dev-Controlnet-Union-alpha."""
 TEXT = ("text_encoder_1", "text_encoder_2", "tokenizer_1", "tokenizer_2")
 CLASSES = {
     "kontext": FluxKontextPipeline,
@@ -65,22 +68,22 @@ def build(pipe: Pipeline, folder: Path, kind: Any) -> Any:
     return published
 
 
-def kontext(given: dict[str, Any]) -> None:
+def kontext(pipe: Pipeline, given: dict[str, Any]) -> None:
     """Give Kontext's image resized: that both do it alike is tested with the units."""
-    images, pixels = given.pop("kontext_images"), given.pop("kontext_pixels")
-    (resized,) = resize_kontext(images, pixels)["resized_kontext_images"]
+    read = {name: given.pop(name) for name in ("kontext_images", "kontext_pixels")}
+    (resized,) = run_unit(pipe, "resize_kontext", **read)["resized_kontext_images"]
     area = given["height"] * given["width"]
     given |= {"image": resized, "_auto_resize": False, "max_area": area}
 
 
-def fill(given: dict[str, Any]) -> None:
+def fill(pipe: Pipeline, given: dict[str, Any]) -> None:
     """Give Fill's image and mask by the names of diffusers."""
     given |= {"image": given.pop("flux_fill_image")}
     given |= {"mask_image": given.pop("flux_fill_mask")}
     del given["true_cfg_scale"]
 
 
-def controlnet(given: dict[str, Any]) -> None:
+def controlnet(pipe: Pipeline, given: dict[str, Any]) -> None:
     """Give a ControlNet's image and kind by the names of diffusers."""
     given["control_image"] = given.pop("controlnet_image")
     given["controlnet_conditioning_scale"] = given.pop("controlnet_scale")
@@ -209,11 +212,8 @@ def attending(pipe: Pipeline, given: dict[str, Any]) -> Iterator[None]:
     diffusers' pipeline calls second.
     """
     dit, ipadapter = pipe.components["dit"], pipe.components["ipadapter"]
-    images = given.pop("ipadapter_images")
-    parts = {"device": torch.device("cpu"), "dtype": torch.float32}
-    encoded = encode_ipadapter_images(
-        images, image_encoder=pipe.components["image_encoder"], **parts
-    )["image_embs"]
+    images = {"ipadapter_images": given.pop("ipadapter_images")}
+    encoded = run_unit(pipe, "encode_ipadapter_images", **images)["image_embs"]
     first, _, second = ipadapter.image_proj.proj
     norm = ipadapter.image_proj.norm
 
@@ -246,12 +246,10 @@ def regions(pipe: Pipeline, given: dict[str, Any]) -> Iterator[None]:
     """Let the denoiser see the prompts of regions, each only with its region: diffusers has
     no EliGen, so its transformer gets longer texts and a mask, entry by entry.
     """
-    parts = {name: pipe.components[name] for name in ("text_encoder_2", "tokenizer_2")}
-    device = torch.device("cpu")
     prompts = given.pop("eligen_entity_prompts")
     masks = [np.asarray(mask) for mask in given.pop("eligen_entity_masks")]
     encoded = [
-        encode_prompt(prompt, **parts, device=device)["prompt_emb"]
+        run_unit(pipe, "encode_prompt", prompt=prompt)["prompt_emb"]
         for prompt in prompts
     ]
     height, width = given["height"] // 16, given["width"] // 16
@@ -290,7 +288,7 @@ def regions(pipe: Pipeline, given: dict[str, Any]) -> Iterator[None]:
     hook.remove()
 
 
-def schnell(given: dict[str, Any]) -> None:
+def schnell(pipe: Pipeline, given: dict[str, Any]) -> None:
     """Give the length of prompts of schnell's model card."""
     given["max_sequence_length"] = 256
 
@@ -302,6 +300,7 @@ ADAPTED = {
     "controlnet": controlnet,
     "controlnet-union": controlnet,
     "controlnet-inpaint": controlnet,
+    "redux": redux,
 }
 AROUND = {"ip-adapter": attending, "eligen": regions}
 
@@ -325,14 +324,13 @@ class TestConformance(Conformance):
     ) -> tuple[list[Tensor], Any]:
         variant = pipe.spec.variant
         published = build(pipe, folder, CLASSES.get(variant, FluxPipeline))
-        height, width = (arguments[side] // DOWNSCALE for side in ("height", "width"))
+        height, width = (arguments[side] // 8 for side in ("height", "width"))
         passed: list[Tensor] = []
         at_step_end = add_to(passed, partial(unpack, height=height, width=width))
         given = {RENAMED.get(name, name): value for name, value in arguments.items()}
         given["latents"] = pack(arguments["latents"])
-        if variant == "redux":
-            redux(pipe, given)
-        ADAPTED.get(variant, lambda _: None)(given)
+        if variant in ADAPTED:
+            ADAPTED[variant](pipe, given)
         with ExitStack() as stack:
             stack.enter_context(modes())
             if variant.startswith("controlnet"):
@@ -354,3 +352,97 @@ class TestConformance(Conformance):
         image = published.image_processor.preprocess(arguments["input_image"])
         latents: Tensor = published._encode_vae_image(image, torch.Generator())
         return latents
+
+
+def by_diffusers(
+    kind: Any, pipe: Pipeline, folder: Path, **given: Any
+) -> tuple[list[Tensor], Any]:
+    """Return the packed latents after each step of diffusers' pipeline, and its image."""
+    passed: list[Tensor] = []
+    published = build(pipe, folder, kind)
+    images = published(**given, callback_on_step_end=add_to(passed)).images
+    return passed, images[0]
+
+
+def by_pipe(pipe: Pipeline, **given: Any) -> tuple[list[Tensor], Any]:
+    """Return the packed latents after each step of ours, and its image."""
+    passed: list[Tensor] = []
+    made = pipe(**given, on_step=lambda step, latents: passed.append(pack(latents)))
+    return passed, made
+
+
+def assert_equal_images(
+    ours: tuple[list[Tensor], Any], theirs: tuple[list[Tensor], Any], steps: int
+) -> None:
+    assert_equal_steps(ours[0], theirs[0], steps)
+    assert np.array_equal(np.asarray(ours[1]), np.asarray(theirs[1]))
+
+
+@pytest.mark.parametrize(
+    ("strength", "scale", "steps"),
+    [(0.05, 1.0, 1), (0.5, 1.0, 4), (0.72, 3.0, 6), (1.0, 1.0, 7)],
+)
+def test_from_an_image_every_step_equals_that_of_diffusers(
+    strength: float, scale: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode_the_mode(monkeypatch, pipeline_flux_img2img)
+    pipe, image = opened("flux", "dev"), noise_image(96, 64)
+    common = {"prompt": "a red table", "negative_prompt": "blurry, ugly"}
+    common |= {"num_inference_steps": 7}
+    theirs = by_diffusers(
+        FluxImg2ImgPipeline,
+        pipe,
+        toy("flux", "dev"),
+        **common,
+        image=image,
+        height=64,
+        width=96,
+        strength=strength,
+        true_cfg_scale=scale,
+        guidance_scale=3.5,
+        generator=torch.Generator().manual_seed(5),
+    )
+    ours = by_pipe(
+        pipe,
+        **common,
+        input_image=image,
+        denoising_strength=strength,
+        seed=5,
+        guidance_scale=scale,
+    )
+    assert_equal_images(ours, theirs, steps)
+
+
+def test_at_the_published_area_kontext_equals_diffusers_from_an_image_of_any_size() -> (
+    None
+):
+    """Of this size, an image whose tensor has another memory format gets other
+    latents.
+    """
+    pipe, image = sharpened(opened("flux", "kontext")), smooth_noise(300, 130)
+    noise = torch.randn(1, 16, 8, 8, generator=torch.Generator().manual_seed(5))
+    common = {"prompt": "a dog", "height": 64, "width": 64, "num_inference_steps": 1}
+    theirs = by_diffusers(
+        FluxKontextPipeline,
+        pipe,
+        toy("flux", "kontext"),
+        **common,
+        latents=pack(noise),
+        image=image,
+        guidance_scale=2.5,
+        max_area=64 * 64,
+    )
+    ours = by_pipe(pipe, **common, latents=noise, kontext_images=[image])
+    assert_equal_images(ours, theirs, 1)
+
+
+def test_a_denoiser_without_embedded_guidance_gets_none_and_equals_diffusers(
+    tmp_path: Path,
+) -> None:
+    MODEL.load("toy")(tmp_path, sizes={"dit": {"guidance_embeds": False}})
+    pipe = Pipeline.from_pretrained(tmp_path, variant="dev")
+    noise = torch.randn(1, 16, 4, 4, generator=torch.Generator().manual_seed(5))
+    common = {"prompt": "a dog", "height": 32, "width": 32, "num_inference_steps": 2}
+    latents = {"latents": pack(noise)}
+    theirs = by_diffusers(FluxPipeline, pipe, tmp_path, **common, **latents)
+    assert_equal_images(by_pipe(pipe, **common, latents=noise), theirs, 2)

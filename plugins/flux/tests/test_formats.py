@@ -4,28 +4,26 @@ at any width.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel
 from diffusers.loaders import single_file_utils
 from dstrain import ModelConfig, StateError
-from dstrain.models import assign, recognize, to_checkpoint
-from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.plugin import Component, Files
-from dstrain_flux.components import COMPONENTS, CONFIGS
+from dstrain.models import assign, components_of, find, recognize, to_checkpoint
+from dstrain.plugin import Files
+from dstrain_flux import MODEL
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+from torch import Tensor
 
-BY_NAME = {component.name: component for component in COMPONENTS}
-SIZES = json.loads((CONFIGS / "toy.json").read_bytes())["networks"]
-DIT, VAE = SIZES["dit"], SIZES["vae"]
-ORIGINAL_DIT, REFERENCE_DIT = BY_NAME["dit"].formats
+from tests.support.toys import toy
+
+COMPONENTS = components_of(MODEL)
+KNOWN = tuple(COMPONENTS.values())
+ORIGINAL_DIT, REFERENCE_DIT = COMPONENTS["dit"].formats
 # Original name -> name in modelscope/DiffSynth-Studio, of its
 # utils/state_dict_converters/flux_dit.py.
 REFERENCE_NAMES = {
@@ -59,306 +57,203 @@ REFERENCE_NAMES = {
     "single_blocks.*.norm.query_norm.scale": "single_blocks.*.norm_q_a.weight",
     "single_blocks.*.norm.key_norm.scale": "single_blocks.*.norm_k_a.weight",
 }
-SCHNELL = {**DIT, "guidance_embeds": False}
+NAMES = ("dit", "vae", "text_encoder_1", "text_encoder_2")
+State = Mapping[str, Tensor]
 
 
-def make(name: str, **changes: Any) -> nn.Module:
+def make(name: str, **changes: Any) -> Any:
+    """Return a network whose weights differ from each other."""
+    component = COMPONENTS[name]
+    place = toy("flux", "dev") / component.folder / "config.json"
+    content = {**json.loads(place.read_bytes()), **changes}
+    library: Any = component.network
+    network = library.build(component.configure(content))
     torch.manual_seed(0)
-    builders: dict[str, Callable[[], nn.Module]] = {
-        "dit": lambda: FluxTransformer2DModel(**{**DIT, **changes}),
-        "vae": lambda: AutoencoderKL(**{**VAE, **changes}),
-        "text_encoder_1": lambda: CLIPTextModel(
-            CLIPTextConfig(
-                **{
-                    **SIZES["text_encoder_1"],
-                    "vocab_size": 50,
-                    "eos_token_id": 49,
-                    "bos_token_id": 48,
-                }
-            )
-        ),
-        "text_encoder_2": lambda: T5EncoderModel(
-            T5Config(**{**SIZES["text_encoder_2"], "vocab_size": 50})
-        ),
-    }
-    return builders[name]()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_()
+    return network
 
 
-def original(name: str, network: nn.Module) -> dict[str, Tensor]:
-    """The network's weights under the names and in the shapes of the original files."""
-    state = network.state_dict()
-    if name == "dit":
-        return to_checkpoint(ORIGINAL_DIT, state)
+def original(name: str, network: Any) -> dict[str, Tensor]:
+    """Return the weights under the names and in the shapes of the original files."""
+    state = dict(network.state_dict())
+    if name == "text_encoder_2":
+        del state["encoder.embed_tokens.weight"]
+        return state
+    old = to_checkpoint(COMPONENTS[name].formats[0], state)
     if name == "vae":
-        old = to_checkpoint(BY_NAME["vae"].formats[0], state)
-        return {
-            key: w[..., None, None] if ".attn_1." in key and w.dim() == 2 else w
-            for key, w in old.items()
-        }
-    if name == "text_encoder_1":
-        return to_checkpoint(BY_NAME[name].formats[0], state)
-    return {
-        key: weight
-        for key, weight in state.items()
-        if key != "encoder.embed_tokens.weight"
-    }
+        for key, one in old.items():
+            if ".attn_1." in key and one.dim() == 2:
+                old[key] = one[..., None, None]
+    return old
 
 
 def comfyui() -> dict[str, Tensor]:
-    """All networks in one file, as ComfyUI writes them."""
-    ids = {
-        f"{p}logit_scale": torch.ones(())
-        for p in ("text_encoders.clip_l.", "text_encoders.t5xxl.")
-    }
-    ids["text_encoders.clip_l.transformer.text_projection.weight"] = torch.ones(2, 2)
-    prefixes = {
-        "dit": "model.diffusion_model.",
-        "vae": "vae.",
-        "text_encoder_1": "text_encoders.clip_l.transformer.",
-        "text_encoder_2": "text_encoders.t5xxl.transformer.",
-    }
-    parts = {name: original(name, make(name)) for name in prefixes}
-    return ids | {
-        f"{prefixes[name]}{key}": weight
-        for name, part in parts.items()
-        for key, weight in part.items()
-    }
+    """Return all networks in one file, as ComfyUI writes them."""
+    clip, t5 = "text_encoders.clip_l.", "text_encoders.t5xxl."
+    weights = {f"{part}logit_scale": torch.ones(()) for part in (clip, t5)}
+    weights[f"{clip}transformer.text_projection.weight"] = torch.ones(2, 2)
+    prefixes = ("model.diffusion_model.", "vae.", f"{clip}transformer.")
+    for name, prefix in zip(NAMES, (*prefixes, f"{t5}transformer."), strict=True):
+        part = original(name, make(name))
+        weights |= {f"{prefix}{key}": weight for key, weight in part.items()}
+    return weights
 
 
-def component_of(name: str) -> Component:
-    return BY_NAME[name]
+def load(name: str, files: Files, network: Any) -> Any:
+    config = network.config
+    content = config.to_dict() if name.startswith("text") else dict(config)
+    component = COMPONENTS[name]
+    return component.network.load(files, component.configure(content), torch.float32)
 
 
-def configured(name: str, network: Any) -> Any:
-    content = (
-        network.config.to_dict() if name.startswith("text") else dict(network.config)
-    )
-    return BY_NAME[name].configure(content)
-
-
-def load(name: str, files: Files, network: nn.Module) -> nn.Module:
-    loaded: nn.Module = BY_NAME[name].network.load(
-        files, configured(name, network), torch.float32
-    )
-    return loaded
-
-
-def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
+def assert_equal(one: State, other: State) -> None:
+    assert set(one) == set(other)
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def saved(
-    folder: Path, weights: Mapping[str, Tensor], name: str = "model.safetensors"
-) -> Files:
-    save_file(
-        {key: weight.contiguous().clone() for key, weight in weights.items()},
-        folder / name,
-    )
-    return Files((folder / name,))
+def part_of(path: Path, weights: State, name: str) -> Files:
+    """Save a file, in which this component alone is; return its part."""
+    save_file({key: one.contiguous().clone() for key, one in weights.items()}, path)
+    (((found,), part),) = recognize(Files((path,)), KNOWN)
+    assert found is COMPONENTS[name]
+    return part
 
 
-@pytest.mark.parametrize("name", ["dit", "vae", "text_encoder_1", "text_encoder_2"])
-def test_original_files_load_as_the_network_they_were_made_from(
-    name: str, tmp_path: Path
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.safetensors"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_original_file_loads_as_the_network_that_it_was_made_from(
+    name: str, path: Path
 ) -> None:
     network = make(name)
-    ((fitting, files),) = recognize(
-        saved(tmp_path, original(name, network)), COMPONENTS
-    )
-    assert [component.name for component in fitting] == [name]
-    assert_equal(load(name, files, network).state_dict(), network.state_dict())
+    part = part_of(path, original(name, network), name)
+    assert_equal(load(name, part, network).state_dict(), network.state_dict())
 
 
 def as_reference(name: str) -> str:
-    """DiffSynth-Studio's name of a weight that has this name in the original files."""
-    pattern = re.sub(r"(?<=blocks\.)\d+", "*", name)
-    known, kind = (
-        (pattern, "")
-        if pattern in REFERENCE_NAMES
-        else (pattern.rpartition(".")[0], name.rpartition(".")[2])
-    )
-    numbers = re.findall(r"(?<=blocks\.)\d+", name)
-    return ".".join(
-        filter(None, (REFERENCE_NAMES[known].replace("*", *numbers or "*"), kind))
-    )
+    """Return DiffSynth-Studio's name of a weight that has this name in original files."""
+    known, kind = re.sub(r"(?<=blocks\.)\d+", "*", name), ""
+    if known not in REFERENCE_NAMES:
+        known, _, kind = known.rpartition(".")
+    number = re.search(r"(?<=blocks\.)\d+", name)
+    renamed = REFERENCE_NAMES[known].replace("*", number[0] if number else "*")
+    return f"{renamed}.{kind}" if kind else renamed
 
 
-def test_files_of_the_reference_load_as_the_network_they_were_made_from(
-    tmp_path: Path,
+def test_a_file_of_the_reference_loads_as_the_network_that_it_was_made_from(
+    path: Path,
 ) -> None:
     network = make("dit")
-    weights = {
-        as_reference(name): weight for name, weight in original("dit", network).items()
-    }
-    ((fitting, files),) = recognize(saved(tmp_path, weights), COMPONENTS)
-    assert ([component.name for component in fitting], files.checkpoint_format) == (
-        ["dit"],
-        REFERENCE_DIT,
-    )
-    assert_equal(load("dit", files, network).state_dict(), network.state_dict())
+    old = original("dit", network)
+    weights = {as_reference(name): weight for name, weight in old.items()}
+    part = part_of(path, weights, "dit")
+    assert part.checkpoint_format == REFERENCE_DIT
+    assert_equal(load("dit", part, network).state_dict(), network.state_dict())
     assert to_checkpoint(REFERENCE_DIT, network.state_dict()).keys() == weights.keys()
 
 
 def test_a_transformer_of_other_depth_and_without_guidance_loads_too(
-    tmp_path: Path,
+    path: Path,
 ) -> None:
-    network = make(
-        "dit",
-        guidance_embeds=False,
-        num_layers=3,
-        num_single_layers=1,
-        num_attention_heads=3,
-    )
+    sizes = {"num_layers": 3, "num_single_layers": 1, "num_attention_heads": 3}
+    network = make("dit", guidance_embeds=False, **sizes)
     weights = original("dit", network)
     assert not any(key.startswith("guidance_in") for key in weights)
-    ((_, files),) = recognize(saved(tmp_path, weights), COMPONENTS)
-    assert_equal(load("dit", files, network).state_dict(), network.state_dict())
+    part = part_of(path, weights, "dit")
+    assert_equal(load("dit", part, network).state_dict(), network.state_dict())
 
 
-def test_one_file_of_comfyui_gives_every_component(tmp_path: Path) -> None:
-    saved(tmp_path, comfyui(), "all.safetensors")
-    found = assign(
-        [ModelConfig(path=str(tmp_path / "all.safetensors"))],
-        COMPONENTS,
-        ("dit", "vae"),
-    )
-    assert set(found) == {"dit", "vae", "text_encoder_1", "text_encoder_2"}
+def test_one_file_of_comfyui_gives_every_component(path: Path) -> None:
+    save_file({key: one.contiguous().clone() for key, one in comfyui().items()}, path)
+    found = assign([ModelConfig(path=str(path))], KNOWN, ("dit", "vae"))
+    assert set(found) == set(NAMES)
     for name, files in found.items():
-        assert_equal(
-            load(name, files, make(name)).state_dict(), make(name).state_dict()
-        )
+        network = make(name)
+        assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
 
-@pytest.mark.parametrize("prefix", BY_NAME["dit"].prefixes)
-def test_a_transformer_alone_may_have_comfyuis_prefix(
-    prefix: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("prefix", COMPONENTS["dit"].prefixes)
+def test_a_transformer_alone_may_have_comfyuis_prefix(prefix: str, path: Path) -> None:
     network = make("dit")
-    weights = {
-        f"{prefix}{key}": weight for key, weight in original("dit", network).items()
-    }
-    ((_, files),) = recognize(saved(tmp_path, weights), COMPONENTS)
-    assert files.prefix == prefix
-    assert_equal(load("dit", files, network).state_dict(), network.state_dict())
-
-
-def diffusers_dit(weights: dict[str, Tensor], width: int) -> dict[str, Tensor]:
-    """What diffusers' converter makes of the file, its fixed width replaced by ours."""
-    function = single_file_utils.convert_flux_transformer_checkpoint_to_diffusers
-    constants = tuple(
-        width if constant == 3072 else constant
-        for constant in function.__code__.co_consts
-    )
-    assert constants != function.__code__.co_consts
-    patched = FunctionType(
-        function.__code__.replace(co_consts=constants), function.__globals__
-    )
-    converted: dict[str, Tensor] = patched(dict(weights))
-    return converted
+    old = original("dit", network)
+    weights = {f"{prefix}{key}": weight for key, weight in old.items()}
+    part = part_of(path, weights, "dit")
+    assert part.prefix == prefix
+    assert_equal(load("dit", part, network).state_dict(), network.state_dict())
 
 
 @pytest.mark.parametrize("guided", [True, False])
-def test_the_transformers_map_is_that_of_diffusers(guided: bool) -> None:
+def test_the_transformers_names_are_those_that_diffusers_converts(guided: bool) -> None:
     network = make("dit", guidance_embeds=guided)
-    assert_equal(
-        dict(sorted(diffusers_dit(original("dit", network), 32).items())),
-        dict(sorted(network.state_dict().items())),
-    )
+    function = single_file_utils.convert_flux_transformer_checkpoint_to_diffusers
+    # The published width is written into it.
+    code = function.__code__
+    constants = tuple(32 if one == 3072 else one for one in code.co_consts)
+    assert constants != code.co_consts
+    narrow = FunctionType(code.replace(co_consts=constants), function.__globals__)
+    assert_equal(narrow(original("dit", network)), network.state_dict())
 
 
-def test_the_autoencoders_map_is_that_of_diffusers() -> None:
+def test_the_autoencoders_names_are_those_that_diffusers_converts() -> None:
     network = make("vae", layers_per_block=2, block_out_channels=[8, 16, 16, 24])
-    converted = single_file_utils.convert_ldm_vae_checkpoint(
-        original("vae", network), VAE
-    )
-    assert_equal(
-        dict(sorted(converted.items())), dict(sorted(network.state_dict().items()))
-    )
+    old = original("vae", network)
+    converted = single_file_utils.convert_ldm_vae_checkpoint(old, dict(network.config))
+    assert_equal(converted, network.state_dict())
 
 
-@pytest.mark.parametrize("name", ["dit", "vae", "text_encoder_1"])
-def test_half_a_file_and_surplus_names_are_refused_as_the_file_names_them(
-    name: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("dit", "single_blocks.1.linear2.weight"),
+        ("vae", "decoder.up.0.block.1.conv2.bias"),
+        ("text_encoder_1", "text_model.encoder.layers.1.mlp.fc2.weight"),
+    ],
+)
+def test_what_a_file_lacks_is_named_as_it_would_be_there(
+    name: str, lost: str, path: Path
 ) -> None:
     network = make(name)
     weights = original(name, network)
-    lost = {
-        "dit": "single_blocks.1.linear2.weight",
-        "vae": "decoder.up.0.block.1.conv2.bias",
-    }.get(name, "text_model.encoder.layers.1.mlp.fc2.weight")
-    del weights[lost]
-    ((_, files),) = recognize(
-        saved(tmp_path, {**weights, "stranger.weight": torch.ones(1)}), COMPONENTS
-    )
+    weights["stranger.weight"] = weights.pop(lost)
+    part = part_of(path, weights, name)
     with pytest.raises(StateError) as error:
-        load(name, files, network)
-    assert f"1 missing: {lost}\n" in str(error.value)
-    assert "1 unexpected: stranger.weight" in str(error.value)
+        load(name, part, network)
+    assert f": {lost}\n" in str(error.value)
+    assert "stranger.weight" in str(error.value)
 
 
-def test_blocks_that_are_not_in_the_file_are_named_as_they_would_be_there(
-    tmp_path: Path,
+def test_whole_blocks_that_a_file_lacks_and_wrong_shapes_are_named_as_in_the_file(
+    path: Path,
 ) -> None:
     network = make("dit", num_layers=2)
-    weights = {
-        key: w
-        for key, w in original("dit", network).items()
+    weights = original("dit", network)
+    some = {
+        key: weight
+        for key, weight in weights.items()
         if not key.startswith("double_blocks.1.")
     }
-    ((_, files),) = recognize(saved(tmp_path, weights), COMPONENTS)
-    with pytest.raises(
-        StateError, match=r"\d+ missing: double_blocks\.1\.img_mod\.lin\.weight, "
-    ):
-        load("dit", files, network)
-
-
-def test_a_fused_weight_of_another_shape_is_refused_by_its_name(tmp_path: Path) -> None:
-    network = make("dit")
-    weights = original("dit", network)
-    weights["double_blocks.0.txt_attn.qkv.weight"] = torch.zeros(97, 32)
-    ((_, files),) = recognize(saved(tmp_path, weights), COMPONENTS)
-    with pytest.raises(
-        StateError,
-        match=r"1 of a different shape: double_blocks\.0\.txt_attn\.qkv\.weight \(expected",
-    ):
-        load("dit", files, network)
+    with pytest.raises(StateError, match=r"double_blocks\.1\.img_mod\.lin\.weight"):
+        load("dit", part_of(path, some, "dit"), network)
+    fused = "double_blocks.0.txt_attn.qkv.weight"
+    weights[fused] = torch.zeros(97, 32)
+    with pytest.raises(StateError, match=fused):
+        load("dit", part_of(path, weights, "dit"), network)
 
 
 @pytest.mark.parametrize("guided", [True, False])
 def test_the_configuration_of_an_original_transformer_follows_from_its_shapes(
-    guided: bool, tmp_path: Path
+    guided: bool, path: Path
 ) -> None:
-    network = make(
-        "dit",
-        attention_head_dim=128,
-        num_attention_heads=1,
-        axes_dims_rope=[16, 56, 56],
-        guidance_embeds=guided,
-    )
-    (tmp_path / "config.json").write_text(
-        json.dumps({"_class_name": "AnotherModel", "num_layers": 77})
-    )
-    ((_, files),) = recognize(saved(tmp_path, original("dit", network)), COMPONENTS)
-    content = find_config(ConfigQuery(BY_NAME["dit"], files))
-    assert vars(BY_NAME["dit"].configure(content)) == {
-        k: v for k, v in network.config.items() if not k.startswith("_")
-    }
-
-
-def test_names_are_those_of_the_published_files() -> None:
-    assert {
-        "double_blocks.0.img_attn.norm.key_norm.scale",
-        "double_blocks.0.txt_mod.lin.bias",
-        "single_blocks.1.modulation.lin.weight",
-        "final_layer.adaLN_modulation.1.weight",
-        "guidance_in.out_layer.bias",
-        "vector_in.in_layer.weight",
-    } <= set(original("dit", make("dit")))
-    assert {
-        "encoder.down.0.downsample.conv.weight",
-        "encoder.mid.attn_1.proj_out.weight",
-        "decoder.up.3.upsample.conv.bias",
-        "decoder.up.0.block.0.nin_shortcut.weight",
-        "decoder.norm_out.weight",
-    } <= set(original("vae", make("vae", block_out_channels=[8, 16, 16, 24])))
+    heads = {"attention_head_dim": 128, "num_attention_heads": 1}
+    network = make("dit", **heads, axes_dims_rope=[16, 56, 56], guidance_embeds=guided)
+    other = {"_class_name": "AnotherModel", "num_layers": 77}
+    path.with_name("config.json").write_text(json.dumps(other))
+    part_of(path, original("dit", network), "dit")
+    content = find(MODEL, (ModelConfig(path=str(path)),), ("dit",)).configs["dit"]
+    own = {key: one for key, one in network.config.items() if not key.startswith("_")}
+    assert vars(COMPONENTS["dit"].configure(content)) == own

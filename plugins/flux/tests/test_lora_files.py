@@ -3,7 +3,6 @@ here, and they come back.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,19 +10,18 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline
-from dstrain import Pipeline, StateError, UsageError, run
+from dstrain import Pipeline, StateError, TrainConfig, UsageError, run
 from dstrain.cli.main import main
 from dstrain.lora import key_formats
 from dstrain.models import components_of
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
-from dstrain.testing.family_under_test import FamilyUnderTest
-from dstrain.testing.trained_sets import TrainedSet
 from dstrain_flux import LORA_ALIASES, MODEL
-from dstrain_flux.components import COMPONENTS
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-BY_NAME = {component.name: component for component in COMPONENTS}
+from tests.support.toys import dataset, opened
+
+BY_NAME = components_of(MODEL)
 ORIGINAL_DIT, REFERENCE_DIT = BY_NAME["dit"].formats
 PUBLISHED_CLIP, COMFYUI_CLIP = BY_NAME["text_encoder_1"].formats
 REFERENCE_CLIP = BY_NAME["text_encoder_1"].lora[-1].checkpoint_format
@@ -135,74 +133,21 @@ class TestLoraFiles(LoraFiles):
         )
 
 
-def test_weights_in_full_that_a_program_has_no_names_for_are_refused(
-    subject: FamilyUnderTest,
-) -> None:
-    config = subject.config(
-        TrainedSet(("text_encoder_1",)), remove_prefix_in_ckpt="pipe."
-    )
-    with pytest.raises(
-        UsageError,
-        match="--remove_prefix_in_ckpt: diffsynth has no key names for all of text_enc",
-    ):
-        run(config)
-
-
-@pytest.fixture
-def subject(tmp_path: Path) -> FamilyUnderTest:
-    return FamilyUnderTest(MODEL, "dev", tmp_path)
-
-
 OPEN_SOURCE = {"align_to_opensource_format": "True"}
 
 
-def test_align_to_opensource_format_saves_what_the_reference_documents_command_saves(
-    subject: FamilyUnderTest,
-) -> None:
-    """convert_lora_format of DiffSynth-Studio's examples/flux/model_training/train.py:
-    names, and alpha beside them.
-    """
-    targets = "a_to_qkv,b_to_qkv,ff_a.0,ff_a.2,ff_b.0,ff_b.2,a_to_out,b_to_out,proj_out,norm.linear,norm1_a.linear"
-    common = {
-        "max_steps": 1,
-        "learning_rate": 1e-2,
-        "lora_target_modules": f"{targets},norm1_b.linear,to_qkv_mlp",
-    }
-    made = {}
-    for name, options in (("plain", {}), ("aligned", OPEN_SOURCE)):
-        output = subject.folder / name
-        config = subject.config(
-            TrainedSet(lora="dit"), **common, output_path=output, family_options=options
-        )
-        run(replace(config, feature_cache=None))
-        made[name] = output / "step-1.safetensors"
-    aligned = load_file(made["aligned"])
-    double = [
-        "img_mod_lin",
-        "txt_mod_lin",
-        "img_attn_qkv",
-        "txt_attn_qkv",
-        "img_attn_proj",
-        "txt_attn_proj",
-    ]
-    double += [f"{half}_mlp_{i}" for half in ("img", "txt") for i in (0, 2)]
-    wanted = [f"lora_unet_double_blocks_0_{name}" for name in double]
-    wanted += [
-        f"lora_unet_single_blocks_{i}_{name}"
-        for i in (0, 1)
-        for name in ("modulation_lin", "linear1", "linear2")
-    ]
-    ends = ("lora_down.weight", "lora_up.weight", "alpha")
-    assert set(aligned) == {f"{name}.{end}" for name in wanted for end in ends}
-    loaded = []
-    for file in made.values():
-        pipeline = subject.open()
-        pipeline.load_lora(file)
-        loaded.append(lora_weights(pipeline.components["dit"]))
-    assert loaded[0].keys() == loaded[1].keys() and all(
-        torch.equal(loaded[0][n], loaded[1][n]) for n in loaded[0]
+def config(output: Path, **flags: Any) -> TrainConfig:
+    """Return a run of the toy for one step."""
+    return TrainConfig(
+        model="flux",
+        variant="dev",
+        toy=True,
+        dataset_base_path=dataset("flux", "dev"),
+        output_path=output,
+        max_steps=1,
+        learning_rate=1e-2,
+        **flags,
     )
-    assert any(weight.any() for name, weight in loaded[0].items() if "lora_B" in name)
 
 
 def lora_weights(network: nn.Module) -> dict[str, Tensor]:
@@ -211,92 +156,119 @@ def lora_weights(network: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def kohyas(pipe: Pipeline, *names: str) -> dict[str, Tensor]:
+    """Return a file of kohya's with layers of these components."""
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        reader = TestLoraFiles.readers[name]["kohya"]
+        tensors |= reader.lora(pipe.components[name], 2, 1.0)
+    return tensors
+
+
+def test_align_to_opensource_format_saves_what_the_reference_documents_command_saves(
+    tmp_path: Path,
+) -> None:
+    """convert_lora_format of DiffSynth-Studio's examples/flux/model_training/train.py:
+    names, and alpha beside them.
+    """
+    loaded = []
+    for name, options in (("plain", {}), ("aligned", OPEN_SOURCE)):
+        targets = ",".join(LORA_ALIASES)
+        run(
+            config(tmp_path / name, lora_target_modules=targets, family_options=options)
+        )
+        pipe = opened("flux", "dev")
+        pipe.load_lora(tmp_path / name / "step-1.safetensors")
+        loaded.append(lora_weights(pipe.components["dit"]))
+    aligned = load_file(tmp_path / "aligned/step-1.safetensors")
+    double = "img_mod_lin txt_mod_lin img_attn_qkv txt_attn_qkv img_attn_proj"
+    double += " txt_attn_proj img_mlp_0 img_mlp_2 txt_mlp_0 txt_mlp_2"
+    layers = [f"double_blocks_0_{name}" for name in double.split()]
+    for name in ("modulation_lin", "linear1", "linear2"):
+        layers += [f"single_blocks_0_{name}", f"single_blocks_1_{name}"]
+    ends = ("lora_down.weight", "lora_up.weight", "alpha")
+    assert set(aligned) == {f"lora_unet_{one}.{end}" for one in layers for end in ends}
+    plain, again = loaded
+    assert plain.keys() == again.keys()
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    assert any(weight.any() for name, weight in plain.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"lora_base_model": "text_encoder_1"},
+        {"lora_base_model": "dit", "lora_format": "comfyui"},
+    ],
+)
 def test_align_to_opensource_format_is_refused_where_it_would_do_nothing(
-    subject: FamilyUnderTest,
+    flags: dict[str, str], tmp_path: Path
 ) -> None:
-    config = subject.config(
-        TrainedSet(lora="text_encoder_1"), family_options=OPEN_SOURCE
-    )
-    with pytest.raises(
-        UsageError,
-        match="--align_to_opensource_format: has no effect: no LoRA on dit is trained",
-    ):
-        run(config)
-    config = subject.config(
-        TrainedSet(lora="dit"), family_options=OPEN_SOURCE, lora_format="comfyui"
-    )
-    with pytest.raises(
-        UsageError,
-        match="--align_to_opensource_format: has no effect with --lora_format comfyui",
-    ):
-        run(config)
-    assert (
-        main(
-            [
-                "generate",
-                "--model",
-                "flux",
-                "--toy",
-                "--prompt",
-                "a",
-                "--align_to_opensource_format",
-            ]
-        )
-        == 2
-    )
+    with pytest.raises(UsageError, match="--align_to_opensource_format"):
+        run(config(tmp_path / "out", **flags, family_options=OPEN_SOURCE))
 
 
-def test_a_file_of_kohyas_with_text_encoders_goes_to_each_and_names_the_one_that_is_not_there(
-    subject: FamilyUnderTest,
+def test_weights_in_full_that_a_program_has_no_names_for_are_refused(
+    tmp_path: Path,
 ) -> None:
-    tensors = {}
-    for name in ("dit", "text_encoder_1", "text_encoder_2"):
-        tensors |= TestLoraFiles.readers[name]["kohya"].lora(
-            subject.pipeline.components[name], 2, 1.0
-        )
-    file = subject.folder / "theirs.safetensors"
-    save_file(tensors, file)
-    pipeline = subject.open()
-    pipeline.load_lora(file)
-    assert all(
-        lora_weights(pipeline.components[name])
-        for name in ("dit", "text_encoder_1", "text_encoder_2")
-    )
-    alone = Pipeline(subject.spec, MODEL, {"dit": subject.open().components["dit"]})
-    with pytest.raises(
-        StateError, match="layers for text_encoder_1, which is not loaded"
-    ):
+    flags = {"trainable_models": "text_encoder_1", "remove_prefix_in_ckpt": "pipe."}
+    with pytest.raises(UsageError, match="--remove_prefix_in_ckpt"):
+        run(config(tmp_path / "out", **flags))
+
+
+def test_generate_has_nothing_to_align() -> None:
+    words = "generate --model flux --toy --prompt a --align_to_opensource_format"
+    assert main(words.split()) == 2
+
+
+@pytest.mark.parametrize("component", ["text_encoder_1", "text_encoder_2"])
+def test_files_of_text_encoders_are_distinguished_by_their_prefix(
+    component: str, tmp_path: Path
+) -> None:
+    """`text_encoder` begins `text_encoder_2`."""
+    out = tmp_path / "out"
+    run(config(out, lora_base_model=component))
+    pipe = opened("flux", "dev")
+    pipe.load_lora(out / "step-1.safetensors")
+    named = [
+        name for name, one in pipe.components.items() if hasattr(one, "peft_config")
+    ]
+    assert named == [component]
+
+
+def test_a_file_of_kohyas_with_text_encoders_goes_to_each_and_names_one_that_is_not_there(
+    tmp_path: Path,
+) -> None:
+    pipe, names = opened("flux", "dev"), ("dit", "text_encoder_1", "text_encoder_2")
+    file = tmp_path / "theirs.safetensors"
+    save_file(kohyas(pipe, *names), file)
+    alone = Pipeline(pipe.spec, MODEL, {"dit": opened("flux", "dev").components["dit"]})
+    with pytest.raises(StateError, match="text_encoder_1"):
         alone.load_lora(file)
     assert not lora_weights(alone.components["dit"])
+    pipe.load_lora(file)
+    assert all(lora_weights(pipe.components[name]) for name in names)
 
 
 def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:
     loaded = {
         prefix
         for name, prefix in MODEL.lora_prefixes.items()
-        if key_formats(components_of(MODEL)[name], MODEL)["diffusers"].is_loaded
+        if key_formats(BY_NAME[name], MODEL)["diffusers"].is_loaded
     }
     assert loaded == set(FluxPipeline._lora_loadable_modules)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("text_encoder_1", ""), ("text_encoder_2", "text_encoder_2")]
+)
 def test_export_says_what_diffusers_leaves_out(
-    subject: FamilyUnderTest, capsys: pytest.CaptureFixture[str]
+    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed = {}
-    for name in ("text_encoder_1", "text_encoder_2"):
-        reader = TestLoraFiles.readers[name]["kohya"]
-        tensors = reader.lora(subject.pipeline.components[name], 2, 1.0)
-        file = subject.folder / f"{name}.safetensors"
-        header = {
-            "config": json.dumps(subject.pipeline.components[name].config.to_dict())
-        }
-        save_file(tensors, file, {"component": name, **header})
-        output = subject.folder / f"{name}-out.safetensors"
-        words = ["export", "--model", "flux", "--format", "diffusers"]
-        assert main([*words, str(file), str(output)]) == 0
-        printed[name] = capsys.readouterr().err
-    assert printed["text_encoder_1"] == ""
-    assert printed["text_encoder_2"] == (
-        "dstrain: warning: diffusers: its pipelines load no LoRA on text_encoder_2, "
-        "without an error\n"
-    )
+    pipe, file = opened("flux", "dev"), tmp_path / "theirs.safetensors"
+    content = json.dumps(pipe.components[name].config.to_dict())
+    save_file(kohyas(pipe, name), file, {"component": name, "config": content})
+    words = ["export", "--model", "flux", "--format", "diffusers", str(file)]
+    assert main([*words, str(tmp_path / "out.safetensors")]) == 0
+    printed = capsys.readouterr().err
+    assert said in printed if said else not printed

@@ -6,18 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxKontextPipeline, FluxPipeline
+from diffusers import FluxFillPipeline, FluxKontextPipeline, FluxPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
-from dstrain.plugin import Unit
-from dstrain_flux import units
+from dstrain import Pipeline, UsageError
+from dstrain.graph import LongPrompt, noticing_long_prompts
+from dstrain.models import pack
+from dstrain_flux import MODEL
 from PIL import Image
+from transformers import SiglipImageProcessor
 
-from tests.support.noise_images import smooth_noise
+from tests.support.noise_images import noise_image, smooth_noise
+from tests.support.toys import opened, run_unit
 
-CLIP, PROMPT, IMAGE = (
-    Unit(unit) for unit in (units.encode_clip, units.encode_prompt, units.encode_image)
-)
+PUBLISHED_AREA = 1024 * 1024
 PROMPTS = [
     "a red apple on a table",
     "",
@@ -28,124 +30,196 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture
-def published(loaded: dict[str, Any]) -> FluxPipeline:
-    return FluxPipeline(
-        scheduler=None,
-        vae=loaded["vae"],
-        text_encoder=loaded["text_encoder_1"],
-        tokenizer=loaded["tokenizer_1"],
-        text_encoder_2=loaded["text_encoder_2"],
-        tokenizer_2=loaded["tokenizer_2"],
-        transformer=loaded["dit"],
-    )
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize(
+    ("variant", "unit", "tokens"),
+    [("dev", "encode_prompt", 512), ("schnell", "encode_schnell_prompt", 256)],
+)
 def test_prompt_embeddings_are_bit_equal_to_diffusers(
-    prompt: str, loaded: dict[str, Any], published: FluxPipeline
+    variant: str, unit: str, tokens: int, prompt: str
 ) -> None:
-    wanted, pooled, ids = published.encode_prompt(prompt)
-    assert torch.equal(PROMPT.run({"prompt": prompt}, loaded)["prompt_emb"], wanted)
-    assert torch.equal(CLIP.run({"prompt": prompt}, loaded)["pooled_emb"], pooled)
-    assert wanted.shape == (1, 512, 32)
+    pipe = opened("flux", variant)
+    published = FluxPipeline(
+        scheduler=None,
+        vae=None,
+        text_encoder=pipe.components["text_encoder_1"],
+        tokenizer=pipe.components["tokenizer_1"],
+        text_encoder_2=pipe.components["text_encoder_2"],
+        tokenizer_2=pipe.components["tokenizer_2"],
+        transformer=None,
+    )
+    wanted, pooled, ids = published.encode_prompt(prompt, max_sequence_length=tokens)
+    too_long: list[LongPrompt] = []
+    with noticing_long_prompts(too_long.append):
+        made = run_unit(pipe, unit, prompt=prompt)["prompt_emb"]
+        clip = run_unit(pipe, "encode_clip", prompt=prompt)["pooled_emb"]
+    assert made.shape == (1, tokens, 32)
+    assert torch.equal(made, wanted)
+    assert torch.equal(clip, pooled)
+    limits = [("T5", tokens - 1, False), ("CLIP", 75, True)]
+    found = [(one.model, one.limit, one.usual) for one in too_long]
+    assert found == (limits if len(prompt) > 1000 else [])
     assert not ids.any()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("width", "height"), [(64, 96), (32, 32)])
-def test_an_image_is_encoded_as_the_normalized_mode(
-    width: int, height: int, loaded: dict[str, Any]
-) -> None:
-    vae = loaded["vae"]
-    pixels = VaeImageProcessor().preprocess(smooth_noise(width, height))
-    wanted = (
-        vae.encode(pixels).latent_dist.mode() - vae.config.shift_factor
-    ) * vae.config.scaling_factor
-    made = IMAGE.run({"input_image": smooth_noise(width, height)}, loaded)[
-        "input_latents"
-    ]
-    assert made.shape == (1, 16, height // 8, width // 8)
-    assert torch.equal(made, wanted)
-
-
-@torch.no_grad()
-def test_decoding_undoes_the_normalization_as_diffusers_does(
-    loaded: dict[str, Any],
-) -> None:
-    vae = loaded["vae"]
-    latents = torch.randn(1, 16, 8, 12, generator=torch.Generator().manual_seed(0))
-    pixels = vae.decode(
-        latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False
-    )[0]
-    made = units.decode(latents, vae=vae)["image"]
-    assert made.size == (96, 64)
-    assert np.array_equal(
-        np.asarray(made), np.asarray(VaeImageProcessor().postprocess(pixels, "pil")[0])
-    )
-
-
-@torch.no_grad()
-def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
-    loaded_bf16: dict[str, Any],
-) -> None:
-    loaded = loaded_bf16
-    assert PROMPT.run({"prompt": "x"}, loaded)["prompt_emb"].dtype == torch.bfloat16
-    assert CLIP.run({"prompt": "x"}, loaded)["pooled_emb"].dtype == torch.bfloat16
-    latents = IMAGE.run({"input_image": smooth_noise(32, 32)}, loaded)["input_latents"]
+def test_in_bf16_embeddings_are_bf16_and_latents_fp32() -> None:
+    pipe = opened("flux", "dev", torch.bfloat16)
+    for unit in ("encode_prompt", "encode_clip"):
+        (made,) = run_unit(pipe, unit, prompt="x").values()
+        assert made.dtype == torch.bfloat16
+    given = {"input_image": smooth_noise(32, 32)}
+    latents = run_unit(pipe, "encode_image", **given)["input_latents"]
     assert latents.dtype == torch.float32
-    assert units.decode(latents, vae=loaded["vae"])["image"].size == (32, 32)
+    assert run_unit(pipe, "decode", latents=latents)["image"].size == (32, 32)
 
 
-def test_kontexts_sizes_are_those_of_diffusers() -> None:
-    assert list(units.KONTEXT_SIZES) == PREFERRED_KONTEXT_RESOLUTIONS
-    assert (
-        inspect.signature(FluxKontextPipeline.__call__).parameters["max_area"].default
-        == units.KONTEXT_PIXELS
-    )
+def kontext_sizes(pixels: int, *sizes: tuple[int, int]) -> list[tuple[int, int]]:
+    images = [Image.new("L", size) for size in sizes]
+    given = {"kontext_images": images, "kontext_pixels": pixels}
+    made = run_unit(opened("flux", "kontext"), "resize_kontext", **given)
+    return [one.size for one in made["resized_kontext_images"]]
 
 
-def test_at_the_published_area_the_size_is_that_which_diffusers_chooses() -> None:
+def test_at_the_published_area_kontexts_sizes_are_those_that_diffusers_chooses() -> (
+    None
+):
+    given = inspect.signature(FluxKontextPipeline.__call__).parameters["max_area"]
+    constant = MODEL.spec("kontext").constants["kontext_pixels"]
+    assert constant.value == given.default == PUBLISHED_AREA
     processor = VaeImageProcessor(vae_scale_factor=16)
-    numbers = np.random.default_rng(0).integers(16, 3000, (300, 2)).tolist()
-    for width, height in (*numbers, (1024, 1024), (4000, 31), (31, 4000)):
-        rows, columns = processor.get_default_height_width(
-            Image.new("L", (width, height))
-        )
+    numbers = np.random.default_rng(0).integers(16, 600, (60, 2))
+    sizes = [(int(width), int(height)) for width, height in numbers]
+    sizes += [(w // 4, h // 4) for w, h in PREFERRED_KONTEXT_RESOLUTIONS]
+    sizes += [(1024, 1024), (4000, 31), (31, 4000)]
+    made = kontext_sizes(PUBLISHED_AREA, *sizes)
+    for size, found in zip(sizes, made, strict=True):
+        rows, columns = processor.get_default_height_width(Image.new("L", size))
         wanted = min(
-            (abs(columns / rows - w / h), w, h)
-            for w, h in PREFERRED_KONTEXT_RESOLUTIONS
-        )[1:]
-        assert units.kontext_size(width, height, 1024 * 1024) == wanted, (width, height)
+            (abs(columns / rows - width / height), width, height)
+            for width, height in PREFERRED_KONTEXT_RESOLUTIONS
+        )
+        assert found == wanted[1:], size
 
 
 @pytest.mark.parametrize(
     ("shape", "pixels", "wanted"),
-    [((3, 5), 1024 * 1024, (1024, 1024)), ((80, 48), 64 * 64, (80, 48)), ((1920, 1080), 512 * 512, (704, 384)),
-     ((9, 9), 1, (16, 16)), ((100, 100), 2048 * 2048, (2048, 2048))],
-)  # fmt: skip
-def test_sizes_of_other_areas_are_scaled(
+    [
+        ((3, 5), PUBLISHED_AREA, (1024, 1024)),
+        ((80, 48), 64 * 64, (80, 48)),
+        ((1920, 1080), 512 * 512, (704, 384)),
+        ((9, 9), 1, (16, 16)),
+        ((100, 100), 2048 * 2048, (2048, 2048)),
+    ],
+)
+def test_kontexts_sizes_of_other_areas_are_scaled(
     shape: tuple[int, int], pixels: int, wanted: tuple[int, int]
 ) -> None:
-    assert units.kontext_size(*shape, pixels) == wanted
+    assert kontext_sizes(pixels, shape) == [wanted]
 
 
 @torch.no_grad()
-def test_images_to_edit_become_latents_each_of_its_own_size(
-    loaded: dict[str, Any],
-) -> None:
-    given = [smooth_noise(200, 64).convert("RGBA"), smooth_noise(40, 40).convert("L")]
-    made = Unit(units.resize_kontext).run(
-        {"kontext_images": given, "kontext_pixels": 64 * 64}, loaded
-    )
-    images = made["resized_kontext_images"]
-    assert [(one.mode, one.size) for one in images] == [
-        ("RGB", (96, 48)),
-        ("RGB", (64, 64)),
-    ]
-    latents = Unit(units.encode_kontext).run(made, loaded)["kontext_latents"]
-    assert torch.equal(
-        latents[0], IMAGE.run({"input_image": images[0]}, loaded)["input_latents"]
-    )
+def test_images_to_edit_become_latents_each_of_its_own_size() -> None:
+    pipe = opened("flux", "kontext")
+    images = [smooth_noise(200, 64).convert("RGBA"), smooth_noise(40, 40).convert("L")]
+    given = {"kontext_images": images, "kontext_pixels": 64 * 64}
+    made = run_unit(pipe, "resize_kontext", **given)
+    first, second = made["resized_kontext_images"]
+    assert (first.mode, first.size) == ("RGB", (96, 48))
+    assert (second.mode, second.size) == ("RGB", (64, 64))
+    latents = run_unit(pipe, "encode_kontext", **made)["kontext_latents"]
+    alone = run_unit(pipe, "encode_image", input_image=first)["input_latents"]
+    assert torch.equal(latents[0], alone)
     assert [one.shape[-2:] for one in latents] == [(6, 12), (8, 8)]
+
+
+def filled(pipe: Pipeline, image: Image.Image, mask: Image.Image) -> dict[str, Any]:
+    given = {"flux_fill_image": image, "flux_fill_mask": mask}
+    return run_unit(pipe, "encode_fill", **given, height=32, width=48)
+
+
+@torch.no_grad()
+def test_masks_are_packed_as_by_diffusers_and_masked_pixels_are_not_seen() -> None:
+    pipe, image = opened("flux", "fill"), noise_image(48, 32)
+    mask = noise_image(48, 32, 3).convert("L")
+    made = filled(pipe, image, mask)
+    published = FluxFillPipeline(None, pipe.components["vae"], *[None] * 5)
+    binary = published.mask_processor.preprocess(mask, height=32, width=48)
+    theirs, _ = published.prepare_mask_latents(
+        binary,
+        torch.zeros(1, 16, 4, 6),
+        batch_size=1,
+        num_channels_latents=16,
+        num_images_per_prompt=1,
+        height=32,
+        width=48,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        generator=None,
+    )
+    assert torch.equal(pack(made["fill_mask"].float()), theirs)
+    pixels = np.array(image)
+    pixels[binary[0, 0].bool().numpy()] = 7
+    changed = filled(pipe, Image.fromarray(pixels), mask)
+    assert torch.equal(changed["fill_latents"], made["fill_latents"])
+    whole = filled(pipe, image, Image.new("L", (48, 32)))
+    assert not torch.equal(whole["fill_latents"], made["fill_latents"])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(48, 32), (30, 20)])
+def test_a_mask_is_white_from_half_grey_on_at_any_size(size: tuple[int, int]) -> None:
+    pipe, halves = opened("flux", "fill"), Image.new("L", size, 127)
+    halves.paste(128, (size[0] // 2, 0, *size))
+    mask = filled(pipe, noise_image(48, 32), halves)["fill_mask"]
+    assert mask.shape == (1, 64, 4, 6)
+    assert not mask[..., :3].any()
+    assert mask[..., 3:].all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("variant", "unit", "given"),
+    [
+        ("redux", "encode_redux_image", "flux_redux_image"),
+        ("ip-adapter", "encode_ipadapter_images", "ipadapter_images"),
+    ],
+)
+def test_an_image_that_is_a_prompt_is_seen_as_the_published_processor_shows_it(
+    variant: str, unit: str, given: str
+) -> None:
+    pipe, image = opened("flux", variant), noise_image(50, 30)
+    encoder = pipe.components["image_encoder"]
+    side = encoder.config.image_size
+    processor = SiglipImageProcessor(size={"height": side, "width": side})
+    seen = encoder(processor(images=[image], return_tensors="pt").pixel_values)
+    several = variant == "ip-adapter"
+    (made,) = run_unit(pipe, unit, **{given: [image] if several else image}).values()
+    wanted = seen.pooler_output[:, None] if several else seen.last_hidden_state
+    assert torch.allclose(made, wanted, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_prompt_of_each_region_is_encoded_alone() -> None:
+    pipe, prompts = opened("flux", "eligen"), ["a dog", "a red cat"]
+    made = run_unit(pipe, "encode_entities", eligen_entity_prompts=prompts)
+    for number, prompt in enumerate(prompts):
+        alone = run_unit(pipe, "encode_prompt", prompt=prompt)["prompt_emb"]
+        assert torch.equal(made["entity_emb"][:, number], alone)
+
+
+def test_of_each_eight_by_eight_pixels_one_tells_and_half_grey_is_white() -> None:
+    pixels = np.zeros((32, 48), dtype=np.uint8)
+    pixels[4, 4], pixels[12, 20], pixels[0, 0] = 128, 127, 255
+    masks = [Image.fromarray(pixels), Image.new("RGB", (10, 10), "white")]
+    pipe = opened("flux", "eligen")
+    given: dict[str, Any] = {"eligen_entity_masks": masks, "height": 32, "width": 48}
+    given["eligen_entity_prompts"] = ["a", "b"]
+    made = run_unit(pipe, "resize_entity_masks", **given)["entity_masks"]
+    assert made.shape == (1, 2, 4, 6)
+    assert made[0, 0].nonzero().tolist() == [[0, 0]]
+    assert made[0, 1].all()
+    given["eligen_entity_prompts"] = ["a"]
+    with pytest.raises(UsageError, match=r"eligen_entity_masks: .* 2, .* 1"):
+        run_unit(pipe, "resize_entity_masks", **given)

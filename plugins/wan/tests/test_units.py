@@ -8,6 +8,7 @@ import torch
 from diffusers import WanPipeline, WanVACEPipeline
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from dstrain import Frames
+from dstrain.graph import LongPrompt, noticing_long_prompts
 from dstrain.plugin import InputError
 from PIL import Image
 from torch.nn.functional import interpolate
@@ -46,13 +47,16 @@ def test_prompt_embeddings_are_those_of_diffusers_up_to_their_true_length(
     text: str,
 ) -> None:
     pipe, prompt = opened("wan", "t2v"), TEXTS[text]
-    made = run_unit(pipe, "encode_prompt", prompt=prompt)["prompt_emb"]
+    too_long: list[LongPrompt] = []
+    with noticing_long_prompts(too_long.append):
+        made = run_unit(pipe, "encode_prompt", prompt=prompt)["prompt_emb"]
     names = ("text_encoder", "tokenizer", "vae")
     parts = {name: pipe.components[name] for name in names}
     published = WanPipeline(**parts, scheduler=None)
     wanted, _ = published.encode_prompt(prompt, None, False, max_sequence_length=512)
     length = min(len(parts["tokenizer"](prompt_clean(prompt)).input_ids), 512)
     assert made.shape == (1, length, 32)
+    assert [one.limit for one in too_long] == ([511] if text == "too long" else [])
     assert torch.equal(made, wanted[:, :length])
     assert not wanted[:, length:].any()
     assert made.untyped_storage().nbytes() == made.numel() * 4
