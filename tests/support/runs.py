@@ -201,3 +201,9 @@ def train_in_two_stages(folder: Path, place: Path, **changes: Any) -> Path:
     given = {"feature_cache": place / "cache", "output_path": place / "out", **changes}
     train(folder, task="sft:data_process", **given)
     return train(folder, task="sft:train", **given)
+
+
+def validation(folder: Path) -> list[dict[str, float]]:
+    """The rows of logs/validation.jsonl."""
+    lines = (folder / "logs/validation.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]

@@ -3,20 +3,25 @@ made, and training never sees it.
 """
 
 import csv
-import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dstrain import Batch, SampleKey, StateError, TrainingModule, UsageError, run
-from dstrain.runs.loop import steps
-from dstrain.runs.trackers import Trackers
-from dstrain.runs.training_run import TrainingRun
-from dstrain.runs.validation_loss import COLUMNS, Validation, held_out_losses
+from dstrain import (
+    Batch,
+    Interrupted,
+    SampleKey,
+    StateError,
+    TrainingModule,
+    UsageError,
+)
 from torch import Tensor
 
+from tests.support import family
 from tests.support.processes import commands, in_processes, words
 from tests.support.runs import (
     PowerCut,
@@ -26,44 +31,24 @@ from tests.support.runs import (
     same,
     stop_at,
     train,
+    train_in_two_stages,
     training_run,
-    warm_project,
+    validation,
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
 SPLIT: dict[str, Any] = {"validation_split": 0.3}
 HELD_OUT = {1, 2, 3}
 """The rows that this chooses of six with the default seed: each by itself."""
+QUARTERS = [f"validation_loss_q{number}" for number in (1, 2, 3, 4)]
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose denoiser has dropout, which validation must switch off."""
-    return warm_project(tmp_path_factory.mktemp("project"), dropout=0.3)
-
-
-def table(folder: Path) -> list[dict[str, float]]:
-    with (folder / "logs/validation.csv").open() as file:
-        return [
-            {name: float(text) for name, text in row.items()}
-            for row in csv.DictReader(file)
-        ]
-
-
-def split(here: Path, place: Path, **changes: Any) -> Path:
-    for stage in ("data_process", "train"):
-        train(
-            here,
-            task=f"sft:{stage}",
-            feature_cache=place / "cache",
-            output_path=place / "out",
-            **changes,
-        )
-    return place / "out"
+def steps_in(folder: Path) -> list[float]:
+    return [row["step"] for row in validation(folder)]
 
 
 def test_rows_that_are_held_out_never_train_and_only_they_are_validated(
-    here: Path,
+    dropping: Path, tmp_path: Path
 ) -> None:
     seen: dict[bool, set[int]] = {True: set(), False: set()}
 
@@ -72,33 +57,33 @@ def test_rows_that_are_held_out_never_train_and_only_they_are_validated(
             seen[torch.is_grad_enabled()] |= {key.row for key in keys}
             return super().losses(samples, keys)
 
-    ready = training_run(config(here, num_epochs=2, **SPLIT), Spied)
-    assert len(list(steps(ready))) == 2 * (6 - len(HELD_OUT))
-    held_out_losses(ready)
+    train(dropping, Spied, output_path=tmp_path, num_epochs=2, **SPLIT)
+    assert len(log(tmp_path)) == 2 * (6 - len(HELD_OUT))
     assert seen == {True: set(range(6)) - HELD_OUT, False: HELD_OUT}
 
 
 def test_the_loss_is_the_mean_over_rows_and_four_parts_of_the_timesteps(
-    here: Path, tmp_path: Path
+    dropping: Path, tmp_path: Path
 ) -> None:
-    train(here, output_path=tmp_path, max_steps=3, validation_steps=2, **SPLIT)
-    made = table(tmp_path)
+    train(dropping, output_path=tmp_path, max_steps=3, validation_steps=2, **SPLIT)
+    made = validation(tmp_path)
     assert [row["step"] for row in made] == [0, 2, 3]
-    assert tuple(made[0]) == COLUMNS
-    ready = training_run(config(here, **SPLIT))
+    ready = training_run(config(dropping, **SPLIT))
     module = ready.module.eval()
     module.timestep_sampler = module.timestep_sampler.stratified()
-    expected = []
+    means = []
     for part in range(4):
-        for row in sorted(HELD_OUT):
-            key = SampleKey(0, -1, part, row)
-            expected.append(module.losses([ready.source.sample(row)], [key]).item())
-    means = [sum(expected[3 * part :][:3]) / 3 for part in range(4)]
-    assert [made[0][name] for name in COLUMNS[2:]] == pytest.approx(means, rel=1e-5)
+        losses = [
+            module.losses([ready.source.sample(row)], [SampleKey(0, -1, part, row)])
+            for row in HELD_OUT
+        ]
+        means.append(torch.cat(losses).mean().item())
+    assert [made[0][name] for name in QUARTERS] == pytest.approx(means, rel=1e-5)
     assert made[0]["validation_loss"] == pytest.approx(sum(means) / 4, rel=1e-5)
     assert made[1]["validation_loss"] != made[0]["validation_loss"]
-    lines = (tmp_path / "logs/validation.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == made
+    with (tmp_path / "logs/validation.csv").open() as file:
+        table = [*csv.DictReader(file)]
+    assert [{name: float(one) for name, one in row.items()} for row in table] == made
 
 
 @pytest.mark.parametrize(
@@ -107,175 +92,159 @@ def test_the_loss_is_the_mean_over_rows_and_four_parts_of_the_timesteps(
         {},
         {"trainable_models": "dit,text_encoder"},
         {"ema_decay": 0.9},
-        {"batch_size": 2, "validation_steps": 1},
+        {"batch_size": 2},
     ],
 )
-def test_training_is_the_same_with_and_without_it(
-    flags: dict[str, Any], here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_training_is_the_same_however_often_it_is_computed(
+    flags: dict[str, Any], dropping: Path, tmp_path: Path
 ) -> None:
     common = {"num_epochs": 2, "save_steps": 2, **SPLIT, **flags}
-    train(here, output_path=tmp_path / "with", **common)
-    monkeypatch.setattr(Validation, "compute_if_due", lambda *_: None)
-    train(here, output_path=tmp_path / "without", **common)
-    assert len(table(tmp_path / "with")) > 1
-    assert same(outcome(tmp_path / "with"), outcome(tmp_path / "without"))
+    made = []
+    for every in (1, 100):
+        place = {"output_path": tmp_path / str(every), "validation_steps": every}
+        made.append(outcome(train(dropping, **place, **common)))
+    assert len(steps_in(tmp_path / "1")) > len(steps_in(tmp_path / "100")) == 2
+    assert same(*made)
 
 
-def test_split_and_unsplit_are_equal_bit_for_bit(here: Path, tmp_path: Path) -> None:
+def test_split_and_unsplit_are_equal_bit_for_bit(
+    dropping: Path, tmp_path: Path
+) -> None:
     flags = {"num_epochs": 2, "validation_steps": 3, **SPLIT}
-    train(here, output_path=tmp_path / "unsplit", **flags)
-    out = split(here, tmp_path, **flags)
-    for name in ("validation.csv", "validation.jsonl"):
-        assert (out / "logs" / name).read_bytes() == (
-            tmp_path / "unsplit/logs" / name
-        ).read_bytes()
-    assert log(out) == log(tmp_path / "unsplit")
-    ready = training_run(
-        config(here, task="sft:train", feature_cache=tmp_path / "cache", **SPLIT)
-    )
-    assert same(
-        held_out_losses(ready), held_out_losses(training_run(config(here, **SPLIT)))
-    )
+    whole = train(dropping, output_path=tmp_path / "unsplit", **flags)
+    split = train_in_two_stages(dropping, tmp_path, **flags)
+    assert validation(split) == validation(whole)
+    assert log(split) == log(whole)
 
 
 def test_a_resumed_run_has_the_table_of_one_that_was_not_stopped(
-    here: Path, tmp_path: Path
+    dropping: Path, tmp_path: Path
 ) -> None:
     flags = {"max_steps": 6, "save_steps": 2, "validation_steps": 1, **SPLIT}
-    train(here, output_path=tmp_path / "whole", **flags)
+    whole = train(dropping, output_path=tmp_path / "whole", **flags)
+    cut = tmp_path / "cut"
     with pytest.raises(PowerCut):
-        train(here, stop_at(5), output_path=tmp_path / "cut", **flags)
-    assert table(tmp_path / "cut")[-1]["step"] > 4
-    train(here, output_path=tmp_path / "cut", resume="auto", **flags)
-    assert same(outcome(tmp_path / "whole"), outcome(tmp_path / "cut"))
-    assert table(tmp_path / "whole") == table(tmp_path / "cut")
-    assert [row["step"] for row in table(tmp_path / "cut")] == [*range(7)]
-
-
-def test_another_split_is_refused_by_name_and_other_steps_are_not(
-    here: Path, tmp_path: Path
-) -> None:
-    train(here, output_path=tmp_path, max_steps=2, **SPLIT)
-    for fraction in (0.9, None):
-        with pytest.raises(StateError) as caught:
-            train(
-                *(here,), output_path=tmp_path, max_steps=3, validation_split=fraction,
-                resume="auto",
-            )  # fmt: skip
-        given = fraction or "not given"
-        words = f"--validation_split: saved 0.3, this run {given}"
-        assert words in str(caught.value)
-    train(
-        *(here,), output_path=tmp_path, max_steps=3, validation_steps=1,
-        resume="auto", **SPLIT,
-    )  # fmt: skip
-    assert [row["step"] for row in table(tmp_path)] == [0, 2, 3]
-
-
-def test_two_processes_compute_what_one_does(here: Path, tmp_path: Path) -> None:
-    given = vars(config(here))
-    flags = {
-        name: given[name]
-        for name in ("model", "dataset_base_path", "model_paths", "lora_rank")
-    }
-    # No step moves the weights, which would differ by rounding.
-    flags |= {"learning_rate": 1e-30, "max_steps": 1, "mixed_precision": "no"}
-    flags |= {"validation_split": 0.3}
-    one = {**flags, "output_path": tmp_path / "one", "batch_size": 2}
-    two = {**flags, "output_path": tmp_path / "two"}
-    ended = in_processes(1, commands(words(one)), tmp_path)
-    assert ended.codes == (0,), ended.said
-    ended = in_processes(2, commands(words(two)), tmp_path)
-    assert ended.codes == (0, 0), ended.said
-    assert len(table(tmp_path / "one")) == 2
-    assert table(tmp_path / "one") == table(tmp_path / "two")
-
-
-@pytest.fixture
-def ready(here: Path) -> TrainingRun:
-    return training_run(config(here, **SPLIT))
-
-
-def test_nothing_is_changed_even_by_a_failure(ready: TrainingRun) -> None:
-    module = ready.module
-    before = torch.get_rng_state(), module.timestep_sampler
-    modes = [part.training for part in module.modules()]
-    assert any(modes)
-    held_out_losses(ready)
-
-    def fail(*_: Any, **__: Any) -> Iterator[None]:
-        raise ZeroDivisionError
-
-    module.pipeline.predict = fail  # type: ignore[method-assign,assignment]
-    with pytest.raises(ZeroDivisionError):
-        held_out_losses(ready)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert module.timestep_sampler is before[1]
-    assert [part.training for part in module.modules()] == modes
-    assert torch.is_grad_enabled()
-
-
-def test_it_uses_the_average_of_the_weights(here: Path, tmp_path: Path) -> None:
-    flags = {"max_steps": 4, "validation_steps": 4, **SPLIT}
-    train(here, output_path=tmp_path / "plain", **flags)
-    train(here, output_path=tmp_path / "ema", ema_decay=0.999, **flags)
-    plain, averaged = table(tmp_path / "plain"), table(tmp_path / "ema")
-    assert plain[0] == averaged[0]
-    assert plain[1] != averaged[1]
-    average = tmp_path / "ema/step-4.ema.safetensors"
-    assert average.exists()
-    start = training_run(config(here, resume_from_checkpoint=average, **SPLIT))
-    losses = held_out_losses(start)
-    assert losses is not None
-    assert losses.mean().item() == pytest.approx(averaged[1]["validation_loss"])
+        train(dropping, stop_at(5), output_path=cut, **flags)
+    assert steps_in(cut)[-1] > 4
+    train(dropping, output_path=cut, resume="auto", **flags)
+    assert same(outcome(whole), outcome(cut))
+    assert validation(whole) == validation(cut)
+    assert steps_in(cut) == [*range(7)]
 
 
 def test_a_run_that_is_asked_to_stop_leaves_it_to_the_resumed_one(
-    here: Path, ready: TrainingRun
+    dropping: Path, tmp_path: Path, ask_to_stop: Callable[[], None]
 ) -> None:
-    assert held_out_losses(ready, lambda: True) is None
+    class Asked(TrainingModule):
+        calls = 0
+
+        def losses(self, samples: Any, keys: Any) -> Tensor:
+            self.calls += not torch.is_grad_enabled()
+            # The first sample after the first step.
+            if self.calls == 4 * len(HELD_OUT) + 1:
+                self.calls += 1
+                ask_to_stop()
+            return super().losses(samples, keys)
+
+    flags = {"max_steps": 3, "validation_steps": 1, **SPLIT}
+    whole = train(dropping, output_path=tmp_path / "whole", **flags)
+    cut = tmp_path / "cut"
+    with pytest.raises(Interrupted):
+        train(dropping, Asked, output_path=cut, **flags)
+    assert steps_in(cut) == [0]
+    train(dropping, output_path=cut, resume="auto", **flags)
+    assert validation(cut) == validation(whole)
 
 
-def test_a_row_that_cannot_be_used_is_named(here: Path, ready: TrainingRun) -> None:
-    def refuse(*_: Any) -> Tensor:
-        raise UsageError("prompt", "is bad").at(["metadata.json:1"])
+def test_another_split_is_refused_by_name_and_other_steps_are_not(
+    dropping: Path, tmp_path: Path
+) -> None:
+    flags: dict[str, Any] = {"output_path": tmp_path, "max_steps": 3, "resume": "auto"}
+    train(dropping, **flags | {"max_steps": 2, "resume": None}, **SPLIT)
+    for fraction in (0.9, None):
+        with pytest.raises(StateError, match=r"--validation_split: .* 0\.3,"):
+            train(dropping, validation_split=fraction, **flags)
+    train(dropping, validation_steps=1, **flags, **SPLIT)
+    assert steps_in(tmp_path) == [0, 2, 3]
 
-    ready.module.losses = refuse  # type: ignore[method-assign]
-    with pytest.raises(UsageError, match=r"metadata\.json:1"):
-        held_out_losses(ready)
+
+def test_two_processes_compute_what_one_does(dropping: Path, tmp_path: Path) -> None:
+    given = vars(config(dropping))
+    names = ("model", "dataset_base_path", "model_paths", "lora_rank")
+    flags = {name: given[name] for name in names} | SPLIT
+    # No step moves the weights, which would differ by rounding.
+    flags |= {"learning_rate": 1e-30, "max_steps": 1, "mixed_precision": "no"}
+    for size, batch_size in ((1, 2), (2, 1)):
+        place = {"output_path": tmp_path / str(size), "batch_size": batch_size}
+        ended = in_processes(size, commands(words(flags | place)), tmp_path)
+        assert ended.codes == (0,) * size, ended.said
+    assert len(validation(tmp_path / "1")) == 2
+    assert validation(tmp_path / "1") == validation(tmp_path / "2")
 
 
-def test_a_loss_that_draws_no_timesteps_has_none(here: Path) -> None:
-    with pytest.raises(UsageError, match="draws no timesteps") as caught:
-        run(config(here, task="direct_distill", **SPLIT))
+def test_it_uses_the_average_of_the_weights(dropping: Path, tmp_path: Path) -> None:
+    flags = {"max_steps": 4, "validation_steps": 4, **SPLIT}
+    plain = validation(train(dropping, output_path=tmp_path / "plain", **flags))
+    out = train(dropping, output_path=tmp_path / "ema", ema_decay=0.999, **flags)
+    first, averaged = validation(out)
+    assert plain[0] == first
+    assert plain[1] != averaged
+    start = {"resume_from_checkpoint": out / "step-4.ema.safetensors"}
+    again = train(dropping, output_path=tmp_path / "again", **start, **flags)
+    for name in QUARTERS:
+        assert validation(again)[0][name] == pytest.approx(averaged[name], rel=1e-5)
+
+
+def test_a_row_that_cannot_be_used_is_named(
+    dropping: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode_prompt(
+        prompt: str, *, text_encoder: Any, tokenizer: Any
+    ) -> family.Prompt:
+        if "bridge" in prompt:
+            raise UsageError("prompt", "is bad")
+        return family.encode_prompt(
+            prompt, text_encoder=text_encoder, tokenizer=tokenizer
+        )
+
+    spec = replace(family.BASE, units=(encode_prompt, family.encode_image))
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    with pytest.raises(UsageError) as caught:
+        train(dropping, output_path=tmp_path, **SPLIT)
+    assert caught.value.where.startswith("metadata.json:3")
+
+
+def test_a_loss_that_draws_no_timesteps_has_none(dropping: Path) -> None:
+    with pytest.raises(UsageError, match="direct_distill") as caught:
+        train(dropping, task="direct_distill", **SPLIT)
     assert caught.value.where == "--validation_split"
 
 
-def test_it_is_sent_to_trackers_and_said_at_the_end(
-    here: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_losses_are_said_with_the_lowest_at_the_end_and_one_that_is_none_is_null(
+    dropping: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Worse(TrainingModule):
-        """Steps go the wrong way."""
+        """Steps go the wrong way, and validation fails after the last."""
+
+        steps = 0
 
         def forward(self, batch: Batch) -> Tensor:
+            self.steps += 1
             return -super().forward(batch)
 
-    sent: dict[int, float] = {}
+        def losses(self, samples: Any, keys: Any) -> Tensor:
+            found = super().losses(samples, keys)
+            is_last = self.steps == 3 and not torch.is_grad_enabled()
+            return found * float("nan") if is_last else found
 
-    def note(_: Trackers, numbers: Any, step: int) -> None:
-        if "validation_loss_q4" in numbers:
-            sent[step] = numbers["validation_loss"]
-
-    monkeypatch.setattr(Trackers, "log", note)
-    train(here, Worse, output_path=tmp_path, max_steps=2, validation_steps=1, **SPLIT)
-    said = capsys.readouterr().err
-    made = table(tmp_path)
-    assert sent == {
-        row["step"]: pytest.approx(row["validation_loss"], rel=1e-5) for row in made
-    }
-    assert "validation: 3 samples of 3 rows, 4 timesteps each" in said
-    assert f"validation loss {sent[1]:.4f} at step 1" in said
-    assert f"lowest {sent[0]:.4g} at step 0" in said
+    flags = {"max_steps": 3, "validation_steps": 1, **SPLIT}
+    train(dropping, Worse, output_path=tmp_path, **flags)
+    lines = [one for one in capsys.readouterr().err.splitlines() if "validation" in one]
+    *losses, last = [row["validation_loss"] for row in validation(tmp_path)]
+    assert last is None
+    assert losses[0] < losses[1] < losses[2]
+    assert re.findall(r"\d+", lines[0]) == ["3", "3", "4"]
+    for step, loss in enumerate(losses):
+        assert f" {loss:.4f} at step {step}" in lines[1 + step]
+    assert f" {losses[2]:.4g} at step 2, " in lines[-1]
+    assert lines[-1].endswith(f" {losses[0]:.4g} at step 0")
