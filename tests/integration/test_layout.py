@@ -1,4 +1,4 @@
-"""The folders show the architecture: layers hold, and each module has its test."""
+"""The folders show the architecture: layers hold."""
 
 import ast
 import os
@@ -12,13 +12,6 @@ import pytest
 from tests.support import ROOT
 
 CORE = ROOT / "core/dstrain"
-UNTESTED = frozenset({"__init__.py", "__main__.py"})
-"""Files without a test of their name: they hold nothing but names and a call."""
-MODULES = tuple(
-    path
-    for path in sorted(CORE.rglob("*.py"))
-    if "template" not in path.parts and path.name not in UNTESTED
-)
 
 
 def lint(folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -81,21 +74,6 @@ def test_a_circle_within_a_package_fails(library: Path) -> None:
     done = lint(library)
     assert done.returncode == 1
     assert "no circle of modules within a package BROKEN" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "path", MODULES, ids=lambda path: path.relative_to(CORE).as_posix()
-)
-def test_every_module_has_a_test_of_its_name(path: Path) -> None:
-    place = path.relative_to(CORE)
-    test = ROOT / "tests/unit" / place.parent / f"test_{place.name}"
-    assert test.is_file(), f"{test.relative_to(ROOT)} is missing"
-    names = [
-        node.name
-        for node in ast.walk(ast.parse(test.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    ]
-    assert names, f"{test.relative_to(ROOT)} tests nothing"
 
 
 def test_every_unit_test_stands_where_its_module_does() -> None:

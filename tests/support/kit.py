@@ -278,9 +278,3 @@ def fails(breach: str, site: Path) -> bool:
     """Return whether a family with this breach fails the test that it is named after."""
     tests = install_family(f"broken_{breach}", site, BREACHES[breach])
     return any(breach in test for test in run_kit(tests, breach).failed)
-
-
-def breaches_of(part: type) -> list[str]:
-    """Return the breaches that the tests of one part of the kit see."""
-    tests = [name for name in vars(part) if name.startswith("test_")]
-    return [breach for breach in BREACHES if any(breach in test for test in tests)]

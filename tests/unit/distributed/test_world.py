@@ -1,14 +1,18 @@
 """Several processes, for real: rows of stage 1, learning rates, the last samples, and
-what a step does not reach.
+what a step does not reach; and how trained networks are sharded among them.
 """
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import UsageError
 from dstrain.cache import FeatureCache
+from dstrain.distributed import Sharding
 
 from tests.support.caching_project import plain
 from tests.support.family import weights_of, write_data
@@ -26,44 +30,32 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def flags(here: Path, data: str = "data", **more: Any) -> dict[str, Any]:
-    models = json.dumps(list(weights_of(here / "model").values()))
-    return {
+def ran(size: int, here: Path, output: Path, data: str = "data", **more: Any) -> None:
+    """Run a command in so many processes."""
+    flags = {
         "model": "tiny",
         "dataset_base_path": here / data,
-        "model_paths": models,
+        "model_paths": json.dumps(list(weights_of(here / "model").values())),
         "learning_rate": 1e-2,
         **more,
     }
-
-
-def ran(size: int, here: Path, given: dict[str, Any]) -> list[str]:
-    ended = in_processes(size, commands(words(given)), here)
+    ended = in_processes(size, commands(words(flags)), output)
     assert ended.codes == (0,) * size, ended.said
-    return ended.said[0].splitlines()
 
 
-@pytest.mark.parametrize("rows", [2, 5])
+@pytest.mark.parametrize(("rows", "sizes"), [(2, (1, 3)), (5, (1, 2, 4))])
 def test_stage_1_gives_exactly_the_rows_on_any_number_of_processes(
-    rows: int, here: Path, tmp_path: Path
+    rows: int, sizes: tuple[int, ...], here: Path, tmp_path: Path
 ) -> None:
     stores = []
-    for size in (1, 2, 3, 4):
-        cache = tmp_path / str(size)
-        ran(
-            size,
-            tmp_path,
-            flags(here, f"rows-{rows}", task="sft:data_process", feature_cache=cache),
-        )
-        store = FeatureCache.open(cache)
+    for size in sizes:
+        stage = {"task": "sft:data_process", "feature_cache": tmp_path / str(size)}
+        ran(size, here, tmp_path, f"rows-{rows}", **stage)
+        store = FeatureCache.open(tmp_path / str(size))
         ((plan, _),) = store.plans()
         lines = list(store.plan_rows(plan))
-        values = [
-            plain(store.read(v["at"]))
-            for line in lines
-            for v in line["values"].values()
-            if "at" in v
-        ]
+        stored = [value for line in lines for value in line["values"].values()]
+        values = [plain(store.read(one["at"])) for one in stored if "at" in one]
         stores.append((lines, values))
     assert len(stores[0][0]) == rows
     assert stores[1:] == stores[:-1]
@@ -74,14 +66,11 @@ def test_the_schedule_counts_optimizer_steps_on_any_number_of_processes(
     size: int, here: Path, tmp_path: Path
 ) -> None:
     common = {"lr_scheduler": "cosine", "num_epochs": 4, "lora_rank": 2}
-    ran(size, tmp_path, flags(here, output_path=tmp_path / "out", **common))
+    ran(size, here, tmp_path, output_path=tmp_path / "out", **common)
     rates = [row["learning_rate"] for row in log(tmp_path / "out")]
     steps = 4 * 2 * math.ceil(3 / size)
-    assert rates == pytest.approx(
-        [1e-2 * 0.5 * (1 + math.cos(math.pi * k / steps)) for k in range(steps)],
-        rel=1e-4,
-        abs=1e-8,
-    )
+    wanted = [1e-2 * 0.5 * (1 + math.cos(math.pi * k / steps)) for k in range(steps)]
+    assert rates == pytest.approx(wanted, rel=1e-4, abs=1e-8)
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
@@ -89,20 +78,14 @@ def test_where_the_last_samples_are_fewer_than_the_processes_fillers_weigh_nothi
     size: int, here: Path, tmp_path: Path
 ) -> None:
     """Five rows: of the last step's samples some processes have one too few, or none."""
-    common = {"data": "rows-5", "num_epochs": 2, "lora_rank": 2}
-    whole = {
-        "batch_size": 2,
-        "gradient_accumulation_steps": size,
-        "output_path": tmp_path / "one",
-    }
-    ran(1, tmp_path, flags(here, **common, **whole))
-    ran(
-        size,
-        tmp_path,
-        flags(here, **common, batch_size=2, output_path=tmp_path / "many"),
-    )
-    for one, other in zip(log(tmp_path / "one"), log(tmp_path / "many"), strict=True):
-        assert one == pytest.approx(other, rel=2e-5)
+    common = {"data": "rows-5", "num_epochs": 2, "lora_rank": 2, "batch_size": 2}
+    for count in (1, size):
+        accumulated = {"gradient_accumulation_steps": size // count}
+        output = {"output_path": tmp_path / str(count)}
+        ran(count, here, tmp_path, **common, **accumulated, **output)
+    one, many = (log(tmp_path / str(count)) for count in (1, size))
+    for row, other in zip(one, many, strict=True):
+        assert row == pytest.approx(other, rel=2e-5)
 
 
 @pytest.mark.parametrize("trained", ["dit", "text_encoder", "dit,text_encoder"])
@@ -110,12 +93,33 @@ def test_nothing_is_trained_that_a_step_does_not_reach(
     trained: str, here: Path, tmp_path: Path
 ) -> None:
     """DDP ends the second step where the first had parameters without a gradient."""
-    ran(
-        2,
-        tmp_path,
-        flags(
-            here, output_path=tmp_path / "out", num_epochs=2, trainable_models=trained
-        ),
-    )
-    assert len(log(tmp_path / "out")) == 8
-    assert files(tmp_path / "out")
+    output = tmp_path / "out"
+    ran(2, here, tmp_path, output_path=output, num_epochs=2, trainable_models=trained)
+    assert len(log(output)) == 8
+    assert files(output)
+
+
+def test_hybrid_sharding_divides_over_the_processes_of_a_machine() -> None:
+    assert Sharding().processes(8, 4) == 8
+    assert Sharding("hybrid").processes(8, 4) == 4
+    with pytest.raises(UsageError, match=r"8 .* 3 "):
+        Sharding("hybrid").processes(8, 3)
+
+
+def test_sharding_says_what_it_does_and_advises_what_is_not_done_already() -> None:
+    every = {
+        str(Sharding(mode, reshard, offload))
+        for mode in ("full", "hybrid")
+        for reshard in (True, False)
+        for offload in (True, False)
+    }
+    assert len(every) == 8
+    assert len(list(Sharding(offload=True).advice())) == 1
+    advice = " ".join(Sharding(reshard_after_forward=False).advice())
+    assert "fsdp_reshard_after_forward: true" in advice
+    assert "fsdp_offload_params: true" in advice
+
+
+def test_sharding_needs_no_torch() -> None:
+    code = "import sys; from dstrain.distributed import Sharding; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

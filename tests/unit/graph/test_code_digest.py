@@ -414,7 +414,7 @@ def unit():
     global A
     return A
 """,
-    "a name that is also a variable of an inner function": """
+    "a global with the name of an inner variable": """
 -A = 1
 +A = 2
 def unit():
@@ -465,7 +465,7 @@ UNKNOWN = {
         "A = [lambda x: x, lambda x: -x]\nunit = A[0]\n",
         "own.units.<lambda>",
     ),
-    "a class made by a function": (
+    "a class of a function": (
         f"{FACTORY}\ndef other():\n    class A:\n        pass\n    return A\nunit = make(other())\n",
         "own.units.other.<locals>.A",
     ),

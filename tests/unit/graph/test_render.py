@@ -88,7 +88,8 @@ def test_the_page_shows_what_runs_is_loaded_is_stored_and_does_not_run(
     kept = {"dit": "fp8", "text_encoder": "int8"}
     text = as_text(plan, kept, is_split)
     title, first, stored, second, idle, weights = text.split("\n\n")
-    assert all(word in title for word in ("toy base", "guided", "text_encoder"))
+    words = ("toy base", "guided", "text_encoder", "positive and negative")
+    assert all(word in title for word in words)
     heading, unit = first.splitlines()
     assert heading.endswith("loads vae")
     assert unit.split("   uses ") == [

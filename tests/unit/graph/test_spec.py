@@ -60,6 +60,7 @@ def drawn_shape(*, rng: Any) -> tuple[int, ...]: ...
 def hold(latents: Any, timestep: Any, noise: Any, input_image: Any) -> Any: ...
 def hold_first(latents: Any, timestep: Any, noise: Any, first_latents: Any) -> Any: ...
 def decode(latents: Tensor, prompt: str, *, vae: Any, rng: Any) -> Joined: ...
+def finish(latents: Tensor, joined: Tensor) -> Latents: ...
 def decode_nothing(prompt: str) -> Joined: ...
 def loss(predict: Any, prompt_emb: Tensor) -> Tensor: ...
 def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
@@ -127,7 +128,8 @@ def test_units_that_do_not_fit_are_refused_by_name(
         ("noisy_latents, timestep", {"model_fn": backwards}),
         ("'first_latents'", {"constrain_latents": hold_first}),
         ("latents, timestep, noise", {"constrain_latents": shape}),
-        ("latents", {"decoders": (decode_nothing,)}),
+        ("latents: ", {"decoders": (decode_nothing,)}),
+        ("finish: 'joined'", {"decoders": (finish, decode)}),
         ("drawn_shape: 'rng'", {"latent_shape": drawn_shape}),
         ("cfg_inputs: 'unprompt'", {"cfg_inputs": {"prompt": "unprompt"}}),
         ("padded: 'prompt_embs'", {"padded": {"prompt_embs": 1}}),
@@ -177,7 +179,7 @@ def test_a_spec_whose_names_fit_is_built() -> None:
         encode_image,
         ambient,
         constrain_latents=hold,
-        decoders=[decode],
+        decoders=[decode, finish],
         inputs={**INPUTS, "mask": Column("mask", "image", of="input_image")},
         cfg_inputs={"prompt": "negative_prompt"},
         defaults={"prompt": "", "guidance_scale": 2.0},
