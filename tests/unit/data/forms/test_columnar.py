@@ -1,6 +1,10 @@
-"""Parquet and arrow files are read batch by batch, and only what is used of them."""
+"""Parquet and arrow files are read batch by batch, and only what is used of them; files
+that are embedded in them are written once, each under the digest of its bytes.
+"""
 
-import tracemalloc
+import hashlib
+from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from dstrain import UsageError
 from dstrain.data import Table
-from dstrain.data.forms import columnar
-from dstrain.data.forms.columnar import (
-    columnar_columns,
-    columnar_texts,
-    read_columnar,
-)
+from dstrain.data.forms import Reading, embedded_folder, find_source, texts_of
+from dstrain.graph import Input
+from dstrain.plugin import Column
 
-WANTED = {"image": True, "text": False}
+from tests.support.datasets import bad_cells
+
+PROMPT: Mapping[str, Input] = {"prompt": Column("text")}
+INPUTS: Mapping[str, Input] = {**PROMPT, "input_image": Column("image", "image")}
+PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 @pytest.fixture(autouse=True)
@@ -35,28 +40,100 @@ def parquet(folder: Path, name: str, content: Any) -> Path:
     return folder / name
 
 
-def read(path: Path, *files: Path) -> Table:
-    return read_columnar(path, files, "parquet", WANTED)
+def read(path: Path, inputs: Mapping[str, Input] = INPUTS, **wanted: Any) -> Table:
+    """Read a file, or the files of a folder."""
+    base = path if path.is_dir() else path.parent
+    source = find_source(base, None if path.is_dir() else path)
+    return Reading().read(source, inputs, **wanted)
+
+
+def read_one(folder: Path, kind: Any, value: Any, column: Column) -> Any:
+    """The cell of a value of a type, read for a column."""
+    content = pa.table({column.name: pa.array([value], kind)})
+    found = read(parquet(folder, "a.parquet", content), {"input": column})
+    found.refuse(found.faults)
+    return found.rows[0][column.name]
 
 
 def test_rows_of_all_files_are_one_table_with_their_places(tmp_path: Path) -> None:
-    a = parquet(tmp_path, "a.parquet", table(12))
-    b = parquet(tmp_path, "b.parquet", table(3))
-    found = read(tmp_path, a, b)
-    assert [row["text"] for row in found.rows][11:] == [
-        *("caption 11", "caption 0", "caption 1", "caption 2")
-    ]
+    parquet(tmp_path, "a.parquet", table(12))
+    parquet(tmp_path, "b.parquet", table(3))
+    found = read(tmp_path)
+    numbers = [*range(12), *range(3)]
+    assert [row["text"] for row in found.rows] == [f"caption {n}" for n in numbers]
     images = [Path(str(row["image"])).read_bytes() for row in found.rows]
-    assert images == [b"%d" % n for n in (*range(12), *range(3))]
+    assert images == [b"%d" % n for n in numbers]
     assert found.where(11) == "a.parquet:12"
     assert found.where(13, "text") == "b.parquet:2:text"
     assert found.chosen([13]).where(0) == "b.parquet:2"
-    assert list(columnar_texts([b]))[-3:] == ["caption 0", "caption 1", "caption 2"]
 
 
-def test_texts_are_found_in_every_type_and_no_bytes_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "value", "cell"),
+    [
+        (pa.string(), "a dog", "a dog"),
+        (pa.large_string(), "", ""),
+        (pa.string_view(), "a", "a"),
+        (pa.string(), None, ""),
+        (pa.int64(), 7, "7"),
+        (pa.float64(), 0.5, "0.5"),
+        (pa.bool_(), True, "true"),
+        (pa.decimal128(5, 2), Decimal("1.50"), "1.50"),
+        (pa.null(), None, ""),
+        (pa.list_(pa.string()), ["a", "b"], ["a", "b"]),
+        (pa.large_list(pa.int64()), [1], ["1"]),
+        (pa.list_(pa.string()), [], ""),
+        (pa.dictionary(pa.int8(), pa.string()), "a", "a"),
+    ],
+)
+def test_values_are_cells_as_they_would_be_written_in_a_table(
+    tmp_path: Path, kind: Any, value: Any, cell: Any
 ) -> None:
+    assert read_one(tmp_path, kind, value, Column("x", "texts")) == cell
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.string(), "a\0b"),
+        (pa.string(), "x" * (2**20 + 1)),
+        (pa.float64(), float("nan")),
+        (pa.list_(pa.string()), ["a", None]),
+    ],
+)
+def test_what_no_table_could_say_is_a_fault_of_its_row(
+    tmp_path: Path, kind: Any, value: Any
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_one(tmp_path, kind, value, Column("x", "texts"))
+    assert caught.value.help_lines[0].startswith("a.parquet:1:x: ")
+
+
+@pytest.mark.parametrize(
+    "kind", [PICTURE, pa.binary(), pa.map_(pa.string(), pa.int8())]
+)
+def test_a_type_that_is_no_text_is_refused_where_it_is_used(
+    tmp_path: Path, kind: Any
+) -> None:
+    strange = pa.array([None, None], kind)
+    path = parquet(tmp_path, "a.parquet", table(2, strange=strange))
+    found = read(path)
+    assert found.columns == ("image", "text", "strange")
+    assert sorted(found.rows[0]) == ["image", "text"]
+    source = find_source(tmp_path)
+    assert Reading().read_columns(source, INPUTS).columns == found.columns
+    with pytest.raises(UsageError) as caught:
+        read(path, {"x": Column("strange")})
+    assert caught.value.where == f"{path}:strange"
+
+
+def test_columns_that_are_not_wanted_are_not_read(tmp_path: Path) -> None:
+    path = parquet(tmp_path, "a.parquet", table(2))
+    assert list(read(path, wanted=["text"]).rows[0]) == ["text"]
+    assert not embedded_folder().exists()
+
+
+def test_texts_are_found_in_every_type(tmp_path: Path) -> None:
     image = {"bytes": b"the bytes", "path": "the path"}
     content = {
         "image": [image],
@@ -70,78 +147,28 @@ def test_texts_are_found_in_every_type_and_no_bytes_are_read(
         "number": [3],
         "raw": [b"the bytes"],
     }
+    wanted = [
+        *("the path", "in a list", "deep", "key", "value"),
+        *("with a dot", "large", "view", "choice"),
+    ]
     path = parquet(tmp_path, "a.parquet", pa.table(content))
-    raw = parquet(tmp_path, "raw.parquet", pa.table({"raw": [b"the bytes"]}))
-    batches = columnar._batches
-
-    def checking(file: Path, columns: Any) -> Any:
-        for batch in batches(file, columns):
-            assert "the bytes" not in str(batch.to_pylist())
-            yield batch
-
-    monkeypatch.setattr(columnar, "_batches", checking)
-    assert sorted(columnar_texts([path, raw])) == sorted(
-        [
-            *("the path", "in a list", "deep", "key", "value"),
-            *("with a dot", "large", "view", "choice"),
-        ]
-    )
+    assert sorted(texts_of(find_source(tmp_path, path))) == sorted(wanted)
+    path = parquet(tmp_path, "raw.parquet", pa.table({"raw": [b"the bytes"]}))
+    assert not list(texts_of(find_source(tmp_path, path)))
 
 
-def test_embedded_files_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = parquet(tmp_path, "a.parquet", table(7))
-    rows = list(read(path, path).rows)
-    asked = []
-    batches = columnar._batches
-
-    def noting(file: Path, columns: Any, at_once: int) -> Any:
-        asked.append(columns)
-        return batches(file, columns, at_once)
-
-    monkeypatch.setattr(columnar, "_batches", noting)
-    assert list(read(path, path).rows) == rows
-    assert asked == [["text"]]
-
-
-def test_columns_that_are_not_used_may_be_anything(tmp_path: Path) -> None:
-    strange = pa.array([{"x": 1}] * 2)
-    path = parquet(tmp_path, "a.parquet", table(2, strange=strange))
-    found = read(path, path)
-    assert found.columns == ("image", "text", "strange")
-    assert list(found.rows[0]) == ["image", "text"]
-    assert columnar_columns(path, [path], "parquet").columns == found.columns
-    with pytest.raises(UsageError, match=r"a\.parquet:strange: is a column of struct"):
-        read_columnar(path, [path], "parquet", {"strange": False})
-
-
-def test_faults_are_named_by_row_and_column(tmp_path: Path) -> None:
-    content = pa.table({"text": ["a", "b\0", "x" * (2**20 + 1)]})
-    path = parquet(tmp_path, "a.parquet", content)
-    found = read_columnar(path, [path], "parquet", {"text": False})
-    with pytest.raises(UsageError) as caught:
-        found.refuse(found.faults)
-    first, second = caught.value.help_lines
-    assert first.startswith("a.parquet:2:text: contains a NUL")
-    assert second.startswith("a.parquet:3:text: has 1,048,577 characters")
-
-
-@pytest.mark.parametrize("as_record", [False, True])
-def test_base64_text_is_no_file_name_however_long_it_is(
-    tmp_path: Path, as_record: bool
-) -> None:
+def test_base64_text_is_no_file_name_however_long_it_is(tmp_path: Path) -> None:
     texts = ["/9j/4AAQ" * count for count in (75_000, 200_000)]
-    cells = [{"bytes": None, "path": one} for one in texts] if as_record else texts
-    content = pa.table({"image": cells, "text": ["a", "b"]})
-    path = parquet(tmp_path, "a.parquet", content)
-    found = read(path, path)
-    with pytest.raises(UsageError) as caught:
-        found.refuse(found.faults)
-    first, second, advice = caught.value.help_lines
-    assert first == "a.parquet:1:image: is not a file name (600,000 characters)"
-    assert second == "a.parquet:2:image: is not a file name (1,600,000 characters)"
-    assert "embed images as bytes" in advice
+    for cells in (texts, [{"bytes": None, "path": one} for one in texts]):
+        content = pa.table({"image": cells, "text": ["a", "b"]})
+        found = read(parquet(tmp_path, "a.parquet", content))
+        with pytest.raises(UsageError) as caught:
+            found.refuse(found.faults)
+        first, second, advice = caught.value.help_lines
+        assert first.startswith("a.parquet:1:image: ")
+        assert "600,000" in first
+        assert second.startswith("a.parquet:2:image: ")
+        assert "base64" in advice
 
 
 @pytest.mark.parametrize(
@@ -151,43 +178,147 @@ def test_base64_text_is_no_file_name_however_long_it_is(
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, ending: str) -> None:
     path = tmp_path / f"a.{ending}"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=rf"a\.{ending}: cannot be read as {ending}"):
-        read(path, path)
+    with pytest.raises(UsageError) as caught:
+        read(path)
+    assert caught.value.where == str(path)
 
 
 def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     with pa.ipc.new_stream(path, table(9).schema) as writer:
         writer.write_table(table(900))
+    assert len(read(path).rows) == 900
     path.write_bytes(path.read_bytes()[:-9000])
-    with pytest.raises(UsageError, match="cannot be read as arrow"):
-        read(path, path)
+    with pytest.raises(UsageError) as caught:
+        read(path)
+    assert caught.value.where == str(path)
 
 
 def test_files_of_other_columns_and_what_is_no_file_are_refused(tmp_path: Path) -> None:
-    a = parquet(tmp_path, "a.parquet", table(2))
+    parquet(tmp_path, "a.parquet", table(2))
     b = parquet(tmp_path, "b.parquet", pa.table({"text": ["x"]}))
-    with pytest.raises(
-        UsageError, match=r"b\.parquet: has other columns than a.*image"
-    ):
-        read(tmp_path, a, b)
-    with pytest.raises(UsageError, match="is not a regular file"):
-        read(tmp_path, tmp_path)
-    with pytest.raises(UsageError, match="no such file"):
-        read(tmp_path, tmp_path / "none.parquet")
+    with pytest.raises(UsageError, match="image") as caught:
+        read(tmp_path)
+    assert caught.value.where == str(b)
+    twice = pa.table([["x"], ["y"]], names=["text", "text"])
+    with pytest.raises(UsageError, match="'text'"):
+        read(parquet(tmp_path, "twice.parquet", twice))
+    (tmp_path / "folder.parquet").mkdir()
+    for name in ("folder.parquet", "none.parquet"):
+        with pytest.raises(UsageError) as caught:
+            Reading().read(find_source(tmp_path, tmp_path / name), INPUTS)
+        assert caught.value.where == str(tmp_path / name)
 
 
-def test_many_rows_take_little_memory(tmp_path: Path) -> None:
-    def peak(count: int) -> int:
-        path = parquet(
-            tmp_path, f"{count}.parquet", pa.table({"text": ["x" * 200] * count})
-        )
-        tracemalloc.start()
-        found = read_columnar(path, [path], "parquet", {"text": False})
-        assert len(found.rows) == count
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return most
+# Embedded files.
 
-    peak(10)
-    assert peak(30_000) < peak(6_000) + 24_000 * 100
+
+def keep(folder: Path, data: bytes | None, name: str | None = "a.png") -> str:
+    """The cell of a file that is embedded in a row."""
+    picture = {"bytes": data, "path": name}
+    cell = read_one(folder, PICTURE, picture, Column("x", "image"))
+    assert isinstance(cell, str)
+    return cell
+
+
+def test_equal_bytes_are_one_file_of_their_digest(tmp_path: Path) -> None:
+    path = Path(keep(tmp_path, b"bytes", "x/a.PNG"))
+    assert path.read_bytes() == b"bytes"
+    assert path.name == hashlib.sha256(b"bytes").hexdigest() + ".png"
+    assert path.is_relative_to(embedded_folder())
+    time = path.stat().st_mtime_ns
+    assert keep(tmp_path, b"bytes", "b.png") == str(path)
+    assert path.stat().st_mtime_ns == time
+    # What is not whole is written again.
+    path.write_bytes(b"byt")
+    keep(tmp_path, b"bytes", "b.png")
+    assert path.read_bytes() == b"bytes"
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_bytes(b"bytes")
+    keep(tmp_path, b"bytes", "c.png")
+    assert not path.is_symlink()
+
+
+def test_files_are_bytes_or_names(tmp_path: Path) -> None:
+    kept = keep(tmp_path, b"pixels")
+    assert keep(tmp_path, None, "a.png") == "a.png"
+    assert keep(tmp_path, None, None) == ""
+    bare = read_one(tmp_path, pa.binary(), b"pixels", Column("x", "image"))
+    assert bare == kept.removesuffix(".png")
+    pictures = [{"bytes": b"pixels", "path": "a.png"}]
+    several = read_one(tmp_path, pa.list_(PICTURE), pictures, Column("x", "images"))
+    assert several == [kept]
+    assert read_one(tmp_path, pa.string(), "a.png", Column("x", "image")) == "a.png"
+
+
+@pytest.mark.parametrize("name", ["", "../../x", "a.p/../g", "a.verylong", "a. png"])
+def test_a_name_gives_nothing_but_a_short_ending(tmp_path: Path, name: str) -> None:
+    path = Path(keep(tmp_path, b"bytes", name))
+    assert path.parent.parent == embedded_folder()
+    assert path.suffix == ""
+
+
+def test_rows_are_recalled_while_the_file_and_what_it_had_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = parquet(tmp_path, "a.parquet", table(7))
+    asked: list[list[str]] = []
+    batches = pq.ParquetFile.iter_batches
+
+    def noting(file: Any, size: int, columns: list[str], **more: Any) -> Any:
+        asked.append(columns)
+        return batches(file, size, columns=columns, **more)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", noting)
+    rows = list(read(path).rows)
+
+    def again(change: Any = None) -> list[str]:
+        """The columns that are read again after a change."""
+        if change is not None:
+            change()
+        asked.clear()
+        assert list(read(path).rows) == rows
+        images = [Path(str(row["image"])).read_bytes() for row in rows]
+        assert images == [b"%d" % number for number in range(7)]
+        return sorted(name for columns in asked for name in columns)
+
+    kept = Path(str(rows[3]["image"]))
+    (noted,) = (embedded_folder() / "lists").iterdir()
+    assert again() == ["text"]
+    assert again(kept.unlink) == ["image", "text"]
+    assert again() == ["text"]
+    # Damage of the same size, as of a disk that lost what was in a file.
+    assert again(lambda: kept.write_bytes(b"\0")) == ["image", "text"]
+    unfinished = noted.read_text().removesuffix("null\n")
+    assert again(lambda: noted.write_text(unfinished)) == ["image", "text"]
+    assert again(lambda: path.write_bytes(path.read_bytes())) == ["image", "text"]
+
+
+def test_without_a_place_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("DSTRAIN_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(UsageError) as caught:
+        embedded_folder()
+    assert caught.value.where == "DSTRAIN_CACHE"
+
+
+def test_a_bad_file_of_a_row_is_known_by_its_place_and_not_its_digest(
+    tmp_path: Path,
+) -> None:
+    path = parquet(tmp_path, "a.parquet", table(1))
+    found = bad_cells(tmp_path, None, INPUTS, metadata_path=path)
+    assert list(found) == ["a.parquet:1:image"]
+    assert hashlib.sha256(b"0").hexdigest() not in found["a.parquet:1:image"]
+
+
+def test_many_rows_are_read_as_they_are(tmp_path: Path) -> None:
+    texts = [f"caption {number}" for number in range(3000)]
+    path = parquet(tmp_path, "a.parquet", pa.table({"text": texts}))
+    found = read(path, PROMPT)
+    assert [row["text"] for row in found.rows] == texts
+    assert found.where(2999) == "a.parquet:3000"

@@ -1,89 +1,95 @@
-"""Several datasets as one: rows, places, signatures and digests of all."""
+"""Several datasets are one: their rows, places, signatures and digests follow each
+other.
+"""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from dstrain import UsageError
-from dstrain.data import Cell, Dataset, Fault, Table
-from dstrain.data.dataset import CheckedSample
+from dstrain.data import Dataset, Fault, Resolution
 from dstrain.data.forms import find_source, join_datasets, join_sources
-from dstrain.data.forms.joined import first_rows
 from dstrain.plugin import Column
+from PIL import Image
 
-COLUMNS = {"image": Column("image", "image"), "prompt": Column("prompt")}
-
-
-def dataset(name: str, sizes: Sequence[int], cropped: float = 0.0) -> Dataset:
-    """A dataset with an image of each size."""
-    rows = [{"image": f"{name}{number}.png"} for number in range(len(sizes))]
-    table = Table(Path(name) / f"{name}.csv", ("image",), rows, range(2, 2 + len(rows)))
-    samples = [
-        CheckedSample(
-            (row, 0),
-            [(1, {"image": Cell("image", files=(f"{name}{row}.png",), parameters=(("sizes", ((size, size),)),))})],
-            cropped,
-        )
-        for row, size in enumerate(sizes)
-    ]  # fmt: skip
-    return Dataset.of(table, samples, COLUMNS)
+from tests.support.datasets import OWN_SIZES, open_rows
 
 
-def test_rows_follow_each_other_and_keep_their_names() -> None:
-    joined = join_datasets([dataset("a", [8, 16]), dataset("b", [16, 8, 32])], "xy")
+def dataset(
+    folder: Path,
+    name: str,
+    sides: Sequence[int],
+    column: str = "image",
+    resolution: Resolution = OWN_SIZES,
+    bad: str = "",
+) -> Dataset:
+    """A dataset of square images of these sides, and of a bad row if it is named."""
+    (folder / name).mkdir(exist_ok=True)
+    names = [f"{name}{number}.png" for number in range(len(sides))]
+    for file, side in zip(names, sides, strict=True):
+        Image.new("RGB", (side, side)).save(folder / name / file)
+    table = "\n".join([column, *names, *[bad] * bool(bad)])
+    inputs = {"image": Column(column, "image", multiple=8)}
+    settings = {"resolution": resolution, "on_bad_sample": "skip"}
+    return open_rows(folder / name, table, inputs, **settings)
+
+
+def test_rows_follow_each_other_and_keep_their_names(tmp_path: Path) -> None:
+    parts = [dataset(tmp_path, "a", [8, 16]), dataset(tmp_path, "b", [16, 8, 32])]
+    joined = join_datasets(parts, "xy")
     assert joined.sample_ids[:, 0].tolist() == [0, 1, 2, 3, 4]
-    assert [row["image"] for row in joined.table.rows] == [
-        *("a0.png", "a1.png", "b0.png", "b1.png", "b2.png")
-    ]
-    assert [cells["image"].files[0] for cells in joined.rows] == [
-        *("a0.png", "a1.png", "b0.png", "b1.png", "b2.png")
-    ]
-    assert joined.table.where(1, "image") == "a.csv:3:image"
-    assert joined.table.where(4) == "b.csv:4"
-    assert first_rows([2, 3, 1]) == [0, 2, 5]
+    names = ["a0.png", "a1.png", "b0.png", "b1.png", "b2.png"]
+    assert [row["image"] for row in joined.table.rows] == names
+    assert joined.table.rows[3]["image"] == "b1.png"
+    assert [row["image"] for row in joined.table.rows[1:3]] == names[1:3]
+    files = [Path(cells["image"].files[0]).name for cells in joined.rows]
+    assert files == names
+    both = [joined.table.where(1, "image"), joined.table.where(4)]
+    assert both == ["metadata.csv:3:image", "metadata.csv:4"]
 
 
-def test_samples_of_one_size_share_a_group_whatever_dataset_they_are_of() -> None:
-    joined = join_datasets(
-        [dataset("a", [8, 16], 0.1), dataset("b", [16, 16, 32], 0.4)], "xy"
-    )
-    assert joined.groups.tolist() == [0, 1, 1, 1, 2]
-    assert joined.cropped == pytest.approx([0.1, 0.3, 0.4])
-    assert joined.weights.tolist() == [1] * 5
+def test_samples_of_one_size_share_a_group_whatever_dataset_they_are_of(
+    tmp_path: Path,
+) -> None:
+    parts = [dataset(tmp_path, "a", [8, 16]), dataset(tmp_path, "b", [16, 18, 17, 32])]
+    joined = join_datasets(parts, "xy")
+    assert joined.groups.tolist() == [0, 1, 1, 1, 1, 2]
+    assert list(joined.cropped) == pytest.approx([0, 0, 0])
+    assert joined.weights.tolist() == [1] * 6
+    # The share that is cut off is the mean of all.
+    wide = dataset(tmp_path, "c", [16], resolution=Resolution(8, 16, 1))
+    tall = dataset(tmp_path, "d", [16] * 3, resolution=Resolution(8, 32, 1))
+    joined = join_datasets([wide, tall, wide], "xyz")
+    assert list(joined.cropped) == pytest.approx([0.5, 0.75])
 
 
-def test_a_fault_names_the_column_of_its_own_dataset() -> None:
-    other = {**COLUMNS, "image": Column("photo", "image")}
-    second = replace(dataset("b", [8]), columns=other)
-    joined = join_datasets([dataset("a", [8, 8]), second], "xy")
+def test_a_fault_names_the_column_and_the_row_of_its_own_dataset(
+    tmp_path: Path,
+) -> None:
+    parts = [dataset(tmp_path, "a", [8, 8]), dataset(tmp_path, "b", [8], "photo")]
+    joined = join_datasets(parts, "xy")
     error = UsageError("x.png", "is bad")
     names = [joined.fault(row, "image", error).column for row in range(3)]
     assert names == ["image", "image", "photo"]
     kept = joined.without([Fault(0, "image", "is bad")])
-    assert kept.fault(2, "image", error).column == "photo"
+    assert kept.damage(2, "image", error).where == "metadata.csv:2:photo"
 
 
-def test_rows_that_are_skipped_are_named_by_their_place_in_all() -> None:
-    second = dataset("b", [8, 8]).without([Fault(1, "image", "is bad")])
-    joined = join_datasets([dataset("a", [8, 8, 8]), second], "xy")
-    assert joined.skipped == [Fault(4, "image", "is bad")]
+def test_rows_that_are_skipped_are_named_by_their_place_in_all(tmp_path: Path) -> None:
+    second = dataset(tmp_path, "b", [8], bad="none.png")
+    joined = join_datasets([dataset(tmp_path, "a", [8, 8, 8]), second], "xy")
+    assert [(fault.row, fault.column) for fault in joined.skipped] == [(4, "image")]
     assert joined.sample_ids[:, 0].tolist() == [0, 1, 2, 3]
-    assert np.all(joined.groups == 0)
+    assert joined.groups.tolist() == [0] * 4
 
 
 def test_the_digest_is_of_all_in_their_order(tmp_path: Path) -> None:
-    sources = []
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metadata.csv").write_text(f"image\n{name}.png\n")
-        sources.append(find_source(tmp_path / name))
+    tables = [dataset(tmp_path, name, [8]) for name in "ab"]
+    sources = [find_source(tmp_path / name) for name in "ab"]
     both, turned = join_sources(sources), join_sources(sources[::-1])
     assert both.parts == tuple(sources)
     assert both.in_words == "2 datasets"
     assert len({both.digest(), turned.digest(), sources[0].digest()}) == 3
-    tables = [dataset(name, [8]) for name in "ab"]
     joined = join_datasets(tables, [one.digest() for one in sources])
     assert joined.table.digest == both.digest()
     # A single one is the same in both, too.

@@ -1,0 +1,351 @@
+"""A folder of images and captions is a table; what is wrong is named all at once, and
+what is not read is said.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from dstrain import SystemFault, UsageError
+from dstrain.data import Table
+from dstrain.data.forms import (
+    Reading,
+    find_source,
+    left_out_of,
+    list_media,
+    read_caption,
+    texts_of,
+)
+from dstrain.graph import Input
+from dstrain.plugin import Column
+
+from tests.support.clock import settle
+from tests.support.unreadable import make_unreadable
+
+TEXT = {"prompt": Column("text")}
+IMAGES: dict[str, Input] = {**TEXT, "input_image": Column("file_name", "image")}
+VIDEOS: dict[str, Input] = {**TEXT, "input_video": Column("file_name", "video")}
+LISTS: dict[str, Input] = {**TEXT, "images": Column("file_name", "images")}
+LONG_AGO = (10**18, 10**18)
+
+
+def write(folder: Path, *names: str, **captions: str) -> Path:
+    """Write files with these names and their names in them, and captions by their stem;
+    all of them long ago.
+    """
+    files = {name: name for name in names}
+    files |= {f"{stem}.txt": text for stem, text in captions.items()}
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        os.utime(path, ns=LONG_AGO)
+    return folder
+
+
+def read(
+    folder: Path,
+    inputs: dict[str, Input] = IMAGES,
+    default: str | None = None,
+    roots: tuple[Path, ...] = (),
+) -> Table:
+    reading = Reading(default_caption=default, roots=roots)
+    return reading.read(find_source(folder, roots=roots), inputs)
+
+
+def cells(table: Table) -> list[tuple[object, object]]:
+    return [(row["file_name"], row["text"]) for row in table.rows]
+
+
+def bad(table: Table) -> list[str]:
+    """The places of all faults, and other lines of the error whole."""
+    with pytest.raises(UsageError) as caught:
+        table.refuse(table.faults)
+    return [line.partition(": ")[0] for line in caught.value.help_lines]
+
+
+def test_a_row_is_an_image_and_its_caption(tmp_path: Path) -> None:
+    write(tmp_path, "b.png", "sub/a.jpg", b="a cat\n")
+    (tmp_path / "sub/a.json").write_text('{"text": "a"}')
+    table = read(tmp_path)
+    assert cells(table) == [("b.png", "a cat"), ("sub/a.jpg", "a")]
+    assert table.columns == ("file_name", "text")
+    source = find_source(tmp_path)
+    assert Reading().read_columns(source, IMAGES).columns == table.columns
+    places = [table.where(1), table.where(1, "text"), table.where(0, "text")]
+    assert places == ["sub/a.jpg", "sub/a.json", "b.txt"]
+    assert set(texts_of(source)) >= {"b.png", "a cat\n", "sub/a.jpg"}
+
+
+def test_the_order_is_that_of_the_bytes_of_relative_names(tmp_path: Path) -> None:
+    names = ["Z.png", "a.png", "a-1.png", "a/b.png", "a/b/c.jpg", "é.webp", "a.b.png"]
+    write(tmp_path, *names, ".hidden.png", ".git/x.png", "notes.txt", "a/readme.md")
+    found = [name for name, _ in cells(read(tmp_path, default=""))]
+    assert found == sorted(names, key=os.fsencode)
+
+
+def test_images_are_read_for_images_and_both_for_videos(tmp_path: Path) -> None:
+    write(tmp_path, "a.png", "b.mp4", a="a", b="b")
+    assert cells(read(tmp_path)) == [("a.png", "a")]
+    assert cells(read(tmp_path, VIDEOS)) == [("a.png", "a"), ("b.mp4", "b")]
+    assert read(tmp_path, LISTS).rows[0]["file_name"] == ["a.png"]
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path)
+    assert caught.value.where == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "caption"),
+    [
+        ("a.txt", b"a dog\n", "a dog"),
+        ("a.txt", b"\xef\xbb\xbf a dog\r\nin a boat\r\n\r\n", "a dog\nin a boat"),
+        ("a.caption", "ünï 猫".encode(), "ünï 猫"),
+        ("a.txt", b" \n", ""),
+        ("a.json", b'{"caption": "a", "prompt": "a "}', "a"),
+        ("a.json", b'{"text": " c ", "size": [1, 2]}', "c"),
+        *(("a.json", content, "") for content in (b'{"size": 3}', b"[1]", b"")),
+    ],
+)
+def test_the_caption_is_the_text_of_a_file(
+    tmp_path: Path, name: str, content: bytes, caption: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert read_caption(tmp_path / name) == caption
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("a.txt", "caf\xe9".encode("latin-1"), "byte 4 is 0xe9"),
+        ("a.txt", b"\xef\xbb\xbf\xff", "byte 4 is 0xff"),
+        ("a.txt", "a dog".encode("utf-16"), "byte 1 is 0xff"),
+        ("a.txt", b"a\0b", "NUL"),
+        ("a.txt", b"x" * (2**20 + 1), "1,048,577"),
+        ("a.txt", b"x" * (2**22 + 1), "4,194,304"),
+        ("a.json", b"{", "JSON"),
+        ("a.json", b'{"caption": 3}', "caption"),
+        ("a.json", b'{"caption": "a", "caption": "b"}', "caption"),
+        ("a.json", b'{"caption": "a", "text": "b"}', "caption and text"),
+        ("a.json", b'{"caption":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "JSON"),
+    ],
+)
+def test_what_is_no_caption_is_a_fault_of_its_file(
+    tmp_path: Path, name: str, content: bytes, named: str
+) -> None:
+    write(tmp_path, "a.png")
+    (tmp_path / name).write_bytes(content)
+    table = read(tmp_path, default="a picture")
+    (fault,) = table.faults
+    assert table.where(fault.row, fault.column) == name
+    assert named in fault.reason
+
+
+def test_missing_captions_are_named_all_at_once_with_what_to_do(tmp_path: Path) -> None:
+    names = [f"{number:02}.png" for number in range(60)]
+    write(tmp_path, *names)
+    (tmp_path / "07.txt").write_text("seven")
+    (tmp_path / "08.txt").write_text(" \n")
+    found = bad(read(tmp_path))
+    assert found[:8] == [*names[:7], "08.txt"]
+    assert "--default_caption" in found[-1]
+    table = read(tmp_path, default="a picture")
+    assert not table.faults
+    captions = [caption for _, caption in cells(table)]
+    assert captions == ["a picture"] * 7 + ["seven"] + ["a picture"] * 52
+
+
+@pytest.mark.parametrize(
+    ("files", "place", "named"),
+    [
+        (("a.png", "a.txt", "a.caption"), "a.png", "a.txt and a.caption"),
+        (("a.png", "a.jpg", "a.txt"), "a.txt", "a.jpg and of a.png"),
+        (("x/a.png", "x/a.JPG", "x/a.JSON"), "x/a.JSON", ""),
+    ],
+)
+def test_what_could_be_two_captions_or_none_is_refused_by_name(
+    tmp_path: Path, files: tuple[str, ...], place: str, named: str
+) -> None:
+    table = read(write(tmp_path, *files), default="a picture")
+    assert bad(table)[0] == place
+    assert named in table.faults[0].reason
+
+
+def test_a_file_of_another_program_beside_a_caption_is_no_second_caption(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "a.png", "a.b.txt", a="x")
+    (tmp_path / "a.json").write_text('{"id": 3, "tags": ["y"]}')
+    assert cells(read(tmp_path)) == [("a.png", "x")]
+    (medium,) = list_media(tmp_path)
+    assert medium.captions == ("a.txt", "a.json")
+
+
+def test_a_caption_that_leads_out_of_the_folder_is_not_read(tmp_path: Path) -> None:
+    secret = write(tmp_path, secret="the secret") / "secret.txt"
+    folder = write(tmp_path / "data", "a.png")
+    (folder / "a.txt").symlink_to(secret)
+    table = read(folder)
+    assert bad(table) == ["a.txt"]
+    assert str(secret) in table.faults[0].reason
+    assert cells(table) == [("a.png", "")]
+    assert cells(read(folder, roots=(tmp_path,))) == [("a.png", "the secret")]
+    for target in (folder / "none", "a.txt"):
+        (folder / "a.txt").unlink()
+        (folder / "a.txt").symlink_to(target)
+        assert bad(read(folder)) == ["a.txt"]
+
+
+def test_a_name_with_a_newline_stays_one_line_of_a_message(tmp_path: Path) -> None:
+    assert bad(read(write(tmp_path, "a\nb.png")))[0] == "'a\\nb.png'"
+
+
+def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "b", "deep/er/x.png")
+    (folder / "around").symlink_to(folder)
+    with pytest.raises(UsageError) as caught:
+        find_source(folder)
+    assert caught.value.where == str(folder / "around")
+
+
+# What identifies the content of a folder.
+
+
+def digest(folder: Path, *roots: Path) -> str:
+    return find_source(folder, roots=roots).digest()
+
+
+def test_the_digest_is_of_names_and_captions_wherever_the_folder_is(
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path / "a", "a.png", "a.txt", "b.png")
+    before = digest(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    assert digest(tmp_path / "copy") == before
+    assert digest(write(folder, "notes.md")) == before
+
+
+@pytest.mark.parametrize("change", ["caption", "same size", "renamed", "added", "gone"])
+def test_every_change_is_seen(tmp_path: Path, change: str) -> None:
+    folder = write(tmp_path / "a", "a.png", "a.txt", "b.png", "b.txt")
+    before = digest(folder)
+    if change == "caption":
+        (folder / "a.txt").write_text("another caption")
+    elif change == "same size":
+        write(folder, a="A.txt")
+    elif change == "renamed":
+        (folder / "b.png").rename(folder / "c.png")
+    elif change == "added":
+        write(folder, "c.png")
+    else:
+        (folder / "b.txt").unlink()
+    assert digest(folder) != before
+
+
+def test_captions_that_did_not_change_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "a", "a.png", "a.txt")
+    settle(monkeypatch)
+    before = digest(folder)
+    make_unreadable(monkeypatch, folder / "a.txt", 5)
+    assert digest(folder) == before
+    write(folder, "b.png")
+    with pytest.raises(SystemFault):
+        digest(folder)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large", "link out"])
+def test_what_is_no_caption_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    folder = write(tmp_path / "data", "a.png")
+    elsewhere = write(tmp_path / "elsewhere", "secret.txt")
+    caption = folder / "a.txt"
+    if kind == "pipe":
+        os.mkfifo(caption)
+    elif kind == "device":
+        caption.symlink_to("/dev/zero")
+    elif kind == "large":
+        caption.write_bytes(bytes(2**22 + 1))
+    else:
+        caption.symlink_to(elsewhere / "secret.txt")
+    before = digest(folder)
+    if kind == "large":
+        caption.write_bytes(b"x" * (2**22 + 1))
+        assert digest(folder) == before
+    if kind == "link out":
+        followed = digest(folder, elsewhere)
+        write(elsewhere, secret="changed")
+        assert digest(folder) == before != followed
+        caption.unlink()
+        write(folder, a="secret.txt")
+        assert digest(folder) == followed
+
+
+# What is not read.
+
+
+def test_each_kind_is_one_line_with_its_number_and_an_example(tmp_path: Path) -> None:
+    write(tmp_path, "a.png", "a.txt", "b.mp4", "b.txt", "orphan.txt", "x/c.json")
+    write(tmp_path, "IMG_1.HEIC", "IMG_1.txt", "x/d.jxl", "old.wmv", ".hidden.txt")
+    captions, images, video, unused = left_out_of(tmp_path, IMAGES)
+    for line, number, example, advice in (
+        (captions, "2 ", "orphan.txt", ""),
+        (images, "2 ", "IMG_1.HEIC", "PNG or JPEG"),
+        (video, "1 ", "old.wmv", "MP4"),
+        (unused, "1 ", "", ""),
+    ):
+        assert line.startswith(number)
+        assert example in line
+        assert line.endswith(advice)
+    assert left_out_of(tmp_path, VIDEOS) == [
+        captions.replace("image", "image or video"),
+        images,
+        video,
+    ]
+    assert left_out_of(write(tmp_path / "y", "a.png", "a.txt"), IMAGES) == []
+
+
+def test_names_of_folders_that_other_scripts_read_are_said(tmp_path: Path) -> None:
+    write(tmp_path, "10_sks cat/a.png", "10_sks cat/a.txt", "20_dog/b.png")
+    (line,) = left_out_of(write(tmp_path, "20_dog/b.txt"), IMAGES)
+    assert "'10_sks cat'" in line
+    assert "--trigger_word" in line
+
+
+@pytest.mark.parametrize(
+    ("names", "flags"),
+    [
+        (
+            ("train/metadata.jsonl", "train/a.png", "test/metadata.jsonl"),
+            "--dataset_base_path {}/train\n",
+        ),
+        (
+            ("notes/metadata.csv", "a.png"),
+            "--dataset_base_path {} --dataset_metadata_path {}/notes/metadata.csv",
+        ),
+        (("src=a/x.parquet", "src=b/y.parquet"), "--dataset_base_path {}/src=a"),
+    ],
+)
+def test_tables_in_folders_below_are_named_with_what_to_type(
+    tmp_path: Path, names: tuple[str, ...], flags: str
+) -> None:
+    write(tmp_path, *names)
+    with pytest.raises(UsageError) as caught:
+        find_source(tmp_path)
+    found = str(caught.value)
+    assert names[0] in found
+    assert flags.format(tmp_path, tmp_path) in found
+
+
+def test_a_folder_of_which_all_have_captions_is_read_whatever_is_below(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "a.png", "a.txt", "deep/metadata.csv", ".git/metadata.csv")
+    assert find_source(tmp_path).form == "folder"
+
+
+def test_a_folder_of_such_files_alone_is_refused_by_their_names(tmp_path: Path) -> None:
+    write(tmp_path, "IMG_1.HEIC", "IMG_1.txt")
+    with pytest.raises(UsageError, match=r"IMG_1\.HEIC"):
+        find_source(tmp_path)

@@ -1,0 +1,283 @@
+"""The form of a dataset is what its folder has, and every form is read as a table with
+the variant's names of columns.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from dstrain import UsageError
+from dstrain.data.forms import (
+    Reading,
+    find_source,
+    lacking_columns,
+    list_columns,
+    metadata_files,
+    other_names,
+    parse_columns,
+    texts_of,
+)
+from dstrain.graph import Input
+from dstrain.plugin import Column
+from dstrain.storage import sha256
+
+from tests.support.dataset_forms import FORMS, rows_in, write_form
+from tests.support.family import write_data
+
+CAPTIONS = ("dog", "cat", "bird", "fish")
+INPUTS: dict[str, Input] = {
+    "prompt": Column("prompt"),
+    "input_image": Column("image", "image"),
+    "edit_image": Column("edit_image", "image", optional=True),
+}
+IN_WORDS = dict(
+    zip(
+        FORMS,
+        [
+            ("folder", "folder with captions"),
+            ("table", "metadata.csv"),
+            ("table", "metadata.jsonl"),
+            ("parquet", "2 parquet files"),
+            ("arrow", "2 arrow files"),
+        ],
+        strict=True,
+    )
+)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_data(tmp_path / "data", CAPTIONS)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a test writes a dataset."""
+    return tmp_path / "x"
+
+
+def refused(*given: object) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        find_source(*given)  # type: ignore[arg-type]
+    return caught.value
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_found_and_has_the_same_columns_and_captions(
+    data: Path, folder: Path, form: str
+) -> None:
+    write_form(form, data, rows_in(data), folder)
+    source = find_source(folder)
+    assert (source.form, source.in_words) == IN_WORDS[form]
+    assert source.base == folder
+    assert len(source.digest()) > 32
+    table = Reading().read(source, INPUTS)
+    assert sorted(table.columns) == ["image", "prompt"]
+    assert tuple(row["prompt"] for row in table.rows) == CAPTIONS
+    assert Reading().read_columns(source, INPUTS).columns == table.columns
+    assert source.form == "table" or "bird" in "".join(texts_of(source))
+
+
+def test_metadata_wins_over_images_and_a_named_file_over_all(
+    data: Path, folder: Path
+) -> None:
+    write_form("parquet", data, rows_in(data), folder)
+    path = folder / "data/train-00000-of-00002.parquet"
+    path.with_name("metadata.parquet").symlink_to(path)
+    assert find_source(data).path == data / "metadata.json"
+    named = find_source(data, path)
+    assert (named.form, named.base, named.files) == ("parquet", data, (path,))
+    assert named.digest() == sha256(path)
+    assert metadata_files(folder) == []
+
+
+def test_what_is_no_dataset_is_refused_with_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").touch()
+    error = refused(tmp_path, None, "--validation_dataset")
+    assert error.where == str(tmp_path)
+    for named in ("metadata.csv, .json or .jsonl", ".parquet", "dog.jpg and dog.txt"):
+        assert named in str(error)
+    assert "--validation_dataset_metadata_path" in str(error)
+    for name in ("metadata.csv", "metadata.json"):
+        (tmp_path / name).touch()
+    assert "metadata.csv and metadata.json" in refused(tmp_path).what
+
+
+def test_a_file_or_a_name_misspelt_is_answered_with_what_to_type(data: Path) -> None:
+    table = data / "metadata.json"
+    error = refused(table)
+    assert error.where == "--dataset_base_path"
+    assert f" {data} --dataset_metadata_path {table}" in error.what
+    image = refused(data / "0.png")
+    assert "--dataset_metadata_path" not in image.what
+    assert "'data'?" in refused(data.with_name("date")).what
+    assert refused(data / "none").where == "--dataset_base_path"
+
+
+def test_of_splits_the_one_for_training_is_read(data: Path, folder: Path) -> None:
+    write_form("parquet", data, rows_in(data), folder)
+    (folder / "data/test-00000-of-00001.parquet").touch()
+    found = find_source(folder)
+    assert [file.name[:5] for file in found.files] == ["train", "train"]
+    assert found.left_out == ("test",)
+    for path in (folder / "data").glob("train*"):
+        path.rename(path.with_name(path.name.replace("train", "validation")))
+    error = refused(folder)
+    assert error.where == str(folder / "data")
+    assert "test, validation" in error.what
+
+
+def test_saved_splits_are_folders(data: Path, folder: Path) -> None:
+    for split in ("train", "test"):
+        write_form("saved", data, rows_in(data), folder / split)
+    splits = folder / "dataset_dict.json"
+    splits.write_text('{"splits": ["test", "train"]}')
+    found = find_source(folder)
+    assert found.path == folder / "train"
+    assert found.left_out == ("test",)
+    splits.write_text('{"splits": ["test", "other"]}')
+    (folder / "train").rename(folder / "other")
+    assert f"--dataset_base_path {folder}/test" in str(refused(folder))
+
+
+@pytest.mark.parametrize(
+    ("state", "where"),
+    [
+        *(
+            (f'{{"_data_files": [{{"filename": {name}}}]}}', "/state.json")
+            for name in ('"../secret.arrow"', '"/etc/passwd"', '""', "null", "3")
+        ),
+        ('{"_data_files": []}', "/state.json"),
+        ("{", "/state.json"),
+        ("[]", "/state.json"),
+        ('{"_data_files": [], "_indices_data_files": [1]}', ""),
+    ],
+)
+def test_a_saved_dataset_names_its_files_and_no_other(
+    tmp_path: Path, state: str, where: str
+) -> None:
+    (tmp_path / "state.json").write_text(state)
+    error = refused(tmp_path)
+    assert error.where == f"{tmp_path}{where}"
+    assert ("flatten_indices" in str(error)) is (not where)
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    name = "train-0000{}-of-00003.parquet"
+    (tmp_path / name.format(1)).touch()
+    error = refused(tmp_path)
+    assert " 2 of 3 " in error.what
+    assert name.format(0) in error.what
+    for number in (0, 2):
+        (tmp_path / name.format(number)).touch()
+    assert len(find_source(tmp_path).files) == 3
+
+
+# Names of columns.
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted"),
+    [
+        ("image prompt", {}),
+        ("file_name text", {"image": "file_name", "prompt": "text"}),
+        ("image caption", {"prompt": "caption"}),
+        ("image text caption", {"prompt": "text"}),
+        ("image prompt text", {}),
+        ("image label", {}),
+    ],
+)
+def test_names_of_others_stand_in_where_the_own_one_is_absent(
+    columns: str, wanted: dict[str, str]
+) -> None:
+    assert other_names(columns.split(), INPUTS) == wanted
+
+
+def test_a_column_that_the_variant_has_itself_stands_in_for_no_other() -> None:
+    inputs = {**INPUTS, "more": Column("text", optional=True)}
+    assert other_names(("image", "text"), inputs) == {}
+
+
+def test_a_choice_is_by_the_input_or_its_column_and_wins_over_the_own_one() -> None:
+    columns = ("image", "prompt", "long", "text")
+    assert other_names(columns, INPUTS, {"prompt": "long"}) == {"prompt": "long"}
+    assert other_names(columns, INPUTS, {"input_image": "text"}) == {"image": "text"}
+
+
+@pytest.mark.parametrize(
+    ("choices", "meant"),
+    [({"promt": "text"}, "'prompt'"), ({"prompt": "txt"}, "'text'")],
+)
+def test_a_choice_of_what_does_not_exist_is_refused(
+    choices: dict[str, str], meant: str
+) -> None:
+    with pytest.raises(UsageError, match=meant) as caught:
+        other_names(("image", "text"), INPUTS, choices)
+    assert caught.value.where == "--column"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [["prompt=text, image=picture"], ["prompt=text", "image=picture"]],
+)
+def test_choices_are_parsed_with_commas_or_repeated(parts: list[str]) -> None:
+    assert parse_columns(parts) == {"prompt": "text", "image": "picture"}
+
+
+@pytest.mark.parametrize("part", ["prompt", "=text", "prompt=", "a=b,a=c", "a=b,c=b"])
+def test_choices_of_another_form_or_twice_are_refused(part: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_columns([part])
+    assert caught.value.where == "--column"
+
+
+@pytest.mark.parametrize(
+    ("columns", "absent", "flag"),
+    [
+        (
+            "path description",
+            ["'image'", "'prompt'"],
+            "--column image=path,prompt=description",
+        ),
+        ("path file description", [], ""),
+        ("image prompt", [], ""),
+    ],
+)
+def test_absent_columns_are_said_with_the_flag_where_one_column_looks_like_each(
+    columns: str, absent: list[str], flag: str
+) -> None:
+    what, advice = lacking_columns(columns.split(), INPUTS)
+    assert all(name in what for name in absent)
+    assert bool(what) is bool(absent)
+    assert advice.removeprefix("give ") == flag
+
+
+def test_messages_have_the_names_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "metadata.csv").write_text("file_name,text\na.png,b\0\n")
+    table = Reading().read(find_source(tmp_path), INPUTS)
+    assert table.names_in_file == ("file_name", "text")
+    (fault,) = table.faults
+    assert fault.column == "prompt"
+    assert table.where(0, "prompt") == "metadata.csv:2:text"
+
+
+def test_a_column_that_is_chosen_takes_the_place_of_the_own_one(tmp_path: Path) -> None:
+    table = "image,prompt,long,other\na.png,p,l,o\n"
+    (tmp_path / "metadata.csv").write_text(table)
+    source = find_source(tmp_path)
+    chosen = Reading({"prompt": "long"}).read(source, INPUTS)
+    assert chosen.columns == ("image", "prompt", "other")
+    assert chosen.rows[0]["prompt"] == "l"
+    swapped = Reading({"prompt": "image", "image": "prompt"})
+    row = swapped.read(source, INPUTS).rows[0]
+    assert (row["prompt"], row["image"]) == ("a.png", "p")
+
+
+def test_columns_with_lists_are_found_in_tables_of_any_format(tmp_path: Path) -> None:
+    rows = [{"a": "x", "b": "y", "c": ""}, {"a": ["x"], "b": "[y]", "c": ""}]
+    (tmp_path / "metadata.json").write_text(json.dumps(rows))
+    assert list_columns(find_source(tmp_path)) == {"a"}
+    (tmp_path / "metadata.json").unlink()
+    (tmp_path / "metadata.csv").write_text('a,b\n"[""x"", ""y""]",x\n')
+    assert list_columns(find_source(tmp_path)) == {"a"}
