@@ -1,59 +1,66 @@
-"""Work is divided by what is computed: evenly, each value once, whatever the order."""
+"""Work is divided among processes by what is computed: evenly, each value once, whatever
+the order of rows.
+"""
 
-import random
 from collections import Counter
-from collections.abc import Sequence
-from hashlib import sha1
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
 import pytest
-from dstrain.runs.stage_1.shares import share_of
+from dstrain.cache import FeatureCache, as_text
+from dstrain.runs import data_process
+
+from tests.support.caching_family import runs
+from tests.support.caching_project import (
+    Place,
+    log_units,
+    together,
+    write_place,
+    write_rows,
+)
+
+IMAGES, PROMPTS = 30, 10
 
 
-def work_of(row: int, units: Sequence[str]) -> Any:
-    """The work of a row, whose address is that of any value: a hash."""
-    return SimpleNamespace(
-        row=row,
-        values=units,
-        sample=SimpleNamespace(
-            addresses={
-                unit: sha1(f"{unit} {row}".encode()).hexdigest() for unit in units
-            }
-        ),
-        steps=[SimpleNamespace(unit=SimpleNamespace(name=unit)) for unit in units],
-    )
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Images of which every third has a prompt of its own; one more was there before."""
+    place = write_place(tmp_path_factory.mktemp("shares") / "place", rows=IMAGES + 1)
+    for number, row in enumerate(place.rows):
+        row["prompt"] = "shared" if number % 3 else f"prompt {number}"
+    place.rows[0]["prompt"] = "shared"
+    place.rows[-1]["prompt"] = "own"
+    return place
 
 
-WORK = [work_of(row, ["text", "image"][row % 5 > 0 :]) for row in range(101)]
-"""Every fifth row has a prompt of its own."""
+def shares(place: Place, size: int, name: str) -> list[frozenset[str]]:
+    """What each of so many processes adds to a cache."""
+    cache = place.folder / name
+    rows, place.rows = place.rows, place.rows[:1]
+    write_rows(place.data, place.rows)
+    place.fill(feature_cache=cache)
+    before = set(FeatureCache.open(cache))
+    place.rows = rows
+    write_rows(place.data, rows)
+    together(size, lambda one: data_process(place.setup(feature_cache=cache), one))
+    filled = FeatureCache.open(cache)
+    found: dict[int, set[str]] = {}
+    for address, shard in zip(filled.addresses, filled.shard_numbers, strict=True):
+        found.setdefault(int(shard), set()).add(as_text(address))
+    return sorted((frozenset(one - before) for one in found.values()), key=sorted)[1:]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 7])
-def test_each_work_is_done_once_whatever_the_order_of_each_process(size: int) -> None:
-    shares = []
-    for rank in range(size):
-        own_order = random.Random(rank).sample(WORK, len(WORK))
-        share = [*share_of(own_order, rank, size)]
-        # Within a share nothing changes places: images are read as the table has them.
-        assert share == [one for one in own_order if one in share]
-        shares.append({one.row for one in share})
-    assert sorted(row for share in shares for row in share) == list(range(101))
-
-
-@pytest.mark.parametrize("size", [2, 4, 7])
-def test_shares_are_even_in_number_and_in_kind(size: int) -> None:
-    shares = [share_of(WORK, rank, size) for rank in range(size)]
-    kinds = [Counter(len(one.values) for one in share) for share in shares]
-    for counts in (
-        [len(share) for share in shares],
-        [kind[1] for kind in kinds],
-        [kind[2] for kind in kinds],
-    ):
-        assert max(counts) - min(counts) <= 1
-
-
-def test_what_a_process_computes_does_not_depend_on_positions() -> None:
-    first = [*share_of(WORK, 0, 4)]
-    assert [*share_of(WORK[::-1], 0, 4)] == first[::-1]
-    assert first != WORK[::4]
+def test_each_value_is_computed_once_evenly_and_wherever_its_row_is(
+    size: int, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_units(monkeypatch, tmp_path)
+    first = shares(place, size, f"cache {size}")
+    wanted = {"encode_prompt": PROMPTS, "describe": PROMPTS, "encode_image": IMAGES}
+    assert runs() == Counter(wanted)
+    # Two values of each image, and four of each prompt.
+    values = [len(share) for share in first]
+    assert len(values) == size and sum(values) == 2 * IMAGES + 4 * PROMPTS
+    assert max(values) - min(values) <= 2 + 4
+    place.rows.reverse()
+    place.rows.insert(0, place.rows.pop())
+    assert shares(place, size, f"reversed {size}") == first

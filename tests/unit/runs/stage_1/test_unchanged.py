@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.runs import Setup, data_process
-from dstrain.runs.stage_1 import precompute, unchanged
-from dstrain.runs.stage_1.unchanged import find_unchanged, may_be_unchanged
+from dstrain import UsageError
+from dstrain.plugin import Column
+from dstrain.runs import data_process
 from dstrain.storage import file_memory, hashing
 
+from tests.support import family
+from tests.support.caching_family import GUIDED
 from tests.support.caching_project import (
     Place,
-    alone,
     change_weights,
     log_units,
     noise_image,
@@ -23,14 +24,22 @@ from tests.support.caching_project import (
     write_place,
     write_rows,
 )
+from tests.support.runs import project, train
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """A filled cache, whose files are old enough to be trusted."""
-    log_units(monkeypatch, tmp_path)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are old enough to be trusted."""
     monkeypatch.setattr(hashing, "SETTLED", 0)
     monkeypatch.setattr(file_memory, "SETTLED", 0)
+
+
+@pytest.fixture
+def place(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    """A filled cache."""
+    log_units(monkeypatch, tmp_path)
     place = write_place(tmp_path / "place")
     place.rows[0]["prompt"] = "a caption of some length"
     for row in place.rows:
@@ -48,8 +57,23 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+class RowsAreRead(Exception):
+    """Ends stage 1 where it begins to read rows."""
+
+
 def refuse(*_: Any) -> Any:
-    raise AssertionError("rows are read")
+    raise RowsAreRead
+
+
+def reads_rows(place: Place, **flags: Any) -> bool:
+    """Whether stage 1 goes its ordinary way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dstrain.runs.setup.open_dataset", refuse)
+        try:
+            place.fill(**flags)
+        except RowsAreRead:
+            return True
+    return False
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -59,30 +83,27 @@ def test_no_row_is_read_and_the_same_is_said(
     caplog: pytest.LogCaptureFixture,
     size: int,
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(precompute, "may_be_unchanged", lambda _: False)
-        caplog.clear()
-        data_process(place.setup(), alone())
-        want = caplog.messages
-    before = files(place.cache)
+    (place.data / "2.png").touch()
+    caplog.clear()
+    place.fill()
+    want, before = caplog.messages, files(place.cache)
     monkeypatch.setattr("dstrain.runs.setup.open_dataset", refuse)
     caplog.clear()
     together(size, lambda processes: data_process(place.setup(), processes))
     assert caplog.messages == want
-    assert "precomputing 0 of 4 samples" in want[2]
-    assert "column is not used by this variant: 'note'" in want[1]
+    assert "0 of 4 samples" in want[2]
+    assert "'note'" in want[1]
     assert files(place.cache) == before
 
 
 def test_it_is_seen_of_both_datasets(place: Place, tmp_path: Path) -> None:
-    second = tmp_path / "second"
-    shutil.copytree(place.data, second)
+    second = shutil.copytree(place.data, tmp_path / "second")
     flags = {"validation_dataset_base_path": second}
-    assert not find_unchanged(place.setup(**flags))
+    assert reads_rows(place, **flags)
     place.fill(**flags)
-    assert len(find_unchanged(place.setup(**flags))) == 2
+    assert not reads_rows(place, **flags)
     (second / "1.png").touch()
-    assert not find_unchanged(place.setup(**flags))
+    assert reads_rows(place, **flags)
 
 
 def another_caption(place: Place) -> None:
@@ -157,31 +178,58 @@ def test_a_change_ends_it(
     place: Place, monkeypatch: pytest.MonkeyPatch, change: Callable[[Place], None]
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "not in a row")
-    assert find_unchanged(place.setup())
+    assert not reads_rows(place)
     change(place)
-    assert not find_unchanged(place.setup())
+    assert reads_rows(place)
 
 
-def test_other_flags_code_or_versions_end_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert find_unchanged(place.setup())
-    assert not find_unchanged(place.setup(max_pixels=4096))
-    assert not find_unchanged(place.setup(on_long_prompt="error"))
-    assert not find_unchanged(place.setup(variant="other"))
-    first = tmp_path / "first"
-    first.mkdir()
-    assert not find_unchanged(place.setup(dataset_root=(first,)))
-    with monkeypatch.context() as patch:
-        patch.setattr(unchanged, "code_of_rows", lambda _: "other")
-        assert not find_unchanged(place.setup())
-    setup = place.setup()
-    vars(setup)["versions"] = {**setup.versions, "torch": "0"}
-    assert not find_unchanged(setup)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"max_pixels": 4096},
+        {"on_long_prompt": "error"},
+        {"variant": "other"},
+        {"task": GUIDED},
+        {"dataset_root": (Path(),)},
+    ],
+)
+def test_other_flags_end_it(place: Place, flags: dict[str, Any]) -> None:
+    assert reads_rows(place, **flags)
 
 
 def test_a_recipe_that_sets_the_same_does_not_end_it(place: Place) -> None:
-    assert find_unchanged(place.setup(recipe="tiny-style-24gb"))
+    assert not reads_rows(place, recipe="tiny-style-24gb")
+
+
+def accept(text: str) -> str:
+    """Refuse nothing."""
+    return ""
+
+
+def refuse_all(text: str) -> str:
+    """Refuse."""
+    return "refused"
+
+
+@pytest.mark.usefixtures("tiny", "settled")
+def test_the_code_of_a_check_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path)
+
+    def fill(check: Callable[[str], str]) -> None:
+        inputs = {**family.BASE.inputs, "prompt": Column("prompt", check=check)}
+        spec = replace(family.BASE, inputs=inputs)
+        monkeypatch.setitem(family.PIPELINES, "base", spec)
+        flags = {"task": "sft:data_process", "feature_cache": tmp_path / "cache"}
+        train(tmp_path, **flags)
+
+    fill(accept)
+    with monkeypatch.context() as patch:
+        patch.setattr("dstrain.runs.setup.open_dataset", refuse)
+        fill(accept)
+    with pytest.raises(UsageError, match="refused"):
+        fill(refuse_all)
 
 
 def test_an_earlier_folder_with_a_name_ends_it(place: Place, tmp_path: Path) -> None:
@@ -191,9 +239,9 @@ def test_an_earlier_folder_with_a_name_ends_it(place: Place, tmp_path: Path) -> 
         shutil.move(path, second)
     flags = {"dataset_root": (second,)}
     place.fill(**flags)
-    assert find_unchanged(place.setup(**flags))
+    assert not reads_rows(place, **flags)
     os.link(second / "1.png", place.data / "1.png")
-    assert not find_unchanged(place.setup(**flags))
+    assert reads_rows(place, **flags)
 
 
 def test_files_that_were_just_written_are_not_trusted(
@@ -202,40 +250,25 @@ def test_files_that_were_just_written_are_not_trusted(
     monkeypatch.setattr(file_memory, "SETTLED", 10**12)
     touched_image(place)
     place.fill()
-    assert not find_unchanged(place.setup())
+    assert reads_rows(place)
 
 
 @pytest.mark.parametrize(
     "flags", [{"on_bad_sample": "skip"}, {"url_cache": Path("urls")}]
 )
 def test_rows_that_are_decoded_or_fetched_are_always_read(
-    place: Place, flags: dict[str, Any]
+    place: Place, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert may_be_unchanged(place.setup())
-    assert not may_be_unchanged(place.setup(**flags))
+    monkeypatch.chdir(place.folder)
+    place.fill(**flags)
+    assert reads_rows(place, **flags)
 
 
 def test_a_model_may_be_named_through_its_parent(place: Place) -> None:
     """`..` in a path is not in the path that a plan records."""
-
-    def setup() -> Setup:
-        found = place.setup()
-        models = [
-            replace(
-                one,
-                path=str(
-                    Path(one.path).parent
-                    / ".."
-                    / Path(one.path).parent.name
-                    / Path(one.path).name
-                ),
-            )
-            if isinstance(one.path, str) and one.path.endswith(".safetensors")
-            else one
-            for one in found.models
-        ]
-        return replace(found, models=tuple(models))
-
-    assert find_unchanged(setup())
-    data_process(setup(), alone())
-    assert find_unchanged(setup())
+    other = Place(place.folder / ".." / place.folder.name)
+    flags = {"dataset_base_path": place.data, "feature_cache": place.cache}
+    assert not reads_rows(other, **flags)
+    touched_image(place)
+    other.fill(**flags)
+    assert not reads_rows(other, **flags)
