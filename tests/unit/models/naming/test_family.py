@@ -1,23 +1,31 @@
-"""Without --model the family is the only one that a model can be of; else the candidates are
-named.
+"""Without --model the family is the only one that a model can be of, by its id or by the
+keys of its files; else the candidates are named.
 """
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from dstrain import UsageError
+import torch
+from dstrain import StateError, UsageError
 from dstrain.cli.main import main
 from dstrain.errors import MissingFiles
 from dstrain.models.naming import family_of
-
-from tests.support.family import write
+from dstrain.registry import load_family
+from safetensors.torch import save_file
 
 Install = Callable[..., Path]
 Source = Callable[..., str]
 REAL = ("flux", "qwen_image", "wan")
 pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def named(value: str | Path, *disabled: str, **given: Any) -> str:
+    """The name of a model's family; '' where only its keys would tell it."""
+    found = family_of(str(value), disabled, **given)
+    return "" if found is None else found.name
 
 
 @pytest.mark.parametrize(
@@ -31,78 +39,86 @@ pytestmark = pytest.mark.usefixtures("tiny")
     ],
 )
 def test_a_listed_id_is_of_one_family(value: str, name: str) -> None:
-    family = family_of(value)
-    assert family is not None
-    assert family.name == name
+    assert named(value) == name
 
 
-def test_a_folder_is_told_by_its_index_or_its_keys(tmp_path: Path) -> None:
-    write(tmp_path / "model")
-    assert family_of(str(tmp_path / "model"), in_help=True) is None
-    found = family_of(str(tmp_path / "model"))
-    assert found is not None
-    assert found.name == "tiny"
-    index = tmp_path / "model/model_index.json"
+@pytest.mark.parametrize("name", REAL)
+def test_a_toy_of_each_family_is_told_whole_and_by_its_denoiser_alone(
+    name: str, tmp_path: Path
+) -> None:
+    family = load_family(name)
+    family.load("toy")(tmp_path, family.variants[0], 0)
+    (tmp_path / "model_index.json").unlink()
+    assert named(tmp_path) == named(tmp_path / "transformer") == name
+
+
+def test_a_folder_is_told_by_its_index_or_its_keys(model: Path) -> None:
+    assert named(model, in_help=True) == ""
+    assert named(model) == "tiny"
+    index = model / "model_index.json"
     for content in ("{", "[]", "{}", json.dumps({"_class_name": ["x"]})):
         index.write_text(content)
-        assert family_of(str(tmp_path / "model"), in_help=True) is None
+        assert named(model, in_help=True) == ""
     index.write_text(json.dumps({"_class_name": "WanPipeline"}))
-    found = family_of(str(tmp_path / "model"), in_help=True)
-    assert found is not None
-    assert found.name == "wan"
+    assert named(model, in_help=True) == "wan"
 
 
 def test_an_unlisted_id_names_the_nearest_and_what_to_type() -> None:
-    with pytest.raises(
-        UsageError, match="did you mean 'Qwen/Qwen-Image-2512'"
-    ) as caught:
+    with pytest.raises(UsageError, match="'Qwen/Qwen-Image-2512'") as caught:
         family_of("Qwen/Qwen-Image-2521")
     (advice,) = caught.value.help_lines
-    assert "give --model" in advice
-    assert "flux, qwen_image, tiny, wan" in advice
-    with pytest.raises(MissingFiles, match="did you mean 'Qwen/Qwen-Image'"):
+    assert "--model" in advice and "flux, qwen_image, tiny, wan" in advice
+    with pytest.raises(MissingFiles, match="'Qwen/Qwen-Image'"):
         family_of("Qwen-Image")
+    # A disabled plugin is not asked.
+    with pytest.raises(UsageError, match="Tiny/Tiny"):
+        family_of("Tiny/Tiny", ("tiny",))
 
 
 def test_weights_of_no_family_and_those_of_several_are_refused(
-    fake_plugin: Install, family_source: Source, tmp_path: Path
+    fake_plugin: Install, family_source: Source, model: Path
 ) -> None:
-    source = family_source(
-        "twin",
-        components="'tests.support.family:COMPONENTS'",
-        model_files="{'Tiny/Tiny': {}}",
-    )
+    part = model / "text_encoder/model-1-of-1.safetensors"
+    assert named(part) == "tiny"
+    fields = {
+        "components": "'tests.support.family:COMPONENTS'",
+        "model_files": "{'Tiny/Tiny': {}}",
+    }
+    source = family_source("twin", **fields)
     fake_plugin("plugin-twin", {"twin": "twin_record:MODEL"}, {"twin_record": source})
-    write(tmp_path / "model")
-    for value in ("Tiny/Tiny", str(tmp_path / "model")):
-        with pytest.raises(UsageError, match="several families: tiny, twin") as caught:
-            family_of(value, REAL)
+    for value in ("Tiny/Tiny", model, part):
+        with pytest.raises(UsageError, match=": tiny, twin;") as caught:
+            family_of(str(value), REAL)
         assert caught.value.where == "--model"
-    file = tmp_path / "model/text_encoder/model-1-of-1.safetensors"
-    with pytest.raises(UsageError, match="has no weights of an installed family"):
-        family_of(str(file), ("tiny", "twin"))
+    with pytest.raises(UsageError, match=f"--model_id: {part} "):
+        family_of(str(part), ("tiny", "twin"))
+    damaged = model / "damaged.safetensors"
+    save_file({"a": torch.zeros(4)}, damaged)
+    damaged.write_bytes(damaged.read_bytes()[:-4])
+    with pytest.raises(StateError, match=r"damaged\.safetensors"):
+        family_of(str(damaged))
 
 
 @pytest.mark.parametrize(
-    "fault", ["import gone_module", "1 / 0", "import sys\nsys.exit(0)"]
+    "fault",
+    ["import gone_module", "1 / 0", "import sys\nsys.exit(0)", "components='no:where'"],
 )
 def test_a_broken_plugin_harms_no_other_and_is_named_where_none_fits(
     fault: str,
     fake_plugin: Install,
-    tmp_path: Path,
+    family_source: Source,
+    model: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fake_plugin("plugin-bad", {"bad": "bad_record:MODEL"}, {"bad_record": fault})
+    is_late = fault.startswith("components")
+    source = family_source("bad", components="'no:where'") if is_late else fault
+    fake_plugin("plugin-bad", {"bad": "bad_record:MODEL"}, {"bad_record": source})
+    if is_late:
+        assert named(model, *REAL) == "tiny"
+        return
     # Another family is enough; the import of `tiny` takes longest.
     others = ("flux", "qwen_image", "tiny")
-    found = family_of("Wan-AI/Wan2.1-T2V-1.3B", others)
-    assert found is not None
-    assert found.name == "wan"
+    assert named("Wan-AI/Wan2.1-T2V-1.3B", *others) == "wan"
     disabled = [word for name in others for word in ("-p", f"no:{name}")]
     assert main(["graph", "--model_id", "No/Such", *disabled]) == 2
-    assert "bad is left out, since it is broken" in capsys.readouterr().err
-
-
-def test_a_disabled_plugin_is_not_asked() -> None:
-    with pytest.raises(UsageError, match="no installed family lists Tiny/Tiny"):
-        family_of("Tiny/Tiny", ("tiny",))
+    assert "bad " in capsys.readouterr().err

@@ -1,8 +1,10 @@
-"""--model_id stands for the files that the long options name, and for no other."""
+"""--model_id stands for the files that the long options name, and for no other; files of
+the long options take their place, and never silently that of others.
+"""
 
 import json
-import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,54 +12,75 @@ from typing import Any
 import pytest
 from dstrain import ModelConfig, StateError, TrainConfig, UsageError, run
 from dstrain.errors import MissingFiles
-from dstrain.models.naming import model_configs, named_files
+from dstrain.models.naming import (
+    model_configs,
+    named_files,
+    parts_of,
+    without_replaced,
+)
 from safetensors.torch import load_file, save_file
 
-from tests.support.family import IDS, MODEL, weights_of, write
+from tests.support.family import COMPONENTS, IDS, MODEL, weights_of, write
 from tests.support.hub_server import TINY, Hub
 from tests.support.runs import config, files, outcome, same, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
+ORIGINS = "model_id_with_origin_paths"
 
 
-def configs(**named: Any) -> tuple[ModelConfig, ...]:
-    return model_configs(TrainConfig(model="tiny", **named), MODEL)
+def configs(**named: Any) -> list[ModelConfig]:
+    return list(model_configs(TrainConfig(model="tiny", **named), MODEL, offline=True))
+
+
+def joined(paths: list[str]) -> dict[str, Any]:
+    """The weights of all shards."""
+    return {key: one for path in paths for key, one in load_file(path).items()}
 
 
 @pytest.mark.parametrize("revision", ["", "@v1.0"])
 @pytest.mark.parametrize("hub", ["modelscope", "huggingface"])
 def test_a_published_id_is_the_files_of_the_long_option(
-    revision: str, hub: str
+    revision: str, hub: Any
 ) -> None:
+    def online(**named: Any) -> tuple[ModelConfig, ...]:
+        return model_configs(TrainConfig(model="tiny", hub=hub, **named), MODEL)
+
     long = IDS.replace("Tiny/Tiny:", f"Tiny/Tiny{revision}:")
-    named = configs(model_id=f"Tiny/Tiny{revision}", hub=hub)
-    assert named == configs(model_id_with_origin_paths=long, hub=hub)
-    assert len(named) == 3
+    named = online(model_id=f"Tiny/Tiny{revision}")
+    assert named == online(**{ORIGINS: long})
+    assert [one.hub for one in named] == [hub] * 3
 
 
 def test_files_of_another_model_do_not_have_the_revision() -> None:
-    files = {"dit": "transformer/*", "vae": "Tiny/Tiny:vae/*"}
-    family = replace(MODEL, model_files={"Tiny/Second": files})
-    dit, vae = named_files(
-        TrainConfig(model="tiny", model_id="Tiny/Second@v2"), family, None
-    )
+    patterns = {"dit": "transformer/*", "vae": "Tiny/Tiny:vae/*"}
+    family = replace(MODEL, model_files={"Tiny/Second": patterns})
+    given = TrainConfig(model="tiny", model_id="Tiny/Second@v2")
+    dit, vae = named_files(given, family, None)
     assert (dit.model_id, dit.revision) == ("Tiny/Second", "v2")
     assert (vae.model_id, vae.revision) == ("Tiny/Tiny", "")
 
 
 def test_an_id_that_is_not_listed_is_expected_in_the_folders_of_diffusers(
-    caplog: pytest.LogCaptureFixture,
+    server: Hub, hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with caplog.at_level(logging.INFO, "dstrain"):
-        named = configs(model_id="Tiny/Tinny")
-    assert [one.pattern for one in named] == [
+    configs(model_id="Tiny/Tiny")
+    assert not capsys.readouterr().err
+    assert [one.pattern for one in configs(model_id="Tiny/Tinny")] == [
         f"{place}/*.safetensors" for place in ("transformer", "text_encoder", "vae")
     ]
-    assert "does not list Tiny/Tinny" in caplog.text
-    assert "did you mean 'Tiny/Tiny'" in caplog.text
-    caplog.clear()
-    configs(model_id="Tiny/Tiny")
-    assert not caplog.text
+    assert "'Tiny/Tiny'" in capsys.readouterr().err
+    with pytest.raises(StateError, match="Tiny/Tinny"):
+        train(tmp_path, model_paths=None, model_id="Tiny/Tinny", hub=hub)
+
+
+UNSUPPORTED = replace(
+    MODEL,
+    name="unsupporting",
+    unsupported_models={
+        "Animated": ("Tiny/Animated",),
+        "Faces": ("Tiny/Tiny:extra/*", "face_*"),
+    },
+)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +88,8 @@ def test_an_id_that_is_not_listed_is_expected_in_the_folders_of_diffusers(
     [
         ("model_id", "Tiny/Animated", "Animated"),
         ("model_id", "Tiny/Animated@v2", "Animated"),
-        (
-            "model_id_with_origin_paths",
-            f"{IDS},Tiny/Animated:model*.safetensors",
-            "Animated",
-        ),
-        ("model_id_with_origin_paths", f"{IDS},Tiny/Tiny:extra/face.bin", "Faces"),
+        (ORIGINS, f"{IDS},Tiny/Animated:model*.safetensors", "Animated"),
+        (ORIGINS, f"{IDS},Tiny/Tiny:extra/face.bin", "Faces"),
         ("extra_inputs", "face_image", "Faces"),
     ],
 )
@@ -78,45 +97,40 @@ def test_a_model_that_is_not_supported_is_refused_by_name(
     flag: str,
     value: str,
     model: str,
-    here: Path,
     server: Hub,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fake_plugin: Callable[..., Path],
 ) -> None:
-    known = {
-        "Animated": ("Tiny/Animated",),
-        "Faces": ("Tiny/Tiny:extra/*", "face_*"),
-    }
-    family = replace(MODEL, unsupported_models=known)
-    assert family.knows("Tiny/Animated")
-    monkeypatch.setattr("dstrain.runs.resolve.load_family", lambda *_: family)
-    given = {flag: value} if flag != "extra_inputs" else {flag: value, "model_id": TINY}
-    with pytest.raises(UsageError, match=f"--{flag}: {model} is not supported yet"):
-        run(config(here, model_paths=None, **given, dry_run=True))
+    fake_plugin("plugin-un", {"unsupporting": f"{__name__}:UNSUPPORTED"}, {})
+    assert UNSUPPORTED.knows("Tiny/Animated")
+    given = {"model": "unsupporting", "model_paths": None, flag: value}
+    if flag == "extra_inputs":
+        given["model_id"] = TINY
+    with pytest.raises(UsageError, match=f"--{flag}: {model} "):
+        run(config(tmp_path, **given, dry_run=True))
     assert server.requests == []
 
 
-def test_a_folder_is_the_files_of_the_long_option(here: Path) -> None:
+def test_the_four_ways_train_the_same_and_share_a_cache(here: Path) -> None:
     paths = json.dumps(list(weights_of(Path("model")).values()))
     assert configs(model_id="./model") == configs(model_paths=paths)
-
-
-def test_the_four_ways_train_the_same_and_share_a_cache(here: Path) -> None:
-    long = train(here, output_path=here / "long", max_steps=2)
+    long = files(train(here, output_path=here / "long", max_steps=2))
     write(here / "flat")
-    for name, paths in weights_of(here / "flat").items():
-        weights = {key: one for path in paths for key, one in load_file(path).items()}
-        settings = (here / f"flat/{Path(paths[0]).parent.name}/config.json").read_text()
+    for name, shards in weights_of(here / "flat").items():
+        folder = Path(shards[0]).parent
+        settings = (folder / "config.json").read_text()
         header = {"family": "tiny", "component": name, "config": settings}
-        save_file(weights, here / f"flat/{name}.safetensors", header)
-        shutil.rmtree(Path(paths[0]).parent)
-    encoders = json.dumps(
-        [weights_of(here / "model")[one] for one in ("text_encoder", "vae")]
-    )
+        save_file(joined(shards), here / f"flat/{name}.safetensors", header)
+        shutil.rmtree(folder)
+    encoders = [weights_of(here / "model")[one] for one in ("text_encoder", "vae")]
     ways: dict[str, dict[str, Any]] = {
         "id": {"model_id": "Tiny/Tiny"},
         "folder": {"model_id": "model"},
         "flat": {"model_id": str(here / "flat")},
-        "file": {"model_id": "flat/dit.safetensors", "model_paths": encoders},
+        "file": {
+            "model_id": "flat/dit.safetensors",
+            "model_paths": json.dumps(encoders),
+        },
     }
     cache = {"feature_cache": here / "cache", "model_paths": None}
     run(config(here, task="sft:data_process", **cache, **ways["id"]))
@@ -124,91 +138,112 @@ def test_the_four_ways_train_the_same_and_share_a_cache(here: Path) -> None:
     for name, flags in ways.items():
         flags = {"model_paths": None, **flags, "max_steps": 2}
         whole = train(here, output_path=here / f"{name}-whole", **flags)
-        assert same(files(whole), files(long)), name
+        assert same(files(whole), long), name
         if name == "flat":
             continue  # its files have other bytes, and so other keys
         stage_2 = {**flags, "task": "sft:train", "feature_cache": here / "cache"}
         split = train(here, output_path=here / f"{name}-split", **stage_2)
-        assert same(outcome(split)["files"], files(long)), name
+        assert same(outcome(split)["files"], long), name
         run(config(here, **{**stage_2, "task": "sft:data_process"}))
     # The same plan and the same values, whatever the files are named by.
     assert sorted((here / "cache").rglob("*")) == plans
 
 
 def test_one_file_lacks_the_others_and_says_which(here: Path) -> None:
-    save_file(
-        {
-            key: one
-            for path in weights_of(here / "model")["dit"]
-            for key, one in load_file(path).items()
-        },
-        here / "dit.safetensors",
-    )
-    with pytest.raises(
-        StateError, match="text_encoder, vae: no model files for them"
-    ) as caught:
+    save_file(joined(weights_of(here / "model")["dit"]), here / "dit.safetensors")
+    with pytest.raises(StateError, match=r"text_encoder, vae: (?s:.*)--model_id"):
         train(here, model_paths=None, model_id="dit.safetensors", max_steps=1)
-    assert "name a whole model with --model_id" in caught.value.help_lines[0]
-
-
-def test_only_the_files_that_a_stage_needs_are_downloaded(
-    server: Hub, hub: str, tmp_path: Path
-) -> None:
-    flags = {
-        "model_paths": None,
-        "model_id": TINY,
-        "hub": hub,
-        "feature_cache": tmp_path / "cache",
-    }
-    run(config(tmp_path, task="sft:data_process", **flags))
-    assert not [path for path in server.fetched if "transformer/model" in path]
-    server.forget()
-    train(tmp_path, task="sft:train", max_steps=1, **flags)
-    assert {path for path in server.fetched if path.endswith(".safetensors")} == {
-        f"transformer/model-{i}-of-2.safetensors" for i in (1, 2)
-    }
-
-
-def test_a_revision_is_downloaded(server: Hub, hub: str, tmp_path: Path) -> None:
-    write(tmp_path / "other", seed=5)
-    server.add(TINY, tmp_path / "other", "v2")
-    flags = {"model_paths": None, "hub": hub, "max_steps": 1}
-    second = train(
-        tmp_path, output_path=tmp_path / "v2", model_id=f"{TINY}@v2", **flags
-    )
-    first = train(
-        tmp_path,
-        output_path=tmp_path / "v1",
-        model_id=f"{TINY}@main" if hub == "huggingface" else f"{TINY}@master",
-        **flags,
-    )
-    assert not same(files(first), files(second))
-    long = IDS.replace("Tiny/Tiny:", "Tiny/Tiny@v2:")
-    again = train(
-        tmp_path, output_path=tmp_path / "v3", model_id_with_origin_paths=long, **flags
-    )
-    assert same(files(again), files(second))
-
-
-def test_planning_asks_no_hub(server: Hub, tmp_path: Path) -> None:
-    run(config(tmp_path, model_paths=None, model_id=TINY, dry_run=True))
-    assert server.requests == []
-
-
-def test_a_mistyped_id_is_no_model_of_the_hub(
-    server: Hub, hub: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        caplog.at_level(logging.INFO, "dstrain"),
-        pytest.raises(StateError, match="Tiny/Tinny"),
-    ):
-        train(tmp_path, model_paths=None, model_id="Tiny/Tinny", hub=hub, max_steps=1)
-    assert "did you mean 'Tiny/Tiny'" in caplog.text
 
 
 def test_what_does_not_exist_is_refused_in_a_dry_run_too(here: Path) -> None:
-    with pytest.raises(MissingFiles, match="nowhere: does not exist"):
+    with pytest.raises(MissingFiles, match="nowhere: "):
         run(config(here, model_paths=None, model_id="./nowhere", dry_run=True))
     (here / "Tiny/Tiny").mkdir(parents=True)
-    with pytest.raises(UsageError, match="a published model and the path of a folder"):
+    with pytest.raises(UsageError, match="--model_id: Tiny/Tiny "):
         run(config(here, model_paths=None, model_id="Tiny/Tiny", dry_run=True))
+
+
+@pytest.fixture
+def tuned(here: Path) -> list[str]:
+    """Files of another denoiser than the model's, in a folder that tells nothing."""
+    write(here / "second", seed=7)
+    shutil.copytree("second/transformer", "tuned")
+    return sorted(map(str, (here / "tuned").glob("*.safetensors")))
+
+
+@pytest.mark.parametrize("model_id", ["Tiny/Tiny", "model"])
+def test_a_tuned_denoiser_replaces_that_of_the_model(
+    model_id: str, here: Path, tuned: list[str]
+) -> None:
+    both = {"model_id": model_id, "model_paths": json.dumps([tuned])}
+    dit, *others = configs(**both)
+    assert list(dit.path or ()) == tuned
+    assert others == configs(model_id=model_id)[1:]
+    long = json.dumps([tuned, *list(weights_of(here / "model").values())[1:]])
+    ways = {"short": both, "long": {"model_paths": long}, "plain": {}}
+    short, whole, plain = (
+        files(train(here, output_path=here / name, max_steps=2, **flags))
+        for name, flags in ways.items()
+    )
+    assert same(short, whole)
+    assert not same(short, plain)
+
+
+def test_published_files_replace_by_their_place_alone(here: Path) -> None:
+    shutil.rmtree("models")
+    given: dict[str, Any] = {"model_id": "Tiny/Tiny"}
+    found = configs(**given, **{ORIGINS: "Tiny/Second:vae/model*.safetensors"})
+    assert [one.model_id for one in found] == ["Tiny/Tiny", "Tiny/Tiny", "Tiny/Second"]
+    with pytest.raises(UsageError, match=rf"--{ORIGINS}: \S+:some\.safetensors"):
+        configs(**given, **{ORIGINS: "Tiny/Second:some.safetensors"})
+
+
+def test_a_file_that_is_not_here_or_is_no_component_is_refused(here: Path) -> None:
+    with pytest.raises(MissingFiles, match=r"typo\.safetensors: "):
+        configs(model_id="Tiny/Tiny", model_paths='["typo.safetensors"]')
+    (vae,) = weights_of(here / "model")["vae"]
+    stranger = {"conv.weight": load_file(vae).popitem()[1]}
+    save_file(stranger, here / "stranger.safetensors")
+    with pytest.raises(StateError, match=r"stranger\.safetensors: "):
+        configs(model_id="Tiny/Tiny", model_paths='["stranger.safetensors"]')
+    with pytest.raises(StateError, match=r"stranger\.safetensors: "):
+        train(here, model_paths=None, model_id="stranger.safetensors")
+
+
+def test_a_folder_with_several_files_for_one_component_needs_the_right_one_named(
+    here: Path,
+) -> None:
+    second = here / "model/vae/second.safetensors"
+    shutil.copy(here / "model/vae/model-1-of-1.safetensors", second)
+    with pytest.raises(UsageError, match=r"--model_id: .* vae: "):
+        configs(model_id="model")
+    right = json.dumps([[str(second)]])
+    found = configs(model_id="model", model_paths=right)
+    names = [list(one.path or ()) for one in found if "vae" in str(one.path)]
+    assert names == [[str(second)]]
+
+
+TWO = (*COMPONENTS, replace(COMPONENTS[0], name="dit2", folder="transformer_2"))
+OF_TWO = replace(MODEL, components=f"{__name__}:TWO")
+
+
+def test_one_of_two_experts_must_be_told_apart(here: Path, tuned: list[str]) -> None:
+    def moved(place: str) -> ModelConfig:
+        return ModelConfig([one.replace("/tuned/", f"/{place}/") for one in tuned])
+
+    shutil.copytree("model/transformer", "model/transformer_2")
+    dit, dit2, _, vae = parts = sorted(
+        parts_of("model", OF_TWO, None), key=lambda part: part.components
+    )
+    parts = [dit, dit2, vae]
+    one = moved("tuned")
+    with pytest.raises(UsageError, match=r"--model_id: .* dit or dit2"):
+        without_replaced(parts, [one], OF_TWO)
+    # Both are taken in their order, and a model with one expert leaves no doubt.
+    shutil.copytree("tuned", "again")
+    assert without_replaced(parts, [one, moved("again")], OF_TWO) == [vae.config]
+    assert without_replaced([dit, vae], [one], OF_TWO) == [vae.config]
+    # So does a folder's name.
+    shutil.move("tuned", "transformer_2")
+    kept = without_replaced(parts, [moved("transformer_2")], OF_TWO)
+    assert kept == [dit.config, vae.config]
