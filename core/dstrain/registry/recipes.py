@@ -333,7 +333,7 @@ def _read(family: ModelFamily, name: str) -> dict[str, Any]:
     try:
         text = (files(package) / folder / name).read_text(encoding="utf-8")
         return tomllib.loads(text)
-    except (OSError, ValueError, ModuleNotFoundError) as error:
+    except (OSError, TypeError, ValueError, ModuleNotFoundError) as error:
         raise _wrong(family, name, f"cannot be read: {error}") from error
 
 

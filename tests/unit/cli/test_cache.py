@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from dstrain.cli.main import main
 
 from tests.support.caching_project import Place, filled_place
 
-Printed = pytest.CaptureFixture[str]
+Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -20,97 +20,82 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield place
 
 
-def test_without_a_command_it_prints_its_help(capsys: Printed) -> None:
-    assert main(["cache"]) == 0
-    assert "verify" in capsys.readouterr().out
-    assert main(["cache", "lss"]) == 2
+@pytest.fixture
+def cache(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Words, exit code -> what `dstrain cache` prints, on stderr where it is refused."""
+
+    def run(*words: object, code: int = 0) -> str:
+        assert main(["cache", *map(str, words)]) == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    return run
 
 
-def test_ls_lists_several_caches_as_text_and_as_json(
-    place: Place, capsys: Printed
-) -> None:
-    folder = str(place.cache)
-    assert main(["cache", "ls", folder, folder]) == 0
-    assert capsys.readouterr().out.count(f"{folder}: 4 rows") == 2
-    assert main(["cache", "ls", "--json", folder]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+def test_without_a_command_it_prints_its_help(cache: Run) -> None:
+    assert "verify" in cache()
+    cache("lss", code=2)
+
+
+def test_ls_lists_several_caches_as_text_and_as_json(place: Place, cache: Run) -> None:
+    assert cache("ls", place.cache, place.cache).count(f"{place.cache}: 4 rows") == 2
+    (found,) = json.loads(cache("ls", "--json", place.cache))
     assert found["rows"] == 4
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "prune"])
-def test_what_is_no_cache_is_refused_in_words(
-    command: str, tmp_path: Path, capsys: Printed
-) -> None:
-    assert main(["cache", command, str(tmp_path)]) == 3
-    assert "is not a feature cache" in capsys.readouterr().err
+def test_what_is_no_cache_is_refused(command: str, tmp_path: Path, cache: Run) -> None:
+    assert str(tmp_path) in cache(command, tmp_path, code=3)
     (tmp_path / "store.json").write_text('{"format": "dstrain-features", "version": 1}')
-    assert main(["cache", command, str(tmp_path)]) == 3
-    assert "of format 1" in capsys.readouterr().err
-    assert main(["cache", command, ""]) == 2
+    assert "format 1" in cache(command, tmp_path, code=3)
+    cache(command, "", code=2)
 
 
-def test_verify_prints_what_it_read(place: Place, capsys: Printed) -> None:
-    assert main(["cache", "verify", str(place.cache)]) == 0
-    assert "and 1 plan" in capsys.readouterr().out
+def test_verify_prints_what_it_read(place: Place, cache: Run) -> None:
+    assert "1 plan" in cache("verify", place.cache)
 
 
-def test_prune_lists_what_it_would_remove(place: Place, capsys: Printed) -> None:
-    folder = str(place.cache)
-    assert main(["cache", "prune", folder]) == 0
+def test_prune_removes_only_what_is_named_and_only_with_yes(
+    place: Place, cache: Run
+) -> None:
     (plan,) = place.plans
-    assert capsys.readouterr().out == (
-        f"{folder}: nothing to remove: its plan uses all of it; --plan NAME removes a "
-        f"plan, and what no other one uses: {plan.stem}\n"
-    )
-    assert main(["cache", "prune", folder, "--plan", plan.stem[:8]]) == 0
-    assert "nothing was removed; add --yes" in capsys.readouterr().out
-    assert main(["cache", "prune", folder, "--plan", "none", "--yes"]) == 2
+    said = cache("prune", place.cache)
+    assert plan.stem in said and "--plan" in said
+    assert "--yes" in cache("prune", place.cache, "--plan", plan.stem[:8])
+    cache("prune", place.cache, "--plan", "none", "--yes", code=2)
     assert plan.exists()
 
 
 def test_what_is_exported_is_imported_with_its_plan(
-    place: Place, tmp_path: Path, capsys: Printed
+    place: Place, tmp_path: Path, cache: Run
 ) -> None:
     (plan,) = place.plans
-    tar = str(tmp_path / "cache.tar")
-    words = ["cache", "export", str(place.cache), tar, "--plan", plan.stem[:8]]
-    assert main(words) == 0
-    assert main(words) == 2
-    assert "existing files were not modified" in capsys.readouterr().err
-    assert main(["cache", "import", tar, str(tmp_path / "cache")]) == 0
-    assert "--task TASK:train" in capsys.readouterr().out
-    assert main(["cache", "verify", str(tmp_path / "cache")]) == 0
-    assert main(["cache", "import", str(plan), str(tmp_path / "more")]) == 3
-    assert (
-        main(["cache", "import", str(tmp_path / "none"), str(tmp_path / "more")]) == 2
-    )
+    tar = tmp_path / "cache.tar"
+    words = ("export", place.cache, tar, "--plan", plan.stem[:8])
+    cache(*words)
+    written = tar.read_bytes()
+    cache(*words, code=2)
+    assert tar.read_bytes() == written
+    assert "--task TASK:train" in cache("import", tar, tmp_path / "cache")
+    cache("verify", tmp_path / "cache")
+    cache("import", plan, tmp_path / "more", code=3)
+    cache("import", tmp_path / "none", tmp_path / "more", code=2)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--model_paths", "[]"),
-        ("--dataset-base-path", "data"),
-        ("--seed", "3"),
-        ("--plan", "a"),
-    ],
-)
+@pytest.mark.parametrize("flag", ["model_paths", "dataset-base-path", "seed", "plan"])
 def test_what_would_do_nothing_in_verify_is_refused(
-    place: Place, words: tuple[str, str], capsys: Printed
+    place: Place, flag: str, cache: Run
 ) -> None:
-    assert main(["cache", "verify", str(place.cache), *words]) == 2
-    assert "has no effect without --recompute" in capsys.readouterr().err
+    assert "--recompute" in cache("verify", place.cache, f"--{flag}", "3", code=2)
 
 
 def test_show_takes_rows_and_ranges_of_them(
-    place: Place, tmp_path: Path, capsys: Printed
+    place: Place, tmp_path: Path, cache: Run
 ) -> None:
-    words = ["cache", "show", str(place.cache), "--output", str(tmp_path / "x.html")]
+    words = ("show", place.cache, "--output", tmp_path / "x.html", "--rows")
     for wrong in ("a", "1-", "-1", "1,,2", ""):
-        assert main([*words, "--rows", wrong]) == 2
-        assert "--rows: " in capsys.readouterr().err
-    assert main([*words, "--rows", "0-1,3"]) == 0
-    assert "3 samples" in capsys.readouterr().out
+        assert "--rows: " in cache(*words, wrong, code=2)
+    assert "3 samples" in cache(*words, "0-1,3")
     assert (tmp_path / "x.html").read_text().count("<figure>") == 3
 
 

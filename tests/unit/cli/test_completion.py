@@ -4,39 +4,42 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.shell_completion import ShellComplete
-from dstrain import SystemFault, UsageError
-from dstrain.cli.completion import PROGRAM, SHELLS, VARIABLE, answer, install
-from dstrain.cli.main import command_group, main
-from dstrain.registry import card_size
+from dstrain.cli.main import main
 
 Install = Callable[..., Path]
 Source = Callable[..., str]
+Complete = Callable[..., list[str]]
+VARIABLE = "_DSTRAIN_COMPLETE"
+"""The variable by which a shell asks."""
 
 
-def completed(*words: str) -> list[str]:
-    """Return the completions of the last word."""
-    shell = ShellComplete(command_group(), {}, PROGRAM, VARIABLE)
-    *before, incomplete = words
-    return [one.value for one in shell.get_completions(list(before), incomplete)]
+@pytest.fixture
+def lines(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Complete:
+    """Words -> the lines that bash gets for the last one."""
+
+    def answered(*words: str) -> list[str]:
+        with monkeypatch.context() as patch:
+            patch.setenv(VARIABLE, "bash_complete")
+            patch.setenv("COMP_WORDS", "\n".join(["dstrain", *words]))
+            patch.setenv("COMP_CWORD", str(len(words)))
+            assert main([]) == 0
+        said = capfd.readouterr()
+        assert not said.err
+        return said.out.split()
+
+    return answered
 
 
-def answered(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *words: str
-) -> list[str]:
-    """Return the lines that bash gets for the last word."""
-    monkeypatch.setenv(VARIABLE, "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", "\n".join([PROGRAM, *words]))
-    monkeypatch.setenv("COMP_CWORD", str(len(words)))
-    assert main([]) == 0
-    said = capfd.readouterr()
-    assert not said.err
-    return said.out.split()
+@pytest.fixture
+def completed(lines: Complete) -> Complete:
+    """Words -> the completions of the last one."""
+    return lambda *words: [line.partition(",")[2] for line in lines(*words)]
 
 
 @pytest.fixture
@@ -51,7 +54,9 @@ def shady(fake_plugin: Install, family_source: Source) -> None:
     fake_plugin("plugin-shady", {"shady": "shady_record:MODEL"}, modules)
 
 
-def test_commands_and_the_options_of_the_default_command_are_completed() -> None:
+def test_commands_and_the_options_of_the_default_command_are_completed(
+    completed: Complete,
+) -> None:
     assert completed("tr") == ["train"]
     assert "--model_id" in completed("--mo")
     assert completed("--lora_ra") == completed("train", "--lora_ra") == ["--lora_rank"]
@@ -63,13 +68,15 @@ def test_commands_and_the_options_of_the_default_command_are_completed() -> None
 
 
 @pytest.mark.usefixtures("shady")
-def test_families_variants_ids_and_the_familys_options_are_completed() -> None:
+def test_families_variants_ids_and_the_familys_options_are_completed(
+    completed: Complete, lines: Complete
+) -> None:
     assert completed("--model", "sh") == ["shady"]
     assert completed("generate", "--model", "sh") == ["shady"]
     assert completed("--model", "shady", "--variant", "") == ["base", "edit"]
     assert completed("toy", "--model", "shady", "--variant", "e") == ["edit"]
     assert completed("--model_id", "Some/") == ["Some/Model"]
-    assert completed("--model", "flux", "--model_id", "Some/") == ["Some/"]  # a file
+    assert lines("--model", "flux", "--model_id", "Some/") == ["file,Some/"]
     for named in ("--model", "shady"), ("--model_id", "Some/Model"):
         assert completed(*named, "--shade_") == ["--shade_path"]
     assert completed("--shade") == []
@@ -77,22 +84,19 @@ def test_families_variants_ids_and_the_familys_options_are_completed() -> None:
 
 
 @pytest.mark.usefixtures("shady")
-def test_choices_and_files_are_completed(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ask = [monkeypatch, capfd]
-    assert answered(*ask, "--on_bad_sample", "") == ["plain,error", "plain,skip"]
-    assert answered(*ask, "--on-bad-sample", "s") == ["plain,skip"]
-    assert answered(*ask, "export", "--format", "ko") == ["plain,kohya"]
+def test_choices_and_files_are_completed(lines: Complete) -> None:
+    assert lines("--on_bad_sample", "") == ["plain,error", "plain,skip"]
+    assert lines("--on-bad-sample", "s") == ["plain,skip"]
+    assert lines("export", "--format", "ko") == ["plain,kohya"]
     for option in ("--dataset_base_path", "--dataset-base-path", "--config"):
-        assert answered(*ask, option, "da") == ["file,da"]
-    assert answered(*ask, "generate", "--lora", "a") == ["file,a"]
-    assert answered(*ask, "--model", "shady", "--shade_path", "a") == ["file,a"]
-    assert answered(*ask, "--model", "shady", "--shade", "a") == []
-    assert answered(*ask, "cache", "ls", "ca") == ["file,ca"]
+        assert lines(option, "da") == ["file,da"]
+    assert lines("generate", "--lora", "a") == ["file,a"]
+    assert lines("--model", "shady", "--shade_path", "a") == ["file,a"]
+    assert lines("--model", "shady", "--shade", "a") == []
+    assert lines("cache", "ls", "ca") == ["file,ca"]
 
 
-def test_recipes_goals_cards_and_optimizers_are_completed() -> None:
+def test_recipes_goals_cards_and_optimizers_are_completed(completed: Complete) -> None:
     for words in ("--recipe",), ("train", "--recipe"), ("recipes", "show"):
         for typed in "qwen-image-ch", "Qwen_image-ch":
             found = completed(*words, typed)
@@ -104,7 +108,7 @@ def test_recipes_goals_cards_and_optimizers_are_completed() -> None:
         assert completed(*words, "qwen-image-nothing") == []
     assert completed("recipes", "--goal", "st") == ["style"]
     cards = completed("recipes", "--card", "")
-    assert cards == sorted(cards, key=card_size)
+    assert cards == sorted(cards, key=lambda card: int(card.removesuffix("GB")))
     assert {"16GB", "80GB"} <= {*cards}
     assert completed("recipes", "--card", "24") == ["24GB"]
     assert completed("recipes", "--model", "qw") == ["qwen_image"]
@@ -115,21 +119,19 @@ def test_recipes_goals_cards_and_optimizers_are_completed() -> None:
 
 
 def test_a_broken_family_keeps_no_recipe_of_others_and_nothing_is_printed(
-    fake_plugin: Install,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    fake_plugin: Install, lines: Complete
 ) -> None:
     modules = {"leaves_record": "print('hello')\nraise KeyError('gone')"}
     fake_plugin("plugin-leaves", {"leaves": "leaves_record:MODEL"}, modules)
-    found = answered(monkeypatch, capfd, "--recipe", "")
+    found = lines("--recipe", "")
     assert "plain,wan-character-24gb" in found
     assert all(one.startswith("plain,") for one in found)
-    assert answered(monkeypatch, capfd, "--recipe", "leaves-") == []
+    assert lines("--recipe", "leaves-") == []
 
 
 @pytest.mark.usefixtures("shady")
 def test_the_options_of_a_family_that_a_file_names_are_completed(
-    tmp_path: Path,
+    tmp_path: Path, completed: Complete
 ) -> None:
     file = tmp_path / "run.toml"
     file.write_text('model = "shady"\n')
@@ -139,23 +141,19 @@ def test_the_options_of_a_family_that_a_file_names_are_completed(
 
 
 def test_what_is_typed_may_be_wrong_or_half_a_command(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    completed: Complete, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for words in (
-        ("--model", "nothing", "--lora_ra"),
-        ("--seed", "none", "--lora_ra"),
-        ("--model_id", "''", "--lora_ra"),
-    ):
-        assert answered(monkeypatch, capfd, *words) == ["plain,--lora_rank"]
-    assert answer(command_group(), "bash_nothing") != 0 or not capfd.readouterr().err
-    assert answer(command_group(), "no-shell_complete") == 1
+    for words in ("--model", "nothing"), ("--seed", "none"), ("--model_id", "''"):
+        assert completed(*words, "--lora_ra") == ["--lora_rank"]
+    monkeypatch.setenv(VARIABLE, "no-shell_complete")
+    assert main([]) == 1
 
 
 def test_plugins_are_imported_only_for_the_beginning_of_no_command_of_dstrains_own(
-    fake_plugin: Install,
+    fake_plugin: Install, completed: Complete
 ) -> None:
     source = (
-        "import click\nfrom dstrain.registry.hooks import hookimpl\n"
+        "import click\nfrom dstrain.plugin import hookimpl\n"
         "@click.command('shout')\n@click.option('--loud', is_flag=True)\ndef shout(loud): pass\n"
         "@hookimpl\ndef dstrain_commands():\n    return (shout,)\n"
     )
@@ -169,7 +167,7 @@ def test_plugins_are_imported_only_for_the_beginning_of_no_command_of_dstrains_o
 
 
 def test_commands_in_the_metadata_of_plugins_are_completed_without_an_import(
-    fake_plugin: Install,
+    fake_plugin: Install, completed: Complete
 ) -> None:
     modules = {"extra_whisper": "raise SystemExit(9)"}
     entries = {"whisper": "extra_whisper", "trail": "extra_whisper"}
@@ -188,7 +186,7 @@ def test_completing_imports_no_torch() -> None:
     environment = {**os.environ, VARIABLE: "bash_complete", "COMP_CWORD": "4"}
     code = (
         f"import os, sys\nfrom dstrain.cli.main import main\nfor words in {typed}:\n"
-        f"    os.environ['COMP_WORDS'] = '{PROGRAM}\\n' + words\n    code = main([])\n"
+        "    os.environ['COMP_WORDS'] = 'dstrain\\n' + words\n    code = main([])\n"
         "print(code, {'torch', 'numpy', 'pluggy'} & set(sys.modules))"
     )
     done = subprocess.run(
@@ -197,6 +195,17 @@ def test_completing_imports_no_torch() -> None:
     *found, last = done.stdout.splitlines()
     assert last == "0 set()"
     assert {"plain,t2v", "plain,wan-character-24gb", "plain,adamw8bit"} <= {*found}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder."""
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "BASH_COMPLETION_USER_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -208,68 +217,72 @@ def test_completing_imports_no_torch() -> None:
     ],
 )
 def test_the_script_is_written_where_the_shell_looks_and_nothing_else_is(
-    shell: str, place: str, tmp_path: Path
+    shell: str,
+    place: str,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    home = {"HOME": str(tmp_path), "SHELL": f"/usr/bin/{shell}"}
-    (tmp_path / f".{shell}rc").write_text("mine\n")
-    path = tmp_path / place
-    assert install("", home).startswith(f"wrote {path}\n")
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    (home / f".{shell}rc").write_text("mine\n")
+    path = home / place
+    assert main(["--install_completion"]) == 0
+    assert str(path) in capsys.readouterr().out.splitlines()[0]
     script = path.read_text()
-    assert VARIABLE in script and PROGRAM in script
-    assert install(shell, home).startswith(f"{path} is already there\n")
+    assert VARIABLE in script and "dstrain" in script
     path.write_text(f"# of an earlier version: {VARIABLE}\n")
-    assert install(shell, home).startswith(f"wrote {path}\n")
-    assert path.read_text() == script
+    for _ in range(2):
+        assert main([f"--install-completion={shell}"]) == 0
+        assert path.read_text() == script
     path.write_text("another program's\n")
-    with pytest.raises(UsageError, match="was not modified"):
-        install(shell, home)
+    assert main(["--install_completion"]) == 2
+    assert f"--install_completion: {path}" in capsys.readouterr().err
     assert path.read_text() == "another program's\n"
-    assert (tmp_path / f".{shell}rc").read_text() == "mine\n"
-    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [
-        tmp_path / f".{shell}rc",
-        path,
-    ]
+    assert (home / f".{shell}rc").read_text() == "mine\n"
+    left = {one for one in home.rglob("*") if one.is_file()}
+    assert left == {home / f".{shell}rc", path}
 
 
-def test_the_users_folders_are_respected(tmp_path: Path) -> None:
-    home = {"HOME": "nowhere"}
-    data = {**home, "XDG_DATA_HOME": str(tmp_path / "data")}
-    assert f"wrote {tmp_path}/data/bash-completion/completions" in install("bash", data)
-    own = {**data, "BASH_COMPLETION_USER_DIR": str(tmp_path / "own")}
-    assert f"wrote {tmp_path}/own/completions/dstrain" in install("bash", own)
-    config = {**home, "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    assert f"wrote {tmp_path}/config/fish/completions" in install("fish", config)
-
-
-def test_a_shell_that_is_not_known_and_a_folder_that_cannot_be_made_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_users_folders_are_respected(
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for words in (
-        ["--install-completion", "tcsh"],
-        ["--install_completion=tcsh"],
+    for variable, shell, place in (
+        ("XDG_DATA_HOME", "bash", "bash-completion/completions/dstrain"),
+        ("BASH_COMPLETION_USER_DIR", "bash", "completions/dstrain"),
+        ("XDG_CONFIG_HOME", "fish", "fish/completions/dstrain.fish"),
     ):
+        folder = home.parent / variable
+        monkeypatch.setenv(variable, str(folder))
+        assert main(["--install_completion", shell]) == 0
+        assert (folder / place).is_file()
+    assert not any(home.iterdir())
+
+
+def test_a_shell_that_is_not_known_and_a_folder_that_cannot_be_made_are_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SHELL", raising=False)
+    for words in ["--install-completion", "tcsh"], ["--install_completion"]:
         assert main(words) == 2
-        said = capsys.readouterr().err
-        assert "--install_completion: expected one of bash, zsh, fish" in said
-    with pytest.raises(UsageError, match="the shell is not known; name it"):
-        install("", {})
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemFault):
-        install("bash", {"XDG_DATA_HOME": str(tmp_path / "file")})
+        assert "--install_completion: " in capsys.readouterr().err
+    (home / ".local").touch()
+    assert main(["--install_completion", "bash"]) == 4
 
 
-def test_a_bash_completes_in_a_terminal(tmp_path: Path) -> None:
+def test_a_bash_completes_in_a_terminal(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import pty  # Windows has none
 
     bash = shutil.which("bash")
     assert bash is not None
     folder = tmp_path / "bin"
     folder.mkdir()
-    program = folder / PROGRAM
+    program = folder / "dstrain"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dstrain "$@"\n')
     program.chmod(0o755)
-    install("bash", {"XDG_DATA_HOME": str(tmp_path)})
-    script = tmp_path / "bash-completion/completions/dstrain"
+    assert main(["--install_completion", "bash"]) == 0
+    script = home / ".local/share/bash-completion/completions/dstrain"
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PS1": "$ "}
     controller, terminal = pty.openpty()
     child = subprocess.Popen(
@@ -282,20 +295,22 @@ def test_a_bash_completes_in_a_terminal(tmp_path: Path) -> None:
     )
     os.close(terminal)
     try:
-        typed = f"source {script}\ndstrain --lora_ra\t"
-        os.write(controller, typed.encode())
+        os.write(controller, f"source {script}\ndstrain --lora_ra\t".encode())
         seen = ""
-        end = time.monotonic() + 60
-        while "--lora_rank " not in seen and time.monotonic() < end:
+        while "dstrain --lora_rank " not in seen:
             seen += os.read(controller, 4096).decode(errors="replace")
     finally:
         child.kill()
         child.wait()
         os.close(controller)
-    assert "dstrain --lora_rank " in seen
 
 
-def test_every_shell_has_a_script(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    for shell in SHELLS:
-        assert answer(command_group(), f"{shell}_source") == 0
-        assert PROGRAM.encode() in capfdbinary.readouterr().out
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_has_a_script(
+    shell: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{shell}_source")
+    assert main([]) == 0
+    assert b"dstrain" in capfdbinary.readouterr().out

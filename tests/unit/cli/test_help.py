@@ -3,128 +3,142 @@
 import re
 import subprocess
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import click
 import pytest
 from dstrain import TrainConfig
-from dstrain.cli.help import first_clause
-from dstrain.cli.main import command_group, main
-from dstrain.config import flags
+from dstrain.cli.main import main
+from dstrain.config import Group, flags
 
-Install = Callable[..., Path]
-Source = Callable[..., str]
 OPTION = re.compile(r"^  (--\w+|-\w)", re.MULTILINE)
+COMMANDS = {
+    "": "cache export generate graph models plugins recipes toy train",
+    "cache": "export import ls prune show verify",
+    "plugins": "new",
+    "recipes": "show",
+}
+"""The public commands and their own."""
+EVERY_COMMAND = [
+    "",
+    *(
+        f"{group} {name}".strip()
+        for group in COMMANDS
+        for name in COMMANDS[group].split()
+    ),
+]
 
 
-def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return what a command prints; it ends well, and says nothing else."""
-    assert main(words) == 0
-    said = capsys.readouterr()
-    assert not said.err
-    return said.out
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    """Words of a command -> what it prints; it ends well, and says nothing else."""
+
+    def run(words: str) -> str:
+        assert main(words.split()) == 0
+        said = capsys.readouterr()
+        assert not said.err
+        return said.out
+
+    return run
 
 
-def every_command() -> Iterator[tuple[str, ...]]:
-    """Yield the words of each command, those of groups included."""
-    yield ()
-    for name, command in command_group().commands.items():
-        yield (name,)
-        if isinstance(command, click.Group):
-            for inner in command.commands:
-                yield (name, inner)
+def listed(text: str, heading: str = "Commands") -> Iterator[list[str]]:
+    """Yield the words of each line below a heading."""
+    lines = text.partition(f"{heading}:\n")[2].partition("\n\n")[0].splitlines()
+    return (line.split() for line in lines)
 
 
-@pytest.mark.parametrize("words", list(every_command()), ids=" ".join)
+@pytest.mark.parametrize("words", EVERY_COMMAND)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_of_every_command_fits_80_columns(
-    words: tuple[str, ...],
+    words: str,
     flag: str,
-    capsys: pytest.CaptureFixture[str],
+    shown: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = shown(capsys, *words, flag)
-    assert text.startswith(" ".join(["Usage: dstrain", *words]))
+    text = shown(f"{words} {flag}")
+    assert text.startswith(f"Usage: dstrain {words}".rstrip())
     assert max(map(len, text.splitlines())) <= 80
-    commands = text.partition("Commands:\n")[2]
-    assert "..." not in commands  # none is cut
+    found = [(line[0], line[-1][-1]) for line in listed(text)]
+    # None is cut.
+    assert "..." not in text.partition("Commands:")[2]
+    assert found == [(name, ".") for name in COMMANDS.get(words, "").split()]
+
+
+def test_help_names_every_flag_under_its_group(shown: Callable[[str], str]) -> None:
+    text = shown("train --help")
+    for flag in flags(TrainConfig):
+        assert f"--{flag.name}" in text.split()
+    groups = [group for group in typing.get_args(Group) if group != "generation"]
+    places = [text.splitlines().index(f"{group}:") for group in groups]
+    assert places == sorted(places)
 
 
 def test_the_short_help_has_the_common_options_and_says_how_many_more_there_are(
-    capsys: pytest.CaptureFixture[str],
+    shown: Callable[[str], str],
 ) -> None:
-    text = shown(capsys, "train", "-h")
+    text = shown("train -h")
     common = {f"--{flag.name}" for flag in flags(TrainConfig) if flag.common}
     found = set(OPTION.findall(text))
     assert found == common | {"--recipe", "--config", "-h", "--help"}
-    every = OPTION.findall(shown(capsys, "train", "--help"))
+    every = OPTION.findall(shown("train --help"))
     assert len(every) == len(set(every))
-    more = len(every) - len(found)
-    assert text.endswith(f"\n{more} more options: dstrain train --help\n")
+    end = text.splitlines()[-1]
+    assert end.split()[0] == str(len(every) - len(found))
+    assert end.endswith("dstrain train --help")
     assert len(text.splitlines()) < 100  # two screens
 
 
 def test_the_short_help_has_seven_headings_and_the_long_one_has_finer_ones(
-    capsys: pytest.CaptureFixture[str],
+    shown: Callable[[str], str],
 ) -> None:
     headings = ["model", "data", "training", "LoRA", "memory", "output", "checkpoints"]
-    brief = re.findall(r"^(\w[^:\n]*):$", shown(capsys, "train", "-h"), re.MULTILINE)
+    brief = re.findall(r"^(\w[^:\n]*):$", shown("train -h"), re.MULTILINE)
     assert brief == [*headings, "general"]
-    text = shown(capsys, "train", "--help")
-    whole = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    whole = re.findall(r"^(\w.*):$", shown("train --help"), re.MULTILINE)
     assert list(dict.fromkeys(one.partition(":")[0] for one in whole)) == brief
     assert "data: captions" in whole
 
 
 def test_the_short_help_has_the_options_of_the_family_that_is_named(
-    capsys: pytest.CaptureFixture[str],
-    fake_plugin: Install,
-    family_source: Source,
+    shown: Callable[[str], str],
+    fake_plugin: Callable[..., Path],
+    family_source: Callable[..., str],
 ) -> None:
-    source = family_source("shady", options="(Option('shade', 'A shade.'),)")
-    modules = {"shady_record": source}
+    modules = {
+        "shady_record": family_source("shady", options="(Option('shade', 'A.'),)")
+    }
     fake_plugin("plugin-shady", {"shady": "shady_record:MODEL"}, modules)
-    for words in (["-h"], ["train", "-h"]):
-        assert "--shade" not in shown(capsys, *words)
-    for words in (["--model", "shady", "-h"], ["graph", "-h", "--model", "shady"]):
-        assert "--shade" in shown(capsys, *words)
+    for words, has in (
+        ("-h", False),
+        ("train -h", False),
+        ("--model shady -h", True),
+        ("graph -h --model shady", True),
+    ):
+        assert ("--shade" in shown(words)) == has
 
 
-def test_a_plugins_command_has_a_short_help_too(
-    capsys: pytest.CaptureFixture[str], fake_plugin: Install
+def test_only_commands_that_read_a_file_have_config(
+    shown: Callable[[str], str],
 ) -> None:
-    source = (
-        "import click\nfrom dstrain.registry.hooks import hookimpl\n"
-        "@click.command('shout')\ndef shout():\n    'Shout.'\n"
-        "@hookimpl\ndef dstrain_commands():\n    return (shout,)\n"
-    )
-    modules = {"extra_shout": source}
-    fake_plugin("extra-shout", {"shouting": "extra_shout"}, modules, group="dstrain")
-    assert "Shout." in shown(capsys, "shout", "-h")
+    for command in ("train", "graph", "generate", "models"):
+        has = "--config FILE" in shown(f"{command} --help")
+        assert has == (command != "models")
 
 
 def test_commands_of_plugins_are_listed_without_importing_these(
-    capsys: pytest.CaptureFixture[str], fake_plugin: Install
+    shown: Callable[[str], str], fake_plugin: Callable[..., Path]
 ) -> None:
     broken = {"extra_broken": "raise SystemExit(9)"}
     entries = {"shout": "extra_broken", "train": "extra_broken"}
     fake_plugin("extra-shout", entries, broken, group="dstrain.commands")
-    for words in (["-h"], ["--help"], []):
-        listed = shown(capsys, *words).partition("Commands of plugins:\n")[2]
-        found = [line.split()[:3] for line in listed.splitlines()]
-        assert ["shout", "From", "extra-shout;"] in found
-        assert ["train", "From", "extra-shout;"] not in found
+    for words in ("-h", "--help", ""):
+        rows = [row[:3] for row in listed(shown(words), "Commands of plugins")]
+        assert ["shout", "From", "extra-shout;"] in rows
+        assert "train" not in [row[0] for row in rows]
     assert "extra_broken" not in sys.modules
-
-
-def test_the_first_clause_ends_where_a_sentence_does_and_nowhere_else() -> None:
-    assert first_clause("Side; requires --width.") == "Side"
-    assert first_clause("A, .5 of it (as ID). More.") == "A, .5 of it (as ID)"
-    assert first_clause("With /X,... or @Y,... for layers; more.") == (
-        "With /X,... or @Y,... for layers"
-    )
 
 
 @pytest.mark.parametrize(

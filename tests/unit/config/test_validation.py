@@ -1,4 +1,4 @@
-"""Options that contradict each other, or are out of range, are refused with the reason."""
+"""Options that contradict each other, or are out of range, are refused by their names."""
 
 import dataclasses
 from pathlib import Path
@@ -10,186 +10,166 @@ from dstrain.config import LoraFile, validate
 
 from tests.support.command_lines import toy_config
 
+V, STORE = Path("v"), Path("store")
+SCHEDULE_FREE = "schedulefree.X"
+GIVEN: tuple[dict[str, Any], ...] = (
+    {},
+    {"height": 512, "width": 768},
+    {"toy": False, "model_paths": '["a.safetensors", ["b1.safetensors"]]'},
+    {"toy": False, "model_id_with_origin_paths": "a/b:c/*.safetensors,a/b:vae/d"},
+    {"task": "sft:data_process", "output_path": None, "feature_cache": STORE},
+    {"task": "sft:data_process"},
+    {"task": "sft:train", "dataset_base_path": None, "feature_cache": STORE},
+    {"trainable_models": "controlnet", "lora_base_model": "dit", "lora_rank": 8},
+    {"num_epochs": 3, "max_steps": 10},
+    {"dry_run": True, "toy": False, "dataset_base_path": None, "output_path": None},
+    {"use_gradient_checkpointing_offload": True},
+    {"lr_scheduler": "cosine", "lr_warmup_steps": 5},
+    {"learning_rate": 1},
+    {"validation_dataset_base_path": V, "validation_steps": 2},
+    {"lr_scheduler": "polynomial", "learning_rate": 2e-7, "ema_decay": 0.9},
+    {"enable_wandb_log": True, "wandb_project": "dogs"},
+    {"mask_column": "mask", "unmasked_weight": 0.9},
+    {"alpha_mask": True},
+    {"preview_prompt": ("a sign that says hf_abcdefghijklmnopqrstu",)},
+)
+
+
+@pytest.mark.parametrize("changes", GIVEN)
+def test_what_fits_together_is_accepted(changes: dict[str, Any]) -> None:
+    validate(toy_config(**changes))
+
+
+REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("height", "--width", {"height": 512}),
+    ("width", "--height", {"width": 512}),
+    ("toy", "--model_paths", {"model_paths": '["a"]'}),
+    ("toy", "--model_id_with_origin_paths", {"model_id_with_origin_paths": "a/b:c"}),
+    ("toy", "--model_id", {"model_id": "a/b"}),
+    ("hub", "--toy", {"hub": "huggingface"}),
+    ("no_use_gradient_checkpointing", "--use_gradient_checkpointing_offload",
+     {"use_gradient_checkpointing": False, "use_gradient_checkpointing_offload": True}),
+    ("no_use_gradient_checkpointing", "swapped",
+     {"use_gradient_checkpointing": False, "blocks_to_swap": 1}),
+    ("blocks_to_swap", "--enable_model_cpu_offload", {"blocks_to_swap": 1, "enable_model_cpu_offload": True}),
+    ("resolution", "--height", {"resolution": "512", "height": 64, "width": 64}),
+    ("resolution", "--max_pixels", {"resolution": "512", "max_pixels": 99}),
+    ("bucket_step", "--resolution", {"bucket_step": 64}),
+    ("bucket_upscale", "--resolution", {"bucket_upscale": True}),
+    ("bucket_min_side", "65", {"resolution": "64", "bucket_min_side": 65, "bucket_max_side": 64}),
+    ("keep_tags", "--shuffle_tags", {"keep_tags": 1}),
+    ("caption_variants", "--shuffle_tags", {"caption_variants": 4}),
+    ("caption_dropout", "1", {"caption_dropout": 1.0}),
+    ("model_id", "", {"toy": False}),
+    ("model_id", "", {"toy": False, "model_paths": "[]"}),
+    ("model_id", "", {"toy": False, "model_id": " "}),
+    ("lora_base_model", "dit", {"trainable_models": "dit", "lora_base_model": "dit"}),
+    ("lora_base_model", "dit", {"trainable_models": "dit.blocks.3", "lora_base_model": "dit"}),
+    ("lora_rank", "--trainable_models", {"trainable_models": "dit", "lora_rank": 8}),
+    ("lora_alpha", "--trainable_models", {"trainable_models": "dit", "lora_alpha": 8.0}),
+    ("loraplus_lr_ratio", "--trainable_models", {"trainable_models": "dit", "loraplus_lr_ratio": 2.0}),
+    ("lokr_factor", "--lora_type lokr", {"lokr_factor": 2}),
+    ("lora_dropout", "lokr", {"lora_dropout": 0.1, "lora_type": "lokr"}),
+    ("trainable_models", "", {"trainable_models": " , "}),
+    ("lora_target_modules", "", {"lora_target_modules": ""}),
+    ("output_path", "", {"output_path": None}),
+    ("output_path", "", {"output_path": None, "feature_cache": STORE}),
+    ("output_path", "--feature_cache", {"task": "sft:data_process", "output_path": None}),
+    ("output_path", "", {"task": "sft:train", "output_path": None, "feature_cache": STORE}),
+    ("dataset_base_path", "", {"dataset_base_path": None}),
+    ("dataset_base_path", "--feature_cache", {"task": "sft:train", "dataset_base_path": None}),
+    ("task", "sft, sft:data_process, sft:train", {"task": "sft:trian"}),
+    ("task", "'sft:'", {"task": "sft:"}),
+    ("task", "''", {"task": ""}),
+    ("lr_warmup_steps", "--lr_scheduler constant", {"lr_warmup_steps": 5}),
+    ("lr_scheduler", "--lr_warmup_steps", {"lr_scheduler": "constant_with_warmup"}),
+    ("lr_scheduler", "'cosine'", {"lr_scheduler": "cosin"}),
+    ("lr_scheduler_power", "polynomial", {"lr_scheduler_power": 2.0}),
+    ("lr_scheduler_num_cycles", "cosine_with_restarts", {"lr_scheduler_num_cycles": 2}),
+    ("customized_optimizer", "lion", {"customized_optimizer": "a.B", "optimizer": "lion"}),
+    ("customized_optimizer", "'lion'", {"customized_optimizer": "lion"}),
+    ("learning_rate", "polynomial", {"lr_scheduler": "polynomial", "learning_rate": 1e-7}),
+    ("learning_rate", "1e-08", {"lr_scheduler": "polynomial", "learning_rate": "1,dit=1e-8"}),
+    ("ema_decay", "schedulefree", {"optimizer": "schedulefree", "ema_decay": 0.9}),
+    ("ema_decay", SCHEDULE_FREE, {"customized_optimizer": SCHEDULE_FREE, "ema_decay": 0.9}),
+    ("validation_steps", "--validation_split", {"validation_steps": 2}),
+    ("validation_dataset_metadata_path", "--validation_dataset_base_path", {"validation_dataset_metadata_path": V}),
+    ("validation_split", "--validation_dataset_base_path",
+     {"validation_dataset_base_path": V, "validation_split": 0.1}),
+    ("preview_steps", "--preview_prompt", {"preview_steps": 2}),
+    ("preset_lora_model", "--preset_lora_path", {"preset_lora_model": "dit"}),
+    ("resume", "--overwrite", {"resume": "auto", "overwrite": True}),
+    ("device_memory", "--dry_run", {"device_memory": "24GB"}),
+    ("frame_samples", "uniform", {"frame_sampling": "uniform"}),
+    ("frame_samples", "uniform", {"frame_sampling": "chunk", "frame_samples": 2}),
+    ("report_to", "'tensorboard'", {"report_to": "wandb,tensorbord"}),
+    ("report_to", "", {"report_to": " ,"}),
+    ("offload_models", "", {"offload_models": " ,"}),
+    ("tile_size", "--tiled", {"tile_size": 64}),
+    ("tile_stride", "--tiled", {"tile_stride": 64, "framewise_decoding": True}),
+    ("tile_stride", "72", {"tiled": True, "tile_size": 64, "tile_stride": 72}),
+    ("wandb_project", "wandb", {"wandb_project": "dogs", "report_to": "swanlab"}),
+    ("swanlab_project", "swanlab", {"swanlab_project": "dogs"}),
+    ("mask_column", "", {"mask_column": " "}),
+    ("alpha_mask", "--mask_column", {"mask_column": "mask", "alpha_mask": True}),
+    ("unmasked_weight", "--mask_column", {"unmasked_weight": 0.1}),
+    ("dataset 1: --height", "--width", {"dataset": {"dataset_base_path": "a", "height": 8}}),
+)  # fmt: skip
+
 
 @pytest.mark.parametrize(
-    ("task", "name", "stage"),
-    [
-        ("sft", "sft", ""),
-        ("sft:train", "sft", "train"),
-        ("a:data_process", "a", "data_process"),
-    ],
+    ("where", "named", "changes"), REFUSED, ids=lambda value: str(value)[:60]
 )
-def test_a_task_has_a_name_and_a_stage(task: str, name: str, stage: str) -> None:
-    config = toy_config(task=task)
-    validate(config)
-    assert (config.task_name, config.stage) == (name, stage)
+def test_what_contradicts_itself_is_refused_with_the_other_option(
+    changes: dict[str, Any], where: str, named: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        validate(toy_config(**changes))
+    assert caught.value.where == f"--{where}"
+    assert named in caught.value.what
+    assert len(caught.value.help_lines) <= 3
+
+
+WRONG: dict[str, tuple[Any, ...]] = {
+    "max_timestep_boundary": (1.5,),
+    "learning_rate": (0.0, float("nan"), float("inf"), "1e-4"),
+    "caption_dropout": (1.0, -0.1),
+    "unmasked_weight": (1.0, -0.1),
+    "weight_decay": (-0.1,),
+    "max_grad_norm": (-1.0,),
+    "seed": (-1, 2**63, 1.5),
+    "batch_size": (True, 0),
+    "num_frames": ("17", 0),
+    "frame_sampling": ("tail",),
+    "mixed_precision": ("fp16",),
+    "dataset_num_workers": (-1,),
+    "output_path": (3,),
+    "preview_prompt": (3,),
+    "dataset": (3,),
+    "crops": (0,),
+    "tile_size": (0,),
+    **dict.fromkeys(
+        (
+            *("num_epochs", "max_steps", "lora_rank", "dataset_repeat", "save_steps"),
+            *("gradient_accumulation_steps", "max_pixels", "frame_samples"),
+        ),
+        (0,),
+    ),
+}
+"""Option -> values of another type, out of its bounds or not among its choices."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_value_that_does_not_fit_is_refused_by_its_option(name: str) -> None:
+    for value in WRONG[name]:
+        with pytest.raises(UsageError) as caught:
+            validate(toy_config(**{name: value}))
+        assert caught.value.where == f"--{name}"
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"height": 512, "width": 768},
-        {
-            "toy": False,
-            "model_paths": '["a.safetensors", ["b1.safetensors", "b2.safetensors"]]',
-        },
-        {
-            "toy": False,
-            "model_id_with_origin_paths": "a/b:c/*.safetensors,a/b:vae/d.safetensors",
-        },
-        {
-            "task": "sft:data_process",
-            "output_path": None,
-            "feature_cache": Path("store"),
-        },
-        {"task": "sft:data_process"},
-        {
-            "task": "sft:train",
-            "dataset_base_path": None,
-            "feature_cache": Path("store"),
-        },
-        {"trainable_models": "controlnet", "lora_base_model": "dit", "lora_rank": 8},
-        {"num_epochs": 3, "max_steps": 10},
-        {"dry_run": True, "toy": False, "dataset_base_path": None, "output_path": None},
-        {"use_gradient_checkpointing_offload": True},
-        {"lr_scheduler": "cosine", "lr_warmup_steps": 5},
-        {"learning_rate": 1},
-        {"validation_dataset_base_path": Path("v"), "validation_steps": 2},
-        {"lr_scheduler": "polynomial", "learning_rate": 2e-7, "ema_decay": 0.9},
-        {"enable_wandb_log": True, "wandb_project": "dogs"},
-    ],
-)
-def test_what_fits_together_is_accepted(changes: dict[str, Any]) -> None:
-    validate(toy_config(**changes))
-
-
-REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
-    ({"height": 512}, "--height", "without --width"),
-    ({"width": 512}, "--width", "without --height"),
-    ({"model_paths": '["a"]'}, "--toy", "model files would not be read"),
-    ({"model_id_with_origin_paths": "a/b:c"}, "--toy", "model files would not be read"),
-    ({"hub": "huggingface"}, "--hub", "has no effect"),
-    (
-        {"use_gradient_checkpointing": False, "use_gradient_checkpointing_offload": True},
-        "--no_use_gradient_checkpointing", "cannot be combined with --use_gradient_checkpointing_offload",
-    ),
-    (
-        {"use_gradient_checkpointing": False, "blocks_to_swap": 1},
-        "--no_use_gradient_checkpointing", "cannot be combined with swapped blocks",
-    ),
-    ({"resolution": "512,x"}, "--resolution", "expected a number of pixels"),
-    ({"resolution": "512,512"}, "--resolution", "512 is named twice"),
-    ({"resolution": "512", "height": 64, "width": 64}, "--resolution", "cannot be combined with --height"),
-    ({"resolution": "512", "max_pixels": 99}, "--resolution", "cannot be combined with --max_pixels"),
-    ({"bucket_step": 64}, "--bucket_step", "without --resolution"),
-    ({"bucket_upscale": True}, "--bucket_upscale", "without --resolution"),
-    ({"resolution": "64", "bucket_min_side": 65, "bucket_max_side": 64}, "--bucket_min_side", "is 65, more than"),
-    ({"keep_tags": 1}, "--keep_tags", "without --shuffle_tags"),
-    ({"caption_variants": 4}, "--caption_variants", "without --shuffle_tags"),
-    ({"caption_dropout": 1.0}, "--caption_dropout", "less than 1"),
-    ({"crops": 0}, "--crops", "1 or more"),
-    ({"toy": False}, "--model_id", "no model files"),
-    ({"toy": False, "model_paths": "[]"}, "--model_id", "no model files"),
-    ({"model_id": "a/b"}, "--toy", "model files would not be read"),
-    ({"toy": False, "model_id": " "}, "--model_id", "is empty"),
-    ({"trainable_models": "dit", "lora_base_model": "dit"}, "--lora_base_model", "full or with LoRA"),
-    ({"trainable_models": "dit.blocks.3", "lora_base_model": "dit"}, "--lora_base_model", "full or with LoRA"),
-    ({"trainable_models": "dit", "lora_rank": 8}, "--lora_rank", "has no effect"),
-    ({"trainable_models": "dit", "lora_alpha": 8.0}, "--lora_alpha", "has no effect"),
-    ({"trainable_models": " , "}, "--trainable_models", "is empty"),
-    ({"lora_target_modules": ""}, "--lora_target_modules", "is empty"),
-    ({"output_path": None}, "--output_path", "is required"),
-    ({"output_path": None, "feature_cache": Path("store")}, "--output_path", "is required"),
-    ({"task": "sft:data_process", "output_path": None}, "--output_path", "or --feature_cache"),
-    ({"task": "sft:train", "output_path": None, "feature_cache": Path("s")}, "--output_path", "is required"),
-    ({"dataset_base_path": None}, "--dataset_base_path", "is required"),
-    ({"task": "sft:train", "dataset_base_path": None}, "--dataset_base_path", "or --feature_cache"),
-    ({"task": "sft:trian"}, "--task", "sft, sft:data_process, sft:train"),
-    ({"task": "sft:"}, "--task", "is not a task or one of its stages"),
-    ({"task": ""}, "--task", "is not a task or one of its stages"),
-    ({"lr_warmup_steps": 5}, "--lr_warmup_steps", "no warm-up"),
-    ({"lr_scheduler": "constant_with_warmup"}, "--lr_scheduler", "needs --lr_warmup_steps"),
-    ({"lr_scheduler_power": 2.0}, "--lr_scheduler_power", "without --lr_scheduler polynomial"),
-    ({"lr_scheduler_num_cycles": 2}, "--lr_scheduler_num_cycles", "without --lr_scheduler cosine_with_restarts"),
-    ({"customized_optimizer": "a.B", "optimizer": "lion"}, "--customized_optimizer", "give one of them"),
-    ({"customized_optimizer": "lion"}, "--customized_optimizer", "dotted path of a class"),
-    ({"lr_scheduler": "polynomial", "learning_rate": 1e-7}, "--learning_rate", "is 1e-07, but --lr_scheduler"),
-    ({"lr_scheduler": "polynomial", "learning_rate": "1,dit=1e-8"}, "--learning_rate", "is 1e-08"),
-    ({"optimizer": "schedulefree", "ema_decay": 0.9}, "--ema_decay", "schedulefree averages the weights itself"),
-    ({"customized_optimizer": "schedulefree.X", "ema_decay": 0.9}, "--ema_decay", "averages the weights itself"),
-    ({"validation_steps": 2}, "--validation_steps", "--validation_split or --validation_dataset_base_path"),
-    ({"validation_dataset_metadata_path": Path("v.csv")}, "--validation_dataset_metadata_path", "without"),
-    ({"validation_dataset_base_path": Path("v"), "validation_split": 0.1}, "--validation_split", "give one of them"),
-    ({"learning_rate": "dit=x"}, "--learning_rate", "not a valid float"),
-    ({"trainable_models": "dit", "loraplus_lr_ratio": 2.0}, "--loraplus_lr_ratio", "has no effect"),
-    ({"lr_scheduler": "cosin"}, "--lr_scheduler", "did you mean 'cosine'"),
-    ({"max_timestep_boundary": 1.5}, "--max_timestep_boundary", "1 or less"),
-    ({"learning_rate": 0.0}, "--learning_rate", "more than 0"),
-    ({"learning_rate": float("nan")}, "--learning_rate", "finite"),
-    ({"learning_rate": "1e-4"}, "--learning_rate", "expected float"),
-    ({"weight_decay": -0.1}, "--weight_decay", "0 or more"),
-    ({"max_grad_norm": -1.0}, "--max_grad_norm", "0 or more"),
-    ({"seed": -1}, "--seed", "0 or more"),
-    ({"seed": 2**63}, "--seed", "or less"),
-    ({"batch_size": True}, "--batch_size", "expected int"),
-    ({"num_frames": "17"}, "--num_frames", "expected int"),
-    ({"num_frames": "17,x"}, "--num_frames", "expected a number of frames, such as 81, or several"),
-    ({"num_frames": "17,17"}, "--num_frames", "17 is named twice"),
-    ({"frame_sampling": "uniform"}, "--frame_samples", "goes together with"),
-    ({"frame_sampling": "chunk", "frame_samples": 2}, "--frame_samples", "goes together with --frame_sampling uniform"),
-    ({"frame_sampling": "tail"}, "--frame_sampling", "one of head, chunk, uniform"),
-    ({"mixed_precision": "fp16"}, "--mixed_precision", "one of no, bf16"),
-    *(({name: 0}, f"--{name}", "1 or more") for name in ("num_epochs", "max_steps", "batch_size", "lora_rank",
-      "dataset_repeat", "gradient_accumulation_steps", "save_steps", "max_pixels", "num_frames", "frame_samples")),
-    ({"dataset_num_workers": -1}, "--dataset_num_workers", "0 or more"),
-    ({"report_to": "wandb,tensorbord"}, "--report_to", "did you mean 'tensorboard'?"),
-    ({"report_to": " ,"}, "--report_to", "is empty"),
-    ({"offload_models": " ,"}, "--offload_models", "is empty"),
-    ({"tile_size": 64}, "--tile_size", "has no effect without --tiled"),
-    ({"tile_stride": 64, "framewise_decoding": True}, "--tile_stride", "has no effect without --tiled"),
-    ({"tiled": True, "tile_size": 64, "tile_stride": 72}, "--tile_stride", "is 72, more than --tile_size 64"),
-    ({"tiled": True, "tile_size": 0}, "--tile_size", "1 or more"),
-    ({"wandb_project": "dogs", "report_to": "swanlab"}, "--wandb_project", "without --report_to wandb"),
-    ({"swanlab_project": "dogs"}, "--swanlab_project", "without --report_to swanlab"),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("changes", "where", "reason"), REFUSED, ids=lambda value: str(value)[:60]
-)
-def test_what_contradicts_itself_is_refused_with_the_reason(
-    changes: dict[str, Any], where: str, reason: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        validate(toy_config(**changes))
-    assert caught.value.where == where
-    assert reason in caught.value.what
-    assert len(caught.value.help_lines) <= 3
-
-
-def test_what_is_required_is_reported_with_its_meaning() -> None:
-    with pytest.raises(UsageError) as caught:
-        validate(toy_config(output_path=None))
-    assert str(caught.value).endswith(
-        "--output_path: is required: the folder for checkpoints and logs"
-    )
-
-
-def test_a_prompt_is_the_users() -> None:
-    validate(toy_config(preview_prompt=("a sign that says hf_abcdefghijklmnopqrstu",)))
-
-
-def test_generation_is_checked_too() -> None:
-    good = GenerateConfig(
-        model="faky",
-        toy=True,
-        prompt="a cat",
-        output=Path("x.png"),
-        lora=(LoraFile(Path("l")),),
-    )
-    validate(good)
-    for changes in (
         {"toy": False},
         {"height": 512},
         {"num_inference_steps": 0},
@@ -205,67 +185,28 @@ def test_generation_is_checked_too() -> None:
             "denoising_strength": 0.5,
         },
         {"prompt": None, "dataset": Path("p.csv"), "overwrite": True},
-    ):
-        with pytest.raises(UsageError):
-            validate(dataclasses.replace(good, **changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "flag", "words"),
-    [
-        ({"mask_column": " "}, "--mask_column", "is empty"),
-        (
-            {"mask_column": "mask", "alpha_mask": True},
-            "--alpha_mask",
-            "cannot be combined with --mask_column",
-        ),
-        (
-            {"unmasked_weight": 0.1},
-            "--unmasked_weight",
-            "has no effect without --mask_column or --alpha_mask",
-        ),
-        (
-            {"alpha_mask": True, "unmasked_weight": 1.0},
-            "--unmasked_weight",
-            "less than 1",
-        ),
-        ({"alpha_mask": True, "unmasked_weight": -0.1}, "--unmasked_weight", "0"),
     ],
 )
-def test_masks_that_say_nothing_or_two_things_are_refused(
-    changes: dict[str, Any], flag: str, words: str
-) -> None:
-    validate(toy_config(mask_column="mask", unmasked_weight=0.9))
-    validate(toy_config(alpha_mask=True))
-    with pytest.raises(UsageError, match=words) as caught:
-        validate(toy_config(**changes))
-    assert caught.value.where == flag
+def test_generation_is_checked_too(changes: dict[str, Any]) -> None:
+    lora, output = (LoraFile(Path("l")),), Path("x.png")
+    good = GenerateConfig(model="m", toy=True, prompt="a", output=output, lora=lora)
+    validate(good)
+    with pytest.raises(UsageError):
+        validate(dataclasses.replace(good, **changes))
 
 
 def test_without_a_dataset_the_stage_that_needs_none_is_named() -> None:
     both = toy_config(dataset_base_path=None, feature_cache=Path("cache"))
     with pytest.raises(UsageError) as refused:
         validate(both)
-    advice = "to train from a full feature cache alone, give --task sft:train"
-    assert refused.value.help_lines == (advice,)
+    assert refused.value.help_lines[0].endswith("--task sft:train")
     validate(dataclasses.replace(both, task="sft:train"))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("model_id", "Tiny/Tiny"), ("model_paths", '["a.safetensors"]')],
-)
-def test_a_toy_reads_no_model_files_and_both_ways_out_are_said(
-    name: str, value: str
-) -> None:
+@pytest.mark.parametrize("name", ["model_id", "model_paths"])
+def test_of_a_toy_with_model_files_both_ways_out_are_named(name: str) -> None:
     with pytest.raises(UsageError) as caught:
-        validate(toy_config(**{name: value}))
-    assert (caught.value.where, caught.value.what) == (
-        "--toy",
-        "builds a small model with random weights, so model files would not be read: "
-        f"give either --toy or --{name}",
-    )
-    assert caught.value.help_lines == (
-        "--model faky --toy is a toy of that family",
-        f"without --toy, the files of --{name} are read",
-    )
+        validate(toy_config(**{name: '["a.safetensors"]'}))
+    toy, files = caught.value.help_lines
+    assert "--model faky --toy" in toy
+    assert f"--{name}" in files

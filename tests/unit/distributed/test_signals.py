@@ -23,6 +23,7 @@ from tests.support.runs import changed, config, outcome, project, same, train
 pytestmark = pytest.mark.usefixtures("tiny")
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOADING = "dstrain.Pipeline.from_found"
+STEP = "dstrain.TrainingModule.forward"
 SAVING = "dstrain.runs.checkpoints.outputs.save_state"
 ENCODING = "dstrain.plugin.Unit.run"
 
@@ -170,15 +171,10 @@ def test_a_terminal_that_goes_away_ends_nothing_under_nohup() -> None:
 
 
 def advised(place: str, here: Path, output: Path, **flags: Any) -> list[str]:
-    """The flags in what a run advises in which Ctrl-C comes there; '' is its first step."""
-    given = config(here, output_path=output, max_steps=4, **flags)
+    """The flags in what a run advises in which Ctrl-C comes there."""
     pressed = raising(KeyboardInterrupt())
-    with pytest.raises(Interrupted) as stopped:
-        if place:
-            with failing(place, pressed):
-                run(given)
-        else:
-            run(given, at_step(1, pressed))
+    with pytest.raises(Interrupted) as stopped, failing(place, pressed):
+        train(here, output_path=output, max_steps=4, **flags)
     (advice,) = stopped.value.help_lines
     return re.findall("--[a-z_]+", advice)
 
@@ -186,11 +182,11 @@ def advised(place: str, here: Path, output: Path, **flags: Any) -> list[str]:
 def test_a_run_that_is_interrupted_says_how_to_go_on(
     here: Path, tmp_path: Path
 ) -> None:
-    assert advised(LOADING, here, tmp_path) == []
-    assert advised("", here, tmp_path) == []
+    for place in (LOADING, STEP):
+        assert advised(place, here, tmp_path) == []
     assert advised(SAVING, here, tmp_path, save_steps=1) == ["--overwrite"]
     train(here, output_path=tmp_path, max_steps=1, overwrite=True)
-    assert advised("", here, tmp_path, resume="auto") == ["--resume"]
+    assert advised(STEP, here, tmp_path, resume="auto") == ["--resume"]
     assert advised(LOADING, here, tmp_path, overwrite=True) == []
     assert (tmp_path / "states/step-1").is_dir()
     again = config(here, output_path=tmp_path, max_steps=4, overwrite=True)
@@ -208,7 +204,7 @@ def test_advice_before_the_first_save_fits_the_flag_that_the_run_starts_from(
     first = train(here, output_path=tmp_path / "first", max_steps=1)
     start: dict[str, Any] = {flag: str(first / file)}
     out = tmp_path / "out"
-    assert advised("", here, out, **start) == []
+    assert advised(STEP, here, out, **start) == []
     resumes = flag == "resume"
     wanted = [] if resumes else ["--output_path"]
     assert advised(SAVING, here, out, save_steps=2, **start) == wanted
@@ -233,7 +229,7 @@ NO_MEMORY = {
     ("place", "flags", "where", "advice"),
     [
         (LOADING, {}, "loading", "--feature_cache"),
-        ("", {}, "step 1", "--use_gradient_checkpointing"),
+        (STEP, {}, "step 1", "--use_gradient_checkpointing"),
         (ENCODING, {"task": "sft:data_process"}, "stage 1", "--max_pixels"),
     ],
 )
@@ -246,12 +242,8 @@ def test_out_of_memory_is_told_wherever_it_comes_with_the_flags_that_lower_it_th
     here: Path,
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(OutOfMemory) as caught:
-        if place:
-            with failing(place, raising(error)):
-                train(here, output_path=tmp_path, **flags)
-        else:
-            train(here, at_step(1, raising(error)), output_path=tmp_path, **flags)
+    with pytest.raises(OutOfMemory) as caught, failing(place, raising(error)):
+        train(here, output_path=tmp_path, **flags)
     assert caught.value.exit_code == 6
     assert caught.value.where == where
     assert advice in " ".join(caught.value.help_lines)
@@ -271,25 +263,24 @@ def test_out_of_memory_in_inference_is_told(
 def test_another_error_of_the_same_kind_is_not_taken_for_out_of_memory(
     here: Path, tmp_path: Path
 ) -> None:
-    broken = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    with pytest.raises(RuntimeError, match="mat1"):
-        train(here, at_step(1, raising(broken)), output_path=tmp_path)
+    broken = raising(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="mat1"), failing(STEP, broken):
+        train(here, output_path=tmp_path)
 
 
 def test_out_of_memory_names_the_row_what_was_in_use_the_shapes_and_the_flags(
     here: Path, tmp_path: Path
 ) -> None:
-    full = at_step(1, raising(MemoryError()))
-    with pytest.raises(OutOfMemory) as caught:
-        train(here, full, output_path=tmp_path / "out")
+    full = raising(MemoryError())
+    with pytest.raises(OutOfMemory) as caught, failing(STEP, full):
+        train(here, output_path=tmp_path / "out")
     printed = re.search(r" (.*) GiB .*metadata\.json:[1-6]$", caught.value.what)
     assert printed is not None and float(printed[1].split()[-1]) > 0
     store = {"feature_cache": tmp_path / "cache"}
     run(config(here, task="sft:data_process", **store))
-    full = at_step(1, raising(MemoryError()))
     two = {"batch_size": 2, "output_path": tmp_path / "two"}
-    with pytest.raises(OutOfMemory) as caught:
-        train(here, full, task="sft:train", **store, **two)
-    printed = " ".join(caught.value.help_lines)
-    for told in ("input_latents [1, ", "--batch_size", "--use_gradient_checkpointing"):
-        assert told in printed
+    with pytest.raises(OutOfMemory) as caught, failing(STEP, full):
+        train(here, task="sft:train", **store, **two)
+    told = " ".join(caught.value.help_lines)
+    for part in ("input_latents [1, ", "--batch_size", "--use_gradient_checkpointing"):
+        assert part in told

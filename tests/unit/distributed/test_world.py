@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -99,25 +100,18 @@ def test_nothing_is_trained_that_a_step_does_not_reach(
     assert files(output)
 
 
-def test_hybrid_sharding_divides_over_the_processes_of_a_machine() -> None:
+def test_sharding_is_told_in_words_with_what_needs_less_memory() -> None:
+    yes_and_no = (True, False)
+    every = product(("full", "hybrid"), yes_and_no, yes_and_no)
+    assert len({str(Sharding(*one)) for one in every}) == 8
+    assert len(list(Sharding(offload=True).advice())) == 1
+    advice = " ".join(Sharding(reshard_after_forward=False).advice())
+    for setting in ("fsdp_reshard_after_forward: true", "fsdp_offload_params: true"):
+        assert setting in advice
     assert Sharding().processes(8, 4) == 8
     assert Sharding("hybrid").processes(8, 4) == 4
     with pytest.raises(UsageError, match=r"8 .* 3 "):
         Sharding("hybrid").processes(8, 3)
-
-
-def test_sharding_says_what_it_does_and_advises_what_is_not_done_already() -> None:
-    every = {
-        str(Sharding(mode, reshard, offload))
-        for mode in ("full", "hybrid")
-        for reshard in (True, False)
-        for offload in (True, False)
-    }
-    assert len(every) == 8
-    assert len(list(Sharding(offload=True).advice())) == 1
-    advice = " ".join(Sharding(reshard_after_forward=False).advice())
-    assert "fsdp_reshard_after_forward: true" in advice
-    assert "fsdp_offload_params: true" in advice
 
 
 def test_sharding_needs_no_torch() -> None:

@@ -340,14 +340,14 @@ def other(x):
 """,
     "a method that another replaces": """
 class A:
-    def f(self):
+    def one(self):
         return 1
-def g(self):
+def two(self):
     return 2
--assert A.f
-+A.f = g
+-assert A.one
++A.one = two
 def unit():
-    return A().f()
+    return A().one()
 """,
     "a function in a decorator of another library": """
 import torch

@@ -1,15 +1,14 @@
 """A family's recipes are read from its files, or what is wrong in them is named."""
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from dstrain import UsageError
+from dstrain.cli.main import main
 from dstrain.plugin import ModelFamily
-from dstrain.registry import named, recipes_of, select
-from dstrain.registry.recipes import goals_of
+from dstrain.registry import Recipe, load_family, named, recipes_of, select
 
 GOALS = """
 [sources.paper]
@@ -54,6 +53,10 @@ ram = "1.00 GiB"
 options = {}
 peaks = ["3.00 GiB", "10.00 GiB"]
 
+[motion.24GB]
+options = {}
+peaks = ["3.00 GiB", "22.00 GiB"]
+
 [motion.80GB]
 options = {}
 peaks = ["3.00 GiB", "70.00 GiB"]
@@ -62,52 +65,50 @@ Family = Callable[..., ModelFamily]
 
 
 @pytest.fixture
-def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
-    """Return family(goals, cards): the record of one with these files."""
-    monkeypatch.syspath_prepend(tmp_path)
-    package = tmp_path / "recipes_of_tests"
+def family(
+    fake_plugin: Callable[..., Path], family_source: Callable[..., str]
+) -> Family:
+    """Return family(goals, cards): the installed one with these files."""
+    source = family_source("my_family", recipes="'recipes_of_tests:ready'")
+    modules = {"my_family_record": source}
+    entries = {"my_family": "my_family_record:MODEL"}
+    package = fake_plugin("plugin-my-family", entries, modules) / "recipes_of_tests"
     (package / "ready").mkdir(parents=True)
     (package / "__init__.py").touch()
 
     def make(goals: str = GOALS, cards: str = CARDS) -> ModelFamily:
         (package / "ready/goals.toml").write_text(goals)
         (package / "ready/cards.toml").write_text(cards)
-        importlib.invalidate_caches()
-        from dstrain.plugin import Option
+        return load_family("my_family")
 
-        return ModelFamily(
-            name="my_family",
-            pipelines="",
-            components="",
-            toy="",
-            variants=("base",),
-            default_trainable="dit",
-            lora_targets={},
-            lora_prefixes={},
-            options=(Option("tokenizer_path", "Its folder.", "tokenizer"),),
-            recipes="recipes_of_tests:ready",
-        )
+    return make
 
-    yield make
-    sys.modules.pop("recipes_of_tests", None)
+
+@pytest.fixture
+def recipes(family: Family) -> dict[str, Recipe]:
+    """The recipes of that family by the end of their names."""
+    found = recipes_of(family())
+    assert all(one.name.startswith("my-family-") for one in found)
+    return {one.name.removeprefix("my-family-"): one for one in found}
 
 
 def test_each_goal_has_a_recipe_for_each_card_the_smallest_first(
-    family: Family,
+    recipes: dict[str, Recipe],
 ) -> None:
-    found = recipes_of(family())
-    assert [one.name for one in found] == [
-        "my-family-style-16gb",
-        "my-family-style-24gb",
-        "my-family-motion-80gb",
-    ]
-    assert [one.goal for one in found] == ["style", "style", "motion"]
-    assert found[1].peaks == ("3.00 GiB", "20.00 GiB")
-    assert [one.ram for one in found] == ["", "1.00 GiB", ""]
+    assert {name: one.goal for name, one in recipes.items()} == {
+        "style-16gb": "style",
+        "style-24gb": "style",
+        "motion-24gb": "motion",
+        "motion-80gb": "motion",
+    }
+    assert recipes["style-24gb"].peaks == ("3.00 GiB", "20.00 GiB")
+    assert [one.ram for one in recipes.values()] == ["", "1.00 GiB", "", ""]
 
 
-def test_a_card_changes_options_and_adds_those_about_memory(family: Family) -> None:
-    small, large, _ = recipes_of(family())
+def test_a_card_changes_options_and_adds_those_about_memory(
+    recipes: dict[str, Recipe],
+) -> None:
+    small, large = recipes["style-16gb"], recipes["style-24gb"]
     assert small.options == {
         "variant": "base",
         "model_id": "A/B",
@@ -122,138 +123,119 @@ def test_a_card_changes_options_and_adds_those_about_memory(family: Family) -> N
     sources = {one.option: one.source for one in large.settings}
     assert sources["num_epochs"] == "paper"
     assert sources["quant_options"] == "computed"
+    typed = {"use_gradient_checkpointing": "true", "blocks_to_swap": "15"}
+    assert {name: large.texts()[name] for name in typed} == typed
 
 
 def test_a_goal_has_from_the_one_that_it_is_like_what_it_does_not_say(
-    family: Family,
+    recipes: dict[str, Recipe],
 ) -> None:
-    motion = recipes_of(family())[2]
+    motion = recipes["motion-24gb"]
     assert motion.title == "a style"
-    assert motion.options["learning_rate"] == 2e-4
-    assert motion.options["model_id"] == "A/B"
-    assert goals_of(family())[1].on == {}
-
-
-def test_a_recipe_names_only_the_sources_of_its_own_values(family: Family) -> None:
-    style, _, motion = recipes_of(family())
-    assert [*style.sources] == ["paper", "other"]
+    assert motion.options == {**recipes["style-16gb"].options, "learning_rate": 2e-4}
+    # A recipe names only the sources of its own values.
+    assert [*recipes["style-24gb"].sources] == ["paper", "other"]
     assert [*motion.sources] == ["other"]
 
 
-def test_values_are_typed_as_on_the_command_line(family: Family) -> None:
-    large = recipes_of(family())[1]
-    assert large.texts()["use_gradient_checkpointing"] == "true"
-    assert large.texts()["model_id"] == "A/B"
-    assert large.texts()["blocks_to_swap"] == "15"
-
-
-def test_a_reason_is_the_recipes_own_or_what_the_option_does(family: Family) -> None:
-    large = {one.option: one.reason for one in recipes_of(family())[1].settings}
-    assert large["learning_rate"].startswith("How far a step goes")
+def test_a_reason_is_the_recipes_own_or_what_the_option_does(
+    recipes: dict[str, Recipe],
+) -> None:
+    large = {one.option: one.reason for one in recipes["style-24gb"].settings}
+    assert large["learning_rate"] and large["quant_options"]
     assert large["num_epochs"] == ""
-    assert "half" in large["quant_options"]
-    small = {one.option: one.reason for one in recipes_of(family())[0].settings}
+    small = {one.option: one.reason for one in recipes["style-16gb"].settings}
     assert small["num_epochs"] == "It is short."
 
 
-def test_a_selection_takes_the_most_of_a_card(family: Family) -> None:
-    every = recipes_of(family())
-    assert [one.name for one in select(every, card="40GB")] == ["my-family-style-24gb"]
-    assert [one.name for one in select(every, card="80")] == [
-        "my-family-style-24gb",
-        "my-family-motion-80gb",
-    ]
-    assert [one.goal for one in select(every, goal="motion")] == ["motion"]
-    assert select(every, card="12GB") == []
-    with pytest.raises(UsageError, match="--card: expected a size"):
-        select(every, card="big")
+def test_a_selection_takes_the_most_of_a_card(recipes: dict[str, Recipe]) -> None:
+    def selected(**narrowed: str) -> list[str]:
+        found = select(recipes.values(), **narrowed)
+        return [one.name.removeprefix("my-family-") for one in found]
+
+    assert selected(card="40GB") == ["style-24gb", "motion-24gb"]
+    assert selected(card="80") == ["style-24gb", "motion-80gb"]
+    assert selected(goal="motion") == ["motion-24gb", "motion-80gb"]
+    assert selected(card="12GB") == []
+    with pytest.raises(UsageError, match="--card: "):
+        selected(card="big")
 
 
 def test_a_name_is_found_as_it_is_typed_and_the_nearest_is_named(
-    family: Family,
+    recipes: dict[str, Recipe],
 ) -> None:
-    every = recipes_of(family())
-    assert named("My_Family-STYLE-16gb", every) == every[0]
-    with pytest.raises(
-        UsageError, match="no recipe named 'my-family-stile-16gb'"
-    ) as error:
+    every = recipes.values()
+    assert named("My_Family-STYLE-16gb", every) == recipes["style-16gb"]
+    with pytest.raises(UsageError, match=r"--recipe: .*'my-family-style-16gb'"):
         named("my-family-stile-16gb", every)
-    assert "did you mean 'my-family-style-16gb'?" in str(error.value)
-    cards = "lacks its card: my-family-style-16gb, my-family-style-24gb"
-    with pytest.raises(UsageError, match=cards):
+    with pytest.raises(UsageError, match="my-family-style-16gb, my-family-style-24gb"):
         named("my_family-style", every)
 
 
-def test_a_family_without_recipes_has_none(family: Family) -> None:
-    record = family()
-    object.__setattr__(record, "recipes", "")
-    assert recipes_of(record) == goals_of(record) == []
+def test_values_without_a_source_are_marked_where_they_are_shown(
+    family: Family, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family()
+    assert main(["recipes", "show", "my-family-style-16gb"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index("num_epochs = 2") - 1].endswith("[untested]")
+    assert lines[lines.index("learning_rate = 0.0001") - 1].endswith("[1]")
 
 
 WRONG = {
     "an unknown option": (
         GOALS.replace("num_epochs", "num_epoch"),
-        CARDS,
-        r"goals.toml: \[style\] num_epoch: no such option; did you mean 'num_epochs'",
+        r"goals.toml: \[style\] num_epoch: .*'num_epochs'",
     ),
     "no source": (
         GOALS.replace(', source = "paper" }\nnum', " }\nnum"),
-        CARDS,
-        r"\[style\] learning_rate has no source",
+        r"\[style\] learning_rate",
     ),
     "a source that is not there": (
         GOALS.replace('source = "other"', 'source = "others"'),
-        CARDS,
-        r"\[style\] tokenizer_path has no source",
+        r"\[style\] tokenizer_path",
     ),
     "like what is not above": (
         GOALS.replace('like = "style"', 'like = "stile"'),
-        CARDS,
-        r"\[motion\] is like 'stile', which is not above it; did you mean 'style'",
+        r"\[motion\] .*'stile', .*'style'",
     ),
-    "no value": (
-        GOALS.replace('{ value = "base" }', "{}"),
-        CARDS,
-        r"\[style\]: .*value",
-    ),
-    "an unknown field": (
-        GOALS.replace("data =", "dataset ="),
-        CARDS,
-        r"\[style\]: .*dataset",
-    ),
-    "no table": ("style = 1", CARDS, "goals.toml: expected a table"),
-    "no TOML": ("style", CARDS, "goals.toml: cannot be read"),
+    "no value": (GOALS.replace('{ value = "base" }', "{}"), r"\[style\]: .*value"),
+    "an unknown field": (GOALS.replace("data =", "dataset ="), r"\[style\]: .*dataset"),
+    "no table": ("style = 1", "goals.toml: "),
+    "no TOML": ("style", "goals.toml: "),
+}
+WRONG_CARDS = {
     "a goal that is not there": (
-        GOALS,
         CARDS.replace("[motion.", "[motions."),
-        r"cards.toml: \[motions\] is no goal of goals.toml; did you mean 'motion'",
+        r"cards.toml: \[motions\] .*'motion'",
     ),
     "one peak": (
-        GOALS,
         CARDS.replace('["3.00 GiB", "10.00 GiB"]', '["3.00 GiB"]'),
-        r"cards.toml: \[style.16GB\] lacks options or two peaks",
+        r"cards.toml: \[style.16GB\]",
     ),
     "an unknown flag of a card": (
-        GOALS,
         CARDS.replace("quant_options", "quant_option"),
-        r"cards.toml: \[style\] quant_option: no such option",
+        r"cards.toml: \[style\] quant_option: ",
     ),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", [*WRONG, *WRONG_CARDS])
 def test_what_is_wrong_in_a_file_is_named_with_its_place(
     name: str, family: Family
 ) -> None:
-    goals, cards, words = WRONG[name]
-    with pytest.raises(UsageError, match=words) as error:
-        recipes_of(family(goals, cards))
-    assert str(error.value).startswith("dstrain: error: plugin my_family: its recipes")
+    text, place = {**WRONG, **WRONG_CARDS}[name]
+    files = (text, CARDS) if name in WRONG else (GOALS, text)
+    with pytest.raises(UsageError, match=place) as error:
+        recipes_of(family(*files))
+    assert error.value.where == "plugin my_family"
 
 
-def test_a_folder_that_is_not_there_is_named(family: Family) -> None:
+def test_a_family_may_have_none_and_a_folder_that_is_not_there_is_named(
+    family: Family,
+) -> None:
     record = family()
+    assert recipes_of(replace(record, recipes="")) == []
     for place in ("recipes_of_tests:none", "no_such_package:ready"):
-        object.__setattr__(record, "recipes", place)
-        with pytest.raises(UsageError, match=r"goals\.toml: cannot be read"):
-            recipes_of(record)
+        with pytest.raises(UsageError, match=r"my_family: .*goals\.toml: "):
+            recipes_of(replace(record, recipes=place))

@@ -1,0 +1,252 @@
+"""The options are exactly these, what each of them affects is frozen, and a configuration is
+plain data.
+"""
+
+import copy
+import dataclasses
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain import GenerateConfig, TimestepSampler, TrainConfig
+from dstrain.config import Effect, Group, flags, flags_by_name
+from dstrain.config.options import ENDING_AT_LAST_STEP, options_affecting
+from dstrain.plugin import FlowMatchSchedule
+
+from tests.support.command_lines import toy_config
+from tests.support.options import options_of
+
+OPTIONS: dict[str, tuple[object, str]] = {
+    # model
+    "fp8_models": (None, "resolved"),
+    "framewise_decoding": (False, "resolved"),
+    "height": (None, "cache dataset training"),
+    "hub": (None, ""),
+    "mixed_precision": (None, "resolved"),
+    "model": (None, "training"),
+    "model_id": (None, ""),
+    "model_id_with_origin_paths": (None, ""),
+    "model_paths": (None, ""),
+    "offload_models": (None, ""),
+    "quant_options": (None, "resolved"),
+    "seed": (0, "training"),
+    "tile_size": (None, "resolved"),
+    "tile_stride": (None, "resolved"),
+    "tiled": (False, "resolved"),
+    "toy": (False, ""),
+    "variant": (None, "resolved"),
+    "width": (None, "cache dataset training"),
+    # task
+    "task": ("sft", "recipe"),
+    "dry_run": (False, "start"),
+    # data
+    "alpha_mask": (False, "cache dataset mask resolved"),
+    "column": ((), "cache dataset if_given resolved"),
+    "data_file_keys": (None, "cache resolved"),
+    "dataset": ((), "resolved"),
+    "dataset_base_path": (None, "dataset"),
+    "dataset_metadata_path": (None, "dataset"),
+    "dataset_num_workers": (0, ""),
+    "dataset_repeat": (1, "training"),
+    "dataset_root": ((), ""),
+    "default_caption": (None, "cache dataset if_given resolved"),
+    "extra_inputs": (None, "cache resolved"),
+    "feature_cache": (None, ""),
+    "frame_samples": (None, "cache dataset training video"),
+    "fix_frame_rate": (None, "cache if_given training video"),
+    "frame_sampling": ("head", "cache dataset training video"),
+    "mask_column": (None, "cache dataset mask resolved"),
+    "max_pixels": (1048576, "cache dataset training"),
+    "num_frames": (81, "cache dataset training video"),
+    "on_bad_sample": ("error", ""),
+    "on_long_prompt": ("truncate", ""),
+    "unmasked_weight": (0.0, "cache dataset mask resolved"),
+    "url_cache": (None, ""),
+    # samples
+    "bucket_max_side": (None, "cache dataset if_given training"),
+    "bucket_min_side": (None, "cache dataset if_given training"),
+    "bucket_step": (None, "cache dataset if_given training"),
+    "bucket_upscale": (False, "cache dataset if_given training"),
+    "caption_dropout": (0.0, "cache captions dataset if_given training"),
+    "caption_lines": (False, "cache captions dataset if_given training"),
+    "caption_prefix": (None, "cache captions dataset if_given training"),
+    "caption_suffix": (None, "cache captions dataset if_given training"),
+    "caption_variants": (None, "cache captions dataset if_given training"),
+    "crops": (1, "cache dataset if_given training"),
+    "flip": (False, "cache dataset if_given training"),
+    "keep_tags": (None, "cache captions dataset if_given training"),
+    "resolution": (None, "cache dataset if_given training"),
+    "shuffle_tags": (False, "cache captions dataset if_given training"),
+    "trigger_word": (None, "cache captions dataset if_given training"),
+    # training
+    "batch_size": (1, "recipe resolved"),
+    "ema_decay": (None, ""),
+    "compile": (False, "resolved"),
+    "find_unused_parameters": (False, ""),
+    "gradient_accumulation_steps": (1, "recipe resolved"),
+    "loss_weighting": ("bsmntw", "timestep_sampler training"),
+    "max_steps": (None, "length"),
+    "max_timestep_boundary": (None, "timestep_sampler training"),
+    "min_timestep_boundary": (None, "timestep_sampler training"),
+    "num_epochs": (None, "length"),
+    "timestep_sampling": ("shifted", "timestep_sampler training"),
+    "trainable_models": (None, "resolved"),
+    # optimizer
+    "customized_optimizer": (None, "resolved"),
+    "learning_rate": (None, "training"),
+    "loraplus_lr_ratio": (None, "LoRA resolved"),
+    "lr_scheduler": ("constant", "training"),
+    "lr_scheduler_num_cycles": (None, "resolved"),
+    "lr_scheduler_power": (None, "resolved"),
+    "lr_warmup_steps": (0, "training"),
+    "max_grad_norm": (1.0, "training"),
+    "optimizer": ("adamw", "resolved"),
+    "optimizer_args": ((), "resolved"),
+    "trainable_dtype": ("fp32", "resolved"),
+    "weight_decay": (0.01, "training"),
+    # LoRA
+    "lokr_factor": (None, "LoRA resolved"),
+    "lora_alpha": (None, "LoRA resolved"),
+    "lora_base_model": (None, "LoRA resolved"),
+    "lora_checkpoint": (None, "LoRA weights"),
+    "lora_dropout": (0.0, "LoRA resolved"),
+    "lora_rank": (32, "LoRA resolved"),
+    "lora_target_modules": (None, "LoRA resolved"),
+    "lora_type": ("lora", "LoRA resolved"),
+    "preset_lora_model": (None, ""),
+    "preset_lora_path": (None, "weights"),
+    # memory
+    "blocks_to_swap": (None, ""),
+    "device_memory": (None, "start"),
+    "enable_model_cpu_offload": (False, ""),
+    "initialize_model_on_cpu": (False, ""),
+    "use_gradient_checkpointing": (None, ""),
+    "use_gradient_checkpointing_offload": (False, ""),
+    # output
+    "keep_checkpoints": (None, ""),
+    "lora_format": (None, ""),
+    "output_path": (None, ""),
+    "overwrite": (False, "start"),
+    "preview_prompt": ((), ""),
+    "preview_steps": (None, ""),
+    "remove_prefix_in_ckpt": (None, ""),
+    "resume": (None, "start"),
+    "resume_from_checkpoint": (None, "weights"),
+    "save_steps": (None, ""),
+    # validation
+    "validation_dataset_base_path": (None, "timestep_sampler"),
+    "validation_dataset_metadata_path": (None, ""),
+    "validation_split": (None, "resolved timestep_sampler"),
+    "validation_steps": (None, ""),
+    # trackers
+    "enable_csv_log": (False, ""),
+    "enable_swanlab_log": (False, ""),
+    "enable_tensorboard_log": (False, ""),
+    "enable_wandb_log": (False, ""),
+    "report_to": (None, ""),
+    "swanlab_project": (None, ""),
+    "wandb_project": (None, ""),
+}
+"""Name -> default and effects. Stored files are compared by the effects."""
+OF_GENERATE = """
+dataset denoising_strength fp8_models framewise_decoding guidance_scale height hub input lora mixed_precision model
+model_id model_id_with_origin_paths model_paths negative_prompt num_frames num_inference_steps offload_models
+on_long_prompt output overwrite prompt quant_options run seed tile_size tile_stride tiled toy
+trajectory variant width
+"""
+
+
+def test_the_options_are_these() -> None:
+    assert options_of(TrainConfig) == OPTIONS
+    assert sorted(flags_by_name(GenerateConfig)) == OF_GENERATE.split()
+
+
+def test_type_bounds_and_choices_of_an_option_follow_from_its_field() -> None:
+    known = flags_by_name(TrainConfig)
+    steps, seed = known["max_steps"], known["seed"]
+    assert (steps.kind, steps.default, steps.minimum) == (int, None, 1)
+    assert (seed.minimum, seed.maximum) == (0, 2**63 - 1)
+    assert (known["caption_dropout"].kind, known["caption_dropout"].below) == (float, 1)
+    assert (known["learning_rate"].above, known["learning_rate"].by_name) == (0, True)
+    assert known["num_frames"].listed
+    assert known["frame_sampling"].choices == ("head", "chunk", "uniform")
+    assert (known["dataset_root"].kind, known["dataset_root"].many) == (Path, True)
+    assert known["optimizer_args"].several
+    assert known["resume"].bare == "auto"
+    assert known["use_gradient_checkpointing"].is_switch
+    assert not known["tiled"].is_switch
+    assert flags_by_name(GenerateConfig)["output"].required
+
+
+def test_every_field_is_a_flag_or_known_not_to_be() -> None:
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
+    others = {"family_options", "disabled_plugins", "recipe"}
+    assert fields - {*flags_by_name(TrainConfig)} == others
+
+
+@pytest.mark.parametrize("config", [TrainConfig, GenerateConfig])
+def test_every_flag_is_described_and_acts_in_known_ways(config: type) -> None:
+    for flag in flags(config):
+        assert flag.help.endswith("."), flag.name
+        assert flag.group in typing.get_args(Group), flag.name
+        assert flag.affects <= set(typing.get_args(Effect)), flag.name
+
+
+def test_options_of_effects_are_named_once_in_the_order_of_the_fields() -> None:
+    for effect in typing.get_args(Effect):
+        assert options_affecting(effect), effect
+    assert options_affecting("cache", "video") == options_affecting("cache")
+    assert options_affecting("cache")[:3] == ("height", "width", "column")
+
+
+def test_choices_are_what_the_code_can_do() -> None:
+    choices = {flag.name: flag.choices for flag in flags(TrainConfig)}
+    assert set(ENDING_AT_LAST_STEP) < set(choices["lr_scheduler"])
+    schedule = FlowMatchSchedule(shift=1.0)
+    assert choices["timestep_sampling"] == (
+        *("shifted", "logit_normal", "uniform", "mode"),
+    )
+    assert choices["loss_weighting"] == ("bsmntw", "none")
+    for weighting in choices["loss_weighting"]:
+        sampler = TimestepSampler(schedule, weighting=weighting)
+        assert sampler.weight(schedule.table).shape == schedule.table.shape
+
+
+@pytest.mark.parametrize(
+    ("given", "swaps", "checkpoints"),
+    [
+        ({}, False, False),
+        ({"use_gradient_checkpointing": True}, False, True),
+        ({"use_gradient_checkpointing_offload": True}, False, True),
+        ({"blocks_to_swap": 1}, True, True),
+        ({"enable_model_cpu_offload": True}, True, True),
+    ],
+)
+def test_offloading_and_swapping_imply_checkpointing(
+    given: dict[str, Any], swaps: bool, checkpoints: bool
+) -> None:
+    config = toy_config(**given)
+    assert (config.swaps_blocks, config.checkpoints) == (swaps, checkpoints)
+
+
+@pytest.mark.parametrize("stage", ["", "train", "data_process"])
+def test_a_task_may_name_a_stage_and_without_it_a_cache_means_both(stage: str) -> None:
+    config = toy_config(task=f"sft:{stage}".rstrip(":"), feature_cache="cache")
+    assert (config.task_name, config.stage) == ("sft", stage)
+    assert config.runs_both_stages == (not stage)
+    assert not dataclasses.replace(config, feature_cache=None).runs_both_stages
+
+
+def test_a_tracker_is_asked_for_by_either_flag_and_named_once() -> None:
+    config = toy_config(report_to="wandb, tensorboard", enable_wandb_log=True)
+    assert config.trackers == ("wandb", "tensorboard")
+    for name in ("wandb", "swanlab", "tensorboard"):
+        assert toy_config(**{f"enable_{name}_log": True}).trackers == (name,)
+    assert toy_config(enable_csv_log=True).trackers == ()
+
+
+def test_a_configuration_is_plain_data() -> None:
+    config = toy_config(family_options={"tokenizer_path": "here"})
+    assert copy.deepcopy(config) == config
+    assert TrainConfig(**dataclasses.asdict(config)) == config
