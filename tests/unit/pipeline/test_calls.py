@@ -120,13 +120,14 @@ def test_several_prompts_give_one_image_each_as_if_alone(pipe: Pipeline) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({}, "prompt_emb"),
+        ({}, "prompt_emb(.|\n)*input 'prompt'"),
         ({"prompt": 3}, "prompt: .*3"),
         ({"prompt": ["dog", 3]}, "prompt: .*3"),
         ({"prompt": "dog", "height": "64"}, "height: .*'64'"),
         ({"prompt": ["dog"], "seed": [1, 2]}, "seed: .*2 .*1"),
         ({"promt": "dog"}, "'promt'.*'prompt'"),
         ({"prompt": "dog", "on_step": 3}, "on_step: "),
+        ({"prompt": "dog", "rand_device": "mps"}, "rand_device: .*'mps'"),
         ({"prompt": "dog", "mood": "calm"}, "(?s)'mood'.*other"),
     ],
 )

@@ -136,6 +136,10 @@ def test_a_component_that_no_stage_loads_is_refused(
     with pytest.raises(UsageError, match=r"(?s)--fp8_models: .*dit .*dit2"):
         kept(here, fp8_models="dit", **trained)
     assert kept(here, fp8_models="text_encoder", **trained) == fp8("text_encoder")
+    # Of experts of which one alone is given, the denoiser's name means that one.
+    del files["dit"]
+    trained["model_paths"] = json.dumps(list(files.values()))
+    assert kept(here, fp8_models="dit", **trained) == fp8("dit2")
 
 
 METHOD = """

@@ -231,10 +231,11 @@ def test_a_preset_changes_weights_that_are_one_together(tmp_path: Path) -> None:
         tmp_path,
         tied__head__lora_A__weight=torch.ones(1, 2),
         tied__head__lora_B__weight=torch.ones(4, 1),
+        tied__embed__diff=torch.ones(4, 2),
     )
     network = loaded(Files((tmp_path / "net.safetensors",), preset=file), "tied")
     assert network.head.weight is network.embed.weight
-    assert torch.equal(network.head.weight, torch.full((4, 2), 2.0))
+    assert torch.equal(network.head.weight, torch.full((4, 2), 3.0))
 
 
 def test_a_network_that_loads_itself_is_placed_and_quantized_afterwards(

@@ -5,37 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain import TrainingModule
-from dstrain.distributed import ProcessGroup
-from dstrain.runs import open_training_data, prepare
-from dstrain.runs.launch.start import meet
-from dstrain.runs.resolve import resolve
-from dstrain.training.copies import frozen_names
-from torch.nn.parallel import DistributedDataParallel
+from dstrain import Batch, TrainingModule
+from torch import Tensor
 
 from tests.support.processes import in_processes
-from tests.support.runs import config, project, training_run
-
-pytestmark = pytest.mark.usefixtures("tiny")
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"))
-
-
-def test_what_is_frozen_is_named(here: Path) -> None:
-    module = training_run(config(here)).module
-    names = frozen_names(module)
-    of = dict(module.named_parameters())
-    assert names
-    assert {name for name in of if name not in names} == {
-        f"networks.{name}" for name in module.trained.parameters
-    }
-    network = module.networks["dit"]
-    network.register_buffer("table", torch.ones(1), persistent=False)
-    network.register_buffer("mean", torch.ones(1))
-    assert set(frozen_names(module)) - set(names) == {"networks.dit.table"}
+from tests.support.runs import project, train
 
 
 class Apart(TrainingModule):
@@ -45,25 +19,30 @@ class Apart(TrainingModule):
         """Change frozen and trained weights by the process's number."""
         super().switch_to_training_mode(*arguments)
         rank = int(os.environ["RANK"])
-        first = True
-        for parameter in self.pipeline.components["dit"].parameters():
+        network = self.pipeline.components["dit"]
+        for parameter in network.parameters():
             parameter.data.fill_(rank)
-            if not parameter.requires_grad and first:
-                parameter.data = parameter.data.to(torch.float8_e4m3fn)
-                first = False
+        network.register_buffer("table", torch.full((1,), rank), persistent=False)
+        network.time.bias.data = network.time.bias.data.to(torch.float8_e4m3fn)
 
-
-def test_frozen_weights_are_not_sent_even_such_that_cannot_be(
-    here: Path, tmp_path: Path
-) -> None:
-    def work(rank: int) -> None:
-        setup = resolve(config(here))
-        processes = ProcessGroup(meet(os.environ, None, False, 1))
-        run = prepare(setup, processes, open_training_data(setup), Apart)
-        assert isinstance(run.model, DistributedDataParallel)
-        for parameter in run.module.networks["dit"].parameters():
+    def forward(self, batch: Batch) -> Tensor:
+        """Look what the other processes have changed."""
+        rank = int(os.environ["RANK"])
+        network = self.networks["dit"]
+        for parameter in network.parameters():
             wanted = 0 if parameter.requires_grad else rank
             assert (parameter.float() == wanted).all()
+        assert network.table.item() == rank
+        network.time.bias.data = network.time.bias.data.float()
+        return super().forward(batch)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_frozen_weights_are_not_sent_even_such_that_cannot_be(tmp_path: Path) -> None:
+    here = project(tmp_path / "project")
+
+    def work(rank: int) -> None:
+        train(here, Apart, max_steps=1)
 
     ended = in_processes(2, work, tmp_path)
     assert ended.codes == (0, 0), ended.said

@@ -4,6 +4,7 @@ between the same two sigmas.
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 import torch
 from dstrain import (
     TRAJECTORY_IMITATION,
-    GenerateConfig,
     SampleKey,
     TrainConfig,
     UsageError,
@@ -24,11 +24,11 @@ from dstrain.pipeline import inference_sigmas
 from dstrain.plugin import FlowMatchSchedule, LatentConstraint
 from dstrain.runs.resolve import resolve
 from dstrain.training import LATENTS, SIGMAS
-from dstrain.training.distill import trajectory_imitation
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.support.family import with_two_experts
+from tests.support.generating import generation
 from tests.support.runs import (
     config,
     files,
@@ -53,19 +53,21 @@ def hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> LatentCons
     return LatentConstraint(latents, timestep)
 
 
+LOSS: Any = TRAJECTORY_IMITATION.loss.function
+
+
 def loss(predict: Any, constrain_latents: Any = hold_nothing, **given: Any) -> Tensor:
-    trajectory = [
-        {LATENTS: one[None], SIGMAS: given.get("sigmas", SIGMAS_OF_STEPS)[None]}
-        for one in PATH
-    ]
-    return trajectory_imitation(
+    sigmas = given.get("sigmas", SIGMAS_OF_STEPS)[None]
+    trajectory = [{LATENTS: one[None], SIGMAS: sigmas} for one in PATH]
+    found: Tensor = LOSS(
         predict,
-        trajectory,
+        given.get("trajectory", trajectory),
         given.get("steps", STEPS),
         given.get("loss_weight"),
         constrain_latents=constrain_latents,
         inference_sigmas=partial(inference_sigmas, SCHEDULE),
     )
+    return found
 
 
 def velocities() -> dict[float, Tensor]:
@@ -136,32 +138,25 @@ def test_what_is_masked_out_of_an_image_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
+    ("given", "said"),
     [
-        ({"steps": 2}, "is of 3 steps, and num_inference_steps is 2"),
+        ({"steps": 2}, "3 .*num_inference_steps .*2"),
         (
             {"sigmas": FlowMatchSchedule(shift=5.0).sigmas(STEPS, 4)},
-            r"sigmas \[1.0, 0.9091, 0.7143, 0.0\], and those of this model's sampler are "
-            r"\[1.0, 0.8571, 0.6, 0.0\]",
+            r"\[1.0, 0.9091, 0.7143, 0.0\].*\[1.0, 0.8571, 0.6, 0.0\]",
         ),
+        ({"trajectory": [{"image": PATH}]}, "image.*latents .*sigmas"),
     ],
 )
-def test_a_path_of_other_steps_or_sigmas_is_refused(
-    given: dict[str, Any], what: str
+def test_a_path_of_other_steps_sigmas_or_tensors_is_refused(
+    given: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(UsageError, match=what) as caught:
+    with pytest.raises(UsageError, match=f"(?s)trajectory: .*{said}.*--trajectory "):
         loss(lambda latents, timestep: latents, **given)
-    assert "--trajectory makes" in caught.value.help_lines[0]
-
-
-# Runs of the family `tiny`.
 
 
 def made(
-    folder: Path,
-    teacher_steps: int = 5,
-    scale: float | None = None,
-    steps: tuple[int, ...] = (2, 2, 1, 2, 2, 1),
+    folder: Path, steps: tuple[int, ...] = (2, 2, 1, 2, 2, 1), **teacher: Any
 ) -> Path:
     """The model of `runs`, and a dataset that its own generation made."""
     project(folder)
@@ -172,20 +167,9 @@ def made(
     ]
     table = folder / "prompts.json"
     table.write_text(json.dumps(rows))
-    generate(
-        GenerateConfig(
-            model="tiny",
-            variant="base",
-            model_paths=config(folder).model_paths,
-            dataset=table,
-            trajectory=True,
-            guidance_scale=scale,
-            num_inference_steps=teacher_steps,
-            height=16,
-            width=16,
-            output=folder / "made",
-        )
-    )
+    given = {"num_inference_steps": 5, "height": 16, "width": 16, **teacher}
+    teaching = generation(folder / "model", folder / "made", dataset=table, **given)
+    generate(replace(teaching, trajectory=True))
     return folder
 
 
@@ -194,9 +178,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("project"))
 
 
-def imitate(folder: Path, **changes: Any) -> TrainConfig:
-    given = {"task": "trajectory_imitation", "dataset_base_path": folder / "made"}
-    return config(folder, **{**given, **changes})
+def imitate(folder: Path, stage: str = "", **changes: Any) -> TrainConfig:
+    given = {"dataset_base_path": folder / "made", **changes}
+    return config(folder, task=f"trajectory_imitation{stage}", **given)
 
 
 def losses_of(given: TrainConfig, rows: tuple[int, ...]) -> Tensor:
@@ -213,10 +197,12 @@ def test_the_student_starts_as_its_teacher_if_it_has_as_many_steps(
     """So the loss runs the same model at the same latents as inference did; with fewer
     steps, and with guidance, there is something to learn.
     """
-    equal = made(tmp_path / "equal", teacher_steps=2, steps=(2,) * 6)
+    twice = {"steps": (2,) * 6}
+    equal = made(tmp_path / "equal", num_inference_steps=2, **twice)
     assert losses_of(imitate(equal), (0, 1)).max() < 1e-9
-    for teacher in ({"teacher_steps": 6}, {"teacher_steps": 2, "scale": 3.0}):
-        other = made(tmp_path / str(teacher), steps=(2,) * 6, **teacher)
+    for steps, scale in ((6, None), (2, 3.0)):
+        teacher = {"num_inference_steps": steps, "guidance_scale": scale, **twice}
+        other = made(tmp_path / str(steps), **teacher)
         assert losses_of(imitate(other), (0, 1)).min() > 1e-4
 
 
@@ -226,17 +212,16 @@ def test_a_batch_has_the_losses_of_its_samples(here: Path) -> None:
     assert (together - torch.cat(alone)).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize(
-    "flags", [{}, {"trainable_models": "dit"}, {"trainable_models": "text_encoder"}]
-)
+@pytest.mark.parametrize("trained", [None, "dit", "text_encoder"])
 def test_two_stages_train_as_one_bit_for_bit(
-    flags: dict[str, str], here: Path, tmp_path: Path
+    trained: str | None, here: Path, tmp_path: Path
 ) -> None:
-    shared: dict[str, Any] = {**flags, "batch_size": 2, "num_epochs": 2}
+    shared: dict[str, Any] = {"batch_size": 2, "num_epochs": 2}
+    shared["trainable_models"] = trained
     run(imitate(here, output_path=tmp_path / "one", **shared))
     shared |= {"feature_cache": tmp_path / "cache", "output_path": tmp_path / "two"}
-    run(imitate(here, task="trajectory_imitation:data_process", **shared))
-    run(imitate(here, task="trajectory_imitation:train", **shared))
+    for stage in (":data_process", ":train"):
+        run(imitate(here, stage, **shared))
     assert same(outcome(tmp_path / "one"), outcome(tmp_path / "two"))
 
 
@@ -249,22 +234,15 @@ def test_rows_of_one_batch_have_one_number_of_steps(here: Path) -> None:
 def test_the_teachers_image_is_neither_decoded_nor_encoded(here: Path) -> None:
     setup = resolve(imitate(here))
     plan = setup.plan(setup.dataset.input_sets[0])
-    assert set(plan.cached_values) == {
-        "trajectory",
-        "num_inference_steps",
-        "prompt_emb",
-        "prompt_mask",
-    }
+    wanted = {"trajectory", "num_inference_steps", "prompt_emb", "prompt_mask"}
+    assert set(plan.cached_values) == wanted
     assert "vae" not in plan.components[""]
 
 
 def test_a_dataset_without_trajectories_is_told_what_makes_them(tmp_path: Path) -> None:
     project(tmp_path)
-    with pytest.raises(UsageError, match="no column 'trajectory'") as caught:
+    with pytest.raises(UsageError, match=r"(?s)'trajectory'.*--trajectory "):
         run(config(tmp_path, task="trajectory_imitation", dry_run=True))
-    assert caught.value.help_lines[0] == (
-        "dstrain generate --dataset TABLE --trajectory makes a dataset with it"
-    )
 
 
 def test_a_damaged_path_is_a_bad_file_of_its_row(tmp_path: Path) -> None:
@@ -273,20 +251,20 @@ def test_a_damaged_path_is_a_bad_file_of_its_row(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"metadata\.csv:\d+:trajectory") as caught:
+    place = rf"metadata\.csv:\d+:trajectory: .*{path.name}"
+    with pytest.raises(UsageError, match=place):
         run(imitate(tmp_path))
-    assert path.name in caught.value.what
     skipping = {"on_bad_sample": "skip", "output_path": tmp_path / "kept"}
     run(imitate(tmp_path, **skipping))
     assert len(log(tmp_path / "kept")) == 5
     path.write_bytes(content[:-8])
-    with pytest.raises(UsageError, match="1 bad value"):
+    with pytest.raises(UsageError, match=place):
         run(imitate(tmp_path, output_path=tmp_path / "third"))
 
 
 def test_views_of_the_images_are_refused(here: Path) -> None:
     for flag in ({"flip": True}, {"crops": 2}):
-        with pytest.raises(UsageError, match="tensors of column 'trajectory'"):
+        with pytest.raises(UsageError, match="'trajectory'"):
             run(imitate(here, **flag))
 
 
@@ -299,53 +277,26 @@ def test_every_part_of_a_denoiser_is_loaded() -> None:
 
 def test_a_student_learns_its_teachers_way(tmp_path: Path) -> None:
     """Small, but whole: in one command, from a guided teacher, and all weights."""
-    made(tmp_path, teacher_steps=12, scale=2.0, steps=(2,) * 6)
-    run(
-        imitate(
-            tmp_path,
-            feature_cache=tmp_path / "cache",
-            trainable_models="dit",
-            batch_size=6,
-            num_epochs=60,
-            learning_rate=1e-2,
-        )
-    )
+    made(tmp_path, (2,) * 6, num_inference_steps=12, guidance_scale=2.0)
+    flags: dict[str, Any] = {"trainable_models": "dit", "learning_rate": 1e-2}
+    flags |= {"feature_cache": tmp_path / "cache", "batch_size": 6, "num_epochs": 60}
+    run(imitate(tmp_path, **flags))
     losses = [numbers["loss"] for numbers in log(tmp_path / "out")]
     assert losses[-1] < losses[0] / 2
-    assert files(tmp_path / "out")
 
 
 def test_a_changed_path_is_another_value_of_the_cache(tmp_path: Path) -> None:
     made(tmp_path)
     cache = {"feature_cache": tmp_path / "cache"}
-    run(imitate(tmp_path, task="trajectory_imitation:data_process", **cache))
+    run(imitate(tmp_path, ":data_process", **cache))
     path = next((tmp_path / "made/trajectory").iterdir())
     tensors = load_file(path)
     save_file({**tensors, LATENTS: tensors[LATENTS] + 1}, path)
-    run(imitate(tmp_path, task="trajectory_imitation:data_process", **cache))
+    run(imitate(tmp_path, ":data_process", **cache))
     both: dict[str, Any] = {"max_steps": 6, "save_steps": 6}
-    run(
-        imitate(
-            tmp_path,
-            task="trajectory_imitation:train",
-            output_path=tmp_path / "two",
-            **cache,
-            **both,
-        )
-    )
+    run(imitate(tmp_path, ":train", output_path=tmp_path / "two", **cache, **both))
     run(imitate(tmp_path, output_path=tmp_path / "one", **both))
     assert same(files(tmp_path / "one"), files(tmp_path / "two"))
-
-
-def test_a_file_with_other_tensors_is_refused() -> None:
-    with pytest.raises(UsageError, match="is a file with image; expected latents and"):
-        trajectory_imitation(
-            lambda latents, timestep: latents,
-            [{"image": PATH}],
-            STEPS,
-            constrain_latents=hold_nothing,
-            inference_sigmas=partial(inference_sigmas, SCHEDULE),
-        )
 
 
 def test_a_dry_run_plans_memory_by_the_shapes_of_the_paths(
@@ -354,4 +305,4 @@ def test_a_dry_run_plans_memory_by_the_shapes_of_the_paths(
     run(imitate(here, dry_run=True))
     out = capsys.readouterr().out
     assert re.search("activations +[0-9.]+ KiB", out)
-    assert "computed for the largest sample, metadata.csv:" in out
+    assert "metadata.csv:" in out

@@ -3,11 +3,14 @@
 import pytest
 from dstrain import UsageError
 from dstrain.training import SKIPPED, hold_out
-from dstrain.training.held_out import is_held_out
 
 
 def chosen(rows: int, seed: int, fraction: float) -> set[int]:
-    return {row for row in range(rows) if is_held_out(row, seed, fraction)}
+    """The rows that are held out of so many with one sample each."""
+    _, held_out = hold_out(
+        [0] * rows, [(row, 0) for row in range(rows)], seed, fraction
+    )
+    return {row for row, _ in held_out.tolist()}
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5])
@@ -26,8 +29,7 @@ def test_all_chunks_of_a_row_are_on_one_side_and_skipped_rows_on_neither() -> No
     ids = [(row, chunk) for row in range(40) for chunk in range(2)]
     groups = [SKIPPED if row < 10 else row % 3 for row, _ in ids]
     trained, held_out = hold_out(groups, ids, 0, 0.3)
-    rows = {row for row, _ in held_out.tolist()}
-    assert rows == {row for row in chosen(40, 0, 0.3) if row >= 10}
+    rows = {row for row in chosen(40, 0, 0.3) if row >= 10}
     assert held_out.tolist() == [[*one] for one in ids if one[0] in rows]
     for group, kept, (row, _) in zip(groups, trained, ids, strict=True):
         assert kept == (SKIPPED if row in rows else group)
@@ -40,13 +42,11 @@ def test_without_a_fraction_nothing_is_held_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fraction", "words"),
-    [(1e-6, "chooses 0 of 3 rows"), (1 - 1e-6, "chooses 3 of 3 rows")],
+    ("fraction", "said"), [(1e-6, "0 of 3 .* larger"), (1 - 1e-6, "3 of 3 .* smaller")]
 )
 def test_a_fraction_that_leaves_no_row_on_one_side_is_refused(
-    fraction: float, words: str
+    fraction: float, said: str
 ) -> None:
     ids = [(row, 0) for row in range(4)]
-    with pytest.raises(UsageError, match=words) as caught:
+    with pytest.raises(UsageError, match=f"(?s)--validation_split: .*{said}"):
         hold_out([0, 0, SKIPPED, 0], ids, 0, fraction)
-    assert caught.value.where == "--validation_split"

@@ -2,7 +2,6 @@
 batch is cut up.
 """
 
-from itertools import islice
 from typing import Any, TypedDict
 
 import pytest
@@ -29,12 +28,13 @@ from dstrain.plugin import (
     Unit,
 )
 from dstrain.training import Order, split_across_ranks
-from dstrain.training.losses import mean_square
 from torch import Tensor, nn
 
 SCHEDULE = FlowMatchSchedule(shift=3.0)
 KEYS = [SampleKey(0, 0, 0, row) for row in range(3)]
 LATENTS = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+NOISE = Rng(KEYS).normal("noise", LATENTS.shape[1:])
+SIGMA = TimestepSampler(SCHEDULE).draw(Rng(KEYS))
 
 
 def hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> LatentConstraint:
@@ -46,76 +46,62 @@ def loss(
     latents: Tensor = LATENTS,
     constrain_latents: Any = hold_nothing,
     loss_weight: Tensor | None = None,
-    **timestep_sampler: Any,
+    weighting: Any = "none",
 ) -> Tensor:
-    keys = KEYS[: len(latents)]
     return flow_match(
         predict,
         latents,
         loss_weight,
-        timestep_sampler=TimestepSampler(SCHEDULE, **timestep_sampler),
+        timestep_sampler=TimestepSampler(SCHEDULE, weighting=weighting),
         constrain_latents=constrain_latents,
-        rng=Rng(keys),
+        rng=Rng(KEYS[: len(latents)]),
     )
 
 
-def drawn(**timestep_sampler: Any) -> tuple[Tensor, Tensor]:
-    """The sigmas and noises of the three samples."""
-    rng = Rng(KEYS)
-    return TimestepSampler(SCHEDULE, **timestep_sampler).draw(rng), rng.normal(
-        "noise", LATENTS.shape[1:]
-    )
+def off_by(error: Tensor | float) -> Any:
+    """A prediction with this error."""
+    return lambda noisy_latents, timestep: NOISE - LATENTS + error
+
+
+def mixture(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
+    return noisy_latents
 
 
 def test_the_right_prediction_costs_nothing_and_another_its_square() -> None:
-    _, noise = drawn()
-    assert loss(lambda noisy_latents, timestep: noise - LATENTS).tolist() == [0, 0, 0]
-    assert loss(
-        lambda noisy_latents, timestep: noise - LATENTS + 2, weighting="none"
-    ).tolist() == pytest.approx([4, 4, 4])
+    assert loss(off_by(0), weighting="bsmntw").tolist() == [0, 0, 0]
+    assert loss(off_by(2)).tolist() == pytest.approx([4, 4, 4])
 
 
 def test_the_denoiser_sees_the_mixture_and_an_fp32_timestep_per_sample() -> None:
-    sigma, noise = drawn()
-
     def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
-        level = sigma.view(-1, 1, 1, 1)
-        assert torch.equal(noisy_latents, (1 - level) * LATENTS + level * noise)
+        level = SIGMA.view(-1, 1, 1, 1)
+        assert torch.equal(noisy_latents, (1 - level) * LATENTS + level * NOISE)
         assert timestep.dtype == torch.float32
-        assert torch.equal(timestep, sigma * 1000)
+        assert torch.equal(timestep, SIGMA * 1000)
         return noisy_latents
 
     assert loss(predict).shape == (3,)
 
 
 def test_samples_are_weighed_by_their_own_sigma() -> None:
-    sigma, _ = drawn()
-    plain, weighed = (
-        loss(lambda noisy_latents, timestep: noisy_latents * 0, weighting=name)
-        for name in ("none", "bsmntw")
-    )
-    assert torch.allclose(weighed, plain * TimestepSampler(SCHEDULE).weight(sigma))
+    weight = TimestepSampler(SCHEDULE).weight(SIGMA)
+    weighed = loss(mixture, weighting="bsmntw")
+    assert torch.allclose(weighed, loss(mixture) * weight)
 
 
 def test_a_batch_has_the_losses_of_its_samples() -> None:
-    whole = loss(lambda noisy_latents, timestep: noisy_latents)
-    assert torch.equal(
-        whole[:1], loss(lambda noisy_latents, timestep: noisy_latents, LATENTS[:1])
-    )
+    assert torch.equal(loss(mixture)[:1], loss(mixture, LATENTS[:1]))
 
 
 def test_a_bf16_prediction_is_compared_in_fp32() -> None:
-    _, noise = drawn()
-    half = (noise - LATENTS).bfloat16()
-    losses = loss(lambda noisy_latents, timestep: half, weighting="none")
+    half = (NOISE - LATENTS).bfloat16()
+    losses = loss(lambda noisy_latents, timestep: half)
     assert losses.dtype == torch.float32
-    assert torch.allclose(
-        losses, (half.float() - (noise - LATENTS)).square().flatten(1).mean(1)
-    )
+    error = half.float() - (NOISE - LATENTS)
+    assert torch.allclose(losses, error.square().flatten(1).mean(1))
 
 
 def test_constrained_latents_are_seen_and_what_is_masked_costs_nothing() -> None:
-    _, noise = drawn()
     mask = torch.zeros(3, 1, 4, 4)
     mask[:, :, 0] = 1
 
@@ -127,15 +113,10 @@ def test_constrained_latents_are_seen_and_what_is_masked_costs_nothing() -> None
     def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
         assert noisy_latents.unique().tolist() == [7]
         assert timestep.tolist() == [0, 0, 0]
-        return noise - LATENTS + 3 * mask + 100 * (1 - mask)
+        return NOISE - LATENTS + 3 * mask + 100 * (1 - mask)
 
-    assert loss(
-        predict, constrain_latents=constrain_latents, weighting="none"
-    ).tolist() == pytest.approx([9, 9, 9])
-
-
-# The gradient of a global batch, however it is cut into micro-batches and dealt to
-# processes.
+    found = loss(predict, constrain_latents=constrain_latents)
+    assert found.tolist() == pytest.approx([9, 9, 9])
 
 
 class Made(TypedDict):
@@ -156,7 +137,7 @@ def shape() -> tuple[int, ...]:
     return (1, 3)
 
 
-WIRING = PipelineSpec(
+SPEC = PipelineSpec(
     family="toy",
     variant="base",
     components=("dit",),
@@ -177,30 +158,23 @@ def gradient(count: int, batch_size: int, processes: int) -> tuple[float, list[T
     """
     torch.manual_seed(0)
     dit = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
-    module = TrainingModule(Pipeline(WIRING, RECORD, {"dit": dit}), SFT, stage="train")
+    module = TrainingModule(Pipeline(SPEC, RECORD, {"dit": dit}), SFT, stage="train")
     module.switch_to_training_mode(Trainables(("dit",)))
     numbers = torch.randn(count, 2, 1, 3, generator=torch.Generator().manual_seed(1))
     samples = [
         Sample({"input_latents": own[0], "clue": own[1]}, frozenset({"number"}))
         for own in numbers
     ]
-    (keys,) = islice(
-        Order(
-            (0,) * count, 1, count, 0, [(row, 0) for row in range(count)]
-        ).global_batches(0),
-        1,
-    )
+    order = Order((0,) * count, 1, count, 0, [(row, 0) for row in range(count)])
+    (keys,) = order.global_batches(0)
     total = 0.0
     for rank in range(processes):
         for micro in split_across_ranks(keys, batch_size, rank, processes):
             part = module(Batch(micro, [samples[key.row] for key in micro.keys]))
             part.backward()
             total += float(part.detach())
-    return total, [
-        parameter.grad
-        for parameter in module.trained_parameters
-        if parameter.grad is not None
-    ]
+    grads = [parameter.grad for parameter in module.trained_parameters]
+    return total, [one for one in grads if one is not None]
 
 
 @pytest.mark.parametrize(
@@ -232,15 +206,6 @@ def test_accumulation_and_processes_give_the_gradient_of_one_batch(
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
-# Masks
-
-
-def off_by(error: Tensor) -> Any:
-    """A prediction with this error."""
-    _, noise = drawn()
-    return lambda noisy_latents, timestep: noise - LATENTS + error
-
-
 ERROR = torch.arange(16.0).view(1, 1, 4, 4)
 LEFT = torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(3, 1, 4, 4)
 
@@ -248,55 +213,44 @@ LEFT = torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(3, 1, 4, 4)
 def test_a_weighted_loss_is_the_mean_over_what_counts() -> None:
     weight = torch.tensor([1.0, 0.5, 0.0, 0.0]).expand(3, 1, 4, 4)
     square = ERROR.square()
-    expected = ((square * weight).sum((1, 2, 3)) / weight.sum((1, 2, 3))).tolist()
-    found = loss(off_by(ERROR), loss_weight=weight, weighting="none")
-    assert found.tolist() == pytest.approx(expected)
-
-
-def test_a_small_mask_does_not_make_a_small_loss() -> None:
+    expected = (square * weight).sum((1, 2, 3)) / weight.sum((1, 2, 3))
+    found = loss(off_by(ERROR), loss_weight=weight)
+    assert found.tolist() == pytest.approx(expected.tolist())
     one = torch.zeros(3, 1, 4, 4)
     one[:, :, 2, 1] = 1
-    found = loss(off_by(torch.tensor(3.0)), loss_weight=one, weighting="none")
-    assert found.tolist() == pytest.approx([9, 9, 9])
+    assert loss(off_by(3), loss_weight=one).tolist() == pytest.approx([9, 9, 9])
 
 
 def test_what_has_no_weight_has_no_gradient() -> None:
+    """Others have one as large as if these were all latents."""
     error = torch.ones(3, 2, 4, 4, requires_grad=True)
-    loss(off_by(error), loss_weight=LEFT, weighting="none").sum().backward()
+    loss(off_by(error), loss_weight=LEFT).sum().backward()
     assert error.grad is not None
-    assert error.grad[..., :2].all() and not error.grad[..., 2:].any()
-    # As large as if these were all latents: 2 x error / (2 channels x 8 positions).
-    assert error.grad[..., :2].flatten().tolist() == pytest.approx([2 / 16] * 48)
+    assert not error.grad[..., 2:].any()
+    counted = 2 / (2 * 8)
+    assert error.grad[..., :2].flatten().tolist() == pytest.approx([counted] * 48)
 
 
 @pytest.mark.parametrize("value", [1.0, 0.3])
 def test_equal_weights_change_no_bit(value: float) -> None:
-    def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
-        return noisy_latents
-
     weight = torch.full((3, 1, 4, 4), value)
-    weighted = loss(predict, loss_weight=weight)
-    assert torch.equal(weighted, loss(predict)) or value != 1
-    torch.testing.assert_close(weighted, loss(predict))
+    weighted = loss(mixture, loss_weight=weight)
+    assert torch.equal(weighted, loss(mixture)) or value != 1
+    torch.testing.assert_close(weighted, loss(mixture))
+
+
+def holding(mask: Tensor) -> Any:
+    """What a variant keeps fixed where the mask is 0."""
+    return lambda latents, timestep, noise: LatentConstraint(latents, timestep, mask)
 
 
 def test_of_what_a_variant_holds_nothing_counts_whatever_its_weight() -> None:
     lower = torch.zeros(1, 1, 4, 1)
     lower[:, :, 2:] = 1
-
-    def constrain_latents(
-        latents: Tensor, timestep: Tensor, noise: Tensor
-    ) -> LatentConstraint:
-        return LatentConstraint(latents, timestep, lower)
-
-    given: dict[str, Any] = {
-        "constrain_latents": constrain_latents,
-        "weighting": "none",
-    }
     weight = LEFT * torch.tensor([2.0, 1.0, 3.0, 1.0]).view(4, 1)
     counted = weight * lower
-    square = ERROR.square()
-    expected = (square * counted).sum((1, 2, 3)) / counted.sum((1, 2, 3))
+    expected = (ERROR.square() * counted).sum((1, 2, 3)) / counted.sum((1, 2, 3))
+    given: dict[str, Any] = {"constrain_latents": holding(lower)}
     found = loss(off_by(ERROR), loss_weight=weight, **given)
     assert found.tolist() == pytest.approx(expected.tolist())
     ones = loss(off_by(ERROR), loss_weight=torch.ones(3, 1, 4, 4), **given)
@@ -308,16 +262,18 @@ def test_a_sample_of_which_nothing_counts_has_loss_0_and_gradient_0() -> None:
     right = 1 - LEFT
     weight = torch.cat([LEFT[:1], right[1:]])
     error = torch.ones(3, 2, 4, 4, requires_grad=True)
-    found = mean_square(error, right, weight)
+    given: dict[str, Any] = {"constrain_latents": holding(right)}
+    found = loss(off_by(error), loss_weight=weight, **given)
     assert found[0] == 0
-    assert torch.equal(found[1:], mean_square(error, right, right)[1:])
+    assert torch.equal(found[1:], loss(off_by(1), loss_weight=right, **given)[1:])
     found.sum().backward()
     assert error.grad is not None
     assert not error.grad[0].any() and error.grad[1:].any()
     assert error.grad.isfinite().all()
-    assert mean_square(error, None, torch.zeros(3, 1, 4, 4)).tolist() == [0, 0, 0]
+    nothing = loss(off_by(1), loss_weight=torch.zeros(3, 1, 4, 4))
+    assert nothing.tolist() == [0, 0, 0]
 
 
 def test_weights_of_another_size_than_the_latents_are_refused() -> None:
-    with pytest.raises(UsageError, match="latent_shape of the variant"):
+    with pytest.raises(UsageError, match=r"\[3, 1, 1, 4\].*\[3, 2, 4, 4\]"):
         loss(off_by(ERROR), loss_weight=torch.ones(3, 1, 1, 4))

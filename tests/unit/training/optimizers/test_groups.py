@@ -1,76 +1,109 @@
-"""Components have learning rates of their own, and no name is ignored."""
+"""Components have learning rates of their own, no name is ignored, and an optimizer fits
+what it trains.
+"""
+
+from typing import Any
 
 import pytest
 import torch
 from dstrain import UsageError
 from dstrain.config import parse_learning_rates
-from dstrain.training.optimizers import check_names
-from dstrain.training.optimizers.groups import parameter_groups
+from dstrain.config.options import OptimizerOptions
+from dstrain.training.optimizers import (
+    build_optimizer,
+    check_names,
+    choose_optimizer,
+    effective_rate,
+)
 from torch import nn
+from torch.optim import Optimizer
 
 NAMES = ("dit.blocks.0.weight", "dit.norm.weight", "text_encoder.weight")
-PARAMETERS = {name: nn.Parameter(torch.zeros(1)) for name in NAMES}
 
 
-def rates_of(value: float | str) -> list[tuple[float, list[str]]]:
-    groups = parameter_groups(PARAMETERS, parse_learning_rates(value, 1.0))
-    names = {id(one): name for name, one in PARAMETERS.items()}
-    return [(g["lr"], [names[id(one)] for one in g["params"]]) for g in groups]
+def built(*names: str, shape: tuple[int, ...] = (2, 2), **flags: Any) -> Optimizer:
+    parameters = {name: nn.Parameter(torch.zeros(shape)) for name in names}
+    return build_optimizer(choose_optimizer(OptimizerOptions(**flags)), parameters)
 
 
-def test_one_rate_is_one_group_in_the_order_of_the_parameters() -> None:
-    assert rates_of(0.5) == [(0.5, list(NAMES))]
-    assert rates_of("dit=0.5,text_encoder=0.5") == [(0.5, list(NAMES))]
-
-
-def test_each_component_has_its_own() -> None:
-    assert rates_of("dit=0.5,text_encoder=0.1") == [
-        (0.5, list(NAMES[:2])),
-        (0.1, [NAMES[2]]),
-    ]
-    assert rates_of("1,dit.blocks=0.5") == [(0.5, [NAMES[0]]), (1.0, list(NAMES[1:]))]
+def groups_of(*names: str, **flags: Any) -> list[tuple[float, list[str]]]:
+    """The groups of parameters of these names: rates and names."""
+    groups = built(*names, **flags).state_dict()["param_groups"]
+    return [(group["lr"], [names[one] for one in group["params"]]) for group in groups]
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("rates", "groups"),
     [
-        ("1,dit.block=1", "nothing of 'dit.block' is trained; did you mean 'dit.blocks.0'"),
-        ("dit.blocks=1,text_encoder=1", "1 trained parameters have none: dit.norm.weight"),
+        (0.5, [(0.5, [*NAMES])]),
+        ("dit=0.5,text_encoder=0.5", [(0.5, [*NAMES])]),
+        ("dit=0.5,text_encoder=0.1", [(0.5, [*NAMES[:2]]), (0.1, [NAMES[2]])]),
+        ("1,dit.blocks=0.5", [(0.5, [NAMES[0]]), (1.0, [*NAMES[1:]])]),
     ],
-)  # fmt: skip
-def test_names_that_fit_nothing_and_parameters_without_one_are_refused(
-    value: str, message: str
+)
+def test_each_rate_is_one_group_in_the_order_of_the_parameters(
+    rates: Any, groups: list[tuple[float, list[str]]]
 ) -> None:
-    with pytest.raises(UsageError, match=message):
-        rates_of(value)
+    assert groups_of(*NAMES, learning_rate=rates) == groups
+    assert effective_rate(built(*NAMES, learning_rate=rates)) == groups[0][0]
 
 
-TRAINED = ("transformer", "text_encoder")
-
-
-def test_a_name_may_stand_for_several_components() -> None:
-    rates = parse_learning_rates("1,dit.blocks=0.5", 1.0)
-    found = check_names(rates, TRAINED, {"dit": ("transformer", "transformer_2")})
-    assert found.by_name == {"transformer.blocks": 0.5}
-
-
-def test_the_denoisers_name_is_that_of_an_expert_where_that_is_trained() -> None:
-    both = {"dit": ("dit", "dit2")}
-    for value in ("dit=2,dit2=1", "dit2=1,dit=2"):
-        rates = parse_learning_rates(value, 1.0)
-        assert check_names(rates, ("dit", "dit2"), both).by_name == {
-            "dit": 2,
-            "dit2": 1,
-        }
-    for value, components in (("dit=2", ("dit2",)), ("1,dit=2", ("dit2", "vae"))):
-        other = check_names(parse_learning_rates(value, 1.0), components, both)
-        assert other.of("dit2") == 2
+def test_b_matrices_learn_at_a_multiple() -> None:
+    down, up = (f"dit.to_q.lora_{one}.default.weight" for one in "AB")
+    flags = {"learning_rate": 0.5, "loraplus_lr_ratio": 16.0}
+    assert groups_of(down, up, **flags) == [(0.5, [down]), (8.0, [up])]
+    flags["loraplus_lr_ratio"] = 1.0
+    assert groups_of(down, up, **flags) == [(0.5, [down, up])]
 
 
 @pytest.mark.parametrize(
-    ("value", "components", "plain"),
+    ("rates", "said"),
+    [
+        ("1,dit.block=1", r"'dit\.block'.*'dit\.blocks\.0'"),
+        ("dit.blocks=1,text_encoder=1", r"1 .*dit\.norm\.weight"),
+    ],
+)
+def test_names_that_fit_nothing_and_parameters_without_one_are_refused(
+    rates: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=f"--learning_rate: .*{said}"):
+        built(*NAMES, learning_rate=rates)
+
+
+def test_an_optimizer_of_matrices_gets_no_vector() -> None:
+    flags = {"optimizer": "torch.optim.Muon"}
+    assert built("dit.1", **flags).param_groups
+    with pytest.raises(UsageError, match=r"--optimizer: .*dit\.1 .*\[2\]"):
+        built("dit.1", shape=(2,), **flags)
+
+
+def test_prodigy_logs_its_estimate() -> None:
+    optimizer = built("dit.1", optimizer="prodigy", optimizer_args=("d0=0.25",))
+    assert effective_rate(optimizer) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("rates", "components", "by_name"),
+    [
+        ("1,dit.blocks=0.5", ("dit2", "vae"), {"dit2.blocks": 0.5}),
+        ("dit=2,dit2=1", ("dit", "dit2"), {"dit": 2, "dit2": 1}),
+        ("dit2=1,dit=2", ("dit", "dit2"), {"dit": 2, "dit2": 1}),
+        ("1,dit=2", ("dit2", "vae"), {"dit2": 2}),
+    ],
+)
+def test_the_denoisers_name_is_that_of_an_expert_where_that_is_trained(
+    rates: str, components: tuple[str, ...], by_name: dict[str, float]
+) -> None:
+    given = parse_learning_rates(rates, 1.0)
+    found = check_names(given, components, {"dit": ("dit", "dit2")})
+    assert found.by_name == by_name
+
+
+@pytest.mark.parametrize(
+    ("rates", "components", "plain"),
     [
         ("dit=2", ("dit",), 2),
+        ("dit=2", ("dit2",), 2),
         ("1,dit=2", ("dit",), 2),
         ("2,dit=2", ("dit",), 2),
         ("dit=2,vae=2", ("dit", "vae"), 2),
@@ -80,31 +113,22 @@ def test_the_denoisers_name_is_that_of_an_expert_where_that_is_trained() -> None
     ],
 )
 def test_one_rate_for_all_is_one_number_however_it_is_written(
-    value: str, components: tuple[str, ...], plain: float | str
+    rates: str, components: tuple[str, ...], plain: float | str
 ) -> None:
-    found = check_names(parse_learning_rates(value, 1.0), components, {})
-    assert found.plain == plain
+    given = parse_learning_rates(rates, 1.0)
+    assert check_names(given, components, {"dit": ("dit", "dit2")}).plain == plain
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("rates", "said"),
     [
-        ("1,text_encode=1", "'text_encode' is not trained; did you mean 'text_encoder'"),
-        ("text_encoder=1", "transformer is trained, too, and has none"),
+        ("1,text_encode=1", "'text_encode'.*'text_encoder'"),
+        ("text_encoder=1", "transformer "),
     ],
-)  # fmt: skip
+)
 def test_components_are_checked_before_anything_is_loaded(
-    value: str, message: str
+    rates: str, said: str
 ) -> None:
-    with pytest.raises(UsageError, match=message):
-        check_names(parse_learning_rates(value, 1.0), TRAINED, {})
-
-
-def test_b_matrices_learn_at_a_multiple() -> None:
-    layer = "dit.to_q.lora_{}.default.weight"
-    own = {layer.format(one): nn.Parameter(torch.zeros(1)) for one in "AB"}
-    rates = parse_learning_rates(0.5, 1.0)
-    down, up = parameter_groups(own, rates, 16.0)
-    assert (down["lr"], up["lr"]) == (0.5, 8.0)
-    assert up["params"][0] is own[layer.format("B")]
-    assert len(parameter_groups(own, rates, 1.0)) == 1
+    trained = ("transformer", "text_encoder")
+    with pytest.raises(UsageError, match=f"--learning_rate: .*{said}"):
+        check_names(parse_learning_rates(rates, 1.0), trained, {})

@@ -1,14 +1,14 @@
 """Whole runs with other optimizers: what they save, log and resume."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dstrain import DstrainError, StateError, UsageError
+from dstrain import StateError, UsageError
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.resolve import resolve
-from dstrain.runs.validation_loss import held_out_losses
 from safetensors.torch import load_file, save_file
 
 from tests.support.processes import in_processes
@@ -23,7 +23,6 @@ from tests.support.runs import (
     same,
     stop_at,
     train,
-    training_run,
 )
 
 BF16 = {"trainable_dtype": "bf16", "mixed_precision": "bf16"}
@@ -46,22 +45,18 @@ def here(tiny: None, tmp_path: Path) -> Path:
     return project(tmp_path)
 
 
-def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    return [name for name in one if not same(one[name], other[name])]
-
-
 @pytest.mark.parametrize("flags", CASES, ids=lambda flags: "-".join(flags))
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(
     here: Path, flags: dict[str, Any]
 ) -> None:
-    common: dict[str, Any] = {"max_steps": 6, **flags}
-    whole = train(here, output_path=here / "whole", save_steps=3, **common)
+    common: dict[str, Any] = {"max_steps": 6, "save_steps": 3, **flags}
+    whole = train(here, output_path=here / "whole", **common)
     with pytest.raises(PowerCut):
-        train(here, stop_at(4), output_path=here / "cut", save_steps=3, **common)
-    train(here, output_path=here / "cut", save_steps=3, resume="auto", **common)
-    assert not differing(outcome(whole), outcome(here / "cut"))
+        train(here, stop_at(4), output_path=here / "cut", **common)
+    train(here, output_path=here / "cut", resume="auto", **common)
+    assert same(outcome(whole), outcome(here / "cut"))
     # A save, with its averages, changes nothing that is trained.
-    once = train(here, output_path=here / "once", save_steps=6, **common)
+    once = train(here, output_path=here / "once", **{**common, "save_steps": 6})
     assert log(once) == log(whole)
     last = {name: one for name, one in files(whole).items() if "step-6" in name}
     assert last
@@ -69,13 +64,8 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(
 
 
 def test_averaged_weights_are_saved_and_those_in_training_resumed(here: Path) -> None:
-    out = train(
-        here,
-        trainable_models="dit",
-        optimizer="schedulefree",
-        max_steps=3,
-        save_steps=3,
-    )
+    flags = {"trainable_models": "dit", "optimizer": "schedulefree"}
+    out = train(here, max_steps=3, save_steps=3, **flags)
     state = load_state(states(out)[0])
     saved = load_file(out / "step-3.safetensors")
     name = next(name for name in saved if f"dit.{name}" in state.trainable)
@@ -91,89 +81,77 @@ def test_the_rate_of_prodigy_is_the_one_it_found(here: Path) -> None:
 
 
 def test_files_and_states_of_bf16_weights(here: Path) -> None:
+    """Files of LoRA are in fp32, whatever trained them."""
     out = train(here, output_path=here / "full", max_steps=1, **FULL, **BF16)
-    saved = load_file(out / "step-1.safetensors")
-    floats = {one.dtype for one in saved.values() if one.is_floating_point()}
-    assert floats == {torch.bfloat16}
-    state = load_state(states(out)[0])
-    assert {one.dtype for one in state.trainable.values()} == {torch.bfloat16}
-    # Files of LoRA are in fp32, whatever trained them.
     lora = train(here, output_path=here / "lora", max_steps=1, lora_alpha=3.0, **BF16)
-    files = load_file(lora / "step-1.safetensors")
-    assert {one.dtype for one in files.values()} == {torch.float32}
+    saved, layers = (load_file(one / "step-1.safetensors") for one in (out, lora))
+    state = load_state(states(out)[0])
+    dtypes = [
+        {one.dtype for one in tensors.values() if one.is_floating_point()}
+        for tensors in (saved, state.trainable, layers)
+    ]
+    assert dtypes == [{torch.bfloat16}, {torch.bfloat16}, {torch.float32}]
 
 
 def test_each_component_learns_at_its_rate(here: Path) -> None:
     flags = {"trainable_models": "dit,text_encoder", "max_steps": 1}
-    rates = "dit=1e-2,text_encoder=1e-3"
-    run = training_run(config(here, learning_rate=rates, **flags))
-    assert [group["lr"] for group in run.optimizer.param_groups] == [1e-2, 1e-3]
-    assert run.learning_rate == 1e-2
-    out = train(here, learning_rate=rates, **flags)
+    out = train(here, learning_rate="dit=1e-2,text_encoder=1e-3", **flags)
     assert [row["learning_rate"] for row in log(out)] == [1e-2]
+    groups = load_state(states(out)[0]).optimizer["param_groups"]
+    assert [group["lr"] for group in groups] == [1e-2, 1e-3]
+
+
+def validation(folder: Path, row: int) -> dict[str, str]:
+    with (folder / "logs/validation.csv").open() as file:
+        return list(csv.DictReader(file))[row]
 
 
 def test_validation_and_previews_use_the_averages_and_leave_training_as_it_is(
     here: Path,
 ) -> None:
-    flags: dict[str, Any] = {
-        "optimizer": "schedulefree",
-        "learning_rate": 1e-2,
-        "trainable_models": "dit",
-        "max_steps": 4,
-        "save_steps": 2,
-        "validation_split": 0.3,
-    }
+    """What is saved is the average, so a run that starts from it shows the same."""
+    flags: dict[str, Any] = {"optimizer": "schedulefree", "trainable_models": "dit"}
+    flags |= {"max_steps": 4, "save_steps": 2, "validation_split": 0.3}
     shown = {"validation_steps": 1, "preview_prompt": ("dog",), "preview_steps": 1}
     plain = train(here, output_path=here / "plain", **flags)
     out = train(here, output_path=here / "out", **flags, **shown)
     assert log(out) == log(plain)
-    for step in (2, 4):
-        name = f"step-{step}.safetensors"
-        assert same(load_file(out / name), load_file(plain / name))
+    assert same(files(out), files(plain))
     one, other = (load_state(states(folder)[0]) for folder in (out, plain))
     assert same(vars(one), vars(other))
-    # What is saved is the average, so a run that starts from it shows the same.
-    saved = {"resume_from_checkpoint": out / "step-4.safetensors", "max_steps": 1}
-    start = training_run(config(here, **{**flags, **saved}))
-    losses = held_out_losses(start)
-    assert losses is not None
-    rows = (out / "logs/validation.csv").read_text().splitlines()
-    columns = rows[0].split(",")
-    last = dict(zip(columns, map(float, rows[-1].split(",")), strict=True))
-    assert last["step"] == 4
-    assert losses.mean().item() == pytest.approx(last["validation_loss"], rel=1e-5)
-    in_training = {
-        name.removeprefix("dit."): value for name, value in one.trainable.items()
-    }
-    assert not same(load_file(out / "step-4.safetensors"), in_training)
-    again = train(
-        here, output_path=here / "again", preview_steps=2, preview_prompt=("dog",),
-        **{**flags, **saved},
-    )  # fmt: skip
-    made = [folder / "previews" for folder in (out, again)]
-    first, second = made[0] / "step-000004-0.png", made[1] / "step-000000-0.png"
-    assert first.read_bytes() == second.read_bytes()
+    flags |= {"resume_from_checkpoint": out / "step-4.safetensors", "max_steps": 1}
+    again = train(here, output_path=here / "again", **flags, **shown)
+    last, first = validation(out, -1), validation(again, 0)
+    assert (last.pop("step"), first.pop("step")) == ("4", "0")
+    for name, value in last.items():
+        assert float(first[name]) == pytest.approx(float(value), rel=1e-5)
+    images = (out / "previews/step-000004-0.png", again / "previews/step-000000-0.png")
+    assert images[0].read_bytes() == images[1].read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("flags", "where", "message"),
+    ("flags", "said"),
     [
-        ({"learning_rate": "1,text_encoder=1"}, "--learning_rate", "'text_encoder' is not trained"),
-        ({"trainable_dtype": "bf16", "mixed_precision": "no"}, "--trainable_dtype", "--mixed_precision bf16"),
-        ({"optimizer": "prodigy", **BF16}, "--trainable_dtype", "all parameters together"),
-        ({"optimizer": "pytorch_optimizer.ScheduleFreeAdamW", "ema_decay": 0.9}, "--ema_decay", "averages"),
-        ({"optimizer": "torchao.optim.AdamW4bit"}, "--optimizer", "cannot be saved"),
-        ({"optimizer": f"{__name__}.Keeping"}, "--optimizer", "of type function cannot be stored"),
+        ({"learning_rate": "1,text_encoder=1"}, "--learning_rate: 'text_encoder'"),
+        (
+            {"trainable_dtype": "bf16", "mixed_precision": "no"},
+            "--trainable_dtype: .*--mixed_precision bf16",
+        ),
+        ({"optimizer": "prodigy", **BF16}, "--trainable_dtype: .*prodigy"),
+        (
+            {"optimizer": "pytorch_optimizer.ScheduleFreeAdamW", "ema_decay": 0.9},
+            "--ema_decay: ",
+        ),
+        ({"optimizer": "torchao.optim.AdamW4bit"}, "--optimizer: torchao"),
+        ({"optimizer": f"{__name__}.Keeping"}, "--optimizer: .*function"),
+        ({"optimizer": "adam8bit"}, "--optimizer: .*'adamw8bit'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_before_anything_is_loaded(
-    here: Path, flags: dict[str, Any], where: str, message: str
+    here: Path, flags: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(UsageError) as found:
+    with pytest.raises(UsageError, match=said):
         resolve(config(here, **flags))
-    assert found.value.where == where
-    assert message in str(found.value)
 
 
 class Keeping(torch.optim.SGD):
@@ -192,7 +170,7 @@ def print_it() -> None:
 
 
 def test_a_vector_is_refused_where_matrices_are_optimized(here: Path) -> None:
-    with pytest.raises(UsageError, match="takes matrices only"):
+    with pytest.raises(UsageError, match=r"--optimizer: .*\[\d+\]"):
         train(here, trainable_models="dit", optimizer="torch.optim.Muon")
     out = train(here, optimizer="torch.optim.Muon", max_steps=1)
     assert (out / "step-1.safetensors").exists()
@@ -200,75 +178,49 @@ def test_a_vector_is_refused_where_matrices_are_optimized(here: Path) -> None:
 
 def test_a_run_resumes_with_its_optimizer_alone(here: Path) -> None:
     out = train(here, optimizer="adamw8bit", max_steps=1, save_steps=1)
-
-    def again(**flags: Any) -> None:
-        train(here, output_path=out, max_steps=2, save_steps=1, resume="auto", **flags)
-
+    again: dict[str, Any] = {"max_steps": 2, "save_steps": 1, "resume": "auto"}
     for other in (
         {"optimizer": "lion8bit"},
         {"optimizer": "adamw"},
         {"optimizer": "adamw8bit", "optimizer_args": ("betas=0.8,0.9",)},
         {"optimizer": "adamw8bit", "loraplus_lr_ratio": 2.0},
     ):
-        with pytest.raises(StateError, match="different settings") as found:
-            again(**other)
-        assert any(f"--{name}" in str(found.value) for name in other)
-    again(optimizer="paged_adamw8bit", optimizer_args=("betas=0.9,0.999",))
+        with pytest.raises(StateError, match=f"--{[*other][-1]}"):
+            train(here, **again, **other)
+    equal = {"optimizer": "paged_adamw8bit", "optimizer_args": ("betas=0.9,0.999",)}
+    train(here, **again, **equal)
     assert len(log(out)) == 2
 
 
 def test_the_default_run_is_what_it_was(here: Path) -> None:
     given = train(here, output_path=here / "a", max_steps=2)
-    spelled = train(
-        here,
-        output_path=here / "b",
-        max_steps=2,
-        optimizer="adamw",
-        optimizer_args=("betas=0.9,0.999", "fused=True"),
-    )
-    assert not differing(outcome(given), outcome(spelled))
+    spelled = {
+        "optimizer": "adamw",
+        "optimizer_args": ("betas=0.9,0.999", "fused=True"),
+    }
+    other = train(here, output_path=here / "b", max_steps=2, **spelled)
+    assert same(outcome(given), outcome(other))
 
 
 def test_two_processes_round_alike(here: Path) -> None:
-    flags: dict[str, Any] = {
-        **FULL,
-        **BF16,
-        "max_steps": 4,
-        "output_path": here / "two",
-    }
+    flags: dict[str, Any] = {"max_steps": 4, "output_path": here / "two"}
 
     def work(rank: int) -> None:
-        steps = []
+        seen: dict[str, torch.Tensor] = {}
+        steps = iter("0123")
 
         def note(module: Any) -> None:
-            own = module.trained.parameters
-            steps.append({name: one.detach().clone() for name, one in own.items()})
+            number = next(steps)
+            for name, one in module.trained.parameters.items():
+                seen[f"{number}.{name}"] = one.detach().clone()
 
-        train(here, changed(note), **flags)
-        assert len(steps) == 4
-        save_file(
-            {
-                f"{i}.{name}": one
-                for i, own in enumerate(steps)
-                for name, one in own.items()
-            },
-            here / f"rank-{rank}.safetensors",
-        )
+        train(here, changed(note), **flags, **FULL, **BF16)
+        assert not list(steps)
+        save_file(seen, here / f"rank-{rank}.safetensors")
 
     ended = in_processes(2, work, here)
     assert ended.codes == (0, 0), ended.said
     one, other = (load_file(here / f"rank-{rank}.safetensors") for rank in (0, 1))
-    drifted = [name for name in one if not torch.equal(one[name], other[name])]
-    assert not drifted
-    first, last = (
-        [value for name, value in one.items() if name.startswith(f"{step}.")]
-        for step in (0, 3)
-    )
-    assert not same(first, last)
-
-
-def test_an_error_has_the_way_out(here: Path) -> None:
-    with pytest.raises(DstrainError) as found:
-        resolve(config(here, optimizer="adam8bit"))
-    assert found.value.exit_code == 2
-    assert "did you mean 'adamw8bit'" in str(found.value)
+    assert same(one, other)
+    names = [name.removeprefix("0.") for name in one if name.startswith("0.")]
+    assert not any(torch.equal(one[f"0.{name}"], one[f"3.{name}"]) for name in names)
