@@ -1,0 +1,233 @@
+"""Failures of a hub, a disk or a connection end in one error, leave no half file, and
+the next run completes what is missing.
+"""
+
+import errno
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dstrain import DstrainError, StateError, SystemFault
+from dstrain.models.hub import ModelSource, fetch
+from dstrain.storage import sha256
+
+from tests.support.forks import fork
+from tests.support.hub_server import Faults, Hub, point_at, serving, use
+
+TINY, PATTERN = "Tiny/Tiny", "transformer/*.safetensors"
+LARGE = "transformer/b.safetensors"
+BASE = "DSTRAIN_MODEL_BASE_PATH"
+NAMES = ["transformer/a.safetensors", LARGE]
+SIZE = 300_000
+TOKEN = "HF_TOKEN|MODELSCOPE_API_TOKEN"
+CASES: dict[str, tuple[Faults, type[DstrainError], str]] = {
+    "cut": (Faults(LARGE, cut_at=100_000), SystemFault, LARGE),
+    "wrong bytes": (Faults(LARGE, wrong=True), SystemFault, LARGE),
+    "too short": (Faults(LARGE, short=True), SystemFault, LARGE),
+    "slow": (Faults(LARGE, delay=0.7), SystemFault, LARGE),
+    "listed and not there": (Faults(LARGE, status=404), SystemFault, LARGE),
+    "file refused": (Faults(LARGE, status=403), SystemFault, f"{LARGE} (?s:.*){TOKEN}"),
+    "server error": (Faults(LARGE, status=500), SystemFault, f"{LARGE} (?s:.*)--hub "),
+    "list refused": (Faults(listing=True, status=403), SystemFault, TOKEN),
+    "access token needed": (Faults(listing=True, status=401), SystemFault, TOKEN),
+    "no such model": (Faults(listing=True, status=404), StateError, TOKEN),
+    "list server error": (Faults(listing=True, status=500), SystemFault, "--hub "),
+}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with two files of weights and their configuration."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "published/transformer"
+    folder.mkdir(parents=True)
+    for name in NAMES:
+        (tmp_path / "published" / name).write_bytes(os.urandom(SIZE))
+    (folder / "config.json").write_text('{"width": 8}')
+    with serving() as running:
+        running.add(TINY, tmp_path / "published")
+        use(monkeypatch, running.url, tmp_path)
+        yield running
+
+
+@pytest.fixture
+def source(hub: Any) -> ModelSource:
+    return ModelSource(TINY, hub=hub)
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Both clients wait half a second at most."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "modelscope_hub._download.DOWNLOAD_MIN_BYTES_PER_SECOND",
+            "modelscope_hub._legacy_api.DOWNLOAD_TIMEOUT",
+            "huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT",
+        ):
+            patch.setattr(name, 0.4)
+        yield
+
+
+def refused(
+    error: type[DstrainError], source: ModelSource, words: str = ""
+) -> DstrainError:
+    """The error of fetching; nothing that has its own name is not the published file."""
+    with pytest.raises(error, match=words) as caught:
+        fetch(source, PATTERN)
+    folder = Path("models") / TINY
+    for path in folder.rglob("*") if folder.exists() else ():
+        inside = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in inside.parts):
+            assert sha256(path) == sha256(Path("published") / inside), inside
+    return caught.value
+
+
+def check_the_next_run_completes(server: Hub, source: ModelSource) -> None:
+    """Without the failure the same command succeeds, and leaves nothing behind."""
+    server.faults = Faults()
+    server.forget()
+    assert fetch(source, PATTERN) == NAMES
+    folder = Path("models") / TINY
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")}
+    configuration = "transformer/config.json"
+    assert names == {".fetched.json", ".dstrain.lock", configuration, *NAMES}
+    for name in NAMES:
+        assert sha256(folder / name) == sha256(Path("published") / name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_failure_of_a_hub_is_one_error_and_leaves_no_partial_file(
+    case: str,
+    server: Hub,
+    source: ModelSource,
+    request: pytest.FixtureRequest,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    server.faults, error, words = CASES[case]
+    if case == "slow":
+        request.getfixturevalue("impatient")
+    found = refused(error, source, words)
+    assert found.where == TINY
+    assert len(str(found).splitlines()) <= 4
+    assert "Traceback" not in capfd.readouterr().err
+    check_the_next_run_completes(server, source)
+
+
+def test_what_a_killed_run_had_of_a_file_is_continued_from_modelscope(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there of it needs no room."""
+    source = ModelSource(TINY, hub="modelscope")
+    server.faults = Faults(LARGE, cut_at=100_000)
+    refused(SystemFault, source, LARGE)
+    free = SimpleNamespace(free=200_011)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    refused(SystemFault, source, f"models/{TINY}: 200,012 .* 200,011 ")
+    free.free += 1
+    check_the_next_run_completes(server, source)
+    assert server.ranges == ["bytes=100000-"]
+    assert NAMES[0] not in server.fetched
+
+
+class Huge(bytes):
+    """A file that no disk has room for."""
+
+    def __len__(self) -> int:
+        return 10**18
+
+
+def test_too_little_room_is_reported_before_anything_is_fetched(
+    source: ModelSource, server: Hub
+) -> None:
+    server.faults = Faults(lists={"transformer/c.safetensors": Huge(b"a")})
+    words = f"models/{TINY}: 1,000,000,000,000,600,012 .*\n.*{BASE}"
+    refused(SystemFault, source, words)
+    assert server.fetched == []
+
+
+def test_a_hub_that_is_not_there_is_reported(
+    source: ModelSource, server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{free.getsockname()[1]}"
+    point_at(monkeypatch, nowhere)
+    (other,) = {"modelscope", "huggingface"} - {source.hub}
+    error = refused(SystemFault, source, rf"{TINY}: .* {source.hub} \({nowhere}\)")
+    advice, cause = error.help_lines
+    assert f"--hub {other}" in advice and "Connection refused" in cause
+    with pytest.raises(StateError, match="Tiny/Other"):
+        point_at(monkeypatch, server.url)
+        fetch(replace(source, model_id="Tiny/Other"), PATTERN)
+    assert not Path("models/Tiny").exists()
+
+
+@pytest.mark.usefixtures("server")
+def test_a_file_that_cannot_be_written_is_reported_with_its_folder() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        words = rf"models/{TINY}: .*File too large\n.*{BASE}"
+        refused(SystemFault, ModelSource(TINY, hub="huggingface"), words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_reported_with_its_folder(server: Hub) -> None:
+    source = ModelSource(TINY, hub="modelscope")
+    staged = [Path("models", TINY, ".fetching", f"{name}.incomplete") for name in NAMES]
+    for path in staged:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("/dev/full")
+    words = f"models/{TINY}: .*{os.strerror(errno.ENOSPC)}"
+    refused(SystemFault, source, words)
+    for path in staged:
+        path.unlink(missing_ok=True)
+    check_the_next_run_completes(server, source)
+
+
+def test_a_file_that_changed_on_the_hub_is_not_mixed_with_what_is_here(
+    server: Hub,
+) -> None:
+    source, folder = ModelSource(TINY, hub="modelscope"), Path("models") / TINY
+    server.faults = Faults(LARGE, cut_at=100_000)
+    refused(SystemFault, source, LARGE)
+    server.faults = Faults()
+    (Path("published") / LARGE).write_bytes(os.urandom(SIZE))
+    server.add(TINY, Path("published"))  # under the same name
+    for _ in range(2):  # what was left of it, then the whole file
+        refused(SystemFault, source, f"{LARGE} (?s:.*){folder.resolve()}")
+        assert not (folder / LARGE).exists()
+    shutil.rmtree(folder)
+    check_the_next_run_completes(server, source)
+
+
+def test_a_run_that_died_between_two_files_is_completed(
+    source: ModelSource, server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = fork()
+    if child == 0:
+        moved = Path.replace
+
+        def die(self: Path, target: Path) -> Path:
+            if self.name == "b.safetensors":
+                os._exit(9)
+            return moved(self, target)
+
+        monkeypatch.setattr(Path, "replace", die)
+        fetch(source, PATTERN)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert (Path("models") / TINY / NAMES[0]).exists()
+    with monkeypatch.context() as offline:
+        offline.setenv("DSTRAIN_SKIP_DOWNLOAD", "True")
+        refused(StateError, source, "DSTRAIN_SKIP_DOWNLOAD")
+    check_the_next_run_completes(server, source)
+    assert NAMES[0] not in server.fetched

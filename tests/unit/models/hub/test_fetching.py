@@ -1,0 +1,380 @@
+"""Published files are fetched where a stage needs them, from either hub, verified,
+recorded, and asked for once.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain import (
+    GenerateConfig,
+    ModelConfig,
+    StateError,
+    SystemFault,
+    UsageError,
+    generate,
+    run,
+)
+from dstrain.cli.main import main
+from dstrain.models import assign, find
+from dstrain.models.hub import RECORD, ModelSource, chosen_hub, fetch
+from dstrain.plugin import Unit
+
+from tests.support import family
+from tests.support.family import IDS, write
+from tests.support.hub_server import SHARDS, TINY, Faults, Hub, commit, point_at
+from tests.support.runs import config, files, same, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+ORIGINS = "model_id_with_origin_paths"
+DIT, VAE = "transformer/*.safetensors", "vae/*.safetensors"
+FOLDER = Path("models") / TINY
+VAE_FILE = "vae/model-1-of-1.safetensors"
+
+
+@pytest.fixture
+def source(hub: Any) -> ModelSource:
+    return ModelSource(TINY, hub=hub)
+
+
+def content(name: str, folder: Path | str = FOLDER) -> bytes:
+    return Path(folder, name).read_bytes()
+
+
+def image(hub: Any, **flags: Any) -> GenerateConfig:
+    """A picture of one step."""
+    small: dict[str, Any] = {"prompt": "dog", "num_inference_steps": 1}
+    return GenerateConfig(
+        model="tiny", hub=hub, output=Path("dog.png"), **small, **flags
+    )
+
+
+def knowing(
+    input_image: Any, *, vae: Any, dtype: Any, dit_config: Any
+) -> family.Latents:
+    """An image's latents, which depend on the denoiser's configuration."""
+    assert dit_config.width == 8
+    return family.encode_image(input_image, vae=vae, dtype=dtype)
+
+
+# pytest rewrites its assertion, so that no source says what it computes.
+UNITS = (family.encode_prompt, Unit(knowing, version=1))
+PIPELINES = {name: replace(one, units=UNITS) for name, one in family.PIPELINES.items()}
+FAMILY = replace(family.MODEL, name="knowing", pipelines=f"{__name__}:PIPELINES")
+WAYS = pytest.mark.parametrize(
+    "way",
+    [{"model_id": TINY}, {ORIGINS: IDS}],
+    ids=lambda way: next(iter(way)),
+)
+
+
+@WAYS
+def test_each_stage_fetches_what_it_needs_and_nothing_else(
+    way: dict[str, str],
+    server: Hub,
+    hub: Any,
+    tmp_path: Path,
+    fake_plugin: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_plugin("plugin-knowing", {"knowing": f"{__name__}:FAMILY"}, {})
+    flags = {"model": "knowing", "hub": hub, "model_paths": None, **way}
+    run(config(tmp_path, **flags, dry_run=True))
+    assert server.requests == []
+    cached = {**flags, "feature_cache": tmp_path / "cache"}
+    run(config(tmp_path, **cached, task="sft:data_process"))
+    encoder = "text_encoder/model-1-of-1.safetensors"
+    configurations = {f"{place}/config.json" for place in family.FOLDERS.values()}
+    first = {encoder, VAE_FILE, "tokenizer/vocabulary.json", *configurations}
+    assert set(server.fetched) == first
+    server.forget()
+    out = train(tmp_path, **cached, task="sft:train", max_steps=1)
+    assert set(server.fetched) == set(SHARDS)
+    assert f"dstrain generate --run {out}" in capsys.readouterr().err
+    # What that command reads.
+    assert json.loads((out / "logs/config.json").read_text())["hub"] == hub
+    server.forget()
+    generate(image(hub, **way))
+    assert server.requests == []
+    here = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*[!k]")}
+    assert here == {*first, *SHARDS, RECORD}
+
+
+def test_inference_fetches_everything_and_an_unsplit_run_finds_it(
+    server: Hub, hub: Any, tmp_path: Path
+) -> None:
+    ids = {ORIGINS: IDS, "hub": hub}
+    generate(image(**ids))
+    assert {*SHARDS, VAE_FILE} < set(server.fetched)
+    server.forget()
+    train(tmp_path, model_paths=None, max_steps=1, **ids)
+    assert server.requests == []
+
+
+@WAYS
+@pytest.mark.parametrize("command", ["train --dry_run", "graph"])
+def test_planning_asks_no_hub(way: dict[str, str], server: Hub, command: str) -> None:
+    ((flag, value),) = way.items()
+    words = [*command.split(), "--model", "tiny", "--dataset_base_path", "data"]
+    assert main([*words, f"--{flag}", value]) == 0
+    assert server.requests == []
+
+
+def test_files_of_unknown_names_are_fetched_only_until_the_wanted_components_are_found(
+    server: Hub,
+) -> None:
+    for name, place in family.FOLDERS.items():
+        first = min(Path("published", place).glob("model-1-*.safetensors"))
+        shutil.copy(first, f"published/{name}.safetensors")
+    server.add(TINY, Path("published"))
+    names = ("vae", "text_encoder", "dit")
+    ids = [ModelConfig(None, TINY, f"{name}.safetensors") for name in names]
+    found = assign(ids, family.COMPONENTS, ["text_encoder"])
+    assert set(found) == {"vae", "text_encoder"}
+    assert "dit.safetensors" not in server.fetched
+    known = [
+        replace(part, original_filenames=(f"{part.name}.*",))
+        for part in family.COMPONENTS
+    ]
+    server.forget()
+    shutil.rmtree("models")
+    assert set(assign(ids, known, ["text_encoder"])) == {"text_encoder"}
+    assert "vae.safetensors" not in server.fetched
+
+
+def test_what_is_here_is_used_without_asking_and_what_is_gone_is_fetched_again(
+    server: Hub, source: ModelSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fetch(source, DIT) == SHARDS
+    # Progress bars are for a terminal.
+    (line,) = capsys.readouterr().err.splitlines()
+    assert " 3 files" in line
+    server.forget()
+    assert fetch(source, DIT) == SHARDS
+    assert fetch(source, SHARDS[1]) == SHARDS[1:]
+    assert server.requests == []
+    for gone in SHARDS:
+        (FOLDER / gone).unlink()
+        assert fetch(source, DIT) == SHARDS
+        assert server.fetched == [gone]
+        server.forget()
+
+
+def test_a_pinned_revision_is_fetched_and_another_one_replaces_only_what_differs(
+    server: Hub, source: ModelSource
+) -> None:
+    write(Path("second"), seed=1)
+    shutil.copy(Path("published", SHARDS[0]), Path("second", SHARDS[0]))
+    server.add(TINY, Path("second"), "v2")
+    fetch(source, DIT)
+    server.forget()
+    pinned = replace(source, revision="v2")
+    assert fetch(pinned, DIT) == SHARDS
+    assert server.fetched == [SHARDS[1]]
+    assert content(SHARDS[1]) == content(SHARDS[1], "second")
+    server.forget()
+    # Without a revision: what is here.
+    assert fetch(pinned, DIT) == fetch(source, DIT) == SHARDS
+    usual = "master"
+    if source.hub == "huggingface":
+        usual = "main"
+        sha = commit(server.models[TINY]["v2"])
+        assert fetch(replace(source, revision=sha), DIT) == SHARDS
+    assert server.requests == []
+    assert fetch(replace(source, revision=usual), DIT) == SHARDS
+    assert server.fetched == [SHARDS[1]]
+    with pytest.raises(StateError) as caught:
+        fetch(replace(source, revision="v3"), DIT)
+    assert caught.value.where == "Tiny/Tiny@v3"
+
+
+@pytest.mark.parametrize(
+    ("hub", "revision"), [("modelscope", "v1"), ("huggingface", "main")]
+)
+def test_what_is_fetched_later_is_of_the_revision_that_is_here(
+    hub: Any, revision: str, source: ModelSource, server: Hub
+) -> None:
+    """A branch may move on; on Hugging Face its commit is known."""
+    server.add(TINY, Path("published"), "v1")
+    write(Path("second"), seed=1)
+    fetch(replace(source, revision=revision), VAE)
+    server.add(TINY, Path("second"))
+    assert fetch(source, DIT) == SHARDS
+    for name in (*SHARDS, VAE_FILE):
+        assert content(name) == content(name, "published")
+
+
+def test_a_revision_is_given_with_the_id(server: Hub, hub: Any, tmp_path: Path) -> None:
+    write(Path("second"), seed=1)
+    server.add(TINY, Path("second"), "v2")
+    ids = IDS.replace(f"{TINY}:transformer", f"{TINY}@v2:transformer")
+    generate(image(hub, **{ORIGINS: ids}))
+    for name in (*SHARDS, VAE_FILE):
+        assert content(name) == content(name, "second")
+    usual = "main" if hub == "huggingface" else "master"
+    made = {}
+    for name, flags in {
+        "second": {"model_id": f"{TINY}@v2"},
+        "first": {"model_id": f"{TINY}@{usual}"},
+        "long": {ORIGINS: IDS.replace(f"{TINY}:", f"{TINY}@v2:")},
+    }.items():
+        flags = {"model_paths": None, "hub": hub, "max_steps": 1, **flags}
+        made[name] = files(train(tmp_path, output_path=tmp_path / name, **flags))
+    assert not same(made["first"], made["second"])
+    assert same(made["long"], made["second"])
+
+
+@pytest.mark.parametrize(
+    "variable", ["DSTRAIN_SKIP_DOWNLOAD", "DIFFSYNTH_SKIP_DOWNLOAD"]
+)
+def test_offline_nothing_is_asked_and_what_is_missing_is_named(
+    variable: str, server: Hub, source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch(source, VAE)
+    server.forget()
+    monkeypatch.setenv(variable, "True")
+    assert fetch(source, VAE) == [VAE_FILE]
+    for asked in (
+        replace(source, revision="v2"),
+        replace(source, model_id="Tiny/Other"),
+    ):
+        with pytest.raises(StateError, match=variable) as caught:
+            fetch(asked, VAE)
+        assert Path(caught.value.where) == asked.folder / VAE
+    ids = [f"--{ORIGINS}", IDS, "--output", "a.png", "--prompt", "a"]
+    assert main(["generate", "--model", "tiny", *ids]) == 3
+    assert server.requests == []
+
+
+def test_a_hub_that_fails_is_no_error_for_files_that_are_here(
+    server: Hub, source: ModelSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch(source, DIT)
+    # It belongs to the files, which can be used without it.
+    (FOLDER / "transformer/config.json").unlink()
+    server.faults = Faults(listing=True, status=500)
+    server.forget()
+    capsys.readouterr()
+    assert fetch(source, DIT) == SHARDS
+    assert capsys.readouterr().err == ""
+    assert server.requests == []
+    server.faults = Faults(status=500)
+    with pytest.raises(SystemFault, match=rf"vae/config\.json .* {source.hub}"):
+        fetch(source, VAE)
+
+
+@pytest.mark.parametrize("is_put_here", [False, True])
+def test_a_configuration_alone_that_cannot_be_fetched_is_done_without(
+    is_put_here: bool, server: Hub, hub: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The published one is taken; for files that were put here no hub is asked."""
+    if is_put_here:
+        shutil.copytree("published/vae", FOLDER / "vae")
+    server.faults = Faults(listing=True, status=500)
+    configs = [ModelConfig(None, TINY, DIT, hub=hub)]
+    found = find(family.MODEL, configs, (), ("dit",)).configs["dit"]
+    assert found == {"width": 8, "depth": 2}
+    assert bool(server.requests) == (not is_put_here)
+    assert (f"{TINY}: " in capsys.readouterr().err) == (not is_put_here)
+
+
+def test_the_nearest_name_is_suggested_when_none_fits(
+    server: Hub, source: ModelSource
+) -> None:
+    with pytest.raises(StateError, match=f"{source.hub} .* '{SHARDS[1]}'"):
+        fetch(source, "transformer/modell-*.safetensors")
+    assert not Path("models/Tiny").exists()
+
+
+def fetch_in_a_process(place: Path, hub: Any) -> None:
+    os.environ["DSTRAIN_MODEL_BASE_PATH"] = str(place)
+    fetch(ModelSource(TINY, hub=hub), DIT)
+
+
+def test_of_several_processes_one_fetches(
+    server: Hub, hub: Any, tmp_path: Path
+) -> None:
+    server.faults = Faults(delay=0.2)
+    fork = multiprocessing.get_context("fork")
+    arguments = (tmp_path / "models", hub)
+    processes = [fork.Process(target=fetch_in_a_process, args=arguments) for _ in "abc"]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert sorted(server.fetched) == sorted([*SHARDS, "transformer/config.json"])
+
+
+def test_no_access_token_and_no_query_is_logged_or_written(
+    server: Hub,
+    source: ModelSource,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And yet the token is sent to the hub."""
+    secret = "hf_planted0123"
+    monkeypatch.setenv("HF_TOKEN", secret)
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", secret)
+    point_at(monkeypatch, server.url.replace("//", "//planted:word@"))
+    printed = ""
+    for faults in (
+        Faults(listing=True, status=403),
+        Faults(status=500),
+        Faults(listing=True, status=500),
+        Faults(),
+    ):
+        server.faults = faults
+        try:
+            fetch(source, DIT)
+        except SystemFault as fault:
+            printed += str(fault)
+    printed += "".join(capsys.readouterr())
+    paths = [path for path in Path("models").rglob("*") if path.is_file()]
+    assert f"{source.hub} (http://***@127.0.0.1:" in printed
+    assert secret not in printed and "planted" not in printed
+    assert "FilePath=" not in printed
+    assert not any(b"planted" in path.read_bytes() for path in paths)
+    shutil.rmtree("models")
+    point_at(monkeypatch, server.url)
+    fetch(source, DIT)
+    assert any(secret in sent for sent in server.tokens)
+
+
+def test_an_id_must_be_one_and_a_list_may_not_lead_elsewhere(
+    server: Hub, source: ModelSource
+) -> None:
+    for model_id in ("Tiny", "../Tiny", "Tiny/..", "a/b/c", "/etc/x"):
+        with pytest.raises(UsageError, match=f"--{ORIGINS}: "):
+            fetch(replace(source, model_id=model_id), "x.safetensors")
+    for name in ("../../evil.st", "/evil.st", "a\\..\\evil.st"):
+        server.faults = Faults(lists={name: b"evil"})
+        with pytest.raises(SystemFault) as caught:
+            fetch(source, "*.st")
+        assert caught.value.what.endswith(repr(name))
+    server.faults = Faults(digest="..")
+    with pytest.raises(SystemFault, match=r"vae/\S+"):
+        fetch(replace(source, hub="huggingface"), VAE)
+    assert not list(Path().rglob("evil*"))
+    assert not (FOLDER / VAE_FILE).exists()
+
+
+def test_the_hub_is_that_of_the_flag_else_of_a_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert chosen_hub(None) == "modelscope"
+    monkeypatch.setenv("DIFFSYNTH_DOWNLOAD_SOURCE", "HuggingFace")
+    assert chosen_hub(None) == "huggingface"
+    assert chosen_hub("modelscope") == "modelscope"
+    monkeypatch.setenv("DSTRAIN_DOWNLOAD_SOURCE", "modelscope")
+    assert chosen_hub(None) == "modelscope"
+    monkeypatch.setenv("DSTRAIN_DOWNLOAD_SOURCE", "hugginface")
+    with pytest.raises(UsageError, match="'huggingface'") as error:
+        chosen_hub(None)
+    assert error.value.where == "variable DSTRAIN_DOWNLOAD_SOURCE"
