@@ -1,64 +1,38 @@
-"""Options that a run cannot have are refused before anything is loaded."""
+"""Options that a run cannot have are refused before rows are read and weights are loaded."""
 
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain import LoraConfig, Trainables, UsageError
-from dstrain.plugin import Option
-from dstrain.runs.checks.flags import check_saved_names
+from dstrain import UsageError
 from dstrain.runs.resolve import resolve
 
 from tests.support.runs import config, project
 
-FULL, OTHER = (
-    Trainables(("dit2",)),
-    Trainables(lora=(LoraConfig("dit2", ("to_q",), 2, 2.0),)),
+
+@pytest.mark.parametrize(
+    ("flags", "where", "named"),
+    [
+        ({"resolution": "2"}, "--resolution", "2"),
+        ({"trainable_dtype": "bf16"}, "--trainable_dtype", "--mixed_precision"),
+        ({"trainable_models": "ditt"}, "--trainable_models", "'dit'"),
+        ({"lora_type": "lokr", "fp8_models": "dit"}, "--lora_type", "--fp8_models"),
+        ({"default_caption": "a"}, "--default_caption", "caption"),
+    ],
 )
-SAVES = Option("as_others", "Save in the names of another program.", saves="kohya")
-
-
-def setup_of(trained: Trainables) -> Any:
-    return SimpleNamespace(
-        family=SimpleNamespace(default_trainable="dit", load=lambda part: ()),
-        trainables=trained,
-        saving=SAVES,
-        config=SimpleNamespace(lora_format=None),
-    )
-
-
-@pytest.mark.parametrize("trained", [FULL, OTHER])
-def test_names_of_another_program_are_refused_without_a_lora_of_the_default_component(
-    trained: Trainables,
-) -> None:
-    with pytest.raises(
-        UsageError, match="--as_others: has no effect: no LoRA on dit is trained"
-    ):
-        check_saved_names(setup_of(trained))
-    check_saved_names(
-        setup_of(Trainables(lora=(LoraConfig("dit", ("to_q",), 2, 2.0),)))
-    )
-
-
-def test_a_resolution_without_buckets_is_refused_before_rows_are_read(
-    tiny: object, tmp_path: Path
+def test_what_a_run_cannot_have_is_refused(
+    flags: dict[str, Any], where: str, named: str, tiny: Path, tmp_path: Path
 ) -> None:
     project(tmp_path)
-    (tmp_path / "data/metadata.json").write_text('[{"image": "gone.png"}]')
-    with pytest.raises(UsageError, match=r"--resolution: 2 is too small: at least \d"):
-        resolve(config(tmp_path, resolution="2"))
+    for path in (tmp_path / "data").glob("*.png"):
+        path.unlink()
+    with pytest.raises(UsageError, match=named) as caught:
+        resolve(config(tmp_path, **flags))
+    assert caught.value.where == where
 
 
-def test_lokr_on_a_component_that_is_quantized_is_refused_before_it_is_loaded(
-    tiny: object, tmp_path: Path
+def test_lokr_goes_with_layers_of_which_others_are_quantized(
+    tiny: Path, tmp_path: Path
 ) -> None:
-    given = config(project(tmp_path), lora_rank=2, lora_type="lokr")
-    resolve(given)
-    what = (
-        "--lora_type: lokr needs weights as they are loaded; --fp8_models quantizes dit"
-    )
-    with pytest.raises(UsageError, match=what):
-        resolve(replace(given, fp8_models="dit"))
-    resolve(replace(given, quant_options="dit:int8_block/to_q"))
+    flags = {"lora_type": "lokr", "quant_options": "dit:int8_block/to_q"}
+    resolve(config(project(tmp_path), **flags))

@@ -1,53 +1,144 @@
-"""One line says what is read: form, rows, and which columns for which."""
+"""What is said of datasets: where they are, which columns are read, at which sizes, and what
+is not read.
+"""
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from dstrain.data import Cell, DataConfig, Dataset, Resolution, Table, open_dataset
-from dstrain.data.dataset import CheckedSample
-from dstrain.graph import Input
-from dstrain.plugin import Column
-from dstrain.runs.datasets.said import dataset_line, short_clips
+from dstrain.plugin import Column, Unit
+from PIL import Image
 
+from tests.support import family
 from tests.support.dataset_forms import rows_in, write_form
+from tests.support.family import write, write_data
+from tests.support.runs import train
 
-INPUTS: dict[str, Input] = {
-    "prompt": Column("prompt"),
-    "input_image": Column("image", "image", multiple=8),
-}
-SAID = {
-    "captions": ": folder with captions, 3 rows: image, prompt from caption files",
-    "imagefolder csv": "/metadata.csv: 3 rows: image from file_name, prompt from text",
-    "parquet": "/data: 2 parquet files, 3 rows: image, prompt from text; not read: test",
-}
+Lines = Callable[..., list[str]]
 
 
-@pytest.mark.parametrize("form", SAID)
-def test_the_line_says_where_what_and_which(
-    data: Path, tmp_path: Path, form: str
+@pytest.fixture
+def lines(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Lines:
+    """Return what a run logs, by default stage 1."""
+    write(tmp_path / "model")
+    caplog.set_level("INFO", "dstrain")
+
+    def logged(**flags: Any) -> list[str]:
+        caplog.clear()
+        given = {"task": "sft:data_process", "feature_cache": tmp_path / "cache"}
+        train(tmp_path, **{**given, **flags})
+        return list(caplog.messages)
+
+    return logged
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_data(tmp_path / "data", ("dog", "cat", "bird"))
+    return tmp_path / "data"
+
+
+def that_begin(lines: list[str], start: str) -> list[str]:
+    return [line.removeprefix(start) for line in lines if line.startswith(start)]
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("captions", "3 rows: image, prompt from caption files"),
+        ("imagefolder csv", "3 rows: image from file_name, prompt from text"),
+        ("parquet", "2 parquet files, 3 rows: image, prompt from text"),
+    ],
+)
+def test_the_line_of_a_dataset_has_its_rows_and_the_columns_that_are_read(
+    form: str, said: str, data: Path, tmp_path: Path, lines: Lines
 ) -> None:
-    folder = tmp_path / "x"
+    folder = tmp_path / "form"
     write_form(form, data, rows_in(data), folder)
     if form == "parquet":
         (folder / "data/test.parquet").touch()
-    given = DataConfig(folder, None, None, Resolution(None, None, 2**20))
-    line = dataset_line(given.source, open_dataset(given, INPUTS))
-    assert line == f"dataset {folder}{SAID[form]}"
+    own = {"dataset_base_path": str(folder), "repeats": 2, "loss_weight": 0.5}
+    several = lines(dataset=(json.dumps(own),), output_path=tmp_path / "out")
+    of_first, of_second = that_begin(several, f"dataset {tmp_path}")
+    assert of_first == "/data/metadata.json: 3 rows: image, prompt"
+    (only,) = that_begin(lines(dataset_base_path=folder), f"dataset {folder}")
+    assert of_second.startswith(f"/form{only}; 2 ")
+    assert of_second.endswith(" 0.5")
+    read, _, left_out = only.partition("; ")
+    assert read.endswith(said)
+    assert left_out.endswith(": test") == (form == "parquet")
 
 
-def test_clips_with_fewer_frames_than_asked_for_are_counted() -> None:
-    lengths = (5, 9, 17, 1)
-    samples = []
-    for row, count in enumerate(lengths):
-        parameters = (("sizes", ((8, 8),)), ("frames", tuple(range(count))))
-        cell = Cell("video", files=("a",), parameters=parameters)
-        samples.append(CheckedSample((row, 0), [(1, {"video": cell})]))
-    table = Table(Path("a.csv"), ("video",), ({},) * len(lengths), range(2, 6))
-    dataset = Dataset.of(table, samples, {"video": Column("video", "video")})
-    assert short_clips(dataset, (17,)) == [
-        "3 of 4 clips have fewer than --num_frames 17 frames; the shortest has 1"
-    ]
-    assert short_clips(dataset, (9, 17)) == [
-        "2 of 4 clips have fewer frames than 9, the least of --num_frames; the shortest has 1"
-    ]
-    assert short_clips(dataset, (1, 17)) == []
+def sizes(lines: list[str]) -> list[str]:
+    return that_begin(lines, "    ")
+
+
+def test_each_size_has_a_line_with_its_samples_batches_and_what_is_cropped_away(
+    tmp_path: Path, lines: Lines
+) -> None:
+    captions = tuple("abcdefg")
+    write_data(tmp_path / "data", captions, ((16, 16), (20, 16), (16, 24), (16, 24)))
+    batches = lines(task="sft", batch_size=2, max_steps=1)
+    shares = {"16 x 16": "4 samples, {}10.0%", "16 x 24": "3 samples, {}0.0%"}
+    shares["in all"] = "7 samples, {}5.7%"
+    for found, numbers in (
+        (batches, ("2 batches, ", "2 batches, ", "4 batches, ")),
+        (lines(), ("", "", "")),
+    ):
+        for line, (size, share), number in zip(
+            sizes(found), shares.items(), numbers, strict=True
+        ):
+            assert line.startswith(f"{size}: {share.format(number)}")
+
+
+def test_one_size_of_which_nothing_is_cropped_needs_no_word(
+    data: Path, lines: Lines
+) -> None:
+    assert sizes(lines()) == []
+
+
+def test_of_many_sizes_the_most_frequent_are_listed(
+    tmp_path: Path, lines: Lines
+) -> None:
+    shapes = tuple((8 * side, 8) for side in range(1, 34))
+    write_data(tmp_path / "data", ("a",) * 34, shapes)
+    found = sizes(lines())
+    assert len(found) == 32
+    assert found[0].startswith("8 x 8: 2 samples")
+    assert "3 other" in found[-2]
+    assert found[-1].startswith("in all: 34 samples")
+
+
+def encode_image(
+    input_image: Image.Image, style: str = "", mood: str = "", *, vae: Any, dtype: Any
+) -> family.Latents:
+    """An image, whatever its style and its mood."""
+    return family.encode_image(input_image, vae=vae, dtype=dtype)
+
+
+def test_columns_that_no_input_reads_are_named_with_the_flag_that_reads_them(
+    data: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optional = {name: Column(name, optional=True) for name in ("style", "mood")}
+    spec = replace(
+        family.BASE,
+        inputs={**family.BASE.inputs, **optional},
+        units=(family.encode_prompt, Unit(encode_image, 1)),
+    )
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    rows = json.loads((data / "metadata.json").read_text())
+    more = {"style": "flat", "note": "x", "mask": "0.png"}
+    (data / "metadata.json").write_text(json.dumps([{**row, **more} for row in rows]))
+    (line,) = that_begin(lines(), f"{data}/metadata.json: ")
+    assert all(f"'{name}'" in line for name in more)
+    assert "--mask_column mask" in line
+    assert line.endswith("--extra_inputs style")
+    (line,) = that_begin(lines(extra_inputs="style"), f"{data}/metadata.json: ")
+    assert "'note'" in line and "'style'" not in line
+    assert "--extra_inputs" not in line
+    # Stage 2 reads no rows.
+    stage_2 = lines(task="sft:train", extra_inputs="style", max_steps=1)
+    assert not [line for line in stage_2 if "metadata.json" in line]

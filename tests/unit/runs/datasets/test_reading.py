@@ -1,0 +1,79 @@
+"""The options of a run say how its datasets are read; one that is not trained on is read as
+it is.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.data import AugmentationOptions, Buckets, CaptionOptions, Resolution
+from dstrain.plugin import Column, Unit
+from dstrain.runs.resolve import resolve
+from PIL import Image
+
+from tests.support import family
+from tests.support.runs import config, project
+
+
+@pytest.fixture(scope="module")
+def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def test_each_resolution_has_buckets_of_its_own_else_there_is_one_size(
+    here: Path,
+) -> None:
+    given = config(here, resolution="64,96", bucket_step=8)
+    found = resolve(given).data_config
+    fixed = Resolution(None, None, given.max_pixels)
+    assert (found.resolution, *found.further_resolutions) == tuple(
+        replace(fixed, buckets=Buckets(side, 8, None, None, False)) for side in (64, 96)
+    )
+    found = resolve(config(here, height=64, width=96)).data_config
+    assert found.resolution == Resolution(64, 96, given.max_pixels)
+    assert found.further_resolutions == ()
+
+
+def encode_image(
+    input_image: Image.Image, edit: Image.Image | None = None, *, vae: Any, dtype: Any
+) -> family.Latents:
+    """An image, whatever it is an edit of."""
+    return family.encode_image(input_image, vae=vae, dtype=dtype)
+
+
+def test_columns_that_only_other_variants_have_may_be_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit = Column("edit_image", "image", multiple=8, optional=True)
+    other = replace(
+        family.BASE,
+        inputs={**family.BASE.inputs, "edit": edit},
+        units=(family.encode_prompt, Unit(encode_image, 1)),
+    )
+    monkeypatch.setitem(family.PIPELINES, "other", other)
+    names = "image,edit_image,edit_imag"
+    for variant, kept in (
+        ("base", ("image", "edit_imag")),
+        ("other", ("image", "edit_image", "edit_imag")),
+    ):
+        given = config(here, variant=variant, data_file_keys=names)
+        assert resolve(given).data_config.file_keys == kept
+
+
+def test_a_validation_dataset_has_neither_dropout_nor_tags_nor_views_of_its_own(
+    here: Path,
+) -> None:
+    flags: dict[str, Any] = {"flip": True, "crops": 2, "caption_prefix": "a "}
+    flags |= {"caption_dropout": 0.5, "shuffle_tags": True}
+    setup = resolve(config(here, validation_dataset_base_path=here / "data", **flags))
+    captions = CaptionOptions(prefix="a ")
+    data = setup.data_config
+    assert data.caption_inputs == {"prompt"}
+    assert data.augmentation == AugmentationOptions(True, 2)
+    shuffled = {"dropout": 0.5, "shuffle_tags": True, "variants": 8}
+    assert data.captions == replace(captions, **shuffled)
+    assert setup.validation is not None
+    held_out = setup.validation.data_config
+    assert held_out.augmentation == AugmentationOptions()
+    assert held_out.captions == captions
