@@ -29,7 +29,6 @@ from dstrain.training.module import TrainingModule
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 
@@ -181,14 +180,6 @@ def _give_up(part: Any, args: Any, output: Any) -> None:
     """
     if not torch.is_grad_enabled():
         part.reshard()
-
-
-def sharded_networks(module: TrainingModule) -> list[FSDPModule]:
-    """Return the networks that are sharded among processes."""
-    from torch.distributed.fsdp import FSDPModule
-
-    networks = module.networks.values()
-    return [network for network in networks if isinstance(network, FSDPModule)]
 
 
 @contextmanager

@@ -13,30 +13,21 @@ import pytest
 import torch
 from dstrain import (
     DIRECT_DISTILL,
-    SFT,
-    GenerateConfig,
     Sample,
     SampleKey,
-    Task,
     TrainConfig,
     TrainingModule,
     UsageError,
-    generate,
     run,
 )
-from dstrain.graph import make_plan
 from dstrain.pipeline import integrate, seeded_noise
-from dstrain.plugin import Column, Constant, FlowMatchSchedule, LatentConstraint
+from dstrain.plugin import FlowMatchSchedule, LatentConstraint
 from dstrain.runs.resolve import resolve
 from torch import Tensor
 
-from tests.support.family import build, with_two_experts
-from tests.support.runs import config, log, outcome, project, same, training_run
-from tests.support.training_batches import (
-    assert_batch_equals_its_samples,
-    batch,
-    gradients,
-)
+from tests.support.family import build
+from tests.support.runs import config, log, project, training_run
+from tests.support.training_batches import batch
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -125,7 +116,7 @@ CELLS = [(0, 2), (11, 2), (10**17, 2), (3, 1), (4, 1), (5, 2)]
 
 def distilling(folder: Path, **columns: Any) -> Path:
     """The project of `runs`, with the columns that the task reads."""
-    project(folder, dropout=0.2)
+    project(folder)
     table = folder / "data/metadata.json"
     rows = json.loads(table.read_text())
     for row, (seed, count) in zip(rows, CELLS, strict=True):
@@ -161,51 +152,6 @@ def test_what_the_pipeline_itself_draws_from_a_seed_costs_nothing(here: Path) ->
     with torch.no_grad():
         losses = module.losses([Sample(values, sample.inputs)], [SampleKey(0, 0, 0, 1)])
     assert losses.tolist() == [0]
-
-
-def test_a_batch_has_the_losses_and_gradients_of_its_samples(here: Path) -> None:
-    """Rows 0 and 2 differ in seed and in the length of their texts."""
-    ready = training_run(distill(here, trainable_models="dit"))
-    assert_batch_equals_its_samples(ready, (0, 2))
-
-
-def test_rows_of_one_batch_have_one_number_of_steps(here: Path, tmp_path: Path) -> None:
-    """Rows take turns in two sizes."""
-    dataset = resolve(distill(here)).dataset
-    signatures = [dataset.signature(row) for row in range(6)]
-    assert signatures[0] == signatures[2]
-    assert signatures[1] == signatures[5]
-    assert len(set(signatures)) == 4
-    run(distill(here, batch_size=6, output_path=tmp_path))
-    assert [row["epoch"] for row in log(tmp_path)] == [0] * 4
-
-
-@pytest.mark.parametrize("trained", [None, "dit", "text_encoder"])
-def test_two_stages_train_as_one_bit_for_bit(
-    trained: str | None, here: Path, tmp_path: Path
-) -> None:
-    flags: dict[str, Any] = {"batch_size": 2, "num_epochs": 2}
-    flags["trainable_models"] = trained
-    run(distill(here, output_path=tmp_path / "one", **flags))
-    flags |= {"feature_cache": tmp_path / "cache", "output_path": tmp_path / "two"}
-    for stage in (":data_process", ":train"):
-        run(distill(here, stage, **flags))
-    assert same(outcome(tmp_path / "one"), outcome(tmp_path / "two"))
-
-
-@pytest.mark.parametrize(
-    "flag", ["use_gradient_checkpointing", "use_gradient_checkpointing_offload"]
-)
-def test_checkpointing_across_steps_changes_no_gradient_by_a_bit(
-    flag: str, here: Path
-) -> None:
-    plain, checked = (
-        training_run(distill(here, trainable_models="dit", **flags))
-        for flags in ({}, {flag: True})
-    )
-    rows = batch(plain, (0, 2))
-    assert torch.equal(plain.module(rows), checked.module(rows))
-    assert same(gradients(plain.module, [rows]), gradients(checked.module, [rows]))
 
 
 def test_a_module_made_in_a_script_knows_the_tasks_inputs(here: Path) -> None:
@@ -269,50 +215,6 @@ def test_options_that_do_nothing_here_are_refused(
 def test_extra_inputs_may_name_the_tasks_own(here: Path) -> None:
     given = "seed,rand_device,num_inference_steps,cfg_scale"
     assert resolve(distill(here, extra_inputs=given)).dataset.unused_columns == ()
-
-
-def test_a_student_comes_nearer_to_what_its_teacher_made_in_many_steps(
-    tmp_path: Path,
-) -> None:
-    """Small, but whole: the teacher's dataset from the command line's own function,
-    then both stages.
-    """
-    project(tmp_path)
-    row = {"prompt": "dog", "num_inference_steps": 2}
-    table = tmp_path / "prompts.json"
-    table.write_text(json.dumps([{**row, "seed": seed} for seed in range(8)]))
-    files = distill(tmp_path).model_paths
-    teacher = {"model": "tiny", "variant": "base", "model_paths": files}
-    teacher |= {"num_inference_steps": 12, "output": tmp_path / "made"}
-    generate(GenerateConfig(dataset=table, **teacher))
-    flags: dict[str, Any] = {"dataset_base_path": tmp_path / "made", "batch_size": 8}
-    flags |= {"feature_cache": tmp_path / "cache", "trainable_models": "dit"}
-    run(distill(tmp_path, ":data_process", **flags))
-    run(distill(tmp_path, ":train", num_epochs=60, learning_rate=1e-2, **flags))
-    losses = [numbers["loss"] for numbers in log(tmp_path / "out")]
-    assert losses[-1] < losses[0] / 2
-
-
-def test_an_input_of_task_and_variant_is_refused_naming_both() -> None:
-    task = Task.of("styled", LOSS, inputs={"prompt": Column("style")})
-    with pytest.raises(UsageError, match=r"styled: .*'prompt'.*tiny base"):
-        build("base").with_task_inputs(task)
-
-
-def test_the_loss_is_given_a_list_unless_values_are_alike() -> None:
-    inputs = {
-        "seed": Column("seed", "integer"),
-        "steps": Column("steps", same_in_batch=True),
-        "scale": Constant(1.0),
-    }
-    assert Task.of("one", LOSS, inputs=inputs).listed == {"seed"}
-
-
-def test_a_task_that_runs_the_sampler_uses_every_part_of_a_denoiser() -> None:
-    inputs = frozenset({"prompt", "input_image", "seed", "num_inference_steps"})
-    for task, used in ((SFT, ("dit2",)), (DIRECT_DISTILL, ("dit", "dit2"))):
-        plan = make_plan(with_two_experts(), inputs, task, ("dit2",))
-        assert plan.components["train"] == used
 
 
 def test_the_pipeline_of_inference_takes_no_input_of_a_task(here: Path) -> None:

@@ -2,9 +2,7 @@
 between the same two sigmas.
 """
 
-import json
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,8 @@ from dstrain import (
     SampleKey,
     TrainConfig,
     UsageError,
-    generate,
     run,
 )
-from dstrain.graph import make_plan
 from dstrain.pipeline import inference_sigmas
 from dstrain.plugin import FlowMatchSchedule, LatentConstraint
 from dstrain.runs.resolve import resolve
@@ -27,13 +23,11 @@ from dstrain.training import LATENTS, SIGMAS
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.family import with_two_experts
-from tests.support.generating import generation
+from tests.support.distilling import distillable
 from tests.support.runs import (
     config,
     files,
     log,
-    outcome,
     project,
     same,
     training_run,
@@ -155,27 +149,9 @@ def test_a_path_of_other_steps_sigmas_or_tensors_is_refused(
         loss(lambda latents, timestep: latents, **given)
 
 
-def made(
-    folder: Path, steps: tuple[int, ...] = (2, 2, 1, 2, 2, 1), **teacher: Any
-) -> Path:
-    """The model of `runs`, and a dataset that its own generation made."""
-    project(folder)
-    prompts = ("dog", "two dogs on a bridge", "cat", "dog and cat", "a", "")
-    rows = [
-        {"prompt": prompt, "seed": seed, "num_inference_steps": count}
-        for seed, (prompt, count) in enumerate(zip(prompts, steps, strict=True))
-    ]
-    table = folder / "prompts.json"
-    table.write_text(json.dumps(rows))
-    given = {"num_inference_steps": 5, "height": 16, "width": 16, **teacher}
-    teaching = generation(folder / "model", folder / "made", dataset=table, **given)
-    generate(replace(teaching, trajectory=True))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("project"))
+    return distillable(tmp_path_factory.mktemp("project"))
 
 
 def imitate(folder: Path, stage: str = "", **changes: Any) -> TrainConfig:
@@ -198,37 +174,12 @@ def test_the_student_starts_as_its_teacher_if_it_has_as_many_steps(
     steps, and with guidance, there is something to learn.
     """
     twice = {"steps": (2,) * 6}
-    equal = made(tmp_path / "equal", num_inference_steps=2, **twice)
+    equal = distillable(tmp_path / "equal", num_inference_steps=2, **twice)
     assert losses_of(imitate(equal), (0, 1)).max() < 1e-9
     for steps, scale in ((6, None), (2, 3.0)):
         teacher = {"num_inference_steps": steps, "guidance_scale": scale, **twice}
-        other = made(tmp_path / str(steps), **teacher)
+        other = distillable(tmp_path / str(steps), **teacher)
         assert losses_of(imitate(other), (0, 1)).min() > 1e-4
-
-
-def test_a_batch_has_the_losses_of_its_samples(here: Path) -> None:
-    together = losses_of(imitate(here, trainable_models="dit"), (0, 1))
-    alone = [losses_of(imitate(here, trainable_models="dit"), (row,)) for row in (0, 1)]
-    assert (together - torch.cat(alone)).abs().max() <= 1e-6
-
-
-@pytest.mark.parametrize("trained", [None, "dit", "text_encoder"])
-def test_two_stages_train_as_one_bit_for_bit(
-    trained: str | None, here: Path, tmp_path: Path
-) -> None:
-    shared: dict[str, Any] = {"batch_size": 2, "num_epochs": 2}
-    shared["trainable_models"] = trained
-    run(imitate(here, output_path=tmp_path / "one", **shared))
-    shared |= {"feature_cache": tmp_path / "cache", "output_path": tmp_path / "two"}
-    for stage in (":data_process", ":train"):
-        run(imitate(here, stage, **shared))
-    assert same(outcome(tmp_path / "one"), outcome(tmp_path / "two"))
-
-
-def test_rows_of_one_batch_have_one_number_of_steps(here: Path) -> None:
-    dataset = resolve(imitate(here)).dataset
-    groups = [dataset.signature(row) for row in range(6)]
-    assert groups[0] == groups[1] == groups[3] != groups[2]
 
 
 def test_the_teachers_image_is_neither_decoded_nor_encoded(here: Path) -> None:
@@ -246,7 +197,7 @@ def test_a_dataset_without_trajectories_is_told_what_makes_them(tmp_path: Path) 
 
 
 def test_a_damaged_path_is_a_bad_file_of_its_row(tmp_path: Path) -> None:
-    made(tmp_path)
+    distillable(tmp_path)
     path = next((tmp_path / "made/trajectory").iterdir())
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -268,25 +219,8 @@ def test_views_of_the_images_are_refused(here: Path) -> None:
             run(imitate(here, **flag))
 
 
-def test_every_part_of_a_denoiser_is_loaded() -> None:
-    spec = with_two_experts()
-    inputs = frozenset({"prompt", "trajectory", "num_inference_steps"})
-    plan = make_plan(spec, inputs, TRAJECTORY_IMITATION, ("dit2",))
-    assert plan.components["train"] == ("dit", "dit2")
-
-
-def test_a_student_learns_its_teachers_way(tmp_path: Path) -> None:
-    """Small, but whole: in one command, from a guided teacher, and all weights."""
-    made(tmp_path, (2,) * 6, num_inference_steps=12, guidance_scale=2.0)
-    flags: dict[str, Any] = {"trainable_models": "dit", "learning_rate": 1e-2}
-    flags |= {"feature_cache": tmp_path / "cache", "batch_size": 6, "num_epochs": 60}
-    run(imitate(tmp_path, **flags))
-    losses = [numbers["loss"] for numbers in log(tmp_path / "out")]
-    assert losses[-1] < losses[0] / 2
-
-
 def test_a_changed_path_is_another_value_of_the_cache(tmp_path: Path) -> None:
-    made(tmp_path)
+    distillable(tmp_path)
     cache = {"feature_cache": tmp_path / "cache"}
     run(imitate(tmp_path, ":data_process", **cache))
     path = next((tmp_path / "made/trajectory").iterdir())

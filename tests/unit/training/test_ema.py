@@ -3,27 +3,27 @@
 import pytest
 import torch
 from dstrain.training import MovingAverage
-from torch import Tensor, nn
+from torch import nn
+
+from tests.support.runs import same
+
+Trained = dict[str, nn.Parameter]
 
 
-def parameters(dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
+def parameters(dtype: torch.dtype = torch.float32) -> Trained:
     generator = torch.Generator().manual_seed(0)
     values = {name: torch.randn(3, generator=generator) for name in "ab"}
     return {name: nn.Parameter(value.to(dtype)) for name, value in values.items()}
 
 
 @torch.no_grad()
-def move(trained: dict[str, nn.Parameter]) -> None:
+def move(trained: Trained) -> None:
     for parameter in trained.values():
         parameter.mul_(1.25)
 
 
-def copies(trained: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+def copies(trained: Trained) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in trained.items()}
-
-
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in one | other)
 
 
 @pytest.mark.parametrize("decay", [0.05, 0.5, 0.999])
@@ -52,14 +52,14 @@ def test_the_weights_are_the_average_within_and_what_they_were_afterwards(
     averaged.update()
     before = copies(trained)
     average = {name: value.clone() for name, value in averaged.tensors.items()}
+    rounded = {name: value.to(dtype) for name, value in average.items()}
     with averaged.applied():
-        rounded = {name: value.to(dtype) for name, value in average.items()}
-        assert equal(copies(trained), rounded)
-    assert equal(copies(trained), before)
+        assert same(copies(trained), rounded)
+    assert same(copies(trained), before)
     with pytest.raises(ZeroDivisionError), averaged.applied():
         raise ZeroDivisionError
-    assert equal(copies(trained), before)
-    assert equal(averaged.tensors, average)
+    assert same(copies(trained), before)
+    assert same(averaged.tensors, average)
     assert {value.dtype for value in average.values()} == {torch.float32}
 
 
@@ -71,14 +71,14 @@ def test_an_average_begins_again_or_goes_on() -> None:
         averaged.update()
     assert averaged.facts == {"decay": "0.9", "steps": "3"}
     other = MovingAverage(trained, 0.9)
-    assert equal(other.tensors, copies(trained))
+    assert same(other.tensors, copies(trained))
     other.load(averaged.tensors, 3)
     move(trained)
-    averaged.update()
-    other.update()
-    assert equal(averaged.tensors, other.tensors)
+    for one in (averaged, other):
+        one.update()
+    assert same(averaged.tensors, other.tensors)
     averaged.restart()
-    assert equal(averaged.tensors, copies(trained))
+    assert same(averaged.tensors, copies(trained))
     assert averaged.steps == 0
 
 
@@ -88,7 +88,5 @@ def test_without_a_decay_there_is_no_average() -> None:
     before = copies(trained)
     averaged.update()
     with averaged.applied():
-        assert equal(copies(trained), before)
-    assert not averaged
-    assert not averaged.tensors
-    assert not averaged.facts
+        assert same(copies(trained), before)
+    assert not averaged and not averaged.tensors and not averaged.facts

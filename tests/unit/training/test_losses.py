@@ -2,33 +2,25 @@
 batch is cut up.
 """
 
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from dstrain import (
-    SFT,
     Batch,
-    Pipeline,
     Rng,
-    Sample,
     SampleKey,
     TimestepSampler,
-    Trainables,
-    TrainingModule,
     UsageError,
     flow_match,
 )
-from dstrain.plugin import (
-    Column,
-    FlowMatchSchedule,
-    LatentConstraint,
-    ModelFamily,
-    PipelineSpec,
-    Unit,
-)
-from dstrain.training import Order, split_across_ranks
-from torch import Tensor, nn
+from dstrain.plugin import FlowMatchSchedule, LatentConstraint
+from dstrain.training import split_across_ranks
+from torch import Tensor
+
+from tests.support.runs import config, project, training_run
+from tests.support.training_batches import gradients
 
 SCHEDULE = FlowMatchSchedule(shift=3.0)
 KEYS = [SampleKey(0, 0, 0, row) for row in range(3)]
@@ -119,62 +111,27 @@ def test_constrained_latents_are_seen_and_what_is_masked_costs_nothing() -> None
     assert found.tolist() == pytest.approx([9, 9, 9])
 
 
-class Made(TypedDict):
-    input_latents: Tensor
-    clue: Tensor
+@pytest.fixture(scope="module")
+def ready(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run that trains the denoiser, whose even rows are of one size."""
+    here = project(tmp_path_factory.mktemp("project"))
+    return training_run(config(here, trainable_models="dit"))
 
 
-def encode(number: int) -> Made: ...  # never called: the samples hold what it makes
-
-
-def predict(
-    noisy_latents: Tensor, timestep: Tensor, clue: Tensor, *, dit: Any
-) -> Tensor:
-    return dit(noisy_latents + clue + timestep[:, None] / 1000)
-
-
-def shape() -> tuple[int, ...]:
-    return (1, 3)
-
-
-SPEC = PipelineSpec(
-    family="toy",
-    variant="base",
-    components=("dit",),
-    units=(Unit(encode),),
-    model_fn=predict,
-    decoders=(),
-    inputs={"number": Column("number", "integer")},
-    schedule=SCHEDULE,
-    latent_shape=shape,
-    apply_guidance=lambda positive, negative, scale: positive,
-)
-RECORD = ModelFamily("toy", "", "", "", ("base",), "dit", {}, {})
-
-
-def gradient(count: int, batch_size: int, processes: int) -> tuple[float, list[Tensor]]:
-    """The loss and the gradient of one optimizer step over `count` samples, summed over
+def gradient(
+    ready: Any, count: int, batch_size: int, processes: int
+) -> tuple[float, dict[str, Tensor]]:
+    """The loss and the gradients of one optimizer step over `count` samples, summed over
     processes.
     """
-    torch.manual_seed(0)
-    dit = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
-    module = TrainingModule(Pipeline(SPEC, RECORD, {"dit": dit}), SFT, stage="train")
-    module.switch_to_training_mode(Trainables(("dit",)))
-    numbers = torch.randn(count, 2, 1, 3, generator=torch.Generator().manual_seed(1))
-    samples = [
-        Sample({"input_latents": own[0], "clue": own[1]}, frozenset({"number"}))
-        for own in numbers
+    keys = [SampleKey(0, 0, number // 3, 2 * (number % 3)) for number in range(count)]
+    batches = [
+        Batch(micro, [ready.source.sample(key.row) for key in micro.keys])
+        for rank in range(processes)
+        for micro in split_across_ranks(keys, batch_size, rank, processes)
     ]
-    order = Order((0,) * count, 1, count, 0, [(row, 0) for row in range(count)])
-    (keys,) = order.global_batches(0)
-    total = 0.0
-    for rank in range(processes):
-        for micro in split_across_ranks(keys, batch_size, rank, processes):
-            part = module(Batch(micro, [samples[key.row] for key in micro.keys]))
-            part.backward()
-            total += float(part.detach())
-    grads = [parameter.grad for parameter in module.trained_parameters]
-    return total, [one for one in grads if one is not None]
+    total = sum(float(ready.module(batch).detach()) for batch in batches)
+    return total, gradients(ready.module, batches)
 
 
 @pytest.mark.parametrize(
@@ -192,18 +149,17 @@ def gradient(count: int, batch_size: int, processes: int) -> tuple[float, list[T
     ],
 )
 def test_accumulation_and_processes_give_the_gradient_of_one_batch(
-    count: int, batch_size: int, processes: int
+    count: int, batch_size: int, processes: int, ready: Any
 ) -> None:
     """4 accumulated batches of 1 are one batch of 4, and so are uneven ones with
     fillers.
     """
-    whole, wanted = gradient(count, count, 1)
-    parts, have = gradient(count, batch_size, processes)
-    assert len(wanted) == 4
+    whole, wanted = gradient(ready, count, count, 1)
+    parts, found = gradient(ready, count, batch_size, processes)
     assert parts == pytest.approx(whole, rel=1e-6)
-    for one, other in zip(wanted, have, strict=True):
+    for name, one in wanted.items():
         assert bool(one.abs().max() > 1e-3)
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(one, found[name], rtol=1e-5, atol=1e-7)
 
 
 ERROR = torch.arange(16.0).view(1, 1, 4, 4)

@@ -27,7 +27,7 @@ def built(name: str, own: list[nn.Parameter], rate: float) -> Optimizer:
 
 def stepped(numbers: Tensor, gradient: Tensor, rate: float) -> Tensor:
     """bf16 numbers after a step, in fp32."""
-    own = nn.Parameter(numbers.to(torch.bfloat16))
+    own = nn.Parameter(numbers.to(torch.bfloat16).contiguous())
     optimizer = built(SGD, [own], rate)
     own.grad = gradient.to(torch.bfloat16)
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ SCHEDULES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 def optimizer(*rates: float) -> torch.optim.AdamW:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": one} for one in rates]
-    return torch.optim.AdamW(groups, 1.0)
+    return torch.optim.AdamW(groups, rates[0])
 
 
 def ours(name: str, steps: int, *rates: float, **settings: Any) -> LRScheduler:
