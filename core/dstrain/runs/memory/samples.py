@@ -127,6 +127,7 @@ def of_flags(setup: Setup) -> ChosenSample:
     inputs = setup.all_inputs()
     used = setup.plan(inputs).used_inputs
     shapes: dict[str, tuple[int, int, int]] = {}
+    files: list[tuple[int, int, int]] = []
     values: dict[str, Any] = {}
     for name, source in setup.spec.inputs.items():
         if not isinstance(source, Column) or name not in inputs:
@@ -135,6 +136,8 @@ def of_flags(setup: Setup) -> ChosenSample:
         side *= source.multiple or 1
         height, width = config.height or side, config.width or side
         shapes[name] = (most_frames(setup.config), height, width)
+        if source.is_file:
+            files.append(shapes[name])
         if name in used and source.kind == "tensors":
             what = f"is needed to plan memory: task {setup.task.name} reads {name!r}, whose size its files tell"
             raise UsageError("--dataset_base_path", what)
@@ -148,7 +151,7 @@ def of_flags(setup: Setup) -> ChosenSample:
             values[name] = shapes[other.of][axes.index(other.axis)]
         if isinstance(other, Constant) and name in used:
             values[name] = other.value
-    _, height, width = next(iter(shapes.values()), (0, 0, 0))
+    _, height, width = next(iter(files or shapes.values()), (0, 0, 0))
     size = f"{width} x {height}"
     if setup.spec.reads_videos:
         size += f", {most_frames(setup.config)} frames"

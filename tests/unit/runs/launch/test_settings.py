@@ -1,7 +1,9 @@
-"""What a launcher says is translated, or refused in words; its flags agree with ours."""
+"""What a launcher says becomes sharding, or is refused by name; its flags agree with ours."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +11,18 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from dstrain import TrainConfig, UsageError
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from dstrain import UsageError, run
 from dstrain.distributed import Sharding
-from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
+from dstrain.runs.launch.settings import read_launch
 
 from tests.support.launchers import FILES, FSDP_2, ZERO_3, handed_on
+from tests.support.runs import config
 
+pytestmark = pytest.mark.usefixtures("tiny")
 PAGE = Path("docs/guide/many-devices.md")
 GUIDE = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+WHERE = "accelerate's configuration"
 WANTED = MappingProxyType(
     {
         "accelerate_config_zero3.yaml": Sharding("full", True),
@@ -27,13 +33,43 @@ WANTED = MappingProxyType(
 )
 
 
-def check(launch: Launch, processes: int = 1, **flags: Any) -> None:
-    check_launch(TrainConfig(model="tiny", **flags), launch, processes)
+def read_zero(**settings: str) -> Any:
+    """What accelerate's own settings of DeepSpeed say."""
+    names = {f"ACCELERATE_DEEPSPEED_{name}": value for name, value in settings.items()}
+    return read_launch({"ACCELERATE_USE_DEEPSPEED": "true", **names})
 
 
-@pytest.mark.parametrize("name", WANTED)
-def test_published_files_are_translated(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def read_zero_file(folder: Path, **changes: Any) -> Any:
+    """What DeepSpeed's own file says."""
+    path = folder / "zero.json"
+    path.write_text(json.dumps({**ZERO_3, **changes}))
+    return read_zero(CONFIG_FILE=str(path))
+
+
+def read_fsdp(**settings: str) -> Any:
+    names = {f"FSDP_{name}": value for name, value in settings.items()}
+    return read_launch({"ACCELERATE_USE_FSDP": "true", **names})
+
+
+def read_groups(replicate: int, shard: object, machine: int = 2) -> Any:
+    names = ("DP_REPLICATE_SIZE", "DP_SHARD_SIZE")
+    sizes = dict(zip(names, (replicate, shard), strict=True))
+    groups = {f"PARALLELISM_CONFIG_{name}": str(size) for name, size in sizes.items()}
+    return read_launch(
+        {
+            "ACCELERATE_USE_FSDP": "true",
+            "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+            "FSDP_VERSION": "2",
+            "WORLD_SIZE": "4",
+            "LOCAL_WORLD_SIZE": str(machine),
+            **groups,
+        }
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_published_files_are_translated_and_leave_accelerate_nothing_to_do(
+    name: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = FILES[name]
@@ -41,18 +77,23 @@ def test_published_files_are_translated(
     if file is not None:
         Path(file).parent.mkdir(parents=True)
         Path(file).write_text(json.dumps(ZERO_3))
-    launch = read_launch(handed_on(settings, tmp_path))
+    variables = handed_on(settings, tmp_path)
+    launch = read_launch(variables)
     assert launch.sharding == WANTED[name]
-    assert launch.said.startswith(
-        f"ZeRO stage {2 + WANTED[name].reshard_after_forward}"
-    )
-    processes = settings["num_processes"]
-    check(launch, processes)
-    if processes > 1:
-        assert in_stage(launch, "train", processes) is launch
+    stage = 2 + WANTED[name].reshard_after_forward
+    assert launch.said.startswith(f"ZeRO stage {stage} of {WHERE}")
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    wanted: dict[str, Any] = {"max_steps": 1, "output_path": tmp_path / "out"}
+    if not WANTED[name].offload:
+        # One process shards nothing.
+        run(config(here, **wanted))
         return
-    with pytest.raises(UsageError, match="one process shards nothing, so that"):
-        in_stage(launch, "train", processes)
+    with pytest.raises(UsageError, match="--enable_model_cpu_offload") as caught:
+        run(config(here, **wanted))
+    assert caught.value.where == WHERE
+    # Stage 1 trains nothing that could be offloaded.
+    run(config(here, task="sft:data_process", **wanted))
 
 
 @pytest.mark.parametrize("name", WANTED)
@@ -70,11 +111,7 @@ def test_published_files_are_launched_without_deepspeed_as_the_guide_says(
     assert "ACCELERATE_USE_DEEPSPEED" not in variables
     launch = read_launch(variables)
     assert launch.sharding == wanted
-    assert launch.said.startswith("FSDP 2 of accelerate's configuration")
-
-
-def test_every_published_file_has_a_translation() -> None:
-    assert FILES.keys() == WANTED.keys()
+    assert launch.said.startswith(f"FSDP 2 of {WHERE}")
 
 
 def test_files_of_fsdp_are_translated(tmp_path: Path) -> None:
@@ -124,17 +161,6 @@ def test_the_file_in_the_users_folder_holds_without_another_and_for_accelerate_l
     assert plain == ["DistributedType.NO", "no"]
 
 
-def test_one_process_and_stage_1_divide_nothing(tmp_path: Path) -> None:
-    launch = read_launch(handed_on(FSDP_2, tmp_path))
-    alone = in_stage(launch, "", 1)
-    assert alone.sharding is None
-    assert alone.said.endswith("nothing is sharded")
-    assert in_stage(launch, "", 2) is launch
-    kept = Launch(Sharding(offload=True), "words", launch.flags)
-    assert in_stage(kept, "data_process", 1) == Launch(flags=launch.flags)
-    assert in_stage(Launch(), "", 1) == Launch()
-
-
 @pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU"])
 def test_files_without_sharding_say_nothing(kind: str, tmp_path: Path) -> None:
     settings = {
@@ -145,75 +171,313 @@ def test_files_without_sharding_say_nothing(kind: str, tmp_path: Path) -> None:
         "num_processes": 2,
         "use_cpu": kind == "MULTI_CPU",
     }
-    assert read_launch(handed_on(settings, tmp_path)) == Launch()
-
-
-def test_without_a_launcher_nothing_is_said() -> None:
-    assert read_launch({}) == Launch()
-    check(Launch())
+    launch = read_launch(handed_on(settings, tmp_path))
+    assert launch == read_launch({})
+    assert not (launch.sharding or launch.said or launch.flags)
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    ("settings", "sharding"),
     [
-        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, "mixed precision fp16"),
-        ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "mixed precision fp8"),
-        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM is not supported"),
-        ({"ACCELERATE_USE_SAGEMAKER": "true"}, "SageMaker"),
-        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend INDUCTOR"),
+        ({}, Sharding("full", False)),
+        ({"ZERO_STAGE": "0"}, None),
+        ({"ZERO_STAGE": "1"}, Sharding("full", False)),
+        ({"ZERO_STAGE": "2"}, Sharding("full", False)),
+        ({"ZERO_STAGE": "3"}, Sharding("full", True)),
+        (
+            {"ZERO_STAGE": "3", "OFFLOAD_OPTIMIZER_DEVICE": "cpu"},
+            Sharding("full", True, True),
+        ),
+        (
+            {"ZERO_STAGE": "3", "OFFLOAD_PARAM_DEVICE": "cpu"},
+            Sharding("full", True, True),
+        ),
+    ],
+)
+def test_stages_of_deepspeed_become_sharding(
+    settings: dict[str, str], sharding: Sharding | None
+) -> None:
+    found = read_zero(**settings)
+    assert found.sharding == sharding
+    assert f"stage {settings.get('ZERO_STAGE', '2')} of {WHERE}" in found.said
+
+
+def test_deepspeeds_own_file_is_read(tmp_path: Path) -> None:
+    found = read_zero_file(tmp_path)
+    assert found.sharding == Sharding("full", True, True)
+    assert (found.flags, found.total_batch_size) == ({}, None)
+    found = read_zero_file(
+        tmp_path,
+        bf16={"enabled": True},
+        gradient_accumulation_steps=4,
+        gradient_clipping=0.5,
+        train_micro_batch_size_per_gpu=2,
+        train_batch_size=16,
+        zero_optimization={"stage": 2, "cpu_offload": True},
+    )
+    assert found.sharding == Sharding("full", False, True)
+    assert found.flags == {
+        "gradient_accumulation_steps": "4",
+        "max_grad_norm": "0.5",
+        "batch_size": "2",
+        "mixed_precision": "bf16",
+    }
+    assert found.total_batch_size == 16
+
+
+def test_what_has_no_effect_is_named_and_what_is_switched_off_is_not(
+    tmp_path: Path,
+) -> None:
+    def unused(launch: Any) -> list[str]:
+        return launch.said.partition(" here: ")[2].split(", ")
+
+    found = unused(read_zero_file(tmp_path, communication_data_type="fp32"))
+    assert {"steps_per_print", "communication_data_type", "overlap_comm"} <= {*found}
+    zero = {"stage": 2, "zero_hpz_partition_size": 1}
+    found = unused(read_zero_file(tmp_path, zero_optimization=zero))
+    assert found == ["steps_per_print", "zero_hpz_partition_size"]
+    assert unused(read_zero(ZERO3_INIT="true")) == ["zero3_init_flag"]
+    assert unused(read_zero(ZERO3_INIT="false")) == [""]
+    profiled = read_zero_file(tmp_path, flops_profiler={"enabled": False})
+    assert profiled == read_zero_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"zero_optimization": {"stage": "auto"}}, "stage auto"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            "nvme .offload_param_device",
+        ),
+        ({"zero_optimization": 3}, "zero_optimization"),
+        ({"fp16": {"enabled": True}}, "fp16"),
+        ({"optimizer": {"type": "AdamW"}}, "optimizer .*\n.*--learning_rate"),
+        ({"compression_training": {"x": 1}}, "compression_training"),
+        ({"train_batch_size": "many"}, "train_batch_size is 'many'"),
+        ({"communication_data_type": "bf16"}, "communication_data_type"),
+        ({"wandb": {"enabled": True}}, "--report_to wandb"),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+            "zero_quantized_weights",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
+            "zero_hpz_partition_size",
+        ),
+        ({"zero_optimization": {"stge": 3}}, "stge"),
+    ],
+)
+def test_what_deepspeeds_file_has_besides_is_refused_by_name(
+    changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=named) as caught:
+        read_zero_file(tmp_path, **changes)
+    assert caught.value.where == str(tmp_path / "zero.json")
+
+
+@pytest.mark.parametrize("content", [None, '{"zero', "[]"])
+def test_a_file_that_cannot_be_read_is_named(
+    content: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "zero.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        read_zero(CONFIG_FILE=str(path))
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sharding"),
+    [
+        ({}, Sharding("full", True, False)),
+        ({"VERSION": "2"}, Sharding("full", True, False)),
+        (
+            {"VERSION": "2", "RESHARD_AFTER_FORWARD": "False"},
+            Sharding("full", False, False),
+        ),
+        ({"VERSION": "2", "OFFLOAD_PARAMS": "true"}, Sharding("full", True, True)),
+        ({"SHARDING_STRATEGY": "SHARD_GRAD_OP"}, Sharding("full", False, False)),
+        ({"SHARDING_STRATEGY": "2"}, Sharding("full", False, False)),
+        ({"SHARDING_STRATEGY": "HYBRID_SHARD"}, Sharding("hybrid", True, False)),
+        ({"SHARDING_STRATEGY": "5"}, Sharding("hybrid", False, False)),
+        ({"SHARDING_STRATEGY": "NO_SHARD"}, None),
         (
             {
-                "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
-                "PARALLELISM_CONFIG_TP_SIZE": "2",
+                "SHARDING_STRATEGY": "FULL_SHARD",
+                "RESHARD_AFTER_FORWARD": "SHARD_GRAD_OP",
             },
-            "tensor parallel",
+            Sharding("full", False, False),
         ),
+    ],
+)
+def test_settings_of_fsdp_say_how_networks_are_divided(
+    settings: dict[str, str], sharding: Sharding | None
+) -> None:
+    found = read_fsdp(**settings)
+    assert (found.sharding, found.flags) == (sharding, {})
+    assert found.said.startswith(f"FSDP {settings.get('VERSION', '1')} ")
+
+
+def test_groups_are_copies_on_each_machine() -> None:
+    assert read_groups(1, 4).sharding == Sharding("full")
+    assert read_groups(2, 2).sharding == Sharding("hybrid")
+    assert read_groups(4, 1).sharding is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"MIXED_PRECISION": "fp16"}, "fp16"),
+        ({"MIXED_PRECISION": "fp8"}, "fp8"),
+        ({"USE_MEGATRON_LM": "true"}, "Megatron-LM"),
+        ({"USE_SAGEMAKER": "true"}, "SageMaker"),
+        ({"DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend INDUCTOR"),
     ],
 )
 def test_what_dstrain_does_not_have_is_refused(
-    variables: dict[str, str], message: str
+    variables: dict[str, str], named: str
 ) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        read_launch(variables)
-    assert caught.value.where == "accelerate's configuration"
+    with pytest.raises(UsageError, match=named) as caught:
+        read_launch({f"ACCELERATE_{name}": value for name, value in variables.items()})
+    assert caught.value.where == WHERE
 
 
 @pytest.mark.parametrize(
-    ("flags", "given", "clashes"),
+    ("settings", "named"),
     [
-        ({"mixed_precision": "bf16"}, {"mixed_precision": "no"}, True),
-        ({"mixed_precision": "bf16"}, {"mixed_precision": "bf16"}, False),
-        ({"mixed_precision": "bf16"}, {}, False),
-        ({"max_grad_norm": "0.5"}, {}, True),
-        ({"max_grad_norm": "1"}, {}, False),
-        ({"batch_size": "2"}, {"batch_size": 2}, False),
-        ({"use_gradient_checkpointing": "true"}, {}, True),
+        ({"VERSION": "3"}, "fsdp_version is 3"),
+        ({"SHARDING_STRATEGY": "MOST"}, "fsdp_sharding_strategy is MOST"),
         (
-            {"use_gradient_checkpointing": "true"},
-            {"use_gradient_checkpointing": True},
-            False,
+            {"VERSION": "2", "RESHARD_AFTER_FORWARD": "FULL_SHARD"},
+            "fsdp_reshard_after_forward is FULL_SHARD",
+        ),
+        ({"IGNORED_MODULES": "norm.*"}, "fsdp_ignored_modules"),
+        (
+            {"SHARDING_STRATEGY": "NO_SHARD", "OFFLOAD_PARAMS": "true"},
+            "--blocks_to_swap",
         ),
     ],
 )
-def test_flags_agree_with_the_launcher(
-    flags: dict[str, str], given: dict[str, Any], clashes: bool
+def test_what_fsdp_has_besides_is_refused_by_name(
+    settings: dict[str, str], named: str
 ) -> None:
-    if not clashes:
-        check(Launch(flags=flags), **given)
-        return
-    with pytest.raises(
-        UsageError, match=r"--.*: is .*, but accelerate's configuration says .*; change"
+    with pytest.raises(UsageError, match=named) as caught:
+        read_fsdp(**settings)
+    assert caught.value.where == WHERE
+
+
+def test_stages_and_places_of_deepspeed_that_are_none_are_refused() -> None:
+    for settings, named in (
+        ({"ZERO_STAGE": "auto"}, "stage auto"),
+        ({"ZERO_STAGE": "4"}, "stage 4"),
+        ({"OFFLOAD_OPTIMIZER_DEVICE": "nvme"}, "nvme .offload_optimizer_device"),
+        ({"OFFLOAD_PARAM_DEVICE": "nvme"}, "nvme .offload_param_device"),
     ):
-        check(Launch(flags=flags), **given)
+        with pytest.raises(UsageError, match=named):
+            read_zero(**settings)
 
 
-@pytest.mark.parametrize("steps", ["1", "auto"])
-def test_a_default_of_the_launcher_says_nothing(steps: str) -> None:
-    launch = read_launch({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": steps})
-    check(launch, gradient_accumulation_steps=4)
+def test_groups_of_other_kinds_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"is 4, .* 2 processes"):
+        read_groups(2, 4)
+    with pytest.raises(UsageError, match="dp_shard_size is None"):
+        read_groups(1, "None")
+    used = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
+    for kind in ("TP", "CP", "SP"):
+        name = f"PARALLELISM_CONFIG_{kind}_SIZE"
+        read_launch({**used, name: "1"})
+        with pytest.raises(UsageError, match=f"{kind.lower()}_size is 2"):
+            read_launch({**used, name: "2"})
 
 
-def test_the_samples_of_a_step_are_those_that_the_launcher_states() -> None:
-    check(Launch(total_batch_size=12), 3, batch_size=2, gradient_accumulation_steps=2)
-    with pytest.raises(UsageError, match="a step has 2 samples, but train_batch_size"):
-        check(Launch(total_batch_size=12), 1, batch_size=2)
+OWN_WAY = {
+    "AUTO_WRAP_POLICY", "BACKWARD_PREFETCH", "CPU_RAM_EFFICIENT_LOADING",
+    "FORWARD_PREFETCH", "MIN_NUM_PARAMS", "STATE_DICT_TYPE", "SYNC_MODULE_STATES",
+    "TRANSFORMER_CLS_TO_WRAP", "USE_ORIG_PARAMS",
+}  # fmt: skip
+"""What accelerate's FSDP wraps and prefetches, and how it would load and save."""
+
+
+def test_every_setting_that_accelerate_hands_on_is_read_or_about_its_own_way() -> None:
+    def is_read(read: Any, name: str) -> bool:
+        try:
+            return any(read(**{name: value}) != read() for value in ("true", "odd"))
+        except UsageError:
+            return True
+
+    source = inspect.getsource(prepare_deepspeed_cmd_env)
+    names = set(re.findall(r"ACCELERATE_DEEPSPEED_(\w+)", source))
+    assert len(names) > 5
+    assert [name for name in sorted(names) if not is_read(read_zero, name)] == []
+    names = set(re.findall(r'"FSDP_(\w+)"', inspect.getsource(prepare_multi_gpu_env)))
+    assert {name for name in names if not is_read(read_fsdp, name)} == OWN_WAY
+
+
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "NO_SHARD"}
+ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "0"}
+CHECKPOINTS = {**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "1"}
+OFFLOADS = {**FSDP, "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags", "refused"),
+    [
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"mixed_precision": "no"}, "mixed_precision"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"mixed_precision": "bf16"}, ""),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {}, ""),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, {"gradient_accumulation_steps": 2},
+         "gradient_accumulation_steps"),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"}, {"gradient_accumulation_steps": 2}, ""),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "auto"}, {"gradient_accumulation_steps": 2}, ""),
+        ({**ZERO, "ACCELERATE_GRADIENT_CLIPPING": "0.5"}, {}, "max_grad_norm"),
+        ({**ZERO, "ACCELERATE_GRADIENT_CLIPPING": "1"}, {}, ""),
+        (CHECKPOINTS, {}, "use_gradient_checkpointing"),
+        (CHECKPOINTS, {"use_gradient_checkpointing": True}, ""),
+        (OFFLOADS, {}, "use_gradient_checkpointing_offload"),
+        (OFFLOADS, {"use_gradient_checkpointing_offload": True}, ""),
+        ({**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "false"}, {}, ""),
+    ],
+)  # fmt: skip
+def test_flags_agree_with_the_launcher(
+    variables: dict[str, str],
+    flags: dict[str, Any],
+    refused: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if not refused:
+        run(config(here, dry_run=True, **flags))
+        return
+    with pytest.raises(UsageError, match="accelerate") as caught:
+        run(config(here, dry_run=True, **flags))
+    assert caught.value.where == f"--{refused}"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"],
+)
+def test_the_samples_of_a_step_are_those_of_all_processes_as_the_launcher_states(
+    variable: str,
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "zero.json").write_text('{"train_batch_size": 12}')
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(tmp_path / "zero.json"))
+    flags = {"batch_size": 2, "gradient_accumulation_steps": 2, "dry_run": True}
+    for size, samples in (("3", 12), ("x", 4)):
+        monkeypatch.setenv(variable, size)
+        if samples == 12:
+            run(config(here, **flags))
+            assert " 12\n" in capsys.readouterr().out
+            continue
+        with pytest.raises(UsageError, match=r"4 samples.* 12;") as caught:
+            run(config(here, **flags))
+        assert caught.value.where == "--batch_size"

@@ -3,92 +3,117 @@ itself.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from accelerate.state import AcceleratorState, GradientState
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
-from dstrain import UsageError
-from dstrain.runs.launch.start import TRANSLATED, meet, without_accelerates_own
+from dstrain import UsageError, run
+from dstrain.cli.main import main
 
-from tests.support.processes import in_processes
+from tests.support.forks import forget_accelerator
+from tests.support.processes import in_processes, words
+from tests.support.runs import changed, config, log, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+HIDDEN = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_SHARDING_STRATEGY": "NO_SHARD",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    "ACCELERATE_DYNAMO_BACKEND": "no",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "auto",
+}
+"""Settings, of which all but one would make accelerate act itself."""
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator() -> Iterator[None]:
+    """Forget the Accelerators of other runs in this process, and those of a test."""
+    forget_accelerator()
+    yield
+    forget_accelerator()
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
-def test_processes_on_cpus_meet_told_or_not(told: bool, tmp_path: Path) -> None:
-    def work(rank: int) -> None:
+def test_processes_on_cpus_meet_told_or_not(
+    told: bool, here: Path, tmp_path: Path
+) -> None:
+    given = vars(config(here))
+    names = ("model", "dataset_base_path", "model_paths", "lora_rank")
+    flags = {name: given[name] for name in names} | {"output_path": tmp_path / "out"}
+
+    def work(rank: int) -> int:
         if not told:
             del os.environ["ACCELERATE_USE_CPU"]
         # As accelerate hands on DeepSpeed's settings, which it must not act on.
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-        os.environ["ACCELERATE_USE_FSDP"] = "true"
-        with without_accelerates_own():
-            accelerator = meet(os.environ, None, False, 1)
-        assert accelerator.num_processes == 2
-        assert accelerator.process_index == rank
-        assert accelerator.distributed_type == DistributedType.MULTI_CPU
-        assert torch.distributed.get_backend() == "gloo"
-        one = torch.ones(1)
-        torch.distributed.all_reduce(one)
-        assert one.item() == 2
+        os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = "0"
+        return main(words(flags))
 
     ended = in_processes(2, work, tmp_path)
     assert ended.codes == (0, 0), ended.said
+    # Two samples a step, of three of each size.
+    assert len(log(tmp_path / "out")) == 4
 
 
 def test_processes_that_do_not_meet_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meet({}, None, False, 1)  # alone
-    with pytest.raises(UsageError, match="2 were started, but this one met 0 others"):
-        meet({"WORLD_SIZE": "2"}, None, False, 1)
+    Accelerator(cpu=True)
+    train(here, output_path=tmp_path, max_steps=1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"2 .* 0 others") as caught:
+        run(config(here, output_path=tmp_path / "other"))
+    assert caught.value.where == "processes"
 
 
 def test_settings_are_hidden_and_there_again_for_another_run(
+    here: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in TRANSLATED:
-        monkeypatch.setenv(name, "true")
+    for name, value in HIDDEN.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    with without_accelerates_own():
-        assert not os.environ.keys() & {*TRANSLATED}
-        assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
-    assert {os.environ[name] for name in TRANSLATED} == {"true"}
+    seen: list[dict[str, str]] = []
+    module = changed(lambda _: seen.append(dict(os.environ)))
+    train(here, module, output_path=tmp_path, max_steps=1)
+    assert set(seen[0]) & set(HIDDEN) == {"FSDP_SHARDING_STRATEGY"}
+    assert seen[0]["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert HIDDEN.items() <= os.environ.items()
+    assert "FSDP 1 with NO_SHARD of " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("state", "message"),
+    ("state", "named"),
     [
-        ({"distributed_type": DistributedType.DEEPSPEED}, "has a deepspeed_plugin"),
-        ({"distributed_type": DistributedType.FSDP}, "has an fsdp_plugin"),
-        ({"distributed_type": DistributedType.MEGATRON_LM}, "has a megatron_lm_plugin"),
-        ({"_mixed_precision": "bf16"}, "has mixed_precision='bf16'"),
+        ({"distributed_type": DistributedType.DEEPSPEED}, "deepspeed_plugin"),
+        ({"distributed_type": DistributedType.FSDP}, "fsdp_plugin"),
+        ({"distributed_type": DistributedType.MEGATRON_LM}, "megatron_lm_plugin"),
+        ({"_mixed_precision": "bf16"}, "mixed_precision='bf16'"),
     ],
 )
 def test_a_scripts_own_accelerator_has_no_settings_that_dstrain_acts_on(
-    state: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    state: dict[str, Any], named: str, here: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(AcceleratorState, "_shared_state", state)
-    with pytest.raises(UsageError, match=message) as caught:
-        meet({}, None, False, 1)
+    Accelerator(cpu=True)
+    AcceleratorState._shared_state |= state
+    with pytest.raises(UsageError, match=named) as caught:
+        run(config(here, output_path=tmp_path))
     assert caught.value.where == "the script's own Accelerator"
 
 
 def test_a_scripts_own_accumulation_agrees_with_the_flag(
-    monkeypatch: pytest.MonkeyPatch,
+    here: Path, tmp_path: Path
 ) -> None:
-    for flag in (4, 2):
-        # Each Accelerator sets it anew.
-        monkeypatch.setitem(
-            GradientState._shared_state, "plugin_kwargs", {"num_steps": 4}
-        )
-        if flag == 4:
-            meet({}, None, False, flag)
-            continue
-        with pytest.raises(
-            UsageError,
-            match="--gradient_accumulation_steps: is 2, but the script's own",
-        ):
-            meet({}, None, False, flag)
+    flags = {"output_path": tmp_path, "max_steps": 1}
+    Accelerator(cpu=True, gradient_accumulation_steps=4)
+    with pytest.raises(UsageError, match=r"2, .* 4;") as caught:
+        run(config(here, gradient_accumulation_steps=2, **flags))
+    assert caught.value.where == "--gradient_accumulation_steps"
+    run(config(here, gradient_accumulation_steps=4, **flags))

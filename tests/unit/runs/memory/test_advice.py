@@ -1,203 +1,107 @@
-"""Flags are advised in the order of their cost, as commands that can be typed."""
+"""Where a run does not fit, commands are advised that fit and work, the cheapest first."""
 
+import re
 import shlex
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dstrain import TrainConfig
-from dstrain.runs.memory.advice import (
-    Advice,
-    Possible,
-    Way,
-    added_flags,
-    as_commands,
-    encoding_ways,
-    first_stage,
-    ways,
+import pytest
+import torch
+from dstrain.cli.main import main
+
+from tests.support.runs import project, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+DryRun = Callable[..., Any]
+
+
+def memory_of(share: float, sums: list[float]) -> str:
+    """A device that has a share of what the larger of these stages needs."""
+    return f"{(2**30 + 1.05 * share * max(sums)) / 2**20:.6f}MiB"
+
+
+def commands_in(page: str) -> list[list[str]]:
+    """The words of the commands that are advised."""
+    whole = re.sub(r" \\\n +", " ", page)
+    lines = [one for one in whole.splitlines() if one.startswith("        dstrain")]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+def flags_in(words: list[str]) -> dict[str, str]:
+    """The flags of a command with their values, '' for those without."""
+    found: dict[str, str] = {}
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--")
+            found[name] = ""
+        else:
+            found[name] = word
+    return found
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command in a folder with a dataset."""
+    project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = "--model tiny --toy --dataset_base_path data --output_path out"
+    return [*given.split(), "--max_steps", "2"]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function from words and a device to what a dry run says; nothing of what
+    is tried reaches the terminal.
+    """
+
+    def page(words: list[str], memory: str, code: int = 0) -> str:
+        assert main([*words, "--dry_run", "--device_memory", memory]) == code
+        captured = capsys.readouterr()
+        assert not (captured.out if code else captured.err)
+        return captured.err if code else captured.out
+
+    return page
+
+
+@pytest.mark.parametrize(
+    ("flags", "share", "advised"),
+    [
+        ("--mixed_precision bf16", 0.99, "--use_gradient_checkpointing"),
+        ("--mixed_precision bf16", 0.8, "--task --feature_cache --quant_options"),
+        ("--mixed_precision no", 0.6, "--mixed_precision --blocks_to_swap"),
+        ("--task sft:data_process --feature_cache c", 0.7, "--offload_models"),
+        (
+            "--feature_cache c --mixed_precision bf16",
+            0.95,
+            "--quant_options --use_gradient_checkpointing_offload",
+        ),
+        (
+            "--trainable_models dit --optimizer_args maximize=false --mixed_precision bf16",
+            0.4,
+            "--trainable_dtype --optimizer",
+        ),
+    ],
 )
-
-GIVEN: dict[str, Any] = {
-    "model": "tiny",
-    "toy": True,
-    "dataset_base_path": Path("data"),
-    "output_path": Path("out"),
-    "dry_run": True,
-    "device_memory": "24GB",
-}
-ONE_RUN = Possible("bf16", can_split=False)
-
-
-def added(config: TrainConfig, possible: Possible) -> list[str]:
-    return [added_flags(way.changes) for way in ways(config, possible)]
-
-
-def test_the_cheapest_comes_first_and_keeps_what_is_before_it() -> None:
-    config = TrainConfig(**GIVEN, batch_size=4)
-    found = added(config, Possible("no", can_split=True))
-    checkpointing = "--use_gradient_checkpointing"
-    split = f"{checkpointing} --task sft:train --feature_cache out-features"
-    mixed = f"{split} --mixed_precision bf16"
-    small = f"{mixed} --batch_size 1 --gradient_accumulation_steps 4"
-    assert found[:4] == [checkpointing, split, mixed, small]
-    assert "--use_gradient_checkpointing_offload" in found[-1].split()
-    assert "--use_gradient_checkpointing" not in found[-1].split()
-
-
-def test_what_is_given_is_not_advised() -> None:
-    config = TrainConfig(
-        **GIVEN,
-        use_gradient_checkpointing_offload=True,
-        mixed_precision="bf16",
-        trainable_dtype="bf16",
-    )
-    assert list(ways(config, ONE_RUN)) == []
-
-
-def test_a_run_that_resumes_keeps_what_its_numbers_depend_on() -> None:
-    possible = Possible(
-        "no",
-        can_split=True,
-        blocks=2,
-        lora=("dit",),
-        has_bitsandbytes=True,
-        resumes=True,
-    )
-    in_ram = "--use_gradient_checkpointing_offload"
-    assert added(TrainConfig(**GIVEN, batch_size=4), possible) == [
-        "--use_gradient_checkpointing",
-        in_ram,
-        f"{in_ram} --blocks_to_swap 1",
-        f"{in_ram} --blocks_to_swap 2",
-    ]
-
-
-def test_a_folder_without_a_name_gets_its_cache_beside_it() -> None:
-    config = TrainConfig(**{**GIVEN, "output_path": Path(".")})
-    here = Path.cwd()
-    cache = split_way(config, Possible("bf16", can_split=True)).config.feature_cache
-    assert cache == here.with_name(f"{here.name}-features")
-
-
-def test_a_run_of_stage_2_is_not_split_again() -> None:
-    config = TrainConfig(**GIVEN, task="sft:train", feature_cache=Path("features"))
-    found = list(ways(config, Possible("bf16", can_split=True)))
-    assert found
-    assert not any(way.is_split or "feature_cache" in way.changes for way in found)
-
-
-def test_frozen_weights_take_8_bits_then_blocks_are_swapped_then_4_bits() -> None:
-    config = TrainConfig(**GIVEN, use_gradient_checkpointing_offload=True)
-    possible = replace(
-        ONE_RUN,
-        blocks=4,
-        lora=("dit",),
-        modulation={"dit": ("mod.1",)},
-        has_bitsandbytes=True,
-    )
-    mild = "--quant_options dit:int8_block"
-    strong = "--quant_options 'dit:bitsandbytes_nf4/mod.1;dit:int8_block@mod.1'"
-    assert added(config, possible) == [
-        mild,
-        f"{mild} --blocks_to_swap 1",
-        f"{mild} --blocks_to_swap 2",
-        strong,
-        *(f"{strong} --blocks_to_swap {count}" for count in (1, 2, 3, 4)),
-        f"{strong} --blocks_to_swap 4 --optimizer adamw8bit",
-        f"{strong} --blocks_to_swap 4 --optimizer adamw8bit --trainable_dtype bf16",
-    ]
-    given = replace(config, quant_options="text_encoder:fp8")
-    assert added(given, possible)[0] == (
-        "--quant_options 'text_encoder:fp8;dit:int8_block'"
-    )
-
-
-def test_full_training_takes_a_smaller_state_then_weights_in_bf16() -> None:
-    config = TrainConfig(**GIVEN, use_gradient_checkpointing_offload=True)
-    small = "--optimizer adamw8bit"
-    with_library = replace(ONE_RUN, has_bitsandbytes=True)
-    assert added(config, with_library) == [small, f"{small} --trainable_dtype bf16"]
-    assert added(config, ONE_RUN) == ["--trainable_dtype bf16"]
-    other = replace(config, customized_optimizer="torch.optim.SGD")
-    assert added(other, with_library) == ["--trainable_dtype bf16"]
-
-
-def test_another_optimizer_gets_the_arguments_that_it_takes() -> None:
-    config = TrainConfig(
-        **GIVEN,
-        use_gradient_checkpointing_offload=True,
-        optimizer_args=("foreach=true", "eps=1e-6"),
-    )
-    possible = replace(ONE_RUN, has_bitsandbytes=True)
-    way = next(iter(ways(config, possible)))
-    assert way.config.optimizer == "adamw8bit"
-    assert way.config.optimizer_args == ("eps=1e-6",)
-
-
-def test_stage_1_takes_turns_then_tiles_then_8_bits_for_the_largest_encoder() -> None:
-    config = TrainConfig(**GIVEN, task="sft:data_process")
-    possible = replace(
-        ONE_RUN,
-        encoders=("large", "small"),
-        taking_turns=("large", "small", "vae"),
-        has_tiles=True,
-        has_bitsandbytes=True,
-    )
-    found = [added_flags(way.changes) for way in encoding_ways(Way(config), possible)]
-    turns = "--offload_models large,small,vae"
-    assert found[:4] == ["", turns, "--tiled", f"--tiled {turns}"]
-    assert found[4:6] == ["--quant_options large:int8_block",
-                          f"--quant_options large:int8_block {turns}"]  # fmt: skip
-    stored = [one.split(" --")[0] for one in found[4::4]]
-    assert stored == [
-        "--quant_options large:int8_block",
-        "--quant_options 'large:int8_block;small:int8_block'",
-        "--quant_options large:bitsandbytes_nf4",
-        "--quant_options 'large:bitsandbytes_nf4;small:bitsandbytes_nf4'",
-    ]
-
-
-def split_way(config: TrainConfig, possible: Possible) -> Way:
-    return next(way for way in ways(config, possible) if way.is_split)
-
-
-def test_what_cached_values_depend_on_is_in_both_commands() -> None:
-    config = TrainConfig(**GIVEN, quant_options="vae:fp8", mixed_precision="no")
-    possible = Possible("no", can_split=True, lora=("dit",), encoders=("text_encoder",),
-                        taking_turns=("text_encoder", "vae"), has_tiles=True)  # fmt: skip
-    *_, way = (way for way in ways(config, possible) if "quant_options" in way.changes)
-    *_, encoding = encoding_ways(first_stage(config, way), possible)
-    commands = as_commands(config, way.with_first_stage(encoding))
-    assert all(one.is_whole for one in commands)
-    first, second = [shlex.split(one.text) for one in commands]
-    for words, stage in ((first, "sft:data_process"), (second, "sft:train")):
-        assert words[words.index("--task") + 1] == stage
-        assert words[words.index("--feature_cache") + 1] == "out-features"
-        assert words[words.index("--mixed_precision") + 1] == "bf16"
-        assert "--tiled" in words
-        assert "--dry_run" not in words and "--device_memory" not in words
-    stored = "vae:fp8;text_encoder:int8_block"
-    assert first[first.index("--quant_options") + 1] == stored
-    assert second[second.index("--quant_options") + 1] == f"{stored};dit:int8_block"
-    assert "--offload_models" in first and "--offload_models" not in second
-    assert "--use_gradient_checkpointing_offload" in second
-
-
-def test_of_a_command_that_is_not_complete_the_flags_are_said() -> None:
-    config = TrainConfig(model="tiny", dry_run=True, device_memory="24GB")
-    way = next(ways(config, ONE_RUN))
-    flag = "add --use_gradient_checkpointing"
-    assert as_commands(config, way) == [Advice(flag, is_whole=False)]
-    typed = replace(config, optimizer_args=("foreach=False",))
-    changes = {"optimizer": "adamw8bit", "optimizer_args": ()}
-    assert as_commands(typed, Way(typed).with_changes(**changes)) == [
-        Advice("add --optimizer adamw8bit, without --optimizer_args", is_whole=False)
-    ]
-    way = split_way(config, Possible("bf16", can_split=True))
-    first = next(encoding_ways(first_stage(config, way), ONE_RUN))
-    cache = "--feature_cache output-features"
-    commands = as_commands(config, way.with_first_stage(first))
-    assert [one.text for one in commands] == [
-        f"add {cache} --task sft:data_process",
-        f"add --use_gradient_checkpointing --task sft:train {cache}",
-    ]
+def test_what_does_not_fit_comes_with_commands_that_fit_and_work(
+    typed: list[str],
+    said: Callable[..., str],
+    flags: str,
+    share: float,
+    advised: str,
+) -> None:
+    words = [*typed, *flags.split()]
+    tables = said(words, "24").partition("memory of one device")[2]
+    stages = tables.partition("\ndisk")[0].split("memory of one device")
+    sums = []
+    for stage in stages:
+        counted = stage.partition("    not counted")[0]
+        sums.append(sum(1024 * float(one) for one in re.findall(r"([\d.]+) KiB", counted)))
+    size = memory_of(share, sums)
+    commands = commands_in(said(words, size))
+    assert commands
+    assert {*advised.split()} <= {word for command in commands for word in command}
+    for command in commands:
+        assert "--dry_run" not in command and "--device_memory" not in command
+        assert "    it fits on --device_memory" in said(command, size)
+        assert main(command) == 0

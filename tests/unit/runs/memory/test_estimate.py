@@ -1,164 +1,292 @@
-"""An estimate adds up what is there at once."""
+"""A dry run says how much memory and disk a run needs: what loading allocates, what is
+trained, what is there at once, and what is written.
+"""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from types import MappingProxyType
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import TrainConfig
-from dstrain.distributed import Sharding
+from dstrain import UsageError
 from dstrain.models import METHODS
-from dstrain.models.execution import ALL_BLOCKS, Kept, StoredLayers
-from dstrain.runs.memory.activations import Activations
-from dstrain.runs.memory.components import ComponentSize, Stored
-from dstrain.runs.memory.estimate import (
-    CONTEXT,
-    FRAGMENTED,
-    Choice,
-    estimate,
-    state_bytes,
+from dstrain.runs.loop import steps
+from torch import nn
+
+from tests.support.runs import config, train, training_run
+
+pytestmark = pytest.mark.usefixtures("tiny")
+DryRun = Callable[..., Any]
+DIGITS = 0.06 * 2**10
+"""Bytes by which a size may be rounded."""
+
+
+def near(size: float, share: float = 0.02) -> Any:
+    return pytest.approx(size, rel=share, abs=DIGITS)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"mixed_precision": "bf16"},
+        {"trainable_models": "dit", "mixed_precision": "bf16"},
+        {"trainable_models": "dit.blocks", "mixed_precision": "bf16"},
+        {"trainable_models": "text_encoder", "lora_base_model": "dit"},
+        {"quant_options": "dit:int8_block;text_encoder:fp8"},
+        {"quant_options": "dit:fp8@to_q", "mixed_precision": "bf16"},
+        *({"quant_options": f"dit:{one};text_encoder:{one}"} for one in METHODS),
+    ],
+    ids=str,
 )
-from dstrain.runs.memory.facts import Facts
-from dstrain.training.optimizers import choose_optimizer
+def test_weights_are_what_loading_allocates(
+    flags: dict[str, Any], deep: Path, dry_run: DryRun
+) -> None:
+    printed = dry_run(deep, **flags)
+    module = training_run(config(deep, **{"mixed_precision": "no", **flags})).module
+    for name, network in module.pipeline.components.items():
+        if isinstance(network, nn.Module):
+            tensors = [*network.parameters(), *network.buffers()]
+            frozen = [one for one in tensors if not one.requires_grad]
+            size = sum(one.untyped_storage().nbytes() for one in frozen)
+            assert printed.memory.get(name, 0) == near(size)
+    size = sum(one.nbytes for one in module.trained_parameters)
+    count = sum(one.numel() for one in module.trained_parameters)
+    assert f"  {count:,} parameters in fp32\n" in printed.page
+    assert printed.memory["trained weights"] == near(size)
+    assert printed.memory["gradients"] == near(size)
 
 
-def stored(numbers: int, size: int, is_trained: bool = False) -> Stored:
-    return Stored("layer", (numbers,), size, False, True, is_trained, -1)
-
-
-ACTIVATIONS = Activations(10, 20, 400, 30, 5, 1000, 7)
-FACTS = Facts(
-    {
-        "dit": ComponentSize(
-            "dit", "bf16", (stored(50, 100), stored(6, 24, True)), True
-        ),
-        "vae": ComponentSize("vae", "bf16", (stored(40, 80),)),
-    },
-    (),
-    ACTIVATIONS,
-    "a sample",
-)
-
-
-def choice(kept: Mapping[str, Kept] = MappingProxyType({}), **flags: Any) -> Choice:
-    return Choice(TrainConfig(model="tiny", **flags), kept, 8.0, mixed=True)
-
-
-def test_a_stage_that_trains_has_weights_gradients_state_and_activations() -> None:
-    flags = choice(use_gradient_checkpointing=True)
-    found = estimate(FACTS, ("dit",), flags, "train")
-    assert found.weights == {"dit": 100}
-    assert (found.trained, found.gradients, found.optimizer) == (24, 24, 48)
-    assert found.activations == 10 + 20 + 30 + 5
-    assert found.least == 100 + 24 + 24 + 48 + 65
-
-
-def test_a_run_that_is_not_split_encodes_before_it_trains() -> None:
-    found = estimate(FACTS, ("dit", "vae"), choice(), "")
-    assert found.weights == {"dit": 100, "vae": 80}
-    assert found.activations == 1000
-
-
-def test_stage_1_trains_nothing() -> None:
-    found = estimate(FACTS, ("vae",), choice(), "data_process")
-    assert found.least == 80 + 1000
-
-
-@pytest.mark.parametrize("beyond", [0, 1])
-def test_it_fits_where_there_is_room_for_what_is_not_counted(beyond: int) -> None:
-    found = estimate(FACTS, ("vae",), choice(), "data_process")
-    margin = CONTEXT + int(1080 * FRAGMENTED)
-    assert found.fits(1080 + margin - beyond) is (not beyond)
-
-
-def test_without_activations_nothing_is_said_to_fit() -> None:
-    facts = Facts(FACTS.components, (), None, "no tokenizer")
-    found = estimate(facts, ("dit",), choice(), "train")
-    assert found.activations is None
-    assert found.fits(2**60) is None
-    assert found.fits(CONTEXT) is False
-
-
-def test_swapped_blocks_are_in_ram_and_two_of_them_on_the_device() -> None:
-    blocks = [Stored(f"b{i}", (1,), 100 + i, False, True, False, i) for i in range(4)]
-    size = ComponentSize("dit", "bf16", (stored(50, 7), *blocks))
-    facts = Facts({"dit": size}, (), ACTIVATIONS, "a sample")
-    for count, device in ((0, 7 + 406), (1, 7 + 406), (3, 7 + 100 + 205)):
-        kept = {"dit": Kept(swapped_blocks=count)}
-        found = estimate(facts, ("dit",), choice(kept), "train")
-        assert found.weights == {"dit": device}
-        assert found.ram == sum(100 + i for i in range(4 - count, 4))
-    found = estimate(
-        facts, ("dit",), choice({"dit": Kept(swapped_blocks=ALL_BLOCKS)}), "train"
-    )
-    assert (found.weights, found.ram) == ({"dit": 7 + 205}, 406)
-
-
-def test_a_divided_network_has_its_rows_and_two_whole_blocks() -> None:
-    blocks = [Stored(f"b{i}", (9,), 90, False, True, False, i) for i in range(4)]
-    size = ComponentSize("dit", "bf16", (stored(7, 14), *blocks, stored(6, 24, True)))
-    facts = Facts({**FACTS.components, "dit": size}, (), ACTIVATIONS, "a sample")
-    rows = 4 * 2 + 4 * 50  # of 7 rows 4, of 9 rows 5
-    for sharding, together in ((Sharding(), 2), (Sharding("full", False), 4)):
-        flags = replace(choice(ema_decay=0.9), sharding=sharding, processes=2)
-        found = estimate(facts, ("dit", "vae"), flags, "train")
-        assert found.weights == {"dit": rows, "vae": 80}
-        assert (found.trained, found.gradients, found.average) == (12, 12, 12)
-        assert found.optimizer == 24
-        assert found.together == 14 + 24 + together * 90
-        assert found.least == rows + 80 + 60 + found.together + 415
-        flags = replace(flags, sharding=replace(sharding, offload=True))
-        found = estimate(facts, ("dit", "vae"), flags, "train")
-        assert found.ram == rows + 60
-        assert found.least == 80 + found.together + 415
-
-
-@pytest.mark.parametrize("way", ["blocks_to_swap", "enable_model_cpu_offload"])
-def test_swapping_recomputes_blocks(way: str) -> None:
-    found = estimate(FACTS, ("dit",), choice(**{way: True}), "train")
-    assert found.activations == 10 + 20 + 30 + 5
-
-
-def test_what_is_offloaded_is_on_the_device_while_a_unit_borrows_it() -> None:
-    kept = {"vae": Kept(offloaded=True)}
-    found = estimate(FACTS, ("dit", "vae"), choice(kept), "data_process")
-    assert (found.weights["vae"], found.activations, found.ram) == (0, 1080, 80)
-
-
-def test_what_is_stored_is_restored_to_encode_with_it() -> None:
-    weight = Stored("layer", (4, 8), 64, True, True, False, -1)
-    facts = replace(FACTS, components={"vae": ComponentSize("vae", "bf16", (weight,))})
-    kept = {"vae": Kept(methods=(StoredLayers(METHODS["int8_block"]),))}
-    found = estimate(facts, ("vae",), choice(kept), "data_process")
-    assert found.weights["vae"] < 64
-    assert found.activations == 1000 + 2 * 32
-
-
-def test_trained_weights_in_bf16_have_gradients_in_bf16_and_no_copies() -> None:
-    flags = choice(use_gradient_checkpointing=True, ema_decay=0.9)
-    many = ComponentSize("dit", "bf16", (stored(6000, 24000, is_trained=True),))
-    facts = replace(FACTS, components={"dit": many})
-    fp32 = estimate(facts, ("dit",), flags, "train")
-    assert (fp32.trained, fp32.gradients) == (24000, 24000)
-    assert fp32.activations == 10 + 20 + 12000 + 5
-    bf16 = estimate(facts, ("dit",), replace(flags, rounds=True), "train")
-    assert (bf16.trained, bf16.gradients) == (12000, 12000)
-    assert (bf16.optimizer, bf16.average) == (fp32.optimizer, fp32.average)
-    assert bf16.activations == 10 + 20 + 30 + 5
-
-
-def test_an_average_is_one_copy_of_what_is_trained() -> None:
-    found = estimate(FACTS, ("dit",), choice(ema_decay=0.99), "train")
-    assert found.average == found.gradients == 24
+@pytest.mark.parametrize("trained", [{}, {"trainable_models": "dit"}])
+def test_the_state_of_the_optimizer_is_what_a_step_leaves(
+    trained: dict[str, Any], deep: Path, dry_run: DryRun
+) -> None:
+    ready = training_run(config(deep, ema_decay=0.9, **trained))
+    next(steps(ready))
+    state = ready.optimizer.state.values()
+    tensors = [one for own in state for one in own.values() if one.ndim]
+    found = dry_run(deep, ema_decay=0.9, **trained).memory
+    assert found["optimizer state"] == near(sum(one.nbytes for one in tensors))
+    assert found["average (EMA)"] == near(found["trained weights"], 0)
 
 
 @pytest.mark.parametrize(
     ("name", "least", "most"),
     [("adamw", 8, 8.1), ("adafactor", 0, 0.2), ("muon", 4, 4.1), ("adamw8bit", 2, 3)],
 )
-def test_the_state_of_an_optimizer_is_seen(
-    name: str, least: float, most: float
+def test_each_optimizer_has_bytes_of_its_own(
+    name: str, least: float, most: float, deep: Path, dry_run: DryRun
 ) -> None:
-    trial = choose_optimizer(TrainConfig(model="tiny", optimizer=name)).trial
-    assert least <= state_bytes(trial) <= most
+    found = dry_run(deep, optimizer=name)
+    (per_number,) = re.findall(rf"{name}, ([\d.]+) bytes", found.page)
+    assert least <= float(per_number) <= most
+    trained = found.memory["trained weights"] / 4
+    assert found.memory["optimizer state"] == near(float(per_number) * trained)
+
+
+def test_each_stage_has_its_own_components_and_stage_1_trains_nothing(
+    deep: Path, dry_run: DryRun
+) -> None:
+    whole = dry_run(deep).memory
+    cache = {"feature_cache": deep / "cache"}
+    both = dry_run(deep, **cache)
+    first, second = both.stages
+    assert list(first)[:3] == ["text_encoder", "vae", "encoding"]
+    assert list(second)[:4] == [
+        "dit",
+        "trained weights",
+        "gradients",
+        "optimizer state",
+    ]
+    assert {"dit", "text_encoder", "vae", "gradients"} <= whole.keys()
+    # Units run before a step keeps anything.
+    assert whole["activations"] == max(first["encoding"], second["activations"])
+    stage_1 = dry_run(deep, task="sft:data_process", **cache)
+    assert stage_1.memory == first
+    stage_2 = dry_run(deep, task="sft:train", **cache)
+    assert stage_2.memory.keys() == second.keys()
+    larger = both.page.partition("whether it fits: ")[2].partition("\n")[0]
+    number = 1 + both.sums.index(max(both.sums))
+    assert f" stage {number}: 1.00 GiB" in larger
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"task": "sft:data_process", "feature_cache": "cache"},
+        {"trainable_models": "dit", "ema_decay": 0.9},
+        {"feature_cache": "cache"},
+    ],
+)
+def test_it_fits_where_there_is_room_for_what_is_not_counted(
+    flags: dict[str, Any], deep: Path, dry_run: DryRun
+) -> None:
+    if "feature_cache" in flags:
+        flags = {**flags, "feature_cache": deep / "cache"}
+    needed = 2**30 + 1.05 * max(dry_run(deep, **flags).sums)
+    for beyond in (-500, 500):
+        size = f"{(needed + beyond) / 2**20:.6f}MiB"
+        answer = dry_run(deep, device_memory=size, **flags).page
+        assert ("    it fits on --device_memory" in answer) is (beyond > 0)
+        assert ("    it does not fit on " in answer) is (beyond < 0)
+
+
+def test_swapped_blocks_are_in_ram_and_two_of_them_on_the_device(
+    deep: Path, dry_run: DryRun
+) -> None:
+    plain = dry_run(deep).memory
+    checkpointed = dry_run(deep, use_gradient_checkpointing=True).memory
+    block = dry_run(deep, blocks_to_swap=1).memory["RAM for weights"]
+    every = {"enable_model_cpu_offload": True}
+    for flags, count in (
+        *(({"blocks_to_swap": count}, count) for count in (1, 2, 3, 4)),
+        (every, 4),
+    ):
+        found = dry_run(deep, **flags).memory
+        assert found["RAM for weights"] == near(count * block)
+        assert found["dit"] == near(plain["dit"] - max(count - 2, 0) * block)
+        # Blocks are computed once more, as with gradient checkpointing.
+        assert found["activations"] == checkpointed["activations"]
+
+
+def test_what_is_offloaded_is_on_the_device_while_a_unit_borrows_it(
+    deep: Path, dry_run: DryRun
+) -> None:
+    stage_1 = {"task": "sft:data_process", "feature_cache": deep / "cache"}
+    plain = dry_run(deep, **stage_1).memory
+    names = ("text_encoder", "vae")
+    found = dry_run(deep, offload_models=",".join(names), **stage_1).memory
+    assert [found[name] for name in names] == [0, 0]
+    sizes = [plain[name] for name in names]
+    assert found["RAM for weights"] == near(sum(sizes))
+    assert found["encoding"] == near(plain["encoding"] + max(sizes))
+
+
+def test_what_is_stored_is_restored_to_encode_with_it(
+    deep: Path, dry_run: DryRun
+) -> None:
+    stage_1 = {"task": "sft:data_process", "feature_cache": deep / "cache"}
+    plain = dry_run(deep, **stage_1).memory
+    stored = dry_run(deep, quant_options="text_encoder:int8_block", **stage_1).memory
+    # The head, of 64 x 24 numbers, in bf16.
+    assert stored["encoding"] == near(plain["encoding"] + 2 * 64 * 24)
+
+
+def test_trained_weights_in_bf16_have_gradients_in_bf16_and_no_copies(
+    deep: Path, dry_run: DryRun
+) -> None:
+    flags: dict[str, Any] = {"trainable_models": "dit", "mixed_precision": "bf16"}
+    flags |= {"use_gradient_checkpointing": True, "ema_decay": 0.9}
+    exact = dry_run(deep, **flags).memory
+    found = dry_run(deep, trainable_dtype="bf16", **flags)
+    rounded = found.memory
+    for name in ("trained weights", "gradients"):
+        assert rounded[name] == near(exact[name] / 2)
+    for name in ("optimizer state", "average (EMA)"):
+        assert rounded[name] == exact[name]
+    assert rounded["activations"] < exact["activations"]
+    assert re.search(r"trained weights .* in bf16\n +gradients .* bf16\n", found.page)
+    with pytest.raises(UsageError, match="--trainable_dtype"):
+        dry_run(deep, trainable_dtype="bf16", **flags | {"mixed_precision": "no"})
+
+
+SHARDS = ("trained weights", "gradients", "optimizer state", "average (EMA)")
+
+
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_sharding_divides_what_is_trained_and_puts_blocks_together(
+    gives_up: bool, deep: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {"trainable_models": "dit", "ema_decay": 0.9}
+    alone = dry_run(deep, **flags)
+    block = dry_run(deep, blocks_to_swap=1).memory["RAM for weights"]
+    outside = dry_run(deep).memory["dit"] - 4 * block
+    for name, value in {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_RESHARD_AFTER_FORWARD": str(gives_up),
+        "WORLD_SIZE": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    divided = dry_run(deep, **flags)
+    for name in SHARDS:
+        assert divided.memory[name] == near(alone.memory[name] / 2)
+    together = divided.memory["weights put together"]
+    assert together == near(outside + (2 if gives_up else 4) * block)
+    assert divided.disk == alone.disk
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    offloaded = dry_run(deep, **flags).memory
+    assert [offloaded[name] for name in SHARDS[:3]] == [0, 0, 0]
+    shards = sum(divided.memory[name] for name in SHARDS)
+    assert offloaded["RAM for what is sharded"] == near(shards)
+    monkeypatch.setenv("RANK", "1")
+    assert dry_run(deep, **flags).page == ""
+
+
+def test_copies_on_each_machine_are_divided_by_its_processes(
+    deep: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_SHARDING_STRATEGY": "HYBRID_SHARD",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    page = " ".join(dry_run(deep).page.split())
+    assert "divided by 2" in page
+    monkeypatch.setenv("FSDP_SHARDING_STRATEGY", "FULL_SHARD")
+    page = " ".join(dry_run(deep).page.split())
+    assert "divided by 4" in page
+
+
+@pytest.mark.parametrize(
+    ("flags", "saves", "states"),
+    [
+        ({"save_steps": 100, "max_steps": 1000}, "10", 3),
+        ({"save_steps": 300, "max_steps": 1000}, "4", 3),
+        ({"save_steps": 100, "max_steps": 1000, "keep_checkpoints": 1}, "2", 2),
+        ({"save_steps": 100, "max_steps": 1000, "keep_checkpoints": 4}, "5", 5),
+        ({"max_steps": 12}, "2", 2),
+        ({"save_steps": 4, "dataset_base_path": None}, "unknown", 3),
+        ({"keep_checkpoints": 2, "dataset_base_path": None}, "3", 3),
+    ],
+)
+def test_saves_and_states_are_counted(
+    flags: dict[str, Any], saves: str, states: int, deep: Path, dry_run: DryRun
+) -> None:
+    found = dry_run(deep, **flags)
+    (counted,) = re.findall(r"weights files .* x (\w+) save", found.page)
+    (kept,) = re.findall(r"training states .* x (\d+),", found.page)
+    assert (counted, int(kept)) == (saves, states)
+    if saves == "unknown":
+        assert "in all" not in found.disk
+    else:
+        weights = int(saves) * found.disk["weights files"]
+        most = weights + states * found.disk["training states"]
+        assert found.disk["in all"] == near(most, 0.1)
+
+
+@pytest.mark.parametrize("flags", [{}, {"ema_decay": 0.9}, {"trainable_models": "dit"}])
+def test_disk_is_what_the_run_leaves(
+    flags: dict[str, Any], deep: Path, tmp_path: Path, dry_run: DryRun
+) -> None:
+    flags = {**flags, "save_steps": 1, "max_steps": 2}
+    said = dry_run(deep, **flags).disk["in all"]
+    train(deep, output_path=tmp_path, **flags)
+    written = sum(one.stat().st_size for one in tmp_path.rglob("*.safetensors"))
+    # Beside the headers of files, which count at the size of a toy.
+    assert 0.5 < said / written <= 1
+
+
+def test_the_feature_cache_is_as_large_as_what_stage_1_stores(
+    deep: Path, tmp_path: Path, dry_run: DryRun
+) -> None:
+    stage_1 = {"task": "sft:data_process", "feature_cache": tmp_path / "cache"}
+    found = dry_run(deep, **stage_1)
+    # 6 rows of 4 x 2 x 3 latents, of 21 letters of 24 numbers and of a mask.
+    largest = 4 * 24 + 21 * (4 * 24 + 1)
+    assert found.disk["feature cache"] == near(6 * largest)
+    unknown = dry_run(deep, dataset_base_path=None, **stage_1)
+    assert "feature cache, per sample" in unknown.disk

@@ -1,108 +1,204 @@
-"""The sample that is counted is the largest, and nothing is decoded for it."""
+"""A dry run counts the largest sample of a run at its true shapes, without memory, and
+says what it cannot know.
+"""
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dstrain import TrainConfig, UsageError, run
-from dstrain.runs import Setup, open_training_data
-from dstrain.runs.memory.samples import (
-    LargestSample,
-    largest_sample,
-    of_cache,
-    of_flags,
-    of_largest,
-)
-from dstrain.runs.resolve import resolve
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.support.runs import config, project
+from tests.support import family
+from tests.support.family import IDS
+from tests.support.runs import project, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
+DryRun = Callable[..., Any]
 
 
-def setup_of(folder: Path, **flags: Any) -> Setup:
-    return resolve(config(project(folder), **flags))
-
-
-def test_of_a_dataset_it_has_the_largest_image_and_the_longest_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_component_without_configuration_is_named_and_nothing_is_said_to_fit(
+    here: Path, dry_run: DryRun
 ) -> None:
-    setup = setup_of(tmp_path)
-    dataset = setup.dataset
-
-    def refuse(*given: object, **named: object) -> None:
-        raise AssertionError("decoded an image")
-
-    monkeypatch.setattr(Image.Image, "load", refuse)
-    largest = largest_sample(setup, dataset)
-    assert largest is not None
-    as_recorded = json.loads(json.dumps(asdict(largest)))
-    chosen = of_largest(setup, LargestSample(**as_recorded))
-    monkeypatch.undo()
-    assert chosen.sample.values["input_image"].size == (24, 16)
-    assert chosen.sample.values["prompt"] == "two dogs on a bridge"
-    assert "with the longest prompt" in chosen.origin
+    found = dry_run(here, variant="base", model_paths='["no.safetensors"]')
+    assert re.search(r"\n    dit +not known  ", found.page)
+    assert "dit" not in found.memory
+    assert found.fits is None
+    assert found.disk == {}
 
 
-def test_of_flags_it_has_their_size(tmp_path: Path) -> None:
-    chosen = of_flags(setup_of(tmp_path, height=32, width=64))
-    assert chosen.sample.values["input_image"].size == (64, 32)
-    assert chosen.origin == "a sample of 64 x 32 with a prompt of 512 letters"
-    square = of_flags(setup_of(tmp_path / "other", max_pixels=1000))
-    assert square.sample.values["input_image"].size == (24, 24)
-
-
-def test_of_a_cache_it_is_the_largest_stored(tmp_path: Path) -> None:
-    cache = {"feature_cache": tmp_path / "cache"}
-    run(config(project(tmp_path), task="sft:data_process", **cache))
-    setup = resolve(config(tmp_path, task="sft:train", **cache))
-    data = open_training_data(setup)
-    chosen = of_cache(data)
-
-    def size(values: Mapping[str, Any]) -> int:
-        return sum(one.nbytes for one in values.values() if isinstance(one, Tensor))
-
-    sizes = [size(data.source.sample(*one).values) for one in data.sample_ids]
-    assert size(chosen.sample.values) == max(sizes)
-    assert re.fullmatch(
-        r"the largest of \d samples of the feature cache", chosen.origin
-    )
-
-
-def test_tensors_are_as_large_as_their_files_say_and_unknown_without_a_dataset(
-    tmp_path: Path,
+def test_a_unit_that_needs_numbers_makes_it_unknown_with_the_reason(
+    here: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = setup_of(tmp_path)
-    rows = json.loads((tmp_path / "data/metadata.json").read_text())
-    for row, steps in zip(rows, (1, 1, 5, 1, 1, 1), strict=True):
-        row |= {"trajectory": f"{steps}.safetensors", "num_inference_steps": steps}
-        tensors = {
-            "latents": torch.ones(1, steps + 1, 4, 64, 64),
-            "sigmas": torch.ones(1, steps + 1),
-        }
-        save_file(tensors, tmp_path / "data" / row["trajectory"])
-    (tmp_path / "data/metadata.json").write_text(json.dumps(rows))
-    setup = resolve(config(tmp_path, task="trajectory_imitation"))
-    largest = largest_sample(setup, setup.dataset)
-    assert largest is not None
-    read = LargestSample(**json.loads(json.dumps(vars(largest))))
-    found = of_largest(setup, read).sample.values["trajectory"]
-    shapes = {name: list(one.shape) for name, one in found.items()}
-    assert shapes == {"latents": [1, 6, 4, 64, 64], "sigmas": [1, 6]}
-    with pytest.raises(UsageError, match="whose size its files tell"):
-        of_flags(setup)
+    def encode_prompt(
+        prompt: str, *, text_encoder: Any, tokenizer: Any
+    ) -> family.Prompt:
+        raise RuntimeError("needs numbers\nand more")
+
+    spec = replace(family.BASE, units=(encode_prompt, family.encode_image))
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    found = dry_run(here, variant="base")
+    reason = r"RuntimeError\('needs numbers\\nand more'\)"
+    assert re.search(rf"activations +not known  {reason}\n", found.page)
+    assert re.search(r"peak +more than [\d.]+ GiB", found.page)
+    assert found.fits is None
+    small = dry_run(here, variant="base", device_memory="1023MiB")
+    assert small.fits is False
+
+
+def test_files_that_are_not_here_are_downloads(
+    here: Path, tmp_path: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
+    flags = {"variant": "base", "model_paths": None}
+    found = dry_run(here, model_id_with_origin_paths=IDS, **flags)
+    # The configurations of the others are not known.
+    (count,) = re.findall(r"\bdit .* (\d+) parameters", found.page)
+    # In bf16.
+    assert found.disk["downloads"] == pytest.approx(2 * int(count), rel=0.05)
+    assert "downloads" not in dry_run(here, toy=True, **flags).disk
+
+
+def dataset_of(here: Path, folder: Path, row: int, image: str) -> Path:
+    """A dataset of one row, which has this image."""
+    rows = json.loads((here / "data/metadata.json").read_text())
+    folder.mkdir()
+    shutil.copy(here / "data" / image, folder)
+    only = {**rows[row], "image": image}
+    (folder / "metadata.json").write_text(json.dumps([only]))
+    return folder
+
+
+def test_the_sample_that_is_counted_is_the_largest_with_the_longest_prompt(
+    here: Path, tmp_path: Path, dry_run: DryRun
+) -> None:
+    only = dataset_of(here, tmp_path / "data", 2, "1.png")
+    found = dry_run(here)
+    assert found.memory == dry_run(here, dataset_base_path=only).memory
+    place = found.page.partition("largest sample, ")[2].partition(",")[0]
+    assert place in {f"metadata.json:{row}" for row in (2, 4, 6)}
+
+
+def test_of_a_feature_cache_it_is_the_largest_that_is_stored(
+    here: Path, tmp_path: Path, dry_run: DryRun
+) -> None:
+    only = dataset_of(here, tmp_path / "data", 2, "2.png")
+    found = []
+    for number, data in enumerate((here / "data", only)):
+        cache = {"feature_cache": tmp_path / str(number), "dataset_base_path": data}
+        train(here, task="sft:data_process", **cache)
+        found.append(dry_run(here, task="sft:train", **cache))
+    assert found[0].memory == found[1].memory
+    # Those of its size, and one of the other.
+    assert re.findall(r"largest of (\d) samples", found[0].page) == ["4"]
 
 
 @pytest.mark.parametrize(
-    ("family", "variant"),
+    ("flags", "size"),
+    [
+        ({"height": 32, "width": 64}, "64 x 32"),
+        ({"max_pixels": 1000}, "24 x 24"),
+        ({"resolution": "512,768"}, "768 x 768"),
+        ({}, "1024 x 1024"),
+    ],
+)
+def test_without_a_dataset_it_has_the_size_of_the_flags(
+    flags: dict[str, Any], size: str, here: Path, dry_run: DryRun
+) -> None:
+    found = dry_run(here, dataset_base_path=None, **flags)
+    assert f" {size} " in found.page
+    assert found.fits
+
+
+def test_large_samples_take_no_memory_and_no_image_is_decoded(
+    tmp_path: Path, dry_run: DryRun
+) -> None:
+    project(tmp_path)
+    found = dry_run(tmp_path, dataset_base_path=None, height=2**13, width=2**13)
+    # A latent has 4 numbers for 8 x 8 pixels, and attends to each letter.
+    assert found.memory["activations"] > 2**20 * 512 * 4
+    image = tmp_path / "data/1.png"
+    content = image.read_bytes()
+    image.write_bytes(content[:200] + b"\xff\xd7" * 8 + content[216:])
+    assert dry_run(tmp_path).fits
+
+
+def test_what_units_hold_at_once_is_followed(
+    here: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1, 2 and 4 MiB, made of weights, the first is gone before the last is made."""
+
+    def encode_image(
+        input_image: Image.Image, *, vae: Any, dtype: torch.dtype
+    ) -> family.Latents:
+        first = vae.encoder.weight.sum() * torch.ones(2**18)
+        second = first.double()
+        del first
+        third = torch.cat([second, second])
+        kept = third[:1].float() * 0
+        del second, third
+        latents = family.encode_image(input_image, vae=vae, dtype=dtype)
+        return {"input_latents": latents["input_latents"] + kept}
+
+    spec = replace(family.BASE, units=(family.encode_prompt, encode_image))
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    stage_1 = {"task": "sft:data_process", "feature_cache": here / "cache"}
+    found = dry_run(here, variant="base", **stage_1)
+    assert found.memory["encoding"] == pytest.approx(6 * 2**20, rel=0.02)
+
+
+def test_a_mask_of_a_tokenizer_selects_among_tensors_without_memory(
+    here: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode_prompt(
+        prompt: str, *, text_encoder: Any, tokenizer: Any
+    ) -> family.Prompt:
+        ids = tokenizer(prompt)
+        mask = ids > 0
+        chosen: Tensor = text_encoder(ids)[mask][None]
+        return {"prompt_emb": chosen, "prompt_mask": mask[mask][None]}
+
+    spec = replace(family.BASE, units=(encode_prompt, family.encode_image))
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    assert dry_run(here, variant="base").fits
+
+
+def test_tensors_are_as_large_as_their_files_say_and_unknown_without_a_dataset(
+    tmp_path: Path, dry_run: DryRun
+) -> None:
+    project(tmp_path)
+    path = tmp_path / "data/metadata.json"
+    rows = json.loads(path.read_text())
+    sizes = []
+    for count in (1, 5):
+        for row, number in zip(rows, (1, 1, count, 1, 1, 1), strict=True):
+            row |= {
+                "trajectory": f"{number}.safetensors",
+                "num_inference_steps": number,
+            }
+            tensors = {
+                "latents": torch.ones(1, number + 1, 4, 64, 64),
+                "sigmas": torch.ones(1, number + 1),
+            }
+            save_file(tensors, tmp_path / "data" / row["trajectory"])
+        path.write_text(json.dumps(rows))
+        found = dry_run(tmp_path, task="trajectory_imitation")
+        sizes.append(found.memory["activations"])
+    assert sizes[1] > 2 * sizes[0]
+    page = dry_run(tmp_path, task="trajectory_imitation", dataset_base_path=None).page
+    words = " ".join(page.split())
+    assert re.search("activations not known .* trajectory_imitation ", words)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
     [
         ("flux", "controlnet-union"),
         ("flux", "controlnet-inpaint"),
@@ -111,17 +207,11 @@ def test_tensors_are_as_large_as_their_files_say_and_unknown_without_a_dataset(
         ("wan", "fun-camera"),
     ],
 )
-def test_of_flags_it_is_one_that_the_units_take(
-    family: str, variant: str, capsys: pytest.CaptureFixture[str]
+def test_without_a_dataset_a_sample_is_one_that_the_units_take(
+    name: str, variant: str, here: Path, dry_run: DryRun
 ) -> None:
     """A mask is not black, and of several texts one is chosen."""
-    flags: dict[str, Any] = {"toy": True, "dry_run": True, "device_memory": "24"}
-    size = {"height": 64, "width": 64}
-    run(
-        TrainConfig(
-            model=family, variant=variant, output_path=Path("out"), **flags, **size
-        )
-    )
-    out = capsys.readouterr().out
-    assert "it fits on --device_memory 24" in out
-    assert "not known" not in out
+    flags: dict[str, Any] = {"toy": True, "dataset_base_path": None, "lora_rank": 4}
+    found = dry_run(here, model=name, variant=variant, height=64, width=64, **flags)
+    assert found.fits
+    assert "not known" not in found.page

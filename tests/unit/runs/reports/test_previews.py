@@ -4,52 +4,40 @@ with and without them.
 
 import json
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dstrain import GenerateConfig, Pipeline, StateError, UsageError, generate
+from dstrain import GenerateConfig, Interrupted, StateError, UsageError, generate
 from dstrain.cache import FeatureCache
 from dstrain.config import LoraFile
-from dstrain.distributed import ProcessGroup
-from dstrain.runs import open_training_data
-from dstrain.runs.reports import previews
-from dstrain.runs.reports.preview_plans import plan_previews
-from dstrain.runs.resolve import resolve
-from dstrain.storage import temporary
 from PIL import Image
+from torch import Tensor
 
+from tests.support import family
 from tests.support.family import weights_of
+from tests.support.processes import commands, in_processes, words
 from tests.support.runs import (
     PowerCut,
     config,
     outcome,
-    project,
     same,
     stop_at,
     train,
-    training_run,
+    train_in_two_stages,
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
 TWO: dict[str, Any] = {"preview_prompt": ("a red dog", "cat")}
-STAGES = ("sft:data_process", "sft:train")
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"), dropout=0.3)
 
 
 def made(folder: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in sorted((folder / "previews").glob("*.png"))
-    }
+    paths = sorted((folder / "previews").glob("*.png"))
+    return {path.name: path.read_bytes() for path in paths}
 
 
 def pixels(path: Path) -> Any:
@@ -57,22 +45,18 @@ def pixels(path: Path) -> Any:
         return np.asarray(image).astype(int)
 
 
-def split(here: Path, place: Path, **changes: Any) -> Path:
-    for task in STAGES:
-        train(
-            here,
-            task=task,
-            feature_cache=place / "cache",
-            output_path=place / "out",
-            **changes,
-        )
-    return place / "out"
-
-
 def without_previews(folder: Path) -> dict[str, Any]:
     printed = outcome(folder)
     names = [name for name in printed["names"] if not name.startswith("previews")]
     return {**printed, "names": names}
+
+
+def generated(here: Path, output: Path, **flags: Any) -> Any:
+    """The pixels of an image that inference makes."""
+    paths = json.dumps(list(weights_of(here / "model").values()))
+    given: dict[str, Any] = {"model": "tiny", "variant": "base", "model_paths": paths}
+    generate(GenerateConfig(**given, output=output, overwrite=True, **flags))
+    return pixels(output)
 
 
 @pytest.mark.parametrize(
@@ -102,23 +86,19 @@ def test_previews_are_made_at_the_start_and_every_so_many_steps_or_where_the_run
         {"use_gradient_checkpointing": True, "gradient_accumulation_steps": 2},
         {"mixed_precision": "bf16"},
         {"trainable_models": "text_encoder,dit.blocks.0"},
-        {"dataset_num_workers": 1, "max_steps": 3},
+        {"dataset_num_workers": 1},
     ],
     ids=lambda flags: " ".join(flags) or "LoRA",
 )
 def test_training_is_the_same_with_and_without_previews(
-    flags: dict[str, Any], here: Path, tmp_path: Path
+    flags: dict[str, Any], dropping: Path, tmp_path: Path
 ) -> None:
-    both = {}
+    both = []
     for name, asked in (("with", TWO | {"preview_steps": 1}), ("without", {})):
-        train(
-            here,
-            output_path=tmp_path / name,
-            **{"num_epochs": None, "max_steps": 4, **asked, **flags},
-        )
-        both[name] = without_previews(tmp_path / name)
-    assert same(both["with"], both["without"])
-    assert len(made(tmp_path / "with")) >= 8
+        place = {"output_path": tmp_path / name, "max_steps": 4}
+        both.append(without_previews(train(dropping, **place, **asked, **flags)))
+    assert same(*both)
+    assert len(made(tmp_path / "with")) == 10
 
 
 @pytest.mark.parametrize(
@@ -127,43 +107,50 @@ def test_training_is_the_same_with_and_without_previews(
     ids=["LoRA", "text_encoder", "vae and dit"],
 )
 def test_split_and_unsplit_previews_are_equal(
-    flags: dict[str, Any], here: Path, tmp_path: Path
+    flags: dict[str, Any], dropping: Path, tmp_path: Path
 ) -> None:
     asked = {**TWO, "preview_steps": 3, **flags}
-    whole = train(here, output_path=tmp_path / "whole", **asked)
-    assert made(split(here, tmp_path, **asked)) == made(whole) != {}
-    assert len(set(made(whole).values())) == 6  # training shows
+    whole = train(dropping, output_path=tmp_path / "whole", **asked)
+    split = train_in_two_stages(dropping, tmp_path, **asked)
+    assert made(split) == made(whole) != {}
+    # Training shows.
+    assert len(set(made(whole).values())) == 6
 
 
 def test_a_preview_is_what_inference_with_the_saved_weights_makes(
     here: Path, tmp_path: Path
 ) -> None:
     train(here, output_path=tmp_path, seed=5, **TWO)
-    files = json.dumps(list(weights_of(here / "model").values()))
-    for name, loras in (
-        ("step-000000-0", ()),
-        ("step-000006-0", (LoraFile(tmp_path / "epoch-0.safetensors"),)),
-    ):
-        wanted = GenerateConfig(
-            model="tiny", variant="base", model_paths=files, prompt="a red dog", seed=5, lora=loras,
-            output=tmp_path / "wanted.png", overwrite=True,
-        )  # fmt: skip
-        generate(wanted)
-        assert np.array_equal(
-            pixels(wanted.output), pixels(tmp_path / f"previews/{name}.png")
-        ), name
+    trained = LoraFile(tmp_path / "epoch-0.safetensors")
+    for name, loras in (("step-000000-0", ()), ("step-000006-0", (trained,))):
+        given = {"prompt": "a red dog", "seed": 5, "lora": loras}
+        wanted = generated(here, tmp_path / "wanted.png", **given)
+        assert np.array_equal(wanted, pixels(tmp_path / f"previews/{name}.png"))
+
+
+def test_previews_show_the_average_over_the_steps_and_leave_the_weights(
+    here: Path, tmp_path: Path
+) -> None:
+    flags: dict[str, Any] = {"max_steps": 2, "save_steps": 1, **TWO}
+    shown = train(here, output_path=tmp_path / "ema", ema_decay=0.9, **flags)
+    plain = train(here, output_path=tmp_path / "plain", **flags)
+    first, last = "step-000000-0.png", "step-000002-0.png"
+    assert made(shown)[first] == made(plain)[first]
+    assert made(shown)[last] != made(plain)[last]
+    weights = [(out / "step-2.safetensors").read_bytes() for out in (shown, plain)]
+    assert weights[0] == weights[1]
+    average = LoraFile(shown / "step-2.ema.safetensors")
+    given = {"prompt": TWO["preview_prompt"][0], "lora": (average,)}
+    wanted = generated(here, tmp_path / "image.png", **given)
+    assert np.array_equal(wanted, pixels(shown / "previews" / last))
+    recorded = json.loads((shown / "previews/prompts.json").read_text())
+    assert recorded["0"][0]["ema_decay"] == 0.9
 
 
 def test_the_seed_alone_draws_the_noise(here: Path, tmp_path: Path) -> None:
+    flags = {"max_steps": 1, "learning_rate": 1e-9, **TWO}
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        train(
-            here,
-            output_path=tmp_path / name,
-            max_steps=1,
-            learning_rate=1e-9,
-            seed=seed,
-            **TWO,
-        )
+        train(here, output_path=tmp_path / name, seed=seed, **flags)
     a, b, c = (made(tmp_path / name) for name in "abc")
     assert a == b
     assert a["step-000000-0.png"] != c["step-000000-0.png"]
@@ -176,10 +163,11 @@ def test_the_seed_alone_draws_the_noise(here: Path, tmp_path: Path) -> None:
 def test_stage_1_stores_prompts_under_the_keys_of_rows_and_a_changed_prompt_refills_no_row(
     here: Path, tmp_path: Path
 ) -> None:
-    place = {"task": STAGES[0], "feature_cache": tmp_path}
+    place = {"task": "sft:data_process", "feature_cache": tmp_path}
     train(here, **place)
     rows = set(FeatureCache.open(tmp_path))
-    train(here, **place, preview_prompt=("dog", "cat"))  # both are captions
+    # Both are captions.
+    train(here, **place, preview_prompt=("dog", "cat"))
     assert set(FeatureCache.open(tmp_path)) == rows
     train(here, **place, preview_prompt=("new",))
     assert len(set(FeatureCache.open(tmp_path)) - rows) == 2
@@ -189,138 +177,91 @@ def test_stage_1_stores_prompts_under_the_keys_of_rows_and_a_changed_prompt_refi
 def test_a_prompt_the_cache_lacks_is_refused_naming_the_flag_of_stage_1(
     here: Path, tmp_path: Path
 ) -> None:
-    place = {"feature_cache": tmp_path / "cache", "output_path": tmp_path / "out"}
-    train(here, task=STAGES[0], preview_prompt=("dog",), **place)
-    with pytest.raises(StateError) as caught:
-        train(here, task=STAGES[1], preview_prompt=("dog", "a bird"), **place)
-    assert (caught.value.exit_code, caught.value.what) == (
-        3,
-        "contains no values for previews of 'a bird'",
-    )
-    stage_1, both = caught.value.help_lines[-2:]
-    assert "--task sft:data_process" in stage_1
-    for advice in (stage_1, both):
-        assert "--preview_prompt 'a bird'" in advice
+    stage_1 = {"task": "sft:data_process", "feature_cache": tmp_path / "cache"}
+    stage_2 = {"task": "sft:train", "feature_cache": tmp_path / "cache"}
+    train(here, preview_prompt=("dog",), **stage_1)
+    for dry_run in (False, True):
+        with pytest.raises(StateError, match="previews of 'a bird'") as caught:
+            prompts = ("dog", "a bird")
+            train(here, preview_prompt=prompts, dry_run=dry_run, **stage_2)
+        assert caught.value.exit_code == 3
+        fill, both = caught.value.help_lines[-2:]
+        assert "--task sft:data_process" in fill and "--task" not in both
+        assert all("--preview_prompt 'a bird'" in line for line in (fill, both))
     for shard in (tmp_path / "cache/shards").iterdir():
         shard.unlink()
-    train(here, task=STAGES[0], **place)  # the rows' values alone
-    with pytest.raises(StateError, match="contains no values for previews of 'dog'"):
-        train(here, task=STAGES[1], preview_prompt=("dog",), **place)
+    # The rows' values alone.
+    train(here, **stage_1)
+    with pytest.raises(StateError, match="previews of 'dog'"):
+        train(here, preview_prompt=("dog",), **stage_2)
 
 
-def test_stage_2_loads_a_decoder_for_previews_alone_and_no_encoder(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stage_2_needs_a_decoder_for_previews_alone_and_no_encoder(
+    here: Path, tmp_path: Path
 ) -> None:
-    loaded: list[set[str]] = []
-    monkeypatch.setattr(Pipeline, "from_found", noting(Pipeline.from_found, loaded))
-    split(here, tmp_path, **TWO)
-    assert loaded[1:] == [{"dit"}, {"vae"}]
-    train(
-        here,
-        task=STAGES[1],
-        feature_cache=tmp_path / "cache",
-        output_path=tmp_path / "none",
-    )
-    assert loaded[1:] == [{"dit"}, {"vae"}, {"dit"}]
-    assert not (tmp_path / "none/previews").exists()
-
-
-def noting(load: Any, loaded: list[set[str]]) -> Any:
-    def noted(family: Any, spec: Any, found: Any, *more: Any, **named: Any) -> Any:
-        loaded.append(set(found.files))
-        return load(family, spec, found, *more, **named)
-
-    return noted
+    shutil.copytree(here / "model", tmp_path / "model")
+    cache = {"feature_cache": tmp_path / "cache", "max_steps": 1}
+    train(here, task="sft:data_process", **cache, **TWO)
+    files = weights_of(tmp_path / "model")
+    for name, needed, asked in (("a", ("dit", "vae"), TWO), ("b", ("dit",), {})):
+        shutil.rmtree(tmp_path / "model" / {"a": "text_encoder", "b": "vae"}[name])
+        paths = json.dumps([files[component] for component in needed])
+        given = {"model_paths": paths, "output_path": tmp_path / name, **cache}
+        out = train(here, task="sft:train", **given, **asked)
+        assert (out / "previews").exists() == (name == "a")
 
 
 def test_a_resumed_run_makes_the_previews_that_are_due_and_not_those_made_already(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, tmp_path: Path
 ) -> None:
     asked = {**TWO, "preview_steps": 2, "save_steps": 2}
     whole = made(train(here, output_path=tmp_path / "whole", **asked))
+    cut = tmp_path / "cut"
+
+    def marks() -> dict[str, int]:
+        paths = (cut / "previews").glob("*.png")
+        return {path.name: path.stat().st_mtime_ns for path in paths}
+
     with pytest.raises(PowerCut):
-        train(here, stop_at(5), output_path=tmp_path / "cut", **asked)
-    (tmp_path / "cut/previews/step-000004-1.png").unlink()
-    temporary(tmp_path / "cut/previews/step-000004-1.png").write_bytes(b"half")
-    writes: list[str] = []
-    write = previews.save_image_or_video
-    monkeypatch.setattr(
-        previews,
-        "save_image_or_video",
-        lambda image, path: (writes.append(path.name), write(image, path)),
-    )
-    train(here, output_path=tmp_path / "cut", resume="auto", **asked)
-    assert writes == ["step-000004-1.png", "step-000006-0.png", "step-000006-1.png"]
-    assert made(tmp_path / "cut") == whole
-    assert not list((tmp_path / "cut/previews").glob(".*"))
-    train(
-        here,
-        output_path=tmp_path / "cut",
-        resume="auto",
-        **{**asked, "preview_prompt": ("new", "cat")},
-    )
-    assert writes[3:] == [
-        "step-000006-0.png",
-        "step-000006-1.png",
-    ]  # other prompts by these numbers
+        train(here, stop_at(5), output_path=cut, **asked)
+    (cut / "previews/step-000004-1.png").unlink()
+    before = marks()
+    train(here, output_path=cut, resume="auto", **asked)
+    assert made(cut) == whole
+    assert before.items() < marks().items()
+    before = marks()
+    # Other prompts by these numbers.
+    others = {**asked, "preview_prompt": ("new", "cat")}
+    train(here, output_path=cut, resume="auto", **others)
+    again = [name for name, mark in sorted(marks().items()) if before[name] != mark]
+    assert again == ["step-000006-0.png", "step-000006-1.png"]
 
 
 def test_prompts_are_noted_by_the_step_from_which_they_hold_and_no_file_is_of_others(
     here: Path, tmp_path: Path
 ) -> None:
-    def go(
-        folder: str, steps: int, *prompts: str, **flags: Any
-    ) -> list[tuple[str, list[str]]]:
-        given = {
-            "preview_prompt": prompts,
-            "preview_steps": 2,
-            "save_steps": 2,
-            **flags,
-        }
-        out = train(
-            here,
-            output_path=tmp_path / folder,
-            num_epochs=None,
-            max_steps=steps,
-            **given,
-        )
-        noted = json.loads((out / "previews/prompts.json").read_bytes()).items()
-        return [
-            (step, [preview["prompt"] for preview in prompts])
-            for step, prompts in noted
-        ]
+    def go(folder: str, steps: int, prompt: str, **flags: Any) -> Mapping[str, str]:
+        given = {"preview_steps": 2, "save_steps": 2, "keep_checkpoints": 9, **flags}
+        given |= {"output_path": tmp_path / folder, "max_steps": steps}
+        out = train(here, preview_prompt=(prompt,), **given)
+        noted = json.loads((out / "previews/prompts.json").read_bytes())
+        return {step: previews[0]["prompt"] for step, previews in noted.items()}
 
-    dog = [("0", ["dog"])]
-    assert go("out", 4, "dog") == dog
-    assert go("dogs", 8, "dog", keep_checkpoints=9) == dog
-    assert go("cats", 8, "cat", keep_checkpoints=9) == [("0", ["cat"])]
+    assert go("out", 4, "dog") == {"0": "dog"}
+    assert go("dogs", 8, "dog") == {"0": "dog"}
+    assert go("cats", 8, "cat") == {"0": "cat"}
     dogs, cats = made(tmp_path / "dogs"), made(tmp_path / "cats")
-    mixed = {
-        **dogs,
-        **{
-            name: cats[name]
-            for name in ("step-000004-0.png", "step-000006-0.png", "step-000008-0.png")
-        },
-    }
-
-    assert go("out", 8, "cat", resume="auto", keep_checkpoints=9) == [
-        *dog,
-        ("4", ["cat"]),
-    ]
-    assert made(tmp_path / "out") == mixed
-    assert go("out", 8, "cat", resume="auto", keep_checkpoints=9) == [
-        *dog,
-        ("4", ["cat"]),
-    ]
-    assert made(tmp_path / "out") == mixed
-    for name in ("states/step-4", "states/step-6", "states/step-8"):
-        shutil.rmtree(tmp_path / "out" / name)
-    assert (
-        go("out", 2, "dog", resume="auto") == dog
-    )  # from step 2, before there were cats
-    assert made(tmp_path / "out") == {
-        name: dogs[name] for name in ("step-000000-0.png", "step-000002-0.png")
-    }
+    late = [name for name in dogs if name >= "step-000004"]
+    mixed = {**dogs, **{name: cats[name] for name in late}}
+    for _ in range(2):
+        assert go("out", 8, "cat", resume="auto") == {"0": "dog", "4": "cat"}
+        assert made(tmp_path / "out") == mixed
+    for step in (4, 6, 8):
+        shutil.rmtree(tmp_path / f"out/states/step-{step}")
+    # From step 2, before there were cats.
+    assert go("out", 2, "dog", resume="auto") == {"0": "dog"}
+    early = {name: dogs[name] for name in dogs if name not in late}
+    assert made(tmp_path / "out") == early
 
 
 def test_the_prompts_and_what_decides_a_preview_are_noted_by_number(
@@ -334,171 +275,120 @@ def test_the_prompts_and_what_decides_a_preview_are_noted_by_number(
     }  # fmt: skip
     assert second["prompt"] == "cat"
     assert pixels(tmp_path / "previews/step-000001-0.png").shape == (24, 16, 3)
-    assert json.loads((tmp_path / "logs/config.json").read_text())[
-        "preview_prompt"
-    ] == [
-        "a red dog",
-        "cat",
-    ]
-
-
-def test_without_a_size_a_preview_has_the_variants_bounded(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = config(here, preview_prompt=("dog",))
-    setup = resolve(asked)
-    large = replace(
-        setup.spec, defaults={**setup.spec.defaults, "height": 1024, "width": 2048}
-    )
-    assert _size(replace(setup, spec=large)) == (
-        360,
-        720,
-    )  # at most 512 x 512 pixels, in multiples of 8
-    bounded = replace(
-        setup,
-        spec=large,
-        config=config(here, preview_prompt=("dog",), max_pixels=64 * 64),
-    )
-    assert _size(bounded) == (40, 88)
-    assert _size(setup) == (16, 16)
-
-
-def _size(setup: Any) -> tuple[int, int]:
-    (preview,) = plan_previews(setup)
-    return preview.cells["height"].literal, preview.cells["width"].literal
+    recorded = json.loads((tmp_path / "logs/config.json").read_text())
+    assert recorded["preview_prompt"] == ["a red dog", "cat"]
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"),
-        OSError(28, "No space left on device"),
-    ],
+    ("flags", "size"),
+    [({}, (360, 720)), ({"max_pixels": 64 * 64}, (40, 88)), ({"toy": True}, (88, 176))],
 )
-def test_a_preview_that_fails_is_a_warning_with_its_reason_and_training_continues(
-    error: Exception,
+def test_without_a_size_a_preview_has_the_variants_bounded(
+    flags: dict[str, Any],
+    size: tuple[int, int],
     here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    defaults = {**family.BASE.defaults, "height": 1024, "width": 2048}
+    spec = replace(family.BASE, defaults={**defaults, "num_inference_steps": 1})
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    given = {"output_path": tmp_path, "max_steps": 1, "preview_steps": 5}
+    train(here, **given, preview_prompt=("dog",), **flags)
+    assert pixels(tmp_path / "previews/step-000000-0.png").shape == (*size, 3)
+
+
+def in_inference(act: Any) -> Any:
+    """A pipeline that acts before each prediction of an image."""
+
+    def predict(
+        noisy_latents: Tensor,
+        timestep: Tensor,
+        prompt_emb: Tensor,
+        prompt_mask: Tensor,
+        *,
+        dit: Any,
+    ) -> Tensor:
+        if not torch.is_grad_enabled():
+            act()
+        return family.predict(noisy_latents, timestep, prompt_emb, prompt_mask, dit=dit)
+
+    return replace(family.BASE, model_fn=predict)
+
+
+def test_a_preview_that_fails_is_a_warning_with_its_reason_and_training_continues(
+    dropping: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    finish = Pipeline.finish
     calls: list[int] = []
 
-    def failing(pipeline: Any, plan: Any, values: Any, sampling: Any) -> Any:
+    def fail_once() -> None:
         calls.append(1)
-        if len(calls) == 2:
-            raise error
-        return finish(pipeline, plan, values, sampling)
+        # The second of two previews of four steps each.
+        if len(calls) == 6:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
-    monkeypatch.setattr(Pipeline, "finish", failing)
-    train(here, output_path=tmp_path / "out", preview_steps=2, **TWO)
-    printed = capsys.readouterr().err
-    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    assert (
-        f"dstrain: warning: no preview {tmp_path}/out/previews/step-000000-1.png: {reason}\n"
-        in printed
+    plain = train(dropping, output_path=tmp_path / "plain")
+    monkeypatch.setitem(family.PIPELINES, "base", in_inference(fail_once))
+    out = train(dropping, output_path=tmp_path / "out", preview_steps=2, **TWO)
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in lines if line.startswith("dstrain: warning: ")]
+    assert line.endswith(
+        f" {out}/previews/step-000000-1.png: OutOfMemoryError: CUDA out of memory."
     )
-    assert len(made(tmp_path / "out")) == 7
-    train(here, output_path=tmp_path / "plain")
-    assert same(
-        without_previews(tmp_path / "out"), without_previews(tmp_path / "plain")
-    )
+    assert len(made(out)) == 7
+    assert same(without_previews(out), without_previews(plain))
 
 
 def test_a_run_that_is_asked_to_stop_leaves_its_previews_to_the_resumed_run(
-    here: Path, tmp_path: Path
-) -> None:
-    ready = training_run(config(here, output_path=tmp_path, max_steps=1, **TWO))
-    opened = previews.open_previews(ready.setup, open_training_data(ready.setup))
-    opened.load(ready)
-    opened.make_if_due(ready, True, lambda: True)
-    assert not made(tmp_path)
-    opened.make_if_due(ready, True, lambda: False)
-    assert len(made(tmp_path)) == 2
-
-
-def test_processes_beside_the_main_one_load_and_make_nothing_and_wait(
-    here: Path, tmp_path: Path
-) -> None:
-    ready = training_run(config(here, output_path=tmp_path, **TWO))
-    waits: list[int] = []
-    other = SimpleNamespace(
-        process_index=1, num_processes=2, wait_for_everyone=lambda: waits.append(1)
-    )
-    ready.processes = ProcessGroup(other)
-    opened = previews.open_previews(ready.setup, open_training_data(ready.setup))
-    opened.load(ready)
-    assert opened.pipeline is None
-    opened.make_if_due(ready, False, lambda: False)
-    assert not waits
-    opened.make_if_due(ready, True, lambda: False)
-    assert len(waits) == 1
-    assert not (tmp_path / "previews").exists()
-
-
-def test_modes_generators_and_gradients_are_as_they_were_after_a_preview(
     here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ask_to_stop: Callable[[], None],
 ) -> None:
-    pipeline = training_run(config(here)).module.pipeline
-    dit = pipeline.components["dit"]
-    modes = [module.training for module in dit.modules()]
-    opened = [parameter.requires_grad for parameter in dit.parameters()]
-    state = torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), previews.undisturbed(pipeline):
-        assert not torch.is_grad_enabled()
-        assert not any(module.training for module in dit.modules())
-        torch.rand(3)
-        raise ZeroDivisionError
-    assert torch.is_grad_enabled()
-    assert any(modes)
-    assert [module.training for module in dit.modules()] == modes
-    assert [parameter.requires_grad for parameter in dit.parameters()] == opened
-    assert torch.equal(torch.get_rng_state(), state)
+    asked = {**TWO, "preview_steps": 2, "output_path": tmp_path / "cut"}
+    whole = made(train(here, **{**asked, "output_path": tmp_path / "whole"}))
+    calls: list[int] = []
+
+    def ask() -> None:
+        calls.append(1)
+        # The second step of the first preview after the second step.
+        if len(calls) == 10:
+            ask_to_stop()
+
+    with monkeypatch.context() as patch:
+        patch.setitem(family.PIPELINES, "base", in_inference(ask))
+        with pytest.raises(Interrupted):
+            train(here, **asked)
+    assert sorted(made(tmp_path / "cut")) == sorted(whole)[:2]
+    train(here, resume="auto", **asked)
+    assert made(tmp_path / "cut") == whole
+
+
+def test_of_several_processes_one_makes_them_and_reports_while_the_others_wait(
+    here: Path, tmp_path: Path
+) -> None:
+    given = vars(config(here))
+    names = ("model", "dataset_base_path", "model_paths", "lora_rank")
+    flags = {name: given[name] for name in names} | {"output_path": tmp_path / "out"}
+    flags |= {"max_steps": 1, "preview_prompt": "dog", "report_to": "tensorboard"}
+    ended = in_processes(2, commands(words(flags)), tmp_path)
+    assert ended.codes == (0, 0), ended.said
+    assert list(made(tmp_path / "out")) == ["step-000000-0.png", "step-000001-0.png"]
+    assert [text.count("step-000001-0.png") for text in ended.said] == [1, 0]
+    assert len(list((tmp_path / "out/logs/tensorboard").rglob("events*"))) == 1
+    assert len((tmp_path / "out/logs/loss.csv").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize(
-    ("flags", "where", "what"),
-    [
-        (
-            {"preview_steps": 3},
-            "--preview_steps",
-            "has no effect without --preview_prompt",
-        ),
-        ({"preview_prompt": ("dog",), "preview_steps": 0}, "--preview_steps", "0"),
-    ],
+    "flags", [{"preview_steps": 3}, {"preview_prompt": ("dog",), "preview_steps": 0}]
 )
 def test_flags_that_would_do_nothing_are_refused(
-    flags: dict[str, Any], where: str, what: str, here: Path, tmp_path: Path
+    flags: dict[str, Any], here: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as caught:
         train(here, output_path=tmp_path / "out", **flags)
-    assert caught.value.where == where
-    assert what in caught.value.what
+    assert caught.value.where == "--preview_steps"
     assert not (tmp_path / "out").exists()
-
-
-def test_previews_show_the_average_over_the_steps_and_leave_the_weights(
-    here: Path, tmp_path: Path
-) -> None:
-    flags: dict[str, Any] = {"max_steps": 2, "save_steps": 1, **TWO}
-    shown = train(here, output_path=tmp_path / "ema", ema_decay=0.9, **flags)
-    plain = train(here, output_path=tmp_path / "plain", **flags)
-    assert made(shown)["step-000000-0.png"] == made(plain)["step-000000-0.png"]
-    assert made(shown)["step-000002-0.png"] != made(plain)["step-000002-0.png"]
-    assert (shown / "step-2.safetensors").read_bytes() == (
-        plain / "step-2.safetensors"
-    ).read_bytes()
-    generate(
-        GenerateConfig(
-            model="tiny",
-            model_paths=json.dumps(list(weights_of(here / "model").values())),
-            prompt=TWO["preview_prompt"][0],
-            output=tmp_path / "image.png",
-            lora=(LoraFile(shown / "step-2.ema.safetensors"),),
-        )
-    )
-    image = pixels(shown / "previews/step-000002-0.png")
-    assert np.array_equal(pixels(tmp_path / "image.png"), image)
-    recorded = json.loads((shown / "previews/prompts.json").read_text())
-    assert recorded["0"][0]["ema_decay"] == 0.9

@@ -1,264 +1,178 @@
-"""The command at the end of a run can be typed as it is: it has a prompt, the size and
-the number of steps that were trained.
+"""The command at the end of a run can be typed as it is: it has a prompt, the size, the
+number of steps and the inputs that were trained.
 """
 
 import json
 import shlex
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.registry import load_family
-from dstrain.runs.checkpoints.directory import PROMPTS
-from dstrain.runs.reports.trial_command import input_files, other_inputs
-from dstrain.testing.rows import write_rows
+from dstrain.plugin import Column
 
+from tests.support import family
 from tests.support.runs import project, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
+Trial = Callable[..., dict[str, str]]
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"))
-
-
-def command(
-    capsys: pytest.CaptureFixture[str], folder: Path, **flags: Any
-) -> dict[str, str]:
-    """The flags of the command that a run prints, after both of its stages if it has
-    a feature cache.
+@pytest.fixture
+def trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Trial:
+    """Return a function from flags to the flags of the command that a run prints, after
+    both of its stages if it has a feature cache.
     """
-    capsys.readouterr()
-    train(folder, **flags)
-    (line,) = (
-        line
-        for line in capsys.readouterr().err.splitlines()
-        if line.startswith("try them: ")
-    )
-    words = shlex.split(line.removeprefix("try them: "))
-    assert words[:2] == ["dstrain", "generate"]
-    return {
-        name.removeprefix("--"): value
-        for name, value in zip(words[2::2], words[3::2], strict=True)
-    }
+    project(tmp_path)
+    runs = iter(range(9))
+
+    def command(**flags: Any) -> dict[str, str]:
+        capsys.readouterr()
+        given = {"output_path": tmp_path / f"out {next(runs)}", **flags}
+        train(tmp_path, max_steps=1, **given)
+        lines = capsys.readouterr().err.splitlines()
+        (line,) = (line for line in lines if line.startswith("try them: "))
+        words = shlex.split(line.removeprefix("try them: "))
+        assert words[:2] == ["dstrain", "generate"]
+        names = [name.removeprefix("--") for name in words[2::2]]
+        found = dict(zip(names, words[3::2], strict=True))
+        assert found["run"] == str(given["output_path"])
+        return found
+
+    return command
 
 
-def captioned(folder: Path, *captions: str) -> Path:
-    project(folder)
+def change_rows(folder: Path, *changes: dict[str, Any]) -> None:
+    """Change the first rows, and drop the others."""
     table = folder / "data/metadata.json"
-    rows = json.loads(table.read_text())[: len(captions)]
-    for row, caption in zip(rows, captions, strict=True):
-        row["prompt"] = caption
-    table.write_text(json.dumps(rows))
-    return folder
+    rows = json.loads(table.read_text())
+    changed = [row | change for row, change in zip(rows, changes, strict=False)]
+    table.write_text(json.dumps(changed))
 
 
 @pytest.mark.parametrize("is_split", [False, True])
 def test_it_has_the_first_caption_that_is_not_blank(
-    is_split: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    is_split: bool, tmp_path: Path, trial: Trial
 ) -> None:
-    folder = captioned(tmp_path, " ", 'a dog\'s "bed"\n on $HOME', "cat")
-    flags: dict[str, Any] = {"output_path": tmp_path / "out", "max_steps": 1}
+    captions = (" ", 'a dog\'s "bed"\n on $HOME', "cat")
+    change_rows(tmp_path, *({"prompt": caption} for caption in captions))
+    flags: dict[str, Any] = {}
     if is_split:
-        train(folder, task="sft:data_process", feature_cache=tmp_path / "cache")
-        flags |= {"task": "sft:train", "feature_cache": tmp_path / "cache"}
-        flags["dataset_base_path"] = None
-    found = command(capsys, folder, **flags)
-    assert found["prompt"] == 'a dog\'s "bed" on $HOME'
+        cache = {"feature_cache": tmp_path / "cache"}
+        train(tmp_path, task="sft:data_process", **cache)
+        flags = {"task": "sft:train", "dataset_base_path": None, **cache}
+    assert trial(**flags)["prompt"] == 'a dog\'s "bed" on $HOME'
 
 
-def test_a_previews_prompt_goes_before_it_and_a_long_one_is_cut_between_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_long_caption_is_cut_and_without_one_it_says_that_one_is_needed(
+    tmp_path: Path, trial: Trial
 ) -> None:
-    folder = captioned(tmp_path, "dog")
-    flags: dict[str, Any] = {"preview_prompt": ("word " * 40, "cat"), "max_steps": 1}
+    for caption, prompt in (("一只狗" * 40, ("一只狗" * 34)[:100]), (" ", "...")):
+        change_rows(tmp_path, {"prompt": caption})
+        assert trial()["prompt"] == prompt
+
+
+def test_a_previews_prompt_goes_before_it_with_the_trigger_word_cut_between_words(
+    tmp_path: Path, trial: Trial
+) -> None:
+    prompts = ("a [trigger] dog " + "word " * 40, "cat")
+    flags: dict[str, Any] = {"preview_prompt": prompts, "trigger_word": "sks"}
     cache = {"feature_cache": tmp_path / "cache"}
-    for stages in ({}, cache):
-        output = tmp_path / f"out{len(stages)}"
-        found = command(capsys, folder, output_path=output, **flags, **stages)
-        assert found["prompt"] == " ".join(["word"] * 20)
-    output = tmp_path / "stage 2"
-    stage_2 = {"task": "sft:train", "max_steps": 1, "output_path": output}
+    wanted = " ".join(["a sks dog", *["word"] * 18])
+    for stages in ({}, cache, {**cache, "task": "sft:train"}):
+        assert trial(**flags, **stages)["prompt"] == wanted
     # The prompts of the feature cache are previewed, too.
-    assert command(capsys, folder, **cache, **stage_2)["prompt"][:5] == "word "
-
-
-def test_previews_and_the_command_have_the_trigger_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = captioned(tmp_path, "dog")
-    flags: dict[str, Any] = {"preview_prompt": ("a [trigger] dog",), "max_steps": 1}
-    cache = {"feature_cache": tmp_path / "cache"}
-    for number, stages in enumerate(({}, cache, {**cache, "task": "sft:train"})):
-        output = tmp_path / f"out{number}"
-        found = command(
-            capsys,
-            folder,
-            trigger_word="sks",
-            output_path=output,
-            **flags,
-            **stages,
-        )
-        assert found["prompt"] == "a sks dog"
-        (previews, *_) = json.loads((output / PROMPTS).read_text()).values()
-        assert [one["prompt"] for one in previews] == ["a sks dog"]
-
-
-def test_a_long_caption_without_blanks_is_cut_between_letters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = command(capsys, captioned(tmp_path, "一只狗" * 40), max_steps=1)
-    assert found["prompt"] == ("一只狗" * 34)[:100]
-
-
-def test_without_captions_it_says_that_one_is_needed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = captioned(tmp_path, "", " ")
-    found = command(capsys, folder, output_path=tmp_path / "out", max_steps=1)
-    assert found["prompt"] == "..."
+    found = trial(task="sft:train", trigger_word="sks", **cache)
+    assert found["prompt"] == wanted
 
 
 @pytest.mark.parametrize(
     ("size", "wanted"),
     [
         ((16, 24), ("16", "24")),
-        ((16, 16), (None, None)),  # as by default
-        ((None, None), (None, None)),  # of two sizes, neither is the one
+        # As by default.
+        ((16, 16), (None, None)),
+        # Of two sizes, neither is the one.
+        ((None, None), (None, None)),
     ],
 )
 def test_it_has_the_size_of_the_run(
-    here: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    trial: Trial,
     size: tuple[int | None, int | None],
     wanted: tuple[str | None, str | None],
 ) -> None:
     height, width = size
-    flags = {"max_steps": 1, "height": height, "width": width}
-    found = command(capsys, here, output_path=tmp_path, **flags)
+    found = trial(height=height, width=width)
     assert (found.get("height"), found.get("width")) == wanted
 
 
+@pytest.mark.parametrize("is_split", [False, True])
 def test_it_has_the_size_of_the_samples_if_they_have_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    is_split: bool, tmp_path: Path, trial: Trial
 ) -> None:
-    project(tmp_path)
-    table = tmp_path / "data/metadata.json"
-    rows = json.loads(table.read_text())
-    table.write_text(json.dumps(rows[1:2]))  # the second of two sizes
-    flags: dict[str, Any] = {"max_steps": 1, "feature_cache": tmp_path / "cache"}
-    for number, task in enumerate(("sft", "sft:train")):
-        output = tmp_path / f"out{number}"
-        found = command(capsys, tmp_path, output_path=output, task=task, **flags)
-        assert (found["height"], found["width"]) == ("16", "24")
+    change_rows(tmp_path, {"image": "1.png"})
+    found = trial(feature_cache=tmp_path / "cache" if is_split else None)
+    assert (found["height"], found["width"]) == ("16", "24")
 
 
 @pytest.mark.parametrize("is_split", [False, True])
 def test_of_a_student_it_has_the_number_of_its_steps(
-    is_split: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    is_split: bool, tmp_path: Path, trial: Trial
 ) -> None:
-    project(tmp_path)
-    table = tmp_path / "data/metadata.json"
-    rows = json.loads(table.read_text())
-    for row in rows:
-        row |= {"seed": 1, "num_inference_steps": 2}
-    table.write_text(json.dumps(rows))
-    flags: dict[str, Any] = {"task": "direct_distill", "max_steps": 1}
-    if is_split:
-        flags["feature_cache"] = tmp_path / "cache"
-    found = command(capsys, tmp_path, output_path=tmp_path / "out", **flags)
+    change_rows(tmp_path, *[{"seed": 1, "num_inference_steps": 2}] * 6)
+    cache = tmp_path / "cache" if is_split else None
+    found = trial(task="direct_distill", feature_cache=cache)
     assert (found["num_inference_steps"], found["guidance_scale"]) == ("2", "1")
 
 
 @pytest.mark.parametrize(
-    ("family", "variant", "inputs"),
+    ("column", "cell", "flags", "said", "said_in_stage_2"),
     [
-        ("flux", "dev", []),
-        ("flux", "kontext", ["kontext_images"]),
-        ("wan", "i2v", ["input_image", "end_image"]),
-        ("wan", "ti2v-5b", ["input_image"]),
+        (Column("extra", "image"), "0.png", {}, "extra=FILE", "extra=FILE"),
+        (
+            Column("extra", "image", optional=True),
+            "0.png",
+            {"extra_inputs": "extra"},
+            "extra=FILE",
+            "extra=FILE",
+        ),
+        (Column("extra", "image", optional=True), "0.png", {}, None, None),
+        (Column("extra"), "happy", {}, "extra=happy", "extra=VALUE"),
+        (Column("extra", "texts"), ["calm", "sad"], {}, "extra=calm", "extra=VALUE"),
+        (Column("extra", "integer"), 4, {}, "extra=4", None),
+        (Column("extra", "integer"), 7, {}, None, None),
     ],
 )
-def test_the_command_to_try_asks_for_the_files_that_inference_reads(
-    family: str, variant: str, inputs: list[str]
-) -> None:
-    spec = load_family(family).spec(variant)
-    assert input_files(spec, frozenset(spec.inputs)) == inputs
-    optional = {
-        name for name in inputs if getattr(spec.inputs[name], "optional", False)
-    }
-    without = input_files(spec, frozenset(spec.inputs) - optional)
-    assert without == [name for name in inputs if name not in optional]
-
-
-@pytest.mark.parametrize(
-    ("family", "variant", "inputs"),
-    [
-        ("flux", "dev", []),
-        ("flux", "controlnet-union", ["controlnet_processor_id"]),
-        ("qwen_image", "eligen", ["eligen_entity_prompts"]),
-        ("qwen_image", "layered", ["layer_num"]),
-        ("wan", "fun-camera", ["camera_control_direction"]),
-        ("wan", "speedcontrol", ["motion_bucket_id"]),
-    ],
-)
-def test_it_has_the_other_inputs_that_inference_needs(
-    family: str, variant: str, inputs: list[str]
-) -> None:
-    assert other_inputs(load_family(family).spec(variant)) == inputs
-
-
-@pytest.mark.parametrize("is_split", [False, True])
-def test_other_inputs_have_the_value_of_the_first_row_or_ask_for_one(
-    is_split: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = load_family("qwen_image").spec("eligen")
-    flags: dict[str, Any] = {
-        "model": "qwen_image",
-        "variant": "eligen",
-        "toy": True,
-        "model_paths": None,
-        "dataset_base_path": write_rows(spec, tmp_path / "data"),
-        "lora_target_modules": None,
-        "max_steps": 1,
-    }
-    if is_split:
-        flags["feature_cache"] = tmp_path / "cache"
-    rows = json.loads((tmp_path / "data/metadata.json").read_text())
-    wanted = "VALUE" if is_split else rows[0]["eligen_entity_prompts"][0]
-    found = command(capsys, tmp_path, output_path=tmp_path / "out", **flags)
-    assert found["input"] == f"eligen_entity_prompts={wanted}"
-
-
-@pytest.mark.parametrize(
-    ("number", "said"), [(1, "layer_num=1"), (4, "layer_input_image=FILE")]
-)
-def test_an_input_that_has_a_default_has_the_value_of_the_first_row_if_that_is_another(
-    number: int,
-    said: str,
+def test_it_has_the_inputs_that_inference_needs(
+    column: Column,
+    cell: Any,
+    flags: dict[str, Any],
+    said: str | None,
+    said_in_stage_2: str | None,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    trial: Trial,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spec = load_family("qwen_image").spec("layered")
-    data = write_rows(spec, tmp_path / "data")
-    rows = json.loads((data / "metadata.json").read_text())
-    for row in rows:
-        row["layer_num"] = number
-        row["image"] = row["image"][:1] * (number + 1)
-    (data / "metadata.json").write_text(json.dumps(rows))
-    found = command(
-        capsys,
-        tmp_path,
-        output_path=tmp_path / "out",
-        model="qwen_image",
-        variant="layered",
-        toy=True,
-        model_paths=None,
-        dataset_base_path=data,
-        lora_target_modules=None,
-        max_steps=1,
+    """Files, values of the first row, and those that have another default, here 7."""
+
+    def encode_prompt(
+        prompt: str, extra: Any = None, *, text_encoder: Any, tokenizer: Any
+    ) -> family.Prompt:
+        return family.encode_prompt(
+            prompt, text_encoder=text_encoder, tokenizer=tokenizer
+        )
+
+    defaults = {"extra": 7} if column.kind == "integer" else {}
+    spec = replace(
+        family.BASE,
+        units=(encode_prompt, family.encode_image),
+        inputs={**family.BASE.inputs, "extra": column},
+        defaults={**family.BASE.defaults, **defaults},
     )
-    # The last of several.
-    assert found["input"] == said
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    change_rows(tmp_path, {"extra": cell})
+    flags = {"variant": "base", **flags}
+    assert trial(**flags).get("input") == said
+    cache = {"feature_cache": tmp_path / "cache"}
+    assert trial(**flags, **cache).get("input") == said_in_stage_2
