@@ -178,14 +178,20 @@ def test_variants_of_a_sample_are_one_in_all_but_their_cells() -> None:
     assert left.first_variants.tolist() == [0, 2, 3]
 
 
-def test_a_dataset_keeps_few_bytes_of_a_row_in_ram(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_dataset_keeps_few_bytes_of_a_row_in_ram(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"rows.{form}"
+    text = "x" * 1000
+    header, row = ("prompt\n", f"{text}\n")
+    if form == "jsonl":
+        header, row = ("", f'{{"prompt": "{text}"}}\n')
     kept = {}
     for count in (1_200, 3_600):
-        table = "prompt\n" + f"{'x' * 1000}\n" * count
+        path.write_text(header + row * count)
         tracemalloc.start()
-        data = open_rows(tmp_path, table, {"prompt": Column("prompt")})
+        data = open_rows(tmp_path, None, COLUMNS, metadata_path=path)
         assert sum(len(cells["prompt"].literal) for cells in data.rows) == 1000 * count
-        del table
         kept[count] = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
+    # What waits to be written is not more for more rows.
     assert kept[3_600] - kept[1_200] < 200 * 2_400

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import OutOfMemory, SystemFault, UsageError
+from dstrain import OutOfMemory, SystemFault
 from dstrain.data import load_cell, load_image, probe, read_frames, read_size
 from dstrain.plugin import Column
 from PIL import Image
@@ -16,7 +16,6 @@ from PIL import Image
 from tests.support.datasets import open_rows
 from tests.support.noise_images import noise_image
 from tests.support.unreadable import make_unreadable
-from tests.support.videos import film, steady
 
 IMAGE = {"image": Column("image", "image", multiple=8)}
 ROWS = [{"image": f"{number}.png"} for number in range(2)]
@@ -93,15 +92,3 @@ def test_an_image_for_which_there_is_no_memory_is_no_bad_image(
     monkeypatch.setattr(Image, "open", fail)
     with pytest.raises(OutOfMemory, match="--dataset_num_workers"):
         read_size(image)
-
-
-def test_a_damaged_video_and_one_that_cannot_be_read_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = film(tmp_path / "a.mp4", steady(20, 30))
-    path.write_bytes(path.read_bytes()[:400])
-    with pytest.raises(UsageError):
-        probe(path)
-    make_unreadable(monkeypatch, path, errno.EIO)
-    with pytest.raises(SystemFault):
-        probe(path)

@@ -16,9 +16,8 @@ from dstrain.data import (
     decoding,
     load_cell,
 )
-from dstrain.data.decoding import MEMORY, skip_undecodable
+from dstrain.data.decoding import skip_undecodable
 from dstrain.plugin import Column
-from dstrain.storage import ManyFiles
 
 from tests.support.bad_files import hurt
 from tests.support.clock import settle
@@ -65,14 +64,19 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_damaged_file_leaves_its_row_out_with_the_reason(tmp_path: Path) -> None:
-    dataset = images(tmp_path, "a.png", "b.png", "c.png")
-    damage(tmp_path / "b.png")
+def test_a_damaged_file_leaves_its_rows_out_and_is_decoded_once(
+    tmp_path: Path, decoded: list[str]
+) -> None:
+    dataset = images(tmp_path, "a.png", "b.png", "a.png", "c.png")
+    damage(tmp_path / "a.png")
     left = decodable(dataset, tmp_path)
-    assert left.sample_ids.tolist() == [[0, 0], [2, 0]]
-    (fault,) = left.skipped
-    assert (fault.row, fault.column) == (1, "image")
-    assert fault.reason.startswith("'b.png' ")
+    assert left.sample_ids.tolist() == [[1, 0], [3, 0]]
+    assert [(one.row, one.column) for one in left.skipped] == [
+        (0, "image"),
+        (2, "image"),
+    ]
+    assert left.skipped[0].reason.startswith("'a.png' ")
+    assert sorted(decoded) == ["a.png", "b.png", "c.png"]
 
 
 def test_without_a_good_row_all_faults_are_raised(tmp_path: Path) -> None:
@@ -83,16 +87,6 @@ def test_without_a_good_row_all_faults_are_raised(tmp_path: Path) -> None:
         decodable(dataset, tmp_path)
     places = [line.partition(": ")[0] for line in caught.value.help_lines]
     assert places == ["metadata.json:1:image", "metadata.json:2:image"]
-
-
-def test_a_file_in_several_rows_is_decoded_once(
-    tmp_path: Path, decoded: list[str]
-) -> None:
-    dataset = images(tmp_path, "a.png", "b.png", "a.png")
-    damage(tmp_path / "a.png")
-    left = decodable(dataset, tmp_path)
-    assert sorted(decoded) == ["a.png", "b.png"]
-    assert [fault.row for fault in left.skipped] == [0, 2]
 
 
 def test_only_what_changed_was_bad_or_is_loaded_in_another_way_is_decoded_again(
@@ -110,22 +104,6 @@ def test_only_what_changed_was_bad_or_is_loaded_in_another_way_is_decoded_again(
     decoded.clear()
     decodable(images(tmp_path, "a.png", resolution=Resolution(16, 16, 1)), tmp_path)
     assert decoded == ["a.png"]
-
-
-@pytest.mark.parametrize("content", ["no json", "[]", "null", ""])
-def test_an_unreadable_memory_is_an_empty_one(
-    content: str, tmp_path: Path, decoded: list[str]
-) -> None:
-    (tmp_path / MEMORY).write_text(content)
-    decodable(images(tmp_path, "a.png"), tmp_path)
-    assert decoded == ["a.png"]
-
-
-def test_a_file_changed_just_before_is_not_remembered(tmp_path: Path) -> None:
-    decodable(images(tmp_path, "a.png"), tmp_path)
-    memory = tmp_path / MEMORY
-    assert memory.is_file()
-    assert len(ManyFiles(memory)) == 0
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:

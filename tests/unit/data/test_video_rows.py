@@ -258,9 +258,15 @@ def test_bad_videos_are_reported_with_file_row_and_column(
     assert "1.png" in found["metadata.json:6:video"]
 
 
-def test_clips_load_in_spawned_processes_and_are_small_to_send(scenes: Path) -> None:
-    cell = sampled(scenes, "long.mp4", frames=29).rows[0]["input_video"]
-    assert len(pickle.dumps(cell)) < 500 + len(cell.files[0])
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as workers:
-        there = workers.submit(load_cell, cell).result(timeout=60)
-    assert torch.equal(there.pixels, load_cell(cell).pixels)
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_cells_load_in_other_processes_and_are_small_to_send(
+    scenes: Path, start: str
+) -> None:
+    (row,) = sampled(scenes, "long.mp4", frames=29).rows
+    clip, image = row["input_video"], row["input_image"]
+    assert len(pickle.dumps(clip)) < 500 + len(clip.files[0])
+    with ProcessPoolExecutor(1, multiprocessing.get_context(start)) as workers:
+        there = workers.submit(load_cell, clip).result(timeout=60)
+        first = workers.submit(load_cell, image).result(timeout=60)
+    assert torch.equal(there.pixels, load_cell(clip).pixels)
+    assert np.array_equal(first, load_cell(image))

@@ -183,14 +183,20 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, ending: str) ->
     assert caught.value.where == str(path)
 
 
-def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
+def test_many_rows_are_read_as_they_are_and_a_file_that_was_cut_is_named(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.arrow"
-    with pa.ipc.new_stream(path, table(9).schema) as writer:
-        writer.write_table(table(900))
-    assert len(read(path).rows) == 900
+    texts = [f"caption {number}" for number in range(3000)]
+    content = pa.table({"text": texts})
+    with pa.ipc.new_stream(path, content.schema) as writer:
+        writer.write_table(content)
+    found = read(path, PROMPT)
+    assert [row["text"] for row in found.rows] == texts
+    assert found.where(2999) == "a.arrow:3000"
     path.write_bytes(path.read_bytes()[:-9000])
     with pytest.raises(UsageError) as caught:
-        read(path)
+        read(path, PROMPT)
     assert caught.value.where == str(path)
 
 
@@ -314,11 +320,3 @@ def test_a_bad_file_of_a_row_is_known_by_its_place_and_not_its_digest(
     found = bad_cells(tmp_path, None, INPUTS, metadata_path=path)
     assert list(found) == ["a.parquet:1:image"]
     assert hashlib.sha256(b"0").hexdigest() not in found["a.parquet:1:image"]
-
-
-def test_many_rows_are_read_as_they_are(tmp_path: Path) -> None:
-    texts = [f"caption {number}" for number in range(3000)]
-    path = parquet(tmp_path, "a.parquet", pa.table({"text": texts}))
-    found = read(path, PROMPT)
-    assert [row["text"] for row in found.rows] == texts
-    assert found.where(2999) == "a.parquet:3000"

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -57,8 +56,8 @@ def test_json_numbers_and_booleans_become_the_text_that_was_written(
     assert texts(table, "a") == [*cells[:-1], "", ""]
     assert table.columns == ("a", "b")
     # Lists of texts stay lists.
-    table = read(tmp_path, "m.json", '[{"images": ["a.png", "b.png"]}]')
-    assert texts(table, "images") == [["a.png", "b.png"]]
+    table = read(tmp_path, "m.json", '[{"images": ["x", "y"]}]')
+    assert texts(table, "images") == [["x", "y"]]
 
 
 @pytest.mark.parametrize("name", ["m.csv", "m.CSV"])
@@ -96,7 +95,7 @@ def test_columns_are_those_of_all_rows(tmp_path: Path) -> None:
     ("name", "content", "places"),
     [
         ("m.csv", "", "m.csv"),
-        ("m.csv", "image,prompt\na.png\nb.png,x\nc.png,x,y\n", "m.csv:2 m.csv:4"),
+        ("m.csv", "image,prompt\na.png\nb,x\nc,x,y\n", "m.csv:2 m.csv:4"),
         ("m.csv", 'image,prompt\na.png,"open\nb.png,x\n', "m.csv:2"),
         ("m.csv", 'image,prompt\na.png,"x"y\n', "m.csv:2"),
         ("m.csv", 'a,b\n"x,y\n', "m.csv:2"),
@@ -181,24 +180,6 @@ def test_bad_rows_keep_their_place_in_the_table(tmp_path: Path) -> None:
     assert faults == [(1, ""), (2, ""), (3, "a")]
     places = [table.where(row) for row in range(4)]
     assert places == [f"m.jsonl:{line}" for line in (1, 2, 4, 5)]
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_rows_are_not_kept_in_ram(tmp_path: Path, suffix: str) -> None:
-    prompt = "x" * 1000
-    header, row = "prompt\n", f"{prompt}\n"
-    if suffix == "jsonl":
-        header, row = "", json.dumps({"prompt": prompt}) + "\n"
-    kept = {}
-    for count in (1_200, 3_600):
-        path = written(tmp_path, f"m.{suffix}", header + row * count)
-        tracemalloc.start()
-        table = read_metadata(path)
-        assert sum(len(row["prompt"]) for row in table.rows) == 1000 * count
-        kept[count] = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-    # What waits to be written is not more for more rows.
-    assert kept[3_600] - kept[1_200] < 100 * 2_400
 
 
 def test_columns_alone_are_those_of_the_table(tmp_path: Path) -> None:

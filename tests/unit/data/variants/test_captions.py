@@ -85,44 +85,36 @@ def test_the_trigger_word_is_in_every_caption(written: str, expected: str) -> No
     assert texts(CaptionOptions(trigger="sks"), written) == [expected]
 
 
-@pytest.mark.parametrize(
-    ("trigger", "caption"),
-    [
-        ("art", "a birthday party"),
-        ("art", "art2 of an artist"),
-        ("art", "ART, smart_art"),
-        ("ohwx man", "ohwx manual"),
-        ("é", "café"),
-        ("sks!", "sks, wet"),
-        ("c++", "ac++"),
-        ("猫", "犬の写真"),
-    ],
-)
-def test_a_part_of_a_longer_word_is_not_the_trigger_word(
-    trigger: str, caption: str
-) -> None:
-    found = texts(CaptionOptions(trigger=trigger), caption)
-    assert found == [f"{trigger}, {caption}"]
+PARTS_OF_WORDS = [
+    ("art", "a birthday party"),
+    ("art", "art2 of an artist"),
+    ("art", "ART, smart_art"),
+    ("ohwx man", "ohwx manual"),
+    ("é", "café"),
+    ("sks!", "sks, wet"),
+    ("c++", "ac++"),
+    ("猫", "犬の写真"),
+]
+WORDS = [
+    ("art", "art"),
+    ("art", "modern art, (art:1.2)"),
+    ("art", "party art"),
+    ("ohwx man", "an ohwx man's hat"),
+    ("sks!", "wet sks! dog"),
+    ("c++", "a c++book"),
+    ("<s1>", "a<s1>b"),
+    ("猫", "黒猫の写真"),
+    ("sks", "黒いsksの写真"),
+]
 
 
-@pytest.mark.parametrize(
-    ("trigger", "caption"),
-    [
-        ("art", "art"),
-        ("art", "modern art, (art:1.2)"),
-        ("art", "party art"),
-        ("ohwx man", "an ohwx man's hat"),
-        ("sks!", "wet sks! dog"),
-        ("c++", "a c++book"),
-        ("<s1>", "a<s1>b"),
-        ("猫", "黒猫の写真"),
-        ("sks", "黒いsksの写真"),
-    ],
-)
-def test_the_trigger_word_is_found_beside_signs_and_in_scripts_without_blanks(
+@pytest.mark.parametrize(("trigger", "caption"), [*PARTS_OF_WORDS, *WORDS])
+def test_the_trigger_word_is_no_part_of_a_longer_word_but_in_scripts_without_blanks(
     trigger: str, caption: str
 ) -> None:
-    assert texts(CaptionOptions(trigger=trigger), caption) == [caption]
+    is_there = (trigger, caption) in WORDS
+    wanted = caption if is_there else f"{trigger}, {caption}"
+    assert texts(CaptionOptions(trigger=trigger), caption) == [wanted]
 
 
 def test_prefix_and_suffix_stand_around_all_but_a_dropped_caption() -> None:
