@@ -52,15 +52,13 @@ def test_what_goes_is_listed_and_nothing_is_removed_unless_that_is_wanted(
     two_plans: Place, capsys: Printed
 ) -> None:
     before = files(two_plans.cache)
-    name = old_plan(two_plans)
+    name, used = old_plan(two_plans), used_by_the_newest_plan(two_plans)
+    unused = listing(two_plans.cache)["values"] - len(used)
     for given, ask in ((name[:6], None), (name, lambda: False)):
         prune(two_plans.cache, [given], False, ask)
         plan, values, *_ = capsys.readouterr().out.splitlines()
         assert name in plan and "4 rows" in plan
-        count = listing(two_plans.cache)["values"] - len(
-            used_by_the_newest_plan(two_plans)
-        )
-        assert values.startswith(f"{count} values")
+        assert values.startswith(f"{unused} values")
         assert files(two_plans.cache) == before
 
 

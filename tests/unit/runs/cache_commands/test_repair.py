@@ -3,7 +3,7 @@
 import errno
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,15 +98,13 @@ def test_a_plan_without_its_record_is_removed_and_named(cache: Path) -> None:
 
 
 def test_without_the_dataset_the_command_to_run_is_named(
-    cache: Path, here: Path
+    cache: Path, here: Path, tmp_path: Path, spare: Callable[[Path], Path]
 ) -> None:
     damage(only(cache, "shards/*"), -3)
-    (here / "data").rename(here / "moved")
-    try:
-        with pytest.raises(StateError) as caught:
-            mended(cache)
-    finally:
-        (here / "moved").rename(here / "data")
+    moved = spare(here / "data").rename(tmp_path / "moved")
+    with pytest.raises(StateError) as caught:
+        mended(cache)
+    moved.rename(here / "data")
     assert main(advised(caught.value)) == 0
     verify(cache)
     assert values(cache) == values(here / "whole")
@@ -178,13 +176,10 @@ def test_what_others_removed_or_repaired_meanwhile_is_left(cache: Path) -> None:
 
 
 @pytest.fixture
-def other_captions(here: Path) -> Iterator[None]:
+def other_captions(here: Path, spare: Callable[[Path], Path]) -> None:
     """Other metadata than that of the plan."""
-    path = only(here, "data/metadata.*")
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(b"two dogs", b"ten dogs"))
-    yield
-    path.write_bytes(whole)
+    path = spare(only(here, "data/metadata.*"))
+    path.write_text(path.read_text().replace("two dogs", "ten dogs"))
 
 
 @pytest.mark.usefixtures("other_captions")
@@ -219,7 +214,7 @@ def two_datasets(tiny: Path, tmp_path: Path) -> Path:
     here = project(tmp_path)
     shutil.copytree(here / "data", here / "second")
     captions = only(here, "second/metadata.*")
-    captions.write_bytes(captions.read_bytes().replace(b"two dogs", b"ten dogs"))
+    captions.write_text(captions.read_text().replace("two dogs", "ten dogs"))
     flags = {"validation_dataset_base_path": here / "second"}
     train(here, task="sft:data_process", feature_cache=here / "cache", **flags)
     return here

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.support import family
 from tests.support.caching_project import Place
 from tests.support.runs import CAPTIONS, opened, project, train
 
+Spare = Callable[[Path], Path]
 ALL = Wanted(None, (), 100, {})
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "header", "h1", "main"),
@@ -152,48 +154,32 @@ def test_captions_are_shown_as_the_model_is_given_them(tmp_path: Path) -> None:
     assert list(captions) == [*first, "a tok", "tok, b, c", "tok, sks\ntok, a dog"]
 
 
-@pytest.mark.parametrize("name", ["data", "model/vae"])
-def test_without_a_model_or_a_dataset_the_page_says_so(
-    name: str, here: Path, tmp_path: Path
+@pytest.mark.parametrize("name", ["data", "data/metadata.json", "model/vae"])
+def test_without_a_model_or_the_dataset_as_it_was_the_page_says_so(
+    name: str, here: Path, tmp_path: Path, spare: Spare
 ) -> None:
-    (here / name).rename(here / "away")
-    try:
-        page = page_of(here / "whole", tmp_path / "x.html")
-    finally:
-        (here / "away").rename(here / name)
-    (note,) = page.notes
-    assert str(here / name) in note
-    assert len(page.cards) == 6
-    assert bool(page.cards[0].images) == (name == "data")
-    assert bool(page.cards[0].caption) != (name == "data")
-
-
-def test_models_and_data_may_be_elsewhere(here: Path, tmp_path: Path) -> None:
-    (here / "data").rename(here / "moved")
-    (here / "model").rename(here / "model_2")
-    places = {"dataset_base_path": here / "moved", "model_id": str(here / "model_2")}
-    try:
-        page = page_of(here / "whole", tmp_path / "x.html", replace(ALL, places=places))
-    finally:
-        (here / "moved").rename(here / "data")
-        (here / "model_2").rename(here / "model")
-    assert page.notes == []
-    assert page.cards[0].caption == "dog" and page.cards[0].images
-
-
-def test_a_caption_of_metadata_that_changed_is_not_shown(
-    here: Path, tmp_path: Path
-) -> None:
-    path = here / "data/metadata.json"
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(b"cat", b"cow"))
-    try:
-        page = page_of(here / "whole", tmp_path / "x.html")
-    finally:
-        path.write_bytes(whole)
+    path = spare(here / name)
+    if path.is_dir():
+        path.rename(tmp_path / "away")
+    else:
+        path.write_text("[]")
+    page = page_of(here / "whole", tmp_path / "x.html")
     (note,) = page.notes
     assert str(path) in note
-    assert not any(card.caption for card in page.cards)
+    assert len(page.cards) == 6
+    assert bool(page.cards[0].images) == (name != "model/vae")
+    assert bool(page.cards[0].caption) == (name == "model/vae")
+
+
+def test_models_and_data_may_be_elsewhere(
+    here: Path, tmp_path: Path, spare: Spare
+) -> None:
+    for name in ("data", "model"):
+        spare(here / name).rename(tmp_path / name)
+    places = {"dataset_base_path": tmp_path / "data", "model_id": f"{tmp_path}/model"}
+    page = page_of(here / "whole", tmp_path / "x.html", replace(ALL, places=places))
+    assert page.notes == []
+    assert page.cards[0].caption == "dog" and page.cards[0].images
 
 
 def test_images_of_the_cache_are_shown_where_latents_cannot_be_decoded(

@@ -69,16 +69,6 @@ def test_a_run_begins_from_the_weights_with_a_new_optimizer_at_step_0(
     assert len(files(out)) == len(paths)
 
 
-def test_the_loss_is_that_of_the_weights(
-    here: Path, saved: dict[str, Path], tmp_path: Path
-) -> None:
-    flags = {"learning_rate": 1e-30, "max_steps": 3, **FULL}
-    plain = log(train(here, output_path=tmp_path / "plain", **flags))
-    flags["resume_from_checkpoint"] = saved["full"] / "step-2.safetensors"
-    begun = log(train(here, output_path=tmp_path / "begun", **flags))
-    assert [row["loss"] for row in plain] != [row["loss"] for row in begun]
-
-
 DEEPER = {"config": '{"width": 8, "depth": 3, "dropout": 0.0}'}
 REFUSED: dict[str, tuple[str, dict[str, str] | None, Mapping[str, Any], str]] = {
     "another component": ("full", {"component": "vae"}, FULL, "vae.* dit"),
@@ -131,15 +121,6 @@ def test_two_files_of_one_component_and_two_ways_to_fill_lora_are_refused(
     with pytest.raises(UsageError, match="--resume_from_checkpoint") as caught:
         train(here, output_path=tmp_path, **both)
     assert caught.value.where == "--lora_checkpoint"
-
-
-def test_a_lora_checkpoint_of_another_component_is_refused(
-    here: Path, saved: dict[str, Path], tmp_path: Path
-) -> None:
-    path = saved["lora"] / "step-2.safetensors"
-    other = changed(path, tmp_path / "other.safetensors", component="dit2")
-    with pytest.raises(StateError, match="dit2"):
-        train(here, output_path=tmp_path / "two", lora_checkpoint=other)
 
 
 def test_a_lora_in_the_names_of_another_program_is_a_start_and_no_full_weights(

@@ -152,11 +152,6 @@ def rewritten(data: Path, change: Callable[[Any], object]) -> None:
     (data / "metadata.json").write_text(json.dumps(rows))
 
 
-def another_image(data: Path) -> None:
-    """One of the same size in pixels."""
-    Image.new("RGB", (16, 16)).save(data / "0.png")
-
-
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a row less": (
         lambda data: rewritten(data, lambda rows: rows.pop()),
@@ -166,7 +161,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda data: rewritten(data, lambda rows: rows[0].update(prompt="a bird")),
         "metadata; written since: .*metadata.json",
     ),
-    "an image": (another_image, "files"),
+    "an image": (lambda data: Image.new("RGB", (16, 16)).save(data / "0.png"), "files"),
 }
 """How a dataset is changed, and what is named."""
 
@@ -253,58 +248,57 @@ def test_variants_of_samples_have_the_files_of_the_samples(
     assert ours == plain
 
 
-@pytest.mark.parametrize("in_a_dataset", [False, True])
-def test_a_run_with_masks_of_another_column_is_not_resumed(
-    in_a_dataset: bool, tmp_path: Path
-) -> None:
-    project(tmp_path)
-    rewritten(
-        tmp_path / "data",
-        lambda rows: [row.update(copy=row["image"]) for row in rows],
-    )
-
-    def masked(column: str) -> dict[str, Any]:
-        if not in_a_dataset:
-            return {"mask_column": column}
-        entry = {"dataset_base_path": str(tmp_path / "data"), "mask_column": column}
-        return {"dataset": (json.dumps(entry),)}
-
-    train(tmp_path, max_steps=1, resume="auto", **masked("image"))
-    train(tmp_path, max_steps=2, resume="auto", **masked("image"))
-    found = first_difference(tmp_path, max_steps=3, **masked("copy"))
-    place = "--dataset 1: " if in_a_dataset else "--"
-    assert found == f"{place}mask_column: saved image, this run copy"
+def of_dataset(**options: Any) -> dict[str, Any]:
+    return {"dataset": [options]}
 
 
 @pytest.mark.parametrize(
     ("saved", "now", "named"),
     [
-        ({"dataset": [{"flip": True}]}, {"dataset": [{}]}, "1: flip: saved True"),
         (
-            {"dataset": [{}], "flip": True},
-            {"dataset": [{"flip": True}]},
-            "--flip: saved True",
+            {"mask_column": "image"},
+            {"mask_column": "copy"},
+            "--mask_column: saved image",
         ),
-        ({"dataset": [{}]}, {"dataset": [{}, {}]}, "--dataset: saved 1, this run 2"),
         (
-            {"dataset": [{"alpha_mask": True}]},
-            {"dataset": [{"mask_column": "image"}]},
+            of_dataset(mask_column="image"),
+            of_dataset(mask_column="copy"),
+            "1: mask_column: saved i",
+        ),
+        (
+            of_dataset(alpha_mask=True),
+            of_dataset(mask_column="image"),
             "1: alpha_mask: saved True",
         ),
+        (
+            of_dataset(mask_column="image", unmasked_weight=0.5),
+            of_dataset(mask_column="image"),
+            "1: unmasked_weight: saved 0.5",
+        ),
+        (of_dataset(flip=True), of_dataset(), "1: flip: saved True"),
+        (
+            {**of_dataset(), "flip": True},
+            of_dataset(flip=True),
+            "--flip: saved True",
+        ),
+        (of_dataset(), {"dataset": [{}, {}]}, "--dataset: saved 1, this run 2"),
     ],
 )
 def test_an_option_is_named_of_the_run_or_of_the_dataset_that_has_it(
     saved: dict[str, Any], now: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
-    project(tmp_path)
-    for number in range(6):
-        image = Image.open(tmp_path / f"data/{number}.png").convert("RGBA")
-        image.save(tmp_path / f"data/{number}.png")
+    data = project(tmp_path) / "data"
+    rewritten(data, lambda rows: [row.update(copy=row["image"]) for row in rows])
+    for path in data.glob("*.png"):
+        Image.open(path).convert("RGBA").save(path)
 
     def flags(given: dict[str, Any]) -> dict[str, Any]:
-        base = {"dataset_base_path": str(tmp_path / "data")}
-        entries = tuple(json.dumps({**base, **one}) for one in given["dataset"])
+        if "dataset" not in given:
+            return given
+        entries = [{"dataset_base_path": str(data), **one} for one in given["dataset"]]
+        entries = tuple(map(json.dumps, entries))
         return {"dataset_base_path": None, **given, "dataset": entries}
 
-    train(tmp_path, max_steps=1, **flags(saved))
-    assert named in first_difference(tmp_path, max_steps=2, **flags(now))
+    for steps in (1, 2):
+        train(tmp_path, max_steps=steps, resume="auto", **flags(saved))
+    assert named in first_difference(tmp_path, max_steps=3, **flags(now))

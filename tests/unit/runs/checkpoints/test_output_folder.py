@@ -322,7 +322,7 @@ def test_a_run_that_cannot_be_taken_away_whole_stays(
     [
         (0, {}, ()),
         (1, {}, ("--overwrite",)),
-        (1, {"resume_from_checkpoint": "step-2.safetensors"}, ("--output_path",)),
+        (1, {"resume_from_checkpoint": "{}/step-2.safetensors"}, ("--output_path",)),
         (1, {"resume": "auto"}, ()),
         (3, {}, ("--resume",)),
     ],
@@ -341,11 +341,10 @@ def test_ctrl_c_says_how_to_run_again(
         if next(calls) == steps:
             raise KeyboardInterrupt
 
-    if "resume_from_checkpoint" in flags:
-        flags = {"resume_from_checkpoint": f"{trained}/step-2.safetensors"}
-    given = {"output_path": tmp_path, "max_steps": 4, "save_steps": 2, **flags}
+    start = {name: value.format(trained) for name, value in flags.items()}
+    given = {"output_path": tmp_path, "max_steps": 4, "save_steps": 2}
     with pytest.raises(Interrupted) as caught:
-        train(here, changed(stop), **given)
+        train(here, changed(stop), **given, **start)
     assert caught.value.where == str(tmp_path)
     assert tuple(re.findall(r"--\w+", caught.value.help_lines[0])) == advice
 

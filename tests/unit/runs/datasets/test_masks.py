@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain import StateError, UsageError, run
+from dstrain import UsageError, run
 from dstrain.data import load_cell
 from dstrain.errors import CacheError
 from dstrain.runs import open_training_data
@@ -188,19 +188,6 @@ def test_the_cache_knows_the_masks_of_each_dataset(place: Path) -> None:
             run(config(place, task="sft:train", dataset=changed, max_steps=1, **flags))
 
 
-def test_a_run_resumes_with_the_masks_of_each_dataset(place: Path) -> None:
-    own = {"mask_column": "shape", "unmasked_weight": 0.5}
-
-    def start(steps: int, **options: Any) -> None:
-        dataset = (entry(place, **options),)
-        run(config(place, dataset=dataset, max_steps=steps, resume="auto"))
-
-    start(1, **own)
-    start(2, **own)
-    with pytest.raises(StateError, match=r"--dataset 1: unmasked_weight: saved 0\.5"):
-        start(3, **{**own, "unmasked_weight": 0.25})
-
-
 def test_masks_of_validation_are_those_of_the_run(place: Path) -> None:
     """A second dataset has no masks that only a dataset of training has."""
     given: dict[str, Any] = {"validation_dataset_base_path": place / "data"}
@@ -279,8 +266,5 @@ def test_wrong_masks_of_a_dataset_are_refused_with_its_number(
 def test_a_weight_of_the_run_has_an_effect_where_a_dataset_has_masks(
     place: Path,
 ) -> None:
-    flags: dict[str, Any] = {"unmasked_weight": 0.5, "max_steps": 1}
-    run(config(place, dataset=(entry(place, mask_column="shape"),), **flags))
-    with pytest.raises(UsageError, match="--mask_column") as caught:
-        run(config(place, **flags))
-    assert caught.value.where == "--unmasked_weight"
+    own = entry(place, mask_column="shape")
+    run(config(place, dataset=(own,), unmasked_weight=0.5, max_steps=1))

@@ -45,6 +45,10 @@ def that_begin(lines: list[str], start: str) -> list[str]:
     return [line.removeprefix(start) for line in lines if line.startswith(start)]
 
 
+def sizes(lines: list[str]) -> list[str]:
+    return that_begin(lines, "    ")
+
+
 @pytest.mark.parametrize(
     ("form", "said"),
     [
@@ -67,13 +71,11 @@ def test_the_line_of_a_dataset_has_its_rows_and_the_columns_that_are_read(
     (only,) = that_begin(lines(dataset_base_path=folder), f"dataset {folder}")
     assert of_second.startswith(f"/form{only}; 2 ")
     assert of_second.endswith(" 0.5")
+    # All are of one size, of which nothing is cropped away.
+    assert sizes(several) == []
     read, _, left_out = only.partition("; ")
     assert read.endswith(said)
     assert left_out.endswith(": test") == (form == "parquet")
-
-
-def sizes(lines: list[str]) -> list[str]:
-    return that_begin(lines, "    ")
 
 
 def test_each_size_has_a_line_with_its_samples_batches_and_what_is_cropped_away(
@@ -92,12 +94,6 @@ def test_each_size_has_a_line_with_its_samples_batches_and_what_is_cropped_away(
             sizes(found), shares.items(), numbers, strict=True
         ):
             assert line.startswith(f"{size}: {share.format(number)}")
-
-
-def test_one_size_of_which_nothing_is_cropped_needs_no_word(
-    data: Path, lines: Lines
-) -> None:
-    assert sizes(lines()) == []
 
 
 def test_of_many_sizes_the_most_frequent_are_listed(

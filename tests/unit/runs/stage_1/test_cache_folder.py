@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import UsageError
+from dstrain import StateError, UsageError
 from dstrain.cache import FeatureCache
 from dstrain.cli.main import main
 
@@ -109,3 +109,15 @@ def test_a_folder_that_holds_other_caches_may_become_one(here: Path) -> None:
     assert caught.value.help_lines[0].endswith(" mine.txt")
     Path("cache/mine.txt").unlink()
     fill(here)
+
+
+@pytest.mark.parametrize("name", ["bad_samples.jsonl", "digests.npy", "dstrain.log"])
+def test_a_file_of_the_users_that_has_the_name_of_a_record_is_never_replaced(
+    name: str, here: Path
+) -> None:
+    put(f"cache/{name}")
+    with pytest.raises(StateError, match=name) as caught:
+        fill(here)
+    assert "--feature_cache" in caught.value.help_lines[0]
+    assert os.listdir("cache") == [name]
+    assert Path("cache", name).read_text() == "mine"

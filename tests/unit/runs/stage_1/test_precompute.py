@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from dstrain import Pipeline, StateError, TrainingModule, UsageError
 from dstrain.cache import ShardWriter
 from dstrain.graph import Plan, make_plan
@@ -51,6 +50,8 @@ def place(tmp_path: Path) -> Place:
 def test_each_different_input_is_computed_once_and_what_nobody_needs_never(
     place: Place,
 ) -> None:
+    # There is no file of the denoiser.
+    assert not list(place.folder.rglob("dit*"))
     assert place.fill() == ALL  # 4 images; 3 prompts in 4 rows; unit `idle` not at all
     assert place.fill() == Counter()
 
@@ -125,22 +126,13 @@ def test_the_negative_branch_is_stored_only_for_a_task_that_asks_for_it(
 
 
 def test_a_sample_takes_little_more_than_the_tensors_that_cross(place: Place) -> None:
+    """Latents are a view of ten times as much."""
     for row in range(4):
         noise_image(row, branch=96).save(place.data / f"{row}.png")
     place.fill()
-    sample = place.stored()
-    cached_values = sum(tensor_bytes(sample.sample(row).values) for row in range(4))
-    assert cached_values > 4 * 4 * 96 * 96 * 4
+    latents = 4 * 4 * 96 * 96 * 4
     on_disk = sum(path.stat().st_size for path in (*place.shards, *place.plans))
-    assert on_disk <= 1.05 * cached_values
-
-
-def tensor_bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(tensor_bytes, value.values()))
-    return sum(map(tensor_bytes, value)) if isinstance(value, list) else 0
+    assert latents < on_disk <= 1.1 * latents
 
 
 def test_a_new_version_of_a_unit_is_computed_again(
@@ -236,19 +228,6 @@ def test_a_cache_can_be_read_while_it_is_filled(
     assert seen == [want, want]
 
 
-@pytest.mark.parametrize("name", ["bad_samples.jsonl", "digests.npy", "dstrain.log"])
-def test_a_file_of_the_users_that_has_the_name_of_a_record_is_never_replaced(
-    place: Place, name: str
-) -> None:
-    place.cache.mkdir()
-    (place.cache / name).write_text("mine")
-    with pytest.raises(StateError, match=name) as caught:
-        place.fill()
-    assert "--feature_cache" in caught.value.help_lines[0]
-    assert [path.name for path in place.cache.iterdir()] == [name]
-    assert (place.cache / name).read_text() == "mine"
-
-
 def test_the_output_folder_of_stage_2_is_not_written_by_stage_1(place: Place) -> None:
     users = place.folder / "out/bad_samples.jsonl"
     users.parent.mkdir()
@@ -265,11 +244,6 @@ def test_a_smaller_dataset_gives_exactly_its_rows(place: Place) -> None:
     write_rows(place.data, place.rows[1:3])
     assert place.fill() == {}
     assert [value["title"][1] for value in place.values()] == ["Word 1", "Word 2"]
-
-
-def test_stage_1_needs_no_file_of_the_denoiser(place: Place) -> None:
-    assert not list(place.folder.rglob("dit*"))
-    assert place.fill() == ALL
 
 
 @pytest.mark.parametrize("what", ["0.png", "vae"])
