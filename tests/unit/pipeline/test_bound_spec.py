@@ -167,9 +167,9 @@ def experts(model_fn: Any = predict, **more: Any) -> Pipeline:
     return Pipeline(spec, RECORD, parts)
 
 
-def predicted(pipe: Pipeline, timestep: float) -> Tensor:
-    values = {"prompt_emb": torch.zeros(1, 4)}
-    return pipe.predict(values, ONES, torch.tensor([timestep]))
+def predicted(pipe: Pipeline, timestep: float, branch: str = "positive") -> Tensor:
+    values = {"prompt_emb": torch.zeros(1, 4), "negative.prompt_emb": torch.zeros(1, 4)}
+    return pipe.predict(values, ONES, torch.tensor([timestep]), branch)
 
 
 def test_the_expert_is_chosen_by_the_timestep_and_the_only_one_serves_all() -> None:
@@ -220,29 +220,16 @@ def test_model_fn_with_experts_may_ask_for_the_context_and_what_is_beside_them()
         dit: Any,
         dit_adapter: Any,
         dtype: torch.dtype,
+        branch: str,
     ) -> Tensor:
-        return dit(noisy_latents).to(dtype) + dit_adapter
+        sign = {"positive": 1, "negative": -1}[branch]
+        return sign * dit(noisy_latents).to(dtype) + dit_adapter
 
     pipe = experts(predict_beside, dit_adapter=1.0)
     pipe.dtype = torch.bfloat16
     made = predicted(pipe, 1.0)
     assert (made.dtype, made.tolist()) == (torch.bfloat16, [[4.0] * 4])
-
-
-def test_model_fn_gets_the_branch_it_is_called_for() -> None:
-    def predict_side(
-        noisy_latents: Tensor,
-        timestep: Tensor,
-        prompt_emb: Tensor,
-        *,
-        dit: Any,
-        branch: str,
-    ) -> Tensor:
-        return noisy_latents if branch == "positive" else -noisy_latents
-
-    pipe = pipeline(model_fn=predict_side)
-    made = pipe.predict(ready(pipe), ONES, torch.tensor([1.0]), "negative")
-    assert made.tolist() == [[-1.0] * 4]
+    assert predicted(pipe, 1.0, "negative").tolist() == [[-2.0] * 4]
 
 
 def test_values_are_not_cast_by_running_units() -> None:

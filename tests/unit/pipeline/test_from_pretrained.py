@@ -1,5 +1,5 @@
 """A script names a model by one word, by its files, or by both; what was found is loaded
-frozen, in the dtype asked for.
+frozen, in the dtype asked for, and LoRA files go to the component that their keys name.
 """
 
 import json
@@ -11,6 +11,7 @@ import pytest
 import torch
 from dstrain import (
     GenerateConfig,
+    LoraConfig,
     ModelConfig,
     Pipeline,
     StateError,
@@ -18,11 +19,20 @@ from dstrain import (
     UsageError,
     generate,
     run,
+    save_lora,
 )
+from dstrain.lora import inject
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.support.family import COMPONENTS, FOLDERS, weights_of, write
+from tests.support.family import (
+    COMPONENTS,
+    FOLDERS,
+    MODEL,
+    build,
+    weights_of,
+    write,
+)
 from tests.support.runs import configs, opened, project, project_by_id, same, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -148,22 +158,12 @@ def test_a_model_config_takes_a_file_or_a_list_by_position(model: Path) -> None:
         ModelConfig(number)
 
 
-def test_every_component_is_loaded_frozen_and_for_use(model: Path) -> None:
-    pipeline = opened(model)
-    assert set(pipeline.components) == {component.name for component in COMPONENTS}
-    for name, paths in weights_of(model).items():
-        network = pipeline.components[name]
-        assert not network.training
-        assert not any(parameter.requires_grad for parameter in network.parameters())
-        stored = [item for path in paths for item in load_file(path).items()]
-        assert same(weights(pipeline, name), dict(sorted(stored)))
-
-
 def test_a_pipeline_is_opened_in_the_dtype_and_as_the_variant_asked_for(
     model: Path, tmp_path: Path
 ) -> None:
     files = configs(model)
     pipeline = Pipeline.from_pretrained("tiny", files, torch_dtype=torch.bfloat16)
+    assert set(pipeline.components) == {component.name for component in COMPONENTS}
     dtypes = {parameter.dtype for parameter in pipeline.components["dit"].parameters()}
     assert dtypes == {pipeline.dtype} == {torch.bfloat16}
     write(tmp_path / "other", "other")
@@ -192,3 +192,69 @@ def test_a_file_of_a_fully_trained_component_is_loaded_by_itself(
         saved[name] = str(path)
     given = [*saved.values(), *weights_of(here / "model")["vae"]]
     train(here, output_path=here / "again", model_paths=json.dumps(given), **flags)
+
+
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "text_encoder": (torch.tensor([[1, 2]]),),
+    "dit": (
+        torch.ones(1, 4, 2, 2),
+        torch.ones(1),
+        torch.ones(1, 3, 8),
+        torch.ones(1, 3, dtype=torch.bool),
+    ),
+}
+
+
+@pytest.mark.parametrize("component", MODEL.lora_prefixes)
+def test_a_lora_goes_to_the_component_its_keys_name_and_a_second_adds_up(
+    component: str, model: Path, tmp_path: Path
+) -> None:
+    source = opened(model).components[component]
+    targets = tuple(MODEL.lora_targets[component])
+    lora_config = LoraConfig(component, targets, 2, 4.0)
+    inject(source, lora_config, {})
+    for parameter in source.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter)
+    path = tmp_path / "lora.safetensors"
+    save_lora(path, source, lora_config, MODEL.lora_prefixes[component], {})
+    pipeline = opened(model)
+    network = pipeline.components[component]
+    arguments = ARGUMENTS[component]
+    plain = network(*arguments)
+    pipeline.load_lora(path, 1.0)
+    wanted = source.eval()(*arguments)
+    assert torch.equal(network(*arguments), wanted)
+    assert not torch.equal(plain, wanted)
+    pipeline.load_lora(path, -1.0)
+    assert torch.allclose(network(*arguments), plain, atol=1e-5)
+    for name in set(MODEL.lora_prefixes) - {component}:
+        assert not hasattr(pipeline.components[name], "peft_config")
+
+
+def test_what_a_lora_was_trained_for_and_on_is_reported_where_it_is_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = project(tmp_path)
+    path = train(here, max_steps=1) / "step-1.safetensors"
+    write(tmp_path / "further", seed=1)
+    capsys.readouterr()
+    opened(here / "model").load_lora(path, 1.0)
+    assert capsys.readouterr().err == ""
+    other = opened(tmp_path / "further")
+    other.spec = build("other")
+    other.load_lora(path, 1.0)
+    variant, weights = capsys.readouterr().err.splitlines()
+    assert str(path) in variant and "base" in variant and "other" in variant
+    assert str(path) in weights and "model-1-of-2.safetensors" in weights
+
+
+def test_a_header_tells_how_the_lora_was_made(tmp_path: Path) -> None:
+    out = train(project(tmp_path), max_steps=1, lora_alpha=3.0)
+    with safe_open(out / "step-1.safetensors", "pt") as file:
+        header = file.metadata()
+    made = {"family": "tiny", "variant": "base", "component": "dit"}
+    made |= {"rank": "2", "alpha": "3.0", "targets": "to_out,to_q"}
+    assert made.items() <= header.items()
+    assert json.loads(header["config"]) == {"width": 8, "depth": 2, "dropout": 0.0}
+    assert len(json.loads(header["base"])["digest"]) == 40

@@ -20,13 +20,12 @@ from dstrain.plugin import (
     Component,
     DiffusersNetwork,
     Files,
-    ModelFamily,
     QuantizationMethod,
 )
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.support.family import build
+from tests.support.family import MODEL, build
 from tests.support.runs import same
 
 INT8 = Kept((StoredLayers(METHODS["int8_block"]),))
@@ -83,15 +82,12 @@ COMPONENTS = (
     component("tied", DiffusersNetwork(f"{__name__}:Tied")),
     component("own", LoadsItself()),
 )
-FAMILY = ModelFamily(
-    "fam",
-    "",
-    f"{__name__}:COMPONENTS",
-    "",
-    ("base",),
-    "net",
-    MappingProxyType({"net": ("layers.*",), "tied": ("head",)}),
-    MappingProxyType({"net": "net", "tied": "tied"}),
+FAMILY = replace(
+    MODEL,
+    components=f"{__name__}:COMPONENTS",
+    default_trainable="net",
+    lora_targets={"net": ("layers.*",), "tied": ("head",)},
+    lora_prefixes={"net": "net", "tied": "tied"},
 )
 
 

@@ -343,12 +343,3 @@ def test_a_student_is_compared_where_its_mask_is(here: Path) -> None:
     plain = losses(here, [0, 2], task="direct_distill")
     masked = losses(here, [0, 2], task="direct_distill", mask_column="mask")
     assert (plain != masked).all()
-
-
-def test_a_second_dataset_may_do_without_masks(here: Path, tmp_path: Path) -> None:
-    write_masks(here, noise_masks())
-    second = project(tmp_path / "second")
-    write_masks(second, [None] * 6)
-    validation = {"validation_dataset_base_path": second / "data"}
-    out = train(here, mask_column="mask", max_steps=1, **validation)
-    assert (out / "logs/validation.csv").exists()

@@ -2,18 +2,43 @@
 made.
 """
 
+import csv
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dstrain import DIRECT_DISTILL, SFT, TRAJECTORY_IMITATION, TrainConfig, run
+from dstrain import (
+    DIRECT_DISTILL,
+    SFT,
+    TRAJECTORY_IMITATION,
+    Sample,
+    SampleKey,
+    TrainConfig,
+    TrainingModule,
+    UsageError,
+    run,
+)
 from dstrain.graph import make_plan
 from dstrain.runs.resolve import resolve
+from dstrain.training import LATENTS
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.support.distilling import distillable
-from tests.support.family import with_two_experts
-from tests.support.runs import config, log, outcome, same, training_run
+from tests.support.family import build, with_two_experts
+from tests.support.runs import (
+    config,
+    files,
+    log,
+    outcome,
+    project,
+    same,
+    training_run,
+)
 from tests.support.training_batches import (
     assert_batch_equals_its_samples,
     batch,
@@ -21,7 +46,8 @@ from tests.support.training_batches import (
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
-BOTH = pytest.mark.parametrize("task", ["direct_distill", "trajectory_imitation"])
+DIRECT, ALONG = "direct_distill", "trajectory_imitation"
+BOTH = pytest.mark.parametrize("task", [DIRECT, ALONG])
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +55,16 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return distillable(tmp_path_factory.mktemp("project"))
 
 
+@pytest.fixture
+def copy(here: Path, tmp_path: Path) -> Path:
+    """The same project, to change."""
+    shutil.copytree(here, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
 def distill(folder: Path, task: str, **changes: Any) -> TrainConfig:
-    return config(folder, task=task, dataset_base_path=folder / "made", **changes)
+    given = {"dataset_base_path": folder / "made", **changes}
+    return config(folder, task=task, **given)
 
 
 @BOTH
@@ -110,3 +144,186 @@ def test_a_task_that_runs_the_sampler_uses_every_part_of_a_denoiser() -> None:
     ):
         plan = make_plan(with_two_experts(), frozenset(columns), task, ("dit2",))
         assert plan.components["train"] == used
+
+
+@BOTH
+def test_of_a_trajectory_the_image_is_neither_decoded_nor_encoded(
+    task: str, here: Path
+) -> None:
+    setup = resolve(distill(here, task))
+    plan = setup.plan(setup.dataset.input_sets[0])
+    values = {"num_inference_steps", "prompt_emb", "prompt_mask"}
+    values |= {"trajectory"} if task == ALONG else {"seed", "input_latents"}
+    assert set(plan.cached_values) == values
+    assert ("vae" in plan.components[""]) == (task == DIRECT)
+
+
+def test_what_the_pipeline_itself_draws_from_a_seed_costs_nothing(here: Path) -> None:
+    """So the loss runs the sampler that inference runs, bit for bit, from the same
+    noise.
+    """
+    ready = training_run(distill(here, DIRECT))
+    module, pipe = ready.module.eval(), ready.module.pipeline
+    made: list[Tensor] = []
+    given = {"seed": 1, "num_inference_steps": 3, "height": 16, "width": 16}
+    pipe(prompt="dog", on_step=lambda i, x: made.append(x), **given)
+    sample = ready.source.sample(1)
+    dog = Sample({**sample.values, "prompt": "dog"}, sample.inputs)
+    values = module.preprocess(dog, module.plan(sample.inputs))
+    values |= {"num_inference_steps": 3, "input_latents": made[-1]}
+    module.stage = "train"
+    with torch.no_grad():
+        losses = module.losses([Sample(values, sample.inputs)], [SampleKey(0, 0, 0, 1)])
+    assert losses.tolist() == [0]
+
+
+def losses_of(folder: Path, rows: tuple[int, ...]) -> Tensor:
+    ready = training_run(distill(folder, ALONG))
+    one = batch(ready, rows)
+    with torch.no_grad():
+        return ready.module.eval().losses(one.samples, one.micro_batch.keys)
+
+
+def test_the_student_starts_as_its_teacher_if_it_has_as_many_steps(
+    tmp_path: Path,
+) -> None:
+    """So the loss runs the same model at the same latents as inference did; with fewer
+    steps, and with guidance, there is something to learn.
+    """
+    twice = {"steps": (2,) * 6}
+    equal = distillable(tmp_path / "equal", num_inference_steps=2, **twice)
+    assert losses_of(equal, (0, 1)).max() < 1e-9
+    for steps, scale in ((6, None), (2, 3.0)):
+        teacher = {"num_inference_steps": steps, "guidance_scale": scale, **twice}
+        other = distillable(tmp_path / str(steps), **teacher)
+        assert losses_of(other, (0, 1)).min() > 1e-4
+
+
+def test_a_module_made_in_a_script_knows_the_tasks_inputs(here: Path) -> None:
+    ready = training_run(distill(here, DIRECT))
+    pipeline = replace(ready.module.pipeline, spec=build("base"))
+    module = TrainingModule(pipeline, DIRECT_DISTILL)
+    module.trained = ready.module.trained
+    assert torch.equal(module(batch(ready, (1,))), ready.module(batch(ready, (1,))))
+
+
+def put(folder: Path, **columns: Any) -> None:
+    """Give every row of what was made these cells."""
+    table = folder / "made/metadata.csv"
+    with table.open(newline="") as file:
+        rows = [{**row, **columns} for row in csv.DictReader(file)]
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("cfg_scale", 4, "1 .*got 4"),
+        ("num_inference_steps", 0, "1 .*got 0"),
+        ("seed", -1, "0 .*got -1"),
+        ("rand_device", "mps", "'mps'"),
+    ],
+)
+def test_rows_that_cannot_be_distilled_are_all_named_before_anything_is_loaded(
+    column: str, value: Any, said: str, copy: Path
+) -> None:
+    put(copy, **{column: value})
+    absent = {"model_paths": '["absent.safetensors"]', "variant": "base"}
+    with pytest.raises(UsageError) as caught:
+        run(distill(copy, DIRECT, **absent))
+    for row, line in enumerate(caught.value.help_lines, 2):
+        assert re.match(rf"metadata\.csv:{row}:{column}: .*{said}", line)
+    assert len(caught.value.help_lines) == 6
+
+
+def test_absent_and_blank_cells_are_one_on_the_cpu(here: Path, copy: Path) -> None:
+    run(distill(here, DIRECT, output_path=copy / "absent"))
+    for scale, device in (("", ""), (1, "cpu")):
+        put(copy, cfg_scale=scale, rand_device=device)
+        run(distill(copy, DIRECT, output_path=copy / f"out{scale}"))
+        assert log(copy / f"out{scale}") == log(copy / "absent")
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [(DIRECT, "num_inference_steps"), (ALONG, r"(?s)'trajectory'.*--trajectory ")],
+)
+def test_a_column_that_is_missing_is_asked_for(
+    task: str, said: str, tmp_path: Path
+) -> None:
+    project(tmp_path)
+    with pytest.raises(UsageError, match=said):
+        run(config(tmp_path, task=task, dry_run=True))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("timestep_sampling", "uniform"),
+        ("loss_weighting", "none"),
+        ("min_timestep_boundary", 0.5),
+        ("max_timestep_boundary", 0.5),
+    ],
+)
+def test_options_that_do_nothing_here_are_refused(
+    flag: str, value: Any, here: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"--{flag}: .*direct_distill"):
+        resolve(distill(here, DIRECT, **{flag: value}))
+    resolve(config(here, **{flag: value}))
+
+
+def test_extra_inputs_may_name_the_tasks_own_and_inference_has_none(copy: Path) -> None:
+    put(copy, cfg_scale=1, rand_device="cpu")
+    given = "seed,rand_device,num_inference_steps,cfg_scale"
+    dataset = resolve(distill(copy, DIRECT, extra_inputs=given)).dataset
+    assert dataset.unused_columns == ("trajectory",)
+    pipe = training_run(config(copy)).module.pipeline
+    with pytest.raises(UsageError, match="'cfg_scale'"):
+        pipe(prompt="dog", cfg_scale=1)
+
+
+def test_a_damaged_path_is_a_bad_file_of_its_row(copy: Path) -> None:
+    path = next((copy / "made/trajectory").iterdir())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    place = rf"metadata\.csv:\d+:trajectory: .*{path.name}"
+    with pytest.raises(UsageError, match=place):
+        run(distill(copy, ALONG))
+    run(distill(copy, ALONG, on_bad_sample="skip", output_path=copy / "kept"))
+    assert len(log(copy / "kept")) == 5
+    path.write_bytes(content[:-8])
+    with pytest.raises(UsageError, match=place):
+        run(distill(copy, ALONG, output_path=copy / "third"))
+
+
+def test_views_of_the_images_are_refused(here: Path) -> None:
+    for flag in ({"flip": True}, {"crops": 2}):
+        with pytest.raises(UsageError, match="'trajectory'"):
+            run(distill(here, ALONG, **flag))
+
+
+def test_a_changed_path_is_another_value_of_the_cache(copy: Path) -> None:
+    cache = {"feature_cache": copy / "cache"}
+    run(distill(copy, f"{ALONG}:data_process", **cache))
+    path = next((copy / "made/trajectory").iterdir())
+    tensors = load_file(path)
+    save_file({**tensors, LATENTS: tensors[LATENTS] + 1}, path)
+    run(distill(copy, f"{ALONG}:data_process", **cache))
+    both: dict[str, Any] = {"max_steps": 6, "save_steps": 6}
+    run(distill(copy, f"{ALONG}:train", output_path=copy / "two", **cache, **both))
+    run(distill(copy, ALONG, output_path=copy / "one", **both))
+    assert same(files(copy / "one"), files(copy / "two"))
+
+
+def test_a_dry_run_plans_memory_by_the_shapes_of_the_paths(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(distill(here, ALONG, dry_run=True))
+    out = capsys.readouterr().out
+    assert re.search("activations +[0-9.]+ KiB", out)
+    assert "metadata.csv:" in out

@@ -5,8 +5,8 @@ norms and rows come out as those of one process.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import torch
 from dstrain import LoraConfig, Pipeline, Trainables, TrainingModule, UsageError
 from dstrain.distributed import Sharding
 from dstrain.models import Found
-from dstrain.plugin import Component, DiffusersNetwork, Files, ModelFamily
+from dstrain.plugin import Component, DiffusersNetwork, Files
 from dstrain.storage import take_part, write_tensors
 from dstrain.training.optimizers import clip_gradients
 from dstrain.training.sharded_networks import (
@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tests.support.family import build
+from tests.support.family import MODEL, build
 from tests.support.processes import in_processes
 
 CPU = torch.device("cpu")
@@ -54,16 +54,7 @@ class Net(nn.Module):
 COMPONENTS = (
     Component("dit", DiffusersNetwork(f"{__name__}:Net"), "dit", ("*.weight",)),
 )
-FAMILY = ModelFamily(
-    "fam",
-    "",
-    f"{__name__}:COMPONENTS",
-    "",
-    ("base",),
-    "dit",
-    MappingProxyType({}),
-    MappingProxyType({"dit": "dit"}),
-)
+FAMILY = replace(MODEL, components=f"{__name__}:COMPONENTS")
 ALL = Trainables(("dit",))
 LAYERS = Trainables((), (LoraConfig("dit", ("blocks.*",), 2, 2.0),))
 

@@ -62,7 +62,7 @@ TRAINED: tuple[tuple[dict[str, Any], str, int], ...] = (
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-@pytest.mark.parametrize(("flags", "names", "count"), TRAINED)
+@pytest.mark.parametrize(("flags", "names", "count"), TRAINED, ids=range(len(TRAINED)))
 def test_every_trained_parameter_is_fp32_and_gets_a_gradient_and_nothing_else_does(
     flags: dict[str, Any],
     names: str,
@@ -77,9 +77,12 @@ def test_every_trained_parameter_is_fp32_and_gets_a_gradient_and_nothing_else_do
         def forward(self, batch: Batch) -> Tensor:
             for name, parameter in self.trained.parameters.items():
                 if not parameter._post_accumulate_grad_hooks:
-                    parameter.register_post_accumulate_grad_hook(
-                        lambda one, name=name: one.grad.any() and reached.add(name)
-                    )
+
+                    def note(one: Tensor, name: str = name) -> None:
+                        if one.grad is not None and one.grad.any():
+                            reached.add(name)
+
+                    parameter.register_post_accumulate_grad_hook(note)
             modules.append(self)
             return super().forward(batch)
 

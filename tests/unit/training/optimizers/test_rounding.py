@@ -1,6 +1,5 @@
 """bf16 weights take part in updates that are smaller than their last bit."""
 
-import pytest
 import torch
 from dstrain.config.options import OptimizerOptions
 from dstrain.training.optimizers import build_optimizer, choose_optimizer
@@ -56,20 +55,6 @@ def test_bf16_numbers_stay() -> None:
     assert torch.equal(found, values.expand(100, 6))
     nothing = torch.full((100,), torch.nan)
     assert bool(stepped(nothing, torch.zeros(100), 1.0).isnan().all())
-
-
-def test_small_updates_move_weights_on_average_by_what_they_are() -> None:
-    own = [nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))]
-    optimizer = built(SGD, own, 1e-5)
-    nearest = own[0].detach().clone()
-    for seed in range(100):
-        own[0].grad = torch.ones_like(own[0])
-        nearest -= 1e-5
-        torch.manual_seed(seed)
-        optimizer.step()
-    assert torch.equal(nearest, torch.ones_like(nearest))
-    moved = 1 - own[0].float().mean().item()
-    assert moved == pytest.approx(1e-3, rel=0.1)
 
 
 def test_it_equals_the_optimizer_in_fp32_but_for_the_rounding() -> None:

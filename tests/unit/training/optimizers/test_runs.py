@@ -169,13 +169,6 @@ def print_it() -> None:
     """Stand for a function."""
 
 
-def test_a_vector_is_refused_where_matrices_are_optimized(here: Path) -> None:
-    with pytest.raises(UsageError, match=r"--optimizer: .*\[\d+\]"):
-        train(here, trainable_models="dit", optimizer="torch.optim.Muon")
-    out = train(here, optimizer="torch.optim.Muon", max_steps=1)
-    assert (out / "step-1.safetensors").exists()
-
-
 def test_a_run_resumes_with_its_optimizer_alone(here: Path) -> None:
     out = train(here, optimizer="adamw8bit", max_steps=1, save_steps=1)
     again: dict[str, Any] = {"max_steps": 2, "save_steps": 1, "resume": "auto"}
@@ -190,16 +183,6 @@ def test_a_run_resumes_with_its_optimizer_alone(here: Path) -> None:
     equal = {"optimizer": "paged_adamw8bit", "optimizer_args": ("betas=0.9,0.999",)}
     train(here, **again, **equal)
     assert len(log(out)) == 2
-
-
-def test_the_default_run_is_what_it_was(here: Path) -> None:
-    given = train(here, output_path=here / "a", max_steps=2)
-    spelled = {
-        "optimizer": "adamw",
-        "optimizer_args": ("betas=0.9,0.999", "fused=True"),
-    }
-    other = train(here, output_path=here / "b", max_steps=2, **spelled)
-    assert same(outcome(given), outcome(other))
 
 
 def test_two_processes_round_alike(here: Path) -> None:

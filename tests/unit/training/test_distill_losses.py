@@ -1,0 +1,191 @@
+"""What distillation compares: directly, where the student's whole sampler ends with the
+teacher's image; along a trajectory, each of the student's steps with the teacher's way
+between the same two sigmas.
+"""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from dstrain import DIRECT_DISTILL, TRAJECTORY_IMITATION, UsageError
+from dstrain.pipeline import inference_sigmas, integrate, seeded_noise
+from dstrain.plugin import FlowMatchSchedule, LatentConstraint
+from dstrain.training import LATENTS, SIGMAS
+from torch import Tensor
+
+from tests.support.runs import same
+
+SCHEDULE = FlowMatchSchedule(shift=3.0, latents_per_token=1)
+GENERATOR = torch.Generator().manual_seed(9)
+IMAGES = torch.randn(2, 4, 2, 2, generator=GENERATOR)
+SEEDS = [5, 7]
+NOISE = torch.cat([seeded_noise((1, 4, 2, 2), seed) for seed in SEEDS])
+STEPS = 3
+PATH = torch.randn(2, STEPS + 1, 4, 2, 2, generator=GENERATOR)
+"""The latents of two samples."""
+SIGMAS_OF_STEPS = SCHEDULE.sigmas(STEPS, 4)
+TIMESTEPS = (SIGMAS_OF_STEPS[:STEPS] * 1000).tolist()
+MASK = torch.tensor([1.0, 0.0]).expand(2, 1, 2, 2)
+
+
+def hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> LatentConstraint:
+    return LatentConstraint(latents, timestep)
+
+
+def hold_right(latents: Tensor, timestep: Tensor, noise: Tensor) -> LatentConstraint:
+    """Keep what is masked out at 7."""
+    return LatentConstraint(latents * MASK + 7 * (1 - MASK), timestep, MASK)
+
+
+def direct(
+    predict: Any, count: int, constrain_latents: Any = hold_nothing, **given: Any
+) -> Tensor:
+    given["sampler"] = partial(integrate, SCHEDULE, constrain_latents)
+    loss: Any = DIRECT_DISTILL.loss.function
+    found: Tensor = loss(predict, IMAGES, count, SEEDS, **given)
+    return found
+
+
+def along(predict: Any, constrain_latents: Any = hold_nothing, **given: Any) -> Tensor:
+    sigmas = given.get("sigmas", SIGMAS_OF_STEPS)[None]
+    trajectory = [{LATENTS: one[None], SIGMAS: sigmas} for one in PATH]
+    loss: Any = TRAJECTORY_IMITATION.loss.function
+    found: Tensor = loss(
+        predict,
+        given.get("trajectory", trajectory),
+        given.get("steps", STEPS),
+        given.get("loss_weight"),
+        constrain_latents=constrain_latents,
+        inference_sigmas=partial(inference_sigmas, SCHEDULE),
+    )
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize(("error", "cost"), [(0, 0), (2, 4)])
+def test_a_student_that_ends_at_the_teachers_image_costs_nothing_and_another_its_square(
+    error: float, cost: float, count: int
+) -> None:
+    found = direct(lambda noisy_latents, timestep: NOISE - IMAGES - error, count)
+    assert found.tolist() == pytest.approx([cost, cost], abs=1e-12)
+
+
+def test_the_student_walks_the_inference_schedule_from_the_noise_of_its_seeds() -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
+        seen.append((noisy_latents, timestep))
+        return noisy_latents * 0
+
+    direct(predict, STEPS)
+    assert torch.equal(seen[0][0], NOISE)
+    assert all(timestep.dtype == torch.float32 for _, timestep in seen)
+    steps = [[one] * 2 for one in TIMESTEPS]
+    assert [timestep.tolist() for _, timestep in seen] == steps
+
+
+def test_gradients_go_through_every_step() -> None:
+    """The final latents of a linear student are known in closed form, and so is the
+    gradient of its one weight.
+    """
+    weight = torch.tensor(0.3, dtype=torch.float32, requires_grad=True)
+    direct(lambda noisy_latents, timestep: weight * noisy_latents, 3).sum().backward()
+    known = torch.tensor(0.3, requires_grad=True)
+    factor = torch.prod(1 + SCHEDULE.sigmas(3, 4).diff() * known)
+    (factor * NOISE - IMAGES).square().flatten(1).mean(1).sum().backward()
+    torch.testing.assert_close(weight.grad, known.grad)
+
+
+def test_constrained_latents_are_seen_at_every_step_and_what_is_masked_costs_nothing() -> (
+    None
+):
+    def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
+        assert bool((noisy_latents[..., 1] == 7).all())
+        return NOISE - IMAGES - 3
+
+    assert direct(predict, 4, hold_right).tolist() == pytest.approx([9, 9])
+
+
+def test_the_noise_of_a_device_that_is_absent_is_refused() -> None:
+    plain = direct(lambda n, t: n, 1)
+    assert torch.equal(plain, direct(lambda n, t: n, 1, rand_device=["cpu", ""]))
+    with pytest.raises(UsageError, match=r"rand_device: .*'mps'"):
+        direct(lambda n, t: n, 1, rand_device=["cpu", "mps"])
+
+
+def by_teacher(error: Any = 0, each: float = 0) -> Any:
+    """A prediction of the teacher's mean velocity of each step with this error, and that
+    number times more in each step.
+    """
+    steps = (PATH.diff(dim=1) / SIGMAS_OF_STEPS.diff().view(STEPS, 1, 1, 1)).unbind(1)
+    wanted = dict(zip(TIMESTEPS, steps, strict=True))
+
+    def predict(latents: Tensor, timestep: Tensor) -> Tensor:
+        (time,) = timestep.unique().tolist()
+        return wanted[time] + error + each * TIMESTEPS.index(time)
+
+    return predict
+
+
+@pytest.mark.parametrize(("each", "cost"), [(0.0, 0.0), (1.0, (0 + 1 + 4) / STEPS)])
+def test_the_teachers_own_velocities_cost_nothing_and_others_their_mean_square(
+    each: float, cost: float
+) -> None:
+    found = along(by_teacher(each=each)).tolist()
+    assert found == pytest.approx([cost, cost], abs=1e-6)
+
+
+def test_every_step_begins_at_the_teachers_latents_and_not_at_the_students() -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def predict(latents: Tensor, timestep: Tensor) -> Tensor:
+        seen.append((latents, timestep))
+        return torch.full_like(latents, 100.0)
+
+    along(predict)
+    assert same([latents for latents, _ in seen], [PATH[:, i] for i in range(STEPS)])
+    steps = [[one] * 2 for one in TIMESTEPS]
+    assert [timestep.tolist() for _, timestep in seen] == steps
+
+
+def test_what_is_kept_fixed_is_seen_at_every_step_and_costs_nothing() -> None:
+    noises: list[Tensor] = []
+
+    def hold(latents: Tensor, timestep: Tensor, noise: Tensor) -> LatentConstraint:
+        noises.append(noise)
+        return hold_right(latents, timestep, noise)
+
+    right = by_teacher(2)
+
+    def predict(latents: Tensor, timestep: Tensor) -> Tensor:
+        assert bool((latents[..., 1] == 7).all())
+        return right(latents, timestep)
+
+    assert along(predict, hold).tolist() == pytest.approx([4, 4])
+    assert same(noises, [PATH[:, 0]] * STEPS)
+
+
+def test_what_is_masked_out_of_an_image_costs_nothing() -> None:
+    predict = by_teacher(5 * (1 - MASK))
+    given = along(predict, loss_weight=MASK)
+    assert given.tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert along(predict).tolist() == pytest.approx([12.5, 12.5])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"steps": 2}, "3 .*num_inference_steps .*2"),
+        (
+            {"sigmas": FlowMatchSchedule(shift=5.0).sigmas(STEPS, 4)},
+            r"\[1.0, 0.9091, 0.7143, 0.0\].*\[1.0, 0.8571, 0.6, 0.0\]",
+        ),
+        ({"trajectory": [{"image": PATH}]}, "image.*latents .*sigmas"),
+    ],
+)
+def test_a_path_of_other_steps_sigmas_or_tensors_is_refused(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=f"(?s)trajectory: .*{said}.*--trajectory "):
+        along(lambda latents, timestep: latents, **given)
