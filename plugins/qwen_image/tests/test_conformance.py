@@ -2,9 +2,11 @@
 must equal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
+    QwenImageImg2ImgPipeline,
     QwenImageInpaintPipeline,
     QwenImageLayeredPipeline,
     QwenImagePipeline,
@@ -24,17 +27,20 @@ from diffusers.models.transformers import transformer_qwenimage
 from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_edit,
     pipeline_qwenimage_edit_plus,
+    pipeline_qwenimage_img2img,
     pipeline_qwenimage_inpaint,
     pipeline_qwenimage_layered,
 )
 from dstrain import Pipeline
+from dstrain.models import pack as pack_image, unpack as unpack_image
 from dstrain.testing import Conformance
-from dstrain_qwen_image.model_fn import DOWNSCALE, pack, unpack
 from PIL import Image
 from torch import Tensor, nn
 
+from tests.support.noise_images import noise_image, smooth_noise
 from tests.support.published_processor import PublishedProcessor
-from tests.support.published_steps import add_to, encode_the_mode
+from tests.support.published_steps import add_to, assert_equal_steps, encode_the_mode
+from tests.support.toys import opened, run_unit, sharpened, toy
 
 RENAMED = {
     "guidance_scale": "true_cfg_scale",
@@ -43,6 +49,24 @@ RENAMED = {
 }
 OURS = ("edit_pixels", "edit_text_pixels")
 PUBLISHED_PIXELS = {1024 * 1024: "edit_pixels", 384 * 384: "edit_text_pixels"}
+
+
+def pack(latents: Tensor) -> Tensor:
+    """Return latents, (batch, 16, 1, h, w), as tokens."""
+    return pack_image(latents[:, :, 0])
+
+
+def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
+    """Return tokens as latents."""
+    return unpack_image(tokens, height, width)[:, :, None]
+
+
+@contextmanager
+def instead(module: ModuleType, name: str, function: Any) -> Iterator[None]:
+    """Let a module of diffusers call another function."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, function)
+        yield
 
 
 def by_diffusers(
@@ -68,7 +92,7 @@ def by_diffusers(
         scheduler=scheduler, transformer=pipe.components["dit"], **shared, **parts
     )
     published.set_progress_bar_config(disable=True)
-    height, width = (arguments[side] // DOWNSCALE for side in ("height", "width"))
+    height, width = (arguments[side] // 8 for side in ("height", "width"))
     passed: list[Tensor] = []
     at_step_end = add_to(passed, partial(unpack, height=height, width=width))
     given = {
@@ -90,36 +114,25 @@ def edit(
     `mm_token_type_ids`, as it should.
     """
     encoder = pipe.components["text_encoder"]
-    forward, image = encoder.forward, encoder.config.image_token_id
-    kind = (
-        QwenImageEditPipeline
-        if pipe.spec.variant == "edit"
-        else QwenImageEditPlusPipeline
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
-            exact = module.calculate_dimensions
-            patch.setattr(
-                module,
-                "calculate_dimensions",
-                lambda area, ratio, exact=exact: exact(
-                    arguments[PUBLISHED_PIXELS[area]], ratio
-                ),
-            )
-        patch.setattr(
-            encoder,
-            "forward",
-            lambda **given: forward(
-                **given, mm_token_type_ids=(given["input_ids"] == image).int()
-            ),
-        )
-        return by_diffusers(
-            kind,
-            pipe,
-            folder,
-            arguments,
-            processor=PublishedProcessor(pipe.components["processor"]),
-        )
+    is_one = pipe.spec.variant == "edit"
+    kind = QwenImageEditPipeline if is_one else QwenImageEditPlusPipeline
+    module = pipeline_qwenimage_edit if is_one else pipeline_qwenimage_edit_plus
+    exact = module.calculate_dimensions
+
+    def dimensions(area: int, ratio: float) -> Any:
+        return exact(arguments[PUBLISHED_PIXELS[area]], ratio)
+
+    def tell_images(_: Any, given: Any, named: dict[str, Any]) -> Any:
+        is_image = named["input_ids"] == encoder.config.image_token_id
+        return given, {**named, "mm_token_type_ids": is_image.int()}
+
+    processor = PublishedProcessor(pipe.components["processor"])
+    hook = encoder.register_forward_pre_hook(tell_images, with_kwargs=True)
+    try:
+        with instead(module, "calculate_dimensions", dimensions):
+            return by_diffusers(kind, pipe, folder, arguments, processor=processor)
+    finally:
+        hook.remove()
 
 
 def controlled(
@@ -174,33 +187,40 @@ def in_context(
 ) -> tuple[list[Tensor], Any]:
     """diffusers' pipeline, whose transformer gets the tokens of one more image."""
     given = dict(arguments)
-    context = given.pop("context_image")
-    with pytest.MonkeyPatch.context() as patch:
-        add_context(patch, pipe, context, 0)
+    with with_context(pipe, given.pop("context_image"), 0):
         return by_diffusers(QwenImagePipeline, pipe, folder, given)
 
 
-def add_context(
-    patch: pytest.MonkeyPatch, pipe: Pipeline, image: Image.Image, place: int
-) -> None:
+@contextmanager
+def with_context(pipe: Pipeline, image: Image.Image, place: int) -> Iterator[None]:
     """Give the transformer the tokens of an image before the last `place` ones."""
     context = pack(encode(pipe, VaeImageProcessor().preprocess(image)))
-    dit = pipe.components["dit"]
-    forward = dit.forward
+    ends: list[int] = []
 
-    def with_context(hidden_states: Tensor, img_shapes: Any, **named: Any) -> Any:
-        end = hidden_states.shape[1] - place * context.shape[1]
-        parts = [hidden_states[:, :end], context, hidden_states[:, end:]]
+    def add(_: Any, given: Any, named: dict[str, Any]) -> Any:
+        states = named["hidden_states"]
+        ends.append(states.shape[1] - place * context.shape[1])
+        parts = [states[:, : ends[-1]], context, states[:, ends[-1] :]]
         grids = []
-        for one in img_shapes:
+        for one in named["img_shapes"]:
             images = len(one) - place
             grids.append([*one[:images], one[0], *one[images:]])
-        (made,) = forward(
-            hidden_states=torch.cat(parts, dim=1), img_shapes=grids, **named
-        )
-        return (made[:, :end],)
+        more = {"hidden_states": torch.cat(parts, dim=1), "img_shapes": grids}
+        return given, {**named, **more}
 
-    patch.setattr(dit, "forward", with_context)
+    def cut(_: Any, __: Any, made: tuple[Tensor]) -> tuple[Tensor]:
+        return (made[0][:, : ends[-1]],)
+
+    dit = pipe.components["dit"]
+    hooks = [
+        dit.register_forward_pre_hook(add, with_kwargs=True),
+        dit.register_forward_hook(cut),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def entities(
@@ -235,30 +255,35 @@ def entities(
             if row < len(owners) or column < len(owners):
                 allowed[row, column] = bool(ours & theirs)
     dit = pipe.components["dit"]
-    forward, embed = dit.forward, dit.pos_embed.forward
-    attend = transformer_qwenimage.dispatch_attention_fn
+    embed, attend = dit.pos_embed.forward, transformer_qwenimage.dispatch_attention_fn
+    positive: list[bool] = []
 
-    def alone(shapes: Any, max_txt_seq_len: int, **named: Any) -> tuple[Tensor, ...]:
-        found = [embed(shapes, max_txt_seq_len=one.shape[1], **named) for one in texts]
+    def with_entities(_: Any, given: Any, named: dict[str, Any]) -> Any:
+        positive.append(torch.equal(named["encoder_hidden_states"], texts[-1]))
+        joined = {"encoder_hidden_states": torch.cat(texts, dim=1)}
+        return given, {**named, **(joined if positive[-1] else {})}
+
+    def alone(_: Any, given: Any, named: dict[str, Any], made: Any) -> Any:
+        if not positive[-1]:
+            return made
+        lengths = [one.shape[1] for one in texts]
+        found = [embed(*given, **{**named, "max_txt_seq_len": one}) for one in lengths]
         return found[0][0], torch.cat([text for _, text in found])
 
-    def with_entities(encoder_hidden_states: Tensor, **named: Any) -> Any:
-        if not torch.equal(encoder_hidden_states, texts[-1]):
-            return forward(encoder_hidden_states=encoder_hidden_states, **named)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dit.pos_embed, "forward", alone)
-            patch.setattr(
-                transformer_qwenimage,
-                "dispatch_attention_fn",
-                lambda *args, attn_mask, **rest: attend(
-                    *args, attn_mask=allowed[None, None], **rest
-                ),
-            )
-            return forward(encoder_hidden_states=torch.cat(texts, dim=1), **named)
+    def masked(*given: Any, **named: Any) -> Any:
+        mask = {"attn_mask": allowed[None, None]} if positive[-1] else {}
+        return attend(*given, **{**named, **mask})
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dit, "forward", with_entities)
-        return by_diffusers(QwenImagePipeline, pipe, folder, given)
+    hooks = [
+        dit.register_forward_pre_hook(with_entities, with_kwargs=True),
+        dit.pos_embed.register_forward_hook(alone, with_kwargs=True),
+    ]
+    try:
+        with instead(transformer_qwenimage, "dispatch_attention_fn", masked):
+            return by_diffusers(QwenImagePipeline, pipe, folder, given)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def inpainted(
@@ -271,8 +296,10 @@ def inpainted(
     call = {"mask_image": given.pop("inpaint_mask"), "strength": 1.0}
     noise = given.pop("latents").transpose(1, 2)
     module = pipeline_qwenimage_inpaint
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "randn_tensor", lambda *_, **__: noise)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        instead(module, "randn_tensor", lambda *_, **__: noise),
+    ):
         encode_the_mode(patch, module)
         return by_diffusers(QwenImageInpaintPipeline, pipe, folder, given, call)
 
@@ -286,7 +313,7 @@ def layered(
     given = dict(arguments)
     height, width = given.pop("height"), given.pop("width")
     latents = given.pop("latents")
-    shape = (width // DOWNSCALE, height // DOWNSCALE)
+    shape = (height // 8, width // 8)
     context = given.pop("context_image")
     given["image"] = given.pop("layer_input_image")
     given["layers"] = given.pop("layer_num")
@@ -305,15 +332,13 @@ def layered(
 
     def unpacked(packed: Tensor) -> Tensor:
         frames = packed.unflatten(1, (given["layers"] + 1, -1)).unbind(1)
-        return torch.cat([unpack(one, *shape[::-1]) for one in frames], dim=2)
+        return torch.cat([unpack(one, *shape) for one in frames], dim=2)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            pipeline_qwenimage_layered,
-            "calculate_dimensions",
-            lambda area, ratio: (width, height),
-        )
-        add_context(patch, pipe, context.convert("RGBA"), 1)
+    module = pipeline_qwenimage_layered
+    with (
+        with_context(pipe, context.convert("RGBA"), 1),
+        instead(module, "calculate_dimensions", lambda area, ratio: (width, height)),
+    ):
         (made,) = published(
             **given,
             latents=torch.cat([pack(one) for one in latents.split(1, dim=2)], dim=1),
@@ -371,3 +396,109 @@ class TestConformance(Conformance):
         several = image if isinstance(image, list) else [image]
         pixels = [VaeImageProcessor().preprocess(one) for one in several]
         return torch.cat([encode(pipe, one) for one in pixels], dim=2)
+
+
+def half_mask(width: int, height: int) -> Image.Image:
+    mask = Image.new("L", (width, height))
+    mask.paste(255, (width // 2, 0, width, height))
+    return mask
+
+
+def by_pipe(pipe: Pipeline, **given: Any) -> tuple[list[Tensor], Any]:
+    """Return the packed latents after each step, and the image."""
+    passed: list[Tensor] = []
+    made = pipe(**given, on_step=lambda step, latents: passed.append(pack(latents)))
+    return passed, made
+
+
+def assert_alike(made: Image.Image, wanted: Image.Image) -> None:
+    """Latents that differ by their rounding may be at the edge of two values."""
+    assert made.size == wanted.size
+    assert np.abs(np.asarray(made, int) - np.asarray(wanted, int)).max() <= 1
+
+
+@pytest.mark.parametrize("inpaints", [False, True])
+@pytest.mark.parametrize(
+    ("strength", "scale", "steps"), [(0.1, 1.0, 1), (0.6, 4.0, 5), (1.0, 1.0, 7)]
+)
+def test_from_an_image_every_step_equals_that_of_diffusers(
+    inpaints: bool,
+    strength: float,
+    scale: float,
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encode_the_mode(monkeypatch, pipeline_qwenimage_img2img, pipeline_qwenimage_inpaint)
+    variant = "inpaint" if inpaints else "base"
+    pipe, folder = opened("qwen_image", variant), toy("qwen_image", variant)
+    parts = {name: one for name, one in pipe.components.items() if name != "dit"}
+    kind = QwenImageInpaintPipeline if inpaints else QwenImageImg2ImgPipeline
+    published = kind(
+        **parts,
+        transformer=pipe.components["dit"],
+        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
+    )
+    published.set_progress_bar_config(disable=True)
+    image, mask = noise_image(96, 64), half_mask(96, 64)
+    theirs: list[Tensor] = []
+    common = {"prompt": "a red apple on a table", "negative_prompt": "blurry"}
+    common |= {"num_inference_steps": 7, "height": 64, "width": 96}
+    wanted = published(
+        **common,
+        **({"mask_image": mask} if inpaints else {}),
+        image=image,
+        strength=strength,
+        true_cfg_scale=scale,
+        callback_on_step_end=add_to(theirs),
+        generator=torch.Generator().manual_seed(5),
+    ).images[0]
+    ours, made = by_pipe(
+        pipe,
+        **common,
+        **({"inpaint_mask": mask} if inpaints else {}),
+        input_image=image,
+        denoising_strength=strength,
+        seed=5,
+        guidance_scale=scale,
+    )
+    assert_equal_steps(ours, theirs, steps)
+    assert_alike(made, wanted)
+
+
+@pytest.mark.parametrize(
+    ("variant", "sizes", "side"),
+    [
+        ("edit", [(200, 90)], {}),
+        ("edit", [(64, 64)], {"height": 96, "width": 48}),
+        ("edit-2509", [(120, 100)], {}),
+        ("edit-2509", [(120, 100), (50, 90)], {"height": 64, "width": 80}),
+        ("edit-2511", [(64, 64), (30, 90)], {}),
+    ],
+)
+def test_images_of_any_size_are_edited_as_by_diffusers(
+    variant: str, sizes: list[tuple[int, int]], side: dict[str, int]
+) -> None:
+    pipe = sharpened(opened("qwen_image", variant))
+    images = [smooth_noise(*size, seed) for seed, size in enumerate(sizes)]
+    unit = "resize_edit_image" if variant == "edit" else "resize_edit_images"
+    read: dict[str, Any] = {"edit_pixels": 64 * 128, "edit_image": images}
+    if variant == "edit":
+        read["edit_image"] = images[0]
+    else:
+        read["edit_text_pixels"] = 64 * 64
+    resized = run_unit(pipe, unit, **read)["resized_edit_images"]
+    shape = pipe.spec.latent_shape.function(resized, **side)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    given = {
+        **read,
+        "prompt": "put the red apple of Picture 1 on the table",
+        "negative_prompt": "blurry and many other words",
+        "guidance_scale": 4.0,
+        "num_inference_steps": 4,
+        "latents": noise,
+    }
+    ours, made = by_pipe(pipe, **given, **side)
+    size = {"height": 8 * shape[3], "width": 8 * shape[4]}
+    theirs, wanted = edit(pipe, toy("qwen_image", variant), {**given, **size})
+    assert_equal_steps(ours, [pack(one) for one in theirs], 4)
+    assert_alike(made, wanted)

@@ -12,10 +12,9 @@ from dstrain.lora import key_formats
 from dstrain.models import components_of
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain_qwen_image import MODEL
-from dstrain_qwen_image.components import COMPONENTS
 from torch import Tensor
 
-(PUBLISHED_TEXT_ENCODER,) = COMPONENTS[1].formats
+(PUBLISHED_TEXT_ENCODER,) = components_of(MODEL)["text_encoder"].formats
 
 
 class TestLoraFiles(LoraFiles):

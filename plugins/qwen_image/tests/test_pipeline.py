@@ -1,226 +1,183 @@
-"""The family's pipeline spec: equal to diffusers' pipeline, also for several prompts and many
-steps; its sides.
+"""The variants: their schedule, what they start from, and which one a model's files, a
+dataset's columns and its cells are of.
 """
 
-from itertools import pairwise
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
-from dstrain import SFT, Pipeline, UsageError
-from dstrain.graph import make_plan
-from dstrain.graph.plan import value_key
+from diffusers import FlowMatchEulerDiscreteScheduler
+from dstrain import ModelConfig, Pipeline, TrainConfig, UsageError
+from dstrain.cli.main import main
+from dstrain.models import find
+from dstrain.models.naming import model_configs
+from dstrain.pipeline import choose_variant, plan_inference
 from dstrain_qwen_image import MODEL
-from dstrain_qwen_image.model_fn import pack
-from dstrain_qwen_image.pipeline import PIPELINES, SCHEDULE
-from torch import Tensor
+from PIL import Image
 
-from tests.support.published_steps import add_to, assert_equal_steps
+from tests.support.noise_images import noise_image
+from tests.support.toys import opened, sharpened, toy
 
-PROMPTS = (
-    "a red apple on a table",
-    "x",
-    "two dogs that run over a long bridge in the rain at night",
-)
-NEGATIVES = ("blurry, ugly, low quality and many other words", " ", "bad hands")
-
-
-def encode(prompts: tuple[str, ...], loaded: dict[str, Any]) -> dict[str, Tensor]:
-    """Encode prompts one by one, then pad them with zeros to the longest."""
-    unit = MODEL.spec("base").units[0]
-    rows = [unit.run({"prompt": prompt}, loaded) for prompt in prompts]
-    length = max(row["prompt_emb"].shape[1] for row in rows)
-    for row in rows:
-        rest = length - row["prompt_emb"].shape[1]
-        row["prompt_emb"] = torch.nn.functional.pad(row["prompt_emb"], (0, 0, 0, rest))
-        row["prompt_mask"] = torch.nn.functional.pad(row["prompt_mask"], (0, rest))
-    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-
-@torch.no_grad()
-def denoise(
-    noise: Tensor,
-    prompts: tuple[str, ...],
-    negatives: tuple[str, ...],
-    scale: float,
-    steps: int,
-    loaded: dict[str, Any],
-) -> list[Tensor]:
-    """Euler steps from noise; returns the latents after each."""
-    spec = MODEL.spec("base")
-    sigmas = spec.schedule.sigmas(
-        steps, noise[0, 0].numel() // spec.schedule.latents_per_token
-    )
-    positive, negative = (
-        encode(prompts, loaded),
-        encode(negatives, loaded) if negatives else None,
-    )
-    latents, passed = noise, []
-    for now, then in pairwise(sigmas):
-        timestep = (now * 1000).expand(len(latents))
-        prediction = spec.model_fn.function(
-            latents, timestep, **positive, dit=loaded["dit"]
-        )
-        if negative:
-            other = spec.model_fn.function(
-                latents, timestep, **negative, dit=loaded["dit"]
-            )
-            prediction = spec.apply_guidance(prediction, other, scale)
-        latents = latents + (then - now) * prediction
-        passed.append(latents)
-    return passed
-
-
-def by_pipe(
-    noise: Tensor,
-    guided: bool,
-    size: tuple[int, int],
-    steps: int,
-    loaded: dict[str, Any],
-) -> tuple[list[Tensor], Any]:
-    """The latents after each step of a call of the pipeline, and its image."""
-    components = {
-        name: loaded[name] for name in ("dit", "text_encoder", "vae", "tokenizer")
-    }
-    pipe, passed = Pipeline(MODEL.spec("base"), MODEL, components), []
-    image = pipe(
-        prompt=PROMPTS[0],
-        negative_prompt=NEGATIVES[0] if guided else None,
-        guidance_scale=4.0,
-        height=size[0],
-        width=size[1],
-        num_inference_steps=steps,
-        latents=noise,
-        on_step=lambda i, latents: passed.append(latents),
-    )
-    return passed, image
-
-
-@pytest.mark.parametrize(
-    ("count", "guided", "size", "steps"),
-    [
-        (1, False, (64, 96), 6),
-        (1, True, (64, 96), 6),
-        (3, False, (32, 32), 6),
-        (3, True, (64, 64), 6),
-        (1, True, (128, 64), 40),
-        (1, False, (256, 256), 40),
-    ],
-)
-def test_every_step_equals_that_of_diffusers(
-    count: int,
-    guided: bool,
-    size: tuple[int, int],
-    steps: int,
-    toy_folder: Path,
-    loaded: dict[str, Any],
-) -> None:
-    with torch.no_grad():  # the default initialization hardly uses the prompt
-        for weight in loaded["dit"].parameters():
-            weight.mul_(2 if weight.ndim > 1 else 1)
-    parts = {name: loaded[name] for name in ("text_encoder", "tokenizer", "vae")}
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(
-        toy_folder / "scheduler"
-    )
-    published = QwenImagePipeline(
-        **parts, transformer=loaded["dit"], scheduler=scheduler
-    )
-    published.set_progress_bar_config(disable=True)
-    noise = torch.randn(
-        count,
-        16,
-        1,
-        size[0] // 8,
-        size[1] // 8,
-        generator=torch.Generator().manual_seed(5),
-    )
-    wanted: list[Tensor] = []
-
-    image = published(
-        prompt=list(PROMPTS[:count]),
-        negative_prompt=list(NEGATIVES[:count]) if guided else None,
-        true_cfg_scale=4.0 if guided else 1.0,
-        height=size[0],
-        width=size[1],
-        num_inference_steps=steps,
-        latents=pack(noise),
-        callback_on_step_end=add_to(wanted),
-    ).images[0]
-    if count == 1:
-        made, made_image = by_pipe(noise, guided, size, steps, loaded)
-    else:
-        made = denoise(
-            noise,
-            PROMPTS[:count],
-            NEGATIVES[:count] if guided else (),
-            4.0,
-            steps,
-            loaded,
-        )
-        with torch.no_grad():
-            made_image = (
-                MODEL.spec("base")
-                .decoders[0]
-                .function(made[-1][:1], vae=loaded["vae"])["image"]
-            )
-    assert_equal_steps([pack(latents) for latents in made], wanted, steps)
-    difference = np.abs(np.asarray(made_image, int) - np.asarray(image, int)).max()
-    assert difference <= (count > 1)
-
-
-def test_the_toy_listens_to_its_prompt(loaded: dict[str, Any]) -> None:
-    noise = torch.randn(1, 16, 1, 8, 8, generator=torch.Generator().manual_seed(5))
-    one, other = (
-        denoise(noise, (prompt,), (), 1.0, 2, loaded)[-1] for prompt in PROMPTS[:2]
-    )
-    assert (one - other).abs().max() > 1e-2
+TOLD = {"edit-2511": "edit-2511", "layered": "layered"}
+"""Variant of a folder -> the one that it is loaded as, if it tells."""
+PLAIN = ("base", "edit", "edit-2509", "in-context-control", "eligen", "inpaint")
+TOLD |= dict.fromkeys(PLAIN, "base")
 
 
 @pytest.mark.parametrize(
     ("steps", "tokens"), [(2, 4), (6, 24), (40, 256), (50, 4096), (50, 8192)]
 )
 def test_sigmas_are_bit_equal_to_the_published_scheduler(
-    steps: int, tokens: int, toy_folder: Path
+    steps: int, tokens: int
 ) -> None:
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(
-        toy_folder / "scheduler"
-    )
-    scheduler.set_timesteps(
-        sigmas=np.linspace(1.0, 1 / steps, steps), mu=SCHEDULE.mu(tokens)
-    )
-    assert torch.equal(scheduler.sigmas, SCHEDULE.sigmas(steps, tokens))
-    assert torch.equal(scheduler.timesteps, SCHEDULE.sigmas(steps, tokens)[:-1] * 1000)
+    folder, schedule = toy("qwen_image", "base"), MODEL.spec("base").schedule
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
+    plain = np.linspace(1.0, 1 / steps, steps)
+    scheduler.set_timesteps(sigmas=plain, mu=schedule.mu(tokens))
+    sigmas = schedule.sigmas(steps, tokens)
+    assert torch.equal(scheduler.sigmas, sigmas)
+    assert torch.equal(scheduler.timesteps, sigmas[:-1] * 1000)
 
 
-def test_a_dataset_without_images_is_refused_by_its_column() -> None:
-    with pytest.raises(UsageError, match="no column 'image'"):
-        make_plan(MODEL.spec("base"), frozenset({"prompt"}), SFT, ("dit",))
+@pytest.mark.parametrize("variant", MODEL.variants)
+def test_all_variants_but_layered_start_from_an_image(variant: str) -> None:
+    spec = MODEL.spec(variant)
+    given = {**dict.fromkeys(spec.inputs, ""), "denoising_strength": 0.5}
+    if variant == "layered":
+        with pytest.raises(UsageError, match="denoising_strength"):
+            plan_inference(spec, given)
+        return
+    assert "input_image" in plan_inference(spec, given).plan.used_inputs
 
 
-def test_the_record_names_the_variants_that_are_wired() -> None:
-    assert [MODEL.spec(variant).variant for variant in MODEL.variants] == list(
-        PIPELINES
-    )
+@pytest.mark.parametrize("variant", MODEL.variants)
+def test_a_folder_tells_its_variant_or_is_for_a_prompt(variant: str) -> None:
+    if variant in TOLD:
+        told = Pipeline.from_pretrained(toy("qwen_image", variant)).spec.variant
+        assert told == TOLD[variant]
+        return
+    with pytest.raises(UsageError, match="variant") as error:
+        Pipeline.from_pretrained(toy("qwen_image", variant))
+    assert variant in str(error.value)
 
 
-def test_sides_and_padding_name_what_they_should() -> None:
-    spec = MODEL.spec("base")
-    assert spec.branched == {"prompt", "prompt_emb", "prompt_mask"}
-    assert value_key(spec, "prompt_emb", "negative") == "negative.prompt_emb"
-    assert spec.padded == {"prompt_emb": 1, "prompt_mask": 1}
+def test_an_input_of_other_variants_is_refused_with_their_names() -> None:
+    pipe = opened("qwen_image", "base")
+    with pytest.raises(UsageError, match="edit_image") as error:
+        pipe(prompt="a", edit_image=[])
+    assert "edit, edit-2509, edit-2511" in str(error.value)
 
 
-def test_a_folder_that_fits_several_variants_is_loaded_as_the_one_for_a_prompt(
-    toy_folder: Path,
+@pytest.mark.parametrize(
+    "variant", ["base", "edit", "edit-2509", "edit-2511", "layered"]
+)
+def test_a_published_model_id_means_its_variant(variant: str) -> None:
+    for model_id in MODEL.model_ids[variant]:
+        models = (ModelConfig(None, model_id, "transformer/*.safetensors"),)
+        assert choose_variant(MODEL, None, models) == variant
+
+
+def transformer(variant: str) -> str:
+    """Return --model_paths of a toy's transformer alone."""
+    folder = toy("qwen_image", variant) / "transformer"
+    return json.dumps([sorted(map(str, folder.glob("*.safetensors")))])
+
+
+@pytest.mark.parametrize(
+    ("files", "images", "variant"),
+    [
+        ("edit", None, "base"),
+        ("edit", ["a.png"], "edit-2509"),
+        ("edit", ["a.png"] * 2, "edit-2509"),
+        ("edit", "a.png", ""),
+        ("edit-2511", "a.png", "edit-2511"),
+    ],
+)
+def test_columns_cells_and_the_denoisers_configuration_tell_the_variant_of_local_files(
+    files: str,
+    images: Any,
+    variant: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pipe = Pipeline.from_pretrained(str(toy_folder))
-    assert pipe.spec.variant == "base"
-    with pytest.raises(UsageError, match="takes no argument 'edit_image'") as caught:
-        pipe(prompt=PROMPTS[0], edit_image=[])
-    assert "an input of edit, edit-2509, edit-2511" in str(caught.value)
-    wanted = r"\[1, 16, 1, 4, 8\] \(1, channels, 1, height 32 / 8, width 64"
-    with pytest.raises(UsageError, match=f"latents: .*{wanted}"):
-        pipe(prompt="", latents=torch.zeros(1, 16, 4, 8), height=32, width=64)
+    noise_image(64, 32).save(tmp_path / "a.png")
+    row: dict[str, Any] = {"image": "a.png", "prompt": "a dog"}
+    row |= {"edit_image": images} if images else {}
+    (tmp_path / "metadata.json").write_text(json.dumps([row]))
+    words = ["graph", "--model", "qwen_image", "--model_paths", transformer(files)]
+    code = main([*words, "--dataset_base_path", str(tmp_path)])
+    said = capsys.readouterr()
+    if variant:
+        assert said.out.startswith(f"qwen_image {variant}, ")
+    else:
+        assert code == 2
+        assert "--variant: could be edit, edit-2509" in said.err
+
+
+def test_zero_cond_t_can_be_said_by_a_flag_where_the_configuration_does_not() -> None:
+    config = TrainConfig(model="qwen_image", model_paths=transformer("edit-2509"))
+    for options, wanted in (({}, False), ({"zero_cond_t": "True"}, True)):
+        models = model_configs(replace(config, family_options=options), MODEL)
+        assert find(MODEL, models, ("dit",)).configs["dit"]["zero_cond_t"] is wanted
+
+
+def test_the_toy_listens_to_its_prompt() -> None:
+    pipe, passed = sharpened(opened("qwen_image", "base")), []
+    for prompt in ("a red apple on a table", "x"):
+        pipe(
+            prompt=prompt,
+            height=64,
+            width=64,
+            num_inference_steps=1,
+            guidance_scale=1.0,
+            on_step=lambda step, latents: passed.append(latents),
+        )
+    assert (passed[0] - passed[1]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("variant", "inputs"),
+    [
+        ("blockwise-controlnet", ["blockwise_controlnet_image=image.png"]),
+        ("inpaint", ["input_image=image.png", "inpaint_mask=mask.png"]),
+        (
+            "eligen",
+            [
+                "eligen_entity_prompts=a dog",
+                "eligen_entity_masks=mask.png",
+                "eligen_entity_prompts=a cat",
+                "eligen_entity_masks=mask.png",
+            ],
+        ),
+    ],
+)
+def test_generate_takes_the_inputs_of_a_variant_from_files(
+    variant: str, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    noise_image(64, 32).save("image.png")
+    mask = Image.new("L", (64, 32))
+    mask.paste(255, (29, 0, 64, 32))
+    mask.save("mask.png")
+    words = ["generate", "--model_id", str(toy("qwen_image", variant))]
+    words += ["--variant", variant, "--prompt", "a dog beside a cat"]
+    words += [
+        "--height",
+        "32",
+        "--width",
+        "64",
+        "--num_inference_steps",
+        "1",
+        "--output",
+        "new.png",
+    ]
+    for one in inputs[:-1]:
+        words += ["--input", one]
+    assert main(words) == 2
+    assert main([*words, "--input", inputs[-1]]) == 0
+    with Image.open("new.png") as made:
+        assert made.size == (64, 32)

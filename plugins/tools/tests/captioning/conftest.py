@@ -2,17 +2,21 @@
 written once; and a folder of images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from dstrain_qwen_image.toy import write
+from dstrain_tools.captioning import captioner
 from PIL import Image
+
+from tests.support.noise_images import noise_image
+from tests.support.once import once
+from tests.support.toys import toy as family_toy
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -26,16 +30,11 @@ CHAT = (
 )
 
 
-def write_qwen(folder: Path) -> None:
-    """Write Qwen-Image's pipeline, the text encoder of which is a Qwen2.5-VL."""
-    write(folder, "base", 0)
-
-
 def write_llava(folder: Path) -> None:
     """Write a LLaVA with a chat template, in files beside each other."""
-    write(folder / "pipeline", "base", 0)
     tokenizer = transformers.Qwen2Tokenizer.from_pretrained(
-        folder / "pipeline/tokenizer", extra_special_tokens={"image_token": "<image>"}
+        family_toy("qwen_image", "base") / "tokenizer",
+        extra_special_tokens={"image_token": "<image>"},
     )
     image_id = tokenizer.convert_tokens_to_ids("<image>")
     images = transformers.CLIPImageProcessorPil(
@@ -68,14 +67,8 @@ def write_llava(folder: Path) -> None:
 def write_blip(folder: Path) -> None:
     """Write a BLIP, which has no chat format."""
     folder.mkdir(parents=True)
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[DEC]",
-        *["a", "photo", "of", "the", "cat", "dog", "red"],
-    ]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[DEC]"]
+    words += ["a", "photo", "of", "the", "cat", "dog", "red"]
     words += [f"word{number}" for number in range(20)]
     (folder / "vocab.txt").write_text("\n".join(words))
     tokenizer = transformers.BertTokenizer(str(folder / "vocab.txt"), bos_token="[DEC]")
@@ -99,22 +92,23 @@ def write_blip(folder: Path) -> None:
     transformers.BlipProcessor(images, tokenizer).save_pretrained(folder)
 
 
-KINDS = MappingProxyType({"qwen": write_qwen, "llava": write_llava, "blip": write_blip})
-
-
 @pytest.fixture(scope="session")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return toy(kind): the folder of a model of this kind."""
-    base = tmp_path_factory.mktemp("image_to_text")
+def toy() -> Callable[[str], Path]:
+    """Return toy(kind): the folder of a model of this kind, to be read or copied. Of "qwen"
+    it is Qwen-Image's pipeline, the text encoder of which is a Qwen2.5-VL.
+    """
 
     def written(kind: str) -> Path:
-        if not (base / kind).exists():
-            transformers.logging.set_verbosity_error()
-            transformers.logging.disable_progress_bar()
-            KINDS[kind](base / kind)
-        return base / kind
+        if kind == "qwen":
+            return family_toy("qwen_image", "base")
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        return once(f"image-to-text-{kind}", WRITERS[kind])
 
     return written
+
+
+WRITERS = MappingProxyType({"llava": write_llava, "blip": write_blip})
 
 
 @pytest.fixture
@@ -126,9 +120,37 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path("photos")
     (folder / "beach").mkdir(parents=True)
     for number, name in enumerate(("beach/sea.webp", "cat.png", "dog.jpg")):
-        size = (64, 96 - 20 * number, 3)
-        noise = np.random.default_rng(number).integers(0, 256, size, dtype=np.uint8)
-        image = Image.fromarray(noise)
+        image = noise_image(96 - 20 * number, 64, number)
         image.paste((255 - 100 * number, 40 * number, 90), (0, 0, 40, 40))
         image.save(folder / name)
     return folder
+
+
+@dataclass
+class Writer:
+    """Stands for a model: writes what `texts` says of an image."""
+
+    texts: dict[str, str]
+    batches: list[list[str]] = field(default_factory=list)
+    shown: dict[str, list[Image.Image]] = field(default_factory=dict)
+    before: Callable[[], None] = lambda: None
+    """Called at each batch."""
+
+    def write(
+        self, shown: Sequence[Sequence[Image.Image]], names: Sequence[str]
+    ) -> list[str]:
+        self.before()
+        self.batches.append(list(names))
+        self.shown.update(zip(names, map(list, shown), strict=True))
+        return [self.texts.get(name, "a text") for name in names]
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch, photos: Path) -> Writer:
+    """The model of every command."""
+    texts = {"beach/sea.webp": "the sea", "cat.png": "a cat", "dog.jpg": "a  dog\n"}
+    made = Writer(texts)
+    monkeypatch.setattr(captioner, "load_captioner", lambda *_: made)
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    return made

@@ -1,6 +1,5 @@
 """A model is found in a folder or on a hub, in the layout of a pipeline or by itself."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 from dstrain import DstrainError, StateError, UsageError
 from dstrain.config.options import Hub
-from dstrain.errors import MissingFiles
 from dstrain_tools.captioning.model_files import find_model
 
 from tests.support import hub_server
@@ -50,9 +48,8 @@ def test_a_pipeline_is_downloaded_without_what_generates(
 ) -> None:
     published = tmp_path / "published"
     shutil.copytree(toy("qwen"), published)
-    if (
-        hub == "huggingface"
-    ):  # where some pipelines have one, from which nothing follows
+    if hub == "huggingface":
+        # Some pipelines have one there, from which nothing follows.
         (published / "config.json").write_text("{}")
     server.add("Some/Pipeline", published)
     found = find_model("Some/Pipeline", hub)
@@ -94,71 +91,69 @@ def test_what_is_not_there_and_may_not_be_downloaded_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
-    with pytest.raises(MissingFiles) as error:
+    with pytest.raises(StateError, match="DSTRAIN_SKIP_DOWNLOAD") as error:
         find_model("Qwen/Qwen-Image", None)
     assert error.value.where == str(tmp_path / "Qwen/Qwen-Image")
-    assert "DSTRAIN_SKIP_DOWNLOAD is set" in str(error.value)
 
 
 def test_a_model_that_the_hub_does_not_have_is_named(
     server: hub_server.Hub, hub: Hub
 ) -> None:
-    with pytest.raises(StateError, match="no such model or revision") as error:
+    with pytest.raises(StateError) as error:
         find_model("Some/Absent", hub)
     assert error.value.where == "Some/Absent"
 
 
-def test_a_pipeline_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "text_encoder", {"model_type": "qwen2_5_vl"})
-    with pytest.raises(MissingFiles, match="has neither tokenizer nor processor"):
-        find_model(str(tmp_path), None)
-
-
-def write(folder: Path, content: object) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
-    ("name", "kind", "what"),
-    (
-        ("absent", MissingFiles, "does not exist"),
-        ("empty", UsageError, "has neither config.json nor text_encoder/config.json"),
-        ("file.safetensors", UsageError, "is a file; expected the folder of a model"),
-    ),
+    ("name", "kind"),
+    (("absent", StateError), ("empty", UsageError), ("file.safetensors", UsageError)),
 )
 def test_what_is_no_model_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     name: str,
     kind: type[DstrainError],
-    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("file.safetensors").touch()
-    with pytest.raises(kind, match=what):
+    with pytest.raises(kind, match=name):
         find_model(name, None)
 
 
-def test_a_configuration_that_says_nothing_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, {"a": 1})
-    with pytest.raises(UsageError, match="no model_type"):
-        find_model(str(tmp_path), None).config()
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(StateError, match="is not valid JSON"):
-        find_model(str(tmp_path), None).config()
+def write(folder: Path, content: str = '{"model_type": "blip"}') -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(content)
+    return str(folder)
 
 
-def test_weights_of_other_formats_are_not_read(tmp_path: Path) -> None:
-    write(tmp_path, {"model_type": "blip"})
-    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(MissingFiles, match=r"has no \.safetensors files"):
-        find_model(str(tmp_path), None).weight_files()
+def test_a_pipeline_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "text_encoder", '{"model_type": "qwen2_5_vl"}')
+    with pytest.raises(StateError, match="tokenizer"):
+        find_model(str(tmp_path), None)
 
 
-def test_absent_shards_are_named(tmp_path: Path) -> None:
-    write(tmp_path, {"model_type": "blip"})
-    (tmp_path / "model-00001-of-00002.safetensors").touch()
-    with pytest.raises(MissingFiles, match="model-00002-of-00002"):
-        find_model(str(tmp_path), None).weight_files()
+@pytest.mark.parametrize(
+    ("content", "kind"), [('{"a": 1}', UsageError), ("{", StateError)]
+)
+def test_a_configuration_that_says_nothing_is_refused(
+    content: str, kind: type[DstrainError], tmp_path: Path
+) -> None:
+    found = find_model(write(tmp_path, content), None)
+    with pytest.raises(kind, match=r"config\.json"):
+        found.config()
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        # Weights of other formats are not read.
+        ("pytorch_model.bin", r"\.safetensors"),
+        ("model-00001-of-00002.safetensors", "model-00002-of-00002"),
+    ],
+)
+def test_absent_weights_are_named(file: str, named: str, tmp_path: Path) -> None:
+    found = find_model(write(tmp_path), None)
+    (tmp_path / file).write_bytes(b"pickle")
+    with pytest.raises(StateError, match=named):
+        found.weight_files()

@@ -1,0 +1,351 @@
+"""What the keys of other tools mean here."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dstrain.cli.main import main
+
+Import = Callable[..., Any]
+WAN = "python wan_train_network.py --task t2v-1.3B --network_module networks.lora_wan"
+FLUX = "python flux_train_network.py --network_module networks.lora_flux"
+SCRIPTS = {"wan": WAN, "flux": FLUX}
+VALUES = json.loads(Path(__file__).with_name("values.json").read_text())
+"""Script -> flags of a command -> our options; null for one that is not written. Without a
+flag there are defaults that change numbers.
+"""
+GIVEN = [(script, flags) for script in SCRIPTS for flags in VALUES[script]]
+LOKR = {"lokr_full_rank": True, "linear": 16}
+JOBS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        # A whole LoKr stays as it is loaded.
+        {"network": {**LOKR, "type": "lokr"}, "model": {"quantize": True}},
+        {"lora_rank": 10000, "lora_alpha": 10000, "quant_options": None},
+    ),
+    ({"network": LOKR}, {"lora_rank": 16}),
+    ({"network": None}, {"lora_rank": None, "trainable_models": "dit"}),
+    ({"train": {"lr": 1e-3, "unet_lr": 1e-4}}, {"learning_rate": 1e-4}),
+    ({"train": {"lr_scheduler": "constant_with_warmup"}}, {"lr_warmup_steps": 1000}),
+]
+"""Changes to the process of a job of ai-toolkit -> our options."""
+
+
+@pytest.fixture
+def command(project: Path, imported: Import) -> Import:
+    """Import a command."""
+
+    def run(text: str) -> Any:
+        Path("one.sh").write_text(text)
+        return imported("one.sh")
+
+    return run
+
+
+@pytest.fixture
+def job(project: Path, imported: Import) -> Import:
+    """Import a job of ai-toolkit whose process has these changes; `dataset` is the only
+    one.
+    """
+
+    def run(**changes: dict[str, object]) -> Any:
+        source = yaml.safe_load(Path("ai_toolkit_flux.yaml").read_text())
+        (process,) = source["config"]["process"]
+        process["datasets"] = [changes.pop("dataset", {"folder_path": "photos"})]
+        for name, change in changes.items():
+            own = process.get(name, {})
+            is_group = isinstance(change, dict)
+            process[name] = {**own, **change} if is_group else change
+        Path("job.yaml").write_text(yaml.safe_dump(source))
+        return imported("job.yaml")
+
+    return run
+
+
+@pytest.mark.parametrize(("script", "flags"), GIVEN)
+def test_a_flag_becomes_the_option_that_means_the_same(
+    script: str, flags: str, command: Import
+) -> None:
+    options = command(f"{SCRIPTS[script]} {flags}").options
+    wanted = VALUES[script][flags]
+    assert {name: options.get(name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(("changes", "wanted"), JOBS)
+def test_a_key_of_a_job_becomes_the_option_that_means_the_same(
+    changes: dict[str, Any], wanted: dict[str, Any], job: Import
+) -> None:
+    options = job(**changes).options
+    assert {name: options.get(name) for name in wanted} == wanted
+
+
+def test_values_are_those_of_the_tool(project: Path, imported: Import) -> None:
+    options = imported("kohya_flux.sh").options
+    assert (options["lora_rank"], options["lora_alpha"]) == (16, 8)
+    assert options["timestep_sampling"] == "shifted"
+    assert options["loss_weighting"] == "none"
+    assert (options["output_path"], options["num_epochs"]) == ("output/dog", 10)
+    dog, animal = options["dataset"]
+    assert (dog["dataset_base_path"], dog["repeats"]) == ("train/10_dog", 10)
+    assert dog["keep_tags"] == 1
+    assert (animal["loss_weight"], animal["default_caption"]) == (0.5, "animal")
+
+
+def test_a_value_that_stands_in_two_places_is_none_of_itself(
+    project: Path, imported: Import
+) -> None:
+    model = "model: {name_or_path: black-forest-labs/FLUX.1-dev}"
+    steps = "train: &a {steps: 5}, sample: {<<: *a}, save: *a"
+    Path("a.yaml").write_text(f"config: {{process: [{{{model}, {steps}}}]}}")
+    assert imported("a.yaml").options["max_steps"] == 5
+
+
+def test_the_rate_of_the_denoiser_wins(command: Import) -> None:
+    found = command(
+        f"{FLUX} --learning_rate 1e-3 --unet_lr 2e-4 --text_encoder_lr 1e-5 "
+        "--network_train_unet_only --max_timestep 1000 --clip_skip 1"
+    )
+    assert found.options["learning_rate"] == 2e-4
+    for key in ("learning_rate", "text_encoder_lr", "max_timestep", "clip_skip"):
+        assert found.kind(f"--{key}") == "not needed"
+
+
+@pytest.mark.parametrize(("is_on", "kind"), [(False, "needed"), (True, "carried over")])
+def test_a_setting_of_what_is_off_is_not_needed(
+    is_on: bool, kind: str, job: Import
+) -> None:
+    name = "diff_output_preservation"
+    found = job(train={name: is_on, f"{name}_class": "dog"})
+    assert found.kind(f"train.{name}_class") == f"not {kind}"
+
+
+def test_what_a_family_has_on_by_default_is_switched_off(
+    project: Path, imported: Import
+) -> None:
+    source = yaml.safe_load(Path("ai_toolkit_wan22.yaml").read_text())
+    source["config"]["process"][0]["train"]["gradient_checkpointing"] = False
+    Path("off.yaml").write_text(yaml.safe_dump(source))
+    assert imported("off.yaml").options["use_gradient_checkpointing"] is False
+
+
+def test_the_first_frame_is_an_input_where_it_is_none_by_itself(
+    project: Path, imported: Import
+) -> None:
+    text = Path("ai_toolkit_wan22.yaml").read_text().replace("wan22_14b", "wan22_5b")
+    text = text.replace("num_frames: 1\n          res", "do_i2v: true\n          res")
+    Path("ti2v.yaml").write_text(text)
+    assert imported("ti2v.yaml").options["extra_inputs"] == "input_image"
+
+
+def test_settings_of_previews_are_not_carried_over_where_there_are_previews(
+    job: Import,
+) -> None:
+    sample: dict[str, object] = {
+        "prompts": ["a [trigger] --ctrl_img a.png", "a cat"],
+        "sample_every": 250,
+        "sampler": "flowmatch",
+        "seed": 42,
+        "walk_seed": False,
+    }
+    found = job(trigger_word="sks", sample=sample)
+    assert found.options["preview_prompt"] == ["a sks", "a cat"]
+    assert found.kind("sample.prompts").endswith("in part")
+    assert found.kind("sample.seed") == "not carried over"
+    assert (
+        found.kind("sample.sampler") == found.kind("sample.walk_seed") == "not needed"
+    )
+    found = job(sample={**sample, "prompts": []})
+    assert (
+        found.kind("sample.seed") == found.kind("sample.sample_every") == "not needed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.txt", "# of dogs\na dog --w 512 --s 20\n\na cat\n"),
+        ("p.json", '[{"prompt": "a dog", "seed": 1}, {"prompt": "a cat"}]'),
+        (
+            "p.toml",
+            '[prompt]\nwidth = 512\n[[prompt.subset]]\nprompt = "a dog"\n'
+            '[[prompt.subset]]\nprompt = "a cat"\n',
+        ),
+    ],
+)
+def test_prompts_of_a_file_are_carried_over_and_their_settings_are_not(
+    name: str, text: str, command: Import
+) -> None:
+    Path(name).write_text(text)
+    flags = f"--sample_prompts {name} --sample_every_n_steps 9 --sample_at_first"
+    found = command(f"{WAN} {flags}")
+    assert found.options["preview_prompt"] == ["a dog", "a cat"]
+    assert found.options["preview_steps"] == 9
+    assert found.kind("--sample_prompts").endswith("in part")
+    assert found.kind("--sample_at_first") == "not carried over"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("--sample_prompts p.json", "p.json"),
+        ("--lr_warmup_steps many", "many"),
+        ("--lr_warmup_steps inf", "inf"),
+        ("--blocks_to_swap few", "few"),
+        ("--min_timestep late", "late"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_not_carried_over(
+    given: str, named: str, command: Import
+) -> None:
+    Path("p.json").write_text('["a dog"]')
+    flags = WAN.replace("t2v-1.3B", "t2v-A14B")
+    # One trains a LoRA, the other full weights.
+    for text in (flags, flags.partition("--network_module")[0]):
+        found = command(f"{text} {given}")
+        assert named in found.reason(given.partition(" ")[0])
+
+
+def test_files_that_are_here_are_named(project: Path, imported: Import) -> None:
+    text = Path("musubi_kontext.sh").read_text().replace("/models/", "")
+    Path("here.sh").write_text(text)
+    names = ["flux1-kontext-dev.safetensors", "ae.safetensors"]
+    for name in names:
+        Path(name).touch()
+    assert json.loads(imported("here.sh").options["model_paths"]) == names
+
+
+def test_parts_of_weights_are_found_whatever_their_names_are(command: Import) -> None:
+    names = [f"dit[bf16]-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for name in names:
+        Path(name).touch()
+    options = command(f"{WAN} --dit '{names[0]}'").options
+    assert json.loads(options["model_paths"]) == [names]
+
+
+@pytest.mark.parametrize("model", ["wan", "Wan-AI/Wan2.1-T2V-1.3B"])
+def test_a_published_file_is_used_only_where_the_model_is_known(
+    model: str, project: Path, imported: Import
+) -> None:
+    Path("one.toml").write_text('dit = "a.safetensors"\ntask = "t2v-1.3B"\n')
+    found = imported("one.toml", "--model", model)
+    assert "a.safetensors" in found.reason("dit")
+    assert "--model_paths" in found.reason("dit")
+    assert ("published" in found.reason("dit")) == ("/" in model)
+
+
+def test_several_words_are_no_name_of_a_folder(command: Import) -> None:
+    found = command(f"{WAN} --output_dir o --output_name my dogs")
+    assert "output_path" not in found.options
+    for key in ("--output_dir", "--output_name"):
+        assert found.kind(key) == "not carried over"
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind"), (("txt", "needed"), ("cap", "carried over"))
+)
+def test_captions_in_files_that_are_not_found_are_not_carried_over(
+    ending: str, kind: str, job: Import, command: Import
+) -> None:
+    found = job(dataset={"folder_path": "photos", "caption_ext": ending})
+    assert found.kind("caption_ext") == f"not {kind}"
+    table = f"image_directory = 'photos'\ncaption_extension = '.{ending}'\n"
+    Path("d.toml").write_text(f"[[datasets]]\n{table}")
+    found = command(f"{WAN} --dataset_config d.toml")
+    assert found.kind("caption_extension") == f"not {kind}"
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return the rows of the table that was written beside run.toml."""
+    lines = Path("run-dataset-1.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_pairs_of_images_become_a_table(project: Path, imported: Import) -> None:
+    Path("before/0.png").rename("before/0.gif")
+    source = yaml.safe_load(Path("ai_toolkit_qwen_edit.yaml").read_text())
+    (dataset,) = source["config"]["process"][0]["datasets"]
+    shutil.copy("photos/0.png", Path(dataset["folder_path"], "alone.png"))
+    found = imported("ai_toolkit_qwen_edit.yaml")
+    first, second = rows()
+    assert Path(first["edit_image"]) == project / "before/0.gif"
+    assert first["prompt"] == "a dog, sitting"
+    assert Path(second["image"]).name == "1.png"
+    assert "1 file of photos" in " ".join(found.said.split())
+
+
+def test_folders_of_several_images_to_edit_are_one_table(
+    project: Path, job: Import
+) -> None:
+    Path("photos/0.txt").unlink()
+    dataset = {
+        "folder_path": "photos",
+        "control_path_1": "before",
+        "control_path_2": "more",
+        "control_path_3": None,
+        "default_caption": "make it rain",
+        "resolution": 512,
+    }
+    arch = "qwen_image_edit_plus"
+    model = {"name_or_path": "Qwen/Qwen-Image-Edit-2509", "arch": arch}
+    found = job(dataset=dataset, model=model)
+    assert "default_caption" not in found.options
+    row = rows()[0]
+    assert row["edit_image"] == [
+        str(project / f"{one}/0.png") for one in ("before", "more")
+    ]
+    assert row["prompt"] == "make it rain"
+    assert found.kind("control_path_2") == "not needed"
+
+
+def test_a_table_of_images_to_edit_is_written_with_our_columns(
+    project: Path, imported: Import
+) -> None:
+    given = [
+        {"image_path": f"photos/{i}.png", "control_path": f"before/{i}.png"}
+        for i in range(2)
+    ]
+    lines = (json.dumps({**row, "caption": "a"}) for row in given)
+    Path("rows.jsonl").write_text("\n".join(lines))
+    table = 'image_jsonl_file = "rows.jsonl"\nresolution = [512, 512]\n'
+    Path("musubi_kontext_dataset.toml").write_text(f"[[datasets]]\n{table}")
+    imported("musubi_kontext.sh")
+    assert rows()[1] == {
+        "image": str(project / "photos/1.png"),
+        "prompt": "a",
+        "kontext_images": [str(project / "before/1.png")],
+    }
+    assert main(["graph", "--config", "run.toml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "named"),
+    [
+        ('{"image_path": "0.png"}\n{', 2, "JSON"),
+        ('\n{"caption": "a"}', 2, "image_path"),
+        ('["0.png"]', 1, ""),
+        ('{"image_path": "0.png", "control_path": 1}', 1, "control_path"),
+    ],
+)
+def test_what_is_no_row_is_said_with_its_line(
+    text: str, line: int, named: str, project: Path, imported: Import
+) -> None:
+    Path("rows.jsonl").write_text(text)
+    table = '[[datasets]]\nimage_jsonl_file = "rows.jsonl"\n'
+    Path("musubi_kontext_dataset.toml").write_text(table)
+    reason = imported("musubi_kontext.sh").reason("image_jsonl_file")
+    assert "rows.jsonl" in reason
+    assert f"line {line}" in reason
+    assert named in reason
+
+
+def test_the_folder_of_a_table_gives_way_to_one_that_a_key_names(
+    project: Path, imported: Import
+) -> None:
+    table = 'image_directory = "photos/"\ncontrol_directory = "before"\n'
+    Path("musubi_kontext_dataset.toml").write_text(f"[[datasets]]\n{table}")
+    found = imported("musubi_kontext.sh")
+    assert found.options["dataset_base_path"] == "photos/"
+    assert found.kind("control_directory") == "changed"
