@@ -4,10 +4,11 @@ as the command that is typed.
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dstrain import GenerateConfig, TrainConfig
+from dstrain import GenerateConfig, StateError, TrainConfig, run
 from dstrain.cli.main import main
 from dstrain.config import (
     CONFIG as PLACE,
@@ -23,6 +24,7 @@ from dstrain.config import (
 from dstrain.config.options import options_affecting
 
 from tests.support.command_lines import toy_config
+from tests.support.runs import config as config_of, project
 
 CONFIG = toy_config(
     preview_prompt=("a dog", "a cat"),
@@ -110,3 +112,25 @@ def test_a_command_line_gives_the_configuration_back(
     launched = shlex.split(command_line(given))
     assert launched[:5] == ["torchrun", "--nproc_per_node", "2", "-m", "dstrain"]
     assert command_line(given, task="sft:data_process").startswith("dstrain ")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_stage_2_names_the_command_that_fills_its_cache_where_the_dataset_is_known(
+    tmp_path: Path,
+) -> None:
+    stage_2 = {"task": "sft:train", "max_steps": 1, "overwrite": True}
+    cache = tmp_path / "cache"
+    given = config_of(project(tmp_path), feature_cache=cache, **stage_2)
+    with pytest.raises(StateError) as caught:
+        run(replace(given, dataset_base_path=None))
+    assert caught.value.help_lines[-1].endswith("--task sft:data_process")
+    with pytest.raises(StateError) as caught:
+        run(given)
+    filling, both = (
+        shlex.split(line.partition(": dstrain ")[2])
+        for line in caught.value.help_lines[-2:]
+    )
+    assert not {"--overwrite", "--dry_run"} & {*filling}
+    assert main(filling) == 0
+    run(given)
+    assert main(both) == 0

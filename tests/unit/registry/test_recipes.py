@@ -1,5 +1,6 @@
 """A family's recipes are read from its files, or what is wrong in them is named."""
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,10 @@ model_id = { value = "A/B" }
 learning_rate = { value = 1e-4, source = "paper" }
 num_epochs = { value = 2, source = "untested", why = "It is short." }
 tokenizer_path = { value = "here", source = "other" }
+trigger_word = { value = 'a "dog" \\ é', source = "other" }
+preview_prompt = { value = ["1", "b"], source = "other" }
+resolution = { value = "512", source = "other" }
+tiled = { value = true, source = "other" }
 
 [style.on.24GB]
 num_epochs = { value = 5, source = "paper" }
@@ -115,6 +120,10 @@ def test_a_card_changes_options_and_adds_those_about_memory(
         "learning_rate": 1e-4,
         "num_epochs": 2,
         "tokenizer_path": "here",
+        "trigger_word": 'a "dog" \\ é',
+        "preview_prompt": ["1", "b"],
+        "resolution": "512",
+        "tiled": True,
         "feature_cache": "dstrain-cache",
     }
     more = {"num_epochs": 5, "lora_rank": 8, "quant_options": "dit:int8_block"}
@@ -172,61 +181,41 @@ def test_a_name_is_found_as_it_is_typed_and_the_nearest_is_named(
         named("my_family-style", every)
 
 
-def test_values_without_a_source_are_marked_where_they_are_shown(
-    family: Family, capsys: pytest.CaptureFixture[str]
+def test_a_recipe_is_shown_as_a_file_in_which_values_without_a_source_are_marked(
+    recipes: dict[str, Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    family()
-    assert main(["recipes", "show", "my-family-style-16gb"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[lines.index("num_epochs = 2") - 1].endswith("[untested]")
-    assert lines[lines.index("learning_rate = 0.0001") - 1].endswith("[1]")
+    for card in ("16gb", "24gb"):
+        assert main(["recipes", "show", f"my-family-style-{card}"]) == 0
+        text = capsys.readouterr().out
+        options = recipes[f"style-{card}"].options
+        assert tomllib.loads(text) == {"model": "my_family", **options}
+        lines = text.splitlines()
+        epochs = lines[lines.index(f"num_epochs = {options['num_epochs']}") - 1]
+        assert epochs.endswith("[untested]" if card == "16gb" else "[1]")
 
 
-WRONG = {
-    "an unknown option": (
-        GOALS.replace("num_epochs", "num_epoch"),
-        r"goals.toml: \[style\] num_epoch: .*'num_epochs'",
-    ),
-    "no source": (
-        GOALS.replace(', source = "paper" }\nnum', " }\nnum"),
-        r"\[style\] learning_rate",
-    ),
-    "a source that is not there": (
-        GOALS.replace('source = "other"', 'source = "others"'),
-        r"\[style\] tokenizer_path",
-    ),
-    "like what is not above": (
-        GOALS.replace('like = "style"', 'like = "stile"'),
-        r"\[motion\] .*'stile', .*'style'",
-    ),
-    "no value": (GOALS.replace('{ value = "base" }', "{}"), r"\[style\]: .*value"),
-    "an unknown field": (GOALS.replace("data =", "dataset ="), r"\[style\]: .*dataset"),
-    "no table": ("style = 1", "goals.toml: "),
-    "no TOML": ("style", "goals.toml: "),
+WRONG: dict[tuple[str, str], str] = {
+    ("num_epochs", "num_epoch"): r"goals.toml: \[style\] num_epoch: .*'num_epochs'",
+    (', source = "paper" }\nnum', " }\nnum"): r"\[style\] learning_rate",
+    ('source = "other"', 'source = "others"'): r"\[style\] tokenizer_path",
+    ('like = "style"', 'like = "stile"'): r"\[motion\] .*'stile', .*'style'",
+    ('{ value = "base" }', "{}"): r"\[style\]: .*value",
+    ("data =", "dataset ="): r"\[style\]: .*dataset",
+    (GOALS, "style = 1"): "goals.toml: ",
+    (GOALS, "style"): "goals.toml: ",
+    ("[motion.24", "[motions.24"): r"cards.toml: \[motions\] .*'motion'",
+    ('["3.00 GiB", "10.00 GiB"]', '["3.00 GiB"]'): r"cards.toml: \[style.16GB\]",
+    ("quant_options", "quant_option"): r"cards.toml: \[style\] quant_option: ",
 }
-WRONG_CARDS = {
-    "a goal that is not there": (
-        CARDS.replace("[motion.", "[motions."),
-        r"cards.toml: \[motions\] .*'motion'",
-    ),
-    "one peak": (
-        CARDS.replace('["3.00 GiB", "10.00 GiB"]', '["3.00 GiB"]'),
-        r"cards.toml: \[style.16GB\]",
-    ),
-    "an unknown flag of a card": (
-        CARDS.replace("quant_options", "quant_option"),
-        r"cards.toml: \[style\] quant_option: ",
-    ),
-}
+"""What stands in a file, and what instead -> the place of the error, and what it names."""
 
 
-@pytest.mark.parametrize("name", [*WRONG, *WRONG_CARDS])
+@pytest.mark.parametrize("change", WRONG, ids=lambda change: ascii(change[1])[:30])
 def test_what_is_wrong_in_a_file_is_named_with_its_place(
-    name: str, family: Family
+    change: tuple[str, str], family: Family
 ) -> None:
-    text, place = {**WRONG, **WRONG_CARDS}[name]
-    files = (text, CARDS) if name in WRONG else (GOALS, text)
-    with pytest.raises(UsageError, match=place) as error:
+    files = [text.replace(*change) for text in (GOALS, CARDS)]
+    with pytest.raises(UsageError, match=WRONG[change]) as error:
         recipes_of(family(*files))
     assert error.value.where == "plugin my_family"
 
