@@ -1,0 +1,138 @@
+"""Make the cases of the table `cases.toml` and of the pages of the guide."""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from string import Template
+from types import MappingProxyType
+from typing import Any
+
+HERE = Path(__file__).parent
+TABLE = MappingProxyType(tomllib.loads((HERE / "cases.toml").read_text()))
+DOCS = HERE.parents[1] / "docs"
+FENCE = re.compile(r"^```(\w+) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MAKES_DATA = re.compile(r"save|write|mkdir")
+OF_A_MODEL = re.compile(r"dstrain|diffusers|pipe\b")
+IMPORT = re.compile(r"^(?:import|from) [^(\n]*\n", re.MULTILINE)
+MOST = {"--max_steps": 20, "--blocks_to_swap": 1, "--num_frames": 5}
+"""The largest values of a page's commands. They follow it, as those of `SMALL` do: of an
+option given twice the last counts.
+"""
+SMALL = {
+    "train": "--dataset_repeat 1",
+    "generate": "--height 64 --width 64 --num_inference_steps 2",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Commands as words, one after another in one folder."""
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    """`file NAME TEXT` writes a file and `python SOURCE` runs it; others are dstrain's."""
+    material: str = "usual"
+    """The folder of the material that it begins with."""
+
+
+def small_set() -> Iterator[Case]:
+    """Yield one case for each mechanism, plans and options, and bad inputs."""
+    for way, lines in TABLE["ways"].items():
+        yield made("qwen_image", way, lines)
+    for name, mechanism in TABLE["mechanisms"].items():
+        if "small" in mechanism:
+            yield made(mechanism["small"], name, lines_of(mechanism))
+    for name, lines in TABLE["printed"].items():
+        yield made("qwen_image", name, lines.strip().split("\n"))
+    for family, own in TABLE["families"].items():
+        variants = own["variants"].split()
+        plans = [f"graph --model $family --toy --variant {one}" for one in variants]
+        yield made(family, "plans", [*plans, "models $family"])
+
+
+def everything() -> Iterator[Case]:
+    """Yield the small set, all mechanisms of each family, its everyday variants, and the
+    commands of the pages.
+    """
+    yield from small_set()
+    for family, facts in TABLE["families"].items():
+        for name, mechanism in TABLE["mechanisms"].items():
+            if mechanism.get("small") != family:
+                yield made(family, name, lines_of(mechanism))
+        for variant in facts["variants"].split()[: facts["everyday"]]:
+            own = f"--variant {variant} {TABLE['columns'].get(variant, '')}"
+            kinds = {
+                "LoRA": f"{own} --lora_rank 4",
+                "full": f"{own} --trainable_models {TABLE['full'].get(variant, 'dit')}",
+            }
+            for way, lines in TABLE["ways"].items():
+                for kind, options in kinds.items():
+                    name = f"{variant}, {kind}, {way}"
+                    yield made(family, name, lines, options)
+    for page in sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("zh/*")}):
+        case = of_page(page)
+        if any(words[0] not in ("file", "python") for words in case.commands):
+            yield case
+
+
+def lines_of(mechanism: Mapping[str, Any]) -> list[str]:
+    """Return the command lines of a mechanism."""
+    run = f"$train --output_path out --num_epochs 1 {mechanism.get('options')}"
+    return mechanism.get("commands") or [run]
+
+
+def made(family: str, name: str, lines: list[str], options: str = "") -> Case:
+    """Return a case of one family; the options are put into its training commands."""
+    facts = TABLE["families"][family]
+    usual = facts["variants"].split()[0]
+    train = f"--model {family} --variant {usual} --toy --dataset_base_path data"
+    # Images have sizes of their own.
+    size = facts["size"] if family == "wan" else ""
+    train = f"{train} --batch_size 2 {size} {options}"
+    places = {**facts, "family": family, "train": train}
+    filled = (Template(line).substitute(places) for line in lines)
+    return Case(f"{family}: {name}", tuple(tuple(shlex.split(one)) for one in filled))
+
+
+def of_page(page: Path) -> Case:
+    """Return the commands of a page, of toys and few steps; its files, and its snippets of
+    Python that make data, are among them.
+    """
+    commands: list[tuple[str, ...]] = []
+    imports = ""
+    for kind, note, body in FENCE.findall(page.read_text()):
+        if note.startswith("file="):
+            commands.append(("file", note.removeprefix("file="), body))
+        elif kind == "python":
+            if MAKES_DATA.search(body) and not OF_A_MODEL.search(body):
+                commands.append(("python", imports + body))
+            imports += "".join(IMPORT.findall(body))
+        elif kind == "sh" and not note.startswith("no-test"):
+            commands += shortened(body)
+    return Case(f"page {page.relative_to(DOCS)}", tuple(commands), "pages")
+
+
+def shortened(body: str) -> Iterator[tuple[str, ...]]:
+    """Yield the commands of a block of a page: those of `dstrain`, and scripts."""
+    for line in body.replace("\\\n", " ").splitlines():
+        program, *words = shlex.split(line, comments=True) or ("",)
+        if program == "python":
+            yield ("python", f"import runpy\nrunpy.run_path({words[0]!r})")
+        if program != "dstrain":
+            continue
+        if "--model_id" in words:
+            place = words.index("--model_id")
+            stand = [
+                toy for part, toy in TABLE["toys"].items() if part in words[place + 1]
+            ]
+            words[place : place + 2] = [*stand[0].split(), "--toy"]
+        more = [SMALL.get("train" if words[0][0] == "-" else words[0], "")]
+        given = dict(pairwise(words))
+        for option, most in MOST.items():
+            if int(given.get(option, "0").partition(",")[0]) > most:
+                more.append(f"{option} {most}")
+        yield (*words, *" ".join(more).split())
