@@ -1,5 +1,6 @@
 """What was computed from files is remembered in few bytes, until they change."""
 
+import errno
 import os
 import time
 import tracemalloc
@@ -7,25 +8,38 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dstrain import SystemFault
-from dstrain.storage import ManyFiles, file_mark, file_memory, sha256
-from dstrain.storage.file_memory import ENTRY, FileDigests
+from dstrain import StateError, SystemFault
+from dstrain.storage import Digests, ManyFiles, file_mark, sha256
+from dstrain.storage.file_memory import FileDigests
+
+from tests.support.clock import settle
+from tests.support.unreadable import make_unreadable
 
 OLD = time.time_ns() - 60 * 10**9
 MARKS = [1, OLD, OLD, 7]
+KINDS: tuple[type[Digests | FileDigests], ...] = (Digests, FileDigests)
 
 
 def value(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
+def saved(memory: ManyFiles) -> ManyFiles:
+    memory.save()
+    return ManyFiles(memory.path)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> ManyFiles:
+    return ManyFiles(tmp_path / "memory.npy")
+
+
 def test_a_value_is_recalled_only_for_the_same_marks_of_its_files(
-    tmp_path: Path,
+    memory: ManyFiles,
 ) -> None:
-    memory = ManyFiles(tmp_path / "memory")
     memory.remember("one", MARKS, value(1))
     memory.remember("two", MARKS * 2)
-    for known in (memory, _saved(memory)):
+    for known in (memory, saved(memory)):
         assert known.recall("one", MARKS) == value(1)
         assert known.recall("one", [2, *MARKS[1:]]) is None
         assert known.recall("two", MARKS * 2) == bytes(32)
@@ -33,79 +47,62 @@ def test_a_value_is_recalled_only_for_the_same_marks_of_its_files(
         assert known.recall("other", MARKS) is None
 
 
-def _saved(memory: ManyFiles) -> ManyFiles:
-    memory.save()
-    return ManyFiles(memory.path)
-
-
-def test_new_values_take_the_place_of_old_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_new_values_take_the_place_of_old_ones_however_many_there_are(
+    memory: ManyFiles,
 ) -> None:
-    monkeypatch.setattr(file_memory, "MOST_RECENT", 3)
-    memory = ManyFiles(tmp_path / "memory")
-    for turn in range(3):
-        for number in range(20):
+    count = 70_000
+    for turn in range(2):
+        for number in range(count):
             memory.remember(f"{number}", MARKS, value(number + turn))
-        memory = _saved(memory)
-        for number in range(20):
-            assert memory.recall(f"{number}", MARKS) == value(number + turn)
-    assert len(memory) == 20
-
-
-def test_keys_are_told_apart_by_all_their_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_memory, "_hash", lambda key: b"12345678" + key.encode())
-    memory = ManyFiles(tmp_path / "memory")
-    for number in range(5):
-        memory.remember(f"key----{number}", MARKS, value(number))
-    later = _saved(memory)
-    for number in range(5):
-        assert later.recall(f"key----{number}", MARKS) == value(number)
-    assert later.recall("key----9", MARKS) is None
+        memory = saved(memory)
+    assert len(memory) == count
+    for number in range(0, count, 100):
+        assert memory.recall(f"{number}", MARKS) == value(number + 1)
+    # Each key has a number of its own.
+    assert len({memory.number(f"{number}") for number in range(count)}) == count
+    with pytest.raises(KeyError):
+        memory.number("another")
 
 
 @pytest.mark.parametrize("changed", [1, 2])
-def test_what_changed_just_now_is_not_stored(tmp_path: Path, changed: int) -> None:
-    memory = ManyFiles(tmp_path / "memory")
+def test_what_changed_just_now_is_not_stored(memory: ManyFiles, changed: int) -> None:
     marks = [*MARKS, *MARKS]
     marks[4 + changed] = time.time_ns()
     memory.remember("old", MARKS)
     assert not memory.unsettled
     memory.remember("key", marks)
-    memory.save()
+    later = saved(memory)
     assert memory.unsettled
     assert memory.recall("key", marks) is not None
-    assert ManyFiles(memory.path).recall("key", marks) is None
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\x93NUMPY\x01\0", b"\xff\xfe"])
-def test_a_file_of_another_form_is_an_empty_memory_and_stays(
-    tmp_path: Path, content: bytes
-) -> None:
-    path = tmp_path / "memory"
-    path.write_bytes(content)
-    memory = ManyFiles(path)
-    memory.remember("key", MARKS)
-    memory.save()
-    assert path.read_bytes() == content
+    assert later.recall("key", marks) is None
+    assert later.recall("old", MARKS) is not None
 
 
 @pytest.mark.parametrize(
-    "array", [np.arange(3), np.zeros(3, ENTRY), np.zeros(0, ENTRY)]
+    "content",
+    [b"", b"{", b"\x93NUMPY\x01\0", b"\xff\xfe", np.arange(3), "zeros", "none"],
 )
-def test_so_does_an_array_of_another_program(
-    tmp_path: Path, array: np.ndarray[tuple[int], np.dtype[np.void]]
+def test_a_file_of_another_form_is_an_empty_memory_and_stays(
+    memory: ManyFiles, content: bytes | str | np.ndarray
 ) -> None:
-    path = tmp_path / "memory.npy"
-    np.save(path, array)
-    before = path.read_bytes()
-    ManyFiles(path).save()
-    assert path.read_bytes() == before
+    memory.remember("key", MARKS)
+    memory.save()
+    own = np.load(memory.path)
+    if isinstance(content, bytes):
+        memory.path.write_bytes(content)
+    elif isinstance(content, str):
+        np.save(memory.path, np.zeros_like(own) if content == "zeros" else own[:0])
+    else:
+        np.save(memory.path, content)
+    before = memory.path.read_bytes()
+    again = ManyFiles(memory.path)
+    assert again.recall("key", MARKS) is None
+    again.remember("key", MARKS)
+    again.save()
+    assert memory.path.read_bytes() == before
 
 
-def test_a_damaged_memory_is_an_empty_one(tmp_path: Path) -> None:
-    memory = ManyFiles(tmp_path / "memory")
+def test_a_damaged_memory_is_an_empty_one(memory: ManyFiles) -> None:
     memory.remember("key", MARKS, value(1))
     memory.save()
     data = bytearray(memory.path.read_bytes())
@@ -114,10 +111,7 @@ def test_a_damaged_memory_is_an_empty_one(tmp_path: Path) -> None:
     assert ManyFiles(memory.path).recall("key", MARKS) is None
 
 
-def test_a_value_takes_few_bytes_of_ram(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_memory, "MOST_RECENT", 100)
+def test_a_value_takes_few_bytes_of_ram(tmp_path: Path) -> None:
     kept = {}
     for count in (2_000, 6_000):
         tracemalloc.start()
@@ -130,26 +124,60 @@ def test_a_value_takes_few_bytes_of_ram(
     assert kept[6_000] - kept[2_000] < 100 * 4_000
 
 
-def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
+# Digests of files.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_read_once_until_it_changes(
+    kind: type[Digests | FileDigests], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(monkeypatch)
     path = tmp_path / "a"
     path.write_bytes(b"one")
-    os.utime(path, ns=(OLD, OLD))
-    digests = FileDigests(tmp_path / "memory")
-    assert digests.of(str(path)) == sha256(path)
-    assert digests.record(str(path)) == [*file_mark(path), sha256(path)]
+    digests = kind(tmp_path / "memory")
+    digest = digests.of(str(path))
+    assert digest == sha256(path)
+    assert digests.record(str(path)) == [*file_mark(path), digest]
+    digests.save()
+    with monkeypatch.context() as patch:
+        make_unreadable(patch, path, errno.EIO)
+        for known in (digests, kind(tmp_path / "memory")):
+            assert known.of(str(path)) == digest
     path.write_bytes(b"two")
-    assert digests.of(str(path)) == sha256(path)
-    with pytest.raises(SystemFault, match="b: cannot be read: No such file"):
+    assert kind(tmp_path / "memory").of(str(path)) == digests.of(str(path)) != digest
+    with pytest.raises(SystemFault) as caught:
         digests.of(str(tmp_path / "b"))
+    assert caught.value.where == str(tmp_path / "b")
     with pytest.raises(KeyError):
         digests.record(str(tmp_path / "b"))
 
 
-def test_each_key_has_a_number_of_its_own(tmp_path: Path) -> None:
-    memory = ManyFiles(tmp_path / "memory.npy")
-    keys = [f"key-{number}" for number in range(7)]
-    for key in keys:
-        memory.remember(key, MARKS)
-    assert sorted(map(memory.number, keys)) == list(range(len(memory)))
-    with pytest.raises(KeyError):
-        memory.number("another")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_whose_time_was_set_back_is_read_again(
+    kind: type[Digests | FileDigests],
+    is_replaced: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settle(monkeypatch)
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    # Times of files are those of the last tick of the clock.
+    os.utime(path, ns=(OLD, OLD))
+    digests = kind(tmp_path / "memory")
+    before = digests.of(path if kind is Digests else str(path))  # type: ignore[arg-type]
+    digests.save()
+    changed = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == changed:
+        (tmp_path / "b").write_bytes(b"new")
+        if is_replaced:
+            (tmp_path / "b").rename(path)
+        else:
+            path.write_bytes(b"new")
+        os.utime(path, ns=(OLD, OLD))
+    assert kind(tmp_path / "memory").of(str(path)) == sha256(path) != before
+    if isinstance(digests, Digests):
+        with pytest.raises(StateError) as caught:
+            digests.check_unchanged([path])
+        assert caught.value.where == str(path)

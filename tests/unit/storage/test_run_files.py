@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 from dstrain import StateError
 from dstrain.storage import RUN, RunFiles
-from dstrain.storage.run_files import averaged_name
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        "",
-        "{",
-        '{"a": 1}',
-        "[1]",
+        *("", "{", '{"a": 1}', "[1]"),
         '{"files": [["../data/0.safetensors", 1]]}',
         '{"files": [["..\\\\data\\\\0.safetensors", 1]]}',
         '{"files": [["C:\\\\data\\\\0.safetensors", 1]]}',
@@ -28,37 +28,32 @@ def test_a_record_that_is_none_lists_nothing(record: str, tmp_path: Path) -> Non
     assert RunFiles.read(tmp_path).steps == {}
 
 
-def test_the_file_written_last_is_never_pruned_at_any_step(
-    tmp_path: Path,
-) -> None:
+def test_the_file_written_last_is_never_pruned_at_any_step(tmp_path: Path) -> None:
     record = RunFiles.read(tmp_path)
-    for name, step in (
-        ("step-2.safetensors", 2),
-        ("step-9.safetensors", 9),
-        ("step-5.safetensors", 5),
-    ):
-        record.add([name], step)
-        (tmp_path / name).write_bytes(b"")
+    for step in (2, 9, 5):
+        record.add([f"step-{step}.safetensors"], step)
+        (tmp_path / f"step-{step}.safetensors").touch()
     RunFiles.read(tmp_path).prune_weights(1)
-    assert [path.name for path in tmp_path.glob("*.safetensors")] == [
-        "step-5.safetensors"
-    ]
+    assert names(tmp_path) == [RUN, "step-5.safetensors"]
 
 
 def test_a_file_that_appears_during_the_run_is_not_replaced(tmp_path: Path) -> None:
     files = RunFiles.read(tmp_path)
     files.add(["step-1.safetensors"], 1)
     (tmp_path / "step-2.safetensors").write_text("mine")
-    with pytest.raises(StateError, match=r"contains step-2\.safetensors"):
+    with pytest.raises(StateError, match=r"step-2\.safetensors"):
         files.add(["step-2.safetensors"], 2)
-
-
-def test_a_listed_file_that_is_gone_is_no_longer_the_runs(tmp_path: Path) -> None:
-    files = RunFiles.read(tmp_path)
-    files.add(["step-1.safetensors"], 1)
+    # A listed file that is gone is no longer the run's.
     files.forget_missing()
-    (tmp_path / "step-1.safetensors").write_text("mine")
     assert "step-1.safetensors" not in RunFiles.read(tmp_path).steps
+
+
+def test_a_saved_state_is_noted_once(tmp_path: Path) -> None:
+    files = RunFiles.read(tmp_path)
+    files.add(["a"])
+    assert not RunFiles.read(tmp_path).committed
+    files.commit()
+    assert RunFiles.read(tmp_path).committed
 
 
 def test_removing_a_file_removes_the_folders_that_this_leaves_empty(
@@ -69,36 +64,30 @@ def test_removing_a_file_removes_the_folders_that_this_leaves_empty(
     files.add(paths, 1)
     for path in (*paths, "states/step-2/mine"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text("x")
+        (tmp_path / path).touch()
     files.remove(paths)
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
-        *("run.json", "states", "states/step-2", "states/step-2/mine")
-    ]
+    left = [RUN, "states", "states/step-2", "states/step-2/mine"]
+    assert names(tmp_path) == left
     assert list(RunFiles.read(tmp_path).steps) == [RUN]
 
 
 def test_the_newest_weights_are_of_one_step_and_all_exist(tmp_path: Path) -> None:
+    def weights(step: int, ending: str = "") -> list[Path]:
+        parts = (f"step-{step}.{part}{ending}.safetensors" for part in "ab")
+        return [tmp_path / name for name in parts]
+
     files = RunFiles.read(tmp_path)
-    names = {
-        step: [f"step-{step}.{part}.safetensors" for part in "ab"] for step in (1, 2)
-    }
-    for step, pair in names.items():
-        averages = [averaged_name(name) for name in pair]
-        files.add([*pair, *averages], step)
-        for name in (*pair, *averages):
-            (tmp_path / name).touch()
-    assert files.newest_weights() == [tmp_path / name for name in names[2]]
-    (tmp_path / names[2][0]).unlink()
-    assert files.newest_weights() == [tmp_path / name for name in names[1]]
-    (tmp_path / names[1][1]).unlink()
+    for step in (1, 2):
+        paths = [*weights(step), *weights(step, ".ema")]
+        files.add([path.name for path in paths], step)
+        for path in paths:
+            path.touch()
+    assert files.newest_weights() == weights(2)
+    weights(2)[0].unlink()
+    assert files.newest_weights() == weights(1)
+    assert files.missing_weights() == [weights(2)[0].name]
+    weights(1)[1].unlink()
     assert files.newest_weights() == []
-    assert averaged_name("step-2.a.safetensors") == "step-2.a.ema.safetensors"
     files.prune_weights(1)
-    left = sorted(path.name for path in tmp_path.glob("*.safetensors"))
-    assert left == [
-        *(
-            "step-2.a.ema.safetensors",
-            "step-2.b.ema.safetensors",
-            "step-2.b.safetensors",
-        )
-    ]
+    left = [weights(2)[1], *weights(2, ".ema")]
+    assert sorted(tmp_path.glob("*.safetensors")) == sorted(left)

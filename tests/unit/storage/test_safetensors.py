@@ -3,8 +3,6 @@ named.
 """
 
 import resource
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -14,16 +12,26 @@ import torch
 from dstrain import StateError, SystemFault
 from dstrain.storage import (
     CHECKSUM,
-    files,
     read_tensors,
     take_part,
     tensor_shapes,
     verify_file,
     with_checksum,
+    write_file,
     write_tensors,
 )
-from dstrain.storage.safetensors import DTYPES, read_rows
+from dstrain.storage.safetensors import read_rows
 from safetensors.torch import save_file
+
+DTYPES = (
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "bool"),
+    *(
+        f"float8_{name}"
+        for name in ("e5m2", "e5m2fnuz", "e4m3fn", "e4m3fnuz", "e8m0fnu")
+    ),
+)
+"""Those that the format has."""
 
 
 def names(folder: Path) -> list[str]:
@@ -38,12 +46,11 @@ def test_a_size_limit_keeps_the_old_tensors(tmp_path: Path, limit: int) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
     try:
-        with pytest.raises(
-            SystemFault, match=r"a\.safetensors: cannot write 8,000 bytes"
-        ):
+        with pytest.raises(SystemFault, match="8,000") as caught:
             write_tensors(path, {"a": torch.ones(2000)}, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.where == str(path)
     assert path.read_bytes() == before
     assert names(tmp_path) == ["a.safetensors"]
 
@@ -92,11 +99,10 @@ def test_equal_tensors_give_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_tensors_are_as_readable_to_others_as_any_file(tmp_path: Path) -> None:
-    files.write_file(tmp_path / "a.bin", b"")
-    write_tensors(tmp_path / "a.safetensors", {"a": torch.ones(1)}, {})
-    assert (tmp_path / "a.safetensors").stat().st_mode == (
-        tmp_path / "a.bin"
-    ).stat().st_mode
+    plain, tensors = tmp_path / "a.bin", tmp_path / "a.safetensors"
+    write_file(plain, b"")
+    write_tensors(tensors, {"a": torch.ones(1)}, {})
+    assert tensors.stat().st_mode == plain.stat().st_mode
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"PK\x03\x04 no safetensors"])
@@ -105,10 +111,10 @@ def test_what_is_no_safetensors_file_is_a_state_error(
 ) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(content)
-    with pytest.raises(
-        StateError, match=r"a\.safetensors: cannot be read as safetensors"
-    ):
-        read_tensors(path)
+    for read in (read_tensors, tensor_shapes, verify_file):
+        with pytest.raises(StateError) as caught:
+            read(path)
+        assert caught.value.where == str(path)
 
 
 def test_a_file_is_verified_by_its_checksum_and_one_without_is_not_taken_for_dstrains(
@@ -119,24 +125,20 @@ def test_a_file_is_verified_by_its_checksum_and_one_without_is_not_taken_for_dst
         "b": torch.arange(4).view(2, 2).T,
         "c": torch.zeros(()),
     }
-    write_tensors(
-        tmp_path / "ours", tensors, with_checksum(tensors, {"component": "dit"})
-    )
-    assert verify_file(tmp_path / "ours")["component"] == "dit"
-    write_tensors(tmp_path / "theirs", tensors, {"component": "dit"})
-    assert read_tensors(tmp_path / "theirs")[1] == {"component": "dit"}
-    with pytest.raises(StateError, match=f"has no '{CHECKSUM}' in its header"):
-        verify_file(tmp_path / "theirs")
-    write_tensors(
-        tmp_path / "other",
-        tensors,
-        {**with_checksum(tensors, {"component": "dit"}), "component": "vae"},
-    )
+    header = {"component": "dit"}
+    ours, theirs, other = (tmp_path / name for name in ("ours", "theirs", "other"))
+    write_tensors(ours, tensors, with_checksum(tensors, header))
+    assert verify_file(ours)["component"] == "dit"
+    write_tensors(theirs, tensors, header)
+    assert read_tensors(theirs)[1] == header
+    with pytest.raises(StateError, match=CHECKSUM):
+        verify_file(theirs)
+    changed = {**with_checksum(tensors, header), "component": "vae"}
+    write_tensors(other, tensors, changed)
     for read in (verify_file, read_tensors):
-        with pytest.raises(
-            StateError, match="the sha256 of its content is not the one in its header"
-        ):
-            read(tmp_path / "other")
+        with pytest.raises(StateError) as caught:
+            read(other)
+        assert caught.value.where == str(other)
 
 
 @pytest.mark.parametrize(
@@ -156,15 +158,9 @@ def test_a_checksum_covers_names_dtypes_shapes_and_bytes(
     tensors = {"a": torch.ones(2), "b": torch.ones(2)}
     path = tmp_path / "a.safetensors"
     write_tensors(path, other, with_checksum(tensors, {}))
-    with pytest.raises(StateError, match="is damaged"):
-        verify_file(path)
-    with pytest.raises(StateError, match="is damaged"):
-        read_tensors(path)
-
-
-def test_importing_it_imports_no_torch() -> None:
-    code = "import sys, dstrain.storage.safetensors; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    for read in (verify_file, read_tensors):
+        with pytest.raises(StateError):
+            read(path)
 
 
 def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
@@ -179,8 +175,9 @@ def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
 
 
 def test_a_dtype_that_files_do_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"w: torch\.complex128 cannot be stored"):
+    with pytest.raises(StateError, match=r"complex128") as caught:
         write_tensors(tmp_path / "a", {"w": torch.zeros(1, dtype=torch.complex128)}, {})
+    assert caught.value.where == "w"
     assert names(tmp_path) == []
 
 
@@ -253,6 +250,3 @@ def test_rows_of_tensors_are_read(tmp_path: Path) -> None:
 def test_shapes_are_read_from_the_header(tmp_path: Path) -> None:
     write_tensors(tmp_path / "file", {"b": torch.ones(5, 2), "a": torch.ones(())}, {})
     assert tensor_shapes(tmp_path / "file") == (("a", ()), ("b", (5, 2)))
-    (tmp_path / "file").write_bytes(b"a picture")
-    with pytest.raises(StateError, match="cannot be read as safetensors"):
-        tensor_shapes(tmp_path / "file")

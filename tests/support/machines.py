@@ -1,0 +1,40 @@
+"""A machine that lacks something, or is another one."""
+
+import errno
+import fcntl
+import os
+import socket
+from itertools import cycle
+
+import pytest
+
+
+def fill_disk(
+    patch: pytest.MonkeyPatch, number: int = errno.ENOSPC, takes_empty: bool = True
+) -> None:
+    """Let what is written fail when it is to reach the disk, with this error.
+
+    takes_empty: Whether a file without content has room: a mark is tried first with its
+        content, then without.
+    """
+    fails = cycle([True, False] if takes_empty else [True])
+
+    def fsync(descriptor: int) -> None:
+        if next(fails):
+            raise OSError(number, os.strerror(number))
+
+    patch.setattr(os, "fsync", fsync)
+
+
+def refuse_locks(patch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> None:
+    """Let file systems answer so where a lock is asked for."""
+
+    def refuse(*given: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    patch.setattr(fcntl, "flock", refuse)
+
+
+def move_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    """Let this process run on another machine."""
+    patch.setattr(socket, "gethostname", lambda: "elsewhere")
