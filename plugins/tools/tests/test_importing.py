@@ -233,60 +233,16 @@ def test_without_an_output_the_file_is_printed(
     assert imported("diffsynth_qwen_image.sh").toml == said.out
 
 
-REFUSED = {
-    "sdxl.sh": (
-        "accelerate launch sdxl_train_network.py --pretrained_model_name_or_path a.ckpt",
-        "SDXL",
-    ),
-    "sd.toml": (
-        'pretrained_model_name_or_path = "v1-5.ckpt"\nnetwork_module = "networks.lora"',
-        "Stable Diffusion",
-    ),
-    "dreambooth.sh": (
-        "accelerate launch train_db.py --max_train_steps 9",
-        "Stable Diffusion",
-    ),
-    "chroma.yaml": (
-        "config:\n  process:\n    - type: sd_trainer\n      model: {arch: chroma}\n",
-        "chroma",
-    ),
-    "zimage.sh": ("python zimage_train_network.py --dit a.safetensors", "Z-Image"),
-    "canny.sh": (
-        "python examples/flux/model_training/train.py --model_id_with_origin_paths "
-        "black-forest-labs/FLUX.1-Canny-dev:a.safetensors",
-        "FLUX.1-Canny-dev",
-    ),
-    "diffusers.sh": (
-        "accelerate launch train_dreambooth_lora_flux.py --rank 4",
-        "diffusers",
-    ),
-    "unknown.sh": ("python train.py --config a.toml", "unknown.sh: "),
-    "nothing.sh": ("echo hello", "nothing.sh: "),
-    "two.sh": ("python wan_train_network.py --task t2v-14B\n" * 2, "--command 2"),
-    "other.toml": ("a = 1", "other.toml: "),
-    "broken.toml": ("a = ", "broken.toml: "),
-    "data.toml": ('[[datasets]]\nimage_directory = "photos"', "--model"),
-    "list.yaml": ("config:\n  process: {}\n", "process"),
-    "itself.yaml": ("config: &a {process: [*a]}\n", "itself.yaml: "),
-    "numbers.toml": ("datasets = [1]\n[general]\nimage_dir = 1", "datasets"),
-    "lacks.sh": ("python wan_train_network.py --dataset_config no.toml", "no.toml"),
-    "quote.sh": ("python 'train.py", "line 1"),
-    "task.sh": ("python wan_train_network.py --task t2v-99B", "--task t2v-99B"),
-}
-"""File -> its content, and what the error names."""
+REFUSED = sorted(Path(__file__).with_name("refused").iterdir())
+"""Files that cannot be imported; the first line of each is what the error names."""
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("file", REFUSED, ids=lambda file: file.name)
 def test_what_cannot_be_imported_is_refused(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    content, named = REFUSED[name]
-    Path(name).write_text(content)
-    assert main(["import", name]) == 2
+    named = file.read_text().partition("\n")[0].removeprefix("# ")
+    assert main(["import", str(file)]) == 2
     said = capsys.readouterr().err
     assert named in said
     assert "bug in dstrain" not in said
@@ -300,13 +256,8 @@ def test_what_cannot_be_imported_is_refused(
     ],
 )
 def test_a_separate_file_of_datasets_is_refused_where_it_has_no_effect(
-    name: str,
-    text: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, text: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
     assert main(["import", name, "--dataset", "data.toml"]) == 2
     assert "--dataset" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Shell scripts, of Windows too, are read as their shells read them."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from dstrain.cli.main import main
 from dstrain_tools.importing.reading.shell import read_script
 
 Import = Callable[..., Any]
+SCRIPTS = sorted(Path(__file__).with_name("scripts").iterdir())
+"""The first line of each says the flags of its command."""
 FLUX = "python flux_train_network.py --network_module networks.lora_flux"
 
 
@@ -68,44 +71,17 @@ def test_a_command_is_found_within_what_a_shell_has_around_it(text: str) -> None
     assert flags(command) == {"seed": ["1"]}
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (
-            "--a 'x | y; > z' --b \"#tag\" --c \\#1",
-            {"a": ["x | y; > z"], "b": ["#tag"], "c": ["#1"]},
-        ),
-        ("--a \"\" --b '' --c 1", {"a": [""], "b": [""], "c": ["1"]}),
-        (
-            '--a "x $(echo "y; z" | tr "(" ")")" --b "$(a "$(b)")" --c 1',
-            {
-                "a": ['x $(echo "y; z" | tr "(" ")")'],
-                "b": ['$(a "$(b)")'],
-                "c": ["1"],
-            },
-        ),
-        (
-            "--a 'x\ny' \\\n  --b 1 # don't stop\n",
-            {"a": ["x\ny"], "b": ["1"]},
-        ),
-        (
-            '--prompt "a dog,\n  a \\"cat\\"" \\\n  --c 2',
-            {"prompt": ['a dog,\n  a "cat"'], "c": ["2"]},
-        ),
-    ],
-)
-def test_words_in_quotes_stay_whole(words: str, found: dict[str, list[str]]) -> None:
-    assert flags(f"python train.py {words}\n") == found
+@pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
+def test_a_script_has_the_flags_that_its_shell_would_pass(file: Path) -> None:
+    text = file.read_text()
+    wanted = json.loads(text[text.index("{") : text.index("\n")])
+    assert flags(text, file.suffix[1:]) == wanted
 
 
-def test_what_stands_beside_a_command_on_its_line_is_no_value_of_it() -> None:
-    text = (
-        "cd tool && python train.py --name a#2 --seed 42 2>&1 | tee log.txt # --x 1\n"
-        'echo done; echo "# no comment" > note.txt\n'
-    )
-    assert flags(text) == {"name": ["a#2"], "seed": ["42"]}
-    others = read_script(text, Path("a.sh")).others
-    assert others == ["cd", "tee", "echo", "echo"]
+def test_what_else_a_script_does_is_known() -> None:
+    found = {file.name: read_script(file.read_text(), file) for file in SCRIPTS}
+    assert found["beside.sh"].others == ["cd", "tee", "echo", "echo"]
+    assert found["variables.ps1"].exported == {"A"}
 
 
 @pytest.mark.parametrize("home", ("~", "$HOME", "${HOME}"))
@@ -117,57 +93,6 @@ def test_the_home_folder_is_that_of_the_user(
     found = flags(f"OUT={home}/a\npython train.py {words}\n")
     assert (found["a"], found["b"]) == (["/home/me/b"], ["/home/me/a"])
     assert (found["c"], found["d"]) == ([home], ["x~"])
-
-
-def test_a_variable_is_several_words_where_no_quotes_are() -> None:
-    text = (
-        "LR=1e-4\n"
-        'MORE="--lr $LR\n  --seed 42"\n'
-        'MORE+=" --x"\n'
-        "NAME='my dogs'\n"
-        "ARGS=(  # what all runs have\n"
-        '  --a "1 2"\n'
-        "  --b ${RANK:-16}\n"
-        ")\n"
-        "ARGS+=(--c)\n"
-        "for i in 1 2; do\n"
-        '  python train.py "${ARGS[@]}" $MORE --name "$NAME" --q \'$LR\' --d $(date +%s)\n'
-        "done\n"
-    )
-    assert flags(text) == {
-        "a": ["1 2"],
-        "b": ["16"],
-        "c": [],
-        "lr": ["1e-4"],
-        "seed": ["42"],
-        "x": [],
-        "name": ["my dogs"],
-        "q": ["$LR"],
-        "d": ["$(date +%s)"],
-    }
-
-
-def test_a_batch_file_keeps_backslashes_and_has_its_own_variables() -> None:
-    text = (
-        "rem don't stop\n"
-        'set "DATA=C:\\my photos"\n'
-        "python train.py ^\n"
-        '  --data "%DATA%" --output_dir C:\\out\\ --other $x\n'
-    )
-    found = flags(text, "bat")
-    assert found["data"] == ["C:\\my photos"]
-    assert (found["output_dir"], found["other"]) == (["C:\\out\\"], ["$x"])
-
-
-def test_a_script_of_powershell_keeps_backslashes_and_has_its_own_variables() -> None:
-    text = '$data = "C:\\photos"\n$env:A = 1\npython train.py `\n  --data $data\n'
-    assert flags(text, "ps1") == {"data": ["C:\\photos"]}
-    assert read_script(text, Path("a.ps1")).exported == {"A"}
-    text = (
-        '$all = @(\n  \'--a\', "1 2"\n  \'--b\'\n)\n$all += @("--c", "3")\n'
-        "& accelerate launch train.py @all --d 4\n"
-    )
-    assert flags(text, "ps1") == {"a": ["1 2"], "b": [], "c": ["3"], "d": ["4"]}
 
 
 def test_quotes_without_an_end_are_refused_with_their_line(

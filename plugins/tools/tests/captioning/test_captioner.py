@@ -21,7 +21,6 @@ from torch import nn
 from tests.support.noise_images import noise_image
 
 Toy = Callable[[str], Path]
-Error = StateError | UsageError
 TOKENS = 12
 QUESTION = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
@@ -184,83 +183,63 @@ def test_half_precision_is_that_of_all_weights(toy: Toy) -> None:
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
 
 
-def copy_of(folder: Path, place: Path) -> Path:
-    shutil.copytree(folder, place)
-    return place
+def without_a_weight(folder: Path) -> None:
+    path = folder / "text_encoder/model.safetensors"
+    weights = load_file(path)
+    del weights["lm_head.weight"]
+    save_file(weights, path)
 
 
-@pytest.fixture
-def damaged(toy: Toy, tmp_path: Path) -> Callable[..., str]:
-    """Change a copy of a toy; return what the error says, and its place below the toy."""
-
-    def refused(kind: str, change: Callable[[Path], object], error: type[Error]) -> str:
-        folder = tmp_path / "model"
-        shutil.copytree(toy(kind), folder)
-        change(folder)
-        with pytest.raises(error) as caught:
-            captioner(folder)
-        return str(caught.value).replace(f"{folder}/", "")
-
-    return refused
+def cut_off(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
 
 
-def test_missing_weights_are_named(damaged: Callable[..., str]) -> None:
-    def change(folder: Path) -> None:
-        path = folder / "text_encoder/model.safetensors"
-        weights = load_file(path)
-        del weights["lm_head.weight"]
-        save_file(weights, path)
-
-    assert ": lm_head.weight" in damaged("qwen", change, StateError)
-
-
-def test_damaged_weights_are_named(damaged: Callable[..., str]) -> None:
-    def change(folder: Path) -> None:
-        path = folder / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:-100])
-
-    assert "error: model.safetensors: " in damaged("blip", change, StateError)
-
-
-@pytest.mark.parametrize("model_type", ["no_such_type", "bert"])
-def test_models_of_other_kinds_are_refused(
-    model_type: str, damaged: Callable[..., str]
-) -> None:
+def of_type(model_type: str, **entries: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         # Code beside a model is not run, whatever its configuration says.
         auto = {"AutoConfig": "code.Config", "AutoModel": "code.Model"}
-        content = {"model_type": model_type, "auto_map": auto}
+        content = {"model_type": model_type, "auto_map": auto, **entries}
         (folder / "config.json").write_text(json.dumps(content))
         (folder / "code.py").write_text("raise SystemExit('was run')")
 
-    said = damaged("blip", change, UsageError)
-    assert f"'{model_type}'" in said
-    assert "Qwen/Qwen2.5-VL-7B-Instruct" in said
+    return change
+
+
+def without_a_processor(folder: Path) -> None:
+    (folder / "processor_config.json").unlink()
+
+
+def without_words(folder: Path) -> None:
+    (folder / "tokenizer/tokenizer.json").write_text("{")
 
 
 @pytest.mark.parametrize(
-    ("kind", "file", "content", "named"),
+    ("kind", "change", "error", "named"),
     [
-        ("blip", "processor_config.json", None, "model"),
-        ("qwen", "tokenizer/tokenizer.json", "{", "error: tokenizer: "),
-        (
-            "blip",
-            "config.json",
-            '{"model_type": "blip", "text_config": {"hidden_size": "wide"}}',
-            "blip",
-        ),
+        ("qwen", without_a_weight, StateError, ": lm_head.weight"),
+        ("qwen", without_words, StateError, "error: tokenizer: "),
+        ("blip", cut_off, StateError, "error: model.safetensors: "),
+        ("blip", without_a_processor, StateError, "model"),
+        ("blip", of_type("no_such_type"), UsageError, "'no_such_type'"),
+        ("blip", of_type("bert"), UsageError, "'bert'"),
+        ("blip", of_type("blip", text_config={"hidden_size": "x"}), StateError, "blip"),
     ],
 )
-def test_other_files_that_are_gone_or_damaged_are_named(
-    kind: str, file: str, content: str | None, named: str, damaged: Callable[..., str]
+def test_files_that_do_not_fit_are_named(
+    kind: str,
+    change: Callable[[Path], None],
+    error: type[Exception],
+    named: str,
+    toy: Toy,
+    tmp_path: Path,
 ) -> None:
-    def change(folder: Path) -> None:
-        if content is None:
-            (folder / file).unlink()
-        else:
-            (folder / file).write_text(content)
-
-    assert named in damaged(kind, change, StateError)
+    folder = tmp_path / "model"
+    shutil.copytree(toy(kind), folder)
+    change(folder)
+    with pytest.raises(error) as caught:
+        captioner(folder)
+    assert named in str(caught.value).replace(f"{folder}/", "")
 
 
 def test_a_device_that_there_is_not_is_refused(toy: Toy) -> None:

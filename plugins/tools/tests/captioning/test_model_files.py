@@ -36,13 +36,6 @@ def test_a_pipelines_text_encoder_is_found_in_its_folder(toy: Toy) -> None:
     assert [path.name for path in found.weight_files()] == ["model.safetensors"]
 
 
-def test_a_model_by_itself_has_all_in_one_folder(toy: Toy) -> None:
-    folder = toy("blip")
-    found = find_model(str(folder), None)
-    assert not found.is_pipeline
-    assert found.weights == found.tokenizer == found.processor == folder
-
-
 def test_a_pipeline_is_downloaded_without_what_generates(
     toy: Toy, server: hub_server.Hub, hub: Hub, tmp_path: Path
 ) -> None:

@@ -1,0 +1,2 @@
+# no.toml
+python wan_train_network.py --dataset_config no.toml

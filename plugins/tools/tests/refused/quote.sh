@@ -1,0 +1,2 @@
+# line 2
+python 'train.py

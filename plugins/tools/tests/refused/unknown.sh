@@ -1,0 +1,2 @@
+# unknown.sh: 
+python train.py --config a.toml

@@ -1,0 +1,2 @@
+# Z-Image
+python zimage_train_network.py --dit a.safetensors
