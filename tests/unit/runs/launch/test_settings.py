@@ -2,10 +2,7 @@
 
 import inspect
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -124,43 +121,6 @@ def test_files_of_fsdp_are_translated(tmp_path: Path) -> None:
     assert launch.sharding == Sharding("full", False)
 
 
-DEFAULT = """
-import json, sys
-from pathlib import Path
-from accelerate import Accelerator
-from tests.support.launchers import FILES, FSDP_2, handed_on
-
-here = Path(sys.argv[1])
-other = {**FSDP_2, "mixed_precision": "no"}
-found = handed_on(None, here), handed_on(other, here), handed_on(None, here, "--multi_gpu")
-plain = Accelerator()
-print(json.dumps([*found, [str(plain.distributed_type), plain.mixed_precision]]))
-"""
-
-
-def test_the_file_in_the_users_folder_holds_without_another_and_for_accelerate_launch(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "accelerate").mkdir()
-    default = tmp_path / "accelerate/default_config.yaml"
-    default.write_text(json.dumps(FILES["accelerate_config_zero2offload.yaml"]))
-    ended = subprocess.run(
-        [sys.executable, "-c", DEFAULT, str(tmp_path)],
-        env={**os.environ, "HF_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    *found, plain = json.loads(ended.stdout)
-    by_default, by_file, by_words = map(read_launch, found)
-    assert by_default.sharding == Sharding("full", False, True)
-    assert by_default.flags == {"mixed_precision": "bf16"}
-    assert by_file.sharding == Sharding("full", True)
-    assert by_file.flags == {}
-    assert by_words.sharding is None
-    assert plain == ["DistributedType.NO", "no"]
-
-
 @pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU"])
 def test_files_without_sharding_say_nothing(kind: str, tmp_path: Path) -> None:
     settings = {
@@ -186,12 +146,9 @@ def test_files_without_sharding_say_nothing(kind: str, tmp_path: Path) -> None:
         ({"ZERO_STAGE": "3"}, Sharding("full", True)),
         (
             {"ZERO_STAGE": "3", "OFFLOAD_OPTIMIZER_DEVICE": "cpu"},
-            Sharding("full", True, True),
+            Sharding(offload=True),
         ),
-        (
-            {"ZERO_STAGE": "3", "OFFLOAD_PARAM_DEVICE": "cpu"},
-            Sharding("full", True, True),
-        ),
+        ({"ZERO_STAGE": "3", "OFFLOAD_PARAM_DEVICE": "cpu"}, Sharding(offload=True)),
     ],
 )
 def test_stages_of_deepspeed_become_sharding(
@@ -242,14 +199,15 @@ def test_what_has_no_effect_is_named_and_what_is_switched_off_is_not(
     assert profiled == read_zero_file(tmp_path)
 
 
+def zero(**entries: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": 3, **entries}}
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"zero_optimization": {"stage": "auto"}}, "stage auto"),
-        (
-            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
-            "nvme .offload_param_device",
-        ),
+        (zero(stage="auto"), "stage auto"),
+        (zero(offload_param={"device": "nvme"}), "nvme .offload_param_device"),
         ({"zero_optimization": 3}, "zero_optimization"),
         ({"fp16": {"enabled": True}}, "fp16"),
         ({"optimizer": {"type": "AdamW"}}, "optimizer .*\n.*--learning_rate"),
@@ -257,15 +215,9 @@ def test_what_has_no_effect_is_named_and_what_is_switched_off_is_not(
         ({"train_batch_size": "many"}, "train_batch_size is 'many'"),
         ({"communication_data_type": "bf16"}, "communication_data_type"),
         ({"wandb": {"enabled": True}}, "--report_to wandb"),
-        (
-            {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
-            "zero_quantized_weights",
-        ),
-        (
-            {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
-            "zero_hpz_partition_size",
-        ),
-        ({"zero_optimization": {"stge": 3}}, "stge"),
+        (zero(zero_quantized_weights=True), "zero_quantized_weights"),
+        (zero(zero_hpz_partition_size=8), "zero_hpz_partition_size"),
+        (zero(stge=3), "stge"),
     ],
 )
 def test_what_deepspeeds_file_has_besides_is_refused_by_name(
@@ -291,25 +243,16 @@ def test_a_file_that_cannot_be_read_is_named(
 @pytest.mark.parametrize(
     ("settings", "sharding"),
     [
-        ({}, Sharding("full", True, False)),
-        ({"VERSION": "2"}, Sharding("full", True, False)),
-        (
-            {"VERSION": "2", "RESHARD_AFTER_FORWARD": "False"},
-            Sharding("full", False, False),
-        ),
-        ({"VERSION": "2", "OFFLOAD_PARAMS": "true"}, Sharding("full", True, True)),
-        ({"SHARDING_STRATEGY": "SHARD_GRAD_OP"}, Sharding("full", False, False)),
-        ({"SHARDING_STRATEGY": "2"}, Sharding("full", False, False)),
-        ({"SHARDING_STRATEGY": "HYBRID_SHARD"}, Sharding("hybrid", True, False)),
-        ({"SHARDING_STRATEGY": "5"}, Sharding("hybrid", False, False)),
+        ({}, Sharding()),
+        ({"VERSION": "2"}, Sharding()),
+        ({"VERSION": "2", "RESHARD_AFTER_FORWARD": "False"}, Sharding("full", False)),
+        ({"VERSION": "2", "OFFLOAD_PARAMS": "true"}, Sharding(offload=True)),
+        ({"SHARDING_STRATEGY": "SHARD_GRAD_OP"}, Sharding("full", False)),
+        ({"SHARDING_STRATEGY": "2"}, Sharding("full", False)),
+        ({"SHARDING_STRATEGY": "HYBRID_SHARD"}, Sharding("hybrid")),
+        ({"SHARDING_STRATEGY": "5"}, Sharding("hybrid", False)),
         ({"SHARDING_STRATEGY": "NO_SHARD"}, None),
-        (
-            {
-                "SHARDING_STRATEGY": "FULL_SHARD",
-                "RESHARD_AFTER_FORWARD": "SHARD_GRAD_OP",
-            },
-            Sharding("full", False, False),
-        ),
+        ({"RESHARD_AFTER_FORWARD": "SHARD_GRAD_OP"}, Sharding("full", False)),
     ],
 )
 def test_settings_of_fsdp_say_how_networks_are_divided(

@@ -2,23 +2,94 @@
 
 import re
 import shlex
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from dstrain import UsageError
 from dstrain.cli.main import main
+from dstrain.config import command_line
 
-from tests.support.runs import project, train
+from tests.support.runs import config, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 DryRun = Callable[..., Any]
-
-
-def memory_of(share: float, sums: list[float]) -> str:
-    """A device that has a share of what the larger of these stages needs."""
-    return f"{(2**30 + 1.05 * share * max(sums)) / 2**20:.6f}MiB"
+CHECKPOINTS: Mapping[str, Any] = {"use_gradient_checkpointing": ""}
+IN_RAM: Mapping[str, Any] = {
+    "use_gradient_checkpointing": None,
+    "use_gradient_checkpointing_offload": "",
+}
+SPLIT: Mapping[str, Any] = {"task": "sft:train", "feature_cache": "FOLDER/out-features"}
+ORDERS: Mapping[str, tuple[dict[str, Any], list[tuple[float, dict[str, Any]]]]] = {
+    "LoRA": (
+        {"batch_size": 4},
+        [
+            (0.99, {**CHECKPOINTS}),
+            (0.95, {**SPLIT}),
+            (
+                0.79,
+                {
+                    "mixed_precision": "bf16",
+                    "batch_size": None,
+                    "gradient_accumulation_steps": "4",
+                    "quant_options": "dit:int8_block",
+                },
+            ),
+            (0.67, {**IN_RAM}),
+            (0.39, {"quant_options": "dit:bitsandbytes_nf4"}),
+            (0.35, {"blocks_to_swap": "4"}),
+            (0.31, {"optimizer": "adamw8bit", "trainable_dtype": "bf16"}),
+            (0.27, {}),
+        ],
+    ),
+    "full training": (
+        {
+            "trainable_models": "dit",
+            "mixed_precision": "bf16",
+            "optimizer_args": ("maximize=false", "eps=1e-6"),
+        },
+        [
+            (0.99, {**CHECKPOINTS}),
+            (0.95, {**SPLIT}),
+            (0.91, {**IN_RAM}),
+            (0.87, {"optimizer": "adamw8bit", "optimizer_args": "eps=1e-6"}),
+            (0.59, {"trainable_dtype": "bf16"}),
+            (0.35, {}),
+        ],
+    ),
+    "stage 1": (
+        {"task": "sft:data_process", "feature_cache": "FOLDER/cache"},
+        [
+            (0.99, {"mixed_precision": "bf16", "offload_models": "text_encoder,vae"}),
+            (0.75, {"quant_options": "text_encoder:int8_block"}),
+            (0.63, {"quant_options": "text_encoder:bitsandbytes_nf4"}),
+            (0.59, {}),
+        ],
+    ),
+    "both stages": (
+        {"feature_cache": "FOLDER/cache"},
+        [
+            (0.99, {**CHECKPOINTS}),
+            (0.95, {"mixed_precision": "bf16", "quant_options": "dit:int8_block"}),
+            (0.67, {**IN_RAM}),
+            (0.47, {"quant_options": "dit:bitsandbytes_nf4"}),
+            (0.43, {"blocks_to_swap": "3"}),
+            (
+                0.39,
+                {
+                    "blocks_to_swap": "4",
+                    "optimizer": "adamw8bit",
+                    "offload_models": "text_encoder,vae",
+                },
+            ),
+            (0.27, {}),
+        ],
+    ),
+}
+"""Flags, and how much of the memory that they need there is -> what else is changed."""
 
 
 def commands_in(page: str) -> list[list[str]]:
@@ -29,79 +100,156 @@ def commands_in(page: str) -> list[list[str]]:
 
 
 def flags_in(words: list[str]) -> dict[str, str]:
-    """The flags of a command with their values, '' for those without."""
+    """The flags of a command with their values."""
     found: dict[str, str] = {}
+    name = ""
     for word in words:
         if word.startswith("--"):
             name = word.removeprefix("--")
-            found[name] = ""
-        else:
-            found[name] = word
+        found[name] = "" if word.startswith("--") else f"{found[name]} {word}".strip()
     return found
 
 
-@pytest.fixture
-def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A command in a folder with a dataset."""
-    project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    given = "--model tiny --toy --dataset_base_path data --output_path out"
-    return [*given.split(), "--max_steps", "2"]
+def memory_of(share: float, sums: list[float]) -> str:
+    """A device that has a share of what the larger of these stages needs."""
+    return f"{(2**30 + 1.05 * share * max(sums)) / 2**20:.6f}MiB"
 
 
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function from words and a device to what a dry run says; nothing of what
-    is tried reaches the terminal.
-    """
-
-    def page(words: list[str], memory: str, code: int = 0) -> str:
-        assert main([*words, "--dry_run", "--device_memory", memory]) == code
-        captured = capsys.readouterr()
-        assert not (captured.out if code else captured.err)
-        return captured.err if code else captured.out
-
-    return page
-
-
-@pytest.mark.parametrize(
-    ("flags", "share", "advised"),
-    [
-        ("--mixed_precision bf16", 0.99, "--use_gradient_checkpointing"),
-        ("--mixed_precision bf16", 0.8, "--task --feature_cache --quant_options"),
-        ("--mixed_precision no", 0.6, "--mixed_precision --blocks_to_swap"),
-        ("--task sft:data_process --feature_cache c", 0.7, "--offload_models"),
-        (
-            "--feature_cache c --mixed_precision bf16",
-            0.95,
-            "--quant_options --use_gradient_checkpointing_offload",
-        ),
-        (
-            "--trainable_models dit --optimizer_args maximize=false --mixed_precision bf16",
-            0.4,
-            "--trainable_dtype --optimizer",
-        ),
-    ],
-)
-def test_what_does_not_fit_comes_with_commands_that_fit_and_work(
-    typed: list[str],
-    said: Callable[..., str],
-    flags: str,
-    share: float,
-    advised: str,
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_cheapest_flags_come_first_and_their_commands_fit_and_work(
+    name: str,
+    deep: Path,
+    tmp_path: Path,
+    dry_run: DryRun,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = [*typed, *flags.split()]
-    tables = said(words, "24").partition("memory of one device")[2]
-    stages = tables.partition("\ndisk")[0].split("memory of one device")
-    sums = []
-    for stage in stages:
-        counted = stage.partition("    not counted")[0]
-        sums.append(sum(1024 * float(one) for one in re.findall(r"([\d.]+) KiB", counted)))
-    size = memory_of(share, sums)
-    commands = commands_in(said(words, size))
+    def placed(entries: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: value.replace("FOLDER", str(tmp_path))
+            if isinstance(value, str)
+            else value
+            for key, value in entries.items()
+        }
+
+    given, order = ORDERS[name]
+    flags = {"mixed_precision": "no", "output_path": tmp_path / "out", "max_steps": 1}
+    flags |= placed(given)
+    typed = flags_in(shlex.split(command_line(config(deep, **flags)))[1:])
+    sums = dry_run(deep, **flags).sums
+    wanted = dict(typed)
+    for share, changes in order:
+        size = memory_of(share, sums)
+        commands = commands_in(dry_run(deep, device_memory=size, **flags).page)
+        if not changes:
+            assert commands == []
+            break
+        wanted |= placed(changes)
+        wanted = {key: value for key, value in wanted.items() if value is not None}
+        assert flags_in(commands[-1]) == wanted
+        if len(commands) > 1:
+            first = flags_in(commands[0])
+            assert first["task"] == "sft:data_process"
+            assert first["mixed_precision"] == wanted["mixed_precision"]
+            assert first["feature_cache"] == wanted["feature_cache"]
+        for command in commands:
+            assert main([*command, "--dry_run", "--device_memory", size]) == 0
+            captured = capsys.readouterr()
+            assert "    it fits on --device_memory" in captured.out
+            assert captured.err == ""
+            assert main(command) == 0
+            capsys.readouterr()
+        for folder in tmp_path.iterdir():
+            shutil.rmtree(folder)
+
+
+def test_what_is_quantized_already_stays_so(deep: Path, dry_run: DryRun) -> None:
+    flags = {"quant_options": "text_encoder:fp8", "output_path": deep / "out"}
+    size = memory_of(0.75, dry_run(deep, **flags).sums)
+    first, second = commands_in(dry_run(deep, device_memory=size, **flags).page)
+    assert flags_in(first)["quant_options"] == "text_encoder:fp8"
+    assert flags_in(second)["quant_options"] == "text_encoder:fp8;dit:int8_block"
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_run_that_resumes_keeps_what_its_numbers_depend_on(
+    is_split: bool, deep: Path, tmp_path: Path, dry_run: DryRun
+) -> None:
+    flags: dict[str, Any] = {"output_path": tmp_path / "out", "mixed_precision": "no"}
+    if is_split:
+        flags["feature_cache"] = tmp_path / "cache"
+    train(deep, max_steps=1, **flags)
+    flags |= {"max_steps": 2, "resume": "auto", "batch_size": 1}
+    typed = flags_in(shlex.split(command_line(config(deep, **flags)))[1:])
+    moved = {*CHECKPOINTS, *IN_RAM, "blocks_to_swap"}
+    moved |= {"offload_models"} if is_split else set()
+    sums = dry_run(deep, **flags).sums
+    seen: set[str] = set()
+    for share in (0.99, 0.9, 0.8, 0.7, 0.6):
+        size = memory_of(share, sums)
+        for command in commands_in(dry_run(deep, device_memory=size, **flags).page):
+            seen |= flags_in(command).keys() - typed.keys()
+    assert seen <= moved
+    assert "blocks_to_swap" in seen
+
+
+def test_flags_are_added_to_a_command_that_is_not_complete(
+    deep: Path, dry_run: DryRun
+) -> None:
+    flags = {"dataset_base_path": None, "output_path": None}
+    sums = dry_run(deep, **flags).sums
+    page = dry_run(deep, device_memory=memory_of(0.99, sums), **flags).page
+    assert commands_in(page) == []
+    assert "\n        add --use_gradient_checkpointing\n" in page
+
+
+def test_sharding_is_advised_nothing_that_it_refuses(
+    deep: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sums = dry_run(deep).sums
+    pages = [
+        dry_run(deep, device_memory=memory_of(share, sums)).page
+        for share in (0.99, 0.8, 0.5, 0.01)
+    ]
+    answers = [page.partition("\nwhether it fits")[2] for page in pages]
+    # The launcher and its file are not among the flags of a command.
+    assert [commands_in(page) for page in pages] == [[]] * 4
+    assert "\n        add --use_gradient_checkpointing, " in answers[0]
+    assert "processes" in answers[-1]
+    for flag in ("--blocks_to_swap", "--optimizer", "--trainable_dtype"):
+        assert not any(flag in answer for answer in answers)
+
+
+def test_advised_commands_have_files_that_are_not_here(
+    deep: Path, tmp_path: Path, dry_run: DryRun
+) -> None:
+    absent = tmp_path / "absent.safetensors"
+    flags = {"preset_lora_path": str(absent), "preset_lora_model": "dit"}
+    flags |= {"output_path": tmp_path / "out"}
+    sums = dry_run(deep, **flags).sums
+    page = dry_run(deep, device_memory=memory_of(0.99, sums), **flags).page
+    commands = commands_in(page)
     assert commands
-    assert {*advised.split()} <= {word for command in commands for word in command}
-    for command in commands:
-        assert "--dry_run" not in command and "--device_memory" not in command
-        assert "    it fits on --device_memory" in said(command, size)
-        assert main(command) == 0
+    assert all(flags_in(one)["preset_lora_path"] == str(absent) for one in commands)
+
+
+def test_where_nothing_helps_recipes_for_the_card_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "--recipe flux-style-48gb --toy --dry_run --device_memory 1MiB"
+    assert main(words.split()) == 0
+    page = capsys.readouterr().out
+    assert page.endswith("dstrain recipes --model flux --card 1MiB\n")
+
+
+def test_a_device_is_a_size_and_goes_with_a_dry_run(
+    here: Path, tmp_path: Path, dry_run: DryRun
+) -> None:
+    for flags in ({"device_memory": "24GB"}, {"device_memory": "big", "dry_run": True}):
+        with pytest.raises(UsageError) as caught:
+            train(here, output_path=tmp_path, **flags)
+        assert caught.value.where == "--device_memory"
+    # Without a GPU, it says how to plan for one.
+    page = dry_run(here, device_memory=None).page
+    assert ("--device_memory" in page) is not torch.cuda.is_available()

@@ -53,7 +53,7 @@ def test_the_place_of_weights_is_said_with_their_bytes(
     on_device, in_ram = kib_in(found["dit"])
     (encoder,) = kib_in(found["text_encoder"])
     assert on_device == memory["dit"] / 2**10
-    assert in_ram + encoder == pytest.approx(memory["RAM for weights"] / 2**10, abs=0.1)
+    assert in_ram + encoder == pytest.approx(memory["RAM for weights"] / 2**10, abs=0.2)
     assert "in RAM" in found["text_encoder"]
 
 
