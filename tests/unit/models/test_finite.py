@@ -1,8 +1,15 @@
 """Values with NaN, and weights with NaN or infinity, are found."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
-from dstrain.models.finite import damaged_weight, has_nan
+from dstrain import Pipeline
+from dstrain.models import METHODS
+from dstrain.models.finite import has_nan
 from torch import nn
+
+from tests.support.family import MODEL
 
 
 def test_every_tensor_of_a_value_counts() -> None:
@@ -16,8 +23,13 @@ def test_every_tensor_of_a_value_counts() -> None:
 
 
 def test_a_damaged_weight_is_named() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    assert damaged_weight(module) == ""
-    with torch.no_grad():
-        module[1].bias[0] = float("nan")
-    assert damaged_weight(module) == "1.bias"
+    """Also in what it is stored as."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
+    spec: Any = SimpleNamespace(unused_parameters={}, variant="base")
+    pipeline = Pipeline(spec, MODEL, {"dit": module, "vae": nn.Linear(2, 2)})
+    assert pipeline.damaged(["dit", "vae"]) == []
+    module[1].weight[0] = float("inf")
+    (found,) = pipeline.damaged(["dit", "vae"])
+    assert " dit " in found and found.endswith(" 1.weight")
+    module[1] = METHODS["fp8"].store(module[1], module[1].weight * 0)
+    assert pipeline.damaged(["dit"])[0].endswith(" 1.scale_0")

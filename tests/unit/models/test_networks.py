@@ -2,7 +2,6 @@
 initialized.
 """
 
-import json
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError
-from dstrain.models.networks import load_network
 from dstrain.plugin import CheckpointFormat, DiffusersNetwork, Files, KeyMap, Tokenizer
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+BUILT: list[str] = []
+"""The devices of what was built."""
 
 
 class Small(nn.Module):
@@ -27,82 +28,56 @@ class Small(nn.Module):
         self.second = nn.Linear(width, 2, bias=False)
         self.register_buffer("count", torch.tensor(7))
         self.register_buffer("computed", torch.arange(width) / 3, persistent=False)
+        BUILT.extend(str(weight.device) for weight in self.parameters())
 
 
-def saved(folder: Path, **changes: Tensor | None) -> tuple[Path, ...]:
+def load(
+    files: Files, kind: type = Small, dtype: torch.dtype = torch.float32, **config: Any
+) -> Any:
+    network = DiffusersNetwork(f"{__name__}:{kind.__name__}")
+    return network.load(files, network.configure(config), dtype)
+
+
+def kept(tensors: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """Without the names of which None is left."""
+    return {name: one for name, one in tensors.items() if one is not None}
+
+
+def saved(folder: Path, **changes: Tensor | None) -> Files:
     """Write a Small's state in two shards; a change of None leaves a name out."""
     torch.manual_seed(0)
-    state = {
-        name: weight
-        for name, weight in {**Small().state_dict(), **changes}.items()
-        if weight is not None
-    }
+    state = kept({**Small().state_dict(), **changes})
     names = sorted(state)
     paths = (folder / "model-1.safetensors", folder / "model-2.safetensors")
-    save_file({name: state[name] for name in names[:2]}, paths[0])
-    save_file({name: state[name] for name in names[2:]}, paths[1])
-    return paths
+    for path, own in zip(paths, (names[:2], names[2:]), strict=True):
+        save_file({name: state[name] for name in own}, path)
+    return Files(paths)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16], ids=str)
 def test_shards_fill_one_network_in_the_dtype_asked_for(
-    dtype: torch.dtype, tmp_path: Path
+    dtype: torch.dtype, stored: torch.dtype, tmp_path: Path
 ) -> None:
+    """Its weights live in memory of their own, and are not built first."""
     torch.manual_seed(0)
     wanted = Small().state_dict()
-    network = load_network(Small, Files(saved(tmp_path)), dtype)
+    count = wanted.pop("count")
+    in_file = {name: weight.to(stored) for name, weight in wanted.items()}
+    files = saved(tmp_path, **in_file)
+    BUILT.clear()
+    network = load(files, dtype=dtype)
+    assert set(BUILT) == {"meta"}
+    for path in files.paths:
+        path.write_bytes(b"\xff" * path.stat().st_size)
     state = network.state_dict()
-    assert all(
-        torch.equal(state[name], wanted[name].to(dtype))
-        for name in wanted
-        if name != "count"
-    )
-    assert {name: weight.dtype for name, weight in state.items()} == {
-        name: torch.int64 if name == "count" else dtype for name in wanted
-    }
-    assert state["count"] == 7
+    assert (state.pop("count"), count.dtype) == (count, torch.int64)
+    assert state.keys() == wanted.keys()
+    for name, weight in in_file.items():
+        assert state[name].dtype == dtype
+        assert torch.equal(state[name], weight.to(dtype))
     assert not network.training
-    assert torch.equal(network.get_buffer("computed"), torch.arange(3) / 3)
-
-
-def test_half_precision_files_load_in_full_precision(tmp_path: Path) -> None:
-    halves = {
-        name: weight.half()
-        for name, weight in Small().state_dict().items()
-        if weight.is_floating_point()
-    }
-    network = load_network(Small, Files(saved(tmp_path, **halves)), torch.float32)
-    assert all(
-        torch.equal(network.state_dict()[name], half.float())
-        for name, half in halves.items()
-    )
-    assert network.first.weight.dtype == torch.float32
-
-
-def test_weights_live_in_memory_of_their_own(tmp_path: Path) -> None:
-    paths = saved(tmp_path)
-    network = load_network(Small, Files(paths), torch.float32)
-    before = network.first.weight.clone()
-    for path in paths:
-        size = path.stat().st_size
-        with path.open("r+b") as file:
-            file.write(b"\xff" * size)
-    assert torch.equal(network.first.weight, before)
-
-
-def test_building_draws_no_random_numbers_and_allocates_no_weights(
-    tmp_path: Path,
-) -> None:
-    seen: list[str] = []
-
-    def build() -> Small:
-        network = Small()
-        seen.extend({str(weight.device) for weight in network.parameters()})
-        return network
-
-    paths = saved(tmp_path)
-    load_network(build, Files(paths), torch.float32)
-    assert seen == ["meta"]
+    assert torch.equal(network.computed, torch.arange(3) / 3)
 
 
 OLD = CheckpointFormat(
@@ -124,34 +99,29 @@ def old(folder: Path, **changes: Tensor | None) -> tuple[Files, Small]:
     """
     torch.manual_seed(0)
     small = Small(4)
+    first = small.first.weight
     state = {
-        "old.weight": torch.cat([small.first.weight[2:], small.first.weight[:2]]),
+        "old.weight": torch.cat([first[2:], first[:2]]),
         "old.weights": small.first.bias.reshape(4, 1, 1),
         "old.second.weight": small.second.weight,
         "count": small.count,
         "optimizer.step": torch.zeros(1),
+        **changes,
     }
-    kept = {
-        name: weight
-        for name, weight in {**state, **changes}.items()
-        if weight is not None
-    }
-    tensors = {f"net.{name}": weight.detach() for name, weight in kept.items()}
-    save_file({**tensors, "other.weight": torch.zeros(1)}, folder / "old.safetensors")
-    return Files(
-        (folder / "old.safetensors",), prefix="net.", checkpoint_format=OLD
-    ), small
+    tensors = {f"net.{name}": weight.detach() for name, weight in kept(state).items()}
+    path = folder / "old.safetensors"
+    save_file({**tensors, "other.weight": torch.zeros(1)}, path)
+    return Files((path,), prefix="net.", checkpoint_format=OLD), small
 
 
 def test_a_network_is_filled_from_another_layout_behind_a_prefix(
     tmp_path: Path,
 ) -> None:
     files, small = old(tmp_path)
-    state = load_network(lambda: Small(4), files, torch.float32).state_dict()
-    assert all(
-        torch.equal(state[name], weight) for name, weight in small.state_dict().items()
-    )
-    assert all(weight.is_contiguous() for weight in state.values())
+    state = load(files, width=4).state_dict()
+    for name, weight in small.state_dict().items():
+        assert torch.equal(state[name], weight)
+        assert state[name].is_contiguous()
 
 
 def test_misfits_of_another_layout_are_named_as_in_the_file(tmp_path: Path) -> None:
@@ -162,25 +132,24 @@ def test_misfits_of_another_layout_are_named_as_in_the_file(tmp_path: Path) -> N
     }
     files, _ = old(tmp_path, **changes)
     with pytest.raises(StateError) as error:
-        load_network(lambda: Small(4), files, torch.float32)
-    text = str(error.value)
-    assert "1 missing: net.old.second.weight\n" in text
-    assert "1 unexpected: net.old.third\n" in text
-    assert (
-        "1 of a different shape: net.old.weight + net.old.weight (expected (4, 2), found (5, 2))"
-        in text
-    )
-    assert "other.weight" not in text
+        load(files, width=4)
+    missing, unexpected, shaped = error.value.help_lines
+    assert missing == "1 missing: net.old.second.weight"
+    assert unexpected == "1 unexpected: net.old.third"
+    parts = "net.old.weight + net.old.weight (expected (4, 2), found (5, 2))"
+    assert shaped.startswith("1 ") and shaped.endswith(parts)
 
 
-def test_axes_of_length_1_make_no_difference_in_another_layout_alone(
-    tmp_path: Path,
-) -> None:
-    paths = saved(tmp_path, **{"first.bias": torch.zeros(3, 1)})
-    with pytest.raises(
-        StateError, match=r"first.bias \(expected \(3,\), found \(3, 1\)\)"
-    ):
-        load_network(Small, Files(paths), torch.float32)
+def test_every_misfit_is_named_with_examples_and_counts(tmp_path: Path) -> None:
+    """Axes of length 1 make no difference in another layout alone."""
+    surplus = {f"surplus.{i}": torch.zeros(1) for i in range(5)}
+    changes = {"first.bias": None, "second.weight": torch.zeros(2, 3, 1)}
+    with pytest.raises(StateError, match=f"{tmp_path}: .* Small, .* 4 ") as error:
+        load(saved(tmp_path, **changes, **surplus))
+    missing, unexpected, shaped = error.value.help_lines
+    assert missing == "1 missing: first.bias"
+    assert unexpected == "5 unexpected: surplus.0, surplus.1, surplus.2, ..."
+    assert shaped.endswith("second.weight (expected (2, 3), found (2, 3, 1))")
 
 
 class Tied(nn.Module):
@@ -201,58 +170,37 @@ class Tied(nn.Module):
             self.head.weight = self.embed.weight
 
 
-@pytest.mark.parametrize("present", ["embed.weight", "head.weight"])
+@pytest.mark.parametrize(
+    ("numbers", "is_one"),
+    [
+        ({"embed.weight": 1.0}, True),
+        ({"head.weight": 1.0}, True),
+        ({"embed.weight": 1.0, "head.weight": 0.0}, False),
+        ({"other.weight": 1.0}, None),
+    ],
+)
 def test_weights_that_are_one_may_be_in_the_files_once(
-    present: str, tmp_path: Path
+    numbers: dict[str, float], is_one: bool | None, tmp_path: Path
 ) -> None:
-    save_file({present: torch.ones(3, 2)}, tmp_path / "x.safetensors")
-    network = load_network(Tied, Files((tmp_path / "x.safetensors",)), torch.float32)
-    assert network.get_parameter("head.weight") is network.get_parameter("embed.weight")
-    assert torch.equal(network.get_parameter("head.weight"), torch.ones(3, 2))
-
-
-def test_weights_that_differ_in_the_files_are_not_made_one(tmp_path: Path) -> None:
-    save_file(
-        {"embed.weight": torch.ones(3, 2), "head.weight": torch.zeros(3, 2)},
-        tmp_path / "x.safetensors",
-    )
-    network = load_network(Tied, Files((tmp_path / "x.safetensors",)), torch.float32)
-    assert not torch.equal(
-        network.get_parameter("head.weight"), network.get_parameter("embed.weight")
-    )
-
-
-def test_a_weight_that_is_one_with_none_in_the_files_is_missing(tmp_path: Path) -> None:
-    save_file({"other.weight": torch.ones(3, 2)}, tmp_path / "x.safetensors")
-    with pytest.raises(StateError, match=r"2 missing: embed.weight, head.weight"):
-        load_network(Tied, Files((tmp_path / "x.safetensors",)), torch.float32)
-
-
-def test_every_misfit_is_named_with_examples_and_counts(tmp_path: Path) -> None:
-    surplus = {f"surplus.{i}": torch.zeros(1) for i in range(5)}
-    paths = saved(
-        tmp_path, **{"first.bias": None, "second.weight": torch.zeros(2, 9)}, **surplus
-    )
-    with pytest.raises(StateError) as error:
-        load_network(Small, Files(paths), torch.float32)
-    text = str(error.value)
-    assert text.startswith(
-        f"dstrain: error: {tmp_path}: these files do not fit Small, which has 4 weights"
-    )
-    assert "1 missing: first.bias" in text
-    assert "5 unexpected: surplus.0, surplus.1, surplus.2, ..." in text
-    assert (
-        "1 of a different shape: second.weight (expected (2, 3), found (2, 9))" in text
-    )
+    path = tmp_path / "x.safetensors"
+    tensors = {name: torch.full((3, 2), one) for name, one in numbers.items()}
+    save_file(tensors, path)
+    if is_one is None:
+        with pytest.raises(StateError, match=r"2 missing: embed\.weight, head\.weight"):
+            load(Files((path,)), Tied)
+        return
+    network = load(Files((path,)), Tied)
+    assert (network.head.weight is network.embed.weight) == is_one
+    for name, tensor in tensors.items():
+        assert torch.equal(network.get_parameter(name), tensor)
 
 
 def test_a_configuration_has_defaults_filled_in_and_nothing_the_constructor_does_not_take(
     tmp_path: Path,
 ) -> None:
     linear = DiffusersNetwork("torch.nn:Linear")
-    configuration = linear.configure(
-        json.loads('{"in_features": 2, "out_features": 3, "_version": "1", "old": 4}')
-    )
+    content = {"in_features": 2, "out_features": 3, "_version": "1", "old": 4}
+    configuration = linear.configure(content)
     assert vars(configuration) == {
         "in_features": 2,
         "out_features": 3,
@@ -260,12 +208,9 @@ def test_a_configuration_has_defaults_filled_in_and_nothing_the_constructor_does
         "device": None,
         "dtype": None,
     }
-    save_file(
-        {"weight": torch.ones(3, 2), "bias": torch.zeros(3)}, tmp_path / "x.safetensors"
-    )
-    network = linear.load(
-        Files((tmp_path / "x.safetensors",)), configuration, torch.float32
-    )
+    path = tmp_path / "x.safetensors"
+    save_file({"weight": torch.ones(3, 2), "bias": torch.zeros(3)}, path)
+    network = linear.load(Files((path,)), configuration, torch.float32)
     assert torch.equal(network(torch.ones(2)), torch.full((3,), 2.0))
 
 

@@ -1,22 +1,34 @@
-"""Which layers are stored follows from patterns; each is stored as soon as it is read."""
+"""Which layers are stored follows from patterns; each is stored as soon as it is read.
+Methods are found by name, and those that cannot be had are refused.
+"""
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from dstrain import UsageError
-from dstrain.models import StoredLinear
+from dstrain import Pipeline, UsageError, run
+from dstrain.models import METHODS, Found, StoredLinear
 from dstrain.models.execution import Kept, StoredLayers
-from dstrain.models.networks import put
-from dstrain.models.quantization.layers import LayerStore, methods_of_layers
-from dstrain.models.quantization.methods import FP8, INT8_BLOCK
+from dstrain.plugin import Component, DiffusersNetwork, Files
+from safetensors.torch import save_file
 from torch import nn
+
+from tests.support.family import MODEL
+from tests.support.runs import config, project
+
+FP8, BLOCKS = METHODS["fp8"], METHODS["int8_block"]
+ENDS = ("proj_in", "head")
+INNER = ["blocks.0.to_q", "blocks.0.mod", "blocks.1.to_q", "blocks.1.mod"]
 
 
 class Net(nn.Module):
     """Two blocks between an embedder and a final layer."""
 
-    def __init__(self, bias: bool = True) -> None:
+    def __init__(self, bias: bool = True, tied: bool = False) -> None:
         super().__init__()
         self.proj_in = nn.Linear(4, 8)
         self.blocks = nn.ModuleList(
@@ -25,142 +37,168 @@ class Net(nn.Module):
         )
         self.norm = nn.LayerNorm(8)
         self.head = nn.Linear(8, 4)
+        self.conv = nn.Conv2d(3, 3, 1)
+        if tied:
+            names = ("blocks.0.to_q.weight", "blocks.1.to_q.weight")
+            self.all_tied_weights_keys = MappingProxyType({names[0]: names[1]})
+
+    def tie_weights(self, missing_keys: set[str]) -> None:
+        """Nothing: their values differ."""
 
 
-ENDS = ("proj_in", "head")
-LAYERS = "its layers: blocks.0.to_q, blocks.0.mod, blocks.1.to_q, ..."
+NETWORK = DiffusersNetwork(f"{__name__}:Net")
+COMPONENTS = (Component("dit", NETWORK, "dit", ("head.weight",), unquantized=ENDS),)
+FAMILY = replace(MODEL, components=f"{__name__}:COMPONENTS")
 
 
-def stored(*entries: StoredLayers, network: nn.Module | None = None) -> dict[str, str]:
-    kept = Kept(entries, unquantized=ENDS)
-    found = methods_of_layers(network or Net(), kept, "dit")
-    return {name: method.name for name, method in found.items()}
+def loaded(
+    folder: Path, *entries: StoredLayers, backwards: bool = False, **config: bool
+) -> tuple[Net, nn.Module]:
+    """A network, and what is loaded from its file."""
+    torch.manual_seed(0)
+    source = Net(**config).requires_grad_(False)
+    state = list(source.state_dict().items())
+    path = folder / "net.safetensors"
+    save_file(dict(reversed(state) if backwards else state), path)
+    files = Files((path,), kept=Kept(entries, unquantized=ENDS))
+    found = Found({"dit": files}, {"dit": config})
+    spec: Any = SimpleNamespace(unused_parameters={}, variant="base")
+    cpu = torch.device("cpu")
+    pipeline = Pipeline.from_found(FAMILY, spec, found, cpu, torch.float32)
+    network: nn.Module = pipeline.components["dit"]
+    return source, network
 
 
-def test_all_linear_layers_are_stored_but_those_that_the_record_leaves() -> None:
-    inner = ["blocks.0.to_q", "blocks.0.mod", "blocks.1.to_q", "blocks.1.mod"]
-    assert stored(StoredLayers(FP8)) == dict.fromkeys(inner, "fp8")
-    assert stored() == {}
-
-
-def test_patterns_choose_layers_for_each_method() -> None:
-    found = stored(StoredLayers(FP8, (), ("mod",)), StoredLayers(INT8_BLOCK, ("mod",)))
-    assert found == {
-        "blocks.0.to_q": "fp8",
-        "blocks.0.mod": "int8_block",
-        "blocks.1.to_q": "fp8",
-        "blocks.1.mod": "int8_block",
-    }
-    only = StoredLayers(FP8, ("blocks.*.to_q",), ("blocks.1.to_q",))
-    assert stored(only) == {"blocks.0.to_q": "fp8"}
-
-
-def test_one_method_may_store_a_layer_twice() -> None:
-    assert stored(StoredLayers(FP8), StoredLayers(FP8, ("mod",))) == stored(
-        StoredLayers(FP8)
-    )
+def stored(folder: Path, *entries: StoredLayers, **config: bool) -> list[str]:
+    """The names of the layers that are stored."""
+    _, network = loaded(folder, *entries, **config)
+    modules = network.named_modules()
+    return [name for name, one in modules if isinstance(one, StoredLinear)]
 
 
 @pytest.mark.parametrize(
-    ("entry", "what", "help_line"),
+    ("entries", "wanted"),
     [
+        ([], []),
+        ([StoredLayers(FP8)], INNER),
+        ([StoredLayers(FP8, (), ("head",))], INNER),
+        ([StoredLayers(FP8), StoredLayers(FP8, ("mod",))], INNER),
+        ([StoredLayers(FP8, ("blocks.*.to_q",), ("blocks.1.to_q",))], INNER[:1]),
+    ],
+)
+def test_patterns_choose_layers_but_not_those_that_the_record_leaves(
+    entries: list[StoredLayers], wanted: list[str], tmp_path: Path
+) -> None:
+    assert stored(tmp_path, *entries) == wanted
+
+
+def test_a_weight_that_is_also_anothers_stays(tmp_path: Path) -> None:
+    assert stored(tmp_path, StoredLayers(FP8), tied=True) == INNER[1::2]
+
+
+@pytest.mark.parametrize(
+    ("entries", "flag", "words"),
+    [
+        ([StoredLayers(FP8, ("to_qq",))], "quant_options", r"dit:fp8@to_qq: .*'to_q'"),
+        ([StoredLayers(FP8, (), ("norm",))], "quant_options", "dit:fp8/norm: .*'norm'"),
         (
-            StoredLayers(FP8, ("to_qq",)),
-            "dit:fp8@to_qq: no linear layer of dit matches 'to_qq'; did you mean 'to_q'?",
-            LAYERS,
+            [StoredLayers(FP8, ("head",), flag="--fp8_models")],
+            "fp8_models",
+            "dit:fp8@head: 'head'",
         ),
         (
-            StoredLayers(FP8, (), ("norm",)),
-            "dit:fp8/norm: no linear layer of dit matches 'norm'",
-            LAYERS,
-        ),
-        (
-            StoredLayers(FP8, ("head",)),
-            "dit:fp8@head: 'head' is a layer of dit that always stays as it is loaded",
-            "leave it out",
+            [StoredLayers(FP8, flag="--fp8_models"), StoredLayers(BLOCKS, ("mod",))],
+            "quant_options",
+            r"dit:fp8 .*dit:int8_block@mod .*blocks\.0\.mod",
         ),
     ],
-    ids=["only", "excluded", "left by the record"],
+    ids=["only", "excluded", "left by the record", "two methods"],
 )
-def test_a_pattern_that_matches_no_layer_is_refused(
-    entry: StoredLayers, what: str, help_line: str
+def test_a_fault_names_the_flag_and_the_entry_that_it_came_from(
+    entries: list[StoredLayers], flag: str, words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        stored(entry)
-    assert (caught.value.what, caught.value.help_lines) == (what, (help_line,))
-
-
-def test_a_layer_that_always_stays_may_be_excluded() -> None:
-    assert stored(StoredLayers(FP8, (), ("head",))) == stored(StoredLayers(FP8))
-
-
-def test_a_layer_of_two_methods_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"both dit:fp8 and dit:int8_block@mod quantize"
-    ):
-        stored(StoredLayers(FP8), StoredLayers(INT8_BLOCK, ("mod",)))
-
-
-def test_a_network_without_such_layers_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match="dit has no linear layer that can be quantized"
-    ):
-        stored(StoredLayers(FP8), network=nn.Sequential(nn.Conv2d(3, 3, 1)))
-
-
-def test_files_without_such_layers_may_be_among_those_that_a_flag_names() -> None:
-    network = nn.Sequential(nn.Conv2d(3, 3, 1))
-    assert stored(StoredLayers(FP8, is_among_others=True), network=network) == {}
-
-
-def test_a_fault_names_the_flag_that_it_came_from() -> None:
-    first = StoredLayers(FP8, flag="--fp8_models")
-    for entries, flag in (
-        ((first, StoredLayers(INT8_BLOCK, ("mod",))), "--quant_options"),
-        ((StoredLayers(FP8, ("head",), flag="--fp8_models"),), "--fp8_models"),
-    ):
-        with pytest.raises(UsageError) as caught:
-            stored(*entries)
-        assert caught.value.where == flag
-
-
-def test_a_weight_that_is_also_anothers_stays() -> None:
-    network: Any = Net()
-    network.all_tied_weights_keys = {"blocks.0.to_q.weight": "blocks.1.to_q.weight"}
-    assert list(stored(StoredLayers(FP8), network=network)) == [
-        "blocks.0.mod",
-        "blocks.1.mod",
-    ]
+    with pytest.raises(UsageError, match=f"--{flag}: .*{words}"):
+        stored(tmp_path, *entries)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("backwards", [True, False])
 def test_weights_are_stored_in_whatever_order_they_are_read(
-    bias: bool, backwards: bool
+    bias: bool, backwards: bool, tmp_path: Path
 ) -> None:
-    torch.manual_seed(0)
-    source = Net(bias).requires_grad_(False)
-    with torch.device("meta"):
-        network = Net(bias)
-    entries = StoredLayers(FP8, (), ("mod",)), StoredLayers(INT8_BLOCK, ("mod",))
-    store = LayerStore(Kept(entries, unquantized=ENDS), "dit")
-    weights = [*source.state_dict().items()]
-    for name, weight in reversed(weights) if backwards else weights:
-        put(network, name, store(network, name, weight.clone()))
+    entries = StoredLayers(FP8, (), ("mod",)), StoredLayers(BLOCKS, ("mod",))
+    source, network = loaded(tmp_path, *entries, backwards=backwards, bias=bias)
     assert not any(one.is_meta for one in network.parameters())
     assert list(network.state_dict()) == list(source.state_dict())
-    for name, layer in network.named_modules():
-        if not isinstance(layer, nn.Linear):
+    for name, plain in source.named_modules():
+        if not isinstance(plain, nn.Linear):
             continue
-        plain = source.get_submodule(name)
-        assert isinstance(plain, nn.Linear)
+        layer: Any = network.get_submodule(name)
         assert isinstance(layer, StoredLinear) == (name not in ENDS)
-        weight = layer.restored() if isinstance(layer, StoredLinear) else layer.weight
+        weight = layer.restored() if name not in ENDS else layer.weight
         assert torch.allclose(weight, plain.weight, atol=0.02)
+        if name not in ENDS:
+            # The methods differ in what their scales are of.
+            assert layer.stored[1].ndim == 2 + name.endswith("mod")
         assert (layer.bias is None) == (plain.bias is None)
         assert plain.bias is None or torch.equal(layer.bias, plain.bias)
 
 
-def test_without_methods_weights_stay_what_they_are() -> None:
-    weight = torch.ones(8, 8)
-    assert LayerStore(Kept(), "dit")(Net(), "blocks.0.to_q.weight", weight) is weight
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def planned(here: Path, *methods: str, of: str = "dit") -> None:
+    """Plan a run with these methods."""
+    options = ";".join(f"{of}:{name}" for name in methods)
+    run(config(here, quant_options=options, dry_run=True))
+
+
+THEIRS = (
+    *("bitsandbytes_nf4", "bitsandbytes_fp4", "torchao_int8_w8a16"),
+    *("torchao_int4_w4a16", "torchao_fp8_w8a16", "torchao_int8_w8a8"),
+    *("torchao_fp8_w8a8", "torchao_int4_w4a8", "torchao_mxfp8_w8a8"),
+    *("torchao_mxfp4_w4a4", "torchao_nvfp4_w4a4", "torchao_nvfp4_w4a16"),
+    *("comfy_kitchen_int8_w8a8", "comfy_kitchen_fp8_w8a8"),
+)
+"""The methods of DiffSynth-Studio."""
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("name", THEIRS)
+def test_every_method_of_diffsynth_studio_is_known_or_refused_with_what_to_use(
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a package that is not installed is refused, too."""
+    if name not in METHODS:
+        with pytest.raises(UsageError, match=f"--quant_options: {name} ") as caught:
+            planned(here, name)
+        assert caught.value.what.rpartition("use ")[2] in METHODS
+        return
+    planned(here, name)
+    package = name.partition("_")[0]
+    monkeypatch.setitem(sys.modules, package, None)
+    planned(here, "int8_block")
+    with pytest.raises(UsageError, match=f"--quant_options: {name} .*{package}") as one:
+        planned(here, name)
+    assert one.value.help_lines == (f"pip install {package}",)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("nf4", "bitsandbytes_nf4"),
+        ("NF4", "bitsandbytes_nf4"),
+        ("bitsandbytes_fp5", "bitsandbytes_fp4"),
+        ("int8", "int8_block"),
+        ("fp", "fp8"),
+    ],
+)
+def test_an_unknown_method_is_refused_with_the_nearest(
+    typed: str, meant: str, here: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"'{typed}'.*'{meant}'") as caught:
+        planned(here, typed)
+    assert ", ".join(METHODS) in caught.value.help_lines[0]
