@@ -172,7 +172,7 @@ def test_weights_that_are_dropped_too_early_are_noticed(name: str) -> None:
     swap = block_swap()
     swap.add("dit", swapped, blocks)
     for block in repeated_blocks(swapped).values():
-        block.register_forward_hook(lambda *_: swap.release())
+        block.register_forward_hook(lambda *_: swap.release(), always_call=True)
     with poisoned_memory():
         assert not same(step_of(swapped, call, 0), wanted)
 
