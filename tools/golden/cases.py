@@ -122,17 +122,22 @@ def shortened(body: str) -> Iterator[tuple[str, ...]]:
         program, *words = shlex.split(line, comments=True) or ("",)
         if program == "python":
             yield ("python", f"import runpy\nrunpy.run_path({words[0]!r})")
-        if program != "dstrain":
+        if program != "dstrain" or not words:
             continue
         if "--model_id" in words:
             place = words.index("--model_id")
-            stand = [
-                toy for part, toy in TABLE["toys"].items() if part in words[place + 1]
-            ]
-            words[place : place + 2] = [*stand[0].split(), "--toy"]
+            words[place : place + 2] = toy_of(words[place + 1])
         more = [SMALL.get("train" if words[0][0] == "-" else words[0], "")]
         given = dict(pairwise(words))
         for option, most in MOST.items():
             if int(given.get(option, "0").partition(",")[0]) > most:
                 more.append(f"{option} {most}")
         yield (*words, *" ".join(more).split())
+
+
+def toy_of(model_id: str) -> list[str]:
+    """Return the options that stand for a published model."""
+    for part, toy in TABLE["toys"].items():
+        if part in model_id:
+            return [*toy.split(), "--toy"]
+    return ["--model_id", model_id]

@@ -112,7 +112,8 @@ def run_command(words: list[str], folder: Path, printed: Path) -> None:
 
 def run_case(case: Mapping[str, Any], material: Path, folder: Path) -> None:
     """Run the commands of a case in a folder with the material. `files` has what they
-    leave, less the material; `printed` what they print, `codes.json` their exit codes.
+    leave, emptied where it is the material's; `printed` what they print, `codes.json` their
+    exit codes.
     """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(material, folder / "files")
@@ -128,7 +129,7 @@ def run_case(case: Mapping[str, Any], material: Path, folder: Path) -> None:
     for path in material.rglob("*"):
         left = folder / "files" / path.relative_to(material)
         if left.is_file() and filecmp.cmp(path, left):
-            left.unlink()
+            left.write_bytes(b"")
     (folder / "codes.json").write_text(json.dumps(codes))
 
 

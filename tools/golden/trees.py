@@ -72,8 +72,14 @@ def _git(*words: str, **environment: str) -> str:
 @cache
 def libraries() -> str:
     """Return a digest of the libraries and their versions."""
-    names = sorted(path.name for path in LIBRARIES.glob("*.dist-info"))
+    found = LIBRARIES.glob("*.dist-info")
+    names = sorted(path.name for path in found if not _is_ours(path))
     return hashlib.sha256(repr(names).encode()).hexdigest()
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether this is the metadata of our distributions, or leads to their sources."""
+    return path.name.startswith(("core-", "plugin_")) or path.suffix == ".pth"
 
 
 def prepare(tree: Tree) -> None:
@@ -100,9 +106,7 @@ def _install(tree: Tree, sources: Path) -> None:
     venv.create(place, with_pip=False)
     site = place / LIBRARIES.relative_to(sys.prefix)
     for path in LIBRARIES.iterdir():
-        # Neither the metadata of our distributions nor the links to their sources.
-        is_ours = path.name.startswith(("core-", "plugin_")) or path.suffix == ".pth"
-        if not is_ours:
+        if not _is_ours(path):
             (site / path.name).symlink_to(path)
     pip = (sys.executable, "-m", "pip", "--python", str(tree.python), "install", "-q")
     offline = ("--no-deps", "--no-build-isolation", "--no-index")
