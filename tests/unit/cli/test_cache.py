@@ -95,6 +95,7 @@ def test_show_takes_rows_and_ranges_of_them(
     words = ("show", place.cache, "--output", tmp_path / "x.html", "--rows")
     for wrong in ("a", "1-", "-1", "1,,2", ""):
         assert "--rows: " in cache(*words, wrong, code=2)
+    assert "--limit: " in cache(*words, "0", "--limit", "0", code=2)
     assert "3 samples" in cache(*words, "0-1,3")
     assert (tmp_path / "x.html").read_text().count("<figure>") == 3
 

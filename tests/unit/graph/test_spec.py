@@ -189,6 +189,8 @@ def test_a_spec_whose_names_fit_is_built() -> None:
     assert dict(spec.model_fn.inputs) == {"prompt_emb": True}
     assert dict(spec.constrain_latents.inputs) == {"input_image": True}
     assert dict(spec.decoders[0].inputs) == {"prompt": True}
+    assert not spec.reads_videos
+    assert build(inputs={**INPUTS, "film": Column("a", "video")}).reads_videos
     unit = Unit(encode_prompt, version=2)
     assert build(unit).units == (unit,)
 

@@ -192,6 +192,8 @@ def test_a_recipe_is_shown_as_a_file_in_which_values_without_a_source_are_marked
         lines = text.splitlines()
         epochs = lines[lines.index(f"num_epochs = {options['num_epochs']}") - 1]
         assert epochs.endswith("[untested]" if card == "16gb" else "[1]")
+    # What was computed for a card stands together.
+    assert text.index("# ---- memory") < text.index("\nquant_options = ")
 
 
 WRONG: dict[tuple[str, str], str] = {
