@@ -5,7 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.models import NATIVE
+from dstrain import ModelConfig
+from dstrain.models import NATIVE, component_at
 from dstrain.plugin import CheckpointFormat, Component, DiffusersNetwork, Files, KeyMap
 
 OLD = CheckpointFormat(("old.*",), (KeyMap("new", "old"),))
@@ -24,57 +25,57 @@ def component(name: str = "dit", *key_patterns: str, **fields: Any) -> Component
         (["net.new.weight", "vae.x"], ("net.", NATIVE)),
         (["net.old.weight"], ("net.", OLD)),
         (["x.new.weight"], None),
+        (["new.weight", "not.mine"], None),
         ([], None),
     ],
 )
 def test_keys_tell_the_prefix_and_the_format(
     names: list[str], wanted: tuple[str, CheckpointFormat] | None
 ) -> None:
-    dit = component("dit", "new.*", formats=(OLD,), prefixes=("net.",))
-    part = dit.part_of(Files(()), names)
+    """Names after an exclamation mark are not in its files."""
+    fields: dict[str, Any] = {"formats": (OLD,), "prefixes": ("net.",)}
+    part = component("dit", "new.*", "!not.*", **fields).part_of(Files(()), names)
     assert (part and (part.prefix, part.checkpoint_format)) == wanted
 
 
-def test_a_folder_without_weights_has_no_keys() -> None:
+def test_experts_have_the_same_keys_and_a_folder_has_none() -> None:
     tokenizer = component("tokenizer")
     assert tokenizer.is_folder
     assert tokenizer.part_of(Files(()), ["x"]) is None
     assert not tokenizer.same_keys_as(component("processor"))
-
-
-def test_names_after_an_exclamation_mark_are_not_in_its_files() -> None:
-    half = component("dit", "a.*", "!b.*")
-    assert half.part_of(Files(()), ["a.x", "c.x"]) == Files(())
-    assert half.part_of(Files(()), ["a.x", "b.x"]) is None
-    assert half.part_of(Files(()), ["c.x"]) is None
-
-
-def test_experts_have_the_same_keys_and_other_names() -> None:
     dit = component("dit", "new.*", formats=(OLD,))
     assert dit.same_keys_as(component("dit2", "new.*", formats=(OLD,)))
     assert not dit.same_keys_as(component("dit2", "new.*"))
 
 
-@pytest.mark.parametrize(
-    ("place", "inside"),
-    [("a/dit", True), ("other/dit", True), ("dit/a", False), ("my-dit", False)],
-)
-def test_a_place_ends_with_the_components_folder(place: str, inside: bool) -> None:
-    assert component("dit", "x").is_in_folder(Path(place)) is inside
+WORDS = Component("words", SimpleNamespace(), "tokenizer", other_folders=("a/words",))
 
 
 @pytest.mark.parametrize(
-    ("pattern", "published"),
+    ("pattern", "name"),
     [
-        ("dit/*", True),
-        ("other/dit/a", True),
-        ("ae.safetensors", True),
-        ("a/dit/", False),
+        ("dit/*", "dit"),
+        ("other/dit/a", "dit"),
+        ("ae.safetensors", "dit"),
+        ("a/words/", "words"),
+        ("a/dit/", ""),
+        ("ae.pth", ""),
+        ("dits/x", ""),
     ],
 )
-def test_a_pattern_tells_what_is_published(pattern: str, published: bool) -> None:
-    dit = component("dit", "x", original_filenames=("ae.*",))
-    assert dit.is_published_as(pattern) is published
+def test_a_pattern_may_name_a_components_folder_of_any_depth_or_its_file(
+    pattern: str, name: str
+) -> None:
+    dit = component("dit", "x", original_filenames=("ae.saf*",))
+    assert component_at(ModelConfig(None, "A/B", pattern), (dit, WORDS)) == name
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("a/dit/x", "dit"), ("other/dit/x", "dit"), ("dit/a/x", ""), ("my-dit/x", "")],
+)
+def test_a_place_ends_with_the_components_folder(place: str, name: str) -> None:
+    assert component_at(ModelConfig([place]), (component("dit", "x"), WORDS)) == name
 
 
 def test_a_configuration_names_the_class_that_it_is_for() -> None:

@@ -1,7 +1,6 @@
 """Which of equal networks a file is, and whose configuration lies beside it."""
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import GenerateConfig, ModelConfig, Pipeline, StateError, UsageError, run
-from dstrain.generation.batch import generate_dataset
-from dstrain.models import assign, component_at, find
+from dstrain import (
+    GenerateConfig,
+    ModelConfig,
+    Pipeline,
+    StateError,
+    UsageError,
+    generate,
+    run,
+)
+from dstrain.models import assign
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.hub import ModelSource
-from dstrain.models.needed_components import denoiser_config
 from dstrain.plugin import (
     CheckpointFormat,
     Component,
@@ -25,50 +30,15 @@ from dstrain.plugin import (
     TransformersNetwork,
     same_config,
 )
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save_file
 
 from tests.support.family import COMPONENTS, MODEL, weights_of
-from tests.support.runs import config, project_by_id, train
+from tests.support.runs import config, train
 
-pytestmark = pytest.mark.usefixtures("tiny")
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return project_by_id(tmp_path, monkeypatch)
+Shapes = Mapping[str, tuple[int, ...]]
 
 
-def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    (tmp_path / "w.safetensors").write_bytes(save({"w": torch.zeros(1)}))
-    files = Files((tmp_path / "w.safetensors",))
-    with pytest.raises(StateError, match=r"config\.json: cannot be read"):
-        find_config(
-            ConfigQuery(Component("dit", SimpleNamespace(), "dit", ("w",)), files)
-        )
-
-
-def test_what_a_format_implies_is_not_overruled(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"width": 8, "kind": "older"}')
-    path = tmp_path / "w.safetensors"
-    path.write_bytes(save({"w": torch.zeros(1), "mark": torch.zeros(0)}))
-    marked = CheckpointFormat(
-        ("mark",),
-        ignored=("mark",),
-        configuration=same_config,
-        implies=(("kind", "newer"),),
-    )
-    component = Component("dit", SimpleNamespace(), "dit", ("w",), formats=(marked,))
-    for files, kind in (
-        (Files((path,), checkpoint_format=marked), "newer"),
-        (Files((path,)), "older"),
-    ):
-        assert find_config(ConfigQuery(component, files)) == {"width": 8, "kind": kind}
-
-
-def translated(
-    content: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> Mapping[str, Any] | None:
+def translated(content: Mapping[str, Any], shapes: Shapes) -> Mapping[str, Any] | None:
     """The configuration of the layout OLD: another name, and a number that only the
     weights tell.
     """
@@ -81,26 +51,29 @@ OLD = CheckpointFormat(
     ("old.weight",), (KeyMap("new", "old"),), configuration=translated
 )
 FOREIGN = CheckpointFormat(("foreign.weight",), (KeyMap("new", "foreign"),))
+MARKED = CheckpointFormat(
+    ("mark",),
+    ignored=("mark",),
+    configuration=same_config,
+    implies=(("width", "implied"),),
+)
 
 
-def part(name: str, folder: str, *others: str, **fields: Any) -> Component:
-    return Component(
-        name,
-        SimpleNamespace(),
-        folder,
-        other_folders=others,
-        **{"key_patterns": ("new.weight",), "formats": (OLD, FOREIGN), **fields},
-    )
+def part(name: str, folder: str, other: str, **fields: Any) -> Component:
+    """A component of files with `new.weight`."""
+    formats = {"formats": (OLD, FOREIGN), "prefixes": ("net.",)}
+    given: dict[str, Any] = {"key_patterns": ("new.weight",), **formats, **fields}
+    others = {"other_folders": (other,)}
+    return Component(name, SimpleNamespace(), folder, **others, **given)
 
 
 DIT = part(
     "dit",
     "transformer",
     "high",
-    prefixes=("net.",),
     infer=lambda shapes: {"inferred": shapes["new.weight"]},
 )
-EXPERT = part("dit2", "transformer_2", "low", prefixes=("net.",))
+EXPERT = part("dit2", "transformer_2", "low")
 
 
 def weights(path: Path, *names: str, **header: str) -> str:
@@ -109,238 +82,149 @@ def weights(path: Path, *names: str, **header: str) -> str:
     return str(path)
 
 
-def assigned(*paths: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
-    found = assign([ModelConfig(path=path) for path in paths], (DIT, EXPERT), wanted)
-    return {name: "/".join(files.paths[0].parts[-2:]) for name, files in found.items()}
+def beside(folder: Path, content: Any, *names: str, **header: str) -> Files:
+    """A file of weights, and a configuration beside it."""
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / "config.json").write_text(text)
+    return Files((Path(weights(folder / "x.safetensors", *names, **header)),))
 
 
-def test_experts_are_distinguished_by_their_folders_else_by_their_order(
-    tmp_path: Path,
-) -> None:
-    low, high, first, second, third = (
-        weights(tmp_path / f"{place}.safetensors", "new.weight")
-        for place in ("low/a", "high/a", "x/a", "x/b", "x/c")
-    )
-    assert assigned(low, high) == {
-        "dit": "high/a.safetensors",
-        "dit2": "low/a.safetensors",
-    }
-    assert assigned(first, high) == {
-        "dit": "high/a.safetensors",
-        "dit2": "x/a.safetensors",
-    }
-    assert assigned(second, first) == {
-        "dit": "x/b.safetensors",
-        "dit2": "x/a.safetensors",
-    }
-    assert assigned(first, first) == assigned(first) == {"dit": "x/a.safetensors"}
-    with pytest.raises(
-        UsageError,
-        match=r"two sets of files match dit: .*x/a.safetensors and .*x/c.safetensors",
-    ):
-        assigned(first, second, third)
-    with pytest.raises(
-        UsageError,
-        match=r"two sets of files match dit2: .*low/a.safetensors and .*low/b.safetensors",
-    ):
-        assigned(low, weights(tmp_path / "low/b.safetensors", "new.weight"))
+@pytest.mark.parametrize("content", ["{", "[" * 100_000])
+def test_a_damaged_configuration_is_named(content: str, tmp_path: Path) -> None:
+    files = beside(tmp_path, content, "new.weight")
+    with pytest.raises(StateError) as caught:
+        find_config(ConfigQuery(DIT, files))
+    assert caught.value.where == str(tmp_path / "config.json")
 
 
-def test_the_header_of_a_trained_file_says_which_of_two_experts_it_is_wherever_it_is(
-    tmp_path: Path,
-) -> None:
-    trained, elsewhere, other = (
-        weights(tmp_path / f"{place}.safetensors", "new.weight", component=name)
-        for place, name in (
-            ("out/step-2", "dit2"),
-            ("high/step-2", "dit2"),
-            ("out/other", "vae"),
-        )
-    )
-    flat, high = (
-        weights(tmp_path / f"{place}.safetensors", "new.weight")
-        for place in ("x/a", "high/a")
-    )
-    swapped = {"dit": "x/a.safetensors", "dit2": "out/step-2.safetensors"}
-    assert assigned(trained, flat) == assigned(flat, trained) == swapped
-    assert assigned(elsewhere, high) == {
-        "dit": "high/a.safetensors",
-        "dit2": "high/step-2.safetensors",
-    }
-    assert assigned(other, flat) == {
-        "dit": "out/other.safetensors",
-        "dit2": "x/a.safetensors",
-    }
-    with pytest.raises(
-        UsageError, match=r"two sets of files match dit2: .*out/step-2.* and .*low/a"
-    ):
-        assigned(trained, weights(tmp_path / "low/a.safetensors", "new.weight"))
-
-
-def test_files_that_nothing_tells_are_the_one_expert_that_is_wanted(
-    tmp_path: Path,
-) -> None:
-    flat, second, high, low = (
-        weights(tmp_path / f"{place}.safetensors", "new.weight")
-        for place in ("x/a", "x/b", "high/a", "low/a")
-    )
-    assert (
-        assigned(flat, wanted=("dit2",))
-        == assigned(flat, flat, wanted=("dit2",))
-        == {"dit2": "x/a.safetensors"}
-    )
-    assert (
-        assigned(flat, wanted=("dit",))
-        == assigned(flat, wanted=("dit", "dit2"))
-        == {"dit": "x/a.safetensors"}
-    )
-    both = {"dit": "x/a.safetensors", "dit2": "x/b.safetensors"}
-    assert assigned(flat, second, wanted=("dit2",)) == both
-    assert assigned(flat, high, wanted=("dit",)) == {
-        "dit": "high/a.safetensors",
-        "dit2": "x/a.safetensors",
-    }
-    assert assigned(flat, low, wanted=("dit2",)) == {
-        "dit": "x/a.safetensors",
-        "dit2": "low/a.safetensors",
-    }
-
-
-@pytest.fixture
-def experts(here: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """A denoiser that may have two parts, in a family whose variants have only the
-    first; two files for it.
-    """
-    expert = replace(COMPONENTS[0], name="dit2", folder="transformer_2")
-    monkeypatch.setattr(
-        "tests.support.family.COMPONENTS", (COMPONENTS[0], expert, *COMPONENTS[1:])
-    )
-    whole = {
-        name: value
-        for path in weights_of(here / "model")["dit"]
-        for name, value in load_file(path).items()
-    }
-    paths = (here / "flat/one.safetensors", here / "flat/transformer_2/two.safetensors")
-    for path in paths:
-        path.parent.mkdir(parents=True)
-        save_file(whole, path)
-        (path.parent / "config.json").write_text(json.dumps({"width": 8, "depth": 2}))
-    return str(paths[0]), str(paths[1])
-
-
-def test_no_file_is_an_expert_that_the_variant_lacks(
-    here: Path, experts: tuple[str, str]
-) -> None:
-    others = [
-        paths for name, paths in weights_of(here / "model").items() if name != "dit"
-    ]
-    for one in experts:
-        train(
-            here,
-            max_steps=1,
-            output_path=here / Path(one).stem,
-            model_paths=json.dumps([one, *others]),
-        )
-    both = {"model_paths": json.dumps([*experts, *others])}
-    prompts = here / "prompts.json"
-    prompts.write_text(json.dumps([{"prompt": "dog", "seed": 1}]))
-    made = {"model": "tiny", "variant": "base", "output": here / "made", **both}
-    opens: tuple[Callable[[], Any], ...] = (
-        lambda: train(here, **both),
-        lambda: run(
-            config(here, task="sft:data_process", feature_cache=here / "cache", **both)
-        ),
-        lambda: Pipeline.from_pretrained(
-            "tiny", [ModelConfig(path=path) for path in (*experts, *others)], "base"
-        ),
-        lambda: generate_dataset(GenerateConfig(**made), prompts),
-    )
-    for opening in opens:
-        with pytest.raises(
-            UsageError,
-            match=r"two sets of files match dit: .*one\.safetensors and .*two\.safetensors",
-        ):
-            opening()
-    assert [path.name for path in (here / "made").iterdir()] == [".dstrain.lock"], (
-        "refused before anything is written or loaded"
-    )
-
-
-def test_the_files_of_one_part_alone_tell_the_denoisers_configuration(
-    here: Path, experts: tuple[str, str]
-) -> None:
-    for path in experts:
-        assert denoiser_config(MODEL, [ModelConfig(path=path)]) == {
-            "width": 8,
-            "depth": 2,
-        }
-    with pytest.raises(StateError, match="dit: no model files for it"):
-        denoiser_config(MODEL, [ModelConfig(path=weights_of(here / "model")["vae"])])
-
-
-def test_a_flag_says_which_of_two_experts_a_file_is(tmp_path: Path) -> None:
-    given = ModelConfig(
-        path=weights(tmp_path / "high/a.safetensors", "net.old.weight"),
-        component="dit2",
-    )
-    (files,) = assign([given], (DIT, EXPERT), ()).values()
-    assert (files.prefix, files.checkpoint_format) == ("net.", OLD)
-    with pytest.raises(StateError, match="matches none of dit2"):
-        assign(
-            [replace(given, path=weights(tmp_path / "b.safetensors", "strange"))],
-            (DIT, EXPERT),
-            (),
-        )
+def test_what_a_format_implies_is_not_overruled(tmp_path: Path) -> None:
+    files = beside(tmp_path, {"width": 8, "size": 5}, "new.weight", "mark")
+    component = replace(DIT, formats=(MARKED,))
+    marked = replace(files, checkpoint_format=MARKED)
+    for given, width in ((files, 8), (marked, "implied")):
+        found = find_config(ConfigQuery(component, given))
+        assert found == {"width": width, "size": 5}
 
 
 @pytest.mark.parametrize(
-    ("pattern", "name"),
+    ("given", "wanted", "found"),
     [
-        ("transformer/x*", "dit"),
-        ("low/x*", "dit2"),
-        ("a/words/", "words"),
-        ("a/x", ""),
-        ("x*.pth", ""),
-        ("lower/x", ""),
+        # By their folders, else by their order.
+        ("low/a high/a", "", "high/a low/a"),
+        ("x/a high/a", "", "high/a x/a"),
+        ("x/b x/a", "", "x/b x/a"),
+        ("x/a x/a", "", "x/a"),
+        ("x/a", "", "x/a"),
+        ("x/a x/b x/c", "", r"dit: .*x/a\S+ and .*x/c"),
+        ("low/a low/b", "", r"dit2: .*low/a\S+ and .*low/b"),
+        # The header of a trained file says it, wherever that is.
+        ("out/step-2@dit2 x/a", "", "x/a out/step-2"),
+        ("x/a out/step-2@dit2", "", "x/a out/step-2"),
+        ("high/step-2@dit2 high/a", "", "high/a high/step-2"),
+        ("out/other@vae x/a", "", "out/other x/a"),
+        ("out/step-2@dit2 low/a", "", r"dit2: .*out/step-2\S+ and .*low/a"),
+        # What nothing tells is the one that is wanted.
+        ("x/a", "dit2", "- x/a"),
+        ("x/a x/a", "dit2", "- x/a"),
+        ("x/a", "dit", "x/a"),
+        ("x/a", "dit dit2", "x/a"),
+        ("x/a x/b", "dit2", "x/a x/b"),
+        ("x/a high/a", "dit", "high/a x/a"),
+        ("x/a low/a", "dit2", "x/a low/a"),
     ],
 )
-def test_a_pattern_may_name_a_components_folder_of_any_depth(
-    pattern: str, name: str
+def test_experts_are_distinguished_by_header_folder_order_or_what_is_wanted(
+    given: str, wanted: str, found: str, tmp_path: Path
 ) -> None:
-    words = Component(
-        "words", SimpleNamespace(), "tokenizer", other_folders=("a/words",)
+    configs = []
+    for one in given.split():
+        place, _, component = one.partition("@")
+        header = {"component": component} if component else {}
+        path = weights(tmp_path / f"{place}.safetensors", "new.weight", **header)
+        configs.append(ModelConfig(path))
+    if " and " in found:
+        with pytest.raises(UsageError, match=found):
+            assign(configs, (DIT, EXPERT), wanted.split())
+        return
+    names = zip(("dit", "dit2"), found.split(), strict=False)
+    assert {
+        name: files.paths[0].relative_to(tmp_path).with_suffix("").as_posix()
+        for name, files in assign(configs, (DIT, EXPERT), wanted.split()).items()
+    } == {name: place for name, place in names if place != "-"}
+
+
+def test_a_flag_says_which_of_two_experts_a_file_is(tmp_path: Path) -> None:
+    path = weights(tmp_path / "high/a.safetensors", "net.old.weight")
+    given = ModelConfig(path, component="dit2")
+    (files,) = assign([given], (DIT, EXPERT), ()).values()
+    assert (files.prefix, files.checkpoint_format) == ("net.", OLD)
+    strange = replace(given, path=weights(tmp_path / "b.safetensors", "strange"))
+    with pytest.raises(StateError, match=r"b\.safetensors: .* dit2;"):
+        assign([strange], (DIT, EXPERT), ())
+
+
+OF_EXPERTS = (
+    COMPONENTS[0],
+    replace(COMPONENTS[0], name="dit2", folder="transformer_2"),
+    *COMPONENTS[1:],
+)
+FAMILY = replace(MODEL, name="experts", components=f"{__name__}:OF_EXPERTS")
+
+
+def test_no_file_is_an_expert_that_the_variant_lacks(
+    here: Path, fake_plugin: Callable[..., Path]
+) -> None:
+    """The variants of this family have the first alone, of which each file tells the
+    configuration.
+    """
+    fake_plugin("plugin-experts", {"experts": f"{__name__}:FAMILY"}, {})
+    shards, *others = weights_of(here / "model").values()
+    whole = {name: one for path in shards for name, one in load_file(path).items()}
+    paths = [here / "flat/one.safetensors", here / "flat/transformer_2/two.safetensors"]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        save_file(whole, path)
+        (path.parent / "config.json").write_text('{"width": 8, "depth": 2}')
+        own = {"model": "experts", "model_paths": json.dumps([str(path), *others])}
+        train(here, output_path=here / path.stem, max_steps=1, **own)
+    both = [*map(str, paths), *others]
+    flags = {"model": "experts", "model_paths": json.dumps(both)}
+    made = {"variant": "base", "output": here / "made.png", "prompt": "dog"}
+    cached = {"task": "sft:data_process", "feature_cache": here / "cache"}
+    opens: tuple[Callable[[], Any], ...] = (
+        lambda: train(here, **flags),
+        lambda: run(config(here, **cached, **flags)),
+        lambda: Pipeline.from_pretrained(
+            "experts", list(map(ModelConfig, both)), "base"
+        ),
+        lambda: generate(GenerateConfig(**made, **flags)),
     )
-    assert component_at(ModelConfig(None, "A/B", pattern), (DIT, EXPERT, words)) == name
+    for opening in opens:
+        with pytest.raises(UsageError, match=r"dit: .*one\.safe\S+ and .*two\.safe"):
+            opening()
+    lacking = {**flags, "model_paths": json.dumps(others)}
+    with pytest.raises(StateError, match="dit: "):
+        train(here, **lacking)
 
 
 @pytest.mark.parametrize(
     ("names", "content", "wanted"),
     [
-        (["new.weight"], {"width": 5}, {"width": 5}),
-        (["new.weight"], {"dim": 5}, {"width": 5, "depth": 1}),
-        (["old.weight", "more"], {"dim": 5}, {"width": 5, "depth": 2}),
-        (["old.weight"], {"width": 5}, {"inferred": (2, 3)}),
-        (["foreign.weight"], {"dim": 5}, {"inferred": (2, 3)}),
-        (["net.new.weight"], {"width": 5}, {"inferred": (2, 3)}),
-        (["net.old.weight", "vae.x"], {"dim": 5}, {"width": 5, "depth": 1}),
-    ],
-    ids=[
-        "own",
-        "own names, old content",
-        "old",
-        "not old content",
-        "not known",
-        "behind a prefix",
-        "old, behind one",
+        ("new.weight", {"width": 5}, {"width": 5}),
+        ("new.weight", {"dim": 5}, {"width": 5, "depth": 1}),
+        ("old.weight more", {"dim": 5}, {"width": 5, "depth": 2}),
+        ("old.weight", {"width": 5}, {"inferred": (2, 3)}),
+        ("foreign.weight", {"dim": 5}, {"inferred": (2, 3)}),
+        ("net.new.weight", {"width": 5}, {"inferred": (2, 3)}),
+        ("net.old.weight vae.x", {"dim": 5}, {"width": 5, "depth": 1}),
     ],
 )
 def test_a_configuration_beside_another_layout_is_translated_or_left_aside(
-    names: list[str], content: dict[str, int], wanted: dict[str, Any], tmp_path: Path
+    names: str, content: dict[str, int], wanted: dict[str, Any], tmp_path: Path
 ) -> None:
-    path = weights(tmp_path / "x.safetensors", *names)
-    (tmp_path / "config.json").write_text(json.dumps(content))
+    (path,) = beside(tmp_path, content, *names.split()).paths
     vae = Component("vae", SimpleNamespace(), "vae", ("x",), prefixes=("vae.",))
-    files = assign([ModelConfig(path=path)], (DIT, vae), ())["dit"]
+    files = assign([ModelConfig(path)], (DIT, vae), ())["dit"]
     assert find_config(ConfigQuery(DIT, files)) == wanted
 
 
@@ -348,15 +232,11 @@ def test_a_configuration_beside_another_layout_is_translated_or_left_aside(
 def test_a_header_whose_config_is_none_is_as_one_without(
     text: str, tmp_path: Path
 ) -> None:
-    files = Files(
-        (Path(weights(tmp_path / "x.safetensors", "new.weight", config=text)),)
-    )
-    assert find_config(ConfigQuery(DIT, files)) == {"inferred": (2, 3)}
+    path = Path(weights(tmp_path / "x.safetensors", "new.weight", config=text))
+    assert find_config(ConfigQuery(DIT, Files((path,)))) == {"inferred": (2, 3)}
 
 
-@pytest.mark.parametrize(
-    "translating", [True, False], ids=["through a layout", "as it is"]
-)
+@pytest.mark.parametrize("translating", [True, False])
 @pytest.mark.parametrize(
     ("network", "own", "others"),
     [
@@ -386,19 +266,15 @@ def test_a_configuration_beside_several_components_is_that_of_the_class_it_names
     translating: bool,
     tmp_path: Path,
 ) -> None:
-    formats = (
-        (CheckpointFormat(("old.weight",), configuration=same_config),)
-        if translating
-        else ()
-    )
+    layout = CheckpointFormat(("old.weight",), configuration=same_config)
+    formats = (layout,) if translating else ()
     component = replace(DIT, network=network, formats=formats)
-    files = Files((Path(weights(tmp_path / "x.safetensors", "new.weight")),))
-    for content in (own, {}):
-        (tmp_path / "config.json").write_text(json.dumps({**content, "size": 5}))
-        assert find_config(ConfigQuery(component, files)) == {**content, "size": 5}
-    for content in others:
-        (tmp_path / "config.json").write_text(json.dumps({**content, "size": 5}))
-        assert find_config(ConfigQuery(component, files)) == {"inferred": (2, 3)}
+    for content in (own, {}, *others):
+        content = {**content, "size": 5}
+        query = ConfigQuery(component, beside(tmp_path, content, "new.weight"))
+        is_own = content.items() <= {**own, "size": 5}.items()
+        wanted = content if is_own else {"inferred": (2, 3)}
+        assert find_config(query) == wanted
 
 
 def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(
@@ -407,33 +283,8 @@ def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
     (tmp_path / "A/B/low").mkdir(parents=True)
     (tmp_path / "A/B/low/config.json").write_text('{"dim": 5}')
-    assert find_config(ConfigQuery(EXPERT, None, ModelSource("A/B", hub=None))) == {
-        "width": 5,
-        "depth": 0,
-    }
-    with pytest.raises(
-        StateError, match=r"no configuration of dit: .* model id A/B is not known"
-    ):
-        find_config(ConfigQuery(DIT, None, ModelSource("A/B", hub=None)))
-
-
-def test_the_tokenizer_is_found_in_a_folder_beside_files_that_lie_in_none(
-    here: Path,
-) -> None:
-    shutil.copytree("models/Tiny/Tiny/tokenizer", "flat/some/words")
-    shutil.rmtree("models")
-    shutil.rmtree("model/tokenizer")
-    shutil.copy("model/text_encoder/model-1-of-1.safetensors", "flat/text.safetensors")
-    shutil.copy("model/text_encoder/config.json", "flat/config.json")
-    parts = tuple(
-        replace(c, other_folders=("some/words",)) if c.is_folder else c
-        for c in COMPONENTS
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.support.family.COMPONENTS", parts)
-        found = find(
-            MODEL,
-            [ModelConfig(path="flat/text.safetensors")],
-            ["text_encoder", "tokenizer"],
-        )
-    assert found.files["tokenizer"].paths == (Path("flat/some/words"),)
+    source = ModelSource("A/B", hub=None)
+    found = find_config(ConfigQuery(EXPERT, None, source))
+    assert found == {"width": 5, "depth": 0}
+    with pytest.raises(StateError, match=r"dit: .* A/B "):
+        find_config(ConfigQuery(DIT, None, source))

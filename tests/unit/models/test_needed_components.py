@@ -15,160 +15,124 @@ from dstrain.models import find
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import COMPONENTS, IDS, MODEL, weights_of
-from tests.support.runs import (
-    config,
-    configs,
-    files,
-    same,
-    train,
-)
+from tests.support.runs import config, configs, files, same, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
+TINY = Path("models/Tiny/Tiny")
+DIT = ModelConfig(None, "Tiny/Tiny", "transformer/model*.safetensors")
 
 
 def test_a_component_nobody_gave_is_asked_for(model: Path) -> None:
-    with pytest.raises(
-        StateError, match="vae: no model files for it on the command line"
-    ):
+    with pytest.raises(StateError, match=r"vae: (?s:.*)--model_paths .*--toy"):
         find(MODEL, configs(model)[:2], ["dit", "vae"])
 
 
 def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_shapes(
     here: Path,
 ) -> None:
-    weights = here / "model/transformer"
-    content = json.loads((weights / "config.json").read_text())
-    by_path = [ModelConfig(path=weights_of(here / "model")["dit"])]
-    assert find(MODEL, by_path, ["dit"]).configs["dit"] == content
-    (weights / "config.json").unlink()
-    assert find(MODEL, by_path, ["dit"]).configs["dit"] == {"width": 8, "depth": 2}
-    one = {
-        name: value
-        for path in weights_of(here / "model")["dit"]
-        for name, value in load_file(path).items()
-    }
+    def found(given: ModelConfig) -> Any:
+        return find(MODEL, [given], ["dit"]).configs["dit"]
+
+    paths = weights_of(here / "model")["dit"]
+    beside = here / "model/transformer/config.json"
+    content, published = json.loads(beside.read_text()), {"width": 8, "depth": 2}
+    assert content != published
+    assert found(ModelConfig(paths)) == content
+    beside.unlink()
+    assert found(ModelConfig(paths)) == published
+    one = {name: value for path in paths for name, value in load_file(path).items()}
     twice = {name: torch.cat([value, value]) for name, value in one.items()}
     save_file(twice, here / "twice.safetensors")
-    with pytest.raises(StateError) as caught:
-        find(MODEL, [ModelConfig(path=str(here / "twice.safetensors"))], ["dit"])
-    for way in (
-        f"{here}/config.json",
-        "the shapes do not determine it",
-        r"model id (none) is not known",
-        "Tiny/Tiny",
-    ):
-        assert way in str(caught.value)
-    by_id = [ModelConfig(None, "Tiny/Tiny", "transformer/model*.safetensors")]
-    assert find(MODEL, by_id, ["dit"]).configs["dit"] == content
-    (here / "models/Tiny/Tiny/transformer/config.json").unlink()
-    assert find(MODEL, by_id, ["dit"]).configs["dit"] == {"width": 8, "depth": 2}
-    save_file(
-        one,
-        here / "alone.safetensors",
-        {"config": json.dumps({"width": 8, "depth": 2, "dropout": 0.5})},
-    )
-    alone = find(MODEL, [ModelConfig(path=str(here / "alone.safetensors"))], ["dit"])
-    assert alone.configs["dit"]["dropout"] == 0.5
+    with pytest.raises(StateError, match=r" dit: (?s:.*): Tiny/Tiny") as caught:
+        found(ModelConfig(here / "twice.safetensors"))
+    assert caught.value.where == f"{here}/config.json"
+    assert found(DIT) == content
+    (TINY / "transformer/config.json").unlink()
+    assert found(DIT) == published
+    header = {"config": json.dumps({**published, "dropout": 0.5})}
+    save_file(one, here / "alone.safetensors", header)
+    assert found(ModelConfig(here / "alone.safetensors"))["dropout"] == 0.5
 
 
 def test_a_configuration_alone_needs_no_weights(here: Path) -> None:
-    shutil.rmtree(here / "models/Tiny/Tiny/transformer")
-    by_id = [
-        ModelConfig(None, "Tiny/Tiny", "transformer/model*"),
-        ModelConfig(None, "Tiny/Tiny", "vae/model*"),
-    ]
+    shutil.rmtree(TINY / "transformer")
+    by_id = [DIT, ModelConfig(None, "Tiny/Tiny", "vae/model*")]
     found = find(MODEL, by_id, ["vae"], config_only=["dit"])
     assert set(found.files) == {"vae"}
     assert found.configs["dit"] == {"width": 8, "depth": 2}
 
 
-def test_a_component_may_infer_its_configuration_from_shapes(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def infer(shapes: Any) -> dict[str, int] | None:
-        return (
-            {"width": shapes["embed.weight"][1]} if "embed.weight" in shapes else None
-        )
+def infer(shapes: Any) -> dict[str, int] | None:
+    embedder = shapes.get("embed.weight")
+    return {"width": embedder[1]} if embedder else None
 
-    parts = tuple(
-        replace(part, infer=infer) if part.name == "text_encoder" else part
-        for part in COMPONENTS
-    )
-    monkeypatch.setattr("tests.support.family.COMPONENTS", parts)
+
+INFERRING = tuple(replace(part, infer=infer) for part in COMPONENTS)
+INFERRED = replace(MODEL, components=f"{__name__}:INFERRING")
+
+
+def test_a_component_may_infer_its_configuration_from_shapes(model: Path) -> None:
     (model / "text_encoder/config.json").unlink()
-    assert find(MODEL, configs(model), ["text_encoder"]).configs["text_encoder"] == {
-        "width": 8
-    }
+    found = find(INFERRED, configs(model), ["text_encoder"])
+    assert found.configs["text_encoder"] == {"width": 8}
+
+
+OTHER_PLACES = tuple(
+    replace(part, other_folders=("some/words",)) if part.is_folder else part
+    for part in COMPONENTS
+)
+ELSEWHERE = replace(MODEL, components=f"{__name__}:OTHER_PLACES")
 
 
 def test_the_tokenizer_is_found_beside_by_id_by_the_default_id_or_by_its_flag(
     here: Path,
 ) -> None:
-    default = here / "models/Tiny/Tiny/tokenizer"
-    for name, place in (
-        ("beside", here / "model/tokenizer"),
-        ("other id", here / "models/Other/One/tokenizer"),
-    ):
-        shutil.copytree(default, place, dirs_exist_ok=True)
-        assert place.is_dir(), name
+    default, other = here / TINY / "tokenizer", here / "models/Other/One/tokenizer"
     shutil.copytree("model/text_encoder", "models/Other/One/text_encoder")
+    for place in (here / "model/tokenizer", other, here / "anything"):
+        shutil.copytree(default, place, dirs_exist_ok=True)
 
-    def tokenizer(*given: ModelConfig) -> Path:
-        found = find(MODEL, given, ["text_encoder", "tokenizer"])
-        return found.files["tokenizer"].paths[0].resolve()
+    def tokenizer(
+        *given: ModelConfig, family: Any = MODEL, alone: bool = False
+    ) -> Path:
+        names = ["text_encoder", "tokenizer"][alone:]
+        found = find(family, given, names).files["tokenizer"].paths[0]
+        return found.resolve()
 
-    by_path = ModelConfig(path=weights_of(here / "model")["text_encoder"])
+    by_path = ModelConfig(weights_of(here / "model")["text_encoder"])
     by_id = ModelConfig(None, "Other/One", "text_encoder/model*.safetensors")
+    flag = ModelConfig(here / "anything", component="tokenizer")
     assert tokenizer(by_path) == here / "model/tokenizer"
-    assert tokenizer(by_id) == here / "models/Other/One/tokenizer"
-    alone = find(
-        MODEL,
-        [ModelConfig(None, "Other/One", "text_encoder/model*.safetensors")],
-        ["tokenizer"],
-    )
-    assert (
-        alone.files["tokenizer"].paths[0].resolve()
-        == here / "models/Other/One/tokenizer"
-    )  # whose files are not read
-    flag = ModelConfig(path=str(here / "anything"), component="tokenizer")
-    shutil.copytree(default, "anything")
+    # Alone, it is found by files that are not read.
+    assert tokenizer(by_id) == tokenizer(by_id, alone=True) == other
     assert tokenizer(by_path, flag) == here / "anything"
-    shutil.rmtree("model/tokenizer")
-    shutil.rmtree("models/Other/One/tokenizer")
+    shutil.rmtree(here / "model/tokenizer")
+    shutil.rmtree(other)
     assert tokenizer(by_path) == tokenizer(by_id) == default
     shutil.rmtree(default)
-    with pytest.raises(
-        StateError,
-        match=r"tokenizer: not found in .*model/tokenizer.*Tiny/Tiny/tokenizer",
-    ) as caught:
+    words = r"tokenizer: .*model/tokenizer.*Tiny/Tiny/tokenizer(?s:.*)--tokenizer_path"
+    with pytest.raises(StateError, match=words):
         tokenizer(by_path)
-    assert "--tokenizer_path" in str(caught.value)
+    # Files that lie in no folder may have it in one beside them.
+    shutil.copytree("anything", "flat/some/words")
+    for name in ("model-1-of-1.safetensors", "config.json"):
+        shutil.copy(f"model/text_encoder/{name}", "flat")
+    flat = ModelConfig("flat/model-1-of-1.safetensors")
+    assert tokenizer(flat, family=ELSEWHERE) == here / "flat/some/words"
 
 
 def test_the_tokenizers_flag_reaches_the_run(here: Path) -> None:
     shutil.move("model/tokenizer", "words")
-    (here / "words/vocabulary.json").write_text(json.dumps({"offset": 7}))
     shutil.rmtree("models")
     with pytest.raises(StateError, match="tokenizer"):
         train(here, max_steps=1)
-    one = files(
-        train(
-            here,
-            max_steps=3,
-            output_path=here / "one",
-            family_options={"tokenizer_path": "words"},
-        )
-    )
-    (here / "words/vocabulary.json").write_text(json.dumps({"offset": 8}))
-    other = files(
-        train(
-            here,
-            max_steps=3,
-            output_path=here / "other",
-            family_options={"tokenizer_path": "words"},
-        )
-    )
-    assert not same(one, other)
+    made = []
+    for offset in (7, 8):
+        Path("words/vocabulary.json").write_text(json.dumps({"offset": offset}))
+        flags: dict[str, Any] = {"family_options": {"tokenizer_path": "words"}}
+        flags |= {"output_path": here / str(offset), "max_steps": 3}
+        made.append(files(train(here, **flags)))
+    assert not same(*made)
 
 
 @pytest.mark.parametrize("by_id", [True, False])
@@ -180,26 +144,18 @@ def test_a_stage_never_opens_the_files_it_does_not_need(
         "feature_cache": here / "cache",
         "trainable_models": trained,
         "max_steps": 2,
+        "model_paths": json.dumps(list(weights_of(here / "model").values())),
     }
     if by_id:
         flags |= {"model_paths": None, "model_id_with_origin_paths": IDS}
-    else:
-        flags |= {"model_paths": json.dumps([*weights_of(here / "model").values()])}
-    place = here / ("models/Tiny/Tiny" if by_id else "model")
     whole = files(train(here, output_path=here / "whole", **flags))
-    needed = {
-        "sft:data_process": {"vae"},
-        "sft:train": {"transformer", "text_encoder", "tokenizer"},
-    }
-    if trained == "dit":
-        needed = {
-            "sft:data_process": {"vae", "text_encoder", "tokenizer"},
-            "sft:train": {"transformer"},
-        }
+    cached, fresh = {"vae"}, {"transformer"}
+    (cached if trained == "dit" else fresh).update({"text_encoder", "tokenizer"})
+    place = here / (TINY if by_id else "model")
     shutil.move(place, "kept")
     if not by_id:
         shutil.rmtree("models")
-    for stage, parts in needed.items():
+    for stage, parts in (("sft:data_process", cached), ("sft:train", fresh)):
         for part in parts:
             shutil.copytree(Path("kept") / part, place / part)
         run(config(here, task=stage, **flags))
