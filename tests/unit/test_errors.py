@@ -149,8 +149,7 @@ def test_a_page_in_a_message_gets_the_address_that_the_package_has(
 ) -> None:
     info = tmp_path / "core-99.dist-info"
     info.mkdir()
-    lines = ["Source, https://a.org/code", *urls]
-    text = "".join(f"Project-URL: {line}\n" for line in lines)
+    text = "".join(f"Project-URL: {url}\n" for url in ("Source, https://a.org", *urls))
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: core\nVersion: 99\n{text}"
     )
