@@ -90,11 +90,11 @@ CHANGES: dict[str, Change] = {
     "files: loss.csv: missing": lambda folder: (folder / "files/loss.csv").unlink(),
     "loss.csv: loss: differ by up to 0.25": rewrite("files/loss.csv", "0.5", "0.75"),
     "run.json: seed: differ by up to 1": rewrite("files/run.json", ": 0", ": 1"),
-    "dstrain --model m: exit code 3, was 0": rewrite("codes.json", "[0", "[3"),
-    "dstrain train --help: --seed INT: differ by up to 1": rewrite(
+    "command 1: --model m: exit code 3, was 0": rewrite("codes.json", "[0", "[3"),
+    "command 2: train --help: --seed INT: differ by up to 1": rewrite(
         "printed/1.out", ": 0", ": 1"
     ),
-    "dstrain graph: plan: missing": rewrite("printed/2.out", "plan\n", ""),
+    "command 3: graph: plan: missing": rewrite("printed/2.out", "plan\n", ""),
 }
 
 

@@ -3,7 +3,10 @@
 import errno
 import fcntl
 import os
+import resource
 import socket
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle
 
 import pytest
@@ -38,3 +41,23 @@ def refuse_locks(patch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> None:
 def move_elsewhere(patch: pytest.MonkeyPatch) -> None:
     """Let this process run on another machine."""
     patch.setattr(socket, "gethostname", lambda: "elsewhere")
+
+
+@contextmanager
+def _limited(kind: int, limit: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+def most_bytes(limit: int) -> AbstractContextManager[None]:
+    """Inside, the system takes no larger file."""
+    return _limited(resource.RLIMIT_FSIZE, limit)
+
+
+def no_more_files() -> AbstractContextManager[None]:
+    """Inside, this process can open no file."""
+    return _limited(resource.RLIMIT_NOFILE, 3)

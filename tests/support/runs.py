@@ -76,6 +76,13 @@ def config(folder: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(**{**given, **changes})
 
 
+def flags_of(folder: Path, **more: Any) -> dict[str, Any]:
+    """The flags that a command line for a project needs, and more of them."""
+    names = ("model", "dataset_base_path", "model_paths", "lora_rank")
+    given = vars(config(folder))
+    return {name: given[name] for name in names} | more
+
+
 def training_run(
     config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
 ) -> TrainingRun:

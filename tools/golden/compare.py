@@ -58,7 +58,8 @@ def differences(
     """Yield a line for each difference between what a case left in two folders."""
     codes = [json.loads((one / "codes.json").read_text()) for one in (base, own)]
     for number, words in enumerate(commands):
-        name = f"dstrain {' '.join(words)}"[:90]
+        # What commands of a case have in common stands first.
+        name = f"command {number + 1}: {' '.join(words)[-80:]}"
         before, now = (one[number] for one in codes)
         if before != now or now == HUNG:
             yield f"{name}: exit code {now}, was {before}"

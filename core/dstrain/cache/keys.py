@@ -16,14 +16,14 @@ from dstrain.storage.hashing import hash_text, json_text
 GAP = "?"
 
 
-def step_key(
+def _step_text(
     family: str,
     step: Step,
     inputs: Mapping[str, str],
     components: Mapping[str, str],
     dtype: str,
 ) -> str:
-    """Return the key of one run of a unit.
+    """Return what the key of one run of a unit is the hash of.
 
     Args:
         family: The model family's name.
@@ -32,16 +32,6 @@ def step_key(
         components: Name -> digest of the component.
         dtype: The compute dtype.
     """
-    return hash_text(_step_text(family, step, inputs, components, dtype))
-
-
-def _step_text(
-    family: str,
-    step: Step,
-    inputs: Mapping[str, str],
-    components: Mapping[str, str],
-    dtype: str,
-) -> str:
     unit = step.unit
     digests = {name: components[name] for name in unit.components if name in components}
     # Only a unit that uses the branch computes something else for another one.

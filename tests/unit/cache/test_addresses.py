@@ -19,13 +19,10 @@ def test_every_address_is_found_and_no_other() -> None:
     assert find(known, known[:0], prefixes(known[:0])).tolist() == [-1] * 1000
 
 
-def test_addresses_that_begin_alike_are_told_apart() -> None:
+def test_addresses_that_begin_alike_are_told_apart_and_text_is_kept() -> None:
     known = packed([ALIKE[0], ALIKE[2], "ff" * 20])
     wanted = packed([ALIKE[2], ALIKE[1], ALIKE[0], "ff" * 20])
     assert find(wanted, known, prefixes(known)).tolist() == [1, -1, 0, 2]
-
-
-def test_text_is_kept() -> None:
     assert [as_text(one) for one in packed(ALIKE)] == ALIKE
     for wrong in ("00", "x" * 40):
         with pytest.raises(ValueError):

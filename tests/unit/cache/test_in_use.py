@@ -5,17 +5,20 @@ import os
 import subprocess
 import sys
 import time
-from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dstrain import StateError, SystemFault
 from dstrain.cache import READING, FeatureCache, exclusive, readers, remove_dead_marks
-from dstrain.cache.in_use import REMOVING, reading, writer
+from dstrain.cache.in_use import reading
 from dstrain.storage import lock
-from dstrain.storage.marks import SILENT
 
+from tests.support.machines import fill_disk, move_elsewhere
+from tests.support.unreadable import make_unreadable
+
+REMOVING = ".removing.json"
+SILENT = 600
+"""Seconds without a sign of life after which a process elsewhere counts as ended."""
 READ = """
 import sys
 from pathlib import Path
@@ -44,15 +47,27 @@ def age(path: Path) -> None:
     os.utime(path, (long_ago, long_ago))
 
 
+def remove(cache: Path) -> None:
+    """Hold a cache alone, as who removes values."""
+    with exclusive(cache):
+        pass
+
+
+def refused(cache: Path) -> str:
+    """Why nothing may be removed from a cache, or nobody may read it."""
+    with pytest.raises(StateError) as caught:
+        remove(cache)
+    assert caught.value.where == str(cache)
+    return str(caught.value)
+
+
 def test_a_reader_is_named_until_it_ends_however_it_dies(cache: Path) -> None:
     line = [sys.executable, "-c", READ, str(cache)]
     with subprocess.Popen(line, stdin=-1, stdout=-1) as other:
         assert other.stdout is not None
         other.stdout.readline()
         assert [mark.process_id for mark in readers(cache)] == [other.pid]
-        what = f"is being read by process {other.pid} on "
-        with pytest.raises(StateError, match=what), exclusive(cache):
-            pass
+        assert f"process {other.pid} on " in refused(cache)
         # Stage 1 only adds: it need not wait for readers.
         with lock(cache):
             remove_dead_marks(cache)
@@ -60,44 +75,31 @@ def test_a_reader_is_named_until_it_ends_however_it_dies(cache: Path) -> None:
     assert readers(cache) == []
     assert len(left(cache)) == 1
     (cache / REMOVING).touch()  # of one that was killed as it began
-    with exclusive(cache):
-        pass
+    remove(cache)
     assert left(cache) == []
 
 
-def test_many_read_at_once_and_leave_nothing(cache: Path) -> None:
+def test_nobody_begins_to_read_or_remove_beside_who_removes_or_writes(
+    cache: Path,
+) -> None:
+    for hold in (exclusive, lock):
+        with hold(cache):
+            assert f"process {os.getpid()} on " in refused(cache)
+    with exclusive(cache):
+        with pytest.raises(StateError, match=f"process {os.getpid()} ") as caught:
+            reading(cache).__enter__()
+        assert REMOVING in str(caught.value)
     before = sorted(cache.rglob("*"))
     with reading(cache), reading(cache):
         assert len(readers(cache)) == 2
     assert sorted(cache.rglob("*")) == before
 
 
-def test_nobody_begins_to_read_while_values_are_removed(cache: Path) -> None:
-    with (
-        exclusive(cache),
-        pytest.raises(StateError, match=f"removed from it by process {os.getpid()} "),
-        reading(cache),
-    ):
-        pass
-    with reading(cache):
-        pass
-
-
-def test_a_writer_is_named_and_keeps_others_from_removing(cache: Path) -> None:
-    assert writer(cache) is None
-    with lock(cache):
-        found = writer(cache)
-        assert found is not None
-        assert found.process_id == os.getpid()
-        with pytest.raises(StateError, match="is in use by process"), exclusive(cache):
-            pass
-
-
 def test_a_reader_on_another_machine_counts_until_it_is_silent(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with reading(cache):
-        monkeypatch.setattr("dstrain.storage.marks.this_machine", lambda: "0" * 8)
+        move_elsewhere(monkeypatch)
         assert len(readers(cache)) == 1
         (path,) = left(cache)
         age(path)
@@ -110,60 +112,33 @@ def test_a_mark_that_cannot_be_read_counts_until_it_is_silent(
 ) -> None:
     path = cache / f"{READING}node-7-0123abcd.json"
     path.write_text("" if why == "just being made" else '{"version": 2}')
-    opened = Path.open
-
-    def refuse(one: Path, *given: Any, **named: Any) -> Any:
-        if one == path:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return opened(one, *given, **named)
-
     if why == "refused":  # to another user than its own
-        monkeypatch.setattr(Path, "open", refuse)
+        make_unreadable(monkeypatch, path, errno.EACCES)
     assert len(readers(cache)) == 1
-    what = f"read by an unknown process\n  its mark is {path.name}"
-    with pytest.raises(StateError, match=what), exclusive(cache):
-        pass
+    assert path.name in refused(cache)
     age(path)
     assert readers(cache) == []
-    with exclusive(cache):
-        pass
+    remove(cache)
     assert path.exists() is (why != "just being made")
 
 
 def test_on_a_full_disk_readers_are_seen_and_values_can_be_removed(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Every mark is tried first with its content, then without.
-    fails = cycle([True, False])
-
-    def fsync(descriptor: int) -> None:
-        if next(fails):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    fill_disk(monkeypatch)
     with reading(cache):
         assert len(readers(cache)) == 1
-        what = "is being read by an unknown process"
-        with pytest.raises(StateError, match=what), exclusive(cache):
-            pass
+        assert f"its mark is {left(cache)[0].name}" in refused(cache)
     assert left(cache) == []
-    what = "removed from it by an unknown process"
-    with exclusive(cache), pytest.raises(StateError, match=what), reading(cache):
-        pass
+    with exclusive(cache), pytest.raises(StateError):
+        reading(cache).__enter__()
     assert left(cache) == []
-
-
-def test_who_cannot_say_that_it_reads_or_removes_says_what_that_needs(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("dstrain.cache.in_use.write_mark", refuse)
+    # Who can make no mark at all says what that needs.
+    fill_disk(monkeypatch, takes_empty=False)
     for use in (reading, exclusive):
-        with pytest.raises(SystemFault, match="No space") as caught, use(cache):
+        with pytest.raises(SystemFault, match="kB"), use(cache):
             pass
-        assert "it needs a few kB" in str(caught.value)
+    assert left(cache) == []
 
 
 @pytest.mark.parametrize(
@@ -172,10 +147,7 @@ def test_who_cannot_say_that_it_reads_or_removes_says_what_that_needs(
 def test_a_cache_that_cannot_be_written_can_be_read(
     number: int, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("dstrain.cache.in_use.write_mark", refuse)
+    fill_disk(monkeypatch, number, takes_empty=False)
     with reading(cache):
         assert readers(cache) == []
 
@@ -191,10 +163,6 @@ def test_files_of_others_with_such_names_stay_and_folders_of_others_get_none(
         assert readers(cache) == []
     assert len(left(cache)) == 3
     (cache / REMOVING).write_text("mine")
-    with (
-        pytest.raises(StateError, match="which dstrain did not write"),
-        exclusive(cache),
-    ):
-        pass
+    assert REMOVING in refused(cache)
     with reading(tmp_path):
         assert left(tmp_path) == []

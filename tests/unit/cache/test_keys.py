@@ -1,13 +1,14 @@
-"""A key changes with everything a value is the result of, and with nothing else."""
+"""A key changes with everything that a value is the result of, and with nothing else."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
-from dstrain.cache.keys import PlanKeys, step_key
+from dstrain.cache.keys import PlanKeys
 from dstrain.data import Cell, input_key
-from dstrain.graph import Plan, Step
+from dstrain.graph import Step
 from dstrain.plugin import Unit
 from dstrain.storage import Digests, hash_json
 from torch import Tensor
@@ -26,123 +27,102 @@ def other(prompt: str, size: int = 0, *, text_encoder: Any, dtype: Any) -> Made:
 def branched(prompt: str, *, branch: str) -> Made: ...
 
 
+def joined(left: Tensor, right: Tensor) -> Made: ...
+
+
 STEP = Step(
     Unit(encode), "positive", {"prompt": "prompt", "size": "size"}, {"emb": "emb"}
 )
 READS = {"prompt": "k1", "size": "k2"}
 COMPONENTS = {"text_encoder": "d1", "vae": "d2"}
+NO_MEMORY = Path("absent")
+
+
+def keys(
+    *steps: Step,
+    reads: Mapping[str, str] = READS,
+    family: str = "family",
+    components: Mapping[str, str] = COMPONENTS,
+    dtype: str = "float32",
+) -> dict[str, str]:
+    """The keys of all values of a row, by name."""
+    spec = SimpleNamespace(family=family)
+    plan: Any = SimpleNamespace(cached_steps=steps, spec=spec)
+    return PlanKeys(plan, components, dtype).of(reads)
+
+
+def key(step: Step = STEP, **facts: Any) -> str:
+    return keys(step, **facts)["emb"]
 
 
 def test_a_key_changes_with_everything_a_value_is_the_result_of() -> None:
-    keys = {
-        step_key("family", STEP, READS, COMPONENTS, "float32"),
-        step_key("other", STEP, READS, COMPONENTS, "float32"),
-        step_key(
-            "family",
-            replace(STEP, unit=Unit(encode, version=2)),
-            READS,
-            COMPONENTS,
-            "float32",
-        ),
-        step_key(
-            "family", replace(STEP, unit=Unit(other)), READS, COMPONENTS, "float32"
-        ),
-        step_key("family", STEP, {"prompt": "k2", "size": "k1"}, COMPONENTS, "float32"),
-        step_key("family", STEP, {"prompt": "k1"}, COMPONENTS, "float32"),
-        step_key("family", STEP, READS, {"text_encoder": "d2"}, "float32"),
-        step_key("family", STEP, READS, COMPONENTS, "bfloat16"),
+    without_size = replace(STEP, inputs={"prompt": "prompt"})
+    found = {
+        key(),
+        key(family="other"),
+        key(replace(STEP, unit=Unit(encode, version=2))),
+        key(replace(STEP, unit=Unit(other))),
+        key(reads={"prompt": "k2", "size": "k1"}),
+        key(reads={"prompt": "k1", "size": "k1"}),
+        key(without_size),
+        key(components={"text_encoder": "d2"}),
+        key(dtype="bfloat16"),
+        # Another output of the same run has a key of its own.
+        keys(replace(STEP, outputs={"other": "emb"}))["emb"],
     }
-    assert len(keys) == 8
+    assert len(found) == 10
 
 
 def test_a_key_does_not_change_with_what_the_unit_does_not_use() -> None:
-    key = step_key("family", STEP, READS, COMPONENTS, "float32")
-    assert key == step_key(
-        "family",
-        STEP,
-        dict(reversed(READS.items())),
-        COMPONENTS | {"vae": "d3"},
-        "float32",
-    )
-    assert key == step_key(
-        "family", replace(STEP, branch="negative"), READS, COMPONENTS, "float32"
-    )
+    assert key() == key(reads=dict(reversed(READS.items())))
+    assert key() == key(components=COMPONENTS | {"vae": "d3"})
+    assert key() == key(replace(STEP, branch="negative"))
+    # Nor with the name that a plan has for a value.
+    renamed = replace(STEP, inputs={"prompt": "text", "size": "size"})
+    assert key(renamed, reads={"text": "k1", "size": "k2"}) == key()
 
 
 def test_the_branch_is_part_of_a_key_only_if_the_unit_uses_it() -> None:
     step = Step(Unit(branched), "positive", {"prompt": "prompt"}, {"emb": "emb"})
-    keys = [
-        step_key("f", replace(step, branch=branch), {"prompt": "k"}, {}, "float32")
-        for branch in ("positive", "negative")
-    ]
-    assert keys[0] != keys[1]
+    assert key(step) != key(replace(step, branch="negative"))
 
 
-def test_literals_of_different_kinds_or_types_have_different_keys(
-    tmp_path: Path,
-) -> None:
-    cells = [
-        Cell("text", "1"),
-        Cell("integer", 1),
-        Cell("number", 1.5),
-        Cell("text", ""),
-        Cell("texts", ["1"]),
-    ]
-    assert len({input_key(cell, Digests(Path("absent"))) for cell in cells}) == len(
-        cells
-    )
+def test_the_key_of_what_is_computed_from_an_output_changes_with_what_that_is_from() -> (
+    None
+):
+    """Also where a step uses one value under two names."""
+    first = replace(STEP, outputs={"emb": "positive"})
+    both = {"left": "positive", "right": "positive"}
+    second = Step(Unit(joined), "positive", both, {"emb": "all"})
+    texts = ("a", 'an input "of" any text', "a")
+    reads = ({**READS, "prompt": hash_json("literal", text)} for text in texts)
+    one, other, again = (keys(first, second, reads=given) for given in reads)
+    assert one == again
+    assert not {one["positive"], one["all"]} & set(other.values())
+    assert len({*one.values()}) == 4
+    # As if it had been an input.
+    given = {"positive": one["positive"]}
+    assert keys(second, reads=given)["all"] == one["all"]
 
 
-def test_a_files_key_is_its_bytes_and_how_they_are_loaded_but_not_its_name(
+def test_an_input_has_the_key_of_its_value_or_of_its_files_bytes_and_how_they_load(
     tmp_path: Path,
 ) -> None:
     for name, data in {"a": b"1", "b": b"1", "c": b"2"}.items():
         (tmp_path / name).write_bytes(data)
 
-    def key(*names: str, **parameters: Any) -> str:
-        cell = Cell(
-            "images",
-            None,
-            tuple(str(tmp_path / name) for name in names),
-            tuple(parameters.items()),
-        )
-        return input_key(cell, Digests(Path("absent")))
+    def images(*names: str, **parameters: Any) -> Cell:
+        files = tuple(str(tmp_path / name) for name in names)
+        return Cell("images", None, files, tuple(parameters.items()))
 
-    assert key("a", mode="RGB") == key("b", mode="RGB")
-    different = {
-        key("a", mode="RGB"),
-        key("c", mode="RGB"),
-        key("a", mode="L"),
-        key("a", "c"),
-        key("c", "a"),
-        key("a"),
-    }
-    assert len(different) == 6
+    def of(cell: Cell) -> str:
+        return input_key(cell, Digests(NO_MEMORY))
 
-
-def joined(left: Tensor, right: Tensor) -> Made: ...
-
-
-def test_rows_of_one_plan_have_the_keys_of_their_steps() -> None:
-    """Also where a step uses an output, or one value under two names."""
-    first = Step(Unit(encode), "positive", {"prompt": "prompt"}, {"emb": "positive"})
-    both = {"left": "positive", "right": "positive"}
-    second = Step(Unit(joined), "positive", both, {"emb": "all"})
-    plan = SimpleNamespace(
-        cached_steps=(first, second), spec=SimpleNamespace(family="family")
-    )
-    keys = PlanKeys(cast(Plan, plan), COMPONENTS, "float32")
-    for text in ("a", 'an input "of" any text'):
-        given = hash_json("literal", text)
-        positive = _output_of(first, given)
-        assert keys.of({"prompt": given}) == {
-            "prompt": given,
-            "positive": positive,
-            "all": _output_of(second, positive),
-        }
-
-
-def _output_of(step: Step, key: str) -> str:
-    inputs = dict.fromkeys(step.inputs, key)
-    run = step_key("family", step, inputs, COMPONENTS, "float32")
-    return hash_json("output", [run, "emb"])
+    assert of(images("a", mode="RGB")) == of(images("b", mode="RGB"))
+    different = [
+        *(Cell("text", "1"), Cell("text", ""), Cell("texts", ["1"])),
+        *(Cell("integer", 1), Cell("number", 1.5)),
+        *(images("a", mode="RGB"), images("c", mode="RGB"), images("a", mode="L")),
+        *(images("a", "c"), images("c", "a"), images("a")),
+    ]
+    assert len(set(map(of, different))) == len(different)

@@ -8,207 +8,271 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from dstrain import SystemFault
+from dstrain import StateError, SystemFault
 from dstrain.cache import (
+    FeatureCache,
     PlanSamples,
     commit_plans,
+    open_part,
     open_samples,
-    plan_files,
     read_record,
     stored_plans,
 )
-from dstrain.cache.plan_files import NUMBERS, plan_parts, write_plan
-from dstrain.errors import CacheError
 from dstrain.storage import hash_json, write_columns
 
 from tests.support.plan_facts import IDENTITY, about
 from tests.support.plan_lines import plan_line
+from tests.support.runs import project, train
 from tests.support.unreadable import make_unreadable
 
 A, B, C = (letter * 40 for letter in "abc")
+FACTS = ("row", "line", "chunk", "inputs", "group", "weight", "values")
 LINES = [
     plan_line(0, {"image": A, "prompt": B, "height": {"value": 32}}),
     plan_line(2, {"image": C, "prompt": B, "height": {"value": 16}}),
     plan_line(2, {"image": C, "prompt": B, "height": {"value": 32}}, chunk=3),
-    plan_line(5, {"image": A, "reference": C}),
+    plan_line(5, {"image": A, "reference": C}, folders=[("clip", "ab" * 20)]),
 ]
 
 
-def written(
-    folder: Path, lines: Iterable[Any] = LINES, dataset: str = "d"
-) -> PlanSamples:
-    """Write a plan, and return the newest."""
-    write_plan(folder, dict(IDENTITY), about(dataset), lines)
-    return open_samples(folder, newest(folder))
+@pytest.fixture
+def plans(tmp_path: Path) -> Path:
+    """The folder of the plans of a cache."""
+    FeatureCache.create(tmp_path)
+    return tmp_path / "plans"
 
 
-def newest(folder: Path) -> dict[str, Any]:
-    return max(
-        (one for _, one in stored_plans(folder)), key=lambda one: one["sequence"]
-    )
+def write(plans: Path, lines: Iterable[Any] = LINES, dataset: str = "d") -> PlanSamples:
+    """Write a plan, and return its samples."""
+    cache = FeatureCache.open(plans.parent)
+    cache.write_plan(dict(IDENTITY), about(dataset), lines)
+    return open_samples(plans, newest(plans))
 
 
-def columns(folder: Path) -> set[Path]:
-    return set(folder.glob("*.arrow"))
+def newest(plans: Path) -> dict[str, Any]:
+    records = (record for _, record in stored_plans(plans))
+    return max(records, key=lambda record: record["sequence"])
 
 
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
-    samples = written(tmp_path)
-    facts = (*NUMBERS, "values")
-    assert list(samples) == [{name: line[name] for name in facts} for line in LINES]
-    assert samples.sample_ids.tolist() == [[0, 0], [2, 0], [2, 3], [5, 0]]
-    assert [samples.index(*one) for one in samples.sample_ids.tolist()] == [0, 1, 2, 3]
+def named(plans: Path, record: dict[str, Any]) -> set[Path]:
+    """The columns that a record names."""
+    return {plans / f"{name}.arrow" for name in record["columns"].values()}
+
+
+def test_what_is_written_comes_back(plans: Path) -> None:
+    samples = write(plans)
+    assert list(samples) == [{name: line[name] for name in FACTS} for line in LINES]
+    ids = [[0, 0], [2, 0], [2, 3], [5, 0]]
+    assert samples.sample_ids.tolist() == ids
+    assert [samples.index(*one) for one in ids] == [0, 1, 2, 3]
     assert samples.has("reference").tolist() == [False, False, False, True]
     assert samples[1:3] == [samples[1], samples[2]]
+    (folder,) = open_part(plans, newest(plans), "folders").to_pylist()
+    assert folder == {"place": b"clip", "names": b"\xab" * 20, "sample": 3}
+    assert set(samples.names) == {"image", "prompt", "height", "reference"}
+    ((path, record),) = FeatureCache.open(plans.parent).plans()
+    assert read_record(path) == record
 
 
-def test_slices_of_rows_are_as_one(tmp_path: Path, monkeypatch: Any) -> None:
-    want = written(tmp_path)
-    monkeypatch.setattr(plan_files, "BATCH_ROWS", 2)
-    got = written(tmp_path)
-    assert list(got) == list(want)
-    assert got.digest == want.digest
+def test_many_rows_and_their_files_come_back(plans: Path) -> None:
+    count = 20_000
+    mark = [*range(4), "ab" * 32]
+    lines = (
+        plan_line(row, {"image": f"{row:040x}"}, files=[(f"{row}.png", mark)])
+        for row in range(count)
+    )
+    samples = write(plans, lines)
+    assert len(samples) == count
+    assert samples[count - 1]["values"] == {"image": {"at": f"{count - 1:040x}"}}
+    table = open_part(plans, newest(plans), "files")
+    places = [f"{row}.png".encode() for row in range(count)]
+    assert table.column("place").to_pylist() == places
+    assert table.column("sample").to_pylist() == [*range(count)]
 
 
-def test_rows_that_use_a_value_are_found(tmp_path: Path) -> None:
-    samples = written(tmp_path)
+def test_rows_that_use_a_value_are_found(plans: Path) -> None:
+    samples = write(plans)
     assert list(samples.using({B, C, "not an address"})) == [
         *((0, B), (2, C), (2, B), (2, C), (2, B), (5, C))
     ]
     assert not list(samples.using(()))
 
 
-def test_digests_tell_values_from_places(tmp_path: Path) -> None:
-    digest = written(tmp_path).digest
+def test_digests_tell_values_from_places(plans: Path) -> None:
+    def digests(lines: Iterable[Any]) -> tuple[str, str]:
+        samples = write(plans, lines)
+        return samples.digest, samples.values_digest
+
+    whole, values = digests(LINES)
     moved = [{**line, "line": line["line"] + 7} for line in LINES]
-    assert written(tmp_path, moved).digest == digest
-    grouped = [{**line, "group": 1} for line in LINES]
-    assert written(tmp_path, grouped).digest != digest
-    assert written(tmp_path, grouped).values_digest == written(tmp_path).values_digest
-    other = [*LINES[:3], plan_line(5, {"image": C, "reference": A})]
-    assert written(tmp_path, other).values_digest != written(tmp_path).values_digest
+    assert digests(moved) == (whole, values)
+    for fact in ("group", "weight", "chunk"):
+        other_whole, same = digests([{**line, fact: 2} for line in LINES])
+        assert other_whole != whole
+        assert same == values
+    for changed in ({"image": C, "reference": A}, {"image": A, "height": {"value": 1}}):
+        other_whole, other = digests([*LINES[:3], plan_line(5, changed)])
+        assert other_whole != whole
+        assert other != values
 
 
-def test_every_plan_that_is_written_is_the_newest(tmp_path: Path) -> None:
+def test_every_plan_that_is_written_is_the_newest(plans: Path) -> None:
     for dataset in ("a", "b", "c", "a", "b"):
-        written(tmp_path, dataset=dataset)
-        assert newest(tmp_path)["about"]["dataset"]["path"] == dataset
-    assert len({record["sequence"] for _, record in stored_plans(tmp_path)}) == 3
+        write(plans, dataset=dataset)
+        assert newest(plans)["about"]["dataset"]["path"] == dataset
+    assert len({record["sequence"] for _, record in stored_plans(plans)}) == 3
+    (first, *_) = (record for _, record in stored_plans(plans))
+    commit_plans(plans, [first])
+    assert newest(plans) == {**first, "sequence": 6}
 
 
-def test_columns_that_no_record_names_go(tmp_path: Path) -> None:
-    written(tmp_path)
-    first = columns(tmp_path)
-    (tmp_path / "notes.arrow").touch()  # somebody's
-    (tmp_path / "draft.arrow").touch()
-    written(tmp_path, LINES[:2])
-    kept = columns(tmp_path)
-    ((path, record),) = stored_plans(tmp_path)
-    assert kept == {*plan_parts(path, record)[:-1], tmp_path / "notes.arrow"}
+def test_columns_that_no_record_names_go(plans: Path) -> None:
+    write(plans)
+    first = named(plans, newest(plans))
+    somebodys = plans / "notes.arrow"
+    somebodys.touch()
+    (plans / "draft.arrow").touch()
+    write(plans, LINES[:2])
+    kept = set(plans.glob("*.arrow"))
+    assert kept == {*named(plans, newest(plans)), somebodys}
     assert first - kept
 
 
-def test_records_are_committed_where_their_columns_are(tmp_path: Path) -> None:
-    written(tmp_path, dataset="a")
-    record = newest(tmp_path)
-    written(tmp_path, dataset="b")
-    commit_plans(tmp_path, [record])
-    assert newest(tmp_path) == {**record, "sequence": 3}
-
-
-@pytest.mark.parametrize("part", ["samples", "files", "folders"])
-def test_damaged_columns_are_named(tmp_path: Path, part: str) -> None:
-    written(tmp_path)
-    record = newest(tmp_path)
-    path = tmp_path / f"{record['columns'][part]}.arrow"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    for _ in range(2):
-        with pytest.raises(CacheError, match=path.name):
-            plan_files.open_part(tmp_path, record, part)
-        path.unlink(missing_ok=True)
-
-
 def test_a_record_that_cannot_be_read_is_not_called_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plans: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written(tmp_path)
-    ((path, _),) = stored_plans(tmp_path)
+    write(plans)
+    ((path, _),) = stored_plans(plans)
     make_unreadable(monkeypatch, path, errno.ESTALE)
-    with pytest.raises(SystemFault, match="cannot be read"):
-        list(stored_plans(tmp_path))
+    with pytest.raises(SystemFault):
+        list(stored_plans(plans))
 
 
-def test_a_record_that_is_gone_or_nested_too_deep_is_named(tmp_path: Path) -> None:
-    path = tmp_path / f"{'0' * 40}.json"
-    with pytest.raises(CacheError, match="No such file"):
-        read_record(path)
-    path.write_text("[" * 100_000 + "\n")
-    with pytest.raises(CacheError, match="its record: "):
-        read_record(path)
+# What a stranger wrote, with hashes that fit.
 
 
-def test_a_record_of_a_stranger_is_named_although_its_hash_fits(tmp_path: Path) -> None:
-    record = {"identity": {}, "about": {}, "columns": {}, "sequence": 1}
+@pytest.fixture(scope="module")
+def record(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The record of a plan that stage 1 wrote, with previews and what it is of."""
+    here = project(tmp_path_factory.mktemp("filled"))
+    train(
+        here,
+        task="sft:data_process",
+        feature_cache=here / "cache",
+        preview_prompt=("a dog",),
+        validation_dataset_base_path=here / "data",
+    )
+    records = [record for _, record in stored_plans(here / "cache/plans")]
+    (validation,) = (one for one in records if not one["about"]["previews"])
+    assert validation["identity"]["use"]
+    return max(records, key=lambda one: len(one["about"]["previews"]))
+
+
+def read(folder: Path, record: Any) -> Any:
+    """Write a record, and read it."""
     head = {"record": record, "digest": hash_json("record", record)}
-    path = tmp_path / f"{'0' * 40}.json"
+    path = folder / f"{'0' * 40}.json"
     path.write_text(json.dumps(head) + "\n")
-    with pytest.raises(CacheError, match="its record: identity has no family"):
-        read_record(path)
+    return read_record(path)
 
 
-def columns_of(folder: Path) -> dict[str, Any]:
-    """The columns of samples, as Arrow has them."""
-    table = plan_files.open_part(folder, newest(folder), "samples")
-    return {name: table.column(name).combine_chunks() for name in table.column_names}
+def refused(folder: Path, record: Any) -> None:
+    with pytest.raises(StateError) as caught:
+        read(folder, record)
+    assert caught.value.where == str(folder / f"{'0' * 40}.json")
 
 
-def without_rows(columns: dict[str, Any]) -> None:
-    del columns["row"]
+ABOUT: tuple[Any, ...] = ("about",)
+PREVIEW: tuple[Any, ...] = (*ABOUT, "previews", 0)
+CHANGES: dict[str, tuple[Any, ...]] = {
+    "identity is no record": ("identity", []),
+    "the use is no text": ("identity", "use", ["validation"]),
+    "a unit without outputs": ("identity", "unit encode", {}),
+    "more than a plan has": ("more", 1),
+    "a field of another version": (*ABOUT, "more", 1),
+    "the sequence is true": ("sequence", True),
+    "columns lead out": ("columns", "samples", "../" * 10 + "aa"),
+    "rows are half": (*ABOUT, "dataset", "rows", 0.5),
+    "inputs are lists": (*ABOUT, "inputs", [[["a"]]]),
+    "a digest is a list": (*ABOUT, "components", "vae", []),
+    "a configuration is a text": (*ABOUT, "configs", "vae", "x"),
+    "a mark is short": (*ABOUT, "files", "vae", 0, 2, [1, 2, 3, "d"]),
+    "a version is a number": (*ABOUT, "versions", "torch", 2.6),
+    "repeatable is half": (*ABOUT, "repeatable", {"settled": True}),
+    "warnings are numbers": (*ABOUT, "repeatable", "warnings", [1]),
+    "a preview lies nowhere": (*PREVIEW, "values", "x", {"at": "../x"}),
+    "a preview has a tensor": (*PREVIEW, "values", "x", {"tensor": "x"}),
+    "a preview has a deep one": (*PREVIEW, "values", "x", {"list": [{"tensor": ""}]}),
+    "the steps are a text": (*PREVIEW, "sampling", "num_inference_steps", "4"),
+}
 
 
-def with_texts(columns: dict[str, Any]) -> None:
-    columns["line"] = columns["line"].cast(pa.string())
-
-
-def with_gaps(columns: dict[str, Any]) -> None:
-    columns["group"] = pa.array([None, 0, 0, 0], pa.int64())
-
-
-def with_short_addresses(columns: dict[str, Any]) -> None:
-    columns["at image"] = pa.array([b"a"] * 4, pa.binary(1))
-
-
-def with_other_inputs(columns: dict[str, Any]) -> None:
-    columns["inputs"] = pa.array([0, 0, 0, 1], pa.int64())
-
-
-def with_no_json(columns: dict[str, Any]) -> None:
-    columns["literal height"] = pa.array(["{"] * 4).dictionary_encode()
-
-
-def with_plain_literals(columns: dict[str, Any]) -> None:
-    columns["literal height"] = pa.array(["{}"] * 4)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(without_rows, with_texts, with_gaps, with_short_addresses),
-        *(with_other_inputs, with_no_json, with_plain_literals),
-    ],
-)
-def test_columns_of_a_stranger_are_named_although_their_hash_fits(
-    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_record_that_stage_1_never_writes_is_refused(
+    plans: Path, record: dict[str, Any], name: str
 ) -> None:
-    written(tmp_path)
-    columns = columns_of(tmp_path)
-    change(columns)
-    batch = pa.record_batch(columns)
-    name = write_columns(tmp_path, batch.schema, [batch])
-    record = newest(tmp_path)
-    record["columns"]["samples"] = name
-    with pytest.raises(CacheError, match="is nothing that stage 1 writes") as caught:
-        open_samples(tmp_path, record)
-    assert caught.value.where == str(tmp_path / f"{name}.arrow")
+    changed: Any = json.loads(json.dumps(record))
+    assert read(plans, changed) == record
+    *path, last, entry = CHANGES[name]
+    inner = changed
+    for step in path:
+        inner = inner[step]
+    inner[last] = entry
+    refused(plans, changed)
+
+
+def test_what_every_plan_has_is_needed(plans: Path, record: dict[str, Any]) -> None:
+    optional = {"config", "repeatable", "sizes"}
+    entries = [(name,) for name in record] + [
+        ("about", name) for name in record["about"]
+    ]
+    for *path, name in entries:
+        changed: Any = json.loads(json.dumps(record))
+        del (changed["about"] if path else changed)[name]
+        (read if name in optional else refused)(plans, changed)
+    read(plans, {**record, "about": {**record["about"], "repeatable": {}}})
+
+
+def test_what_is_no_record_cut_or_nested_too_deep_is_refused(
+    plans: Path, record: dict[str, Any]
+) -> None:
+    for data in (None, 1, "x", [], {}):
+        refused(plans, data)
+    path = plans / f"{'0' * 40}.json"
+    head = {"record": record, "digest": hash_json("record", [])}
+    whole = {"record": record, "digest": hash_json("record", record)}
+    for content in (json.dumps(head) + "\n", json.dumps(whole), "[" * 100_000 + "\n"):
+        path.write_text(content)
+        with pytest.raises(StateError) as caught:
+            read_record(path)
+        assert caught.value.where == str(path)
+
+
+STRANGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "texts": ("line", lambda column: column.cast(pa.string())),
+    "gaps": ("group", lambda _: pa.array([None, 0, 0, 0], pa.int64())),
+    "short addresses": ("at image", lambda _: pa.array([b"a"] * 4, pa.binary(1))),
+    "other inputs": ("inputs", lambda _: pa.array([0, 0, 0, 1], pa.int64())),
+    "no json": ("literal height", lambda _: pa.array(["{"] * 4).dictionary_encode()),
+    "plain literals": ("literal height", lambda _: pa.array(["{}"] * 4)),
+    "nothing": ("row", lambda _: None),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_columns_of_a_stranger_are_named_although_their_hash_fits(
+    plans: Path, name: str
+) -> None:
+    write(plans)
+    record = newest(plans)
+    table = open_part(plans, record, "samples")
+    columns = {one: table.column(one).combine_chunks() for one in table.column_names}
+    title, change = STRANGE[name]
+    columns[title] = change(columns[title])
+    left = {name: column for name, column in columns.items() if column is not None}
+    batch = pa.record_batch(left)
+    record["columns"]["samples"] = write_columns(plans, batch.schema, [batch])
+    with pytest.raises(StateError) as caught:
+        open_samples(plans, record)
+    path = plans / f"{record['columns']['samples']}.arrow"
+    assert caught.value.where == str(path)

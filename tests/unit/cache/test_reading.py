@@ -1,7 +1,8 @@
-"""Shards are mapped once and verified once, by all processes that read together."""
+"""Every damaged byte is named before use, and what was verified once is not again, by
+any of the processes that read together.
+"""
 
 import errno
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,128 +10,152 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError, SystemFault
-from dstrain.cache import FeatureCache, ShardWriter, reading
-from dstrain.cache.reading import copies
-from dstrain.cache.shards import data_start
-from torch.multiprocessing.spawn import spawn
+from dstrain.cache import FeatureCache, ShardWriter, read_shard
+from torch import multiprocessing
 
 from tests.support.caching_project import address
 from tests.support.unreadable import make_unreadable
 
+COUNT = 6
+
+
+def filled(folder: Path, count: int) -> FeatureCache:
+    """A cache of numbers, each in a shard of its own."""
+    FeatureCache.create(folder)
+    writer = ShardWriter(FeatureCache.open(folder), {}, max_bytes=1)
+    for number in range(count):
+        writer.add(address(str(number)), torch.full((8,), number))
+    return FeatureCache.open(folder)
+
 
 @pytest.fixture
 def cache(tmp_path: Path) -> FeatureCache:
-    FeatureCache.create(tmp_path)
-    writer = ShardWriter(FeatureCache.open(tmp_path), {}, max_bytes=1)
-    for number in range(6):
-        writer.add(address(str(number)), torch.full((8,), number))
-    return FeatureCache.open(tmp_path)
+    return filled(tmp_path, COUNT)
 
 
-def read_all(cache: FeatureCache) -> list[int]:
-    return [int(cache.read(address(str(number)))[0]) for number in range(6)]
+def read(cache: FeatureCache, number: int) -> int:
+    return int(cache.read(address(str(number)))[0])
 
 
-def test_a_header_is_verified_once_however_often_a_shard_is_mapped(
-    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "OPEN_SHARDS", 2)
-    opened: list[Path] = []
-
-    def start(path: Path) -> int:
-        opened.append(path)
-        return data_start(path)
-
-    monkeypatch.setattr(reading, "data_start", start)
-    for _ in range(3):
-        assert read_all(cache) == [*range(6)]
-    assert len(opened) == len(set(opened)) == 6
+def read_all(cache: FeatureCache) -> None:
+    assert [read(cache, number) for number in range(len(cache))] == [*range(len(cache))]
 
 
-def in_child(rank: int, cache: FeatureCache) -> None:
-    assert read_all(cache) == [*range(6)]
+def path_of(cache: FeatureCache, number: int) -> Path:
+    """The shard of a number."""
+    for path in (cache.folder / "shards").iterdir():
+        if bytes.fromhex(address(str(number))) == bytes(read_shard(path).rows[0][0]):
+            return path
+    raise AssertionError(number)
 
 
-def forked(cache: FeatureCache) -> None:
-    process: Any = multiprocessing.get_context("fork").Process(
-        target=in_child, args=(0, cache)
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+def overwrite(path: Path, place: int, data: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    end = place % len(content) + len(data)
+    content[end - len(data) : end] = data
+    path.write_bytes(content)
 
 
-def spawned(cache: FeatureCache) -> None:
-    spawn(in_child, (cache,))  # type: ignore[no-untyped-call]
+def damaged(cache: FeatureCache, number: int, path: Path) -> None:
+    with pytest.raises(StateError) as caught:
+        read(cache, number)
+    assert caught.value.where == str(path)
 
 
-@pytest.mark.parametrize("start", [forked, spawned])
+@pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_what_one_process_verified_no_other_verifies_again(
+    cache: FeatureCache, start: str
+) -> None:
+    child = multiprocessing.get_context(start).Process(target=read_all, args=(cache,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    path = path_of(cache, 3)
+    overwrite(path, -64, (7).to_bytes(8, "little"))
+    assert read(cache, 3) == 7
+    # Another run does.
+    damaged(FeatureCache.open(cache.folder), 3, path)
+
+
+def test_a_header_is_verified_once_of_however_many_shards_and_no_file_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = filled(tmp_path, 300)
+    cache.write_index()
+    cache = FeatureCache.open(tmp_path)
+    read_all(cache)
+    path = path_of(cache, 0)
+    overwrite(path, 9, b"x")
+    read_all(cache)
+    damaged(FeatureCache.open(tmp_path), 0, path)
+    # One that cannot be opened any more is not called damaged.
+    make_unreadable(monkeypatch, path, errno.EMFILE)
+    with pytest.raises(SystemFault) as caught:
+        read(cache, 0)
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        Path.unlink,
+        lambda path: path.rename(path.with_suffix(".old")) and path.mkdir(),
+    ],
+    ids=["cut short", "gone", "a folder"],
+)
+def test_a_shard_that_is_cut_short_or_gone_is_named(
+    cache: FeatureCache, change: Callable[[Path], object]
+) -> None:
+    path = path_of(cache, 3)
+    change(path)
+    damaged(cache, 3, path)
+    assert read(cache, 4) == 4
+
+
+def test_a_header_that_is_not_what_its_name_says_is_refused(
     cache: FeatureCache,
-    start: Callable[[FeatureCache], None],
+) -> None:
+    renamed, longer = path_of(cache, 3), path_of(cache, 4)
+    renamed = renamed.rename(renamed.with_stem("0" * 40))
+    overwrite(longer, 0, b"\xff" * 8)
+    for path in (renamed, longer):
+        with pytest.raises(StateError) as caught:
+            FeatureCache.of_shards(cache.folder, [path])
+        assert caught.value.where == str(path)
+        path.unlink()
+    # Without its shard a value is not there.
+    with pytest.raises(StateError, match=address("3")) as caught:
+        read(FeatureCache.open(cache.folder), 3)
+    assert caught.value.where == str(cache.folder)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+def test_a_shard_that_cannot_be_read_is_not_called_damaged(
+    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = path_of(cache, 3)
+    make_unreadable(monkeypatch, path, number)
+    for use in (read_shard, lambda _: read(cache, 3)):
+        with pytest.raises(SystemFault) as caught:
+            use(path)
+        assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "kind"),
+    [(torch, "from_file", SystemFault), (torch.Tensor, "clone", MemoryError)],
+)
+def test_no_memory_to_map_a_shard_or_to_copy_a_value_is_no_damage(
+    owner: Any,
+    name: str,
+    kind: type[BaseException],
+    cache: FeatureCache,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    start(cache)
-
-    def again(*_: Any) -> None:
-        raise AssertionError("verified again")
-
-    monkeypatch.setattr(FeatureCache, "_verify", again)
-    assert read_all(cache) == [*range(6)]
-    with pytest.raises(AssertionError):
-        read_all(FeatureCache.open(cache.folder))  # another run does
-
-
-def test_a_shard_that_is_cut_short_is_named(cache: FeatureCache) -> None:
-    path = cache.folder / f"shards/{cache.shards[0]}.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(StateError, match=f"{path.name}: is damaged: it was cut short"):
-        read_all(cache)
-
-
-def test_tensors_of_another_size_than_what_is_stored_are_refused() -> None:
-    stored = torch.zeros(8, dtype=torch.uint8)
-    assert copies(stored, [("", "float32", [2])])[""].tolist() == [0.0, 0.0]
-    for entry in (("", "float32", [1]), ("", "float32", [3])):
-        with pytest.raises((ValueError, RuntimeError)):
-            copies(stored, [entry])
-
-
-def test_a_shard_that_cannot_be_opened_any_more_is_not_called_damaged(
-    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    again = FeatureCache.open(cache.folder)
-    header_ends = {
-        again._files.path(name): data_start(again._files.path(name))
-        for name in again.shards
-    }
-    path = cache.folder / f"shards/{cache.shards[0]}.safetensors"
-    # Its header was read before.
-    monkeypatch.setattr(reading, "data_start", header_ends.__getitem__)
-    make_unreadable(monkeypatch, path, errno.EMFILE)
-    with pytest.raises(SystemFault, match="cannot be read: Too many open files"):
-        read_all(again)
-
-
-def test_a_shard_that_cannot_be_mapped_is_not_called_damaged(
-    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def fails(*_: Any, **__: Any) -> None:
-        raise RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)\nframe")
+        raise RuntimeError("cannot allocate memory (12)\nframe")
 
-    monkeypatch.setattr(torch, "from_file", fails)
-    with pytest.raises(SystemFault) as caught:
-        read_all(cache)
-    assert caught.value.what.endswith("Cannot allocate memory (12)")
-    assert Path(caught.value.where).stem in cache.shards
-
-
-def test_no_memory_for_a_copy_is_no_damage(
-    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: Any) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(torch.Tensor, "clone", fails)
-    with pytest.raises(MemoryError, match="can't allocate memory"):
-        read_all(cache)
+    monkeypatch.setattr(owner, name, fails)
+    with pytest.raises(kind, match=r"\(12\)$"):
+        read(cache, 3)

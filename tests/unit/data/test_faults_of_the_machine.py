@@ -1,9 +1,7 @@
 """A fault of the machine is never taken for a bad row."""
 
 import errno
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from dstrain.plugin import Column
 from PIL import Image
 
 from tests.support.datasets import open_rows
+from tests.support.machines import no_more_files
 from tests.support.noise_images import noise_image
 from tests.support.unreadable import make_unreadable
 
@@ -33,17 +32,6 @@ def image(tmp_path: Path) -> Path:
     for row in ROWS:
         noise_image(16, 16).save(tmp_path / row["image"])
     return tmp_path / "0.png"
-
-
-@contextmanager
-def no_more_files() -> Iterator[None]:
-    """Inside, this process can open no file."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -130,7 +130,6 @@ def test_the_same_layers_in_other_words_act_the_same(
         ("a.lora3.up.weight", False),
         ("a.alpha", False),
         ("a.dora_scale", False),
-        ("a.weight", False),
     ],
 )
 def test_the_matrices_of_a_lora_are_told_by_their_names(key: str, wanted: bool) -> None:
@@ -264,7 +263,6 @@ def test_text_encoders_in_the_same_file_get_their_own(
         {"bias": "none"},
         {"use_dora": False},
         {"revision": "x"},
-        {"peft_version": "0.1"},
         {"peft_type": "LORA"},
         {"target_modules": "all-linear"},
     ],

@@ -41,7 +41,6 @@ def test_targets_count_their_layers_and_these_alone_are_trained() -> None:
     [
         ("to_qq", "'to_q'"),
         ("q", ""),
-        ("attn", ""),
         ("to_out", "blocks.0.attn.to_q"),
     ],
 )

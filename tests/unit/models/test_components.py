@@ -1,13 +1,12 @@
-"""Components are recognized by keys, folders, published names and configurations."""
+"""Components are recognized by keys, folders and published names."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from dstrain import ModelConfig
 from dstrain.models import NATIVE, component_at
-from dstrain.plugin import CheckpointFormat, Component, DiffusersNetwork, Files, KeyMap
+from dstrain.plugin import CheckpointFormat, Component, Files, KeyMap
 
 OLD = CheckpointFormat(("old.*",), (KeyMap("new", "old"),))
 
@@ -76,16 +75,3 @@ def test_a_pattern_may_name_a_components_folder_of_any_depth_or_its_file(
 )
 def test_a_place_ends_with_the_components_folder(place: str, name: str) -> None:
     assert component_at(ModelConfig([place]), (component("dit", "x"), WORDS)) == name
-
-
-def test_a_configuration_names_the_class_that_it_is_for() -> None:
-    network = DiffusersNetwork("diffusers:AutoencoderKL")
-    vae = component("vae", "x", network=network)
-    assert vae.accepts_config({"_class_name": "AutoencoderKL"})
-    assert not vae.accepts_config({"_class_name": "AutoencoderKLWan"})
-    assert component("any", "x").accepts_config({"_class_name": "AutoencoderKLWan"})
-
-
-def test_a_configuration_is_looked_for_beside_the_files(tmp_path: Path) -> None:
-    assert Files((tmp_path,)).folder == tmp_path
-    assert Files((tmp_path / "model.safetensors",)).folder == tmp_path

@@ -4,8 +4,6 @@ import pytest
 import torch
 from dstrain.models import DTYPES, default_device, precision
 
-CPU, GPU, MAC = (torch.device(name) for name in ("cpu", "cuda", "mps"))
-
 
 @pytest.mark.parametrize("mac", [False, True])
 @pytest.mark.parametrize("available", [False, True])
@@ -14,42 +12,40 @@ def test_a_gpu_is_used_where_there_is_one(
 ) -> None:
     for name, found in (("cuda", available), ("backends.mps", mac)):
         monkeypatch.setattr(f"torch.{name}.is_available", lambda found=found: found)
-    assert default_device() == (GPU if available else MAC if mac else CPU)
-
-
-@pytest.mark.parametrize(("version", "wanted"), [((13, 6), "no"), ((14, 0), "bf16")])
-def test_the_gpu_of_a_mac_computes_in_bf16_from_macos_14_on(
-    version: tuple[int, int], wanted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
-    monkeypatch.setattr(
-        "torch.backends.mps.is_macos_or_newer", lambda *least: version >= least
-    )
-    assert precision(None, MAC) == wanted
-    assert precision("bf16", MAC) == "bf16"
+    wanted = "cuda" if available else "mps" if mac else "cpu"
+    assert default_device() == torch.device(wanted)
 
 
 @pytest.mark.parametrize(
     ("flag", "launcher", "device", "wanted"),
     [
-        ("no", "bf16", GPU, "no"),
-        ("bf16", "no", CPU, "bf16"),
-        (None, "bf16", CPU, "bf16"),
-        (None, "no", GPU, "bf16"),
-        (None, "fp16", CPU, "no"),
-        (None, None, GPU, "bf16"),
-        (None, None, CPU, "no"),
+        ("no", "bf16", "cuda", "no"),
+        ("bf16", "no", "cpu", "bf16"),
+        (None, "bf16", "cpu", "bf16"),
+        (None, "no", "cuda", "bf16"),
+        (None, "fp16", "cpu", "no"),
+        (None, None, "cuda", "bf16"),
+        (None, None, "cpu", "no"),
+        (None, None, "mps 13.6", "no"),
+        (None, None, "mps 14.0", "bf16"),
+        ("bf16", None, "mps 13.6", "bf16"),
     ],
 )
 def test_precision_is_the_flags_else_the_launchers_else_the_devices(
     flag: str | None,
     launcher: str | None,
-    device: torch.device,
+    device: str,
     wanted: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The GPU of a Mac computes in bf16 from macOS 14 on."""
+    name, _, version = device.partition(" ")
+    monkeypatch.setattr(
+        "torch.backends.mps.is_macos_or_newer",
+        lambda *least: float(version) >= least[0],
+    )
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     if launcher is not None:
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
-    assert precision(flag, device) == wanted
+    assert precision(flag, torch.device(name)) == wanted
     assert wanted in DTYPES

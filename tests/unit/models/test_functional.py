@@ -1,14 +1,24 @@
-"""Images and latents in the shapes that networks read, and arguments that stay exact."""
+"""Images and latents in the shapes that networks read, arguments that stay exact, and
+numbers that are none.
+"""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers import QwenImagePipeline
 from diffusers.image_processor import VaeImageProcessor
-from dstrain import UsageError
-from dstrain.models import check_sides, override_positional_args, pack, unpack
+from dstrain import Pipeline, UsageError
+from dstrain.models import (
+    METHODS,
+    check_sides,
+    override_positional_args,
+    pack,
+    unpack,
+)
+from dstrain.models.finite import has_nan
 from dstrain.plugin.functional import (
     apply_guidance,
     as_uint8,
@@ -19,6 +29,8 @@ from dstrain.plugin.functional import (
 )
 from PIL import Image
 from torch import Tensor, nn
+
+from tests.support.family import MODEL
 
 
 class Sum(nn.Module):
@@ -105,3 +117,26 @@ def test_guidance_goes_from_the_negative_through_the_positive() -> None:
     positive, negative = torch.tensor([2.0]), torch.tensor([1.0])
     found = [apply_guidance(positive, negative, scale) for scale in (0.0, 1.0, 3.0)]
     assert torch.cat(found).tolist() == [1.0, 2.0, 4.0]
+
+
+def test_every_tensor_of_a_value_counts() -> None:
+    good = torch.ones(2)
+    bad = torch.tensor([1.0, float("nan")])
+    mask = torch.tensor([0.0, -float("inf")])
+    assert not has_nan([good, {"a": mask, "b": 3}, "text"])
+    assert has_nan([good, {"a": bad}])
+    assert has_nan(bad.to(torch.float8_e4m3fn))
+    assert not has_nan(good.to(torch.float8_e4m3fn))
+
+
+def test_a_damaged_weight_is_named() -> None:
+    """Also in what it is stored as."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
+    spec: Any = SimpleNamespace(unused_parameters={}, variant="base")
+    pipeline = Pipeline(spec, MODEL, {"dit": module, "vae": nn.Linear(2, 2)})
+    assert pipeline.damaged(["dit", "vae"]) == []
+    module[1].weight[0] = float("inf")
+    (found,) = pipeline.damaged(["dit", "vae"])
+    assert " dit " in found and found.endswith(" 1.weight")
+    module[1] = METHODS["fp8"].store(module[1], module[1].weight * 0)
+    assert pipeline.damaged(["dit"])[0].endswith(" 1.scale_0")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from dstrain import ModelConfig, StateError, run
 from dstrain.models import find
+from dstrain.models.hub import model_base
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import COMPONENTS, IDS, MODEL, weights_of
@@ -19,6 +20,7 @@ from tests.support.runs import config, configs, files, same, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 TINY = Path("models/Tiny/Tiny")
+ORIGINS = "model_id_with_origin_paths"
 DIT = ModelConfig(None, "Tiny/Tiny", "transformer/model*.safetensors")
 
 
@@ -147,7 +149,7 @@ def test_a_stage_never_opens_the_files_it_does_not_need(
         "model_paths": json.dumps(list(weights_of(here / "model").values())),
     }
     if by_id:
-        flags |= {"model_paths": None, "model_id_with_origin_paths": IDS}
+        flags |= {"model_paths": None, ORIGINS: IDS}
     whole = files(train(here, output_path=here / "whole", **flags))
     cached, fresh = {"vae"}, {"transformer"}
     (cached if trained == "dit" else fresh).update({"text_encoder", "tokenizer"})
@@ -162,3 +164,27 @@ def test_a_stage_never_opens_the_files_it_does_not_need(
         shutil.rmtree(place)
         shutil.rmtree("data", ignore_errors=True)
     assert same(whole, files(here / "out"))
+
+
+def test_a_path_in_a_list_is_a_set_of_its_own_and_must_exist(here: Path) -> None:
+    paths = weights_of(here / "model")
+    flat = json.dumps([*paths["dit"], paths["text_encoder"], paths["vae"][0]])
+    with pytest.raises(StateError, match=r"model-\d-of-2\.safetensors: .* dit"):
+        train(here, model_paths=flat)
+    paths["dit"] = [str(here / "model/transformer/nothing.safetensors")]
+    with pytest.raises(StateError, match=r"transformer/nothing\.safetensors: "):
+        train(here, model_paths=json.dumps(list(paths.values())))
+
+
+@pytest.mark.parametrize("tool", ["DSTRAIN", "DIFFSYNTH"])
+def test_model_ids_lie_where_the_environment_says(
+    tool: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert model_base() == Path("models")
+    shutil.move("models", "elsewhere")
+    flags = {"model_paths": None, ORIGINS: IDS, "max_steps": 1}
+    with pytest.raises(StateError) as caught:
+        train(here, **flags)
+    assert caught.value.where == "models/Tiny/Tiny/transformer/model*.safetensors"
+    monkeypatch.setenv(f"{tool}_MODEL_BASE_PATH", str(here / "elsewhere"))
+    train(here, **flags)

@@ -195,25 +195,6 @@ def test_weights_that_are_one_may_be_in_the_files_once(
         assert torch.equal(network.get_parameter(name), tensor)
 
 
-def test_a_configuration_has_defaults_filled_in_and_nothing_the_constructor_does_not_take(
-    tmp_path: Path,
-) -> None:
-    linear = DiffusersNetwork("torch.nn:Linear")
-    content = {"in_features": 2, "out_features": 3, "_version": "1", "old": 4}
-    configuration = linear.configure(content)
-    assert vars(configuration) == {
-        "in_features": 2,
-        "out_features": 3,
-        "bias": True,
-        "device": None,
-        "dtype": None,
-    }
-    path = tmp_path / "x.safetensors"
-    save_file({"weight": torch.ones(3, 2), "bias": torch.zeros(3)}, path)
-    network = linear.load(Files((path,)), configuration, torch.float32)
-    assert torch.equal(network(torch.ones(2)), torch.full((3,), 2.0))
-
-
 class Wider(nn.Linear):
     """A network that passes what it does not take itself to the class above."""
 
@@ -222,18 +203,19 @@ class Wider(nn.Linear):
         self.extra = extra
 
 
-def test_a_configuration_has_what_the_constructor_passes_on() -> None:
-    wider = DiffusersNetwork(f"{__name__}:Wider")
-    configuration = wider.configure({"in_features": 2, "out_features": 3, "old": 4})
-    assert vars(configuration) == {
-        "in_features": 2,
-        "extra": 5,
-        "out_features": 3,
-        "bias": True,
-        "device": None,
-        "dtype": None,
-    }
-    assert wider.build(configuration).weight.shape == (3, 2)
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("torch.nn:Linear", {}), (f"{__name__}:Wider", {"extra": 5})],
+)
+def test_a_configuration_has_defaults_and_nothing_that_no_constructor_takes(
+    name: str, own: dict[str, int]
+) -> None:
+    network = DiffusersNetwork(name)
+    sizes = {"in_features": 2, "out_features": 3}
+    configuration = network.configure({**sizes, "_version": "1", "old": 4})
+    defaults = {"bias": True, "device": None, "dtype": None}
+    assert vars(configuration) == {**sizes, **defaults, **own}
+    assert network.build(configuration).weight.shape == (3, 2)
 
 
 class Words:

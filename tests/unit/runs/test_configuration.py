@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import Batch, Task, TrainConfig, TrainingModule, UsageError, run
+from dstrain import Task, TrainConfig, UsageError, run
 from dstrain.models import default_device
-from dstrain.runs import plan_of
-from torch import Tensor, nn
+from torch import nn
 
 from tests.support.runs import (
     config,
@@ -36,6 +35,11 @@ def recorded(output: Path) -> Any:
     return json.loads((output / "logs/config.json").read_text())
 
 
+TRAINED_TWICE = {"trainable_models": "dit", "lora_base_model": "dit"}
+WITHOUT_BLOCKS = {"trainable_models": "vae.encoder", "use_gradient_checkpointing": True}
+NO_TIMESTEPS = {"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}
+
+
 @pytest.mark.parametrize(
     ("changes", "option", "named"),
     [
@@ -44,23 +48,11 @@ def recorded(output: Path) -> Any:
         ({"task": "stf"}, "--task", "'sft'"),
         ({"task": "sft:trian"}, "--task", "'sft:train'"),
         ({"trainable_models": "dot"}, "--trainable_models", "'dit'"),
-        (
-            {"trainable_models": "dit", "lora_base_model": "dit"},
-            "--lora_base_model",
-            "--trainable_models",
-        ),
+        (TRAINED_TWICE, "--lora_base_model", "--trainable_models"),
         ({"dataset_base_path": None}, "--dataset_base_path", ""),
         ({"output_path": None}, "--output_path", ""),
-        (
-            {"trainable_models": "vae.encoder", "use_gradient_checkpointing": True},
-            "--use_gradient_checkpointing",
-            "Vae",
-        ),
-        (
-            {"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5},
-            "--min_timestep_boundary",
-            "0.5",
-        ),
+        (WITHOUT_BLOCKS, "--use_gradient_checkpointing", "Vae"),
+        (NO_TIMESTEPS, "--min_timestep_boundary", "0.5"),
     ],
 )
 def test_what_is_unknown_or_missing_is_refused_by_its_option(
@@ -119,20 +111,6 @@ def test_the_smaller_of_epochs_and_steps_ends_a_run_and_is_named(
     assert [flag for flag in ("--max_steps", "--num_epochs") if flag in line] == (
         [named] if named else []
     )
-
-
-def test_a_batch_has_samples_of_one_size(here: Path, tmp_path: Path) -> None:
-    sizes: list[list[Any]] = []
-
-    class Spied(TrainingModule):
-        def forward(self, batch: Batch) -> Tensor:
-            sizes.append([one.values["input_image"].size for one in batch.samples])
-            return super().forward(batch)
-
-    train(here, Spied, output_path=tmp_path, batch_size=2, num_epochs=2)
-    assert {len(batch) for batch in sizes} == {1, 2}
-    assert all(len(set(batch)) == 1 for batch in sizes)
-    assert sum(map(len, sizes)) == 12
 
 
 def test_what_is_trained_in_full_is_fp32_and_the_rest_is_not(here: Path) -> None:
@@ -219,19 +197,6 @@ def test_the_hub_of_the_environment_is_recorded_where_files_are_named_by_id(
         assert recorded(out).get("hub") == hub
 
 
-def test_the_feature_cache_is_where_diffsynth_studios_commands_have_it(
-    here: Path, tmp_path: Path
-) -> None:
-    train(here, task="sft:data_process", output_path=tmp_path / "cache")
-    split = train(
-        here,
-        task="sft:train",
-        dataset_base_path=tmp_path / "cache",
-        output_path=tmp_path / "split",
-    )
-    assert same(files(split), files(train(here, output_path=tmp_path / "whole")))
-
-
 def test_a_stage_of_a_command_that_runs_both_is_recorded_as_it_was_typed(
     here: Path, tmp_path: Path
 ) -> None:
@@ -264,19 +229,6 @@ def test_where_a_model_is_initialized_is_said_once_and_changes_nothing(
     given = {"initialize_model_on_cpu": True, "output_path": tmp_path / "b"}
     assert same(plain, files(train(here, max_steps=1, **given)))
     assert capsys.readouterr().err.count(flag) == 1
-
-
-def test_the_plan_of_a_command_line_is_that_of_its_columns(
-    here: Path, tmp_path: Path
-) -> None:
-    plan, kept = plan_of(config(here, dry_run=True))
-    assert kept == {}
-    assert plan.inputs == {"prompt", "input_image", "height", "width"}
-    assert (plan.spec.variant, plan.task.name) == ("base", "sft")
-    assert plan.trainables == ("dit",)
-    (tmp_path / "metadata.json").write_text(json.dumps([{"prompt": "dog"}]))
-    with pytest.raises(UsageError, match="'image'"):
-        plan_of(config(here, dry_run=True, dataset_base_path=tmp_path))
 
 
 TASKS = """

@@ -23,7 +23,6 @@ from dstrain import (
 )
 from dstrain.cache import readers
 from dstrain.runs.loop import steps
-from dstrain.training import split_across_ranks
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -358,30 +357,6 @@ def test_flags_of_the_second_stage_act_there(here: Path, tmp_path: Path) -> None
     assert len(list(steps(low))) == len(seen) == 6
     highest = 1000 * low.module.timestep_sampler.schedule.table[900].item()
     assert max(seen) <= highest < 300
-
-
-def test_every_process_gets_as_many_micro_batches_and_fillers_weigh_nothing(
-    here: Path,
-) -> None:
-    """Three processes in turn, on one weight: their losses add up to that of one
-    process.
-    """
-    flags = {"trainable_models": "dit", "gradient_accumulation_steps": 3}
-    ready = training_run(config(here, **flags))
-    keys = next(iter(ready.order.global_batches(0)))[:2]
-    parts = [list(split_across_ranks(keys, 1, rank, 3)) for rank in range(3)]
-    assert [len(part) for part in parts] == [1, 1, 1]
-
-    def sample(row: int) -> Any:
-        return ready.source.sample(row)
-
-    losses = [
-        ready.module(Batch(micro, [sample(key.row) for key in micro.keys])).item()
-        for (micro,) in parts
-    ]
-    assert losses[2] == 0.0
-    alone = [ready.module.losses([sample(key.row)], [key]).item() for key in keys]
-    assert sum(losses) == pytest.approx(sum(alone) / 2, rel=1e-6)
 
 
 def test_lora_training_continues_from_a_file_strictly(

@@ -2,7 +2,6 @@
 from a file, and a file that acts as what was trained.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -319,20 +318,6 @@ def test_dropout_of_a_live_unit_does_not_depend_on_the_batch(
     assert (together - alone).abs().max() <= 1e-6
     others = module.losses(samples, [one._replace(repeat=1) for one in keys])
     assert not torch.equal(together, others)
-
-
-@of_each_type
-def test_a_dry_run_counts_what_is_trained(
-    name: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = f"--model tiny --toy --dataset_base_path {here / 'data'} --lora_rank 2"
-    given = [f"--{flag}={value}" for flag, value in TYPES[name].items()]
-    assert main([*words.split(), *given, "--output_path", "out", "--dry_run"]) == 0
-    out = capsys.readouterr().out
-    ready = training_run(config(here, **TYPES[name]))
-    count = sum(one.numel() for one in ready.module.trained_parameters)
-    assert re.search(rf"trained weights .* {count} parameters in fp32", out)
-    assert re.search(r"activations +[\d.]+ [KM]iB", out)
 
 
 def test_the_header_says_what_was_trained(here: Path, tmp_path: Path) -> None:

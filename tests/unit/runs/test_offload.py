@@ -15,10 +15,12 @@ from tests.support.poisoned_memory import poisoned_memory
 from tests.support.runs import config, outcome, same, train, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
+ONE = {"blocks_to_swap": 1}
+ALL = {"enable_model_cpu_offload": True}
 WAYS: dict[str, dict[str, Any]] = {
-    "one": {"blocks_to_swap": 1},
+    "one": ONE,
     "every block by number": {"blocks_to_swap": 2},
-    "all": {"enable_model_cpu_offload": True},
+    "all": ALL,
 }
 SETTINGS: dict[str, Any] = {
     "max_steps": 3,
@@ -84,6 +86,7 @@ def test_swapping_turns_checkpointing_on_and_says_so_once(
     assert "--blocks_to_swap" not in capsys.readouterr().err
 
 
+FULL = {"trainable_models": "dit.proj_in"}
 ENCODER = {"lora_base_model": "text_encoder", "lora_target_modules": "layer"}
 
 
@@ -93,26 +96,10 @@ ENCODER = {"lora_base_model": "text_encoder", "lora_target_modules": "layer"}
     [
         ({"blocks_to_swap": 3}, "--blocks_to_swap", "--blocks_to_swap 2"),
         ({"blocks_to_swap": 0}, "--blocks_to_swap", "0"),
-        (
-            {"blocks_to_swap": 1, "trainable_models": "dit"},
-            "--blocks_to_swap",
-            "--trainable_models",
-        ),
-        (
-            {"enable_model_cpu_offload": True, "trainable_models": "dit.proj_in"},
-            "--enable_model_cpu_offload",
-            "--trainable_models",
-        ),
-        (
-            {"blocks_to_swap": 1, **ENCODER},
-            "--use_gradient_checkpointing",
-            "TextEncoder",
-        ),
-        (
-            {"blocks_to_swap": 1, "enable_model_cpu_offload": True},
-            "--blocks_to_swap",
-            "--enable_model_cpu_offload",
-        ),
+        ({**ONE, **FULL}, "--blocks_to_swap", "--trainable_models"),
+        ({**ALL, **FULL}, "--enable_model_cpu_offload", "--trainable_models"),
+        ({**ONE, **ENCODER}, "--use_gradient_checkpointing", "TextEncoder"),
+        ({**ONE, **ALL}, "--blocks_to_swap", "--enable_model_cpu_offload"),
         ({"offload_models": "text_encodr"}, "--offload_models", "'text_encoder'"),
         ({"offload_models": "dit"}, "--offload_models", "--blocks_to_swap"),
         ({"offload_models": "tokenizer"}, "--offload_models", "tokenizer"),

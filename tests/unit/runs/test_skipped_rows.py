@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from dstrain import StateError, UsageError, run
-from dstrain.cli.main import main
 from dstrain.storage import BAD_SAMPLES, lock
 
 from tests.support.runs import (
@@ -153,18 +152,6 @@ def test_without_skip_damage_that_decoding_meets_is_named_by_row_and_column(
     with pytest.raises(UsageError, match=r"'3\.png'") as caught:
         train(folder, task=task, dataset_num_workers=workers)
     assert caught.value.where == "metadata.json:4:image"
-
-
-def test_the_command_line_does_the_same(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    hurt(folder / "data/3.png")
-    words = ["--model", "tiny", "--toy", "--dataset_base_path", str(folder / "data")]
-    words.append("--output_path")
-    assert main([*words, str(folder / "error")]) == 2
-    assert "dstrain: error: metadata.json:4:image: '3.png'" in capfd.readouterr().err
-    assert main([*words, str(folder / "skip"), "--on_bad_sample", "skip"]) == 0
-    assert [line["row"] for line in listed(folder / "skip/logs")] == [4]
 
 
 def test_a_folder_in_use_by_another_run_is_refused_before_anything_is_decoded(

@@ -14,6 +14,7 @@ from tests.support.family import write_data
 from tests.support.processes import commands, in_processes, words
 from tests.support.runs import (
     config,
+    flags_of,
     log,
     outcome,
     same,
@@ -137,11 +138,9 @@ def test_a_cache_without_it_is_refused_with_the_command_that_fills_it(
 
 
 def test_two_processes_compute_what_one_does(here: Path, tmp_path: Path) -> None:
-    given = vars(config(here))
-    names = ("model", "dataset_base_path", "model_paths", "lora_rank")
-    flags = {name: given[name] for name in names} | second(here / "val")
     # No step moves the weights, which would differ by rounding.
-    flags |= {"learning_rate": 1e-30, "max_steps": 1, "mixed_precision": "no"}
+    still = {"learning_rate": 1e-30, "max_steps": 1, "mixed_precision": "no"}
+    flags = flags_of(here, **still, **second(here / "val"))
     for size in (1, 2):
         place = {"feature_cache": tmp_path / f"cache-{size}"}
         stage_1 = words({**flags, **place, "task": "sft:data_process"})

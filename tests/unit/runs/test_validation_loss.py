@@ -26,6 +26,7 @@ from tests.support.processes import commands, in_processes, words
 from tests.support.runs import (
     PowerCut,
     config,
+    flags_of,
     log,
     outcome,
     same,
@@ -169,11 +170,9 @@ def test_another_split_is_refused_by_name_and_other_steps_are_not(
 
 
 def test_two_processes_compute_what_one_does(dropping: Path, tmp_path: Path) -> None:
-    given = vars(config(dropping))
-    names = ("model", "dataset_base_path", "model_paths", "lora_rank")
-    flags = {name: given[name] for name in names} | SPLIT
     # No step moves the weights, which would differ by rounding.
-    flags |= {"learning_rate": 1e-30, "max_steps": 1, "mixed_precision": "no"}
+    still = {"learning_rate": 1e-30, "max_steps": 1, "mixed_precision": "no"}
+    flags = flags_of(dropping, **still, **SPLIT)
     for size, batch_size in ((1, 2), (2, 1)):
         place = {"output_path": tmp_path / str(size), "batch_size": batch_size}
         ended = in_processes(size, commands(words(flags | place)), tmp_path)

@@ -40,6 +40,9 @@ if int(sys.argv[2]):
     fcntl.flock = refuse
 with lock(Path(sys.argv[1])):
     if sys.argv[3] == "with a child" and os.fork() == 0:
+        if not int(sys.argv[2]):
+            file = os.open(os.path.join(sys.argv[1], ".dstrain.lock"), os.O_RDWR)
+            fcntl.flock(file, fcntl.LOCK_EX)  # when its parent has died
         time.sleep(1)
         os._exit(0)
     print("held", flush=True)
@@ -319,14 +322,13 @@ def test_a_file_of_somebody_else_in_the_place_of_the_locks_is_kept(
     (folder / name).symlink_to(outside)
     assert name in refused(folder)
     assert outside.read_text() == "7"
-
-
-def test_a_lock_of_another_program_is_no_hindrance(tmp_path: Path) -> None:
-    for name in (".lock", ".lock.pid"):
-        (tmp_path / name).write_text("mine")
-    with lock(tmp_path):
+    # Locks of other programs are no hindrance.
+    (folder / name).unlink()
+    for other in (".lock", ".lock.pid"):
+        (folder / other).write_text("mine")
+    with lock(folder):
         pass
-    assert names(tmp_path) - {LOCK} == {".lock", ".lock.pid"}
+    assert names(folder) - {LOCK} == {".lock", ".lock.pid"}
 
 
 def test_a_lock_file_is_not_read_which_windows_refuses_while_it_is_locked(

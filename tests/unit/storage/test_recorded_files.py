@@ -69,12 +69,8 @@ def test_other_content_of_equal_size_is_found(
     times = (before.st_atime_ns, before.st_mtime_ns) if keeps_time else (1, 1)
     os.utime(path, ns=times)
     assert first_changed(recorded) == str(path)
-
-
-def test_what_is_gone_or_no_file_is_passed_over(
-    recorded: Files, tmp_path: Path
-) -> None:
-    (tmp_path / "7.txt").unlink()
+    # What is gone or no file is passed over.
+    path.unlink()
     (tmp_path / "8.txt").unlink()
     (tmp_path / "8.txt").mkdir()
     assert first_changed(recorded) is None

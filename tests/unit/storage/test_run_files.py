@@ -54,6 +54,9 @@ def test_a_saved_state_is_noted_once(tmp_path: Path) -> None:
     assert not RunFiles.read(tmp_path).committed
     files.commit()
     assert RunFiles.read(tmp_path).committed
+    # Older versions did not write it down.
+    (tmp_path / RUN).write_text('{"files": [["a", 0]]}')
+    assert RunFiles.read(tmp_path).committed
 
 
 def test_removing_a_file_removes_the_folders_that_this_leaves_empty(

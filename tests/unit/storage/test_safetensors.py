@@ -2,7 +2,6 @@
 named.
 """
 
-import resource
 import weakref
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from dstrain.storage import (
 )
 from dstrain.storage.safetensors import read_rows
 from safetensors.torch import save_file
+
+from tests.support.machines import most_bytes
 
 DTYPES = (
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -43,13 +44,8 @@ def test_a_size_limit_keeps_the_old_tensors(tmp_path: Path, limit: int) -> None:
     path = tmp_path / "a.safetensors"
     write_tensors(path, {"a": torch.ones(2)}, {})
     before = path.read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
-        with pytest.raises(SystemFault, match="8,000") as caught:
-            write_tensors(path, {"a": torch.ones(2000)}, {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with most_bytes(limit), pytest.raises(SystemFault, match="8,000") as caught:
+        write_tensors(path, {"a": torch.ones(2000)}, {})
     assert caught.value.where == str(path)
     assert path.read_bytes() == before
     assert names(tmp_path) == ["a.safetensors"]
@@ -77,14 +73,9 @@ def test_tensors_round_trip_of_every_kind(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert have[name].dtype == tensor.dtype
         assert torch.equal(have[name], tensor)
-
-
-@pytest.mark.parametrize("metadata", [{}, {"a": "b"}])
-def test_a_file_without_tensors_can_be_read(
-    tmp_path: Path, metadata: dict[str, str]
-) -> None:
-    write_tensors(tmp_path / "a.safetensors", {}, metadata)
-    assert read_tensors(tmp_path / "a.safetensors") == ({}, metadata)
+    for header in ({}, {"a": "b"}):
+        write_tensors(tmp_path / "none", {}, header)
+        assert read_tensors(tmp_path / "none") == ({}, header)
 
 
 def test_equal_tensors_give_equal_bytes(tmp_path: Path) -> None:
@@ -93,9 +84,7 @@ def test_equal_tensors_give_equal_bytes(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.safetensors"
         write_tensors(path, {"b": torch.ones(3), "a": torch.zeros(2)}, metadata)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
-    tensors, header = read_tensors(path)
-    assert header == metadata
-    assert torch.equal(tensors["b"], torch.ones(3))
+    assert read_tensors(path)[1] == metadata
 
 
 def test_tensors_are_as_readable_to_others_as_any_file(tmp_path: Path) -> None:

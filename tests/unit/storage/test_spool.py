@@ -1,9 +1,7 @@
 """Values that are too many for RAM are on disk, and read as they were written."""
 
 import os
-import resource
 import tempfile
-import tracemalloc
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -13,6 +11,8 @@ import pytest
 from dstrain import SystemFault
 from dstrain.storage import Chosen
 from dstrain.storage.spool import Spool
+
+from tests.support.machines import most_bytes
 
 VALUES = [
     ["a.png", "a dog", ["x", "y"]],
@@ -61,20 +61,6 @@ def test_values_are_read_as_they_were_written_between_writes(
     assert list(chosen[1:]) == [VALUES[0]]
 
 
-def test_a_value_takes_eight_bytes_of_ram() -> None:
-    tracemalloc.start()
-    kept = {}
-    for count in (4_000, 12_000):
-        spool = Spool()
-        for number in range(count):
-            spool.append(f"{number:0500}")
-        assert sum(len(value) for value in spool) == 500 * count
-        kept[count] = tracemalloc.get_traced_memory()[0]
-        del spool
-    tracemalloc.stop()
-    assert kept[12_000] - kept[4_000] < 12 * 8_000
-
-
 def send(spool: Spool, sender: Connection) -> None:
     sender.send([spool[1], spool[-1], list(spool)[4:] == MANY])
 
@@ -94,11 +80,6 @@ def test_another_process_reads_it(
 
 
 def test_a_full_disk_is_a_fault_of_the_system() -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(SystemFault, match="TMPDIR") as caught:
-            filled()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with most_bytes(1000), pytest.raises(SystemFault, match="TMPDIR") as caught:
+        filled()
     assert caught.value.where == tempfile.gettempdir()

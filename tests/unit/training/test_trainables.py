@@ -112,6 +112,10 @@ def test_only_what_is_trained_is_in_training_mode_whatever_was_before(
     assert modes == {"dit": True, "text_encoder": False, "vae": False}
     for name in modes:
         components[name].train().requires_grad_(True)
+    inputs = frozenset({"prompt", "input_image", "height", "width"})
+    assert module.plan(inputs).components["train"] == ("dit",)
+    module.switch_to_training_mode(Trainables(full=("text_encoder",)))
+    assert "text_encoder" in module.plan(inputs).components["train"]
     module.switch_to_training_mode(Trainables(full=("dit.time",)))
     assert not any(components[name].training for name in modes)
     assert not components["dit"].blocks.training

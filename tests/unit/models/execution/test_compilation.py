@@ -4,7 +4,7 @@ be compiled is said.
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -18,29 +18,29 @@ from torch import Tensor, nn
 from tests.support.family import Dit
 
 CPU = torch.device("cpu")
-Use = Callable[[Callable[..., Any]], None]
-
-
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
-    """Return use(function), which makes that the compiler: (graph, inputs) -> a call."""
-    torch._dynamo.reset()
-    limit = torch._dynamo.config.patch(recompile_limit=8)
-    backend = "dstrain.models.execution.compilation.BACKEND"
-    with limit:
-        yield lambda function: monkeypatch.setattr(backend, function)
 
 
 class Compiler:
-    """Counts what is compiled, and computes it as it is."""
+    """Counts what is compiled, and computes it as it is, unless it has a fault."""
 
-    def __init__(self) -> None:
-        self.graphs = 0
+    graphs = 0
+    fault = ""
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
         """Count a graph."""
+        if self.fault:
+            raise ValueError(self.fault)
         self.graphs += 1
         return graph.forward
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    torch._dynamo.reset()
+    made = Compiler()
+    monkeypatch.setattr("dstrain.models.execution.compilation.BACKEND", made)
+    with torch._dynamo.config.patch(recompile_limit=8):
+        yield made
 
 
 def network(depth: int = 3) -> Dit:
@@ -64,9 +64,9 @@ def numbers(dit: nn.Module, tokens: int = 4) -> dict[str, Tensor]:
     return found
 
 
-def test_blocks_are_compiled_once_for_all_and_keep_their_names(use: Use) -> None:
-    compiler = Compiler()
-    use(compiler)
+def test_blocks_are_compiled_once_for_all_and_keep_their_names(
+    compiler: Compiler,
+) -> None:
     plain, compiled = network(6), network(6)
     names = list(compiled.state_dict())
     compile_blocks({"dit": compiled}, CPU)
@@ -85,9 +85,7 @@ def test_blocks_are_compiled_once_for_all_and_keep_their_names(use: Use) -> None
     assert torch._dynamo.config.recompile_limit == 64
 
 
-def test_a_check_compiles_nothing(use: Use) -> None:
-    compiler = Compiler()
-    use(compiler)
+def test_a_check_compiles_nothing(compiler: Compiler) -> None:
     dit = network()
     compile_blocks({"dit": dit}, CPU, check_only=True)
     numbers(dit)
@@ -97,11 +95,8 @@ def test_a_check_compiles_nothing(use: Use) -> None:
         compile_blocks(others, CPU, True)
 
 
-def test_what_cannot_be_compiled_is_said(use: Use) -> None:
-    def fail(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        raise ValueError("no compiler\nwas found")
-
-    use(fail)
+def test_what_cannot_be_compiled_is_said(compiler: Compiler) -> None:
+    compiler.fault = "no compiler\nwas found"
     dit = network()
     compile_blocks({"dit": dit}, CPU)
     with pytest.raises(UsageError, match=r"--compile: dit\.blocks\.0 \(Block\)") as one:

@@ -9,7 +9,6 @@ from dstrain.models.execution import (
     StoredLayers,
     described,
     last_blocks,
-    matches,
 )
 from dstrain.plugin import QuantizationMethod
 
@@ -25,23 +24,6 @@ def stored(
 
 def identity(*entries: StoredLayers) -> list[str]:
     return Kept(entries).identity
-
-
-@pytest.mark.parametrize(
-    ("patterns", "wanted"),
-    [
-        (["to_q"], True),
-        (["x", "blocks.1.to_q"], True),
-        (["blocks.*.to_q"], True),
-        (["q"], False),
-        (["blocks.1"], False),
-        ([], False),
-    ],
-)
-def test_a_layer_matches_by_its_whole_name_its_ending_or_a_pattern(
-    patterns: list[str], wanted: bool
-) -> None:
-    assert matches("blocks.1.to_q", patterns) == wanted
 
 
 def test_entries_that_store_the_same_layers_have_the_same_identity() -> None:

@@ -1,6 +1,7 @@
 """Weights in RAM come back bit for bit, whatever their form, and leave no memory behind."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,19 +59,16 @@ def test_where_memory_cannot_be_locked_its_error_ends_no_later_kernel(
     """CUDA keeps an error until torch asks for it, after the next kernel."""
     kept: list[str] = []
 
-    class Runtime:
-        """One that refuses."""
-
-        def cudaHostRegister(self, *given: int) -> int:
-            """Return the number of an error, and keep it."""
-            kept.append("out of memory")
-            return 2
+    def refuse(*given: int) -> int:
+        kept.append("out of memory")
+        return 2
 
     def kernel(*given: Any, **named: Any) -> None:
         if kept:
             raise RuntimeError(kept.pop())
 
-    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    runtime = SimpleNamespace(cudaHostRegister=refuse)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch, "zeros", kernel)
     _pin(torch.ones(2), CPU)
     assert kept == []

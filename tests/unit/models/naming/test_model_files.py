@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("tiny")
 ORIGINS = "model_id_with_origin_paths"
 
 
-def configs(**named: Any) -> list[ModelConfig]:
-    return list(model_configs(TrainConfig(model="tiny", **named), MODEL, offline=True))
+def configs(offline: bool = True, **named: Any) -> list[ModelConfig]:
+    return list(model_configs(TrainConfig(model="tiny", **named), MODEL, offline))
 
 
 def joined(paths: list[str]) -> dict[str, Any]:
@@ -42,12 +42,9 @@ def joined(paths: list[str]) -> dict[str, Any]:
 def test_a_published_id_is_the_files_of_the_long_option(
     revision: str, hub: Any
 ) -> None:
-    def online(**named: Any) -> tuple[ModelConfig, ...]:
-        return model_configs(TrainConfig(model="tiny", hub=hub, **named), MODEL)
-
     long = IDS.replace("Tiny/Tiny:", f"Tiny/Tiny{revision}:")
-    named = online(model_id=f"Tiny/Tiny{revision}")
-    assert named == online(**{ORIGINS: long})
+    named = configs(False, hub=hub, model_id=f"Tiny/Tiny{revision}")
+    assert named == configs(False, hub=hub, **{ORIGINS: long})
     assert [one.hub for one in named] == [hub] * 3
 
 

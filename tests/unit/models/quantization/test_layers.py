@@ -155,12 +155,14 @@ def planned(here: Path, *methods: str, of: str = "dit") -> None:
     run(config(here, quant_options=options, dry_run=True))
 
 
+TORCHAO = (
+    *("int8_w8a16", "int4_w4a16", "fp8_w8a16", "int8_w8a8", "fp8_w8a8", "int4_w4a8"),
+    *("mxfp8_w8a8", "mxfp4_w4a4", "nvfp4_w4a4", "nvfp4_w4a16"),
+)
 THEIRS = (
-    *("bitsandbytes_nf4", "bitsandbytes_fp4", "torchao_int8_w8a16"),
-    *("torchao_int4_w4a16", "torchao_fp8_w8a16", "torchao_int8_w8a8"),
-    *("torchao_fp8_w8a8", "torchao_int4_w4a8", "torchao_mxfp8_w8a8"),
-    *("torchao_mxfp4_w4a4", "torchao_nvfp4_w4a4", "torchao_nvfp4_w4a16"),
-    *("comfy_kitchen_int8_w8a8", "comfy_kitchen_fp8_w8a8"),
+    *(f"bitsandbytes_{kind}" for kind in ("nf4", "fp4")),
+    *(f"torchao_{kind}" for kind in TORCHAO),
+    *(f"comfy_kitchen_{kind}_w8a8" for kind in ("int8", "fp8")),
 )
 """The methods of DiffSynth-Studio."""
 
@@ -189,11 +191,9 @@ def test_every_method_of_diffsynth_studio_is_known_or_refused_with_what_to_use(
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("nf4", "bitsandbytes_nf4"),
         ("NF4", "bitsandbytes_nf4"),
         ("bitsandbytes_fp5", "bitsandbytes_fp4"),
         ("int8", "int8_block"),
-        ("fp", "fp8"),
     ],
 )
 def test_an_unknown_method_is_refused_with_the_nearest(

@@ -81,7 +81,7 @@ def kept(into: dict[int, Tensor]) -> Iterator[None]:
 def test_autograd_keeps_the_stored_weight_and_no_restored_one(
     method: str, is_checkpointed: bool
 ) -> None:
-    stored, _ = pair(method)
+    stored, plain = pair(method)
     own = {one.untyped_storage().data_ptr() for one in stored.stored}
     x = torch.randn(3, 72, requires_grad=True)
     found: dict[int, Tensor] = {}
@@ -93,13 +93,9 @@ def test_autograd_keeps_the_stored_weight_and_no_restored_one(
     y.sum().backward()
     others = [one for place, one in found.items() if place not in own]
     assert sum(one.numel() for one in others) <= x.numel()
-
-
-def test_a_plain_layer_is_seen_to_keep_its_weight() -> None:
-    _, plain = pair("fp8")
-    found: dict[int, Tensor] = {}
+    # A plain layer is seen to keep its weight.
     with kept(found):
-        plain(torch.randn(3, 72, requires_grad=True))
+        plain(x)
     assert plain.weight.data_ptr() in found
 
 

@@ -259,9 +259,9 @@ def test_killed_at_any_moment_it_leaves_nothing_half(
     body = partial(import_cache, exported, cache)
     total = events(body, tmp_path / "to")
     whole = listing(cache)
-    for event in range(0, total, 2):
+    for event in range(0, total, 3):
         shutil.rmtree(tmp_path / "to")
-        assert killed_at(event, body, tmp_path / "to", torn=bool(event % 4))
+        assert killed_at(event, body, tmp_path / "to", torn=bool(event % 2))
         if (cache / "store.json").exists():
             verify(cache)
         import_cache(exported, cache)

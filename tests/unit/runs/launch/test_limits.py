@@ -11,6 +11,8 @@ from dstrain import UsageError, run
 from tests.support.runs import config
 
 pytestmark = pytest.mark.usefixtures("tiny", "sharded")
+ROUNDED = {"mixed_precision": "bf16", "trainable_dtype": "bf16"}
+AVERAGED_TWICE = {"ema_decay": 0.9, "optimizer": "schedulefree"}
 
 
 @pytest.fixture
@@ -31,16 +33,8 @@ def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"blocks_to_swap": 1}, "--blocks_to_swap", ""),
         ({"enable_model_cpu_offload": True}, "--enable_model_cpu_offload", ""),
         ({"lora_type": "dora"}, "--lora_type", "dora"),
-        (
-            {"mixed_precision": "bf16", "trainable_dtype": "bf16"},
-            "--trainable_dtype",
-            "fp32",
-        ),
-        (
-            {"ema_decay": 0.9, "optimizer": "schedulefree"},
-            "--ema_decay",
-            "schedulefree",
-        ),
+        (ROUNDED, "--trainable_dtype", "fp32"),
+        (AVERAGED_TWICE, "--ema_decay", "schedulefree"),
     ],
 )
 def test_it_is_refused_by_its_option(

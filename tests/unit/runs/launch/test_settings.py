@@ -123,17 +123,10 @@ def test_files_of_fsdp_are_translated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU"])
 def test_files_without_sharding_say_nothing(kind: str, tmp_path: Path) -> None:
-    settings = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": kind,
-        "mixed_precision": "no",
-        "num_machines": 1,
-        "num_processes": 2,
-        "use_cpu": kind == "MULTI_CPU",
-    }
-    launch = read_launch(handed_on(settings, tmp_path))
-    assert launch == read_launch({})
-    assert not (launch.sharding or launch.said or launch.flags)
+    settings = {"distributed_type": kind, "use_cpu": kind == "MULTI_CPU"}
+    launch = read_launch(handed_on({**FSDP_2, **settings}, tmp_path))
+    assert launch.flags == {"mixed_precision": "bf16"}
+    assert not (launch.sharding or launch.said or read_launch({}).flags)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dstrain.cli.main import main
 
 from tests.support.forks import forget_accelerator
 from tests.support.processes import in_processes, words
-from tests.support.runs import changed, config, log, train
+from tests.support.runs import changed, config, flags_of, log, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 HIDDEN = {
@@ -39,12 +39,10 @@ def no_accelerator() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
-def test_processes_on_cpus_meet_told_or_not(
+def test_processes_on_cpus_meet_told_or_not_and_train_as_one(
     told: bool, here: Path, tmp_path: Path
 ) -> None:
-    given = vars(config(here))
-    names = ("model", "dataset_base_path", "model_paths", "lora_rank")
-    flags = {name: given[name] for name in names} | {"output_path": tmp_path / "out"}
+    flags = flags_of(here, output_path=tmp_path / "out", learning_rate=1e-2)
 
     def work(rank: int) -> int:
         if not told:
@@ -56,8 +54,11 @@ def test_processes_on_cpus_meet_told_or_not(
 
     ended = in_processes(2, work, tmp_path)
     assert ended.codes == (0, 0), ended.said
-    # Two samples a step, of three of each size.
-    assert len(log(tmp_path / "out")) == 4
+    one = log(train(here, output_path=tmp_path / "one", batch_size=2))
+    # Of three samples of each size, one is alone in its step.
+    assert len(one) == 4
+    for found, wanted in zip(log(tmp_path / "out"), one, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-3)
 
 
 def test_processes_that_do_not_meet_are_refused(

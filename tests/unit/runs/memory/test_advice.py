@@ -17,32 +17,23 @@ from tests.support.runs import config, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 DryRun = Callable[..., Any]
-CHECKPOINTS: Mapping[str, Any] = {"use_gradient_checkpointing": ""}
-IN_RAM: Mapping[str, Any] = {
-    "use_gradient_checkpointing": None,
-    "use_gradient_checkpointing_offload": "",
-}
-SPLIT: Mapping[str, Any] = {"task": "sft:train", "feature_cache": "FOLDER/out-features"}
-ORDERS: Mapping[str, tuple[dict[str, Any], list[tuple[float, dict[str, Any]]]]] = {
+CHECKPOINTS = "--use_gradient_checkpointing"
+IN_RAM = "--use_gradient_checkpointing - --use_gradient_checkpointing_offload"
+SPLIT = "--task sft:train --feature_cache out-features"
+ORDERS: Mapping[str, tuple[dict[str, Any], list[tuple[float, str]]]] = {
     "LoRA": (
         {"batch_size": 4},
         [
-            (0.99, {**CHECKPOINTS}),
-            (0.95, {**SPLIT}),
+            (0.99, CHECKPOINTS),
+            (0.95, SPLIT),
             (
                 0.79,
-                {
-                    "mixed_precision": "bf16",
-                    "batch_size": None,
-                    "gradient_accumulation_steps": "4",
-                    "quant_options": "dit:int8_block",
-                },
+                "--mixed_precision bf16 --batch_size - --gradient_accumulation_steps 4"
+                " --quant_options dit:int8_block",
             ),
-            (0.67, {**IN_RAM}),
-            (0.39, {"quant_options": "dit:bitsandbytes_nf4"}),
-            (0.35, {"blocks_to_swap": "4"}),
-            (0.31, {"optimizer": "adamw8bit", "trainable_dtype": "bf16"}),
-            (0.27, {}),
+            (0.35, f"{IN_RAM} --quant_options dit:bitsandbytes_nf4 --blocks_to_swap 4"),
+            (0.31, "--optimizer adamw8bit --trainable_dtype bf16"),
+            (0.27, ""),
         ],
     ),
     "full training": (
@@ -52,44 +43,39 @@ ORDERS: Mapping[str, tuple[dict[str, Any], list[tuple[float, dict[str, Any]]]]] 
             "optimizer_args": ("maximize=false", "eps=1e-6"),
         },
         [
-            (0.99, {**CHECKPOINTS}),
-            (0.95, {**SPLIT}),
-            (0.91, {**IN_RAM}),
-            (0.87, {"optimizer": "adamw8bit", "optimizer_args": "eps=1e-6"}),
-            (0.59, {"trainable_dtype": "bf16"}),
-            (0.35, {}),
+            (0.91, f"{SPLIT} --use_gradient_checkpointing_offload"),
+            (0.87, "--optimizer adamw8bit --optimizer_args eps=1e-6"),
+            (0.59, "--trainable_dtype bf16"),
+            (0.35, ""),
         ],
     ),
     "stage 1": (
-        {"task": "sft:data_process", "feature_cache": "FOLDER/cache"},
+        {"task": "sft:data_process", "feature_cache": Path("cache")},
         [
-            (0.99, {"mixed_precision": "bf16", "offload_models": "text_encoder,vae"}),
-            (0.75, {"quant_options": "text_encoder:int8_block"}),
-            (0.63, {"quant_options": "text_encoder:bitsandbytes_nf4"}),
-            (0.59, {}),
+            (0.99, "--mixed_precision bf16 --offload_models text_encoder,vae"),
+            (0.75, "--quant_options text_encoder:int8_block"),
+            (0.63, "--quant_options text_encoder:bitsandbytes_nf4"),
+            (0.59, ""),
         ],
     ),
     "both stages": (
-        {"feature_cache": "FOLDER/cache"},
+        {"feature_cache": Path("cache")},
         [
-            (0.99, {**CHECKPOINTS}),
-            (0.95, {"mixed_precision": "bf16", "quant_options": "dit:int8_block"}),
-            (0.67, {**IN_RAM}),
-            (0.47, {"quant_options": "dit:bitsandbytes_nf4"}),
-            (0.43, {"blocks_to_swap": "3"}),
+            (
+                0.95,
+                f"{CHECKPOINTS} --mixed_precision bf16 --quant_options dit:int8_block",
+            ),
+            (0.67, IN_RAM),
             (
                 0.39,
-                {
-                    "blocks_to_swap": "4",
-                    "optimizer": "adamw8bit",
-                    "offload_models": "text_encoder,vae",
-                },
+                "--quant_options dit:bitsandbytes_nf4 --blocks_to_swap 4"
+                " --optimizer adamw8bit --offload_models text_encoder,vae",
             ),
-            (0.27, {}),
         ],
     ),
 }
-"""Flags, and how much of the memory that they need there is -> what else is changed."""
+"""Flags, and how much of the memory that they need there is -> what else is changed; '-'
+stands for a flag that goes."""
 
 
 def commands_in(page: str) -> list[list[str]]:
@@ -110,6 +96,11 @@ def flags_in(words: list[str]) -> dict[str, str]:
     return found
 
 
+def typed(folder: Path, **flags: Any) -> dict[str, Any]:
+    """The flags of a command line with their values."""
+    return flags_in(shlex.split(command_line(config(folder, **flags)))[1:])
+
+
 def memory_of(share: float, sums: list[float]) -> str:
     """A device that has a share of what the larger of these stages needs."""
     return f"{(2**30 + 1.05 * share * max(sums)) / 2**20:.6f}MiB"
@@ -122,29 +113,22 @@ def test_the_cheapest_flags_come_first_and_their_commands_fit_and_work(
     tmp_path: Path,
     dry_run: DryRun,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def placed(entries: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            key: value.replace("FOLDER", str(tmp_path))
-            if isinstance(value, str)
-            else value
-            for key, value in entries.items()
-        }
-
     given, order = ORDERS[name]
-    flags = {"mixed_precision": "no", "output_path": tmp_path / "out", "max_steps": 1}
-    flags |= placed(given)
-    typed = flags_in(shlex.split(command_line(config(deep, **flags)))[1:])
+    monkeypatch.chdir(tmp_path)
+    flags = {"mixed_precision": "no", "output_path": Path("out"), "max_steps": 1}
+    flags |= given
+    wanted = typed(deep, **flags)
     sums = dry_run(deep, **flags).sums
-    wanted = dict(typed)
     for share, changes in order:
         size = memory_of(share, sums)
         commands = commands_in(dry_run(deep, device_memory=size, **flags).page)
         if not changes:
             assert commands == []
             break
-        wanted |= placed(changes)
-        wanted = {key: value for key, value in wanted.items() if value is not None}
+        wanted |= flags_in(changes.split())
+        wanted = {name: value for name, value in wanted.items() if value != "-"}
         assert flags_in(commands[-1]) == wanted
         if len(commands) > 1:
             first = flags_in(commands[0])
@@ -179,15 +163,14 @@ def test_a_run_that_resumes_keeps_what_its_numbers_depend_on(
         flags["feature_cache"] = tmp_path / "cache"
     train(deep, max_steps=1, **flags)
     flags |= {"max_steps": 2, "resume": "auto", "batch_size": 1}
-    typed = flags_in(shlex.split(command_line(config(deep, **flags)))[1:])
-    moved = {*CHECKPOINTS, *IN_RAM, "blocks_to_swap"}
+    moved = {"blocks_to_swap", *flags_in(IN_RAM.split())}
     moved |= {"offload_models"} if is_split else set()
     sums = dry_run(deep, **flags).sums
     seen: set[str] = set()
     for share in (0.99, 0.9, 0.8, 0.7, 0.6):
         size = memory_of(share, sums)
         for command in commands_in(dry_run(deep, device_memory=size, **flags).page):
-            seen |= flags_in(command).keys() - typed.keys()
+            seen |= flags_in(command).keys() - typed(deep, **flags).keys()
     assert seen <= moved
     assert "blocks_to_swap" in seen
 

@@ -33,6 +33,8 @@ def near(size: float, share: float = 0.02) -> Any:
         {"trainable_models": "dit", "mixed_precision": "bf16"},
         {"trainable_models": "dit.blocks", "mixed_precision": "bf16"},
         {"trainable_models": "text_encoder", "lora_base_model": "dit"},
+        {"lora_type": "dora", "lora_rank": "3,to_out=2"},
+        {"lora_type": "lokr", "lokr_factor": 2, "lora_rank": "4,to_out=1"},
         {"quant_options": "dit:int8_block;text_encoder:fp8"},
         {"quant_options": "dit:fp8@to_q", "mixed_precision": "bf16"},
         *({"quant_options": f"dit:{one};text_encoder:{one}"} for one in METHODS),
@@ -287,6 +289,6 @@ def test_the_feature_cache_is_as_large_as_what_stage_1_stores(
     found = dry_run(deep, **stage_1)
     # 6 rows of 4 x 2 x 3 latents, of 21 letters of 24 numbers and of a mask.
     largest = 4 * 24 + 21 * (4 * 24 + 1)
-    assert found.disk["feature cache"] == near(6 * largest)
+    assert found.disk["feature cache"] == found.disk["in all"] == near(6 * largest)
     unknown = dry_run(deep, dataset_base_path=None, **stage_1)
     assert "feature cache, per sample" in unknown.disk

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.runs import train, train_in_two_stages
+from tests.support.runs import train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -60,15 +60,6 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
         assert numbers in printed
     places = [printed.index(word) for word in ("samples x", "preview ", "12 steps in ")]
     assert places == sorted(places)
-
-
-def test_stage_2_says_what_is_stored_and_where_the_run_ends(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train_in_two_stages(here, tmp_path, max_steps=1)
-    printed = capsys.readouterr().err
-    assert "6 samples x 1 in 2 shapes, 6 steps" in printed
-    assert " 1, 0.1667 epochs\n" in printed
 
 
 def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(

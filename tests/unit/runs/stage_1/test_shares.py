@@ -2,6 +2,7 @@
 the order of rows.
 """
 
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def shares(place: Place, size: int, name: str) -> list[frozenset[str]]:
     return sorted((frozenset(one - before) for one in found.values()), key=sorted)[1:]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 7])
+@pytest.mark.parametrize("size", [2, 5])
 def test_each_value_is_computed_once_evenly_and_wherever_its_row_is(
     size: int, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +62,6 @@ def test_each_value_is_computed_once_evenly_and_wherever_its_row_is(
     values = [len(share) for share in first]
     assert len(values) == size and sum(values) == 2 * IMAGES + 4 * PROMPTS
     assert max(values) - min(values) <= 2 + 4
-    place.rows.reverse()
-    place.rows.insert(0, place.rows.pop())
-    assert shares(place, size, f"reversed {size}") == first
+    before, *rows = place.rows
+    place.rows = [before, *random.Random(0).sample(rows, len(rows))]
+    assert shares(place, size, f"another order {size}") == first

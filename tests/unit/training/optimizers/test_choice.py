@@ -53,14 +53,6 @@ class Kinds(SGD):
         super().__init__(params, lr, **others)
 
 
-class Explodes(SGD):
-    """Needs a closure, as LBFGS does."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Call it."""
-        closure()
-
-
 class Odd(SGD):
     """Refuses a number that is of the right kind."""
 
@@ -127,7 +119,6 @@ def test_an_argument_of_another_kind_is_refused_by_name(word: str) -> None:
         ("torch.nowhere.Adam", "", "--optimizer: .*torch.nowhere"),
         ("torchao.optim.AdamW8bit", "", "(?s)--optimizer: .*torchao .*adamw8bit"),
         ("torch.optim.LBFGS", "", "--optimizer: torch.optim.LBFGS "),
-        (f"{HERE}.Explodes", "", "--optimizer: .*Explodes"),
         (f"{HERE}.NoRate", "", "--optimizer: .*--learning_rate"),
         (f"{HERE}.Kinds", "", "(?s)--optimizer: .*--optimizer_args"),
         ("adamw", "beta=1", "(?s)--optimizer_args: .*'betas'.* eps"),
