@@ -45,7 +45,9 @@ def groups() -> dict[str, list[str]]:
 def commit() -> str:
     """Return the commit, with '-changed' where the tree differs from it."""
     command = ("git", "describe", "--always", "--abbrev=40", "--dirty=-changed")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True
+    )
     return done.stdout.strip()
 
 
@@ -78,7 +80,7 @@ def results(folder: Path) -> dict[str, Mapping[str, Any]]:
         for suffix in (".json", ".failed"):
             path = folder / f"{name.replace('/', '-')}{suffix}"
             if path.exists():
-                found.setdefault(name, json.loads(path.read_text()))
+                found.setdefault(name, json.loads(path.read_text("utf-8")))
     return found
 
 
@@ -91,7 +93,7 @@ def lines_of(paths: list[str]) -> int:
             [ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("*.py")
         )
     ]
-    return sum(len(file.read_text().splitlines()) for file in files)
+    return sum(len(file.read_text("utf-8").splitlines()) for file in files)
 
 
 def group_of(test: str) -> str:
@@ -147,7 +149,7 @@ def main() -> int:
     folder = RESULTS / commit()
     if wanted.record:
         table = recorded([*results(folder).values()])
-        TIMES.write_text(json.dumps(table, indent=0) + "\n")
+        TIMES.write_text(json.dumps(table, indent=0) + "\n", "utf-8")
     if wanted.table or wanted.record:
         print_tables(results(folder))
         return 0

@@ -106,7 +106,7 @@ def internal_names(source: str) -> set[str]:
 
 def strings(path: Path) -> Iterator[ast.Constant]:
     """Yield a file's strings, without docstrings."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text("utf-8"))
     bodies = (getattr(node, "body", None) for node in ast.walk(tree))
     statements = [one for body in bodies if isinstance(body, list) for one in body]
     docs = {id(one.value) for one in statements if isinstance(one, ast.Expr)}
@@ -160,7 +160,7 @@ def main() -> None:
     reached: dict[str, Counter[str]] = defaultdict(Counter)
     for path in test_files():
         group = group_of(path)
-        source = path.read_text()
+        source = path.read_text("utf-8")
         reached[group].update(internal_names(source))
         figures[group]["files"] += 1
         figures[group]["lines"] += len(source.splitlines())

@@ -361,9 +361,10 @@ def test_a_signal_ends_a_run_whose_loader_hangs_and_it_is_saved(
         if len(calls) > steps:
             main_process = os.getppid()
             assert main_process != parent
-            # Later than the step before, which is computed meanwhile.
-            threading.Timer(3.0, os.kill, (main_process, number)).start()
-            time.sleep(4.0)
+            # The step before is computed meanwhile.
+            while not (out / LOSS_CSV).exists() or len(log(out)) < steps:
+                time.sleep(0.01)
+            os.kill(main_process, number)
             os.kill(os.getpid(), signal.SIGSTOP)
         return real(source, *arguments)
 

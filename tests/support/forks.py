@@ -144,6 +144,7 @@ def _become(command: Sequence[str], out: int, err: int) -> None:
         sys.argv = [first, *words[1:]] if first == "-c" else [first, *words]
         if first == "-m":
             sys.argv = words
+            sys.modules.pop(f"{words[0]}.__main__", None)  # of a test that imports it
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         elif first == "-c":
             exec(words[0], {"__name__": "__main__"})  # noqa: S102  # as `python -c` does

@@ -3,11 +3,13 @@
 import errno
 import fcntl
 import os
+import re
 import resource
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,13 @@ def _limited(kind: int, limit: int) -> Iterator[None]:
 def most_bytes(limit: int) -> AbstractContextManager[None]:
     """Inside, the system takes no larger file."""
     return _limited(resource.RLIMIT_FSIZE, limit)
+
+
+def more_memory(limit: int) -> AbstractContextManager[None]:
+    """Inside, this process gets at most so many bytes more."""
+    data = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert data is not None
+    return _limited(resource.RLIMIT_DATA, int(data[1]) * 1024 + limit)
 
 
 def no_more_files() -> AbstractContextManager[None]:

@@ -5,6 +5,7 @@ The test is the launcher: like torchrun, it keeps the rendezvous store, and
 ends all when one has failed.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -21,8 +22,9 @@ from torch.distributed import TCPStore
 
 from tests.support.forks import forget_accelerator, fork
 
-LIMIT = 60.0
-"""Seconds after which processes that still run count as hung."""
+LIMIT = 240.0
+"""Seconds after which processes that still run count as hung: they are aborted, and each
+writes the stacks of its threads."""
 PORT_BYTES = 2
 
 
@@ -34,7 +36,6 @@ class Ended:
 
     codes: tuple[int, ...]
     said: tuple[str, ...]
-    seconds: float
 
     @property
     def lines(self) -> list[str]:
@@ -100,13 +101,14 @@ def in_processes(
             ended = True
             for rank, pid in enumerate(pids):
                 if rank not in codes:
-                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+                    os.kill(pid, signal.SIGABRT if late else signal.SIGTERM)
+                    if late:  # one that is stopped ends, too
+                        os.kill(pid, signal.SIGCONT)
         time.sleep(0.01)
     del store
     return Ended(
         tuple(codes[rank] for rank in range(size)),
         tuple(file.read_text() for file in files),
-        time.monotonic() - start,
     )
 
 
@@ -139,6 +141,7 @@ def _forked(
         port = int.from_bytes(os.read(reading, PORT_BYTES))
         sys.stderr = said.open("w", buffering=1)
         os.dup2(sys.stderr.fileno(), 2)
+        faulthandler.enable(sys.stderr)
         os.environ |= {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",

@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from dstrain import Batch, ModelConfig, Pipeline, TrainConfig, TrainingModule, run
+from dstrain.cache import FeatureCache
 from dstrain.distributed import ProcessGroup
 from dstrain.models import find
 from dstrain.runs import open_training_data, prepare
@@ -21,6 +22,7 @@ from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import toy_models
 from dstrain.runs.training_run import TrainingRun
+from dstrain.storage import hash_json
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -144,6 +146,19 @@ def outcome(folder: Path) -> dict[str, Any]:
         "state": vars(state),
         "names": left,
     }
+
+
+def plan_digests(folder: Path) -> dict[str, str]:
+    """Name of each plan -> a digest of its record, which has those of its columns.
+
+    Without what tells a later run that there is nothing to do: it depends on the clock and
+    on the cache's own folder.
+    """
+    digests = {}
+    for path, record in FeatureCache.open(folder).plans():
+        del record["about"]["repeatable"]
+        digests[path.name] = hash_json("record", record)
+    return digests
 
 
 class PowerCut(Exception):

@@ -1,9 +1,10 @@
 """Which tests a run takes, and what they take.
 
 The everyday tests always run; of a table of trials (`promise`), each tenth case is an
-everyday test. The other cases, variants whose mechanisms another one has, and planted bugs are
-*drawn*: `--all-cases` (`make everything`) takes all, `--seconds N` (`make test`) as many as
-fit, first those of files that have changed. Without either option, none are.
+everyday test. The other cases, variants whose mechanisms another one has, planted bugs, and
+tests that take long are *drawn*: `--all-cases` (`make everything`) takes all, `--seconds N`
+(`make test`) as many as fit, first those of files that have changed. Without either option,
+none are.
 
 How long a test takes is recorded in `tests/times.json`.
 """
@@ -26,6 +27,8 @@ from dstrain.registry import load_family
 from tests.support import ROOT, cpu
 
 TENTH = 10
+LONG = 0.5
+"""CPU seconds of a case, from which on a test is not an everyday one."""
 TIMES = ROOT / "tests/times.json"
 MENDED = ROOT / "tests/mended_trials.txt"
 """Trials that were drawn, failed, and are mended: they are everyday tests since."""
@@ -121,6 +124,7 @@ def split(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item
     for item in items:
         test = item.nodeid.partition("[")[0]
         is_drawn = bool(item.get_closest_marker("drawn")) or _is_left(item, first)
+        is_drawn = is_drawn or seconds_of(item) >= LONG
         if not is_drawn and item.get_closest_marker("promise"):
             seen[test] += 1
             is_drawn = seen[test] % TENTH != 1
@@ -177,13 +181,19 @@ def draw(
     everyday: list[pytest.Item], candidates: list[pytest.Item], seconds: float
 ) -> tuple[list[pytest.Item], str]:
     """Return the candidates that fit into the seconds beside the everyday tests, and a line
-    about the draw. The seed is the revision, so that each draws others.
+    about the draw: one of each kind in turn, those that a change reaches first. The seed is
+    the revision, so that each draws others.
     """
     change = changed()
     head = _git("rev-parse", "HEAD")
     order = sorted(candidates, key=lambda item: item.nodeid)
     random.Random(head).shuffle(order)
-    order.sort(key=lambda item: not change.reaches(item))
+    turns: Counter[str] = Counter()
+    turn = {}
+    for item in order:
+        turns[kind_of(item)] += 1
+        turn[item] = turns[kind_of(item)]
+    order.sort(key=lambda item: (not change.reaches(item), turn[item]))
     left = seconds - times()["start"] - sum(map(seconds_of, everyday))
     taken = []
     for item in order:

@@ -45,7 +45,7 @@ def rows_of(table: list[cases.Case], material: Path) -> list[dict[str, Any]]:
     """Return the cases, each with the name of its results: a digest of what they depend on
     beside the tree.
     """
-    runner = (HERE / "runner.py").read_text()
+    runner = (HERE / "runner.py").read_text("utf-8")
     rows = []
     for row in map(asdict, table):
         parts = (json.dumps(row), material.name, runner, libraries())
@@ -60,7 +60,7 @@ def start(
     """Start a process that runs those cases of a tree that are not done."""
     given = {"cases": rows, "material": str(material), "results": str(tree.folder)}
     file = tree.folder / "cases.json"
-    file.write_text(json.dumps(given))
+    file.write_text(json.dumps(given), "utf-8")
     environment = {
         "PATH": os.environ["PATH"],
         "OMP_NUM_THREADS": "1",

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 HERE = Path(__file__).parent
-TABLE = MappingProxyType(tomllib.loads((HERE / "cases.toml").read_text()))
+TABLE = MappingProxyType(tomllib.loads((HERE / "cases.toml").read_text("utf-8")))
 DOCS = HERE.parents[1] / "docs"
 FENCE = re.compile(r"^```(\w+) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAKES_DATA = re.compile(r"save|write|mkdir")
@@ -104,7 +104,7 @@ def of_page(page: Path) -> Case:
     """
     commands: list[tuple[str, ...]] = []
     imports = ""
-    for kind, note, body in FENCE.findall(page.read_text()):
+    for kind, note, body in FENCE.findall(page.read_text("utf-8")):
         if note.startswith("file="):
             commands.append(("file", note.removeprefix("file="), body))
         elif kind == "python":

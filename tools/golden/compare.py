@@ -56,7 +56,7 @@ def differences(
     base: Path, own: Path, commands: Sequence[Sequence[str]]
 ) -> Iterator[str]:
     """Yield a line for each difference between what a case left in two folders."""
-    codes = [json.loads((one / "codes.json").read_text()) for one in (base, own)]
+    codes = [json.loads((one / "codes.json").read_text("utf-8")) for one in (base, own)]
     for number, words in enumerate(commands):
         # What commands of a case have in common stands first.
         name = f"command {number + 1}: {' '.join(words)[-80:]}"
@@ -64,7 +64,7 @@ def differences(
         if before != now or now == HUNG:
             yield f"{name}: exit code {now}, was {before}"
         texts = [
-            plain((one / f"printed/{number}.out").read_text(), one)
+            plain((one / f"printed/{number}.out").read_text("utf-8"), one)
             for one in (base, own)
         ]
         if "--help" in words:
@@ -119,7 +119,7 @@ def entries(path: Path, case: Path) -> Entries:
             rate = file.streams.video[0].average_rate
             frames = [one.to_ndarray(format="rgb24") for one in file.decode(video=0)]
         return {f"{rate} frames a second": torch.from_numpy(np.stack(frames))}
-    text = plain(path.read_text(), case)
+    text = plain(path.read_text("utf-8"), case)
     if kind == ".csv":
         return columns(list(csv.DictReader(text.splitlines())))
     if kind == ".jsonl":

@@ -34,15 +34,15 @@ def write_material(folder: Path) -> None:
     for place in (data, bad):
         place.mkdir(parents=True)
     rows = [write_row(data, number) for number in range(len(SIZES))]
-    (data / "metadata.json").write_text(json.dumps(rows, indent=1))
+    (data / "metadata.json").write_text(json.dumps(rows, indent=1), "utf-8")
     for name, column in ("more", "image"), ("more-videos", "video"):
         (usual / name).mkdir()
         for row in rows[:2]:
             copy = usual / name / row[column]
             copy.write_bytes((data / row[column]).read_bytes())
-            copy.with_suffix(".txt").write_text("a bird")
+            copy.with_suffix(".txt").write_text("a bird", "utf-8")
     table = "prompt,seed,num_inference_steps\na dog,1,2\na cat,2,2\n"
-    (usual / "prompts.csv").write_text(table)
+    (usual / "prompts.csv").write_text(table, "utf-8")
     (bad / "cut.png").write_bytes((data / rows[0]["image"]).read_bytes()[:999])
     (bad / "empty.safetensors").touch()
     example = pages / "data/example_image_dataset"
@@ -50,7 +50,7 @@ def write_material(folder: Path) -> None:
     for number in (1, 2):
         Image.fromarray(noise(number, 64, 64)).save(example / f"image_{number}.jpg")
     table = "image,prompt\nimage_1.jpg,a dog\nimage_2.jpg,a cat\n"
-    (example / "metadata.csv").write_text(table)
+    (example / "metadata.csv").write_text(table, "utf-8")
 
 
 def write_row(folder: Path, number: int) -> dict[str, Any]:

@@ -98,11 +98,11 @@ def run_command(words: list[str], folder: Path, printed: Path) -> None:
     os.chdir(folder / "files")
     if words[0] == "file":
         Path(words[1]).parent.mkdir(parents=True, exist_ok=True)
-        Path(words[1]).write_text(words[2])
+        Path(words[1]).write_text(words[2], "utf-8")
         return
     if words[0] == "python":
         script = folder / "script.py"
-        script.write_text(words[1])
+        script.write_text(words[1], "utf-8")
         runpy.run_path(str(script), run_name="__main__")
         return
     sys.argv = ["dstrain", *words]
@@ -130,12 +130,12 @@ def run_case(case: Mapping[str, Any], material: Path, folder: Path) -> None:
         left = folder / "files" / path.relative_to(material)
         if left.is_file() and filecmp.cmp(path, left):
             left.write_bytes(b"")
-    (folder / "codes.json").write_text(json.dumps(codes))
+    (folder / "codes.json").write_text(json.dumps(codes), "utf-8")
 
 
 def main() -> None:
     """Run the cases that are not done."""
-    given = json.loads(Path(sys.argv[1]).read_text())
+    given = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     preload()
     if forked(print_packages):
         raise SystemExit("a package of another environment was imported")

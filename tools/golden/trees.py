@@ -63,7 +63,7 @@ def _git(*words: str, **environment: str) -> str:
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     return done.stdout.strip()
@@ -85,7 +85,7 @@ def _is_ours(path: Path) -> bool:
 def prepare(tree: Tree) -> None:
     """Write a tree's sources and environment, unless they are there."""
     mark = tree.folder / "libraries"
-    if not (mark.exists() and mark.read_text() == libraries()):
+    if not (mark.exists() and mark.read_text("utf-8") == libraries()):
         shutil.rmtree(tree.folder, ignore_errors=True)
         sources = tree.folder / "sources"
         sources.mkdir(parents=True)
@@ -94,7 +94,7 @@ def prepare(tree: Tree) -> None:
         shutil.unpack_archive(packed, sources, filter="data")
         packed.unlink()
         _install(tree, sources)
-        mark.write_text(libraries())
+        mark.write_text(libraries(), "utf-8")
     os.utime(mark)
 
 

@@ -23,22 +23,29 @@ def uncompiled() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "bound", "for_uneven", "least"),
-    [
-        ("fp8", 0.027, 0.027, 0.9),
-        ("int8_block", 0.0067, 0.008, 0.9),
-        ("bitsandbytes_nf4", 0.097, 0.097, 0.25),
-        ("bitsandbytes_fp4", 0.13, 0.13, 0.25),
-        ("torchao_int8_w8a16", 0.024, 0.024, 0.25),
-        ("torchao_fp8_w8a16", 0.027, 0.027, 0.25),
-    ],
+    ("name", "bound", "for_uneven"),
+    [("fp8", 0.027, 0.027), ("int8_block", 0.0067, 0.008)],
 )
-def test_errors_are_within_those_that_the_guide_states_however_small_weights_are(
-    name: str, bound: float, for_uneven: float, least: float
+def test_the_error_does_not_depend_on_how_small_weights_are(
+    name: str, bound: float, for_uneven: float
 ) -> None:
     for deviation in (0.02, 0.005, 1e-6):
-        assert bound * least < error(METHODS[name], normal(deviation)) < bound
-    assert for_uneven * least < error(METHODS[name], uneven()) < for_uneven
+        assert bound * 0.95 < error(METHODS[name], normal(deviation)) < bound
+    assert for_uneven * 0.9 < error(METHODS[name], uneven()) < for_uneven
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        ("bitsandbytes_nf4", 0.097),
+        ("bitsandbytes_fp4", 0.13),
+        ("torchao_int8_w8a16", 0.024),
+        ("torchao_fp8_w8a16", 0.027),
+    ],
+)
+def test_errors_are_within_those_that_the_guide_states(name: str, bound: float) -> None:
+    for weight in (normal(0.02), normal(0.005), uneven()):
+        assert bound / 4 < error(METHODS[name], weight) < bound
 
 
 def test_int8_in_blocks_is_three_times_as_exact_as_fp8_at_equal_size() -> None:
