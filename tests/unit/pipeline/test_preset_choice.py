@@ -123,6 +123,9 @@ def test_a_cache_made_with_another_preset_in_an_encoder_is_distinguished(
     difference = f"--preset_lora_path: .*{sha256(path)} .*text_encoder"
     with pytest.raises(StateError, match=difference):
         train(here, **second)
+    before = stored()
+    fill(preset_lora_path=f"{path}:0.5", **cache)
+    assert stored() > before
 
 
 def test_a_resumed_run_has_the_same_preset_and_its_recipe_names_it(
