@@ -13,7 +13,7 @@ ENDING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 """Servers of Python that end with the process that they serve."""
 LIMIT = 30.0
 """Seconds in which the last children of a run end by themselves."""
-COMPILED = ("__pycache__/", ".pytest_cache/", ".hypothesis/")
+MADE = ("__pycache__/", ".pytest_cache/", ".hypothesis/", ".results/")
 
 
 def files() -> frozenset[str]:
@@ -23,7 +23,7 @@ def files() -> frozenset[str]:
     return frozenset(
         line
         for line in done.stdout.splitlines()
-        if line.startswith(("??", "!!")) and not line.endswith(COMPILED)
+        if line.startswith(("??", "!!")) and not line.endswith(MADE)
     )
 
 
