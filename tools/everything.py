@@ -116,21 +116,22 @@ def print_tables(found: Mapping[str, Mapping[str, Any]]) -> None:
                 caught[group_of(test["caught_by"])] += 1
             if "promise" in test:
                 sums = promises[tuple(test["promise"])]
-                known = ("promise", "failed", "cpu", "why", "caught_by")
+                known = ("promise", "failed", "cpu", "setup", "why", "caught_by")
                 sums.update({"trials": 1, "failures": 0})
                 sums.update({k: v for k, v in test.items() if k not in known})
                 sums["trials"] -= "trials" in test
                 sums["failures"] += test["failed"]
-    header = ("lines", "cases", "failed", "CPU s", "bugs")
+    header = ("lines", "cases", "failed", "CPU s", "bugs", "longest fixtures")
     print(f"{'group':20}", *(f"{one:>8}" for one in header))
-    sums = [0] * len(header)
+    sums = [0] * (len(header) - 1)
     for name, paths in groups().items():
         tests = found.get(name, {"tests": {}, "cpu": 0})
         failed = sum(one["failed"] for one in tests["tests"].values())
         row = [lines_of(paths), len(tests["tests"]), failed, round(tests["cpu"])]
         row.append(caught[name])
         sums = [one + other for one, other in zip(sums, row, strict=True)]
-        print(f"{name:20}", *(f"{one:8}" for one in row))
+        setup = max((one.get("setup", 0) for one in tests["tests"].values()), default=0)
+        print(f"{name:20}", *(f"{one:8}" for one in row), f"{setup:16.1f}")
     print(f"{'all':20}", *(f"{one:8}" for one in sums))
     for (number, words), counts in sorted(
         promises.items(), key=lambda one: (int(one[0][0][1:]), one[0][1])

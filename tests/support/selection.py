@@ -249,9 +249,10 @@ class _Run:
         self.about["start"] = cpu.seconds()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self) -> Iterator[None]:
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         self.began = cpu.seconds()
-        return (yield)
+        yield
+        item.user_properties.append(("setup", cpu.seconds() - self.began))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
