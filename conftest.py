@@ -5,6 +5,7 @@ itself (see `hub_server`), and nothing that a shell, a user or a CI has set chan
 import atexit
 import gc
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -17,9 +18,14 @@ from dstrain.console import logging_to_stderr
 ROOT = Path(__file__).parent
 LEAST_SPACE = 2 * 2**30
 """Bytes that the files of a run of all tests may need."""
-OF_A_CI = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "TF_BUILD")
-"""With one of the first two, pytest shows the whole difference of two files, which takes
-hours; programs that tests start print otherwise with any.
+INHERITED = re.compile(
+    r"CI|BUILD_NUMBER|GITHUB_ACTIONS|TF_BUILD"
+    r"|TERM|COLUMNS|FORCE_COLOR|NO_COLOR|PY_COLORS"
+    r"|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+    r"|(LC|DSTRAIN|DIFFSYNTH|ACCELERATE|HF|XDG)_.*"
+)
+"""Variables of a CI, a terminal, a launcher and the libraries. With one of the first two,
+pytest shows the whole difference of two files, which takes hours.
 """
 
 
@@ -43,9 +49,7 @@ def _normalize() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
     os.umask(0o022)
-    for name in OF_A_CI:
-        os.environ.pop(name, None)
-    for name in [one for one in os.environ if one.startswith(("LC_", "DSTRAIN_"))]:
+    for name in filter(INHERITED.fullmatch, [*os.environ]):
         del os.environ[name]
     os.environ |= {"LANG": "C.UTF-8", "DSTRAIN_SKIP_DOWNLOAD": "True"}
     if "PYTEST_XDIST_WORKER" not in os.environ:

@@ -44,16 +44,19 @@ def groups() -> dict[str, list[str]]:
 
 def commit() -> str:
     """Return the commit, with '-changed' where the tree differs from it."""
-    command = ("git", "describe", "--always", "--abbrev=40", "--dirty=-changed")
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True
-    )
-    return done.stdout.strip()
+
+    def git(*words: str) -> str:
+        return subprocess.check_output(("git", *words), cwd=ROOT, encoding="utf-8")
+
+    name = git("rev-parse", "HEAD").strip()
+    return f"{name}-changed" if git("status", "--porcelain") else name
 
 
 def run(name: str, paths: list[str], report: Path) -> bool:
     """Run one group, and return whether it passed; a report says what was found."""
-    partial = report.with_suffix(".partial")
+    partial, failed = (report.with_suffix(one) for one in (".partial", ".failed"))
+    for path in (report, partial, failed):
+        path.unlink(missing_ok=True)
     options = ("--all-cases", "--report", str(partial))
     began = time.monotonic()
     done = subprocess.run(
@@ -67,9 +70,7 @@ def run(name: str, paths: list[str], report: Path) -> bool:
     print(f"== {name}: exit {done.returncode} after {seconds:.0f} s", flush=True)
     if partial.exists():
         # A group that failed is there for the table; its name makes it run again.
-        partial.rename(
-            report if done.returncode == 0 else report.with_suffix(".failed")
-        )
+        partial.rename(report if done.returncode == 0 else failed)
     return done.returncode == 0
 
 
@@ -149,6 +150,8 @@ def main() -> int:
     wanted = parser.parse_args()
     folder = RESULTS / commit()
     if wanted.record:
+        if missing := groups().keys() - results(folder).keys():
+            parser.error(f"not run yet: {', '.join(sorted(missing))}")
         table = recorded([*results(folder).values()])
         TIMES.write_text(json.dumps(table, indent=0) + "\n", "utf-8")
     if wanted.table or wanted.record:

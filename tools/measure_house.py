@@ -207,7 +207,9 @@ class House:
             if module.name.partition(".")[0] == package.name
         ]
         tables = [
-            path for path in package.rglob("*.json") if not LEFT_OUT & {*path.parts}
+            path
+            for path in package.rglob("*.json")
+            if not LEFT_OUT & {*path.relative_to(package).parts}
         ]
         calls = (
             node.func
@@ -311,7 +313,7 @@ def breaches(house: House, budget: Mapping[str, Mapping[str, float]]) -> list[st
             ]
             if len(names) > MOST_NAMES:
                 found.append(f"{name}: {len(names)} names, at most {MOST_NAMES}")
-    for module in house.modules.values():
+    for module in (*house.modules.values(), *house.kit):
         for place, one in house.imported(module):
             if one.startswith("_") and not one.startswith("__"):
                 found.append(f"{module.name}: {one} is private to {place}")

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = frozenset({"dstrain", "dstrain.plugin", "dstrain.testing"})
 DOTTED = re.compile(r"\bdstrain(?:_\w+)?(?:[.:]\w+)+")
-IMPORT = re.compile(r"\bfrom (dstrain[\w.]*) import \(?([\w, ]+)")
+IMPORT = re.compile(r"\bfrom (dstrain[\w.]*) import \(?([\w,\s]+)")
 WORDS_IN_A_ROW = 4
 
 
@@ -95,6 +95,12 @@ def internal_names(source: str) -> set[str]:
                 words = (one.split(" as ")[0].strip() for one in names.split(","))
                 reached.update(f"{module}.{word}" for word in words if word)
     for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="setattr"),
+                args=[ast.Name(module), ast.Constant(str(name)), *_],
+            ) if module in modules:
+                reached.add(f"{modules[module]}.{name}")
         if isinstance(node, ast.Attribute):
             first, _, rest = ast.unparse(node).partition(".")
             if first in modules:

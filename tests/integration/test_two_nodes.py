@@ -97,5 +97,5 @@ def torchrun_on_two_machines(line: list[str]) -> tuple[list[int], list[str]]:
         subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE)
         for _ in range(2)
     ]
-    said = [launcher.communicate(timeout=150)[1] for launcher in launchers]
+    said = [launcher.communicate()[1] for launcher in launchers]
     return [launcher.wait() for launcher in launchers], said

@@ -9,7 +9,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -27,7 +26,14 @@ from dstrain.runs.stage_1.computing import WAITING
 
 from tests.support.caching_project import plain
 from tests.support.family import weights_of, write_data
-from tests.support.processes import LIMIT, Ended, commands, in_processes, words
+from tests.support.processes import (
+    LIMIT,
+    Ended,
+    commands,
+    in_processes,
+    when_the_others_have_ended,
+    words,
+)
 from tests.support.runs import log, outcome, plan_digests, same, warm_project
 
 pytestmark = [
@@ -571,19 +577,17 @@ def test_a_process_that_hangs_is_named_by_the_others_after_a_time(
     monkeypatch.setattr(world, "Heartbeat", partial(Heartbeat, timeout=5.0))
     monkeypatch.setattr(liveness, "INTERVAL", 0.3)
 
-    def act() -> None:
-        parent = os.getpid()
-        if not os.fork():  # kills it in the end, as a launcher does
-            time.sleep(20)
-            with suppress(ProcessLookupError):
-                os.kill(parent, signal.SIGKILL)
-            os._exit(0)
-        way()
-
     folder = tmp_path / "cut"
     given = flags(here, stage, folder)
     call = 2 if stage == STAGE_1 else 4
-    ended = in_processes(2, at(function, call, own, act, words(given)), tmp_path)
+    # One that is stopped is killed in the end, as by a launcher.
+    kill = when_the_others_have_ended(own, signal.SIGKILL)
+    ended = in_processes(
+        2,
+        at(function, call, own, way, words(given)),
+        tmp_path,
+        poke=kill if way is stop else lambda pids: None,
+    )
     # Only a thread waits for the disk: its process sees that the others have ended.
     assert ended.codes[own] == (4 if way is dead_disk else -9)
     assert ended.codes[1 - own] == 4, ended.said

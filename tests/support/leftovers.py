@@ -13,7 +13,7 @@ ENDING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 """Servers of Python that end with the process that they serve."""
 LIMIT = 30.0
 """Seconds in which the last children of a run end by themselves."""
-MADE = ("__pycache__/", ".pytest_cache/", ".hypothesis/", ".results/")
+MADE = ("__pycache__/", "_cache/", ".hypothesis/", ".results/")
 
 
 def files() -> frozenset[str]:
@@ -43,13 +43,13 @@ def processes() -> Iterator[psutil.Process]:
             yield process
 
 
-def is_ending(process: psutil.Process) -> bool:
-    """Return whether a process is one of `ENDING`, or has ended."""
+def command(process: psutil.Process) -> str:
+    """Return a process's command; none if it is one of `ENDING`, or has ended."""
     try:
-        command = " ".join(process.cmdline())
+        words = " ".join(process.cmdline())
     except psutil.Error:
-        return True
-    return any(name in command for name in ENDING)
+        return ""
+    return "" if any(name in words for name in ENDING) else words
 
 
 class Leftovers:
@@ -61,10 +61,10 @@ class Leftovers:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        found = [one for one in processes() if not is_ending(one)]
+        found = {one: words for one in processes() if (words := command(one))}
         _, left = psutil.wait_procs(found, timeout=LIMIT)
         for process in left:
-            self.found.append(f"process {' '.join(process.cmdline())}")
+            self.found.append(f"process {found[process]}")
             process.kill()
         self.found += [f"file {line}" for line in sorted(files() - self.before)]
         if self.found:

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from dstrain import LoraConfig, save_lora
 from dstrain.config import LoraFile
-from dstrain.lora import Lora, base_shapes, inject, key_formats, lora_state, read_lora
+from dstrain.lora import Lora, base_shapes, inject, lora_state, read_lora
 from dstrain.lora.layers import LoraLayer
-from dstrain.lora.writer import layers_in
 from dstrain.plugin import (
     CheckpointFormat,
     Component,
@@ -237,12 +236,6 @@ def adapter(**fields: Any) -> Header:
             {f"transformer.{name}": value for name, value in given.items()}
         )
     }
-
-
-def in_names_of(program: str, folder: Path, lora_config: LoraConfig = SPEC) -> Tensors:
-    """What is written for another program."""
-    naming = key_formats(COMPONENTS[0], MODEL)[program]
-    return layers_in(read(ours(folder, lora_config)[0]), naming, SHAPES)
 
 
 def same(one: Mapping[str, LoraLayer], other: Mapping[str, LoraLayer]) -> bool:

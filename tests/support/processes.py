@@ -9,9 +9,11 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -110,6 +112,25 @@ def in_processes(
         tuple(codes[rank] for rank in range(size)),
         tuple(file.read_text() for file in files),
     )
+
+
+def when_the_others_have_ended(
+    rank: int, number: int
+) -> Callable[[Sequence[int]], None]:
+    """Send a process a signal once the others have ended."""
+
+    def poke(pids: Sequence[int]) -> None:
+        def send() -> None:
+            for pid in pids:
+                if pid != pids[rank]:
+                    with suppress(ChildProcessError):
+                        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            with suppress(ProcessLookupError):
+                os.kill(pids[rank], number)
+
+        threading.Thread(target=send).start()
+
+    return poke
 
 
 def commands(*lines: Sequence[str]) -> Callable[[int], int]:

@@ -90,9 +90,6 @@ def write_program(made: Program, folder: Path) -> Setup:
     )
 
 
-Gradients = dict[str, Tensor | None]
-
-
 def run(
     setup: Setup, module_class: type[TrainingModule] = TrainingModule
 ) -> tuple[TrainingModule, Any, list[Any]]:

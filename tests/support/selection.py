@@ -27,15 +27,20 @@ from dstrain.registry import load_family
 from tests.support import ROOT, cpu
 
 TENTH = 10
-LONG = 0.5
-"""CPU seconds of a case, from which on a test is not an everyday one."""
+LONG = 0.3
+"""CPU seconds of a case, from which on a test that is no trial is not an everyday one."""
+UNKNOWN = 10.0
+"""CPU seconds that a drawn test without a recorded time counts."""
 TIMES = ROOT / "tests/times.json"
 MENDED = ROOT / "tests/mended_trials.txt"
 """Trials that were drawn, failed, and are mended: they are everyday tests since."""
 PROMISES = {
     "cache": "R1 R3 R5 R6",
+    "cli": "R7 R13 R17",
+    "config": "R7 R13 R17",
     "data": "R7 R11 R14",
     "distributed": "R8 R9",
+    "generation": "R18 R19",
     "graph": "R10",
     "lora": "R18",
     "models": "R20 R21",
@@ -81,7 +86,7 @@ class Change:
         promise = item.get_closest_marker("promise")
         number = promise.args[0] if promise else None
         return any(
-            file == path or path.startswith(place) or number in promises
+            path.startswith(place) or number in promises
             for file in self.files
             for place, promises in (_tests_of(file),)
         )
@@ -93,8 +98,11 @@ def _tests_of(file: str) -> tuple[str, frozenset[str]]:
     first, *rest = Path(file).parts
     if first == "plugins" and rest:
         return f"plugins/{rest[0]}/", frozenset()
-    if file.startswith("core/dstrain/") and len(rest) > 2:
-        return f"tests/unit/{rest[1]}/", frozenset(PROMISES.get(rest[1], "").split())
+    if file.startswith("core/dstrain/"):
+        place = (
+            f"tests/unit/{rest[1]}/" if len(rest) > 2 else f"tests/unit/test_{rest[1]}"
+        )
+        return place, frozenset(PROMISES.get(rest[1], "").split())
     return file, frozenset()
 
 
@@ -105,8 +113,9 @@ def changed() -> Change:
     for base in (os.environ.get("CI_BASE"), "origin/HEAD", "HEAD^"):
         common = base and _git("merge-base", base, "HEAD")
         if common and common != _git("rev-parse", "HEAD"):
-            files = _git("diff", "--name-only", common).splitlines()
-            return Change(str(base), frozenset(files))
+            names = _git("diff", "--name-only", common)
+            new = _git("ls-files", "--others", "--exclude-standard")
+            return Change(str(base), frozenset(f"{names}\n{new}".splitlines()) - {""})
     return Change("none", frozenset())
 
 
@@ -124,10 +133,11 @@ def split(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item
     for item in items:
         test = item.nodeid.partition("[")[0]
         is_drawn = bool(item.get_closest_marker("drawn")) or _is_left(item, first)
-        is_drawn = is_drawn or seconds_of(item) >= LONG
         if not is_drawn and item.get_closest_marker("promise"):
             seen[test] += 1
             is_drawn = seen[test] % TENTH != 1
+        elif not is_drawn:
+            is_drawn = seconds_of(item) >= LONG
         (drawn if is_drawn and item.nodeid not in mended else everyday).append(item)
     return everyday, drawn
 
@@ -174,7 +184,8 @@ def times() -> Mapping[str, float]:
 
 def seconds_of(item: pytest.Item) -> float:
     """Return the CPU seconds that a test is known to take."""
-    return times().get(item.nodeid.partition("[")[0], times()["other"])
+    other = UNKNOWN if item.get_closest_marker("drawn") else times()["other"]
+    return times().get(item.nodeid.partition("[")[0], other)
 
 
 def draw(
@@ -230,9 +241,10 @@ class _Run:
             promise = item.get_closest_marker("promise")
             if promise:
                 item.user_properties.append(("promise", list(promise.args)))
-        if config.getoption("--all-cases"):
-            return
         everyday, candidates = split(items)
+        if config.getoption("--all-cases"):
+            self.about["drawn"] = [item.nodeid for item in candidates]
+            return
         seconds = config.getoption("--seconds")
         taken: list[pytest.Item] = []
         if seconds:
@@ -310,9 +322,9 @@ def recorded(results: list[Mapping[str, Any]]) -> dict[str, float]:
     sums: dict[str, list[float]] = {}
     for result in results:
         for name, one in result["tests"].items():
-            sums.setdefault(re.sub(r"\[.*", "", name, flags=re.S), []).append(
-                one["cpu"]
-            )
+            if "cpu" in one:  # its process did not crash
+                test = re.sub(r"\[.*", "", name, flags=re.S)
+                sums.setdefault(test, []).append(one["cpu"])
     means = {name: sum(cases) / len(cases) for name, cases in sums.items()}
     long = {name: round(mean, 2) for name, mean in sorted(means.items()) if mean >= 0.2}
     short = [one for name, cases in sums.items() if name not in long for one in cases]

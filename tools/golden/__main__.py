@@ -99,7 +99,10 @@ def compared(base: Tree, own: Tree, table: list[cases.Case]) -> int:
     differing = 0
     for row in rows:
         places = (tree.folder / row["folder"] for tree in (base, own))
-        found = list(differences(*places, row["commands"]))
+        # Pages show errors, too; where all should work, nothing would be compared.
+        shows_errors = row["material"] == "pages" or row["name"].endswith("bad input")
+        unmeant = () if shows_errors else range(1, 100)
+        found = list(differences(*places, row["commands"], unmeant))
         differing += bool(found)
         for line in found[:MOST]:
             print(f"{row['name']}: {line}")

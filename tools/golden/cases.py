@@ -91,7 +91,8 @@ def made(family: str, name: str, lines: list[str], options: str = "") -> Case:
     usual = facts["variants"].split()[0]
     train = f"--model {family} --variant {usual} --toy --dataset_base_path data"
     # Images have sizes of their own.
-    size = facts["size"] if family == "wan" else ""
+    has_size = family == "wan" and not any("--resolution" in line for line in lines)
+    size = facts["size"] if has_size else ""
     train = f"{train} --batch_size 2 {size} {options}"
     places = {**facts, "family": family, "train": train}
     filled = (Template(line).substitute(places) for line in lines)
@@ -103,14 +104,15 @@ def of_page(page: Path) -> Case:
     Python that make data, are among them.
     """
     commands: list[tuple[str, ...]] = []
-    imports = ""
+    earlier = ""
     for kind, note, body in FENCE.findall(page.read_text("utf-8")):
         if note.startswith("file="):
             commands.append(("file", note.removeprefix("file="), body))
         elif kind == "python":
-            if MAKES_DATA.search(body) and not OF_A_MODEL.search(body):
-                commands.append(("python", imports + body))
-            imports += "".join(IMPORT.findall(body))
+            is_alone = not OF_A_MODEL.search(body)
+            if MAKES_DATA.search(body) and is_alone:
+                commands.append(("python", earlier + body))
+            earlier += body if is_alone else "".join(IMPORT.findall(body))
         elif kind == "sh" and not note.startswith("no-test"):
             commands += shortened(body)
     return Case(f"page {page.relative_to(DOCS)}", tuple(commands), "pages")

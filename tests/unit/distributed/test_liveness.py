@@ -5,10 +5,8 @@ once why they end.
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from dstrain import Diverged, DstrainError, Interrupted, SystemFault
 from dstrain.distributed import distributed_run, liveness, should_report
 from torch.distributed import DistNetworkError
 
-from tests.support.processes import Ended, in_processes
+from tests.support.processes import Ended, in_processes, when_the_others_have_ended
 
 Part = Callable[[int, liveness.Heartbeat], object]
 Poke = Callable[[Sequence[int]], None]
@@ -50,22 +48,6 @@ def met(
         return 0
 
     return in_processes(size, work, folder, launched=False, poke=poke)
-
-
-def when_the_others_have_ended(rank: int, number: int) -> Poke:
-    """Send a process a signal once the others have ended."""
-
-    def poke(pids: Sequence[int]) -> None:
-        def send() -> None:
-            for pid in pids:
-                if pid != pids[rank]:
-                    with suppress(ChildProcessError):
-                        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            os.kill(pids[rank], number)
-
-        threading.Thread(target=send).start()
-
-    return poke
 
 
 def test_nobody_passes_before_all_are_there_again_and_again(tmp_path: Path) -> None:
@@ -153,12 +135,12 @@ def test_nobody_is_named_where_all_have_come_or_one_alone_takes_long(
 ) -> None:
     def part(rank: int, here: liveness.Heartbeat) -> None:
         with here.together():
-            time.sleep(3)
-        time.sleep(3)
+            time.sleep(6)
+        time.sleep(6)
         with here.together():
             here.wait()
 
-    ended = met(tmp_path, 2, part, timeout=1)
+    ended = met(tmp_path, 2, part, timeout=3)
     assert (ended.codes, ended.said) == ((0, 0), ("", ""))
 
 

@@ -221,7 +221,7 @@ def test_of_many_that_take_over_from_a_dead_process_one_succeeds(
     assert HOLDER in names(tmp_path)
     contenders = [FolderLock(tmp_path) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda one: one.acquire(0.5), contenders))
+        taken = list(pool.map(lambda one: one.acquire(2.0), contenders))
     assert sum(taken) == 1
     for one in contenders:
         one.release()

@@ -4,6 +4,7 @@ import os
 import tempfile
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,11 +41,14 @@ def lack_shared_files(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("more", [[], MANY], ids=["few", "many"])
 @pytest.mark.parametrize("is_windows", [False, True])
 def test_values_are_read_as_they_were_written_between_writes(
-    more: list[str], is_windows: bool, monkeypatch: pytest.MonkeyPatch
+    more: list[str],
+    is_windows: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     if is_windows:
         lack_shared_files(monkeypatch)
-    before = os.listdir(tempfile.gettempdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     spool = filled(more)
     wanted = [*VALUES, *more]
     assert list(spool) == spool[:] == wanted
@@ -55,7 +59,7 @@ def test_values_are_read_as_they_were_written_between_writes(
     with pytest.raises(IndexError):
         spool[len(spool)]
     # Its file has no name.
-    assert os.listdir(tempfile.gettempdir()) == before
+    assert not os.listdir(tmp_path)
     chosen = Chosen(spool, np.array([3, 0]))
     assert list(chosen) == [VALUES[3], VALUES[0]]
     assert list(chosen[1:]) == [VALUES[0]]
