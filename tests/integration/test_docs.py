@@ -71,6 +71,7 @@ SHORTENED = (
 )
 FOREIGN_FLAGS = frozenset(
     {
+        *("--all-cases", "--names", "--record", "--table", "--budget"),
         "--no-index",
         "--find-links",
         "--local-dir",

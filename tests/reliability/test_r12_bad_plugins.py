@@ -69,6 +69,8 @@ CASES: tuple[tuple[str, Bad], ...] = (
     ("no pipelines", family("its pipelines, 'gone_module:build', does not exist", pipelines="'gone_module:build'")),
     ("no place for the toy", family("its toy, 'bad_module', does not exist", toy="'bad_module'")),
     ("flag of ours", family("its flag --seed is already one of dstrain's own", options="(Option('seed', 'S.'),)")),
+    ("flag of generate", family("its flag --num_inference_steps is already one of dstrain's own",
+                                options="(Option('num_inference_steps', 'S.'),)")),
     ("flag of a file's", family("its flag --config is already", options="(Option('config', 'S.'),)")),
     ("two of one name", Bad("'bad' is provided by plugin-bad 1.0 and by plugin-twin 1.0", twice=True)),
     ("prints, and then fails", Bad("cannot be imported: KeyError", "print('noise')\n{}['x']")),

@@ -37,6 +37,7 @@ class Faults:
     that they are asked for.
 
     status: answered instead of the file, or, with `listing`, instead of the list.
+    code: what Hugging Face says of why it refuses a list.
     cut_at: the connection ends after so many bytes of the file. wrong: the bytes are
     others than listed; short: they are fewer. delay: seconds of silence first.
     no_range: whole files are sent whatever is asked for. lists: what else is listed.
@@ -46,6 +47,7 @@ class Faults:
     of: str = ""
     times: int = 1_000_000
     status: int = 0
+    code: str = ""
     listing: bool = False
     cut_at: int | None = None
     wrong: bool = False
@@ -175,6 +177,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(
                     {"Message": "out of order", "error": "out of order"},
                     self.hub.faults.status,
+                    {"X-Error-Code": self.hub.faults.code},
                 )
                 return
         files = self.hub.files(model_id, revision)

@@ -171,10 +171,14 @@ def test_peft_keeps_rank_and_alpha_in_a_file_beside_its_own(tmp_path: Path) -> N
     assert {layer.alpha for layer in found.layers.values()} == {1.0}
 
 
-def test_a_fused_layer_of_another_program_is_split_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scale", [1, 0], ids=["trained", "before training"])
+def test_a_fused_layer_of_another_program_is_split_exactly(
+    scale: int, tmp_path: Path
+) -> None:
     """Rows of one layer may be in another order: the original has shift before scale."""
     draw = torch.Generator().manual_seed(0)
-    down, up = torch.randn(2, 6, generator=draw), torch.randn(18, 2, generator=draw)
+    down = torch.randn(2, 6, generator=draw)
+    up = scale * torch.randn(18, 2, generator=draw)
     own = {"lora_down.weight": down, "lora_up.weight": up, "alpha": torch.tensor(3.0)}
     tensors = {f"lora_unet_double_1_qkv.{part}": one for part, one in own.items()}
     own["lora_up.weight"] = up[:12]

@@ -33,6 +33,11 @@ CASES: dict[str, tuple[Faults, type[DstrainError], str]] = {
     "file refused": (Faults(LARGE, status=403), SystemFault, f"{LARGE} (?s:.*){TOKEN}"),
     "server error": (Faults(LARGE, status=500), SystemFault, f"{LARGE} (?s:.*)--hub "),
     "list refused": (Faults(listing=True, status=403), SystemFault, TOKEN),
+    "to be asked for": (
+        Faults(listing=True, status=403, code="GatedRepo"),
+        SystemFault,
+        TOKEN,
+    ),
     "access token needed": (Faults(listing=True, status=401), SystemFault, TOKEN),
     "no such model": (Faults(listing=True, status=404), StateError, TOKEN),
     "list server error": (Faults(listing=True, status=500), SystemFault, "--hub "),

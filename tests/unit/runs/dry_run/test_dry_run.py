@@ -125,6 +125,9 @@ def test_it_says_rows_and_the_steps_that_the_run_makes(
     assert f"    6 rows in {here}/data/metadata.json x " in printed
     assert f" {samples}\n" in printed.partition("samples per step:")[2]
     assert steps_in(printed) == [str(steps)]
+    # Rows that the run may leave out are not known yet.
+    skipping = page(here, on_bad_sample="skip", **flags)
+    assert not re.search(r"^    \d+ steps?$", skipping, re.MULTILINE)
     held_out = re.findall(r"(\d+) of these for validation", printed)
     assert held_out == (["3"] if "validation_split" in flags else [])
     assert len(log(train(here, output_path=tmp_path, **flags))) == steps
