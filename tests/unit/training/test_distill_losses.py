@@ -48,8 +48,8 @@ def direct(
 
 
 def along(predict: Any, constrain_latents: Any = hold_nothing, **given: Any) -> Tensor:
-    sigmas = given.get("sigmas", SIGMAS_OF_STEPS)[None]
-    trajectory = [{LATENTS: one[None], SIGMAS: sigmas} for one in PATH]
+    trajectory = [{LATENTS: one[None], SIGMAS: SIGMAS_OF_STEPS[None]} for one in PATH]
+    trajectory[-1][SIGMAS] = given.get("sigmas", SIGMAS_OF_STEPS)[None]
     loss: Any = TRAJECTORY_IMITATION.loss.function
     found: Tensor = loss(
         predict,
