@@ -25,6 +25,8 @@ from tests.support import family
 from tests.support.caching_project import Place
 from tests.support.runs import CAPTIONS, opened, project, train
 
+pytestmark = pytest.mark.usefixtures("tiny")
+
 Spare = Callable[[Path], Path]
 ALL = Wanted(None, (), 100, {})
 TAGS = {

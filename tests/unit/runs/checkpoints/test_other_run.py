@@ -17,6 +17,8 @@ from PIL import Image
 from tests.support.family import PIPELINES
 from tests.support.runs import PowerCut, log, project, stop_at, train
 
+pytestmark = pytest.mark.usefixtures("tiny")
+
 OTHER: tuple[dict[str, Any], ...] = (
     {"variant": "other"},
     {"extra_inputs": "prompt"},

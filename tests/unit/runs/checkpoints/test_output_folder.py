@@ -21,6 +21,8 @@ from dstrain.storage import RunFiles, lock
 
 from tests.support.runs import changed, config, log, project, train
 
+pytestmark = pytest.mark.usefixtures("tiny")
+
 ASIDE = ".overwritten"
 SKIPPED = "logs/bad_samples.jsonl"
 LOGS = ("logs/config.json", "logs/dstrain.log", "logs/loss.csv", "logs/loss.jsonl")

@@ -27,6 +27,8 @@ from tests.support.runs import (
     train,
 )
 
+pytestmark = pytest.mark.usefixtures("tiny")
+
 
 def test_resume_without_a_run_starts_one(here: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
