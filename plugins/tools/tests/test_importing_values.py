@@ -30,6 +30,26 @@ JOBS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"network": None}, {"lora_rank": None, "trainable_models": "dit"}),
     ({"train": {"lr": 1e-3, "unet_lr": 1e-4}}, {"learning_rate": 1e-4}),
     ({"train": {"lr_scheduler": "constant_with_warmup"}}, {"lr_warmup_steps": 1000}),
+    (
+        {
+            "dataset": {
+                "folder_path": "photos",
+                "shuffle_tokens": True,
+                "keep_tokens": 2,
+            }
+        },
+        {"shuffle_tags": True, "keep_tags": 2},
+    ),
+    (
+        {
+            "dataset": {
+                "folder_path": "photos",
+                "shuffle_tokens": False,
+                "keep_tokens": 2,
+            }
+        },
+        {"shuffle_tags": None, "keep_tags": None},
+    ),
 ]
 """Changes to the process of a job of ai-toolkit -> our options."""
 
