@@ -94,6 +94,12 @@ def test_a_flag_becomes_the_option_that_means_the_same(
     assert {name: options.get(name) for name in wanted} == wanted
 
 
+def test_a_secret_in_a_section_is_written_nowhere(job: Import) -> None:
+    found = job(hub={"token": "plain-words"})
+    assert "plain-words" not in found.said + found.toml
+    assert any("secret" in reason for reason in found.reasons.values())
+
+
 @pytest.mark.parametrize(("changes", "wanted"), JOBS)
 def test_a_key_of_a_job_becomes_the_option_that_means_the_same(
     changes: dict[str, Any], wanted: dict[str, Any], job: Import
