@@ -29,6 +29,8 @@ from tests.support import ROOT, cpu
 TENTH = 10
 LONG = 0.3
 """CPU seconds of a case, from which on a test that is no trial is not an everyday one."""
+LEAST = 0.05
+"""CPU seconds of a case, from which on a test has a recorded time of its own."""
 UNKNOWN = 10.0
 """CPU seconds that a drawn test without a recorded time counts."""
 TIMES = ROOT / "tests/times.json"
@@ -326,7 +328,9 @@ def recorded(results: list[Mapping[str, Any]]) -> dict[str, float]:
                 test = re.sub(r"\[.*", "", name, flags=re.S)
                 sums.setdefault(test, []).append(one["cpu"])
     means = {name: sum(cases) / len(cases) for name, cases in sums.items()}
-    long = {name: round(mean, 2) for name, mean in sorted(means.items()) if mean >= 0.2}
+    long = {
+        name: round(mean, 2) for name, mean in sorted(means.items()) if mean >= LEAST
+    }
     short = [one for name, cases in sums.items() if name not in long for one in cases]
     start = max(result["start"] for result in results)
     return {"start": round(start), "other": round(sum(short) / len(short), 3), **long}
