@@ -109,6 +109,17 @@ def test_a_change_is_named(line: str, left: Callable[[str], Path]) -> None:
     assert line in list(differences(base, own, COMMANDS))
 
 
+def test_a_command_that_fails_in_both_is_named_where_all_should_work(
+    left: Callable[[str], Path],
+) -> None:
+    sides = left("base"), left("own")
+    for side in sides:
+        (side / "codes.json").write_text("[0, 0, 3]")
+    assert list(differences(*sides, COMMANDS)) == []
+    named = list(differences(*sides, COMMANDS, shows_errors=False))
+    assert named == ["command 3: graph: exit code 3, was 3"]
+
+
 def test_the_small_set_is_a_part_of_everything_and_names_are_unique() -> None:
     names = [case.name for case in cases.everything()]
     assert len(names) == len(set(names))

@@ -9,7 +9,7 @@ import signal
 import struct
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +56,17 @@ def differences(
     base: Path,
     own: Path,
     commands: Sequence[Sequence[str]],
-    unmeant: Collection[int] = (),
+    shows_errors: bool = True,
 ) -> Iterator[str]:
     """Yield a line for each difference between what a case left in two folders, and for
-    each command that ended in both with a code that is not meant.
+    each command that failed in both, unless the case shows errors.
     """
     codes = [json.loads((one / "codes.json").read_text("utf-8")) for one in (base, own)]
     for number, words in enumerate(commands):
         # What commands of a case have in common stands first.
         name = f"command {number + 1}: {' '.join(words)[-80:]}"
         before, now = (one[number] for one in codes)
-        if before != now or now in (HUNG, *unmeant):
+        if before != now or now == HUNG or (now and not shows_errors):
             yield f"{name}: exit code {now}, was {before}"
         texts = [
             plain((one / f"printed/{number}.out").read_text("utf-8"), one)
