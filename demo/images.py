@@ -20,7 +20,7 @@ from dstrain import ModelConfig, Pipeline
     "--lora", type=click.Path(path_type=Path, exists=True), help="LoRA file to add."
 )
 @click.option("--words", default="", help="End of every prompt.")
-@click.option("--each", default=10, help="Images of each digit.")
+@click.option("--each", default=5, help="Images of each digit.")
 @click.option("--steps", default=20, help="Denoising steps.")
 def main(
     model: Path,

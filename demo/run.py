@@ -16,7 +16,7 @@ from pathlib import Path
 
 OUT = Path("demo_output")
 MODEL = OUT / "model"
-FULL_STEPS, LORA_STEPS = 1200, 250
+FULL_STEPS, LORA_STEPS = 500, 250
 LOOK = ", red ink on yellow paper"
 
 
@@ -126,8 +126,6 @@ def commands() -> list[list[str]]:
             str(lora),
             "--words",
             LOOK,
-            "--each",
-            "5",
         ],
         [
             "python",
