@@ -33,7 +33,7 @@ quick: install
 everything: install
 	$(BIN)/python tools/everything.py
 
-# What this tree computes and writes is what BASE does, bit for bit; CASES=all takes an hour.
+# What this tree computes and writes is what BASE does, bit for bit.
 golden: install
 	$(BIN)/python -m tools.golden $(BASE) $(CASES)
 

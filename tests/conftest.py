@@ -1,12 +1,7 @@
-"""Fixtures of the tests of core: how many trials of a promise run and how they are counted,
-and environments for packages.
-"""
+"""Fixtures of the tests of core: how many trials of a promise run, and how they are counted."""
 
-import subprocess
 import sys
-import sysconfig
 import types
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,35 +39,6 @@ def trials(request: pytest.FixtureRequest) -> Callable[[int], int]:
 def counted(request: pytest.FixtureRequest) -> Callable[[str, int], None]:
     """Note a number beside the trials, such as ("kills", 2): the table has its sum."""
     return lambda name, number: request.node.user_properties.append((name, number))
-
-
-@pytest.fixture(scope="session")
-def empty_environment() -> Callable[[Path], Path]:
-    """Folder -> the Python of a new environment there, with what this one has less core
-    and its plugins.
-    """
-
-    def make(place: Path) -> Path:
-        venv.create(place, with_pip=False)
-        python = place / "bin/python"
-        command = (
-            str(python),
-            "-c",
-            "import sysconfig; print(sysconfig.get_path('purelib'))",
-        )
-        site = Path(
-            subprocess.run(
-                command, capture_output=True, text=True, check=True
-            ).stdout.strip()
-        )
-        for part in Path(sysconfig.get_path("purelib")).iterdir():
-            # Neither the metadata of our packages nor the links to their sources.
-            ours = part.name.startswith(("core-", "plugin_")) or part.suffix == ".pth"
-            if not ours and not (site / part.name).exists():
-                (site / part.name).symlink_to(part)
-        return python
-
-    return make
 
 
 @pytest.fixture

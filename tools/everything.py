@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.support.selection import TIMES, recorded  # noqa: E402  # of the project's folder
+from tools.measure_tests import test_files  # noqa: E402
 
 RESULTS = ROOT / ".results"
 TWO_PROCESSES = ("-n", "2", "--dist", "worksteal")
@@ -133,7 +134,9 @@ def print_tables(found: Mapping[str, Mapping[str, Any]]) -> None:
         sums = [one + other for one, other in zip(sums, row, strict=True)]
         setup = max((one.get("setup", 0) for one in tests["tests"].values()), default=0)
         print(f"{name:20}", *(f"{one:8}" for one in row), f"{setup:16.1f}")
-    print(f"{'all':20}", *(f"{one:8}" for one in sums))
+    lines = sum(len(file.read_text("utf-8").splitlines()) for file in test_files())
+    print(f"{'what they share':20}", f"{lines - sums[0]:8}")
+    print(f"{'all':20}", *(f"{one:8}" for one in (lines, *sums[1:])))
     for (number, words), counts in sorted(
         promises.items(), key=lambda one: (int(one[0][0][1:]), one[0][1])
     ):

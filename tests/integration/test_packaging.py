@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT, everyday
+from tools.golden.trees import make_environment
 
 FAMILIES = ("flux", "qwen_image", "wan")
 PACKAGES = ("core", *(f"plugins/{one}" for one in (*FAMILIES, "tools")))
@@ -28,9 +29,7 @@ Installer = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def installed(
-    tmp_path_factory: pytest.TempPathFactory, empty_environment: Callable[[Path], Path]
-) -> Installer:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installer:
     """(name, plugins) -> an environment of its own with the wheels of core and of
     these plugins.
     """
@@ -48,7 +47,7 @@ def installed(
         )
 
     def install(name: str, *chosen: str) -> Path:
-        python = empty_environment(folder / name)
+        python = make_environment(folder / name)
         wheels = ("core", *(f"plugin-{family.replace('_', '-')}" for family in chosen))
         pip = (
             sys.executable,

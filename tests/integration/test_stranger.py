@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.support import ROOT
+from tools.golden.trees import make_environment
 
 FAMILY = "stranger_model"
 FLAGS = (
@@ -83,14 +83,12 @@ def build_and_install(python: Path, package: Path, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def home(
-    tmp_path_factory: pytest.TempPathFactory, empty_environment: Callable[[Path], Path]
-) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stranger's folder: an environment with core from its wheel and no family, and a
     family made and installed.
     """
     folder = tmp_path_factory.mktemp("home")
-    python = empty_environment(folder / "env")
+    python = make_environment(folder / "env")
     build_and_install(python, ROOT / "core", folder)
     run(folder / "env/bin/dstrain", "plugins", "new", FAMILY, cwd=folder)
     build_and_install(python, folder / FAMILY, folder)

@@ -98,16 +98,20 @@ def prepare(tree: Tree) -> None:
     os.utime(mark)
 
 
-def _install(tree: Tree, sources: Path) -> None:
-    """Make an environment that has the libraries of this one, but no distribution of this
-    project other than those of the sources.
+def make_environment(place: Path) -> Path:
+    """Make an environment that has the libraries of this one, but none of this project's
+    distributions; return its Python.
     """
-    place = tree.folder / "env"
     venv.create(place, with_pip=False)
     site = place / LIBRARIES.relative_to(sys.prefix)
     for path in LIBRARIES.iterdir():
         if not _is_ours(path):
             (site / path.name).symlink_to(path)
+    return place / "bin/python"
+
+
+def _install(tree: Tree, sources: Path) -> None:
+    make_environment(tree.folder / "env")
     pip = (sys.executable, "-m", "pip", "--python", str(tree.python), "install", "-q")
     offline = ("--no-deps", "--no-build-isolation", "--no-index")
     plugins = sources.glob("plugins/*/pyproject.toml")
