@@ -33,7 +33,7 @@ quick: install
 everything: install
 	$(BIN)/python tools/everything.py
 
-# What this tree computes and writes is what BASE does, bit for bit.
+# Names what this tree computes or writes otherwise than BASE.
 golden: install
 	$(BIN)/python -m tools.golden $(BASE) $(CASES)
 
@@ -77,4 +77,4 @@ wheels: install
 	for package in core plugins/*; do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$package; done
 
 clean:
-	rm -rf .venv dist demo_output site
+	rm -rf .venv dist demo_output site .results .golden .dstrain-tests-*

@@ -1,5 +1,5 @@
-"""What all tests of core and plugins need: no hub is asked but the server that a test starts
-itself (see `hub_server`), and nothing that a shell, a user or a CI has set changes a result.
+"""What all tests of core and plugins need: no network is used, only servers that tests start
+(see `hub_server`), and nothing that a shell, a user or a CI has set changes a result.
 """
 
 import atexit
@@ -22,9 +22,10 @@ INHERITED = re.compile(
     r"CI|BUILD_NUMBER|GITHUB_ACTIONS|TF_BUILD"
     r"|TERM|COLUMNS|FORCE_COLOR|NO_COLOR|PY_COLORS"
     r"|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
-    r"|(LC|DSTRAIN|DIFFSYNTH|ACCELERATE|HF|XDG)_.*"
+    r"|(LC|DSTRAIN|DIFFSYNTH|ACCELERATE|HF|MODELSCOPE|WANDB|SWANLAB|XDG|GIT|PIP)_.*"
+    r"|(?i:\w+_proxy)|PYTHON(WARNINGS|OPTIMIZE|HASHSEED|UTF8)|\w+_(TOKEN|KEY)"
 )
-"""Variables of a CI, a terminal, a launcher and the libraries. With one of the first two,
+"""Variables of a CI, a terminal, a launcher, a network and the libraries. With one of the first two,
 pytest shows the whole difference of two files, which takes hours.
 """
 

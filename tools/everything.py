@@ -24,6 +24,8 @@ from tools.measure_tests import test_files  # noqa: E402
 
 RESULTS = ROOT / ".results"
 TWO_PROCESSES = ("-n", "2", "--dist", "worksteal")
+FIXTURES = 5.0
+"""CPU seconds that the fixtures of a test may take."""
 
 
 def groups() -> dict[str, list[str]]:
@@ -69,10 +71,22 @@ def run(name: str, paths: list[str], report: Path) -> bool:
     )
     seconds = time.monotonic() - began
     print(f"== {name}: exit {done.returncode} after {seconds:.0f} s", flush=True)
-    if partial.exists():
-        # A group that failed is there for the table; its name makes it run again.
-        partial.rename(report if done.returncode == 0 else failed)
-    return done.returncode == 0
+    if not partial.exists():
+        return False
+    found = json.loads(partial.read_text("utf-8"))
+    slow = [test for test, one in found["tests"].items() if setup_of(one) > FIXTURES]
+    for test in slow:
+        print(f"{test}: its fixtures take more than {FIXTURES:.0f} CPU seconds")
+    passed = done.returncode == 0 and not slow
+    # A group that failed is there for the table; its name makes it run again.
+    partial.write_text(json.dumps({**found, "seconds": seconds}), "utf-8")
+    partial.rename(report if passed else failed)
+    return passed
+
+
+def setup_of(test: Mapping[str, Any]) -> float:
+    """Return the CPU seconds that a test's fixtures took before it began."""
+    return float(test.get("setup", 0))
 
 
 def results(folder: Path) -> dict[str, Mapping[str, Any]]:
@@ -132,11 +146,13 @@ def print_tables(found: Mapping[str, Mapping[str, Any]]) -> None:
         row = [lines_of(paths), len(tests["tests"]), failed, round(tests["cpu"])]
         row.append(caught[name])
         sums = [one + other for one, other in zip(sums, row, strict=True)]
-        setup = max((one.get("setup", 0) for one in tests["tests"].values()), default=0)
+        setup = max(map(setup_of, tests["tests"].values()), default=0)
         print(f"{name:20}", *(f"{one:8}" for one in row), f"{setup:16.1f}")
     lines = sum(len(file.read_text("utf-8").splitlines()) for file in test_files())
     print(f"{'what they share':20}", f"{lines - sums[0]:8}")
     print(f"{'all':20}", *(f"{one:8}" for one in (lines, *sums[1:])))
+    minutes = sum(one.get("seconds", 0) for one in found.values()) / 60
+    print(f"{minutes:.0f} minutes")
     for (number, words), counts in sorted(
         promises.items(), key=lambda one: (int(one[0][0][1:]), one[0][1])
     ):

@@ -39,6 +39,8 @@ OPTIONS = ("option", "Option")
 """What declares an option of the command line: of core, and of a family's record."""
 MOST_NAMES = 25
 """Names that the face of a package lists, at most."""
+OPEN = ("dstrain", "dstrain.plugin")
+"""What scripts and plugins may use is longer, and is used outside the project."""
 
 
 @dataclass(frozen=True)
@@ -298,8 +300,7 @@ def breaches(house: House, budget: Mapping[str, Mapping[str, float]]) -> list[st
             if figure > limit:
                 found.append(f"{distribution}: {name} is {figure:g}, at most {limit:g}")
     for name, names in house.faces.items():
-        # What scripts and plugins may use is longer, and is used outside the project.
-        if name not in ("dstrain", "dstrain.plugin"):
+        if name not in OPEN:
             outside = {
                 one
                 for module in (*house.modules.values(), *house.kit)
@@ -343,7 +344,9 @@ def main(words: list[str]) -> int:
     if words == ["--budget"]:
         settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
         found = breaches(house, settings["tool"]["house"])
-        print("\n".join(found) or "the house is within its budget")
+        sizes = [len(names) for name, names in house.faces.items() if name not in OPEN]
+        within = f"the house is within its budget; {len(sizes)} faces have at most {max(sizes)} names"
+        print("\n".join(found) or within)
         return bool(found)
     print_packages(house)
     for package, distribution in house.distributions.items():

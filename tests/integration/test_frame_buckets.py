@@ -143,19 +143,15 @@ def test_one_number_is_what_it_was(videos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
-    [
-        ("5,10,15", r"10, 15 are not 4n\+1; the nearest are 9, 17"),
-        ("5,10", r"10 is not 4n\+1; the nearest is 9"),
-        ("5,,9", "expected a number of frames, such as 81, or several"),
-        ("5,5", "5 is named twice"),
-    ],
+    ("given", "named"),
+    [("5,10,15", "10, 15|9, 17"), ("5,10", "10|4n+1|9"), ("5,,9", "81"), ("5,5", "5")],
 )
 def test_numbers_that_the_model_cannot_use_are_refused(
-    videos: Path, tmp_path: Path, given: str, what: str
+    videos: Path, tmp_path: Path, given: str, named: str
 ) -> None:
-    with pytest.raises(UsageError, match=what) as caught:
+    with pytest.raises(UsageError) as caught:
         run(config(videos, num_frames=given, output_path=tmp_path / "out"))
+    assert all(one in caught.value.what for one in named.split("|"))
     assert caught.value.where == "--num_frames"
 
 

@@ -76,7 +76,8 @@ def test_a_circle_within_a_package_fails(library: Path) -> None:
     assert "no circle of modules within a package BROKEN" in done.stdout
 
 
-def test_every_unit_test_stands_where_its_module_does() -> None:
+def test_unit_tests_are_in_folders_named_as_packages() -> None:
+    """A merge runs those of what has changed first, and finds them so."""
     packages = {path.relative_to(CORE).parent for path in CORE.rglob("*.py")}
     folders = {
         path.relative_to(ROOT / "tests/unit").parent

@@ -3,7 +3,6 @@ is computed for nothing.
 """
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from tests.support.caching_project import (
     write_place,
     write_rows,
 )
+from tests.support.clock import settle
 
 
 def caption(place: Place) -> None:
@@ -60,12 +60,6 @@ def rename(place: Place) -> None:
 
 def nothing(place: Place) -> None:
     pass
-
-
-IMAGES, TEXTS = (
-    Counter({"encode_image": 4}),
-    Counter({"encode_prompt": 3, "describe": 3}),
-)
 
 
 def another_version(place: Place) -> None:
@@ -152,8 +146,7 @@ def settled(place: Place) -> None:
     """Let stage 1 remember digests of files that were written just now."""
     memory = place.cache / "digests.npy"
     assert len(ManyFiles(memory)) == 0
-    old = time.time_ns
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time_ns", lambda: old() + 10**10)
+        settle(patch)
         place.fill()
     assert len(ManyFiles(memory)) == 4

@@ -182,13 +182,9 @@ def test_more_rows_than_are_looked_at_are_said(
     filled.patch.setattr(feature_plan, "MOST_ROWS", 2)
     another_image(filled.data / "1.png")
     filled.stage_2()
-    (line,) = [
-        one for one in capsys.readouterr().err.splitlines() if "not compared" in one
-    ]
-    assert (
-        "files of more than 2 rows are not compared with those that stage 1 read"
-        in line
-    )
+    said = capsys.readouterr().err.splitlines()
+    (line,) = [one for one in said if "not compared" in one]
+    assert "2 rows" in line
 
 
 def test_stage_2_says_how_many_rows_stage_1_skipped(
@@ -200,7 +196,7 @@ def test_stage_2_says_how_many_rows_stage_1_skipped(
     filled.fill(on_bad_sample="skip")
     capsys.readouterr()
     filled.stage_2(on_bad_sample="skip")
-    assert "1 of 3 rows are skipped, as in stage 1" in capsys.readouterr().err
+    assert "1 of 3 rows" in capsys.readouterr().err
 
 
 def test_a_dataset_that_moved_is_one_also_where_it_is_gone(filled: Project) -> None:

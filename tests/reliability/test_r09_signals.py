@@ -5,7 +5,6 @@ anything else ends in time.
 import json
 import os
 import random
-import select
 import shutil
 import signal
 import sys
@@ -37,8 +36,6 @@ pytestmark = [
 ]
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-LIMIT = 60.0
-"""Seconds in which a process has to end."""
 BEFORE_LAST_STEP = 0.78
 """The part of a run's events in which a signal interrupts it: one that comes in the
 last step changes nothing.
@@ -165,10 +162,7 @@ def signalled(
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading) as answers:
-        assert select.select([answers], [], [], LIMIT)[0], (
-            "it continues after the signal"
-        )
-        answer = answers.read()
+        answer = answers.read()  # one that hangs ends with its stacks (forks.py)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), int(answer or -1)
 
 

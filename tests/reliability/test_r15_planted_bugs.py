@@ -107,7 +107,8 @@ def _run(project: Path, tests: Sequence[str], found: Path) -> int:
     words = ["-x", "--all-cases", "-p", "no:cacheprovider", "-p", "no:xdist"]
     # Of plugins of pytest that the server has imported.
     words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    words += [f"--basetemp={project / 'temporary'}"]
+    # Less than this test may take itself: a bug may make one hang.
+    words += [f"--basetemp={project / 'temporary'}", "--timeout=200"]
     code = pytest.main([*words, *tests], plugins=[failures])
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), code
     found.write_text("\n".join(failures.names))

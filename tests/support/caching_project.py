@@ -251,7 +251,7 @@ def together(
     """Do the work of several processes in threads; `late` is called with its rank when
     one leaves a barrier.
     """
-    barrier = threading.Barrier(size, timeout=30)
+    barrier = threading.Barrier(size)
     errors: list[BaseException] = []
     parts: dict[int, Tensor] = {}
 

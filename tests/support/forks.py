@@ -104,9 +104,8 @@ def run_python(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command of Python as `subprocess.run` does, but in a fork of this process.
 
-    What it imports is imported already, which takes a new process seconds. So it is for
-    tests to which it is the same; those of imports, of memory or of how Python ends need
-    a real one.
+    What it imports is imported already, which takes a new process seconds. Tests of
+    imports, of memory or of how Python ends need a new process.
 
     Args:
         command: Python's path, then `-c CODE`, `-m MODULE` or a script; or the path of a

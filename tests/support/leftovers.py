@@ -1,6 +1,7 @@
 """A run of tests leaves neither a process nor a file of the project behind."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 
@@ -10,20 +11,29 @@ import pytest
 from tests.support import ROOT
 
 ENDING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""Servers of Python that end with the process that they serve."""
+"""Servers of Python that end with the process that they serve. The children of the first
+have its command line.
+"""
 LIMIT = 30.0
 """Seconds in which the last children of a run end by themselves."""
-MADE = ("__pycache__/", "_cache/", ".hypothesis/", ".results/")
+MADE = re.compile(
+    r".*(^|/)(__pycache__|\.(pytest|mypy|ruff|import_linter)_cache|\.hypothesis)/.*"
+    r"|\.(venv|results|golden)/.*"
+)
+"""Files that Python and tools keep for the next run."""
 
 
 def files() -> frozenset[str]:
-    """Return what lies in the project's folder beside its tracked files."""
-    command = ("git", "status", "--porcelain", "--ignored")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    """Return what lies in the project's folder beside its tracked files; nothing in a copy
+    that git does not know.
+    """
+    if not (ROOT / ".git").exists():
+        return frozenset()
+    command = ("git", "ls-files", "--others")
     return frozenset(
         line
-        for line in done.stdout.splitlines()
-        if line.startswith(("??", "!!")) and not line.endswith(MADE)
+        for line in subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+        if not MADE.fullmatch(line)
     )
 
 
@@ -47,13 +57,15 @@ def command(process: psutil.Process) -> str:
     """Return a process's command; none if it is one of `ENDING`, or has ended."""
     try:
         words = " ".join(process.cmdline())
+        parent = process.parent()
+        served = " ".join(parent.cmdline()) if parent else ""
     except psutil.Error:
         return ""
-    return "" if any(name in words for name in ENDING) else words
+    return "" if any(name in words for name in ENDING) and words != served else words
 
 
 class Leftovers:
-    """Of the process that starts and ends the run."""
+    """What the process that starts and ends a run looks for."""
 
     def __init__(self) -> None:
         self.before = files()

@@ -28,9 +28,9 @@ from tests.support import ROOT, cpu
 
 TENTH = 10
 LONG = 0.3
-"""CPU seconds of a case, from which on a test that is no trial is not an everyday one."""
+"""CPU seconds of a case; a test that takes as long is drawn."""
 LEAST = 0.05
-"""CPU seconds of a case, from which on a test has a recorded time of its own."""
+"""CPU seconds of a case; the time of a test that takes less is not recorded."""
 UNKNOWN = 10.0
 """CPU seconds that a drawn test without a recorded time counts."""
 TIMES = ROOT / "tests/times.json"
@@ -100,6 +100,10 @@ def _tests_of(file: str) -> tuple[str, frozenset[str]]:
     first, *rest = Path(file).parts
     if first == "plugins" and rest:
         return f"plugins/{rest[0]}/", frozenset()
+    if file.startswith("core/dstrain/testing/"):
+        return "plugins/", frozenset()
+    if file.startswith("docs/"):
+        return "tests/integration/test_docs", frozenset()
     if file.startswith("core/dstrain/"):
         place = (
             f"tests/unit/{rest[1]}/" if len(rest) > 2 else f"tests/unit/test_{rest[1]}"

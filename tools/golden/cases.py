@@ -1,5 +1,6 @@
 """Make the cases of the table `cases.toml` and of the pages of the guide."""
 
+import ast
 import re
 import shlex
 import tomllib
@@ -17,7 +18,6 @@ DOCS = HERE.parents[1] / "docs"
 FENCE = re.compile(r"^```(\w+) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAKES_DATA = re.compile(r"save|write|mkdir")
 OF_A_MODEL = re.compile(r"dstrain|diffusers|pipe\b")
-IMPORT = re.compile(r"^(?:import|from) [^(\n]*\n", re.MULTILINE)
 MOST = {"--max_steps": 20, "--blocks_to_swap": 1, "--num_frames": 5}
 """The largest values of a page's commands. They follow it, as those of `SMALL` do: of an
 option given twice the last counts.
@@ -44,8 +44,7 @@ def small_set() -> Iterator[Case]:
     for way, lines in TABLE["ways"].items():
         yield made("qwen_image", way, lines)
     for name, mechanism in TABLE["mechanisms"].items():
-        if "small" in mechanism:
-            yield made(mechanism["small"], name, lines_of(mechanism))
+        yield made(mechanism["small"], name, lines_of(mechanism))
     for name, lines in TABLE["printed"].items():
         yield made("qwen_image", name, lines.strip().split("\n"))
     for family, own in TABLE["families"].items():
@@ -61,7 +60,7 @@ def everything() -> Iterator[Case]:
     yield from small_set()
     for family, facts in TABLE["families"].items():
         for name, mechanism in TABLE["mechanisms"].items():
-            if mechanism.get("small") != family:
+            if mechanism["small"] != family:
                 yield made(family, name, lines_of(mechanism))
         for variant in facts["variants"].split()[: facts["everyday"]]:
             own = f"--variant {variant} {TABLE['columns'].get(variant, '')}"
@@ -112,10 +111,19 @@ def of_page(page: Path) -> Case:
             is_alone = not OF_A_MODEL.search(body)
             if MAKES_DATA.search(body) and is_alone:
                 commands.append(("python", earlier + body))
-            earlier += body if is_alone else "".join(IMPORT.findall(body))
+            earlier += named(body, is_alone)
         elif kind == "sh" and not note.startswith("no-test"):
             commands += shortened(body)
     return Case(f"page {page.relative_to(DOCS)}", tuple(commands), "pages")
+
+
+def named(body: str, has_variables: bool) -> str:
+    """Return what a later snippet of a page may use: imports, functions and variables."""
+    kinds: tuple[type[ast.stmt], ...] = (ast.Import, ast.ImportFrom)
+    if has_variables:
+        kinds += (ast.FunctionDef, ast.Assign)
+    kept = (one for one in ast.parse(body).body if isinstance(one, kinds))
+    return "".join(f"{ast.unparse(one)}\n" for one in kept)
 
 
 def shortened(body: str) -> Iterator[tuple[str, ...]]:

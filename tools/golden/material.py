@@ -1,5 +1,5 @@
-"""The files that cases work with: a dataset with every column that a variant reads, others
-for its sake, and files that are none.
+"""The files that cases work with: a dataset with every column that a variant reads, smaller
+datasets for single options, and files that are damaged.
 """
 
 import json

@@ -51,7 +51,7 @@ class Site(ThreadingHTTPServer):
         self.files = {"a.png": png()}
         # The path and authorization of every request.
         self.asked: list[tuple[str, str | None]] = []
-        self.four = threading.Barrier(4, timeout=30)
+        self.four = threading.Barrier(4)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -5,9 +5,11 @@ once why they end.
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from accelerate import Accelerator
@@ -130,17 +132,25 @@ def test_a_process_that_hangs_before_it_begins_is_named(tmp_path: Path) -> None:
     assert "process 1" in ended.said[0]
 
 
-def test_nobody_is_named_where_all_have_come_or_one_alone_takes_long(
-    tmp_path: Path,
+def test_nobody_is_named_where_all_have_come_however_long_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    look, looked = liveness.Heartbeat._end_if_one_hangs, threading.Event()
+
+    def looking(here: liveness.Heartbeat, *given: Any) -> None:
+        look(here, *given)
+        looked.set()
+
+    monkeypatch.setattr(liveness.Heartbeat, "_end_if_one_hangs", looking)
+    monkeypatch.setattr(liveness, "SILENT", 60)
+
     def part(rank: int, here: liveness.Heartbeat) -> None:
         with here.together():
-            time.sleep(6)
-        time.sleep(6)
+            looked.wait()
         with here.together():
             here.wait()
 
-    ended = met(tmp_path, 2, part, timeout=3)
+    ended = met(tmp_path, 2, part, timeout=1)
     assert (ended.codes, ended.said) == ((0, 0), ("", ""))
 
 

@@ -2,8 +2,6 @@
 read, and a weight is merged before it is stored.
 """
 
-import subprocess
-import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -121,17 +119,6 @@ def loaded(
 def watching(store: Any) -> Kept:
     """Weights are stored by a method of a plugin."""
     return Kept((StoredLayers(QuantizationMethod("own", store, lambda shape: 0)),))
-
-
-@pytest.mark.drawn  # at full size, what the tests beside it show of small weights
-def test_a_gib_in_nf4_is_loaded_with_half_a_gib_of_memory(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.support.loading_in_nf4", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for path in tmp_path.iterdir():
-        path.unlink()
-    packed_mib = 1024 * 4.5 / 16
-    assert packed_mib < float(done.stdout) < 512
 
 
 def test_a_weight_is_free_before_the_next_is_read(tmp_path: Path) -> None:

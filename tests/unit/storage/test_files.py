@@ -61,7 +61,7 @@ def test_the_order_is_write_sync_rename_sync_folder(
 
 
 def test_two_threads_may_write_one_file_at_once(tmp_path: Path) -> None:
-    path, both = tmp_path / "a.bin", threading.Barrier(2, timeout=60)
+    path, both = tmp_path / "a.bin", threading.Barrier(2)
 
     def write() -> None:
         with replacing(path) as building:

@@ -249,10 +249,8 @@ def test_a_mark_is_touched_as_long_as_it_is_kept_and_only_that(
     path = tmp_path / HOLDER
     with lock(tmp_path):
         os.utime(path, (0, 0))
-        end = time.monotonic() + 60
-        while not path.stat().st_mtime and time.monotonic() < end:
+        while not path.stat().st_mtime:
             time.sleep(0.01)
-        assert path.stat().st_mtime
         # One that another process has made in its place is left to it.
         change_mark(tmp_path, name="of another")
     assert names(tmp_path) == {LOCK, HOLDER}

@@ -333,13 +333,14 @@ class Signalled:
 def test_a_process_that_hangs_is_named_after_a_time_and_a_signal_ends_the_wait(
     asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not asked:
-        monkeypatch.setattr("dstrain.training.loader.HUNG_AFTER", 0.5)
     others = multiprocessing.active_children()
     order = micro_batches((1,), (0,), (2,), (1,))
     batches = load_batches(Signalled(signal.SIGSTOP), order, 2, lambda: asked)
-    with pytest.raises(StoppedWaiting if asked else SystemFault):
-        next(batches)
+    with monkeypatch.context() as patch:
+        if not asked:
+            patch.setattr("dstrain.training.loader.HUNG_AFTER", 0.5)
+        with pytest.raises(StoppedWaiting if asked else SystemFault):
+            next(batches)
     assert multiprocessing.active_children() == others
     # The next loader notices the death of its processes as before.
     dying = load_batches(Signalled(signal.SIGKILL), micro_batches((1,)), 1)

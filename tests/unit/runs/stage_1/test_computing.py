@@ -16,8 +16,6 @@ from dstrain.training import loader
 from tests.support.caching_family import runs
 from tests.support.caching_project import Place, log_units, write_place
 
-PATIENCE = 30.0
-"""Seconds after which a wait for what goes on at the same time counts as failed."""
 ROWS = 8
 WAITING = 2
 IMAGE = "encode_image"
@@ -68,7 +66,7 @@ def test_the_next_sample_is_decoded_while_one_is_computed(
         return value
 
     def wait_for_the_next(number: int) -> None:
-        assert decoded[min(number + 1, ROWS - 1)].wait(PATIENCE)
+        decoded[min(number + 1, ROWS - 1)].wait()
 
     monkeypatch.setattr(loader, "load_cell", load_cell)
     assert filled(place, wait_for_the_next) == ROWS
@@ -81,7 +79,7 @@ def test_samples_are_computed_while_one_is_written_but_no_more_than_a_kill_may_l
 
     def wait(number: int) -> None:
         if number == 0:
-            assert computed[WAITING].wait(PATIENCE)
+            computed[WAITING].wait()
             assert not computed[WAITING + 1].wait(0.05)
 
     assert filled(place, lambda number: computed[number].set(), wait) == ROWS
@@ -104,7 +102,7 @@ def test_what_is_computed_is_kept_whatever_ends_it(
             raise end
 
     def wait(number: int) -> None:
-        assert ended.wait(PATIENCE)
+        ended.wait()
 
     with pytest.raises(end):
         filled(place, stop, wait)

@@ -1,7 +1,7 @@
 """Write a network of 1 GiB in bf16, load it in nf4, and print by how many MiB the memory
 of this process grew at most.
 
-    python -m tests.support.loading_in_nf4 FOLDER
+    python -m benchmarks.loading_in_nf4 FOLDER
 """
 
 import re
@@ -26,7 +26,7 @@ OUTPUTS = (1, 1, 1, 1, 4, 4, 4)
 FAMILY = ModelFamily(
     "fam", "", "", "", ("base",), "net", MappingProxyType({}), MappingProxyType({})
 )
-NETWORK = DiffusersNetwork("tests.support.loading_in_nf4:Blocks")
+NETWORK = DiffusersNetwork("benchmarks.loading_in_nf4:Blocks")
 SECONDS = 0.005
 
 
