@@ -271,6 +271,19 @@ def test_the_encoders_are_gone_before_the_denoiser_is_loaded(
     assert "encoders freed" in (tmp_path / "cache/dstrain.log").read_text()
 
 
+def test_weights_that_something_keeps_do_not_count_as_freed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    networks = {
+        name: torch.nn.utils.skip_init(torch.nn.Linear, 2**13, 2**13, bias=False)
+        for name in ("text_encoder", "vae")
+    }
+    weights = LoadedWeights.of(networks)
+    del networks["text_encoder"]
+    weights.free()
+    assert "0.25 GiB of 0.50 GiB" in capfd.readouterr().err
+
+
 def test_two_processes_run_both_stages(here: Path, tmp_path: Path) -> None:
     def line(way: str, **more: Any) -> list[str]:
         places = {

@@ -270,6 +270,7 @@ CASES = (
     Case("no memory to load", LORA, RUN, 6, patch=raising("dstrain.runs.loop.prepare", NO_MEMORY)),
     Case("a loss that diverged at once", SHORT, RUN, 5, patch=diverging(0)),
     Case("a loss that diverged after a save", SHORT, RUN, 5, patch=diverging(1)),
+    Case("a loss that diverged after a save while overwriting", (*SHORT, "--overwrite"), RUN, 5, patch=diverging(1)),
     Case("a LoRA without alpha", (*EXPORT, "lost file.safetensors", "x.safetensors"), r"\n +(dstrain .+)",
          first=(SHORT,), prepare=without_alpha()),
     Case("a LoRA without alpha of a width that nobody published",

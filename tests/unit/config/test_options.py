@@ -239,8 +239,9 @@ def test_a_task_may_name_a_stage_and_without_it_a_cache_means_both(stage: str) -
 
 
 def test_a_tracker_is_asked_for_by_either_flag_and_named_once() -> None:
-    config = toy_config(report_to="wandb, tensorboard", enable_wandb_log=True)
-    assert config.trackers == ("wandb", "tensorboard")
+    given = {"report_to": "wandb, tensorboard", "enable_wandb_log": True}
+    config = toy_config(**given, enable_swanlab_log=True)
+    assert config.trackers == ("wandb", "tensorboard", "swanlab")
     for name in ("wandb", "swanlab", "tensorboard"):
         assert toy_config(**{f"enable_{name}_log": True}).trackers == (name,)
     assert toy_config(enable_csv_log=True).trackers == ()

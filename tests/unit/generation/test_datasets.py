@@ -57,7 +57,9 @@ def written(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def decoding(patch: pytest.MonkeyPatch, stop_at: int = 0) -> list[Tensor]:
+def decoding(
+    patch: pytest.MonkeyPatch, stop_at: int = 0, variant: str = "base"
+) -> list[Tensor]:
     """Note the latents of each image that is decoded; this call is interrupted."""
     calls: list[Tensor] = []
 
@@ -67,7 +69,8 @@ def decoding(patch: pytest.MonkeyPatch, stop_at: int = 0) -> list[Tensor]:
             raise KeyboardInterrupt
         return family.decode(latents, vae=vae)
 
-    patch.setitem(family.PIPELINES, "base", replace(family.BASE, decoders=(decode,)))
+    spec = replace(family.PIPELINES[variant], decoders=(decode,))
+    patch.setitem(family.PIPELINES, variant, spec)
     return calls
 
 
@@ -85,6 +88,15 @@ def test_each_row_gives_the_image_that_its_prompt_and_seed_give_alone(
         generate(generation(model, alone, num_inference_steps=3, **given))
         assert pixels(alone) == pixels(config.output / rows[i]["image"])
     assert len({row["image"] for row in rows}) == 3
+
+
+def test_a_column_that_one_variant_alone_reads_chooses_it(
+    config: GenerateConfig, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = decoding(monkeypatch, variant="other")
+    rewritten(table, [{**row, "mood": "calm"} for row in ROWS])
+    generate(replace(config, variant=None, model_paths=None, toy=True))
+    assert len(calls) == len(ROWS)
 
 
 def test_a_run_that_was_stopped_resumes_and_one_that_is_done_makes_nothing(

@@ -1,6 +1,7 @@
 """A family's record: it finds its variants' specs and says what is wrong with it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from dstrain import UsageError
@@ -19,6 +20,17 @@ def test_a_variant_without_a_spec_is_refused() -> None:
     for place in ("tests.support.family:BASE", "tests.support.family:GONE"):
         with pytest.raises(UsageError, match=f"plugin tiny: .*{place}"):
             replace(MODEL, pipelines=place).spec("base")
+
+
+@pytest.mark.parametrize("source", ["raise SystemExit(3)", "1 / 0"])
+def test_pipelines_that_cannot_be_imported_are_an_error_of_the_plugin(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaving.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        replace(MODEL, pipelines="leaving:PIPELINES").spec("base")
+    assert caught.value.where == "plugin tiny"
 
 
 def test_problems_and_missing_targets_are_reported() -> None:

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import StepNumbers, Task, TrainConfig, UsageError, run
+from dstrain import (
+    RunResult,
+    StepNumbers,
+    Task,
+    TrainConfig,
+    TrainingModule,
+    UsageError,
+    run,
+)
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -124,6 +132,25 @@ def test_callbacks_see_every_step_and_one_of_them_may_end_the_run(
         callbacks=[lambda numbers: numbers],  # only True ends a run
     )
     assert (again.step, len(again.losses)) == (9, 7)
+
+
+def test_a_run_in_two_stages_has_the_same_parts(here: Path, tmp_path: Path) -> None:
+    seen: list[StepNumbers] = []
+
+    class Halved(TrainingModule):
+        def losses(self, *given: Any) -> Tensor:
+            return super().losses(*given) / 2
+
+    def trained(out: str, **parts: Any) -> RunResult:
+        cache = {"feature_cache": tmp_path / "cache"}
+        return run(
+            config(here, output_path=tmp_path / out, max_steps=1, **cache), **parts
+        )
+
+    plain = trained("plain")
+    own = trained("own", module_class=Halved, callbacks=[seen.append])
+    assert own.losses == (plain.losses[0] / 2,)
+    assert len(seen) == 1
 
 
 def test_what_a_callback_raises_ends_the_run(here: Path, tmp_path: Path) -> None:
