@@ -89,6 +89,8 @@ def test_the_short_help_has_the_common_options_and_says_how_many_more_there_are(
     assert end.split()[0] == str(len(every) - len(found))
     assert end.endswith("dstrain train --help")
     assert len(text.splitlines()) < 100  # two screens
+    # A description is cut behind a clause, not within a name such as dit.blocks.3.
+    assert text.count("(") == text.count(")")
 
 
 def test_the_short_help_has_seven_headings_and_the_long_one_has_finer_ones(

@@ -96,6 +96,15 @@ def test_a_run_with_other_numbers_is_not_resumed_and_what_must_be_equal_is_named
     assert len(log(held)) == 2
 
 
+def test_columns_in_another_order_are_those_of_the_same_run(
+    here: Path, tmp_path: Path
+) -> None:
+    for step, names in enumerate(("prompt,input_image", "input_image,prompt"), 1):
+        given = {"extra_inputs": names, "max_steps": step, "resume": "auto"}
+        train(here, output_path=tmp_path, **given)
+    assert len(log(tmp_path)) == 2
+
+
 def test_every_flag_that_decides_is_tried() -> None:
     deciding = set(options_affecting("training"))
     # This family reads no videos, so it takes no such flag.
