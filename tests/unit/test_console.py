@@ -139,10 +139,12 @@ def test_a_notebook_has_a_bar_of_its_own(
     shown = capsys.readouterr()
     assert "train:  33%" in shown.out
     assert shown.err == ""  # red, in a notebook
-    shell.get_ipython = lambda: None
-    with progress_bar("train", 3) as bar:
-        bar.update()
-    assert capsys.readouterr().err == ""
+    # No notebook: a script, and IPython in a terminal.
+    for other in (None, SimpleNamespace(config={})):
+        shell.get_ipython = lambda other=other: other
+        with progress_bar("train", 3) as bar:
+            bar.update()
+        assert capsys.readouterr() == ("", "")
 
 
 def test_widgets_that_a_notebook_lacks_are_not_warned_of_by_other_libraries() -> None:
@@ -176,7 +178,11 @@ def test_other_processes_neither_show_bars_nor_log(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    with redirect_stderr(Terminal()) as terminal, progress_bar("train", 2) as bar:
+    with (
+        redirect_stderr(Terminal()) as terminal,
+        status(),
+        progress_bar("train", 2) as bar,
+    ):
         bar.update()
     with progress_bar("train", 3) as bar, status():
         clock.wait(1000)
@@ -336,8 +342,9 @@ def test_only_a_terminal_has_colours_unless_the_environment_says_otherwise(
     with redirect_stderr(Terminal() if is_terminal else io.StringIO()) as stream:
         get_logger("dstrain.of_a_test").warning("take care")
         get_logger("dstrain.of_a_test").info("a line")
-    warning, line = stream.getvalue().splitlines()
-    assert ("\x1b[33m" in warning) == is_coloured
+        get_logger("dstrain.of_a_test").error("it ends")
+    warning, line, error = stream.getvalue().splitlines()
+    assert ("\x1b[33m" in warning) == ("\x1b[31m" in error) == is_coloured
     assert "dstrain: warning:" in warning
     assert line == "a line"
 
@@ -347,8 +354,14 @@ def test_trials_are_silent_whoever_logs_in_them(capsys: Printed) -> None:
         get_logger("dstrain.trial").warning("of a trial")
         logging.getLogger("of.a.library").error("of a library")
         warnings.warn("of Python", stacklevel=1)
+    with silenced(logging.WARNING):
+        with silenced():
+            pass
+        get_logger("dstrain.trial").warning("of a library")
+        get_logger("dstrain.trial").error("of a part")
     get_logger("dstrain.trial").warning("of the run")
-    assert capsys.readouterr().err == "dstrain: warning: of the run\n"
+    said = "dstrain: error: of a part\ndstrain: warning: of the run\n"
+    assert capsys.readouterr().err == said
 
 
 def test_lines_are_written_above_open_bars() -> None:
@@ -408,24 +421,27 @@ def test_the_values_of_variables_named_like_secrets_are_hidden(name: str) -> Non
 
 
 def test_a_log_file_has_earlier_lines_times_and_the_error_that_ended_the_run(
-    tmp_path: Path,
+    tmp_path: Path, capsys: Printed
 ) -> None:
     path = tmp_path / "dstrain.log"
     logger = get_logger("dstrain.runs")
     with logging_to_file():
         logger.info("a log that is never opened leaves no file")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ZeroDivisionError), logging_to_file() as open_file:
+    with pytest.raises(KeyboardInterrupt), logging_to_file() as open_file:
         logger.info("before")
         open_file(path)
         logger.warning(f"no {TOKEN}")
         assert "before" in path.read_text()  # a line is there as soon as it is logged
-        raise ZeroDivisionError("the end")
+        logger.info("details", extra={"file_only": True})
+        raise KeyboardInterrupt
+    assert "details" not in capsys.readouterr().err
     lines = path.read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == [
         "INFO dstrain.runs: before",
         "WARNING dstrain.runs: no ***",
-        "ERROR dstrain.console: the end",
+        "INFO dstrain.runs: details",
+        "ERROR dstrain.console: KeyboardInterrupt",
     ]
     for line in lines:
         assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", line)

@@ -107,6 +107,8 @@ def test_a_process_that_does_not_come_to_the_others_is_named_and_they_exit(
         if rank == hung and not stopped:
             time.sleep(FOR_EVER)
         with here.together():
+            with here.together():
+                pass  # they still are
             if rank == hung:
                 os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(FOR_EVER)
@@ -195,9 +197,12 @@ ERRORS = (
 
 def test_errors_of_collectives_are_the_end_of_another_process(tmp_path: Path) -> None:
     def work(rank: int) -> None:
+        said = []
         for error, kind in ERRORS:
-            with pytest.raises(kind), distributed_run(Accelerator(cpu=True)):
+            with pytest.raises(kind) as caught, distributed_run(Accelerator(cpu=True)):
                 raise error
+            said.append(str(caught.value))
+        assert said[0] == said[2] != said[1]
 
     ended = in_processes(2, work, tmp_path)
     assert ended.codes == (0, 0), ended.said

@@ -21,6 +21,7 @@ def component(name: str = "dit", *key_patterns: str, **fields: Any) -> Component
     [
         (["new.weight", "more"], ("", NATIVE)),
         (["old.weight"], ("", OLD)),
+        (["new.weight", "old.weight"], ("", OLD)),
         (["net.new.weight", "vae.x"], ("net.", NATIVE)),
         (["net.old.weight"], ("net.", OLD)),
         (["x.new.weight"], None),
@@ -45,6 +46,8 @@ def test_experts_have_the_same_keys_and_a_folder_has_none() -> None:
     dit = component("dit", "new.*", formats=(OLD,))
     assert dit.same_keys_as(component("dit2", "new.*", formats=(OLD,)))
     assert not dit.same_keys_as(component("dit2", "new.*"))
+    behind = component("dit2", "new.*", formats=(OLD,), prefixes=("net.",))
+    assert not dit.same_keys_as(behind)
 
 
 WORDS = Component("words", SimpleNamespace(), "tokenizer", other_folders=("a/words",))
@@ -59,13 +62,15 @@ WORDS = Component("words", SimpleNamespace(), "tokenizer", other_folders=("a/wor
         ("a/words/", "words"),
         ("a/dit/", ""),
         ("ae.pth", ""),
+        (None, ""),
         ("dits/x", ""),
     ],
 )
 def test_a_pattern_may_name_a_components_folder_of_any_depth_or_its_file(
-    pattern: str, name: str
+    pattern: str | None, name: str
 ) -> None:
-    dit = component("dit", "x", original_filenames=("ae.saf*",))
+    """Without one, all files are meant, whatever their names end with."""
+    dit = component("dit", "x", original_filenames=("ae.saf*", "*.saf*"))
     assert component_at(ModelConfig(None, "A/B", pattern), (dit, WORDS)) == name
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -236,12 +237,44 @@ def test_a_header_whose_config_is_none_is_as_one_without(
     assert find_config(ConfigQuery(DIT, Files((path,)))) == {"inferred": (2, 3)}
 
 
+def test_only_dstrain_writes_a_header_in_the_networks_own_terms(tmp_path: Path) -> None:
+    written = {"config": '{"dim": 5}'}
+    for more, found in (({}, {"width": 5, "depth": 1}), ({"family": "x"}, {"dim": 5})):
+        path = weights(tmp_path / "x.safetensors", "new.weight", **written, **more)
+        assert find_config(ConfigQuery(DIT, Files((Path(path),)))) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("weight", {}),
+        ("weight", {"out_features": 3}),
+        ("weight", {"bias": True}),
+        ("a", {}),
+    ],
+)
+def test_weights_tell_the_only_published_configuration_that_they_fit(
+    name: str, other: dict[str, Any], tmp_path: Path
+) -> None:
+    """Which several models may have; of layers without a bias nothing tells that."""
+    is_told = name == "weight" and "bias" not in other
+    one = {"in_features": 3, "out_features": 2, "bias": False}
+    known = {"A/A": one, "A/B": {**one, **other}}
+    linear = DiffusersNetwork("torch.nn:Linear")
+    component = Component("linear", linear, "x", (name,), default_configs=known)
+    path = Path(weights(tmp_path / "x.safetensors", name))
+    query = ConfigQuery(component, Files((path,)))
+    told: AbstractContextManager[Any] = nullcontext()
+    with told if is_told else pytest.raises(StateError, match="linear"):
+        assert find_config(query) == one
+
+
 @pytest.mark.parametrize("translating", [True, False])
 @pytest.mark.parametrize(
     ("network", "own", "others"),
     [
         (
-            DiffusersNetwork("AutoencoderKL"),
+            DiffusersNetwork("diffusers:AutoencoderKL"),
             {"_class_name": "AutoencoderKL"},
             (
                 {"_class_name": "FluxTransformer2DModel"},
@@ -256,8 +289,13 @@ def test_a_header_whose_config_is_none_is_as_one_without(
                 {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model"},
             ),
         ),
+        (
+            TransformersNetwork("T5EncoderModel", "T5Config"),
+            {"architectures": ["T5EncoderModel"], "model_type": "umt5"},
+            ({"architectures": None, "model_type": "umt5"},),
+        ),
     ],
-    ids=["diffusers", "transformers"],
+    ids=["diffusers", "transformers", "transformers by class"],
 )
 def test_a_configuration_beside_several_components_is_that_of_the_class_it_names(
     network: DiffusersNetwork | TransformersNetwork,

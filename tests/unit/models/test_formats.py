@@ -145,11 +145,11 @@ def test_key_maps_are_read_as_fields_of_components(tmp_path: Path) -> None:
 
 def test_a_mark_is_written_where_a_format_implies_something() -> None:
     marked = CheckpointFormat(
-        ("w", "mark"), ignored=("mark", "other"), implies=(("kind", "new"),)
+        ("w", "mark"), ignored=("mark", "other"), implies=(("kind", "new"), ("size", 2))
     )
     assert marked.marks == ("mark",)
-    assert marked.is_implied_by({"kind": "new", "width": 2})
-    assert not marked.is_implied_by({"kind": "old"})
+    assert marked.is_implied_by({"kind": "new", "size": 2, "width": 2})
+    assert not marked.is_implied_by({"kind": "old", "size": 2})
     assert not LAYOUT.marks and not LAYOUT.is_implied_by({})
     written = to_checkpoint(marked, {"w": torch.ones(1)})
     assert written["mark"].shape == (0,) and set(written) == {"w", "mark"}

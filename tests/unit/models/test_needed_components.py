@@ -62,6 +62,10 @@ def test_a_configuration_alone_needs_no_weights(here: Path) -> None:
     found = find(MODEL, by_id, ["vae"], config_only=["dit"])
     assert set(found.files) == {"vae"}
     assert found.configs["dit"] == {"width": 8, "depth": 2}
+    shutil.copytree(TINY / "vae", "models/Other/One/vae")
+    Path("models/Other/One/vae/config.json").write_text('{"branch": 4}')
+    vae = ModelConfig(None, "Other/One", "vae/model*")
+    assert find(MODEL, [by_id[0], vae], (), ["vae"]).configs["vae"] == {"branch": 4}
 
 
 def infer(shapes: Any) -> dict[str, int] | None:
@@ -107,6 +111,9 @@ def test_the_tokenizer_is_found_beside_by_id_by_the_default_id_or_by_its_flag(
     assert tokenizer(by_path) == here / "model/tokenizer"
     # Alone, it is found by files that are not read.
     assert tokenizer(by_id) == tokenizer(by_id, alone=True) == other
+    # Of several models by id, the first that is named.
+    more = ModelConfig(None, "Tiny/Tiny", "vae/model*.safetensors")
+    assert tokenizer(by_id, more, alone=True) == other
     assert tokenizer(by_path, flag) == here / "anything"
     shutil.rmtree(here / "model/tokenizer")
     shutil.rmtree(other)
@@ -186,5 +193,6 @@ def test_model_ids_lie_where_the_environment_says(
     with pytest.raises(StateError) as caught:
         train(here, **flags)
     assert caught.value.where == "models/Tiny/Tiny/transformer/model*.safetensors"
+    monkeypatch.setenv("DIFFSYNTH_MODEL_BASE_PATH", "nowhere")
     monkeypatch.setenv(f"{tool}_MODEL_BASE_PATH", str(here / "elsewhere"))
     train(here, **flags)

@@ -143,11 +143,12 @@ def test_misfits_of_another_layout_are_named_as_in_the_file(tmp_path: Path) -> N
 def test_every_misfit_is_named_with_examples_and_counts(tmp_path: Path) -> None:
     """Axes of length 1 make no difference in another layout alone."""
     surplus = {f"surplus.{i}": torch.zeros(1) for i in range(5)}
-    changes = {"first.bias": None, "second.weight": torch.zeros(2, 3, 1)}
+    lost = ("first.weight", "first.bias", "count")
+    changes = {**dict.fromkeys(lost), "second.weight": torch.zeros(2, 3, 1)}
     with pytest.raises(StateError, match=f"{tmp_path}: .* Small, .* 4 ") as error:
         load(saved(tmp_path, **changes, **surplus))
     missing, unexpected, shaped = error.value.help_lines
-    assert missing == "1 missing: first.bias"
+    assert missing == "3 missing: count, first.weight, first.bias"
     assert unexpected == "5 unexpected: surplus.0, surplus.1, surplus.2, ..."
     assert shaped.endswith("second.weight (expected (2, 3), found (2, 3, 1))")
 

@@ -114,10 +114,12 @@ def test_a_variants_toy_has_files_and_sizes_of_its_own(tmp_path: Path) -> None:
     assert read("base/model_index.json") == {"kind": "Tiny", "parts": 1}
     assert read("base/transformer/config.json") == {"width": 8, "depth": 2}
     assert not (tmp_path / "base/vae").exists()
-    write(tmp_path / "deep", "deep", 1, {"vae": {"branch": 4}})
+    own = {"text_encoder": {"width": 4}, "vae": {"branch": 4}}
+    write(tmp_path / "deep", "deep", 1, own)
     assert read("deep/model_index.json") == {"kind": "Tiny", "parts": 2}
     assert read("deep/more/one.json") == {"a": 1}
     assert read("deep/transformer/config.json") == {"width": 16, "depth": 3}
     assert read("deep/vae/config.json") == {"branch": 4}
+    assert read("deep/text_encoder/config.json")["width"] == 4
     index = read("deep/transformer/model.safetensors.index.json")
     assert len(set(index["weight_map"].values())) == 2

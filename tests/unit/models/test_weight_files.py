@@ -134,17 +134,22 @@ def test_a_damaged_or_absent_file_is_named(suffix: str, tmp_path: Path) -> None:
         next(reading)
 
 
+OF_SVDQUANT = ("qweight", "wscales", "qzeros")
+
+
 @pytest.mark.parametrize(
     ("name", "flag"),
     [
         ("scaled_fp8", "--fp8_models"),
         ("model.diffusion_model.blocks.0.q.scale_weight", "--fp8_models"),
-        ("blocks.0.q.weight_scale", "--fp8_models"),
+        *((f"q.{name}", "--fp8_models") for name in ("weight_scale_2", "scale_input")),
+        *((f"q.{name}", "--fp8_models") for name in ("weight_scale", "input_scale")),
         ("blocks.0.q.comfy_quant", "--fp8_models"),
         ("a.weight.quant_state.bitsandbytes__nf4", "COMPONENT:bitsandbytes_nf4"),
         ("a.weight.absmax", "COMPONENT:bitsandbytes_nf4"),
+        ("a.weight.nested_absmax", "COMPONENT:bitsandbytes_nf4"),
         ("a.SCB", "COMPONENT:bitsandbytes_nf4"),
-        ("transformer_blocks.0.attn.to_qkv.qweight", "COMPONENT:int8_block"),
+        *((f"attn.to_qkv.{name}", "COMPONENT:int8_block") for name in OF_SVDQUANT),
     ],
 )
 def test_weights_that_another_program_quantized_are_refused_with_what_to_give(

@@ -34,7 +34,8 @@ def component(name: str, *key_patterns: str, **fields: Any) -> Component:
 
 
 def saved(path: Path, weights: dict[str, Tensor]) -> Path:
-    torch.save(weights, path) if path.suffix == ".pth" else save_file(weights, path)
+    is_safe = path.suffix == ".safetensors"
+    save_file(weights, path) if is_safe else torch.save(weights, path)
     return path
 
 
@@ -72,7 +73,7 @@ def test_weights_are_read_in_pieces_in_the_dtype_asked_for(
 
 def test_a_weight_may_be_joined_from_several_files(tmp_path: Path) -> None:
     one = saved(tmp_path / "1.safetensors", {"first": torch.zeros(1, 2)})
-    other = saved(tmp_path / "2.pth", {"second": torch.ones(2, 2)})
+    other = saved(tmp_path / "2.pt", {"second": torch.ones(2, 2)})
     both = CheckpointFormat((), (KeyMap("w", "second"), KeyMap("w", "first")))
     files = Files((one, other), checkpoint_format=both)
     weights = Weights.of(files)
@@ -224,11 +225,16 @@ def test_components_that_ignore_each_others_keys_share_files(tmp_path: Path) -> 
 
 
 def test_files_that_are_no_model_by_themselves_are_named(tmp_path: Path) -> None:
-    lora = written(tmp_path / "lora.safetensors", "proj.lora_A.weight")
-    with pytest.raises(StateError, match=r"dit; (?s:.*)--lora .*--lora_checkpoint"):
-        recognize(lora, (DIT,))
+    for name in ("proj.lora_A.weight", "lora_unet_proj.lora_down.weight", "a.lokr_w1"):
+        lora = written(tmp_path / "lora.safetensors", name)
+        with pytest.raises(StateError, match=r"dit; (?s:.*)--lora .*--lora_checkpoint"):
+            recognize(lora, (DIT,))
     every = [str(tmp_path / f"model-0000{one}-of-00002.safetensors") for one in (1, 2)]
     shard = written(Path(every[1]), "part.weight")
     with pytest.raises(StateError, match=" 2 files ") as caught:
         recognize(shard, (DIT,))
     assert caught.value.help_lines[-1].endswith(json.dumps(every))
+    whole = Files((*written(Path(every[0]), "first.weight").paths, *shard.paths))
+    with pytest.raises(StateError) as caught:
+        recognize(whole, (DIT,))
+    assert not caught.value.help_lines

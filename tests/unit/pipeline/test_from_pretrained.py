@@ -139,6 +139,7 @@ def test_what_names_no_model_is_refused_as_a_script_names_it(
         ({"torch_dtype": torch.int8}, r"torch_dtype: .*torch\.float32"),
         ({"device": "cudaa"}, r"\(device=\.\.\.\): 'cudaa'"),
         ({"device": "cuda:99"}, r"\(device=\.\.\.\): 'cuda:99'"),
+        ({"device": 2.5}, r"\(device=\.\.\.\): 2\.5"),
     ],
 )
 def test_errors_of_loading_name_parameters(

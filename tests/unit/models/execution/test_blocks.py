@@ -129,6 +129,10 @@ def test_an_adapter_gets_the_same_gradients_where_blocks_are_recomputed(
     enable_checkpointing("dit", network, offload)
     called, recomputed = train(network, adapter)
     assert called == NAMES + NAMES[::-1]
+    called = []
+    with torch.no_grad(), around_blocks(network, adding(adapter, called)):
+        predict(network)  # as previews do, while training
+    assert called == NAMES
     assert len(plain) == len(recomputed) > 20
     for one, other in zip(plain, recomputed, strict=True):
         assert torch.equal(one, other)

@@ -90,6 +90,9 @@ def test_a_check_compiles_nothing(compiler: Compiler) -> None:
     compile_blocks({"dit": dit}, CPU, check_only=True)
     numbers(dit)
     assert compiler.graphs == 0
+    with torch._dynamo.config.patch(recompile_limit=100):
+        compile_blocks({"dit": dit}, CPU)
+        assert torch._dynamo.config.recompile_limit == 100  # a user's own
     others = {"vae": nn.Linear(1, 1), "text_encoder": nn.Linear(1, 1)}
     with pytest.raises(UsageError, match=r"--compile: .* vae, text_encoder"):
         compile_blocks(others, CPU, True)

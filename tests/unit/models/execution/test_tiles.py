@@ -95,9 +95,11 @@ def test_the_fraction_of_overlap_is_exact() -> None:
 
 
 def test_groups_of_frames_are_switched_on_where_a_vae_has_them() -> None:
-    vae = SimpleNamespace(use_framewise_decoding=False)
-    Tiles(framewise=True).apply(vae)
-    assert vars(vae) == {"use_framewise_decoding": True}
+    for names in (["decoding"], ["encoding", "decoding"]):
+        flags = [f"use_framewise_{name}" for name in names]
+        vae = SimpleNamespace(**dict.fromkeys(flags, False))
+        Tiles(framewise=True).apply(vae)
+        assert vars(vae) == dict.fromkeys(flags, True)
 
 
 def test_what_decides_results_is_all_of_it() -> None:

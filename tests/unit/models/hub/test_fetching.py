@@ -203,14 +203,16 @@ def test_a_revision_is_given_with_the_id(
 
 
 @pytest.mark.parametrize(
-    "variable", ["DSTRAIN_SKIP_DOWNLOAD", "DIFFSYNTH_SKIP_DOWNLOAD"]
+    "given", ["DSTRAIN_SKIP_DOWNLOAD=on", "DIFFSYNTH_SKIP_DOWNLOAD=Yes"]
 )
 def test_offline_nothing_is_asked_and_what_is_missing_is_named(
-    variable: str, server: Hub, source: ModelSource, monkeypatch: pytest.MonkeyPatch
+    given: str, server: Hub, source: ModelSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    variable, value = given.split("=")
+    monkeypatch.setenv(variable, "0")
     fetch(source, VAE)
     server.forget()
-    monkeypatch.setenv(variable, "True")
+    monkeypatch.setenv(variable, value)
     assert fetch(source, VAE) == [VAE_FILE]
     for asked in (
         replace(source, revision="v2"),
@@ -252,6 +254,32 @@ def test_a_configuration_alone_that_cannot_be_fetched_is_done_without(
     assert found == {"width": 8, "depth": 2}
     assert bool(server.requests) == (not is_put_here)
     assert (f"{TINY}: " in capsys.readouterr().err) == (not is_put_here)
+
+
+UNLISTED = tuple(replace(one, default_configs={}) for one in family.COMPONENTS)
+
+
+@pytest.mark.parametrize("needed", [VAE, DIT])
+def test_a_configuration_that_is_not_here_is_fetched_alone(
+    needed: str, server: Hub, source: ModelSource
+) -> None:
+    fetch(source, needed)
+    (FOLDER / "transformer/config.json").unlink(missing_ok=True)
+    server.forget()
+    unlisted = replace(family.MODEL, components=f"{__name__}:UNLISTED")
+    model, files = (unlisted, ["dit"]) if needed == DIT else (family.MODEL, [])
+    configs = [ModelConfig(None, TINY, DIT, hub=source.hub)]
+    found = find(model, configs, files, ["dit"])
+    assert server.fetched == ["transformer/config.json"]
+    assert found.configs["dit"] == json.loads(content("transformer/config.json"))
+
+
+def test_the_tokenizer_of_files_that_are_here_is_fetched_from_the_chosen_hub(
+    server: Hub, hub: Any
+) -> None:
+    file = shutil.copy(f"published/{VAE_FILE}", "vae.safetensors")
+    find(family.MODEL, [ModelConfig(file, hub=hub)], ["tokenizer"])
+    assert server.fetched == ["tokenizer/vocabulary.json"]
 
 
 def test_the_nearest_name_is_suggested_when_none_fits(

@@ -36,7 +36,7 @@ def test_a_record_tells_repository_revision_commit_size_and_sha256_of_each_file(
     record = Record.read(FOLDER)
     assert record is not None
     assert (record.model_id, record.hub) == (TINY, hub)
-    usual = {
+    usual: dict[Any, tuple[str, str]] = {
         "modelscope": ("master", ""),
         "huggingface": ("main", commit(server.models[TINY]["main"])),
     }
@@ -45,6 +45,11 @@ def test_a_record_tells_repository_revision_commit_size_and_sha256_of_each_file(
     for name, file in record.kept.items():
         path = FOLDER / name
         assert (file.mark, file.sha256) == (file_mark(path), sha256(path))
+    # What is fetched from another hub later is of what that one lists.
+    (other,) = usual.keys() - {hub}
+    fetch(ModelSource(TINY, hub=other), "vae/*.safetensors")
+    record = Record.read(FOLDER)
+    assert record and (record.hub, record.revision) == (other, usual[other][0])
 
 
 @pytest.mark.usefixtures("server")
@@ -72,6 +77,7 @@ def test_files_that_were_put_here_are_taken_as_they_are_if_their_shards_are_whol
     source = ModelSource(TINY, hub=hub)
     shutil.copytree("published", FOLDER)
     assert fetch(source, PATTERN) == SHARDS
+    assert find_local(ModelSource(TINY, "v2", hub), PATTERN) == []  # they may be others
     assert server.requests == []
     (FOLDER / SHARDS[1]).unlink()
     with pytest.raises(StateError, match=f"1 shard .* {SHARDS[1]}"):
@@ -106,6 +112,7 @@ def test_patterns_stay_in_a_folder_and_leave_code_out_unless_they_name_it(
     pattern: str, wanted: list[str]
 ) -> None:
     files = "a.safetensors b.pth x/a.json x/code.py x/w.bin x/y/b.safetensors .hidden"
+    files += "".join(f" x/code.{one}" for one in ("pt", "ckpt", "pkl", "pickle"))
     assert select(files.split(), pattern) == wanted
 
 

@@ -110,10 +110,11 @@ def test_absent_shards_and_a_folder_of_nothing_are_named(
 
 
 def test_shards_are_together_and_models_are_not() -> None:
-    names = ["b-1-of-2.st", "a.st", "b-2-of-2.st", "c-00001-of-00001.st"]
+    names = ["b-1-of-2.st", "a.st", "b-2-of-2.st", "c-00001-of-00001.st", "x/a.st"]
     sets = weight_sets(map(Path, names))
     assert [[path.name for path in one] for one in sets] == [
         ["a.st"],
         ["b-1-of-2.st", "b-2-of-2.st"],
         ["c-00001-of-00001.st"],
+        ["a.st"],
     ]

@@ -244,3 +244,5 @@ def test_one_of_two_experts_must_be_told_apart(here: Path, tuned: list[str]) -> 
     shutil.move("tuned", "transformer_2")
     kept = without_replaced(parts, [moved("transformer_2")], OF_TWO)
     assert kept == [dit.config, vae.config]
+    told = [moved("transformer_2"), moved("again")]
+    assert without_replaced(parts, told, OF_TWO) == [vae.config]

@@ -100,6 +100,7 @@ def test_a_weight_that_is_also_anothers_stays(tmp_path: Path) -> None:
     ("entries", "flag", "words"),
     [
         ([StoredLayers(FP8, ("to_qq",))], "quant_options", r"dit:fp8@to_qq: .*'to_q'"),
+        ([StoredLayers(FP8, ("q",))], "quant_options", "dit:fp8@q: .*'q'"),
         ([StoredLayers(FP8, (), ("norm",))], "quant_options", "dit:fp8/norm: .*'norm'"),
         (
             [StoredLayers(FP8, ("head",), flag="--fp8_models")],
@@ -112,7 +113,7 @@ def test_a_weight_that_is_also_anothers_stays(tmp_path: Path) -> None:
             r"dit:fp8 .*dit:int8_block@mod .*blocks\.0\.mod",
         ),
     ],
-    ids=["only", "excluded", "left by the record", "two methods"],
+    ids=["only", "end of a word", "excluded", "left by the record", "two methods"],
 )
 def test_a_fault_names_the_flag_and_the_entry_that_it_came_from(
     entries: list[StoredLayers], flag: str, words: str, tmp_path: Path

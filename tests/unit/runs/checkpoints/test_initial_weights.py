@@ -69,6 +69,7 @@ def test_a_run_begins_from_the_weights_with_a_new_optimizer_at_step_0(
     assert len(files(out)) == len(paths)
 
 
+MORE = {"config": '{"width": 8, "depth": 2, "dropout": 0.0, "heads": 2}'}
 DEEPER = {"config": '{"width": 8, "depth": 3, "dropout": 0.0}'}
 REFUSED: dict[str, tuple[str, dict[str, str] | None, Mapping[str, Any], str]] = {
     "another component": ("full", {"component": "vae"}, FULL, "vae.* dit"),
@@ -77,6 +78,7 @@ REFUSED: dict[str, tuple[str, dict[str, str] | None, Mapping[str, Any], str]] = 
     "LoRA for full": ("lora", None, FULL, "LoRA layers of dit.* all of dit"),
     "full for LoRA": ("full", None, LORA, "all of dit.* LoRA layers of dit"),
     "another configuration": ("full", DEEPER, FULL, "depth: .*3.*2"),
+    "another entry": ("full", MORE, FULL, "heads: .*2"),
     "missing weights": ("full", {"drop": "blocks.1"}, FULL, "Dit"),
     "another rank": ("lora", None, {"lora_rank": 4}, "rank"),
     "other layers": ("lora", None, {"lora_target_modules": "to_q"}, "to_out"),
