@@ -361,6 +361,8 @@ def test_a_default_caption_is_for_those_datasets_that_are_folders_of_captions(
     with pytest.raises(UsageError) as caught:
         resolve(config(place, dataset=more(place), default_caption="none"))
     assert caught.value.where == "--default_caption"
+    second = {"validation_dataset_base_path": place / "notes"}
+    resolve(config(place, dataset=more(place), default_caption="none", **second))
     own = (notes, *more(place, default_caption="none"))
     with pytest.raises(UsageError) as caught:
         resolve(config(place, dataset=own))
@@ -372,6 +374,8 @@ def test_an_option_without_effect_is_refused_of_a_dataset_too(place: Path) -> No
     with pytest.raises(UsageError) as caught:
         resolve(config(place, dataset=dataset))
     assert caught.value.where == "--dataset 2: --num_frames"
+    with pytest.raises(UsageError, match="2"):
+        resolve(config(place, dataset=more(place, resolution="2")))
 
 
 def test_a_dataset_that_is_gone_is_named_before_stage_1(place: Path) -> None:

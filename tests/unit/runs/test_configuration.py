@@ -113,16 +113,19 @@ def test_the_smaller_of_epochs_and_steps_ends_a_run_and_is_named(
     )
 
 
-def test_what_is_trained_in_full_is_fp32_and_the_rest_is_not(here: Path) -> None:
-    module = training_run(
-        config(here, trainable_models="dit", mixed_precision="bf16")
-    ).module
+@pytest.mark.parametrize("trained", ["dit", "text_encoder.layer"])
+def test_what_is_trained_in_full_is_fp32_and_the_rest_is_not(
+    trained: str, here: Path
+) -> None:
+    """A component that a unit runs is fp32 as a whole, since units have no autocast."""
+    flags = {"trainable_models": trained, "mixed_precision": "bf16"}
+    module = training_run(config(here, **flags)).module
     dtypes = {
         name: {one.dtype for one in network.parameters()}
         for name, network in module.pipeline.components.items()
         if isinstance(network, nn.Module)
     }
-    assert dtypes.pop("dit") == {torch.float32}
+    assert dtypes.pop(trained.partition(".")[0]) == {torch.float32}
     assert set(map(frozenset, dtypes.values())) == {frozenset({torch.bfloat16})}
 
 

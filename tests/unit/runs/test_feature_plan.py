@@ -56,8 +56,11 @@ def test_the_nearest_plan_is_the_one_compared(filled: Project) -> None:
 
 
 def test_flags_count_in_one_of_the_ways_to_write_them(filled: Project) -> None:
-    filled.fill(height=16, width=24, data_file_keys="image")
-    filled.stage_2(height=16, width=24, data_file_keys=" image,", max_pixels=99999)
+    columns = ("input_image=image", "prompt=prompt")
+    given = {"height": 16, "width": 24}
+    filled.fill(data_file_keys="image", column=columns, **given)
+    given |= {"data_file_keys": " image,", "max_pixels": 99999}
+    filled.stage_2(column=columns[::-1], **given)
 
 
 def test_rows_that_this_run_cannot_train_on_are_of_another_plan(

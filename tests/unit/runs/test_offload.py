@@ -82,8 +82,9 @@ def test_swapping_turns_checkpointing_on_and_says_so_once(
     dit: Any = ready.module.pipeline.components["dit"]
     assert dit.checkpoint is not None
     assert capsys.readouterr().err.count("--blocks_to_swap") == 1
-    training_run(config(here, blocks_to_swap=1, use_gradient_checkpointing=True))
-    assert "--blocks_to_swap" not in capsys.readouterr().err
+    for flag in ("use_gradient_checkpointing", "use_gradient_checkpointing_offload"):
+        training_run(config(here, blocks_to_swap=1, **{flag: True}))
+        assert "--blocks_to_swap" not in capsys.readouterr().err
 
 
 FULL = {"trainable_models": "dit.proj_in"}

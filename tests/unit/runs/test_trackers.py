@@ -3,6 +3,7 @@ ends it.
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +29,7 @@ class Settings(SimpleNamespace):
     pass
 class Image:
     def __init__(self, picture):
-        self.size = picture.size
+        self.size, self.shade = picture.size, picture.getpixel((0, 0))[0]
 class Config(dict):
     def update(self, values, allow_val_change):
         CALLS.append(("config", values))
@@ -91,6 +92,8 @@ def test_a_library_that_is_absent_is_refused_with_the_way_to_install_it(
     with pytest.raises(UsageError, match="pip install swanlab") as caught:
         train(here, output_path=tmp_path, **flags)
     assert caught.value.where == "--report_to"
+    # Stage 1 logs to none.
+    train(here, task="sft:data_process", feature_cache=tmp_path / "cache", **flags)
 
 
 def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
@@ -101,11 +104,13 @@ def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["dstrain", "a-typed-word"])
     monkeypatch.setenv("HF_TOKEN", "hf_a-token-of-a-hub")
-    given: dict[str, Any] = {"preview_prompt": ("a dog",), "preview_steps": 3}
+    given: dict[str, Any] = {"preview_prompt": ("a dog",), "preview_steps": 2}
     plain = train(here, output_path=tmp_path / "a", max_steps=3, save_steps=3, **given)
     tracked = {**given, "report_to": "tensorboard,wandb", "save_steps": 2}
-    for start in ({"max_steps": 2}, {"max_steps": 3, "resume": "auto"}):
+    for start in ({"max_steps": 3}, {"max_steps": 3, "resume": "auto"}):
         other = train(here, output_path=tmp_path / "b", **tracked, **start)
+        # What was logged after the state that is resumed is not shown.
+        shutil.rmtree(other / "states/step-3")
     assert warnings_of(capsys) == []
     assert log(plain) == log(other)
     assert same(files(plain)["step-3.safetensors"], files(other)["step-3.safetensors"])
@@ -116,9 +121,9 @@ def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
         assert [one.step for one in scalars] == [1, 2, 3]
         logged = [json.loads(row)[name] for row in rows]
         np.testing.assert_allclose([one.value for one in scalars], logged, rtol=1e-5)
-    assert [one.step for one in shown.Images("preview/0")] == [0, 3]
+    assert [one.step for one in shown.Images("preview/0")] == [0, 2]
     text = shown.Tensors("configuration/text_summary")[0].tensor_proto.string_val[0]
-    assert '"preview_steps": 3' in text.decode()
+    assert '"preview_steps": 2' in text.decode()
     run_id = json.loads((other / "logs/trackers.json").read_bytes())["id"]
     offline_runs = sorted((other / "logs/wandb").rglob("*.wandb"))
     assert [path.stem for path in offline_runs] == [f"run-{run_id}"] * 2
@@ -139,7 +144,8 @@ class DecodedVideo(TypedDict):
 
 
 def decode_video(latents: Tensor, *, vae: Any) -> DecodedVideo:
-    pixels = torch.zeros(9, 16, 32, 3, dtype=torch.uint8)
+    pixels = torch.arange(9, dtype=torch.uint8)[:, None, None, None]
+    pixels = pixels.expand(9, 16, 32, 3).contiguous()
     return {"video": Frames(pixels, 8.0)}
 
 
@@ -167,7 +173,10 @@ def test_swanlab_gets_the_same_run_again_and_neither_the_command_nor_what_is_pri
     assert numbers[2] == 1 and "loss" in numbers[1] and "step" not in numbers[1]
     assert [first[2], second[2]] == [0, 1]
     # Of a video, four of its frames.
-    assert [one.size for one in first[1]["preview/0"]] == [(32, 16)] * 4
+    shown = first[1]["preview/0"]
+    assert [(one.size, one.shade) for one in shown] == [
+        ((32, 16), shade) for shade in (0, 3, 5, 8)
+    ]
 
 
 class Grouped:
@@ -193,6 +202,7 @@ def test_a_swanlab_that_groups_its_settings_collects_nothing_either(
 ) -> None:
     swanlab.Settings = Grouped
     train(here, output_path=tmp_path, report_to="swanlab", max_steps=1)
+    assert swanlab.CALLS[0][1]["project"] == "dstrain"
     settings = swanlab.CALLS[0][1]["settings"]
     assert vars(settings.probe) == {"runtime": False, "git": False, "monitor": False}
     assert settings.terminal.proxy_type == "none"
@@ -208,21 +218,23 @@ def test_a_swanlab_that_does_not_take_the_settings_gets_nothing(
     assert "swanlab" in warning
 
 
+@pytest.mark.parametrize("fault", [ConnectionError, SystemExit])
 @pytest.mark.parametrize("failing", ["init", "log", "finish"])
 def test_a_tracker_that_fails_is_given_up_with_one_warning(
     failing: str,
+    fault: type[BaseException],
     here: Path,
     tmp_path: Path,
     swanlab: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise ConnectionError("https://ann:s3cr3t@example.com is gone\nand more")
+        raise fault("https://ann:s3cr3t@example.com is gone\nand more")
 
     setattr(swanlab if failing == "init" else swanlab.Run, failing, fail)
     flags = {"report_to": "swanlab,tensorboard", "max_steps": 2}
     train(here, output_path=tmp_path, **flags)
     (warning,) = warnings_of(capsys)
-    assert "swanlab: ConnectionError: https://" in warning
+    assert f"swanlab: {fault.__name__}: https://" in warning
     assert "s3cr3t" not in warning
     assert len(events(tmp_path).Scalars("loss")) == 2

@@ -16,6 +16,11 @@ from tests.support.runs import config, project
         ({"resolution": "2"}, "--resolution", "2"),
         ({"trainable_dtype": "bf16"}, "--trainable_dtype", "--mixed_precision"),
         ({"trainable_models": "ditt"}, "--trainable_models", "'dit'"),
+        (
+            {"preset_lora_model": "ditt", "preset_lora_path": Path("a")},
+            "--preset_lora_model",
+            "'dit'",
+        ),
         ({"lora_type": "lokr", "fp8_models": "dit"}, "--lora_type", "--fp8_models"),
         ({"default_caption": "a"}, "--default_caption", "caption"),
     ],

@@ -127,7 +127,8 @@ def test_it_says_rows_and_the_steps_that_the_run_makes(
     assert steps_in(printed) == [str(steps)]
     # Rows that the run may leave out are not known yet.
     skipping = page(here, on_bad_sample="skip", **flags)
-    assert not re.search(r"^    \d+ steps?$", skipping, re.MULTILINE)
+    guessed = re.findall(r"^    (\d+) steps?(.?)", skipping, re.MULTILINE)
+    assert guessed == [(str(steps), ",")]
     held_out = re.findall(r"(\d+) of these for validation", printed)
     assert held_out == (["3"] if "validation_split" in flags else [])
     assert len(log(train(here, output_path=tmp_path, **flags))) == steps
@@ -263,6 +264,8 @@ def test_a_command_of_both_stages_says_what_stage_1_computes_and_the_steps_of_st
 
     cache = cached["feature_cache"]
     assert work().endswith(f" 6 rows into {cache}")
+    second = {"validation_dataset_base_path": tmp_path / "data"}
+    assert work(**second).endswith(f" 12 rows into {cache}")
     assert not cache.exists()
     train(tmp_path, task="sft:data_process", batch_size=4, **cached)
     assert f": {cache} " in work() and " 6 rows" not in work()

@@ -156,6 +156,7 @@ def test_deepspeeds_own_file_is_read(tmp_path: Path) -> None:
     found = read_zero_file(tmp_path)
     assert found.sharding == Sharding("full", True, True)
     assert (found.flags, found.total_batch_size) == ({}, None)
+    assert read_zero_file(tmp_path, zero_optimization={}).sharding is None
     found = read_zero_file(
         tmp_path,
         bf16={"enabled": True},

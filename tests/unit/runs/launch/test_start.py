@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, TorchDynamoPlugin
 from dstrain import UsageError, run
 from dstrain.cli.main import main
 
@@ -97,6 +97,7 @@ def test_settings_are_hidden_and_there_again_for_another_run(
         ({"distributed_type": DistributedType.FSDP}, "fsdp_plugin"),
         ({"distributed_type": DistributedType.MEGATRON_LM}, "megatron_lm_plugin"),
         ({"_mixed_precision": "bf16"}, "mixed_precision='bf16'"),
+        ({"dynamo_plugin": TorchDynamoPlugin(backend="inductor")}, "dynamo_plugin"),
     ],
 )
 def test_a_scripts_own_accelerator_has_no_settings_that_dstrain_acts_on(

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,24 @@ from dstrain import UsageError
 from dstrain.cli.main import main
 from dstrain.config import command_line
 
+from tests.support import family
 from tests.support.runs import config, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 DryRun = Callable[..., Any]
 CHECKPOINTS = "--use_gradient_checkpointing"
 IN_RAM = "--use_gradient_checkpointing - --use_gradient_checkpointing_offload"
+STAGE_1 = {"task": "sft:data_process", "feature_cache": Path("cache")}
 SPLIT = "--task sft:train --feature_cache out-features"
 ORDERS: Mapping[str, tuple[dict[str, Any], list[tuple[float, str]]]] = {
     "LoRA": (
-        {"batch_size": 4},
+        {"batch_size": 4, "gradient_accumulation_steps": 2},
         [
             (0.99, CHECKPOINTS),
             (0.95, SPLIT),
             (
                 0.79,
-                "--mixed_precision bf16 --batch_size - --gradient_accumulation_steps 4"
+                "--mixed_precision bf16 --batch_size - --gradient_accumulation_steps 8"
                 " --quant_options dit:int8_block",
             ),
             (0.35, f"{IN_RAM} --quant_options dit:bitsandbytes_nf4 --blocks_to_swap 4"),
@@ -50,7 +53,7 @@ ORDERS: Mapping[str, tuple[dict[str, Any], list[tuple[float, str]]]] = {
         ],
     ),
     "stage 1": (
-        {"task": "sft:data_process", "feature_cache": Path("cache")},
+        STAGE_1,
         [
             (0.99, "--mixed_precision bf16 --offload_models text_encoder,vae"),
             (0.75, "--quant_options text_encoder:int8_block"),
@@ -146,12 +149,53 @@ def test_the_cheapest_flags_come_first_and_their_commands_fit_and_work(
             shutil.rmtree(folder)
 
 
-def test_what_is_quantized_already_stays_so(deep: Path, dry_run: DryRun) -> None:
-    flags = {"quant_options": "text_encoder:fp8", "output_path": deep / "out"}
-    size = memory_of(0.75, dry_run(deep, **flags).sums)
+def test_layers_that_scale_others_stay_in_8_bits_and_every_block_is_swapped(
+    deep: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dit, *others = family.COMPONENTS
+    scaling = (replace(dit, modulation=("time",)), *others)
+    monkeypatch.setattr(family, "COMPONENTS", scaling)
+    flags = {"mixed_precision": "bf16", "quant_options": "text_encoder:fp8"}
+    flags |= {"output_path": deep / "out"}
+    size = memory_of(0.35, dry_run(deep, **flags).sums)
     first, second = commands_in(dry_run(deep, device_memory=size, **flags).page)
     assert flags_in(first)["quant_options"] == "text_encoder:fp8"
-    assert flags_in(second)["quant_options"] == "text_encoder:fp8;dit:int8_block"
+    entries = "dit:bitsandbytes_nf4/time;dit:int8_block@time"
+    found = flags_in(second)
+    assert found["quant_options"] == f"text_encoder:fp8;{entries}"
+    assert found["blocks_to_swap"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("flags", "share", "wanted"),
+    [
+        (
+            {"quant_options": "text_encoder:fp8"},
+            0.75,
+            {"quant_options": "text_encoder:fp8;dit:int8_block"},
+        ),
+        ({"optimizer": "adafactor"}, 0.25, {"optimizer": "adafactor"}),
+        ({"resume": "auto"}, 0.5, {"quant_options": "dit:int8_block"}),
+        ({"offload_models": "vae", **STAGE_1}, 0.9, {"offload_models": "vae"}),
+    ],
+)
+def test_what_was_chosen_stays_and_the_rest_is_advised(
+    flags: dict[str, Any],
+    share: float,
+    wanted: dict[str, str],
+    deep: Path,
+    tmp_path: Path,
+    dry_run: DryRun,
+) -> None:
+    flags = {"mixed_precision": "no", "output_path": tmp_path / "out", **flags}
+    size = memory_of(share, dry_run(deep, **flags).sums)
+    page = dry_run(deep, device_memory=size, **flags).page
+    found = flags_in(commands_in(page)[-1])
+    assert wanted.items() <= found.items()
+    assert found["mixed_precision"] == "bf16"
+    # Cached values depend on it.
+    is_stage_1 = "task" in flags
+    assert ("stage 2 needs --mixed_precision bf16" in page) is is_stage_1
 
 
 @pytest.mark.parametrize("is_split", [False, True])
@@ -233,6 +277,8 @@ def test_a_device_is_a_size_and_goes_with_a_dry_run(
         with pytest.raises(UsageError) as caught:
             train(here, output_path=tmp_path, **flags)
         assert caught.value.where == "--device_memory"
+    # Planned for a GPU, weights are in bf16.
+    assert "parameters in bf16" in dry_run(here, mixed_precision=None).page
     # Without a GPU, it says how to plan for one.
     page = dry_run(here, device_memory=None).page
     assert ("--device_memory" in page) is not torch.cuda.is_available()

@@ -150,6 +150,9 @@ def test_swapped_blocks_are_in_ram_and_two_of_them_on_the_device(
         assert found["dit"] == near(plain["dit"] - max(count - 2, 0) * block)
         # Blocks are computed once more, as with gradient checkpointing.
         assert found["activations"] == checkpointed["activations"]
+    # Of blocks that differ, two of the largest.
+    smaller = dry_run(deep, quant_options="dit:fp8@blocks.3.*", blocks_to_swap=4).memory
+    assert smaller["dit"] == found["dit"]
 
 
 def test_what_is_offloaded_is_on_the_device_while_a_unit_borrows_it(
@@ -173,6 +176,9 @@ def test_what_is_stored_is_restored_to_encode_with_it(
     stored = dry_run(deep, quant_options="text_encoder:int8_block", **stage_1).memory
     # The head, of 64 x 24 numbers, in bf16.
     assert stored["encoding"] == near(plain["encoding"] + 2 * 64 * 24)
+    stored = dry_run(deep, quant_options="dit:fp8").memory
+    plain = dry_run(deep).memory
+    assert stored["activations"] == near(plain["activations"] + 2 * 24 * 24)
 
 
 def test_trained_weights_in_bf16_have_gradients_in_bf16_and_no_copies(
@@ -226,6 +232,26 @@ def test_sharding_divides_what_is_trained_and_puts_blocks_together(
     assert dry_run(deep, **flags).page == ""
 
 
+def test_sharding_divides_frozen_weights_and_each_process_has_a_row(
+    deep: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = dry_run(deep).memory
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    divided = dry_run(deep, offload_models="text_encoder").memory
+    assert divided["dit"] == near(alone["dit"] / 2)
+    assert divided["RAM for weights"] == alone["text_encoder"]
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    found = dry_run(deep).memory
+    assert found["dit"] == 0
+    shards = sum(divided[name] for name in ("dit", *SHARDS[:3]))
+    assert found["RAM for what is sharded"] == near(shards)
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "false")
+    monkeypatch.setenv("WORLD_SIZE", "99")
+    # Of each matrix of LoRA, which has 2 or 24 rows.
+    assert dry_run(deep).memory["trained weights"] == near(8 * 4 * (24 + 2))
+
+
 def test_copies_on_each_machine_are_divided_by_its_processes(
     deep: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +276,7 @@ def test_copies_on_each_machine_are_divided_by_its_processes(
         ({"save_steps": 300, "max_steps": 1000}, "4", 3),
         ({"save_steps": 100, "max_steps": 1000, "keep_checkpoints": 1}, "2", 2),
         ({"save_steps": 100, "max_steps": 1000, "keep_checkpoints": 4}, "5", 5),
+        ({"save_steps": 1, "max_steps": 2, "keep_checkpoints": 4}, "2", 2),
         ({"max_steps": 12}, "2", 2),
         ({"save_steps": 4, "dataset_base_path": None}, "unknown", 3),
         ({"keep_checkpoints": 2, "dataset_base_path": None}, "3", 3),
@@ -280,6 +307,14 @@ def test_disk_is_what_the_run_leaves(
     written = sum(one.stat().st_size for one in tmp_path.rglob("*.safetensors"))
     # Beside the headers of files, which count at the size of a toy.
     assert 0.5 < said / written <= 1
+
+
+def test_a_component_of_which_a_part_is_trained_is_saved_whole(
+    deep: Path, dry_run: DryRun
+) -> None:
+    whole = dry_run(deep, trainable_models="dit").disk
+    part = dry_run(deep, trainable_models="dit.blocks.0").disk
+    assert part["weights files"] == whole["weights files"]
 
 
 def test_the_feature_cache_is_as_large_as_what_stage_1_stores(

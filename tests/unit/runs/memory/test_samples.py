@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.plugin import Column
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
@@ -62,8 +63,16 @@ def test_files_that_are_not_here_are_downloads(
     # The configurations of the others are not known.
     (count,) = re.findall(r"\bdit .* (\d+) parameters", found.page)
     # In bf16.
+    assert int(count) == sum(one.numel() for one in family.Dit(8, 2).parameters())
     assert found.disk["downloads"] == pytest.approx(2 * int(count), rel=0.05)
-    assert "downloads" not in dry_run(here, toy=True, **flags).disk
+    toy = dry_run(here, toy=True, **flags).disk
+    assert "downloads" not in toy
+    both = toy["in all"] + found.disk["downloads"]
+    assert found.disk["in all"] == pytest.approx(both, abs=200)
+    cache = {"feature_cache": tmp_path / "cache"}
+    page = dry_run(here, model_id_with_origin_paths=IDS, **cache, **flags).page
+    # Each stage has its own.
+    assert re.findall(r"    (\w+) +not known  its ", page) == ["text_encoder", "vae"]
 
 
 def dataset_of(here: Path, folder: Path, row: int, image: str) -> Path:
@@ -84,6 +93,26 @@ def test_the_sample_that_is_counted_is_the_largest_with_the_longest_prompt(
     assert found.memory == dry_run(here, dataset_base_path=only).memory
     place = found.page.partition("largest sample, ")[2].partition(",")[0]
     assert place in {f"metadata.json:{row}" for row in (2, 4, 6)}
+
+
+def test_of_several_images_each_has_its_own_size(
+    tmp_path: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode_last(
+        input_image: list[Image.Image], *, vae: Any, dtype: torch.dtype
+    ) -> family.Latents:
+        return family.encode_image(input_image[-1], vae=vae, dtype=dtype)
+
+    several = {"input_image": Column("image", "images", multiple=8)}
+    inputs = {**family.BASE.inputs, **several}
+    units = (family.encode_prompt, encode_last)
+    spec = replace(family.BASE, units=units, inputs=inputs)
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    project(tmp_path)
+    Image.new("RGB", (512, 512)).save(tmp_path / "data/1.png")
+    row = {"image": ["0.png", "1.png"], "prompt": "a dog"}
+    (tmp_path / "data/metadata.json").write_text(json.dumps([row]))
+    assert dry_run(tmp_path, variant="base").memory["activations"] > 2**20
 
 
 def test_of_a_feature_cache_it_is_the_largest_that_is_stored(
@@ -149,9 +178,12 @@ def test_what_units_hold_at_once_is_followed(
 
     spec = replace(family.BASE, units=(family.encode_prompt, encode_image))
     monkeypatch.setitem(family.PIPELINES, "base", spec)
-    stage_1 = {"task": "sft:data_process", "feature_cache": here / "cache"}
-    found = dry_run(here, variant="base", **stage_1)
+    cache = {"feature_cache": here / "cache", "variant": "base"}
+    found = dry_run(here, task="sft:data_process", **cache)
     assert found.memory["encoding"] == pytest.approx(6 * 2**20, rel=0.02)
+    # Training holds none of them.
+    stage_2 = dry_run(here, task="sft:train", height=16, width=16, **cache)
+    assert stage_2.memory["activations"] < 2**20
 
 
 def test_a_mask_of_a_tokenizer_selects_among_tensors_without_memory(
