@@ -120,6 +120,8 @@ def test_rows_without_a_sample_keep_their_position_in_the_order() -> None:
     groups, sample_ids = with_skipped_rows((4, 4, 5), ((1, 0), (1, 1), (3, 0)), 5)
     assert sample_ids.tolist() == [[0, 0], [1, 0], [1, 1], [2, 0], [3, 0], [4, 0]]
     assert groups.tolist() == [SKIPPED, 4, 4, SKIPPED, 5, SKIPPED]
+    order = Order(groups, 1, 1, 0, sample_ids)
+    assert (order.sample_count, order.group_count) == (3, 2)
 
 
 def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:
@@ -197,12 +199,6 @@ def test_parts_of_a_table_are_drawn_as_often_as_each_is_to_be(
         part = next(part for part in parts if row < part.end)
         samples = int((order.groups[2 * row : 2 * row + 2] != SKIPPED).sum())
         assert count[row] == 2 * part.repeat * samples
-
-
-def test_all_rows_in_one_part_are_as_without_parts() -> None:
-    order = mixed()
-    other = replace(order, repeated=(RepeatedRows(700, 1),))
-    assert list(order.global_batches(0)) == list(other.global_batches(0))
 
 
 def mixed(repeat: int = 13, samples_per_step: int = 7) -> Order:

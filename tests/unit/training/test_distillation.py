@@ -222,6 +222,7 @@ def put(folder: Path, **columns: Any) -> None:
     ("column", "value", "said"),
     [
         ("cfg_scale", 4, "1 .*got 4"),
+        ("cfg_scale", 0.5, "1 .*got 0.5"),
         ("num_inference_steps", 0, "1 .*got 0"),
         ("seed", -1, "0 .*got -1"),
         ("rand_device", "mps", "'mps'"),

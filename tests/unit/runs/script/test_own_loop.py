@@ -26,6 +26,7 @@ from dstrain import (
 )
 from PIL import Image
 from safetensors import safe_open
+from torch import nn
 
 from tests.support.forks import forget_accelerator
 from tests.support.processes import in_processes
@@ -58,6 +59,7 @@ class Noting:
 
     def on_step_end(self, module: TrainingModule, numbers: StepNumbers) -> None:
         self.told.append((numbers.step, numbers.epoch, numbers.loss))
+        self.numbers = numbers
 
     def on_epoch_end(self, module: TrainingModule, epoch: int) -> None:
         self.told.append(f"epoch {epoch}")
@@ -66,8 +68,21 @@ class Noting:
         self.told.append(f"end at {step}")
 
 
-def module_of(here: Path, **trained: Any) -> TrainingModule:
-    module = TrainingModule(
+class Steep(TrainingModule):
+    """A module of large gradients, that notes epoch, row and size of each sample."""
+
+    seen: list[tuple[int, ...]]
+
+    def losses(self, samples: Any, keys: Any) -> torch.Tensor:
+        size = [samples[0].values[name] for name in ("height", "width")]
+        self.seen.append((keys[0].epoch, keys[0].row, *size))
+        return 1000 * super().losses(samples, keys)
+
+
+def module_of(
+    here: Path, kind: type[TrainingModule] = TrainingModule, **trained: Any
+) -> TrainingModule:
+    module = kind(
         Pipeline.from_pretrained("tiny", configs(here / "model"), device="cpu")
     )
     module.switch_to_training_mode(**(trained or {"lora_rank": 2}))
@@ -94,6 +109,8 @@ def test_a_logger_is_told_of_steps_and_epochs_and_the_losses_are_returned(
         (3, 1, losses[2]), (4, 1, losses[3]), "epoch 1", "end at 4",
     ]  # fmt: skip
     assert not same(before, [one.detach() for one in module.trained_parameters])
+    last = logger.numbers
+    assert (last.total_steps, last.learning_rate) == (4, 1e-2)
     assert losses == launched(module_of(here), steps=2)
     assert losses != launched(module_of(here), steps=2, seed=1)
 
@@ -103,7 +120,10 @@ def test_rows_may_be_named_by_columns_and_images_tell_their_sizes(here: Path) ->
         {"prompt": row["prompt"], "image": row["input_image"], "height": 16}
         for row in ROWS
     ]
-    assert launched(module_of(here), by_column) == launched(module_of(here))
+    Steep.seen = []
+    given = launched(module_of(here, Steep), by_column)
+    assert given == launched(module_of(here, Steep))
+    assert {seen[1:] for seen in Steep.seen} == {(0, 16, 16), (1, 16, 24), (2, 16, 16)}
 
 
 def descended(module: TrainingModule, rate: float, **options: Any) -> Any:
@@ -113,13 +133,18 @@ def descended(module: TrainingModule, rate: float, **options: Any) -> Any:
 
 
 def test_a_step_is_the_mean_of_its_samples_however_many_it_has(here: Path) -> None:
-    alone = descended(module_of(here), 0.0, num_epochs=1)
-    pairs = descended(module_of(here), 0.0, num_epochs=1, steps=2)
+    Steep.seen = []
+    twice = descended(module_of(here, Steep), 0.0, num_epochs=6)
+    assert len(set(twice)) == 6 * 3  # of each epoch, other noise
+    rows = [row for _, row, *_ in Steep.seen]
+    assert len({tuple(rows[start : start + 3]) for start in range(0, 18, 3)}) > 1
+    alone = twice[:3]
+    pairs = descended(module_of(here, Steep), 0.0, num_epochs=1, steps=2)
     assert pairs == pytest.approx((sum(alone[:2]) / 2, alone[2]))
-    whole = module_of(here)
+    whole = module_of(here, Steep)
     before = [one.detach().clone() for one in whole.trained_parameters]
     descended(whole, 1.0, num_epochs=1, steps=3)
-    module = module_of(here)
+    module = module_of(here, Steep)
     for row, given in enumerate(ROWS):
         values = {**given, "height": 16, "width": given["input_image"].width}
         sample = Sample(values, frozenset(values))
@@ -127,7 +152,9 @@ def test_a_step_is_the_mean_of_its_samples_however_many_it_has(here: Path) -> No
         (loss / len(ROWS)).backward()
     pairs = zip(whole.trained_parameters, module.trained_parameters, strict=True)
     for start, (end, one) in zip(before, pairs, strict=True):
-        torch.testing.assert_close(start - end, one.grad, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(start - end, one.grad, rtol=1e-4, atol=1e-4)
+    grads = [one.grad for one in module.trained_parameters if one.grad is not None]
+    assert nn.utils.get_total_norm(grads) > 1  # which by default would be clipped
 
 
 def test_two_processes_train_as_one_that_accumulates(
@@ -235,6 +262,15 @@ def test_a_loss_that_is_not_finite_ends_it_before_the_weights_change(
     assert same(before, [one.detach() for one in module.trained_parameters])
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay"])
+def test_a_rate_and_a_decay_of_0_are_meant(name: str, here: Path) -> None:
+    zero, default = (
+        launched(module_of(here, trainable_models="dit"), **{name: given})
+        for given in (0.0, None)
+    )
+    assert zero != default
+
+
 def test_an_optimizer_and_a_schedule_of_ones_own_are_used(here: Path) -> None:
     module = module_of(here)
     optimizer = torch.optim.SGD(module.trained_parameters, lr=0.5)
@@ -244,7 +280,10 @@ def test_an_optimizer_and_a_schedule_of_ones_own_are_used(here: Path) -> None:
     for number in ("learning_rate", "weight_decay"):
         with pytest.raises(UsageError, match=f"{number}: "):
             launched(module, optimizer=optimizer, **{number: 0.0})
-    launched(module, optimizer=optimizer, lr_scheduler=schedule, num_epochs=1)
+    logger = Noting()
+    own = {"optimizer": optimizer, "lr_scheduler": schedule, "logger": logger}
+    launched(module, num_epochs=1, **own)
+    assert logger.numbers.learning_rate == pytest.approx(0.5 * 0.1**2)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 0.1**3)
 
 

@@ -54,12 +54,12 @@ class Kinds(SGD):
 
 
 class Odd(SGD):
-    """Refuses a number that is of the right kind."""
+    """Refuses a number that is of the right kind, and steps nowhere with another."""
 
     def __init__(self, params: Any, lr: float, odd: int = 1) -> None:
         if odd % 2 == 0:
             raise RuntimeError("text of another program")
-        super().__init__(params, lr)
+        super().__init__(params, lr if odd == 1 else math.nan)
 
 
 class NoRate(SGD):
@@ -132,6 +132,7 @@ def test_an_argument_of_another_kind_is_refused_by_name(word: str) -> None:
         ("adamw", "eps=1 eps=2", "--optimizer_args: eps "),
         ("adafactor", "relative_step=1", "--optimizer_args: .*relative_step=True"),
         (f"{HERE}.Odd", "odd=2", "--optimizer_args: .*odd=2"),
+        (f"{HERE}.Odd", "odd=3", "--optimizer_args: .*odd=3"),
         ("muon", "momentum=a", "--optimizer_args: .*momentum=0.95"),
     ],
 )
@@ -178,6 +179,9 @@ def test_a_default_spelled_out_is_the_same_optimizer() -> None:
     assert not chosen("torch.optim.AdamW").is_default  # not fused
     assert chosen("torch.optim.AdamW", "fused=True").is_default
     assert chosen("lion").identity != chosen().identity
+    words = ("relative_step=False", "scale_parameter=False")
+    spelled_out = chosen("transformers.Adafactor", *words)
+    assert chosen("adafactor").identity == spelled_out.identity
 
 
 @pytest.mark.parametrize("name", ["adamw8bit", "lion8bit"])

@@ -70,11 +70,11 @@ def test_it_equals_the_optimizer_in_fp32_but_for_the_rounding() -> None:
 
 def test_parameters_without_a_gradient_stay() -> None:
     own = parameters()
-    before = own[1].detach().clone()
+    before = own[0].detach().clone()
     optimizer = built("adamw", own, 0.5)
-    own[0].grad = torch.ones_like(own[0])
+    own[1].grad = torch.ones_like(own[1])
     optimizer.step()
-    assert torch.equal(own[1], before) and len(optimizer.state) == 1
+    assert torch.equal(own[0], before) and len(optimizer.state) == 1
 
 
 def test_parameters_are_never_of_another_dtype_and_stand_ins_take_no_memory() -> None:

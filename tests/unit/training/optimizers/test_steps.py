@@ -118,16 +118,28 @@ class Convolved(nn.Module):
         return self.tensor(self.matrix(x)[None, None])[0].sum(0)
 
 
-def test_muon_trains_matrices_and_adamw_the_rest_each_at_its_groups_rate() -> None:
+OF_MATRICES = {"momentum": 0.5, "nesterov": False, "ns_steps": 3}
+OF_OTHERS = {"betas": (0.5, 0.8), "eps": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("of_matrices", "of_others"), [({}, {}), (OF_MATRICES, OF_OTHERS)]
+)
+def test_muon_trains_matrices_and_adamw_the_rest_each_at_its_groups_rate(
+    of_matrices: dict[str, Any], of_others: dict[str, Any]
+) -> None:
     ours, theirs = Convolved(), Convolved()
     flags = {"learning_rate": "1e-2,dit.tensor=2e-2", "weight_decay": 0.1}
-    both = built("muon", ours, **flags)
+    words = [f"{name}={one}" for name, one in (of_matrices | of_others).items()]
+    both = built("muon", ours, *words, **flags)
     (matrix, *vectors), tensors = theirs.matrix.parameters(), theirs.tensor.parameters()
-    decay = {"weight_decay": 0.1}
+    decay: dict[str, Any] = {"weight_decay": 0.1}
     others = (
-        torch.optim.Muon([matrix], 1e-2, adjust_lr_fn="match_rms_adamw", **decay),
-        torch.optim.AdamW(vectors, 1e-2, fused=True, **decay),
-        torch.optim.AdamW(tensors, 2e-2, fused=True, **decay),
+        torch.optim.Muon(
+            [matrix], 1e-2, adjust_lr_fn="match_rms_adamw", **decay, **of_matrices
+        ),
+        torch.optim.AdamW(vectors, 1e-2, fused=True, **decay, **of_others),
+        torch.optim.AdamW(tensors, 2e-2, fused=True, **decay, **of_others),
     )
     for number in range(3):
         step(ours, both, number)
