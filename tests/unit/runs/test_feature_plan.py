@@ -159,10 +159,19 @@ def test_two_datasets_of_one_plan_must_be_distinguished(filled: Project) -> None
 
 
 def test_values_that_are_gone_are_counted_before_training(filled: Project) -> None:
-    for path in (filled.folder / "cache/shards").iterdir():
-        path.unlink()
-    said = filled.refusal()
-    assert " 3 of 3 rows" in said and "metadata.json:1" in said
+    shards = filled.folder / "cache/shards"
+    images = {*shards.iterdir()}
+    table = filled.data / "metadata.json"
+    table.write_text(table.read_text().replace('"prompt": "', '"prompt": "my '))
+    filled.fill()
+    for gone in (images, {*shards.iterdir()} - images):
+        assert gone
+        for path in gone:
+            path.rename(path.with_suffix(".gone"))
+        said = filled.refusal()
+        assert " 3 of 3 rows" in said and "metadata.json:1" in said
+        for path in gone:
+            path.with_suffix(".gone").rename(path)
 
 
 def test_what_stage_1_records_keeps_the_names_of_the_format(filled: Project) -> None:

@@ -59,6 +59,20 @@ def test_each_row_is_logged_once_in_full_and_counted_at_the_end(
     assert last.index("T5") < last.index("CLIP") and "..." in last
 
 
+@pytest.mark.usefixtures("wide_page")
+def test_rows_of_a_second_dataset_are_named_by_its_own_name_and_counted_apart(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captions = ("ten dogs on a bridge", "two cats on a bridge")
+    family.write_data(tmp_path / "val", captions, ((16, 16),))
+    second = {"validation_dataset_base_path": tmp_path / "val"}
+    train(here, output_path=tmp_path / "out", num_epochs=1, **second)
+    said = warnings_of(capsys)
+    named = [one for one in said if "validation metadata.json:1: " in one]
+    assert [" 2 rows " in one for one in named] == [False, True]
+    assert len(said) == 4
+
+
 def test_an_error_names_the_row_and_what_is_cut_and_usual_cuts_are_none(
     here: Path, tmp_path: Path
 ) -> None:

@@ -284,10 +284,30 @@ def test_a_run_that_diverged_names_its_last_state_its_samples_and_a_new_start(
     assert given["--learning_rate"] == "0.001"
     start = {"resume_from_checkpoint": out / "step-4.safetensors", "max_steps": 1}
     train(here, output_path=tmp_path / "again", **start)
+    flags = ("--overwrite", "--resume_from_checkpoint")
+    of_three = {"gradient_accumulation_steps": 3}
+    for number, given in enumerate((of_three, {**start, **of_three})):
+        place = {"output_path": tmp_path / f"unsaved-{number}", "max_steps": 6}
+        with pytest.raises(Diverged) as caught:
+            train(here, Diverging, **given | place)
+        words = shlex.split(caught.value.help_lines[2])
+        assert [flag for flag in flags if flag in words] == [flags[number]]
+        assert caught.value.help_lines[1].count("metadata.json:") == 3
+
+
+def test_a_run_that_diverged_passes_over_a_damaged_state(
+    here: Path, tmp_path: Path
+) -> None:
+    out = train(here, output_path=tmp_path, max_steps=4, save_steps=2)
+    (out / "states/step-4/state.json").write_text("{}")
+
+    class AtOnce(Diverging):
+        calls = 4
+
     with pytest.raises(Diverged) as caught:
-        train(here, Diverging, output_path=tmp_path / "unsaved", max_steps=6)
-    words = shlex.split(caught.value.help_lines[2])
-    assert "--overwrite" in words and "--resume_from_checkpoint" not in words
+        train(here, AtOnce, output_path=out, max_steps=6, resume="auto")
+    assert caught.value.where == "step 3"
+    assert caught.value.help_lines[0].endswith("/states/step-2")
 
 
 def test_an_infinite_gradient_ends_the_run_too(here: Path) -> None:
@@ -300,9 +320,11 @@ def test_an_infinite_gradient_ends_the_run_too(here: Path) -> None:
 def test_a_step_that_does_not_fit_in_memory_names_a_row_its_shapes_and_flags(
     here: Path, tmp_path: Path
 ) -> None:
+    faults: list[BaseException] = [torch.OutOfMemoryError("CUDA out of memory")]
+
     class Full(TrainingModule):
         def forward(self, batch: Batch) -> Tensor:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise faults[-1]
 
     swap, all_blocks = "--blocks_to_swap", "--enable_model_cpu_offload"
     for flags, advised in (
@@ -319,6 +341,7 @@ def test_a_step_that_does_not_fit_in_memory_names_a_row_its_shapes_and_flags(
         words = " ".join(caught.value.help_lines)
         assert "--batch_size" in words and "--use_gradient_checkpointing" in words
         assert {flag for flag in (swap, all_blocks) if flag in words} == advised
+        faults.append(MemoryError())
 
 
 def test_parameters_that_no_loss_reaches_are_named(

@@ -105,6 +105,7 @@ def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
     monkeypatch.setattr(sys, "argv", ["dstrain", "a-typed-word"])
     monkeypatch.setenv("HF_TOKEN", "hf_a-token-of-a-hub")
     given: dict[str, Any] = {"preview_prompt": ("a dog",), "preview_steps": 2}
+    given["validation_split"] = 0.3
     plain = train(here, output_path=tmp_path / "a", max_steps=3, save_steps=3, **given)
     tracked = {**given, "report_to": "tensorboard,wandb", "save_steps": 2}
     for start in ({"max_steps": 3}, {"max_steps": 3, "resume": "auto"}):
@@ -121,6 +122,7 @@ def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
         assert [one.step for one in scalars] == [1, 2, 3]
         logged = [json.loads(row)[name] for row in rows]
         np.testing.assert_allclose([one.value for one in scalars], logged, rtol=1e-5)
+    assert [one.step for one in shown.Scalars("validation_loss_q4")] == [0, 2, 3]
     assert [one.step for one in shown.Images("preview/0")] == [0, 2]
     text = shown.Tensors("configuration/text_summary")[0].tensor_proto.string_val[0]
     assert '"preview_steps": 2' in text.decode()

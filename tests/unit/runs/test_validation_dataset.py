@@ -1,6 +1,7 @@
 """A second dataset is validated as held-out rows are, and training never sees it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from dstrain import Pipeline, SampleKey, StateError, UsageError
 from dstrain.cli.main import main
-from dstrain.storage import BAD_SAMPLES
+from dstrain.storage import BAD_SAMPLES, RunFiles
 
 from tests.support.family import write_data
 from tests.support.processes import commands, in_processes, words
@@ -162,7 +163,9 @@ def test_a_run_resumes_with_the_same_rows_or_without_any(
     train(here, max_steps=3, **flags, **second(own))
     assert [row["step"] for row in validation(out)] == [1, 2, 3]
     write_data(own, ("other",), ((16, 16),))
-    with pytest.raises(StateError, match="validation metadata"):
+    os.utime(own / "metadata.json", (2**32, 2**32))
+    named = f"validation metadata.* since: {own}/metadata.json"
+    with pytest.raises(StateError, match=named):
         train(here, max_steps=4, **flags, **second(own))
     train(here, max_steps=4, **flags | {"validation_steps": None})
     assert len(validation(out)) == 3
@@ -184,6 +187,7 @@ def test_bad_rows_are_named_or_skipped_as_those_of_the_dataset(
         (line,) = map(json.loads, (folder / BAD_SAMPLES).read_text().splitlines())
         assert (line["dataset"], line["row"]) == ("validation", 2)
     assert validation(split) == validation(whole)
+    assert f"logs/{BAD_SAMPLES}" in RunFiles.read(whole).steps
 
 
 def test_a_folder_without_a_dataset_is_refused_by_the_option_of_its_own(

@@ -208,9 +208,12 @@ def test_a_row_that_cannot_be_used_is_named(
 
     spec = replace(family.BASE, units=(encode_prompt, family.encode_image))
     monkeypatch.setitem(family.PIPELINES, "base", spec)
-    with pytest.raises(UsageError) as caught:
-        train(dropping, output_path=tmp_path, **SPLIT)
-    assert caught.value.where.startswith("metadata.json:3")
+    family.write_data(tmp_path / "val", ("a bridge",), ((16, 16),))
+    second = {"validation_dataset_base_path": tmp_path / "val"}
+    for flags, row in ((SPLIT, 3), (second, 1)):
+        with pytest.raises(UsageError) as caught:
+            train(dropping, output_path=tmp_path, **flags)
+        assert f"metadata.json:{row}" in caught.value.where
 
 
 def test_a_loss_that_draws_no_timesteps_has_none(dropping: Path) -> None:

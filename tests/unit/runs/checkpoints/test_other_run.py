@@ -54,6 +54,9 @@ OTHER: tuple[dict[str, Any], ...] = (
     {"mixed_precision": "bf16"},
     {"mask_column": "image", "unmasked_weight": 0.5},
     {"lora_rank": 4},
+    {"lora_target_modules": "to_q"},
+    {"lora_base_model": "text_encoder"},
+    {"trainable_models": "dit"},
 )
 """Options of a run that is not the one that was saved."""
 
@@ -91,7 +94,8 @@ def test_a_run_with_other_numbers_is_not_resumed_and_what_must_be_equal_is_named
     assert "None" not in str(caught.value)
     # A new run cannot start from weights of other shapes.
     offered = any("--resume_from_checkpoint" in one for one in caught.value.help_lines)
-    assert offered == ("lora_rank" not in flags)
+    others = ("lora_rank", "lora_target_modules", "lora_base_model", "trainable_models")
+    assert offered == (not flags.keys() & {*others})
     assert load_state(states(held)[0]).step == 2
     assert len(log(held)) == 2
 
@@ -134,6 +138,35 @@ def test_the_place_of_weights_may_change_where_others_are_quantized(
     train(here, max_steps=1, **given)
     train(here, max_steps=2, resume="auto", blocks_to_swap=1, **given)
     assert len(log(tmp_path / "out")) == 2
+
+
+def test_what_was_saved_may_be_written_in_other_ways(
+    here: Path, tmp_path: Path
+) -> None:
+    columns = ("prompt=prompt", "image=image")
+    saved: dict[str, Any] = {"batch_size": 2, "column": columns}
+    saved |= {"optimizer": "torch.optim.AdamW", "extra_inputs": "prompt,input_image"}
+    now: dict[str, Any] = {"trainable_dtype": "fp32", "column": columns[::-1]}
+    now |= {
+        "customized_optimizer": "torch.optim.AdamW",
+        "extra_inputs": "input_image,prompt",
+    }
+    now |= {"gradient_accumulation_steps": 2}
+    given: dict[str, Any] = {"output_path": tmp_path}
+    train(here, max_steps=1, **given, **saved)
+    train(here, max_steps=2, resume="auto", **given, **now)
+    found = first_difference(here, max_steps=3, seed=1, **given, **saved)
+    assert found == "--seed: saved 0, this run 1"
+
+
+def test_another_preset_is_not_resumed(here: Path, held: Path, tmp_path: Path) -> None:
+    other = train(here, output_path=tmp_path / "other", max_steps=1)
+    out = {"output_path": tmp_path / "out"}
+    preset = {"preset_lora_path": held / "step-2.safetensors"}
+    for steps in (1, 2):
+        train(here, max_steps=steps, resume="auto", **out, **preset)
+    preset["preset_lora_path"] = other / "step-1.safetensors"
+    first_difference(here, max_steps=3, **out, **preset)
 
 
 def test_a_rate_for_the_only_component_is_that_for_all(
@@ -204,6 +237,8 @@ def test_the_captions_that_were_written_since_are_named(tmp_path: Path) -> None:
     for path in (tmp_path / "data").iterdir():
         os.utime(path, (1, 1))
     train(tmp_path, max_steps=2, resume="auto")
+    found = first_difference(tmp_path, max_steps=3, default_caption="a cat")
+    assert found == "--default_caption: saved not given, this run a cat"
     (tmp_path / "data/3.txt").write_text("a cat")
     os.utime(tmp_path / "data/3.txt", (2**32, 2**32))
     with pytest.raises(StateError, match=rf"since: {tmp_path}/data/3.txt\n") as caught:

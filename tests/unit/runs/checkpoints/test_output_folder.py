@@ -247,8 +247,13 @@ def test_a_run_that_is_restored_replaces_no_file(here: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["run.json", *LOGS, SKIPPED, PROMPTS, "step-1.safetensors"]
-)
+    "name",
+    [
+        "run.json", *LOGS, SKIPPED, PROMPTS, "step-1.safetensors", "epoch-0.vae.safetensors",
+        "logs/validation.csv", "logs/validation.jsonl", "logs/trackers.json",
+        "previews/step-000002-0.mp4", "states/step-7/ema.safetensors",
+    ],
+)  # fmt: skip
 def test_a_file_of_the_users_that_has_the_name_of_a_runs_is_never_replaced(
     name: str, here: Path, tmp_path: Path
 ) -> None:
@@ -327,11 +332,17 @@ def test_a_run_that_cannot_be_taken_away_whole_stays(
         (1, {"resume_from_checkpoint": "{}/step-2.safetensors"}, ("--output_path",)),
         (1, {"resume": "auto"}, ()),
         (3, {}, ("--resume",)),
+        (
+            3,
+            {"resume_from_checkpoint": "{}/step-2.safetensors"},
+            ("--resume", "--resume_from_checkpoint"),
+        ),
+        (3, {"overwrite": True}, ("--resume", "--overwrite")),
     ],
 )
 def test_ctrl_c_says_how_to_run_again(
     steps: int,
-    flags: dict[str, str],
+    flags: dict[str, Any],
     advice: tuple[str, ...],
     here: Path,
     trained: Path,
@@ -343,7 +354,10 @@ def test_ctrl_c_says_how_to_run_again(
         if next(calls) == steps:
             raise KeyboardInterrupt
 
-    start = {name: value.format(trained) for name, value in flags.items()}
+    start = {
+        name: value.format(trained) if isinstance(value, str) else value
+        for name, value in flags.items()
+    }
     given = {"output_path": tmp_path, "max_steps": 4, "save_steps": 2}
     with pytest.raises(Interrupted) as caught:
         train(here, changed(stop), **given, **start)

@@ -222,6 +222,10 @@ def test_a_resumed_run_makes_the_previews_that_are_due_and_not_those_made_alread
     train(here, output_path=cut, resume="auto", **others)
     again = [name for name, mark in sorted(marks().items()) if before[name] != mark]
     assert again == ["step-000006-0.png", "step-000006-1.png"]
+    for damaged in ("{", "[]"):
+        (cut / "previews/prompts.json").write_text(damaged)
+        train(here, output_path=cut, resume="auto", **others)
+        assert [*json.loads((cut / "previews/prompts.json").read_text())] == ["6"]
 
 
 def test_prompts_are_noted_by_the_step_from_which_they_hold_and_no_file_is_of_others(

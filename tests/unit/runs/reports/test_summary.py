@@ -62,10 +62,25 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize(
+    ("max_steps", "limit"), [(5, ["max_steps"]), (6, []), (7, ["num_epochs"])]
+)
+def test_the_start_says_which_of_two_limits_ends_the_run(
+    max_steps: int,
+    limit: list[str],
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train(here, output_path=tmp_path, max_steps=max_steps, num_epochs=1)
+    (line,) = lines_with("runs to step ", capsys.readouterr().err)
+    assert re.findall(r"\(--(\w+)", line) == limit
+
+
 def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(here, output_path=tmp_path, dataset_repeat=4, max_steps=22)
+    train(here, output_path=tmp_path, dataset_repeat=4, max_steps=22, ema_decay=0.9)
     printed = capsys.readouterr().err
     log = (tmp_path / "logs/loss.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in log]
@@ -82,6 +97,7 @@ def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
     assert mean == pytest.approx(sum(losses[2:]) / 20, rel=1e-3)
     (memory,) = re.findall(r"memory ([\d.]+) GiB\n", printed)
     assert float(memory) > 0
+    assert f"{tmp_path}/step-22.ema.safetensors\n" in printed
     weights = f"weights: {tmp_path}/step-22.safetensors\n"
     trial = f"dstrain generate --run {tmp_path} "
     assert printed.index(line) < printed.index(weights) < printed.index(trial)
