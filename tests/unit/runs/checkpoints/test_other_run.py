@@ -140,44 +140,27 @@ def test_the_place_of_weights_may_change_where_others_are_quantized(
     assert len(log(tmp_path / "out")) == 2
 
 
-def test_what_was_saved_may_be_written_in_other_ways(
-    here: Path, tmp_path: Path
+def test_what_was_saved_may_be_written_in_other_ways_but_for_the_preset(
+    here: Path, held: Path, tmp_path: Path
 ) -> None:
     columns = ("prompt=prompt", "image=image")
-    saved: dict[str, Any] = {"batch_size": 2, "column": columns}
-    saved |= {"optimizer": "torch.optim.AdamW", "extra_inputs": "prompt,input_image"}
-    now: dict[str, Any] = {"trainable_dtype": "fp32", "column": columns[::-1]}
-    now |= {
-        "customized_optimizer": "torch.optim.AdamW",
-        "extra_inputs": "input_image,prompt",
-    }
-    now |= {"gradient_accumulation_steps": 2}
-    given: dict[str, Any] = {"output_path": tmp_path}
-    train(here, max_steps=1, **given, **saved)
-    train(here, max_steps=2, resume="auto", **given, **now)
-    found = first_difference(here, max_steps=3, seed=1, **given, **saved)
-    assert found == "--seed: saved 0, this run 1"
-
-
-def test_another_preset_is_not_resumed(here: Path, held: Path, tmp_path: Path) -> None:
-    other = train(here, output_path=tmp_path / "other", max_steps=1)
-    out = {"output_path": tmp_path / "out"}
     preset = {"preset_lora_path": held / "step-2.safetensors"}
-    for steps in (1, 2):
-        train(here, max_steps=steps, resume="auto", **out, **preset)
-    preset["preset_lora_path"] = other / "step-1.safetensors"
-    first_difference(here, max_steps=3, **out, **preset)
-
-
-def test_a_rate_for_the_only_component_is_that_for_all(
-    here: Path, tmp_path: Path
-) -> None:
-    given: dict[str, Any] = {"output_path": tmp_path, "resume": "auto"}
-    train(here, **given, max_steps=1, learning_rate="dit=1e-2")
-    train(here, **given, max_steps=2, learning_rate=1e-2)
-    train(here, **given, max_steps=3, learning_rate="1,dit=1e-2")
-    found = first_difference(here, output_path=tmp_path, max_steps=4, seed=1)
+    saved: dict[str, Any] = {"batch_size": 2, "column": columns, **preset}
+    saved |= {"optimizer": "torch.optim.AdamW", "extra_inputs": "prompt,input_image"}
+    now: dict[str, Any] = {"column": columns[::-1], "learning_rate": 1e-2, **preset}
+    now |= {"gradient_accumulation_steps": 2, "trainable_dtype": "fp32"}
+    now |= {"customized_optimizer": "torch.optim.AdamW"}
+    now |= {"extra_inputs": "input_image,prompt"}
+    given: dict[str, Any] = {"output_path": tmp_path / "out", "resume": "auto"}
+    for steps, rates in enumerate(("dit=1e-2", "1,dit=1e-2"), 1):
+        train(here, max_steps=steps, **given, **saved, learning_rate=rates)
+    train(here, max_steps=3, **given, **now)
+    del given["resume"]
+    found = first_difference(here, max_steps=4, seed=1, **given, **saved)
     assert found == "--seed: saved 0, this run 1"
+    other = train(here, output_path=tmp_path / "other", max_steps=1)
+    now["preset_lora_path"] = other / "step-1.safetensors"
+    assert "--" not in first_difference(here, max_steps=4, **given, **now)
 
 
 def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(

@@ -62,19 +62,13 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize(
-    ("max_steps", "limit"), [(5, ["max_steps"]), (6, []), (7, ["num_epochs"])]
-)
 def test_the_start_says_which_of_two_limits_ends_the_run(
-    max_steps: int,
-    limit: list[str],
-    here: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(here, output_path=tmp_path, max_steps=max_steps, num_epochs=1)
-    (line,) = lines_with("runs to step ", capsys.readouterr().err)
-    assert re.findall(r"\(--(\w+)", line) == limit
+    for steps, limit in ((5, ["max_steps"]), (6, []), (7, ["num_epochs"])):
+        train(here, output_path=tmp_path / str(steps), max_steps=steps, num_epochs=1)
+        (line,) = lines_with("runs to step ", capsys.readouterr().err)
+        assert re.findall(r"\(--(\w+)", line) == limit
 
 
 def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(

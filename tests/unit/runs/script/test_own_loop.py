@@ -109,8 +109,7 @@ def test_a_logger_is_told_of_steps_and_epochs_and_the_losses_are_returned(
         (3, 1, losses[2]), (4, 1, losses[3]), "epoch 1", "end at 4",
     ]  # fmt: skip
     assert not same(before, [one.detach() for one in module.trained_parameters])
-    last = logger.numbers
-    assert (last.total_steps, last.learning_rate) == (4, 1e-2)
+    assert logger.numbers.total_steps == 4
     assert losses == launched(module_of(here), steps=2)
     assert losses != launched(module_of(here), steps=2, seed=1)
 
