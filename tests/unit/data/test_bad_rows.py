@@ -70,7 +70,8 @@ def test_all_bad_cells_are_reported_at_once_with_file_row_and_column(
 
 
 def test_bad_rows_and_bad_cells_are_reported_together(base: Path) -> None:
-    table = "image,prompt\nnone.png,a\nwide.png\nwide.png,b\nwide.png,c,d\n"
+    # Of a row that cannot be parted into cells, no cell is looked at.
+    table = "image,prompt\nnone.png,a\nnone.png\nwide.png,b\nwide.png,c,d\n"
     error = refusal(base, table, INPUTS)
     assert error.what.startswith("3 ")
     places = ["metadata.csv:2:image", "metadata.csv:3", "metadata.csv:5"]
@@ -154,6 +155,7 @@ def test_blank_cells_that_are_needed_are_reported_with_the_other_bad_ones(
     [
         ("image,description", "prompt", "--column prompt=description"),
         ("file,prompt", "image", "--column image=file"),
+        ("file_name,description", "prompt", "--column prompt=description"),
         ("a.png,b", "image", ""),
     ],
 )
@@ -168,7 +170,19 @@ def test_a_column_that_is_missing_is_named_with_those_there_are(
     assert flag in lines
     assert ("--column" in lines) is bool(flag)
     # A file that cannot be found is named if it is known to be one.
-    assert ("none.png" in lines) is columns.startswith("image")
+    assert ("none.png" in lines) is columns.startswith(("image", "file_name"))
+
+
+def test_fifty_columns_are_listed_and_the_others_counted(base: Path) -> None:
+    names = [f"c{number}" for number in range(60)]
+    table = f"{','.join(names)}\n{'x,' * 59}\n"
+    *_, line = refusal(base, table, INPUTS, needed).help_lines
+    assert line.endswith("'c49' and 10 more")
+
+
+def test_a_cell_that_cannot_be_read_is_not_also_blank(base: Path) -> None:
+    rows = [{"image": {}, "prompt": "a"}, {"image": "wide.png", "prompt": "b"}]
+    assert len(refusal(base, rows, INPUTS, needed).help_lines) == 1
 
 
 def test_rows_that_cannot_be_read_come_before_columns_that_only_they_may_name(
@@ -251,3 +265,5 @@ def test_bad_files_of_a_folder_are_said_with_those_of_kinds_that_are_not_read(
     assert bad.startswith("sofa.jpg: ")
     assert "sofa.jpg" not in bad.removeprefix("sofa.jpg: ")
     assert "IMG_1.heic" in unread
+    other = refusal(base, None, INPUTS, file_keys=("imagee",))
+    assert "IMG_1.heic" not in str(other)

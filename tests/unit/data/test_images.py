@@ -237,14 +237,16 @@ def test_scaling_covers_and_the_crop_is_about_the_centre(tmp_path: Path) -> None
 def test_a_view_says_where_an_image_is_cropped_and_whether_it_is_mirrored(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "ramp.png"
+    path, upright = tmp_path / "ramp.png", tmp_path / "upright.png"
     ramp = np.repeat(np.arange(64, dtype=np.uint8)[np.newaxis], 16, axis=0)
     Image.fromarray(ramp).save(path)
+    Image.fromarray(ramp.T).save(upright)
     for _, view in AugmentationOptions(flip=True, crops=2).views(True):
         found = np.asarray(load_image(path, "L", (16, 16), view=view))
         first = {0.25: 12, 0.5: 24, 0.75: 36}[view.crop]
         wanted = ramp[:, first : first + 16]
         assert np.array_equal(found, wanted[:, ::-1] if view.flip else wanted)
+        assert np.array_equal(load_image(upright, "L", (16, 16), view=view), wanted.T)
         whole = np.asarray(load_image(path, "L", None, view=view))
         assert np.array_equal(whole, ramp[:, ::-1] if view.flip else ramp)
 
@@ -277,9 +279,10 @@ def test_a_size_is_that_of_the_image_without_a_multiple_else_a_fixed_one_or_a_bu
         assert fit((3001, 17), resolution, 0) == (3001, 17)
     assert fit((3, 9999), fixed, 16) == (64, 96)
     assert fit((100, 200), bucket, 16) == (48, 80)
-    with pytest.raises(UsageError, match=r"100 .* 16.* 96$") as caught:
-        Resolution(64, 100, 1).check(16)
-    assert caught.value.where == "--width"
+    for width, nearest in ((100, 96), (7, 16)):
+        with pytest.raises(UsageError, match=rf"{width} .* 16.* {nearest}$") as caught:
+            Resolution(64, width, 1).check(16)
+        assert caught.value.where == "--width"
 
 
 @pytest.mark.parametrize(
@@ -293,8 +296,10 @@ def test_a_size_is_that_of_the_image_without_a_multiple_else_a_fixed_one_or_a_bu
 def test_an_image_that_leaves_nothing_is_refused(
     size: tuple[int, int], most: int, named: str
 ) -> None:
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match=named) as caught:
         fit(size, Resolution(None, None, most), 16)
+    # More pixels help only where the image has enough.
+    assert ("--max_pixels" in str(caught.value)) is (min(size) >= 16)
 
 
 @pytest.mark.parametrize("action", ["error", "ignore"])

@@ -75,26 +75,31 @@ def test_a_mask_is_cut_as_the_image_that_it_is_of(base: Path) -> None:
 def test_masks_that_do_not_fit_are_named_with_all_other_bad_cells(base: Path) -> None:
     write_mask(base, "tall.png", (64, 100))
     write_mask(base, "nearly.png", (33, 21))
+    # A side may be rounded by as much as a pixel of the image.
+    write_mask(base, "rounded.png", (51, 32))
+    write_mask(base, "narrow.png", (98, 64))
     Image.new("RGBA", (100, 64), (0, 0, 0, 0)).save(base / "clear.png")
     (base / "broken.png").write_bytes((base / "tall.png").read_bytes()[:50])
     wide = {"image": "wide.png", "prompt": "a"}
     # Where what is masked is bad itself, sizes are not compared.
     none = {"image": "none.png", "mask": "tall.png"}
     rows = [
-        {**wide, "mask": "tall.png", "regions": ["clear.png"]},
+        {**wide, "mask": "tall.png", "regions": ["nearly.png", "clear.png"]},
         {**wide, "mask": "nearly.png"},
         {**wide, "mask": "none.png"},
         none,
         {**none, "mask": "broken.png"},
         {"image": "", "mask": "tall.png"},
+        {**wide, "mask": "rounded.png", "regions": ["nearly.png", "tall.png"]},
+        {**wide, "mask": "narrow.png"},
     ]
-    places = ["1:mask", "3:mask", "4:image", "5:image", "5:mask"]
+    places = ["1:mask", "3:mask", "4:image", "5:image", "5:mask", "8:mask"]
     found = bad_cells(base, rows, MASKS)
     assert list(found) == [f"metadata.json:{one}" for one in places]
     assert "100 x 64" in found["metadata.json:1:mask"]
     assert "64 x 100" in found["metadata.json:1:mask"]
     found = bad_cells(base, rows, CONDITIONS)
-    places.insert(1, "1:regions")
+    places += ["1:regions", "7:regions"]
     assert sorted(found) == sorted(f"metadata.json:{one}" for one in places)
 
 

@@ -77,10 +77,11 @@ def test_what_cannot_be_written_is_refused_and_the_file_that_was_there_stays(
 
 def test_several_images_are_numbered_after_the_first(tmp_path: Path) -> None:
     images = [Image.new("RGBA", (2, 1), colour) for colour in ("red", "lime", "blue")]
-    save_image_or_video(images, tmp_path / "a.png")
+    save_image_or_video(images, tmp_path / "a.png", {"prompt": "a dog"})
     for name, image in zip(("a.png", "a-1.png", "a-2.png"), images, strict=True):
         with Image.open(tmp_path / name) as found:
             assert found.tobytes() == image.tobytes()
+            assert found.info["prompt"] == "a dog"
 
 
 @pytest.mark.parametrize(
@@ -106,8 +107,8 @@ def test_a_format_of_what_is_generated_is_accepted_and_no_other(
 
 def test_an_image_and_a_video_are_saved_in_new_folders(tmp_path: Path) -> None:
     image = Image.fromarray(frame(0.5))
-    save_image_or_video(image, tmp_path / "images/a.png", {"prompt": "a \udcff dog"})
-    with Image.open(tmp_path / "images/a.png") as saved:
+    save_image_or_video(image, tmp_path / "images/a.PNG", {"prompt": "a \udcff dog"})
+    with Image.open(tmp_path / "images/a.PNG") as saved:
         assert np.array_equal(np.asarray(saved), np.asarray(image))
         assert saved.info["prompt"] == "a ? dog"
     save_image_or_video(filmed(5, 10.0), tmp_path / "videos/a.mp4")

@@ -96,7 +96,7 @@ def test_a_blank_text_is_empty_and_a_blank_file_or_number_is_absent(base: Path) 
 
 def test_texts_and_numbers_are_read_as_they_are_written(base: Path) -> None:
     texts = ["a dog \U0001f415 and \u2028", "\t a\r\nb ", "", '"x", y', "[z]"]
-    rows = [{"prompt": text, "seed": 10**17 + n} for n, text in enumerate(texts)]
+    rows = [{"prompt": text, "seed": n - 10**17} for n, text in enumerate(texts)]
     assert [literals(row) for row in open_rows(base, rows, INPUTS).rows] == rows
 
 
@@ -164,7 +164,7 @@ def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
         ({"file_keys": ("edit_image",)}, "--data_file_keys", "'edit_image'"),
         ({"file_keys": ("other",)}, "--data_file_keys", "'other'"),
         ({"extra_inputs": ("edit_imag",)}, "--extra_inputs", "mask, seed, cfg_scale"),
-        ({"extra_inputs": ("edit_image",)}, "--extra_inputs", "image, prompt, other"),
+        ({"extra_inputs": ("edit_image",)}, "--extra_inputs", "image, text, other"),
         ({"extra_inputs": ("image",), "file_keys": ()}, "--extra_inputs", "none"),
         ({"extra_inputs": ("latents",)}, "--extra_inputs", "'latents'"),
         ({"resolution": Resolution(50, 64, 1)}, "--height", "48"),
@@ -173,7 +173,7 @@ def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
 def test_settings_that_fit_no_column_are_refused(
     base: Path, settings: Any, flag: str, named: str
 ) -> None:
-    table = "image,prompt,other,edit_imag\nwide.png,a,b,c\n"
+    table = "image,text,other,edit_imag\nwide.png,a,b,c\n"
     error = refusal(base, table, INPUTS, **settings)
     assert error.where == flag
     assert named in str(error)
@@ -199,7 +199,8 @@ def test_rows_are_checked_without_torch() -> None:
 
 def test_a_file_that_changed_since_it_was_checked_is_named(base: Path) -> None:
     def opened() -> Cell:
-        return open_rows(base, "image\nwide.png\n", INPUTS).rows[0]["input_image"]
+        rows = [{"edit_image": ["tall.png", "wide.png"]}]
+        return open_rows(base, rows, INPUTS).rows[0]["edit_image"]
 
     path = base / "wide.png"
     cell, before = opened(), path.stat()
@@ -208,7 +209,7 @@ def test_a_file_that_changed_since_it_was_checked_is_named(base: Path) -> None:
     os.utime(path, ns=(1, 1))
     with pytest.raises(StateError) as caught:
         load_cell(cell)
-    assert caught.value.where == cell.files[0]
+    assert caught.value.where == cell.files[1]
     cell = opened()
     path.write_bytes(path.read_bytes() + b"more")
     os.utime(path, ns=(1, 1))
@@ -218,7 +219,7 @@ def test_a_file_that_changed_since_it_was_checked_is_named(base: Path) -> None:
     # Damage is called so.
     with pytest.raises(UsageError) as damaged:
         load_cell(cell)
-    assert damaged.value.where == cell.files[0]
+    assert damaged.value.where == cell.files[1]
 
 
 def test_constants_of_the_variant_are_cells_of_every_row(base: Path) -> None:
@@ -254,8 +255,11 @@ def test_a_file_of_tensors_is_known_by_its_header_and_read_as_a_record(
         "metadata.json:2:path",
     ]
     # No view of them can be made.
-    flip = AugmentationOptions(flip=True)
-    assert refusal(base, rows, inputs, augmentation=flip).where == "--flip"
+    for flag, views in (
+        ("--flip", AugmentationOptions(flip=True)),
+        ("--crops", AugmentationOptions(crops=2)),
+    ):
+        assert refusal(base, rows, inputs, augmentation=views).where == flag
 
 
 def test_a_row_has_a_variant_for_each_caption_in_each_view(base: Path) -> None:
@@ -295,7 +299,8 @@ def test_crops_lie_evenly_each_is_seen_both_ways_and_the_first_is_the_plain_view
     base: Path, name: str, crops: int, places: list[float], flips: bool
 ) -> None:
     views = AugmentationOptions(flips, crops)
-    data = open_rows(base, [{"image": name}], INPUTS, augmentation=views)
+    rows = [{"image": name, "prompt": "a"}]
+    data = open_rows(base, rows, INPUTS, augmentation=views)
     seen = [row["input_image"].view for row in data.rows]
     assert seen[0] == (False, 0.5)
     weights = data.weights.tolist()
@@ -309,12 +314,17 @@ def test_crops_are_refused_for_images_that_keep_their_size(base: Path) -> None:
     table = "image,mask\nwide.png,wide.png\n"
     crops = AugmentationOptions(crops=2)
     assert refusal(base, table, INPUTS, augmentation=crops).where == "--crops"
+    flips = AugmentationOptions(flip=True)
+    assert len(open_rows(base, table, INPUTS, augmentation=flips).rows) == 2
 
 
 def test_the_share_that_is_cut_off_is_the_greatest_of_a_row(base: Path) -> None:
     square = Resolution(32, 32, 1)
-    rows = [{"image": "deep/square.png", "edit_image": ["wide.png"]}]
-    data = open_rows(base, rows, INPUTS, resolution=square)
+    edits = ["wide.png", "deep/square.png"]
+    rows = [{"image": "deep/square.png", "edit_image": edits}]
+    crops = AugmentationOptions(crops=3)
+    data = open_rows(base, rows, INPUTS, resolution=square, augmentation=crops)
+    assert len(data.rows) == 3
     assert list(data.cropped) == pytest.approx([0.36])
 
 

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import torch
 from dstrain.config.options import SamplingMode
-from dstrain.data import Cell, Dataset, FrameSampling, Resolution, input_key, load_cell
+from dstrain.data import (
+    AugmentationOptions,
+    Cell,
+    Dataset,
+    FrameSampling,
+    Resolution,
+    input_key,
+    load_cell,
+)
 from dstrain.graph import Input
 from dstrain.plugin import Column, Measured
 from dstrain.storage import Digests
@@ -96,6 +104,7 @@ def test_files_of_one_scene_at_two_rates_give_the_same_motion(scenes: Path) -> N
     rows = sampled(scenes, "long.mp4", "fast.mp4").rows
     slow, fast = (filmed(row["input_video"]) for row in rows)
     assert fast == pytest.approx(slow, abs=NEAR)
+    assert load_cell(rows[1]["input_video"]).fps == 15.0
     as_it_is = {"input_video": Column("video", "video")}
     (row,) = sampled(scenes, "fast.mp4", inputs=as_it_is).rows
     assert filmed(row["input_video"]) == pytest.approx(steady(9, 60), abs=NEAR)
@@ -117,6 +126,15 @@ def test_each_chunk_is_a_sample_of_its_row_with_images_of_its_own(
         assert np.array_equal(load_cell(row["input_image"]), first)
 
 
+@pytest.mark.parametrize("name", ["long.mp4", "frames", "moving.gif", "still.png"])
+def test_a_video_is_mirrored_as_an_image_is(scenes: Path, name: str) -> None:
+    flip = AugmentationOptions(flip=True)
+    rows = sampled(scenes, name, augmentation=flip).rows
+    plain, mirrored = (load_cell(row["input_video"]).pixels for row in rows)
+    assert torch.equal(mirrored, plain.flip(2))
+    assert not torch.equal(mirrored, plain)
+
+
 def test_uniform_samples_reach_from_the_first_frame_to_the_last(scenes: Path) -> None:
     rows = sampled(scenes, "long.mp4", mode="uniform", samples=3).rows
     starts = [dict(row["input_video"].parameters)["frames"][0] for row in rows]
@@ -129,6 +147,8 @@ def test_clips_that_show_the_same_are_one_sample(scenes: Path) -> None:
     data = sampled(scenes, "short.mp4", mode="chunk", frames=1, inputs=inputs)
     shown = [filmed(row["input_video"]) for row in data.rows]
     assert np.ravel(shown) == pytest.approx(steady(6, 15), abs=NEAR)
+    data = sampled(scenes, "frames", mode="chunk", frames=5)
+    assert data.sample_ids.tolist() == [[0, 0], [0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,13 +67,19 @@ def test_new_values_take_the_place_of_old_ones_however_many_there_are(
 
 
 @pytest.mark.parametrize("changed", [1, 2])
-def test_what_changed_just_now_is_not_stored(memory: ManyFiles, changed: int) -> None:
+@pytest.mark.parametrize(("kind", "kept"), [(ManyFiles, value(1)), (Digests, "x")])
+def test_what_changed_just_now_is_not_stored(
+    kind: Any, kept: Any, changed: int, tmp_path: Path
+) -> None:
+    memory = kind(tmp_path / "memory")
     marks = [*MARKS, *MARKS]
     marks[4 + changed] = time.time_ns()
-    memory.remember("old", MARKS)
+    memory.remember("old", MARKS, kept)
     assert not memory.unsettled
-    memory.remember("key", marks)
-    later = saved(memory)
+    memory.remember("key", marks, kept)
+    memory.remember("other", MARKS, kept)
+    memory.save()
+    later = kind(tmp_path / "memory")
     assert memory.unsettled
     assert memory.recall("key", marks) is not None
     assert later.recall("key", marks) is None

@@ -30,7 +30,7 @@ def test_a_record_that_is_none_lists_nothing(record: str, tmp_path: Path) -> Non
 
 def test_the_file_written_last_is_never_pruned_at_any_step(tmp_path: Path) -> None:
     record = RunFiles.read(tmp_path)
-    for step in (2, 9, 5):
+    for step in (2, 5, 9, 5):
         record.add([f"step-{step}.safetensors"], step)
         (tmp_path / f"step-{step}.safetensors").touch()
     RunFiles.read(tmp_path).prune_weights(1)
@@ -86,11 +86,16 @@ def test_the_newest_weights_are_of_one_step_and_all_exist(tmp_path: Path) -> Non
         for path in paths:
             path.touch()
     assert files.newest_weights() == weights(2)
+    # Those of a state to resume from are not.
+    files.add(["state-3/a.safetensors"], 3)
+    files.prune_weights(2)
+    assert files.newest_weights() == weights(2)
     weights(2)[0].unlink()
     assert files.newest_weights() == weights(1)
-    assert files.missing_weights() == [weights(2)[0].name]
     weights(1)[1].unlink()
     assert files.newest_weights() == []
+    missing = [weights(2)[0].name, weights(1)[1].name]
+    assert files.missing_weights() == missing
     files.prune_weights(1)
     left = [weights(2)[1], *weights(2, ".ema")]
     assert sorted(tmp_path.glob("*.safetensors")) == sorted(left)

@@ -38,7 +38,9 @@ def test_the_folder_is_that_of_the_variable_else_of_xdg_else_of_the_home(
 ) -> None:
     xdg = str(tmp_path)
     assert user_cache({"DSTRAIN_CACHE": "here", "XDG_CACHE_HOME": xdg}) == Path("here")
-    assert user_cache({"XDG_CACHE_HOME": xdg}) == tmp_path / "dstrain"
+    assert (
+        user_cache({"DSTRAIN_CACHE": "", "XDG_CACHE_HOME": xdg}) == tmp_path / "dstrain"
+    )
     assert user_cache({"XDG_CACHE_HOME": "relative"}) == user_cache({})
     assert user_cache({}) == Path.home() / ".cache" / "dstrain"
 
@@ -59,7 +61,7 @@ def test_files_are_read_once_whatever_their_path_is_relative_to(
     Path("b").write_text("other")
     assert ModelDigests().of_all([model]) != digest
     with pytest.raises(StateError) as caught:
-        second.check_unchanged([Path("b")])
+        second.check_unchanged([Path("a"), Path("b")])
     assert caught.value.where == str(model / "b")
 
 
@@ -72,8 +74,11 @@ def test_what_runs_store_at_the_same_time_is_kept_and_what_is_gone_is_not(
     one.save()
     Path("model/c").unlink()
     other.of("model/b")
+    Path("model/a").write_text("new")
+    new = other.of("model/a")
     other.save()
     assert stored(model) == [str(model / name) for name in "ab"]
+    assert ModelDigests().record("model/a")[-1] == new
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(model: Path) -> None:

@@ -83,6 +83,7 @@ def test_rows_of_all_files_are_one_table_with_their_places(tmp_path: Path) -> No
         (pa.list_(pa.string()), ["a", "b"], ["a", "b"]),
         (pa.large_list(pa.int64()), [1], ["1"]),
         (pa.list_(pa.string()), [], ""),
+        (pa.list_(pa.string(), 2), ["a", "b"], ["a", "b"]),
         (pa.dictionary(pa.int8(), pa.string()), "a", "a"),
     ],
 )
@@ -106,7 +107,9 @@ def test_what_no_table_could_say_is_a_fault_of_its_row(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         read_one(tmp_path, kind, value, Column("x", "texts"))
-    assert caught.value.help_lines[0].startswith("a.parquet:1:x: ")
+    # Without advice on images.
+    (line,) = caught.value.help_lines
+    assert line.startswith("a.parquet:1:x: ")
 
 
 @pytest.mark.parametrize(
@@ -206,6 +209,10 @@ def test_files_of_other_columns_and_what_is_no_file_are_refused(tmp_path: Path) 
     with pytest.raises(UsageError, match="image") as caught:
         read(tmp_path)
     assert caught.value.where == str(b)
+    b.unlink()
+    parquet(tmp_path, "b.parquet", table(2, more=["x", "y"]))
+    with pytest.raises(UsageError, match="more"):
+        read(tmp_path)
     twice = pa.table([["x"], ["y"]], names=["text", "text"])
     with pytest.raises(UsageError, match="'text'"):
         read(parquet(tmp_path, "twice.parquet", twice))
@@ -250,8 +257,11 @@ def test_files_are_bytes_or_names(tmp_path: Path) -> None:
     kept = keep(tmp_path, b"pixels")
     assert keep(tmp_path, None, "a.png") == "a.png"
     assert keep(tmp_path, None, None) == ""
-    bare = read_one(tmp_path, pa.binary(), b"pixels", Column("x", "image"))
-    assert bare == kept.removesuffix(".png")
+    for kind in (pa.binary(), pa.large_binary(), pa.binary_view()):
+        bare = read_one(tmp_path, kind, b"pixels", Column("x", "image"))
+        assert bare == kept.removesuffix(".png")
+    # A file without bytes is one, and a bad row.
+    assert Path(keep(tmp_path, b"")).is_file()
     pictures = [{"bytes": b"pixels", "path": "a.png"}]
     several = read_one(tmp_path, pa.list_(PICTURE), pictures, Column("x", "images"))
     assert several == [kept]

@@ -80,15 +80,27 @@ def test_a_row_is_an_image_and_its_caption(tmp_path: Path) -> None:
 
 
 def test_the_order_is_that_of_the_bytes_of_relative_names(tmp_path: Path) -> None:
-    names = ["Z.png", "a.png", "a-1.png", "a/b.png", "a/b/c.jpg", "é.webp", "a.b.png"]
+    names = [
+        "Z.png",
+        "a.png",
+        "a.jpg",
+        "a-1.png",
+        "a/b.png",
+        "a/b/c.jpg",
+        "é.webp",
+        "a.b.png",
+    ]
     write(tmp_path, *names, ".hidden.png", ".git/x.png", "notes.txt", "a/readme.md")
-    found = [name for name, _ in cells(read(tmp_path, default=""))]
+    table = read(tmp_path, default="")
+    assert not table.faults
+    found = [name for name, _ in cells(table)]
     assert found == sorted(names, key=os.fsencode)
 
 
 def test_images_are_read_for_images_and_both_for_videos(tmp_path: Path) -> None:
-    write(tmp_path, "a.png", "b.mp4", a="a", b="b")
+    write(tmp_path, "a.png", "a.mov", "b.mp4", a="a", b="b")
     assert cells(read(tmp_path)) == [("a.png", "a")]
+    (tmp_path / "a.mov").unlink()
     assert cells(read(tmp_path, VIDEOS)) == [("a.png", "a"), ("b.mp4", "b")]
     assert read(tmp_path, LISTS).rows[0]["file_name"] == ["a.png"]
     (tmp_path / "a.png").unlink()
@@ -105,7 +117,8 @@ def test_images_are_read_for_images_and_both_for_videos(tmp_path: Path) -> None:
         ("a.caption", "ünï 猫".encode(), "ünï 猫"),
         ("a.txt", b" \n", ""),
         ("a.json", b'{"caption": "a", "prompt": "a "}', "a"),
-        ("a.json", b'{"text": " c ", "size": [1, 2]}', "c"),
+        ("a.JSON", b'{"text": " c ", "size": [1, 2]}', "c"),
+        ("a.json", b'{"caption": null, "text": "c"}', "c"),
         *(("a.json", content, "") for content in (b'{"size": 3}', b"[1]", b"")),
     ],
 )
@@ -141,6 +154,7 @@ def test_what_is_no_caption_is_a_fault_of_its_file(
     (fault,) = table.faults
     assert table.where(fault.row, fault.column) == name
     assert named in fault.reason
+    assert not table.advice
 
 
 def test_missing_captions_are_named_all_at_once_with_what_to_do(tmp_path: Path) -> None:
@@ -288,7 +302,8 @@ def test_what_is_no_caption_file_is_not_read(tmp_path: Path, kind: str) -> None:
 
 def test_each_kind_is_one_line_with_its_number_and_an_example(tmp_path: Path) -> None:
     write(tmp_path, "a.png", "a.txt", "b.mp4", "b.txt", "orphan.txt", "x/c.json")
-    write(tmp_path, "IMG_1.HEIC", "IMG_1.txt", "x/d.jxl", "old.wmv", ".hidden.txt")
+    write(tmp_path, "IMG_1.HEIC", "IMG_1.txt", "x/d.jxl", "old.wmv", "old.txt")
+    write(tmp_path, ".hidden.txt")
     captions, images, video, unused = left_out_of(tmp_path, IMAGES)
     for line, number, example, advice in (
         (captions, "2 ", "orphan.txt", ""),
@@ -316,11 +331,11 @@ def test_each_kind_is_one_line_with_its_number_and_an_example(tmp_path: Path) ->
     ("names", "flags"),
     [
         (
-            ("train/metadata.jsonl", "train/a.png", "test/metadata.jsonl"),
-            "--dataset_base_path {}/train\n",
+            ("a/train/metadata.jsonl", "a/train/a.png", "a/test/metadata.jsonl"),
+            "--dataset_base_path {}/a/train\n",
         ),
         (
-            ("notes/metadata.csv", "a.png"),
+            ("notes/metadata.csv", "a.png", "b.png", "b.txt"),
             "--dataset_base_path {} --dataset_metadata_path {}/notes/metadata.csv",
         ),
         (("src=a/x.parquet", "src=b/y.parquet"), "--dataset_base_path {}/src=a"),

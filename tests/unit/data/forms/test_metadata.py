@@ -157,6 +157,16 @@ def test_a_file_that_is_no_table_at_all_is_refused_with_what_it_has(
     assert named in str(caught.value)
 
 
+def test_characters_and_lines_are_counted_across_parts_of_a_file(
+    tmp_path: Path,
+) -> None:
+    text = "a\n" + "猫" * 700_000 + "\nb\n"
+    assert texts(read(tmp_path, "m.csv", text), "a") == ["猫" * 700_000, "b"]
+    with pytest.raises(UsageError) as caught:
+        read_metadata(written(tmp_path, "m.csv", text.encode() + b"\xff"))
+    assert caught.value.where == f"{tmp_path / 'm.csv'}:4"
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_metadata(tmp_path / "m.csv")

@@ -10,6 +10,7 @@ from dstrain import UsageError
 from dstrain.data.forms import (
     Reading,
     find_source,
+    join_sources,
     lacking_columns,
     list_columns,
     metadata_files,
@@ -26,9 +27,9 @@ from tests.support.family import write_data
 
 CAPTIONS = ("dog", "cat", "bird", "fish")
 INPUTS: dict[str, Input] = {
+    "edit_image": Column("edit_image", "image", optional=True),
     "prompt": Column("prompt"),
     "input_image": Column("image", "image"),
-    "edit_image": Column("edit_image", "image", optional=True),
 }
 IN_WORDS = {
     "captions": "folder with captions",
@@ -121,6 +122,24 @@ def test_of_splits_the_one_for_training_is_read(data: Path, folder: Path) -> Non
     assert "test, validation" in error.what
 
 
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        *((f"{word}-0", "test") for word in ("testing", "eval", "my_evaluation")),
+        *((f"{word}.1", "validation") for word in ("valid", "VAL", "dev")),
+        ("latest", "others"),
+    ],
+)
+def test_a_split_is_known_by_a_word_in_the_name_of_its_files(
+    tmp_path: Path, name: str, split: str
+) -> None:
+    for one in (name, "training", ".train"):
+        (tmp_path / f"{one}.parquet").touch()
+    found = find_source(tmp_path)
+    assert [file.name for file in found.files] == ["training.parquet"]
+    assert found.left_out == (split,)
+
+
 def test_saved_splits_are_folders(data: Path, folder: Path) -> None:
     for split in ("train", "test"):
         write_form("saved", data, rows_in(data), folder / split)
@@ -191,6 +210,8 @@ def test_a_choice_is_by_the_input_or_its_column_and_wins_over_the_own_one() -> N
     columns = ("image", "prompt", "long", "text")
     assert other_names(columns, INPUTS, {"prompt": "long"}) == {"prompt": "long"}
     assert other_names(columns, INPUTS, {"input_image": "text"}) == {"image": "text"}
+    # A column that is chosen stands in for no other.
+    assert other_names(("text",), INPUTS, {"image": "text"}) == {"image": "text"}
     # A column that the variant has itself stands in for no other.
     own: dict[str, Input] = {**INPUTS, "more": Column("text", optional=True)}
     assert other_names(("image", "text"), own) == {}
@@ -221,10 +242,10 @@ def test_choices_are_parsed_with_commas_or_repeated_and_no_other_form() -> None:
 def test_absent_columns_are_said_with_the_flag_where_one_column_looks_like_each() -> (
     None
 ):
-    what, advice = lacking_columns(("path", "description"), INPUTS)
+    what, advice = lacking_columns(("Path", "description"), INPUTS)
     assert "'image'" in what
     assert "'prompt'" in what
-    assert "--column image=path,prompt=description" in advice
+    assert "--column image=Path,prompt=description" in advice
     for columns in (("path", "file", "description"), ("image", "prompt")):
         assert lacking_columns(columns, INPUTS) == ("", "")
 
@@ -257,3 +278,7 @@ def test_columns_with_lists_are_found_in_tables_of_any_format(tmp_path: Path) ->
     (tmp_path / "metadata.json").unlink()
     (tmp_path / "metadata.csv").write_text('a,b\n"[""x"", ""y""]",x\n')
     assert list_columns(find_source(tmp_path)) == {"a"}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/metadata.csv").write_text('c,d\nx,"[""y""]"\n')
+    both = [find_source(one) for one in (tmp_path, tmp_path / "other")]
+    assert list_columns(join_sources(both)) == {"a", "d"}

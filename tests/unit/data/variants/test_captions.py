@@ -68,7 +68,8 @@ def test_every_order_is_as_probable_as_the_others() -> None:
 
 def test_each_line_can_be_a_caption() -> None:
     options = CaptionOptions(split_lines=True)
-    assert texts(options, "a dog\r\n\n  a wet dog \n") == ["a dog", "a wet dog"]
+    written = ["a dog\r\n\n  a wet dog \n", "a cat"]
+    assert texts(options, written) == ["a dog", "a wet dog", "a cat"]
     assert texts(options, "\n") == [""]
 
 
