@@ -173,13 +173,6 @@ def test_a_column_that_is_missing_is_named_with_those_there_are(
     assert ("none.png" in lines) is columns.startswith(("image", "file_name"))
 
 
-def test_fifty_columns_are_listed_and_the_others_counted(base: Path) -> None:
-    names = [f"c{number}" for number in range(60)]
-    table = f"{','.join(names)}\n{'x,' * 59}\n"
-    *_, line = refusal(base, table, INPUTS, needed).help_lines
-    assert line.endswith("'c49' and 10 more")
-
-
 def test_a_cell_that_cannot_be_read_is_not_also_blank(base: Path) -> None:
     rows = [{"image": {}, "prompt": "a"}, {"image": "wide.png", "prompt": "b"}]
     assert len(refusal(base, rows, INPUTS, needed).help_lines) == 1

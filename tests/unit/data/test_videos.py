@@ -1,5 +1,6 @@
 """Videos are read at the times their frames were filmed."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from dstrain.data import probe, read_frames
 from dstrain.data.clips import frames_at_rate
 from PIL import Image
 
+from tests.support.bad_files import sound
 from tests.support.videos import (
     HEIGHT,
     KEYS,
@@ -55,6 +57,25 @@ def test_every_rate_and_container_of_one_scene_gives_the_same_motion(
     rate = int(name[:2])
     assert (video.size, video.frames) == ((HEIGHT, WIDTH), 2 * rate)
     assert video.fps == pytest.approx(rate, rel=0.01)
+
+
+def test_sound_gives_no_frames(tmp_path: Path) -> None:
+    silent, path = film(tmp_path / "a.mp4", steady(9, 15), 15), tmp_path / "b.mp4"
+    with (
+        av.open(io.BytesIO(sound())) as audio,
+        av.open(str(silent)) as video,
+        av.open(str(path), "w") as file,
+    ):
+        sources = [
+            (one, file.add_stream_from_template(one.streams[0]))
+            for one in (audio, video)
+        ]
+        for source, stream in sources:
+            for packet in filter(lambda one: one.size, source.demux()):
+                packet.stream = stream
+                file.mux(packet)
+    assert probe(path).timestamps == probe(silent).timestamps
+    assert shown(path, 15) == pytest.approx(steady(9, 15), abs=NEAR)
 
 
 def test_a_variable_rate_shows_each_frame_for_as_long_as_it_was_shown(

@@ -1,6 +1,5 @@
 """Equal content has equal digests, wherever it is, and only equal content."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -21,17 +20,6 @@ def test_hashes_depend_on_kind_and_content_but_not_on_the_order_of_names() -> No
     names = [name.decode(errors="surrogateescape") for name in (b"\xff", b"\xfe")]
     others = [("b", [1]), *(("a", one) for one in ([1], ["1"], [[1]], *names))]
     assert len({hash_json(kind, content) for kind, content in others}) == 6
-
-
-def test_the_digest_of_a_file_changed_just_now_is_not_remembered(
-    tmp_path: Path,
-) -> None:
-    path, memory = tmp_path / "a", tmp_path / "memory"
-    path.write_bytes(b"old")
-    digests = Digests(memory)
-    digests.of(path)
-    digests.save()
-    assert json.loads(memory.read_text()) == {}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"null"])

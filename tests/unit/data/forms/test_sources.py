@@ -123,18 +123,18 @@ def test_of_splits_the_one_for_training_is_read(data: Path, folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "split"),
+    ("split", "names"),
     [
-        *((f"{word}-0", "test") for word in ("testing", "eval", "my_evaluation")),
-        *((f"{word}.1", "validation") for word in ("valid", "VAL", "dev")),
-        ("latest", "others"),
+        ("test", ("testing-0", "eval", "my_evaluation")),
+        ("validation", ("valid.1", "VAL", "dev")),
+        ("others", ("latest",)),
     ],
 )
-def test_a_split_is_known_by_a_word_in_the_name_of_its_files(
-    tmp_path: Path, name: str, split: str
+def test_a_split_is_known_by_a_word_in_the_names_of_its_files(
+    tmp_path: Path, split: str, names: tuple[str, ...]
 ) -> None:
-    for one in (name, "training", ".train"):
-        (tmp_path / f"{one}.parquet").touch()
+    for name in (*names, "training", ".train"):
+        (tmp_path / f"{name}.parquet").touch()
     found = find_source(tmp_path)
     assert [file.name for file in found.files] == ["training.parquet"]
     assert found.left_out == (split,)
