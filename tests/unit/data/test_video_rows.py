@@ -149,6 +149,11 @@ def test_clips_that_show_the_same_are_one_sample(scenes: Path) -> None:
     assert np.ravel(shown) == pytest.approx(steady(6, 15), abs=NEAR)
     data = sampled(scenes, "frames", mode="chunk", frames=5)
     assert data.sample_ids.tolist() == [[0, 0], [0, 1]]
+    # At another size they do not.
+    small = (Resolution(16, 32, 1), Resolution(48, 128, 1))
+    data = sampled(scenes, "still.png", further_resolutions=small)
+    sizes = [row["input_video"].shapes[0][1:] for row in data.rows]
+    assert sizes == [(48, 128), (16, 32)]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,15 @@ def test_a_fault_names_the_column_and_the_row_of_its_own_dataset(
     assert kept.damage(2, "image", error).where == "metadata.csv:2:photo"
 
 
+def test_columns_are_those_of_all_datasets(tmp_path: Path) -> None:
+    first, _ = (dataset(tmp_path, name, [8]) for name in "ab")
+    inputs = {"image": Column("image", "image"), "prompt": Column("prompt")}
+    second = open_rows(tmp_path / "b", "image,prompt\nb0.png,a dog\n", inputs)
+    joined = join_datasets([first, second], "xy")
+    assert [*joined.columns] == ["image", "prompt"]
+    assert joined.table.columns == ("image", "prompt")
+
+
 def test_rows_that_are_skipped_are_named_by_their_place_in_all(tmp_path: Path) -> None:
     second = dataset(tmp_path, "b", [8], bad="none.png")
     joined = join_datasets([dataset(tmp_path, "a", [8, 8, 8]), second], "xy")
