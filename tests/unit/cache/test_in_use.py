@@ -158,7 +158,8 @@ def test_files_of_others_with_such_names_stay_and_folders_of_others_get_none(
     for name in (f"{READING}list.json", f"{READING}notes"):
         (cache / name).write_text("mine")
         age(cache / name)
-    (cache / f"{READING}link").symlink_to(tmp_path / "nothing")
+    (tmp_path / "mine").touch()
+    (cache / f"{READING}node-7-0123abcd.json").symlink_to(tmp_path / "mine")
     with exclusive(cache):
         assert readers(cache) == []
     assert len(left(cache)) == 3

@@ -1,5 +1,6 @@
 """The index is derived: whatever happens to it, values are those of the shards."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from dstrain.cache import FeatureCache, ShardWriter, own_files
 
 from tests.support.caching_project import address
+from tests.support.unreadable import make_unreadable
 
 COUNT = 12
 
@@ -54,6 +56,15 @@ def test_one_that_is_damaged_is_made_again(filled: Path, damage: str) -> None:
     cache.write_index()
     assert index_file(filled) == path
     assert path.read_bytes() == content
+
+
+def test_one_that_cannot_be_read_is_not_used_and_one_of_nothing_is(
+    filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(filled / "empty", 0, 0).write_index()
+    assert list(FeatureCache.open(filled / "empty")) == []
+    make_unreadable(monkeypatch, index_file(filled), errno.EACCES)
+    assert len(FeatureCache.open(filled).parts[1]) == COUNT
 
 
 def test_shards_that_were_added_since_are_seen(filled: Path) -> None:

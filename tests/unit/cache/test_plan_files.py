@@ -106,10 +106,12 @@ def test_digests_tell_values_from_places(plans: Path) -> None:
     whole, values = digests(LINES)
     moved = [{**line, "line": line["line"] + 7} for line in LINES]
     assert digests(moved) == (whole, values)
-    for fact in ("group", "weight", "chunk"):
+    for fact in ("row", "group", "weight", "chunk"):
         other_whole, same = digests([{**line, fact: 2} for line in LINES])
         assert other_whole != whole
         assert same == values
+    same_height = plan_line(2, {**LINES[2]["values"], "height": {"value": 16}}, chunk=3)
+    assert values not in digests([*LINES[:2], same_height, LINES[3]])
     for changed in ({"image": C, "reference": A}, {"image": A, "height": {"value": 1}}):
         other_whole, other = digests([*LINES[:3], plan_line(5, changed)])
         assert other_whole != whole
@@ -253,6 +255,7 @@ STRANGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "gaps": ("group", lambda _: pa.array([None, 0, 0, 0], pa.int64())),
     "short addresses": ("at image", lambda _: pa.array([b"a"] * 4, pa.binary(1))),
     "other inputs": ("inputs", lambda _: pa.array([0, 0, 0, 1], pa.int64())),
+    "inputs below 0": ("inputs", lambda _: pa.array([0, 0, 0, -1], pa.int64())),
     "no json": ("literal height", lambda _: pa.array(["{"] * 4).dictionary_encode()),
     "plain literals": ("literal height", lambda _: pa.array(["{}"] * 4)),
     "nothing": ("row", lambda _: None),

@@ -57,6 +57,14 @@ def copy(path: Path) -> None:
     path.with_suffix(".new").replace(path)
 
 
+def replace(path: Path) -> None:
+    """Put another file of the same time, and of another size, in its place."""
+    new = path.with_suffix(".new")
+    new.write_bytes(b"a longer image")
+    shutil.copystat(path, new)
+    new.replace(path)
+
+
 CHANGES: dict[str, tuple[Callable[[Path], object], bool]] = {
     "rewritten": (rewrite, True),
     "its time kept": (
@@ -64,6 +72,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], bool]] = {
         True,
     ),
     "longer": (lambda path: path.write_bytes(b"a longer image"), True),
+    "replaced": (replace, True),
     "touched": (lambda path: os.utime(path, ns=(1, 1)), False),
     "copied": (copy, False),
     "removed": (Path.unlink, False),
@@ -114,11 +123,16 @@ def test_the_first_folder_with_a_name_has_the_file(data: Path, tmp_path: Path) -
     assert files.first_changed(folders) is None
     (first / "1.png").write_bytes(b"image 0009")
     assert files.first_changed(folders) == str(first / "1.png")
+    (first / "1.png").unlink()
+    rewrite(data / CHANGED)
+    assert files.first_changed(folders) == str(data / CHANGED)
 
 
-def test_a_name_that_leads_out_of_the_folders_is_passed_over(data: Path) -> None:
-    files = recorded(data, "../data/2.png", str(data / "3.png"))
-    for row in (2, 3):
-        rewrite(data / f"{row}.png")
+@pytest.mark.parametrize("name", ["../data/2.png", "{data}/2.png"])
+def test_a_name_that_leads_out_of_the_folders_is_passed_over(
+    data: Path, name: str
+) -> None:
+    files = recorded(data, name.format(data=data))
+    rewrite(data / "2.png")
     assert files.first_changed([str(data)]) is None
     assert not files.are_as_recorded([str(data)])

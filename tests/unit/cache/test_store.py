@@ -5,8 +5,11 @@ safetensors files.
 import gc
 import json
 import os
+import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,11 +157,17 @@ def test_a_cache_takes_three_percent_more_than_its_values(cache: FeatureCache) -
     assert size + plan <= 1.03 * cache.lengths.sum()
 
 
-def test_a_shard_is_committed_when_it_is_full_or_old(tmp_path: Path) -> None:
+def test_a_shard_is_committed_when_it_is_full_or_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = {str(i): torch.full((256,), float(i)) for i in range(10)}
     assert len(fill(empty(tmp_path / "bytes"), values, max_bytes=2048)) == 5
     assert len(fill(empty(tmp_path / "seconds"), values, max_seconds=0.0)) == 10
     assert len(fill(empty(tmp_path / "neither"), values)) == 1
+    # Ten seconds pass with each value: after a minute the next shard begins.
+    clock = SimpleNamespace(monotonic=count(time.monotonic(), 10).__next__)
+    monkeypatch.setattr("dstrain.cache.store.time", clock)
+    assert len(fill(empty(tmp_path / "a minute"), values)) == 2
 
 
 def test_what_is_cached_is_not_cached_again(cache: FeatureCache) -> None:
@@ -182,7 +191,8 @@ def test_what_cannot_be_stored_exactly_is_named(
 
 
 def test_values_are_found_and_read_by_number(cache: FeatureCache) -> None:
-    numbers = [torch.tensor(number) for number in range(7)]
+    told = [0, 1, 2, 3, [4], [5], [6]]
+    numbers = [torch.tensor(number) for number in told]
     fill(cache, {str(i): numbers[i] for i in range(4)})
     cache = FeatureCache.open(cache.folder)
     cache.write_index()
@@ -192,7 +202,7 @@ def test_values_are_found_and_read_by_number(cache: FeatureCache) -> None:
         found = opened.locate(wanted)
         assert sorted(found.tolist()) == [-1, *range(7)]
         assert found[7] == -1
-        assert [int(opened.read_at(number)) for number in found[:7]] == [*range(7)]
+        assert [opened.read_at(number).tolist() for number in found[:7]] == told
         assert (opened.addresses[found[:7]] == wanted[:7]).all()
         assert set(opened) == {as_text(one) for one in wanted[:7]}
         assert opened.lengths.tolist() == [8] * 7

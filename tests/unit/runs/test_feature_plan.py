@@ -174,6 +174,19 @@ def test_values_that_are_gone_are_counted_before_training(filled: Project) -> No
             path.with_suffix(".gone").rename(path)
 
 
+def test_the_first_row_that_lacks_values_is_named(filled: Project) -> None:
+    shards = filled.folder / "cache/shards"
+    before = set(shards.iterdir())
+    path = filled.data / "metadata.json"
+    rows = json.loads(path.read_text())
+    path.write_text(json.dumps([*rows, {**rows[0], "prompt": "a new one"}]))
+    filled.fill()
+    (added,) = set(shards.iterdir()) - before
+    added.unlink()
+    said = filled.refusal()
+    assert " 1 of 4 rows" in said and "metadata.json:4" in said
+
+
 def test_what_stage_1_records_keeps_the_names_of_the_format(filled: Project) -> None:
     (path,) = (filled.folder / "cache/plans").glob("*.json")
     about = json.loads(path.read_bytes())["record"]["about"]

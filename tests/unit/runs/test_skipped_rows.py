@@ -148,6 +148,8 @@ def test_a_resumed_run_skips_the_same_rows(folder: Path) -> None:
 def test_without_skip_damage_that_decoding_meets_is_named_by_row_and_column(
     folder: Path, task: str, workers: int
 ) -> None:
+    if task != "sft":  # so that the row that is damaged is the only one to compute
+        train(folder, task=task)
     hurt(folder / "data/3.png")
     with pytest.raises(UsageError, match=r"'3\.png'") as caught:
         train(folder, task=task, dataset_num_workers=workers)

@@ -20,7 +20,7 @@ from dstrain.cli.main import main
 from dstrain.runs import export, import_cache, listing, verify
 from dstrain.storage import hash_json, lock
 
-from tests.support.caching_project import Place, noise_image
+from tests.support.caching_project import Place, noise_image, write_rows
 from tests.support.crashes import events, killed_at
 from tests.support.runs import files, project, train
 
@@ -70,7 +70,7 @@ def test_a_tar_has_plain_files_without_times_or_owners(
 
 @pytest.mark.parametrize("name", ["out", "out.tar"])
 def test_of_several_plans_only_what_the_chosen_one_uses(
-    two_plans: Place, tmp_path: Path, name: str
+    two_plans: Place, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = plans(two_plans.cache)[1]
     export(two_plans.cache, tmp_path / name, [new[:7]])
@@ -79,11 +79,23 @@ def test_of_several_plans_only_what_the_chosen_one_uses(
         with tarfile.open(tmp_path / name) as tar:
             tar.extractall(folder, filter="data")
     found = listing(folder)
+    assert f"1 plan, {found['values']} values" in capsys.readouterr().out
     assert plans(folder) == [new]
     assert found["rows"] == 2
     assert found["used_by_no_plan"]["values"] == 0
     assert found["values"] < listing(two_plans.cache)["values"]
     verify(folder)
+
+
+def test_all_plans_go_together_and_keep_their_order(
+    two_plans: Place, tmp_path: Path
+) -> None:
+    for rows in (two_plans.rows, two_plans.rows[:2]):  # the last one is the newest
+        write_rows(two_plans.data, rows)
+        two_plans.fill()
+        export(two_plans.cache, tmp_path / f"{len(rows)}.tar", [])
+        import_cache(tmp_path / f"{len(rows)}.tar", tmp_path / f"in {len(rows)}")
+        assert plans(tmp_path / f"in {len(rows)}") == plans(two_plans.cache)
 
 
 def test_an_output_that_exists_or_would_be_compressed_is_refused(

@@ -47,11 +47,16 @@ def test_what_plans_share_and_what_none_uses(place: Place) -> None:
     shared, unused = found["used_by_several_plans"], found["used_by_no_plan"]
     assert shared["bytes"] == found["plans"][1]["bytes"]
     assert unused == {"values": 0, "bytes": 0}
+    # Another size is another plan of the same rows, and two are two samples of each.
+    place.fill(resolution="16,32")
+    again = listing(place.cache)
+    assert again["rows"] == 6
+    assert (again["plans"][2]["rows"], again["plans"][2]["samples"]) == (2, 4)
     for path in place.plans:
         path.unlink()
     found = listing(place.cache)
-    assert found["used_by_no_plan"]["values"] == before["values"]
-    assert found["used_by_no_plan"]["bytes"] == before["bytes"]
+    assert found["used_by_no_plan"]["values"] == again["values"]
+    assert found["used_by_no_plan"]["bytes"] == again["bytes"]
 
 
 def test_a_value_of_the_negative_branch_belongs_to_its_unit(place: Place) -> None:

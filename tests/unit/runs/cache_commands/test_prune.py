@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from dstrain import StateError, UsageError
 from dstrain.cache import FeatureCache, ShardWriter, read_shard
+from dstrain.config import as_size
 from dstrain.runs import listing, prune
 from dstrain.storage import lock, temporary
 
@@ -53,18 +54,21 @@ def test_what_goes_is_listed_and_nothing_is_removed_unless_that_is_wanted(
 ) -> None:
     before = files(two_plans.cache)
     name, used = old_plan(two_plans), used_by_the_newest_plan(two_plans)
-    unused = listing(two_plans.cache)["values"] - len(used)
+    found = listing(two_plans.cache)
+    unused = found["values"] - len(used)
+    size = as_size(found["bytes"] - found["plans"][1]["bytes"])
     for given, ask in ((name[:6], None), (name, lambda: False)):
         prune(two_plans.cache, [given], False, ask)
         plan, values, *_ = capsys.readouterr().out.splitlines()
         assert name in plan and "4 rows" in plan
-        assert values.startswith(f"{unused} values")
+        assert values.startswith(f"{unused} values") and values.endswith(f" {size}")
         assert files(two_plans.cache) == before
 
 
 def test_a_plan_goes_with_the_values_that_only_it_uses(two_plans: Place) -> None:
     want = two_plans.values()
     prune(two_plans.cache, [old_plan(two_plans)], True, None)
+    assert len(FeatureCache.open(two_plans.cache).parts[1]) == 0  # all are indexed
     found = listing(two_plans.cache)
     assert [plan["rows"] for plan in found["plans"]] == [2]
     assert found["used_by_no_plan"]["values"] == 0
@@ -82,6 +86,10 @@ def test_a_terminal_is_asked_if_there_is_anything_to_remove(
     prune(two_plans.cache, [], False, lambda: pytest.fail("there is nothing to ask"))
     # What is left is named.
     assert name[:8] in capsys.readouterr().out
+    left = temporary(two_plans.cache / "plans/x.json")
+    left.write_text("half")
+    prune(two_plans.cache, [], False, lambda: True)
+    assert not left.exists()
 
 
 def test_of_a_cache_without_plans_nothing_is_left_but_files_of_others(
@@ -121,11 +129,14 @@ def test_a_shard_written_anew_may_have_the_name_of_one_that_goes(
 
 
 def test_a_name_must_mean_one_plan(two_plans: Place) -> None:
-    for name in ("x", "", old_plan(two_plans) + "0"):
+    old = two_plans.cache / f"plans/{old_plan(two_plans)}.json"
+    begins = old.stem[:-1]
+    shutil.copy(old, old.with_stem(begins + ("1" if old.stem[-1] == "0" else "0")))
+    for name in ("x", "", old.stem + "0", begins):
         with pytest.raises(UsageError, match=f"'{name}'") as caught:
             prune(two_plans.cache, [name], True, None)
         assert caught.value.where == "--plan"
-        assert old_plan(two_plans) in str(caught.value)
+        assert old.stem in str(caught.value)
 
 
 def test_a_cache_that_is_written_or_damaged_is_refused(two_plans: Place) -> None:

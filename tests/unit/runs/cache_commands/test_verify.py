@@ -29,7 +29,7 @@ from dstrain.storage import write_columns
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.caching_project import Place
+from tests.support.caching_project import Place, noise_image, write_rows
 from tests.support.runs import weights_of
 from tests.support.unreadable import make_unreadable
 
@@ -90,6 +90,19 @@ def test_a_missing_shard_makes_the_plan_incomplete(
     ((path, what),) = problems(place.cache, capsys).items()
     assert path == place.plans[0]
     assert "4 of 4 samples" in what
+
+
+def test_samples_that_lack_one_of_their_values_are_counted(
+    place: Place, capsys: Printed
+) -> None:
+    before = set(place.shards)
+    noise_image(9).save(place.data / "9.png")
+    write_rows(place.data, [*place.rows, {**place.rows[0], "image": "9.png"}])
+    place.fill()
+    (added,) = set(place.shards) - before
+    added.unlink()
+    (what,) = problems(place.cache, capsys).values()
+    assert "1 of 5 samples" in what
 
 
 @pytest.mark.parametrize("kind", ["shards/*", "plans/*.json", "plans/*.arrow"])

@@ -24,11 +24,13 @@ def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_resolution_has_buckets_of_its_own_else_there_is_one_size(
     here: Path,
 ) -> None:
-    given = config(here, resolution="64,96", bucket_step=8)
+    buckets: dict[str, Any] = {"bucket_min_side": 32, "bucket_max_side": 128}
+    buckets |= {"bucket_step": 8, "bucket_upscale": True}
+    given = config(here, resolution="64,96", **buckets)
     found = resolve(given).data_config
     fixed = Resolution(None, None, given.max_pixels)
     assert (found.resolution, *found.further_resolutions) == tuple(
-        replace(fixed, buckets=Buckets(side, 8, None, None, False)) for side in (64, 96)
+        replace(fixed, buckets=Buckets(side, 8, 32, 128, True)) for side in (64, 96)
     )
     found = resolve(config(here, height=64, width=96)).data_config
     assert found.resolution == Resolution(64, 96, given.max_pixels)

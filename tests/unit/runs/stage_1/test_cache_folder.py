@@ -1,6 +1,7 @@
 """No feature cache is made among files of the user's."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,10 @@ def test_a_folder_that_has_the_dataset_in_it_is_refused(
     with pytest.raises(UsageError, match=str(here / "data")) as caught:
         fill(here, feature_cache=Path(folder))
     assert caught.value.where == "--feature_cache"
+    second = shutil.copytree(here / "data", here / "held out/rows")
+    flags = {"validation_dataset_base_path": second}
+    with pytest.raises(UsageError, match=str(second)):
+        fill(here, feature_cache=second.parent, **flags)
 
 
 @pytest.mark.parametrize(

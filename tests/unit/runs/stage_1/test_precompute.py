@@ -4,6 +4,7 @@ processes.
 
 import os
 import re
+import shutil
 import time
 from collections import Counter
 from dataclasses import replace
@@ -226,6 +227,17 @@ def test_a_cache_can_be_read_while_it_is_filled(
     write_rows(place.folder / "new", [{"image": "0.png", "prompt": "new"}])
     place.fill(dataset_metadata_path=place.folder / "new/metadata.csv")
     assert seen == [want, want]
+
+
+def test_a_secret_in_a_row_of_either_dataset_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = shutil.copytree(place.data, place.folder / "second")
+    write_rows(second, [{"image": "0.png", "prompt": "with v4lue-of-it"}])
+    monkeypatch.setenv("HF_TOKEN", "v4lue-of-it")
+    with pytest.raises(UsageError, match="HF_TOKEN") as caught:
+        place.fill(validation_dataset_base_path=second)
+    assert "metadata.csv:2:prompt" in caught.value.where
 
 
 def test_the_output_folder_of_stage_2_is_not_written_by_stage_1(place: Place) -> None:

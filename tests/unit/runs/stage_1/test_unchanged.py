@@ -1,5 +1,6 @@
 """Stage 1 with nothing to do reads no row, and says and leaves what it would otherwise."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 from dstrain import UsageError
 from dstrain.plugin import Column
 from dstrain.runs import data_process
-from dstrain.storage import file_memory, hashing
+from dstrain.storage import BAD_SAMPLES, file_memory, hashing, temporary
 
 from tests.support import family
 from tests.support.caching_family import GUIDED
@@ -89,6 +90,12 @@ def test_no_row_is_read_and_the_same_is_said(
     caplog.clear()
     place.fill()
     want, before = caplog.messages, files(place.cache)
+    # What is missing, or was left by runs that were killed.
+    next((place.cache / "index").iterdir()).unlink()
+    mark = place.cache / ".reading-node-7-0123abcd.json"
+    for path in (mark, temporary(place.cache / "plans/x"), place.cache / BAD_SAMPLES):
+        path.touch()
+        os.utime(path, (1, 1))
     monkeypatch.setattr("dstrain.runs.setup.open_dataset", refuse)
     caplog.clear()
     together(size, lambda processes: data_process(place.setup(), processes))
@@ -155,6 +162,37 @@ def test_a_change_ends_it(
     assert not reads_rows(place)
     CHANGES[name](place)
     assert reads_rows(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "secret", "written"),
+    [
+        ("metadata.csv", 'say "a word"', 'say ""a word""'),
+        ("metadata.json", 'say "a word"', r"say \"a word\""),
+        ("metadata.json", "one/two/three", r"one\/two\/three"),
+        ("metadata.json", "a wörd or two", r"a w\u00f6rd or two"),
+        ("0.txt", "some words", "some words"),
+    ],
+)
+def test_a_secret_is_seen_in_whatever_way_it_is_written(
+    name: str, secret: str, written: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = place.folder / "told"
+    folder.mkdir()
+    shutil.copy(place.data / "0.png", folder)
+    table = {
+        ".csv": f'image,prompt\n0.png,"{written}"\n',
+        ".json": f'[{{"image": "0.png", "prompt": "{written}"}}]',
+    }
+    (folder / name).write_text(table.get(Path(name).suffix, written))
+    # The second of two.
+    given = {"dataset_base_path": str(folder)}
+    for flags in (given, {"dataset": (json.dumps(given),)}):
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        place.fill(**flags)
+        assert not reads_rows(place, **flags)
+        monkeypatch.setenv("HF_TOKEN", secret)
+        assert reads_rows(place, **flags)
 
 
 @pytest.mark.parametrize(
