@@ -7,14 +7,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from dstrain import StateError
-from dstrain.cache import FeatureCache, ShardWriter, read_shard, stored_plans
+from dstrain.cache import stored_plans
 
-from tests.support.caching_project import Place, address, filled_place
+from tests.support.caching_project import Place, filled_place
 
 REGIONS = (
     "length of the header",
@@ -30,15 +28,6 @@ FLIPS, PARTS = 7, 10
 """Bits flipped in each of so many parts of a region's trials: 560 in all."""
 CUTS = (0, 1, 7, 8, 100, -100, -8, -1)
 """How many bytes are left of a file; below 0: how many are missing."""
-
-
-def fill(folder: Path, values: dict[str, Any], max_bytes: int = 2**20) -> list[Path]:
-    FeatureCache.create(folder)
-    writer = ShardWriter(FeatureCache.open(folder), {"core": "1"}, max_bytes)
-    for name, value in values.items():
-        writer.add(address(name), value)
-    writer.flush()
-    return sorted((folder / "shards").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -179,27 +168,3 @@ def test_deleting_a_damaged_file_as_advised_repairs_the_cache(filled: Place) -> 
 
 def runs_of_all_units() -> Counter[str]:
     return Counter({"encode_prompt": 3, "describe": 3, "encode_image": 4})
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [(b'"F32"', b'"I32"'), (b"[2,3]", b"[3,2]"), (b"[0,24]", b"[0,20]")]
-)
-def test_a_tensor_of_another_dtype_shape_or_place_is_named(
-    tmp_path: Path, old: bytes, new: bytes
-) -> None:
-    (path,) = fill(tmp_path, {"tensor": torch.arange(6.0).reshape(2, 3)})
-    assert old in path.read_bytes()
-    path.write_bytes(path.read_bytes().replace(old, new))
-    with pytest.raises(StateError, match=path.name):
-        FeatureCache.open(tmp_path).read(address("tensor"))
-
-
-def test_two_shards_swapped_are_named(tmp_path: Path) -> None:
-    first, second = fill(
-        tmp_path, {"a": torch.ones(2), "b": torch.zeros(2)}, max_bytes=1
-    )
-    data = first.read_bytes(), second.read_bytes()
-    first.write_bytes(data[1])
-    second.write_bytes(data[0])
-    with pytest.raises(StateError, match="its name is not the hash of its header"):
-        read_shard(first)

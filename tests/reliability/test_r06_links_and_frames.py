@@ -152,12 +152,19 @@ def test_the_frames_of_a_folder_are_compared(
         Image.new("RGB", (32, 32), (30 * number, 0, 0)).save(folder / f"{number}.png")
     rows = [{"video": "walk", "prompt": "a walk"}]
     (tmp_path / "data/metadata.json").write_text(json.dumps(rows))
+    shutil.copytree(tmp_path / "data", tmp_path / "more")
+    (tmp_path / "more/walk/7.png").unlink()
+    # Stage 2 does not name the first dataset, nor is a folder of one that of another.
+    entries = [
+        f'{{"dataset_base_path": "{one}", "flip": true}}' for one in ("more", "data")
+    ]
     words = [
         *("--model", "wan", "--variant", "t2v", "--toy", "--num_frames", "5"),
-        *("--dataset_base_path", "data", "--feature_cache", "cache"),
+        *("--dataset", entries[0], "--dataset", entries[1], "--feature_cache", "cache"),
         *("--lora_rank", "1", "--max_steps", "1", "--output_path", "out"),
     ]
-    assert main([*words, "--task", "sft:data_process"]) == 0
+    base = ["--dataset_base_path", "data"]
+    assert main([*words, *base, "--task", "sft:data_process"]) == 0
     change(folder)
     refused = change in FRAMES
     assert main([*words, "--task", "sft:train"]) == (3 if refused else 0)

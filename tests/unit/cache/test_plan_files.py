@@ -1,6 +1,5 @@
 """Plans are columns: what is written comes back, and damage is named."""
 
-import errno
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from dstrain import StateError, SystemFault
+from dstrain import StateError
 from dstrain.cache import (
     FeatureCache,
     PlanSamples,
@@ -23,7 +22,6 @@ from dstrain.storage import hash_json, write_columns
 from tests.support.plan_facts import IDENTITY, about
 from tests.support.plan_lines import plan_line
 from tests.support.runs import project, train
-from tests.support.unreadable import make_unreadable
 
 A, B, C = (letter * 40 for letter in "abc")
 FACTS = ("row", "line", "chunk", "inputs", "group", "weight", "values")
@@ -138,16 +136,6 @@ def test_columns_that_no_record_names_go(plans: Path) -> None:
     kept = set(plans.glob("*.arrow"))
     assert kept == {*named(plans, newest(plans)), somebodys}
     assert first - kept
-
-
-def test_a_record_that_cannot_be_read_is_not_called_damaged(
-    plans: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(plans)
-    ((path, _),) = stored_plans(plans)
-    make_unreadable(monkeypatch, path, errno.ESTALE)
-    with pytest.raises(SystemFault):
-        list(stored_plans(plans))
 
 
 # What a stranger wrote, with hashes that fit.

@@ -97,3 +97,9 @@ def test_what_stage_1_cut_stage_2_knows_also_after_a_kill(
         train(here, task="sft:train", on_long_prompt="error", **cache)
     assert caught.value.where == LONG_ROW
     train(here, task="sft:train", **cache)
+    # Nor does stage 1 compute what is new beside it.
+    shards = [*(tmp_path / "cache/shards").iterdir()]
+    strict: dict[str, Any] = {"on_long_prompt": "error", "max_pixels": 64, **cache}
+    with pytest.raises(UsageError):
+        train(here, task="sft:data_process", **strict)
+    assert [*(tmp_path / "cache/shards").iterdir()] == shards

@@ -1,10 +1,7 @@
 """`dstrain cache ls` counts rows, values and bytes, and says what is shared."""
 
-import shutil
-from pathlib import Path
-
 from dstrain.cache import FeatureCache
-from dstrain.runs import as_lines, listing, prune, verify
+from dstrain.runs import as_lines, listing
 
 from tests.support.caching_family import GUIDED
 from tests.support.caching_project import Place, write_rows
@@ -52,6 +49,8 @@ def test_what_plans_share_and_what_none_uses(place: Place) -> None:
     again = listing(place.cache)
     assert again["rows"] == 6
     assert (again["plans"][2]["rows"], again["plans"][2]["samples"]) == (2, 4)
+    count = again["used_by_several_plans"]["values"]
+    assert f"used by several plans: {count} values" in as_lines(again)
     for path in place.plans:
         path.unlink()
     found = listing(place.cache)
@@ -64,36 +63,6 @@ def test_a_value_of_the_negative_branch_belongs_to_its_unit(place: Place) -> Non
     place.fill(GUIDED)
     units = {one["value"]: one["unit"] for one in listing(place.cache)["units"]}
     assert units["negative.prompt_emb"] == units["prompt_emb"] == "encode_prompt"
-
-
-def test_values_that_the_index_does_not_cover_are_counted_as_their_own(
-    place: Place, tmp_path: Path
-) -> None:
-    """A run that ended before it wrote the index leaves the values of other rows beside it,
-    without a plan.
-    """
-    place.fill()
-    before = listing(place.cache)
-    index, plans = place.cache / "index", place.cache / "plans"
-    for folder in (index, plans):
-        shutil.copytree(folder, tmp_path / folder.name)
-    write_rows(
-        place.data, [{**row, "prompt": f"other {row['prompt']}"} for row in place.rows]
-    )
-    place.fill()
-    for folder in (index, plans):
-        shutil.rmtree(folder)
-        shutil.copytree(tmp_path / folder.name, folder)
-    write_rows(place.data, place.rows)
-    assert all(len(part) for part in FeatureCache.open(place.cache).parts)
-    found = listing(place.cache)
-    assert found["plans"] == before["plans"]
-    assert found["units"] == before["units"]
-    assert found["used_by_no_plan"]["values"] == found["values"] - before["values"] > 0
-    prune(place.cache, [], True, None)
-    assert listing(place.cache)["values"] == before["values"]
-    verify(place.cache)
-    place.stored()
 
 
 def test_it_is_written_for_people(shared_place: Place) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import StateError, SystemFault
+from dstrain import Pipeline, StateError, SystemFault
 from dstrain.cache import FeatureCache, read_record
 from dstrain.cli.main import main
+from dstrain.errors import DstrainError, Interrupted, OutOfMemory
 from dstrain.runs import repair, verify
 
 from tests.support.caching_project import plain
@@ -51,8 +52,8 @@ def damage(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def mended(folder: Path) -> None:
-    verify(folder, partial(repair, folder, places={}))
+def mended(folder: Path, **places: Path) -> None:
+    verify(folder, partial(repair, folder, places=places))
 
 
 def advised(error: StateError) -> list[str]:
@@ -108,6 +109,19 @@ def test_without_the_dataset_the_command_to_run_is_named(
     assert main(advised(caught.value)) == 0
     verify(cache)
     assert values(cache) == values(here / "whole")
+
+
+@pytest.mark.parametrize("end", [Interrupted, OutOfMemory])
+def test_what_ends_any_run_ends_a_repair(
+    end: type[DstrainError], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: Any) -> None:
+        raise end("here", "ended")
+
+    damage(only(cache, "shards/*"), -3)
+    monkeypatch.setattr(Pipeline, "from_found", ended)
+    with pytest.raises(end):
+        mended(cache)
 
 
 @pytest.mark.parametrize("name", ["shards/model.safetensors", "digests.npy"])
@@ -235,6 +249,10 @@ def test_each_of_two_datasets_is_computed_again_with_and_without_the_other(
     plans = sorted(cache.glob("plans/*.json"))
     for path in (cache / "shards").iterdir():
         damage(path, 50)
-    mended(cache)
+    if has_first:  # and is elsewhere now
+        moved = (two_datasets / "data").rename(two_datasets / "moved")
+        mended(cache, dataset_base_path=moved)
+    else:
+        mended(cache)
     verify(cache)
     assert {*plans} <= {*cache.glob("plans/*.json")}

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import torch
 from dstrain import Frames, StateError, UsageError
-from dstrain.runs import Wanted, show
+from dstrain.runs import Wanted, as_lines, listing, show
 from PIL import Image
 from torch import Tensor
 
 from tests.support import family
 from tests.support.caching_project import Place
+from tests.support.family import write_data
 from tests.support.runs import CAPTIONS, opened, project, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -190,6 +191,19 @@ def test_images_of_the_cache_are_shown_where_latents_cannot_be_decoded(
     page = page_of(shared_place.cache, tmp_path / "x.html")
     assert len(page.notes) == 1
     assert [len(card.images) for card in page.cards] == [1] * 4
+
+
+def test_of_two_datasets_the_one_that_is_trained_on_is_shown(
+    here: Path, tmp_path: Path
+) -> None:
+    write_data(tmp_path / "second", ("an owl",))
+    flags = {"validation_dataset_base_path": tmp_path / "second"}
+    train(here, task="sft:data_process", feature_cache=tmp_path / "cache", **flags)
+    page = page_of(tmp_path / "cache", tmp_path / "x.html")
+    assert [card.caption for card in page.cards] == list(CAPTIONS)
+    listed = listing(tmp_path / "cache")
+    assert [plan["use"] for plan in listed["plans"]] == ["", "validation"]
+    assert "sft (validation)" in as_lines(listed)
 
 
 class Video(TypedDict):

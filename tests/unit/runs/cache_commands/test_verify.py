@@ -85,23 +85,14 @@ def test_a_changed_byte_is_named_with_its_file(
 def test_a_missing_shard_makes_the_plan_incomplete(
     place: Place, capsys: Printed
 ) -> None:
-    for path in place.shards:
-        path.unlink()
-    ((path, what),) = problems(place.cache, capsys).items()
-    assert path == place.plans[0]
-    assert "4 of 4 samples" in what
-
-
-def test_samples_that_lack_one_of_their_values_are_counted(
-    place: Place, capsys: Printed
-) -> None:
-    before = set(place.shards)
+    before = {*place.shards, *place.plans}
     noise_image(9).save(place.data / "9.png")
     write_rows(place.data, [*place.rows, {**place.rows[0], "image": "9.png"}])
     place.fill()
-    (added,) = set(place.shards) - before
-    added.unlink()
-    (what,) = problems(place.cache, capsys).values()
+    (shard,) = set(place.shards) - before
+    shard.unlink()
+    ((path, what),) = problems(place.cache, capsys).items()
+    assert {path} == set(place.plans) - before
     assert "1 of 5 samples" in what
 
 
@@ -169,6 +160,9 @@ def test_what_stage_1_stored_is_what_is_computed(here: Path, capsys: Printed) ->
     recompute(here / "whole", 4, 0, [], {})
     printed = capsys.readouterr().out
     assert "4 of 6 samples" in printed and "12 of 12 values" in printed
+    with pytest.raises(UsageError) as caught:
+        recompute(here / "whole", 4, 0, ["x"], {})
+    assert caught.value.where == "--plan"
 
 
 Change = Callable[[Tensor], Any]

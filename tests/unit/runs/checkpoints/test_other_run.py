@@ -216,16 +216,19 @@ def test_the_captions_that_were_written_since_are_named(tmp_path: Path) -> None:
     (tmp_path / "data/metadata.json").unlink()
     for number in range(6):
         (tmp_path / f"data/{number}.txt").write_text("a dog")
-    train(tmp_path, max_steps=1)
+    entry = json.dumps({"dataset_base_path": str(tmp_path / "data")})
+    flags: dict[str, Any] = {"dataset_base_path": None, "dataset": (entry,)}
+    train(tmp_path, max_steps=1, **flags)
     for path in (tmp_path / "data").iterdir():
         os.utime(path, (1, 1))
-    train(tmp_path, max_steps=2, resume="auto")
-    found = first_difference(tmp_path, max_steps=3, default_caption="a cat")
+    train(tmp_path, max_steps=2, resume="auto", **flags)
+    captioned = {**flags, "default_caption": "a cat"}
+    found = first_difference(tmp_path, max_steps=3, **captioned)
     assert found == "--default_caption: saved not given, this run a cat"
     (tmp_path / "data/3.txt").write_text("a cat")
     os.utime(tmp_path / "data/3.txt", (2**32, 2**32))
     with pytest.raises(StateError, match=rf"since: {tmp_path}/data/3.txt\n") as caught:
-        train(tmp_path, max_steps=3, resume="auto")
+        train(tmp_path, max_steps=3, resume="auto", **flags)
     assert caught.value.where == "--resume"
 
 

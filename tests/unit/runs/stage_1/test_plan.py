@@ -77,6 +77,7 @@ def test_the_flags_of_stage_1_are_recorded_with_absolute_paths(
     )
     given = {
         "dataset_root": (Path("."),),
+        "dataset": (json.dumps({"dataset_base_path": "data", "repeats": 2}),),
         "model_paths": json.dumps([dit, encoder[0], vae]),
         "family_options": {"tokenizer_path": "model/tokenizer"},
         "offload_models": f"{vae[0]},text_encoder",
@@ -89,6 +90,8 @@ def test_the_flags_of_stage_1_are_recorded_with_absolute_paths(
         [f"{tmp_path}/{path}" for path in dit],
         *(f"{tmp_path}/{path}" for path in (*encoder, *vae)),
     ]
+    (dataset,) = map(json.loads, found.pop("dataset"))
+    assert dataset == {"dataset_base_path": f"{tmp_path}/data", "repeats": 2}
     found.pop("max_steps", None)
     assert found == {
         "model": "tiny",

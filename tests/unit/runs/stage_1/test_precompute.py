@@ -49,21 +49,13 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_each_different_input_is_computed_once_and_what_nobody_needs_never(
-    place: Place,
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # There is no file of the denoiser.
     assert not list(place.folder.rglob("dit*"))
+    monkeypatch.setattr("dstrain.runs.stage_1.keyed_samples.BATCH_ROWS", 3)
     assert place.fill() == ALL  # 4 images; 3 prompts in 4 rows; unit `idle` not at all
     assert place.fill() == Counter()
-
-
-def test_one_prompt_in_many_rows_is_one_entry(place: Place) -> None:
-    rows = [{"image": "0.png", "prompt": "the same"} for _ in range(50)]
-    write_rows(place.data, rows)
-    assert place.fill() == {"encode_prompt": 1, "describe": 1, "encode_image": 1}
-    assert len(place.stored().rows) == 50
-    # One entry per value: an embedding, 3 of the text, 2 of the image.
-    assert len(place.stored().cache) == 6
 
 
 def test_what_is_stored_is_what_an_unsplit_run_computes(place: Place) -> None:
@@ -126,28 +118,6 @@ def test_the_negative_branch_is_stored_only_for_a_task_that_asks_for_it(
     assert place.values(GUIDED)[0]["negative.title"] == ("str", "Blurry")
 
 
-def test_a_sample_takes_little_more_than_the_tensors_that_cross(place: Place) -> None:
-    """Latents are a view of ten times as much."""
-    for row in range(4):
-        noise_image(row, branch=96).save(place.data / f"{row}.png")
-    place.fill()
-    latents = 4 * 4 * 96 * 96 * 4
-    on_disk = sum(path.stat().st_size for path in (*place.shards, *place.plans))
-    assert latents < on_disk <= 1.1 * latents
-
-
-def test_a_new_version_of_a_unit_is_computed_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.fill()
-    for versions, computed in (
-        ({"describe": 2}, {"describe": 3}),
-        ({"describe": 2, "idle": 2}, {}),
-    ):
-        monkeypatch.setattr(caching_family, "VERSIONS", versions)
-        assert place.fill() == computed
-
-
 def test_what_is_new_is_work_of_the_first_row_that_needs_it(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +177,20 @@ def test_a_cache_that_another_process_fills_is_refused_naming_it(place: Place) -
         place.fill()
 
 
+def test_a_damaged_plan_is_refused_before_anything_is_computed(place: Place) -> None:
+    """And after marks of processes that died were removed."""
+    place.fill()
+    mark = place.cache / ".reading-node-7-0123abcd.json"
+    mark.touch()
+    os.utime(mark, (1, 1))
+    place.plans[0].write_bytes(b"{}")
+    noise_image(9).save(place.data / "0.png")
+    with pytest.raises(StateError) as caught:
+        place.fill()
+    assert caught.value.where == str(place.plans[0])
+    assert runs() == {} and not mark.exists()
+
+
 def test_a_cache_can_be_read_while_it_is_filled(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +211,19 @@ def test_a_cache_can_be_read_while_it_is_filled(
     write_rows(place.folder / "new", [{"image": "0.png", "prompt": "new"}])
     place.fill(dataset_metadata_path=place.folder / "new/metadata.csv")
     assert seen == [want, want]
+
+
+def test_samples_with_several_images_have_the_size_of_the_largest(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    noise_image(9, branch=64).save(place.data / "9.png")
+    lists = ["0.png", "1.png"], ["0.png", "9.png"]
+    rows = [{**row, "references": lists[row["image"] == "0.png"]} for row in place.rows]
+    write_rows(place.data, rows)
+    place.fill()
+    found = [line.strip().partition(",")[0] for line in caplog.messages]
+    assert {"64 x 64: 1 sample", "32 x 32: 3 samples"} <= {*found}
 
 
 def test_a_secret_in_a_row_of_either_dataset_is_refused(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import UsageError
+from dstrain import StateError, UsageError
 from dstrain.plugin import Column
-from dstrain.runs import data_process
+from dstrain.runs import Setup, data_process, verify
 from dstrain.storage import BAD_SAMPLES, file_memory, hashing, temporary
 
 from tests.support import family
@@ -164,30 +164,26 @@ def test_a_change_ends_it(
     assert reads_rows(place)
 
 
-@pytest.mark.parametrize(
-    ("name", "secret", "written"),
-    [
-        ("metadata.csv", 'say "a word"', 'say ""a word""'),
-        ("metadata.json", 'say "a word"', r"say \"a word\""),
-        ("metadata.json", "one/two/three", r"one\/two\/three"),
-        ("metadata.json", "a wörd or two", r"a w\u00f6rd or two"),
-        ("0.txt", "some words", "some words"),
-    ],
-)
+ROW = '[{"image": "0.png", "prompt": "%s"}]'
+WRITTEN = [
+    ("metadata.csv", 'say "a word"', 'image,prompt\n0.png,"say ""a word"""\n'),
+    ("metadata.json", 'say "a word"', ROW % r"say \"a word\""),
+    ("metadata.json", "one/two/three", ROW % r"one\/two\/three"),
+    ("metadata.json", "a wörd or two", ROW % r"a w\u00f6rd or two"),
+    ("0.txt", "some words", "some words"),
+]
+
+
+@pytest.mark.parametrize(("name", "secret", "text"), WRITTEN)
 def test_a_secret_is_seen_in_whatever_way_it_is_written(
-    name: str, secret: str, written: str, place: Place, monkeypatch: pytest.MonkeyPatch
+    name: str, secret: str, text: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = place.folder / "told"
     folder.mkdir()
     shutil.copy(place.data / "0.png", folder)
-    table = {
-        ".csv": f'image,prompt\n0.png,"{written}"\n',
-        ".json": f'[{{"image": "0.png", "prompt": "{written}"}}]',
-    }
-    (folder / name).write_text(table.get(Path(name).suffix, written))
-    # The second of two.
+    (folder / name).write_text(text)
     given = {"dataset_base_path": str(folder)}
-    for flags in (given, {"dataset": (json.dumps(given),)}):
+    for flags in (given, {"dataset": (json.dumps(given),)}):  # alone, and the second
         monkeypatch.delenv("HF_TOKEN", raising=False)
         place.fill(**flags)
         assert not reads_rows(place, **flags)
@@ -210,6 +206,33 @@ def test_other_flags_end_it_but_not_a_recipe_that_sets_the_same(
     place: Place, flags: dict[str, Any]
 ) -> None:
     assert reads_rows(place, **flags) == ("recipe" not in flags)
+
+
+def test_other_versions_of_libraries_end_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {**place.setup().versions, "torch": "0.1"}
+    monkeypatch.setattr(Setup, "versions", others)
+    assert reads_rows(place)
+
+
+@pytest.mark.usefixtures("tiny", "settled")
+def test_values_of_a_preview_that_are_gone_are_named_and_computed_again(
+    tmp_path: Path,
+) -> None:
+    project(tmp_path)
+    cache = tmp_path / "cache"
+    flags: dict[str, Any] = {"task": "sft:data_process", "feature_cache": cache}
+    train(tmp_path, **flags)
+    before = set((cache / "shards").iterdir())
+    flags["preview_prompt"] = ("an owl",)
+    train(tmp_path, **flags)
+    (added,) = set((cache / "shards").iterdir()) - before
+    added.unlink()
+    with pytest.raises(StateError):
+        verify(cache)
+    train(tmp_path, **flags)
+    verify(cache)
 
 
 def accept(text: str) -> str:
@@ -255,11 +278,13 @@ def test_an_earlier_folder_with_a_name_ends_it(place: Place, tmp_path: Path) -> 
     assert reads_rows(place, **flags)
 
 
+@pytest.mark.parametrize("of", [file_memory, hashing], ids=["rows", "the model"])
 def test_files_that_were_just_written_are_not_trusted(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch, of: Any
 ) -> None:
-    monkeypatch.setattr(file_memory, "SETTLED", 10**12)
+    monkeypatch.setattr(of, "SETTLED", 10**12)
     (place.data / "2.png").touch()
+    change_weights("vae", place)
     place.fill()
     assert reads_rows(place)
 
