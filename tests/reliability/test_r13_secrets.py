@@ -283,7 +283,7 @@ def test_a_row_with_the_value_of_a_variable_is_refused_before_it_is_stored(
     assert f"environment variable {name}" in said
     # Training in a single run stores no row.
     assert main([*words, "--output_path", "out", "--max_steps", "1"]) == 0
-    prompts = ["--preview_prompt", secret]
+    prompts = ["--preview_prompt", "a dog", f"--preview_prompt=a sign: {secret}"]
     assert main([*words, "--output_path", "new", *prompts]) == 2
     for path in set(Path().rglob("*")) - inputs:
         assert not path.is_file() or secret.encode() not in path.read_bytes()

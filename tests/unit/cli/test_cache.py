@@ -75,6 +75,7 @@ def test_what_is_exported_is_imported_with_its_plan(
     cache(*words)
     written = tar.read_bytes()
     cache(*words, code=2)
+    cache("export", place.cache, tmp_path / "no.tar", "--plan", "none", code=2)
     assert tar.read_bytes() == written
     assert "--task TASK:train" in cache("import", tar, tmp_path / "cache")
     cache("verify", tmp_path / "cache")
@@ -87,6 +88,16 @@ def test_what_would_do_nothing_in_verify_is_refused(
     place: Place, flag: str, cache: Run
 ) -> None:
     assert "--recompute" in cache("verify", place.cache, f"--{flag}", "3", code=2)
+    if flag in ("seed", "plan"):
+        cache("verify", place.cache, "--repair", f"--{flag}", "3", code=2)
+
+
+def test_verify_recomputes_the_plan_that_is_named_with_the_model_that_is_named(
+    place: Place, cache: Run
+) -> None:
+    for given in ("--plan", "none"), ("--model_paths", "gone"):
+        said = cache("verify", place.cache, "--recompute", "1", *given, code=2)
+        assert f"error: {given[0]}: " in said
 
 
 def test_show_takes_rows_and_ranges_of_them(
@@ -96,6 +107,9 @@ def test_show_takes_rows_and_ranges_of_them(
     for wrong in ("a", "1-", "-1", "1,,2", ""):
         assert "--rows: " in cache(*words, wrong, code=2)
     assert "--limit: " in cache(*words, "0", "--limit", "0", code=2)
+    cache(*words, "0", "--plan", "none", code=2)
+    assert "2 samples" in cache(*words, "0-3", "--limit", "2")
+    (tmp_path / "x.html").unlink()
     assert "3 samples" in cache(*words, "0-1,3")
     assert (tmp_path / "x.html").read_text().count("<figure>") == 3
 

@@ -256,6 +256,8 @@ def test_a_plugin_adds_a_command(fake_plugin: Install, capsys: Printed) -> None:
     said = capsys.readouterr()
     assert said.out == "HI\n"
     assert "extra-gone" in said.err
+    assert main(["shuot", "hi"]) == 2
+    assert "'shout'" in capsys.readouterr().err
     assert main(["shout", "-h"]) == 0
     assert "Shout." in capsys.readouterr().out
     assert main(["-p", "no:shouting", "shout", "hi"]) == 2

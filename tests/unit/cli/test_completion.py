@@ -75,12 +75,14 @@ def test_families_variants_ids_and_the_familys_options_are_completed(
     assert completed("generate", "--model", "sh") == ["shady"]
     assert completed("--model", "shady", "--variant", "") == ["base", "edit"]
     assert completed("toy", "--model", "shady", "--variant", "e") == ["edit"]
+    assert completed("models", "shady", "--variant=e") == ["edit"]
     assert completed("--model_id", "Some/") == ["Some/Model"]
     assert lines("--model", "flux", "--model_id", "Some/") == ["file,Some/"]
     for named in ("--model", "shady"), ("--model_id", "Some/Model"):
         assert completed(*named, "--shade_") == ["--shade_path"]
     assert completed("--shade") == []
     assert completed("-p", "no:sh") == ["no:shady"]
+    assert completed("-p", "no:to") == ["no:tools"]
 
 
 @pytest.mark.usefixtures("shady")
@@ -110,7 +112,7 @@ def test_recipes_goals_cards_and_optimizers_are_completed(completed: Complete) -
     cards = completed("recipes", "--card", "")
     assert cards == sorted(cards, key=lambda card: int(card.removesuffix("GB")))
     assert {"16GB", "80GB"} <= {*cards}
-    assert completed("recipes", "--card", "24") == ["24GB"]
+    assert completed("recipes", "--card", "24g") == ["24GB"]
     assert completed("recipes", "--model", "qw") == ["qwen_image"]
     assert completed("export", "--model", "qw") == ["qwen_image"]
     assert completed("--optimizer", "ad") == [

@@ -131,7 +131,10 @@ def family_source(family_source: Source) -> Source:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML), ("a.json", JSON)],
+    [
+        *(("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML), ("a.json", JSON)),
+        ("a.toml", f"\ufeff{TOML}"),
+    ],
 )
 def test_a_file_is_the_command_line_it_stands_for(
     here: Path, runs: list[TrainConfig], name: str, text: str
@@ -164,6 +167,7 @@ def test_a_path_may_begin_at_home(
     monkeypatch.setenv("HOME", "/home/you")
     text = """
         model = "faky"
+        model_id = "~/model"
         model_paths = '["~/a.safetensors", ["~/b.safetensors"]]'
         tokenizer_path = "~/tokenizer"
         output_path = "~/out"
@@ -178,7 +182,10 @@ def test_a_path_may_begin_at_home(
     assert config.model_paths == (
         '["/home/you/a.safetensors", ["/home/you/b.safetensors"]]'
     )
-    assert config.output_path == Path("/home/you/out")
+    assert (config.model_id, config.output_path) == (
+        "/home/you/model",
+        Path("/home/you/out"),
+    )
     assert config.family_options == {"tokenizer_path": "/home/you/tokenizer"}
     assert config.preset_lora_path == Path("~/lora.safetensors")
     assert config.preview_prompt == ("~/a wave",)
@@ -187,6 +194,17 @@ def test_a_path_may_begin_at_home(
     write_resolved(here / "b.json", replace(config, output_path=Path("~/out")), {})
     assert main(["--config", "b.json"]) == 0
     assert runs[1].output_path == Path("~/out")
+
+
+def test_a_toy_that_is_typed_replaces_the_files_of_a_file_and_nothing_else(
+    here: Path, runs: list[TrainConfig]
+) -> None:
+    files = 'model_id = "a"\nhub = "modelscope"\ntokenizer_path = "here"\n'
+    kept = 'model = "faky"\nbare = true\narea = 64\nblocks_to_swap = 9\n'
+    (here / "a.toml").write_text(files + kept)
+    assert main(["--config", "a.toml", *BASE[2:]]) == 0
+    options = {"bare": "True", "area": "64"}
+    assert runs == [toy_config(blocks_to_swap=1, family_options=options)]
 
 
 def test_the_command_line_wins(here: Path, runs: list[TrainConfig]) -> None:

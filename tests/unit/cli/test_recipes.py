@@ -95,7 +95,7 @@ def test_the_file_of_a_recipe_can_be_tried_with_a_toy(
 ) -> None:
     text = shown(f"show {EDIT}")
     Path("rec.toml").write_text(text)
-    Path("id.toml").write_text(f"model_id = '{tomllib.loads(text)['model_id']}'")
+    Path("id.toml").write_text(f"model_id = '{tomllib.loads(text)['model_id']}@v1'")
     assert "--toy" in text
     assert train(f"--recipe {EDIT} --toy") == 0
     capsys.readouterr()
@@ -152,7 +152,7 @@ REFUSED = {
     "recipes show qwen-image-stile-24gb": "recipes show: 'qwen-image-style-24gb'",
     "recipes nothing": "recipes: `dstrain recipes`",
     "recipes --card big": "--card: 24GB",
-    "recipes --model wan --card 2GB": "--card: 2GB",
+    "recipes --model wan --card 2GB": "--card: 2GB 12GB",
     "recipes --model flux --goal stile": "--goal: 'stile' character, edit, 'style'",
     "recipes --model wan --goal edit": "--goal: motion, --goal edit",
     "recipes --family wan": "--family: --model",
@@ -161,6 +161,8 @@ REFUSED = {
     "recipes show wan": "recipes show: 'wan'",
     "recipes show wan-character-CARD": f"recipes show: {NAME}",
     f"recipes --card 24GB show {NAME}": "--card:",
+    f"recipes --model wan show {NAME}": "--model:",
+    f"recipes --goal motion show {NAME}": "--goal:",
     f"recipes --json show {NAME}": "--json:",
 }
 """A command -> the place of the error, then what it must name."""
@@ -214,7 +216,8 @@ def test_a_dataset_of_another_kind_is_answered_with_the_recipes_own(
 def test_full_training_is_answered_with_the_command_that_does_it(
     runs: list[TrainConfig], capsys: Printed
 ) -> None:
-    assert train(f"--recipe {NAME} --trainable_models dit,vae --seed 7") == 2
+    own = "--tokenizer_path here -p no:tools"
+    assert train(f"--recipe {NAME} --trainable_models dit,vae --seed 7 {own}") == 2
     error, line, *_ = capsys.readouterr().err.splitlines()
     assert error.startswith("dstrain: error: --trainable_models: ")
     assert NAME in error
@@ -224,7 +227,12 @@ def test_full_training_is_answered_with_the_command_that_does_it(
     assert (config.quant_options, config.blocks_to_swap) == (None, None)
     assert (config.model_id, config.variant) == ("Wan-AI/Wan2.1-T2V-14B", "t2v")
     assert (config.num_frames, config.seed, config.max_steps) == (1, 7, 2000)
+    assert config.family_options == {"tokenizer_path": "here"}
+    assert config.disabled_plugins == ("tools",)
     assert (config.learning_rate, config.recipe) == (1e-5, "")
+    typed = "--trainable_models dit --learning_rate 3e-5"
+    assert train(f"--recipe {NAME} {typed}") == 2
+    assert "--learning_rate 3e-05" in capsys.readouterr().err
 
 
 def test_the_list_has_every_family_and_goal(shown: Callable[[str], str]) -> None:
@@ -259,7 +267,11 @@ def test_a_card_has_the_recipe_of_each_goal_that_makes_the_most_of_it(
     shown: Callable[[str], str],
 ) -> None:
     said = shown("--model flux --card 20GB").splitlines()
-    names = [line.split()[0] for line in said[1 : said.index("")]]
+    rows = [line.split() for line in said[1 : said.index("")]]
+    names = [row[0] for row in rows]
+    every = {one.name: one for one in recipes_of(load_family("flux"))}
+    for name, peak, *_ in rows:
+        assert float(peak) == max(float(one.split()[0]) for one in every[name].peaks)
     assert {"flux-style-16gb", "flux-character-16gb", "flux-edit-16gb"} <= {*names}
     assert all(name.endswith("-16gb") for name in names)
     assert len(names) == len({*names})
@@ -287,7 +299,8 @@ def test_what_is_shown_is_a_file_with_a_reason_above_each_line(
             assert not above.startswith("# ----")
     for one in RECIPE.sources.values():
         assert f"#     {one.url}" in lines
-    assert RECIPE.peaks[1] in said
+    encoding, training = map(said.index, RECIPE.peaks)
+    assert encoding < training
     for example in ('output_path = "out"', 'trigger_word = "ohwx"'):
         assert f"# {example}" in lines
 

@@ -31,7 +31,7 @@ def test_each_table_has_its_own_options_and_the_others_of_the_run() -> None:
         max_pixels=4096,
         dataset=(
             entry(repeats=3, resolution=512, caption_dropout="0.1", flip="false"),
-            entry(**{"loss-weight": 2, "column": ["prompt=text"], "keep_tags": "2"}),
+            entry(**{"loss-weight": 0.5, "column": "prompt=text", "keep_tags": "2"}),
         ),
     )
     first, second, third = datasets_of(config)
@@ -42,7 +42,7 @@ def test_each_table_has_its_own_options_and_the_others_of_the_run() -> None:
     assert (own.resolution, own.caption_dropout, own.flip) == ("512", 0.1, False)
     # The metadata of one dataset is that of no other.
     assert (own.dataset_metadata_path, own.max_pixels) == (None, 4096)
-    assert (third.repeats, third.loss_weight) == (1, 2.0)
+    assert (third.repeats, third.loss_weight) == (1, 0.5)
     assert (third.config.column, third.config.keep_tags) == (("prompt=text",), 2)
     assert third.config.flip
 
@@ -96,6 +96,8 @@ def test_a_dataset_may_have_several_numbers_of_frames(
         (entry(repeats="two"), "repeats", "'two'"),
         (entry(loss_weight=-1), "loss_weight", "0.0"),
         (entry(flip=1), "flip", "bool"),
+        (entry(resolution=True), "resolution", "str"),
+        (entry(repeats=10**6 + 1), "repeats", "1000000"),
         (entry(crops=1.5), "crops", "int"),
         (entry(frame_sampling="tail"), "frame_sampling", "head"),
         (entry(dataset_base_path=""), "dataset_base_path", "."),

@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dstrain import GenerateConfig, StateError, TrainConfig, run
@@ -32,7 +33,11 @@ CONFIG = toy_config(
     family_options={"area": "64"},
     disabled_plugins=("plugin-other",),
 )
-CHOSEN = {"model_id": "a/b", "mixed_precision": "no", "family_options": {"area": "64"}}
+CHOSEN: dict[str, Any] = {
+    **{"model_id": "a/b", "hub": "modelscope", "mixed_precision": "no"},
+    **{"tiled": True, "framewise_decoding": True, "tile_size": 64, "tile_stride": 32},
+    "family_options": {"area": "64", "bare": "True"},
+}
 """What a run used of what generation uses, too."""
 
 
@@ -68,7 +73,30 @@ def test_what_a_run_used_is_what_generation_takes_and_its_recipe_is_not(
     wanted = GenerateConfig(run=tmp_path, prompt="a", output=Path("a.png"))
     found = with_run_options(wanted)
     assert (found.model, found.fp8_models, found.seed) == ("m", "dit", 0)
-    assert {name: getattr(found, name) for name in CHOSEN} == CHOSEN
+    tiles = {"tiled": False, "tile_size": None, "tile_stride": None}
+    given: dict[str, Any]
+    for given, left in (
+        ({}, {}),
+        ({"mixed_precision": "bf16"}, {}),
+        ({"toy": True}, {"model_id": None, "hub": None}),
+        ({"model_paths": '["a"]'}, {"model_id": None, "hub": None}),
+        ({"framewise_decoding": True}, tiles),
+        ({"tile_size": 128}, {"tile_stride": None}),
+        ({"tile_stride": 16}, {"tile_size": None}),
+        ({"family_options": {"area": "32"}}, {}),
+    ):
+        found = with_run_options(replace(wanted, **given))
+        options = {**CHOSEN["family_options"], **given.get("family_options", {})}
+        expected = {**CHOSEN, **left, **given, "family_options": options}
+        assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_configuration_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / PLACE).parent.mkdir()
+    (tmp_path / PLACE).write_text(text)
+    with pytest.raises(StateError, match=PLACE):
+        read_resolved(tmp_path)
 
 
 def test_options_of_one_start_are_not_in_the_file(tmp_path: Path) -> None:

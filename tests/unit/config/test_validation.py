@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dstrain import GenerateConfig, UsageError
-from dstrain.config import LoraFile, validate
+from dstrain.config import LoraFile, dataset_flags, validate
 
 from tests.support.command_lines import toy_config
 
@@ -32,6 +32,19 @@ GIVEN: tuple[dict[str, Any], ...] = (
     {"mask_column": "mask", "unmasked_weight": 0.9},
     {"alpha_mask": True},
     {"preview_prompt": ("a sign that says hf_abcdefghijklmnopqrstu",)},
+    {"tiled": True, "tile_size": 64, "tile_stride": 64},
+    {"resolution": "64", "bucket_min_side": 64, "bucket_max_side": 64},
+    {"dataset_base_path": None, "dataset": {"dataset_base_path": "a"}},
+    {
+        "unmasked_weight": 0.5,
+        "dataset": (
+            {"dataset_base_path": "a", "alpha_mask": True},
+            {"dataset_base_path": "b"},
+        ),
+    },
+    {"lora_rank": 2**15},
+    {"lora_type": "dora", "lora_dropout": 0.1},
+    {"validation_split": 0.1, "validation_steps": 2},
 )
 
 
@@ -56,6 +69,8 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("resolution", "--max_pixels", {"resolution": "512", "max_pixels": 99}),
     ("bucket_step", "--resolution", {"bucket_step": 64}),
     ("bucket_upscale", "--resolution", {"bucket_upscale": True}),
+    ("bucket_min_side", "--resolution", {"bucket_min_side": 64}),
+    ("bucket_max_side", "--resolution", {"bucket_max_side": 64}),
     ("bucket_min_side", "65", {"resolution": "64", "bucket_min_side": 65, "bucket_max_side": 64}),
     ("keep_tags", "--shuffle_tags", {"keep_tags": 1}),
     ("caption_variants", "--shuffle_tags", {"caption_variants": 4}),
@@ -99,6 +114,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("preview_steps", "--preview_prompt", {"preview_steps": 2}),
     ("preset_lora_model", "--preset_lora_path", {"preset_lora_model": "dit"}),
     ("resume", "--overwrite", {"resume": "auto", "overwrite": True}),
+    ("resume_from_checkpoint", "--overwrite", {"resume_from_checkpoint": V, "overwrite": True}),
     ("device_memory", "--dry_run", {"device_memory": "24GB"}),
     ("frame_samples", "uniform", {"frame_sampling": "uniform"}),
     ("frame_samples", "uniform", {"frame_sampling": "chunk", "frame_samples": 2}),
@@ -113,12 +129,22 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mask_column", "", {"mask_column": " "}),
     ("alpha_mask", "--mask_column", {"mask_column": "mask", "alpha_mask": True}),
     ("unmasked_weight", "--mask_column", {"unmasked_weight": 0.1}),
-    ("dataset 1: --height", "--width", {"dataset": {"dataset_base_path": "a", "height": 8}}),
+    ("lora_base_model", "", {"lora_base_model": ","}),
 )  # fmt: skip
+FOLDER = {"dataset_base_path": "a"}
+OF_A_DATASET = tuple(
+    (f"dataset 2: --{where}", named, {"dataset": (FOLDER, FOLDER | changes)})
+    for where, named, changes in REFUSED
+    if changes.keys() <= dataset_flags().keys() - {"dataset_base_path"}
+    and "caption_dropout" not in changes  # read as part of the table
+)
+"""What a dataset has of its own is refused as what the run has."""
 
 
 @pytest.mark.parametrize(
-    ("where", "named", "changes"), REFUSED, ids=lambda value: str(value)[:60]
+    ("where", "named", "changes"),
+    REFUSED + OF_A_DATASET,
+    ids=lambda value: str(value)[:60],
 )
 def test_what_contradicts_itself_is_refused_with_the_other_option(
     changes: dict[str, Any], where: str, named: str
@@ -135,7 +161,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "learning_rate": (0.0, float("nan"), float("inf"), "1e-4"),
     "caption_dropout": (1.0, -0.1),
     "unmasked_weight": (1.0, -0.1),
-    "weight_decay": (-0.1,),
+    "weight_decay": (-0.1, float("inf")),
     "max_grad_norm": (-1.0,),
     "seed": (-1, 2**63, 1.5),
     "batch_size": (True, 0),
@@ -144,7 +170,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "mixed_precision": ("fp16",),
     "dataset_num_workers": (-1,),
     "output_path": (3,),
-    "preview_prompt": (3,),
+    "preview_prompt": (["a", 3],),
     "dataset": (3,),
     "crops": (0,),
     "tile_size": (0,),
@@ -185,12 +211,15 @@ def test_a_value_that_does_not_fit_is_refused_by_its_option(name: str) -> None:
             "denoising_strength": 0.5,
         },
         {"prompt": None, "dataset": Path("p.csv"), "overwrite": True},
+        {"prompt": None, "dataset": Path("p.csv"), "seed": 3},
+        {"dataset": Path("p.csv")},
     ],
 )
 def test_generation_is_checked_too(changes: dict[str, Any]) -> None:
     lora, output = (LoraFile(Path("l")),), Path("x.png")
     good = GenerateConfig(model="m", toy=True, prompt="a", output=output, lora=lora)
     validate(good)
+    validate(dataclasses.replace(good, denoising_strength=1.0))
     with pytest.raises(UsageError):
         validate(dataclasses.replace(good, **changes))
 

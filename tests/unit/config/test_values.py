@@ -48,6 +48,7 @@ from tests.support.command_lines import toy_config
         (card_size, "24GiB", 24 * 2**30),
         (card_size, "0.5GiB", 2**29),
         (card_size, "512MiB", 2**29),
+        (card_size, "500MB", 5 * 10**8),
         (as_size, 38.06 * 2**30, "38.06 GiB"),
         (as_size, 512 * 2**20, "0.50 GiB"),
         (as_size, 50 * 2**20, "50.0 MiB"),
@@ -191,6 +192,7 @@ def test_how_weights_are_stored_is_asked_for_by_files_method_and_layers(
     [
         ("a.s", LoraFile(Path("a.s"))),
         ("a.s:0.5", LoraFile(Path("a.s"), 0.5)),
+        ("a.s:0", LoraFile(Path("a.s"), 0.0)),
         ("a:b.s", LoraFile(Path("a:b.s"))),
         ("a:b.s:-1", LoraFile(Path("a:b.s"), -1.0)),
         ("a:nan", LoraFile(Path("a:nan"))),
@@ -264,7 +266,7 @@ def test_a_script_gives_one_value_or_a_list_where_several_may_be() -> None:
         preview_prompt="a dog",
         column=["prompt=text", "image=file"],
         dataset_root=["a", Path("b")],
-        dataset=[{"dataset_base_path": "photos", "repeats": 2}],
+        dataset=[{"dataset_base_path": Path("photos"), "repeats": 2}],
         lora_target_modules=["to_q", "to_k"],
         model_id=Path("model"),
         model_paths=[Path("a.safetensors"), ("b.safetensors", "c.safetensors")],
@@ -281,6 +283,7 @@ def test_a_script_gives_one_value_or_a_list_where_several_may_be() -> None:
         ["b.safetensors", "c.safetensors"],
     ]
     assert replace(config, seed=3) == replace(config, seed=3)
+    assert toy_config(model_paths=Path("a")).model_paths == '["a"]'
 
 
 def test_a_script_writes_lora_files_and_inputs_as_on_the_command_line() -> None:
@@ -289,7 +292,7 @@ def test_a_script_writes_lora_files_and_inputs_as_on_the_command_line() -> None:
     )
     assert config.lora == (LoraFile(Path("dogs.safetensors"), 0.5),)
     assert config.input == (NamedInput("image", "a.png"),)
-    several = replace(config, lora=["a", LoraFile(Path("b"))], input=["x=1", "y=2"])
+    several = replace(config, lora=[Path("a"), LoraFile(Path("b"))], input=["x=1", "y=2"])
     assert [one.path.name for one in several.lora] == ["a", "b"]
     assert [str(one) for one in several.input] == ["x=1", "y=2"]
 
