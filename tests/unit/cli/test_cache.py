@@ -83,13 +83,14 @@ def test_what_is_exported_is_imported_with_its_plan(
     cache("import", tmp_path / "none", tmp_path / "more", code=2)
 
 
-@pytest.mark.parametrize("flag", ["model_paths", "dataset-base-path", "seed", "plan"])
+@pytest.mark.parametrize(
+    "flag", ["model_paths", "dataset-base-path", "seed", "plan", "repair --seed"]
+)
 def test_what_would_do_nothing_in_verify_is_refused(
     place: Place, flag: str, cache: Run
 ) -> None:
-    assert "--recompute" in cache("verify", place.cache, f"--{flag}", "3", code=2)
-    if flag in ("seed", "plan"):
-        cache("verify", place.cache, "--repair", f"--{flag}", "3", code=2)
+    words = f"--{flag} 3".split()
+    assert "--recompute" in cache("verify", place.cache, *words, code=2)
 
 
 def test_verify_recomputes_the_plan_that_is_named_with_the_model_that_is_named(

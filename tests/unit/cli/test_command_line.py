@@ -159,15 +159,16 @@ def test_the_familys_flags_are_in_help_and_reach_the_configuration(
     assert runs[0].family_options == {"tokenizer_path": "here"}
 
 
+@pytest.mark.parametrize("name", ["seed", "prompt", "format"])
 def test_a_family_flag_named_like_one_of_dstrain_is_refused(
-    fake_plugin: Install, family_source: Source, capsys: Printed
+    name: str, fake_plugin: Install, family_source: Source, capsys: Printed
 ) -> None:
-    source = family_source("clashy", options="(Option('seed', 'Another seed.'),)")
+    source = family_source("clashy", options=f"(Option({name!r}, 'Another.'),)")
     modules = {"clashy_record": source}
     fake_plugin("plugin-clashy", {"clashy": "clashy_record:MODEL"}, modules)
     assert main(["--model", "clashy"]) == 2
     said = capsys.readouterr().err
-    assert "plugin-clashy" in said and "--seed" in said
+    assert "plugin-clashy" in said and f"--{name}" in said
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from tests.support.command_lines import toy_config
 
 V, STORE = Path("v"), Path("store")
 SCHEDULE_FREE = "schedulefree.X"
+FOLDER: dict[str, Any] = {"dataset_base_path": "a"}
 GIVEN: tuple[dict[str, Any], ...] = (
     {},
     {"height": 512, "width": 768},
@@ -34,14 +35,8 @@ GIVEN: tuple[dict[str, Any], ...] = (
     {"preview_prompt": ("a sign that says hf_abcdefghijklmnopqrstu",)},
     {"tiled": True, "tile_size": 64, "tile_stride": 64},
     {"resolution": "64", "bucket_min_side": 64, "bucket_max_side": 64},
-    {"dataset_base_path": None, "dataset": {"dataset_base_path": "a"}},
-    {
-        "unmasked_weight": 0.5,
-        "dataset": (
-            {"dataset_base_path": "a", "alpha_mask": True},
-            {"dataset_base_path": "b"},
-        ),
-    },
+    {"dataset_base_path": None, "dataset": FOLDER},
+    {"unmasked_weight": 0.5, "dataset": (FOLDER | {"alpha_mask": True}, FOLDER)},
     {"lora_rank": 2**15},
     {"lora_type": "dora", "lora_dropout": 0.1},
     {"validation_split": 0.1, "validation_steps": 2},
@@ -131,7 +126,6 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("unmasked_weight", "--mask_column", {"unmasked_weight": 0.1}),
     ("lora_base_model", "", {"lora_base_model": ","}),
 )  # fmt: skip
-FOLDER = {"dataset_base_path": "a"}
 OF_A_DATASET = tuple(
     (f"dataset 2: --{where}", named, {"dataset": (FOLDER, FOLDER | changes)})
     for where, named, changes in REFUSED
@@ -193,6 +187,9 @@ def test_a_value_that_does_not_fit_is_refused_by_its_option(name: str) -> None:
         assert caught.value.where == f"--{name}"
 
 
+ROWS = {"prompt": None, "dataset": Path("p.csv")}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -204,15 +201,10 @@ def test_a_value_that_does_not_fit_is_refused_by_its_option(name: str) -> None:
         {"trajectory": True},
         {"denoising_strength": 0.0},
         {"denoising_strength": 1.5},
-        {
-            "dataset": Path("p.csv"),
-            "prompt": None,
-            "trajectory": True,
-            "denoising_strength": 0.5,
-        },
-        {"prompt": None, "dataset": Path("p.csv"), "overwrite": True},
-        {"prompt": None, "dataset": Path("p.csv"), "seed": 3},
-        {"dataset": Path("p.csv")},
+        {**ROWS, "trajectory": True, "denoising_strength": 0.5},
+        {**ROWS, "overwrite": True},
+        {**ROWS, "seed": 3},
+        {**ROWS, "prompt": "a"},
     ],
 )
 def test_generation_is_checked_too(changes: dict[str, Any]) -> None:

@@ -292,7 +292,9 @@ def test_a_script_writes_lora_files_and_inputs_as_on_the_command_line() -> None:
     )
     assert config.lora == (LoraFile(Path("dogs.safetensors"), 0.5),)
     assert config.input == (NamedInput("image", "a.png"),)
-    several = replace(config, lora=[Path("a"), LoraFile(Path("b"))], input=["x=1", "y=2"])
+    several = replace(
+        config, lora=[Path("a"), LoraFile(Path("b"))], input=["x=1", "y=2"]
+    )
     assert [one.path.name for one in several.lora] == ["a", "b"]
     assert [str(one) for one in several.input] == ["x=1", "y=2"]
 

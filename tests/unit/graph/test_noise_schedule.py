@@ -120,6 +120,8 @@ def test_the_shifts_are_those_of_the_formulas() -> None:
     assert exponential.mu(4096) == pytest.approx(1.15)
     middle = math.exp(0.5) / (math.exp(0.5) + 1)
     assert exponential.sigmas(2, tokens=256)[1] == pytest.approx(middle)
+    even = FlowMatchSchedule(shift=1.0)
+    assert [even.boundary_fraction(at) for at in (1000, 875, 0)] == [0.001, 0.126, 1]
 
 
 def test_the_shift_of_a_resolution_is_the_root_of_its_tokens() -> None:

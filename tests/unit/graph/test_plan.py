@@ -225,6 +225,7 @@ def test_skips_have_a_reason_and_cascade_through_required_inputs_only() -> None:
     [
         ({"input_image", "height"}, ["predict", "'prompt'", "join_prompt"]),
         ({"prompt", "height"}, ["loss", "'image'", "encode_image"]),
+        ({"height"}, ["'image'", "'prompt'"]),
     ],
 )
 def test_an_absent_required_input_is_refused_naming_reader_column_and_skipped_unit(
@@ -341,6 +342,7 @@ def test_an_input_of_the_loss_alone_is_cached() -> None:
     task = Task.of("seeded", seeded_loss)
     made = plan("dit", inputs=INPUTS | {"seed"}, task=task)
     assert made.cached_kinds["seed"] == "int"
+    assert made.used_inputs == INPUTS | {"seed"}
     with pytest.raises(UsageError, match=r"seeded_loss .*'seed'"):
         plan("dit", task=task)
 
@@ -376,6 +378,7 @@ def test_the_expert_that_is_trained_is_the_one_that_is_loaded() -> None:
     first, second = plan("dit", spec=EXPERTS), plan("dit2", spec=EXPERTS)
     assert first.components["train"] == ("dit",)
     assert second.components["train"] == ("dit2",)
+    assert plan("dit", "dit2", spec=EXPERTS).components["train"] == ("dit", "dit2")
     assert first.cached_steps == second.cached_steps
     assert first.cached_values == second.cached_values
     neither = plan("text_encoder", spec=EXPERTS).components["train"]

@@ -61,6 +61,7 @@ def hold(latents: Any, timestep: Any, noise: Any, input_image: Any) -> Any: ...
 def hold_first(latents: Any, timestep: Any, noise: Any, first_latents: Any) -> Any: ...
 def decode(latents: Tensor, prompt: str, *, vae: Any, rng: Any) -> Joined: ...
 def finish(latents: Tensor, joined: Tensor) -> Latents: ...
+def paint(latents: Tensor, input_image: Any) -> Overwritten: ...
 def decode_nothing(prompt: str) -> Joined: ...
 def loss(predict: Any, prompt_emb: Tensor) -> Tensor: ...
 def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
@@ -129,7 +130,9 @@ def test_units_that_do_not_fit_are_refused_by_name(
         ("'first_latents'", {"constrain_latents": hold_first}),
         ("latents, timestep, noise", {"constrain_latents": shape}),
         ("latents: ", {"decoders": (decode_nothing,)}),
-        ("finish: 'joined'", {"decoders": (finish, decode)}),
+        ("finish: 'joined'", {"decoders": (paint, finish)}),
+        ("<lambda>: 'rng'", {"model_fn": lambda noisy_latents, timestep, *, rng: 0}),
+        ("'rng'", {"constrain_latents": lambda latents, timestep, noise, *, rng: 0}),
         ("drawn_shape: 'rng'", {"latent_shape": drawn_shape}),
         ("cfg_inputs: 'unprompt'", {"cfg_inputs": {"prompt": "unprompt"}}),
         ("padded: 'prompt_embs'", {"padded": {"prompt_embs": 1}}),
@@ -174,13 +177,16 @@ def test_a_field_that_names_what_is_not_there_is_refused(
 
 
 def test_a_spec_whose_names_fit_is_built() -> None:
+    masks = {"mask": Column("mask", "image", of="input_image")}
+    masks["film"] = Column("film", "video")
+    masks["film_mask"] = Column("film_mask", "video", of="film")
     spec = build(
         encode_prompt,
         encode_image,
         ambient,
         constrain_latents=hold,
         decoders=[decode, finish],
-        inputs={**INPUTS, "mask": Column("mask", "image", of="input_image")},
+        inputs=INPUTS | masks,
         cfg_inputs={"prompt": "negative_prompt"},
         defaults={"prompt": "", "guidance_scale": 2.0},
     )
@@ -189,8 +195,9 @@ def test_a_spec_whose_names_fit_is_built() -> None:
     assert dict(spec.model_fn.inputs) == {"prompt_emb": True}
     assert dict(spec.constrain_latents.inputs) == {"input_image": True}
     assert dict(spec.decoders[0].inputs) == {"prompt": True}
-    assert not spec.reads_videos
-    assert build(inputs={**INPUTS, "film": Column("a", "video")}).reads_videos
+    assert spec.reads_videos and not build().reads_videos
+    start = Column("a", "image", frame="first")
+    assert build(inputs={**INPUTS, "start": start}).reads_videos
     unit = Unit(encode_prompt, version=2)
     assert build(unit).units == (unit,)
 
@@ -226,10 +233,10 @@ def test_functions_ask_for_the_expert_and_what_acts_beside_it_by_one_name() -> N
 def test_what_the_last_decoder_returns_is_what_inference_makes(
     kind: Any, layers: bool, video: bool
 ) -> None:
-    def decode(latents: Tensor) -> Any: ...
+    def last(latents: Tensor) -> Any: ...
 
-    decode.__annotations__["return"] = TypedDict("Made", {"made": kind})
-    spec = build(decoders=[decode])
+    last.__annotations__["return"] = TypedDict("Made", {"made": kind})
+    spec = build(decoders=[decode, last])
     assert (spec.makes_layers, spec.makes_video) == (layers, video)
 
 
@@ -248,8 +255,17 @@ def test_a_variant_has_no_input_that_nothing_uses() -> None:
     spec = build(cfg_inputs={"prompt": "negative_prompt"})
     with pytest.raises(UsageError, match=r"toy base: .*'input_image'"):
         spec.named("toy", "base")
-    whole = build(encode_prompt, encode_image, cfg_inputs=spec.cfg_inputs)
-    assert whole.named("toy", "base").where == "toy base"
+    height = {"height": Measured("input_image", "height")}
+    reader: dict[str, Any]
+    for reader in (
+        {"units": (encode_prompt, encode_image)},
+        {"constrain_latents": hold},
+        {"latent_shape": lambda input_image: ()},
+        {"decoders": (paint,)},
+        {"inputs": INPUTS | height, "latent_shape": lambda height: ()},
+    ):
+        whole = build(**reader, cfg_inputs=spec.cfg_inputs)
+        assert whole.named("toy", "base").where == "toy base"
 
 
 def test_what_is_given_is_converted_and_frozen() -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import pytest
 import torch
 from dstrain import Task, UsageError
-from dstrain.graph import FunctionSpec, code_of
+from dstrain.graph import code_of
 from dstrain.plugin import Column, Constant, QuantizationMethod, Unit
 from PIL.Image import Image
 from torch import Tensor
@@ -62,15 +62,6 @@ def test_incomplete_declaration_is_refused_naming_function_and_fault(
 ) -> None:
     with pytest.raises(UsageError, match=rf"\.{function.__name__}\b.*{fault}"):
         Unit(function)
-
-
-def test_given_parameters_are_no_inputs() -> None:
-    def predict(
-        noisy_latents: Tensor, timestep: Tensor, emb: Tensor, *, dit: Any
-    ) -> Tensor: ...
-
-    spec = FunctionSpec.of(predict, given=("noisy_latents", "timestep"))
-    assert dict(spec.inputs) == {"emb": True}
 
 
 def test_an_absent_optional_input_takes_the_default_and_others_are_not_passed() -> None:

@@ -36,13 +36,19 @@ def test_pipelines_that_cannot_be_imported_are_an_error_of_the_plugin(
 def test_problems_and_missing_targets_are_reported() -> None:
     assert list(MODEL.problems()) == []
     assert list(MODEL.missing_targets()) == []
-    for field, value in (("variants", "base"), ("options", ("text",)), ("api", "1")):
+    for field, value in (
+        ("variants", "base"),
+        ("options", (*MODEL.options, "text")),
+        ("api", "1"),
+    ):
         (problem,) = replace(MODEL, **{field: value}).problems()
         assert field in problem
     (problem,) = replace(MODEL, variants=()).problems()
     assert "'tiny'" in problem
-    (missing,) = replace(MODEL, toy="nowhere.at_all:write").missing_targets()
-    assert "toy, 'nowhere.at_all:write'" in missing
+    for part in ("pipelines", "components", "toy"):
+        for place in ("nowhere.at_all:write", ":write", "dstrain"):
+            (missing,) = replace(MODEL, **{part: place}).missing_targets()
+            assert f"{part}, {place!r}" in missing
 
 
 def test_mappings_of_a_record_are_frozen() -> None:
@@ -61,3 +67,9 @@ def test_known_models_are_those_listed_and_patterns_that_mean_more() -> None:
     assert MODEL.variants_of("Tiny/Other-1") == ["other"]
     known = [MODEL.knows(f"Tiny/{name}") for name in ("Tiny", "Other-1", "Third")]
     assert known == [True, True, False]
+    both = {"base": ("Tiny/B*",), "other": ("Tiny/*",)}
+    listed = replace(MODEL, model_files={"Tiny/Both": {}}, model_ids=both)
+    assert listed.known_models == {"Tiny/Both": "base, other"}
+    told = replace(MODEL, unsupported_models={"third": ("Tiny/Third",)})
+    assert told.unsupported(["a", "Tiny/Third"]) == "third"
+    assert told.knows("Tiny/Third")

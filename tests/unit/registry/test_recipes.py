@@ -34,7 +34,7 @@ tokenizer_path = { value = "here", source = "other" }
 trigger_word = { value = 'a "dog" \\ é', source = "other" }
 preview_prompt = { value = ["1", "b"], source = "other" }
 resolution = { value = "512", source = "other" }
-tiled = { value = true, source = "other" }
+tiled = { value = true, source = "other", why = "It fits." }
 
 [style.on.24GB]
 num_epochs = { value = 5, source = "paper" }
@@ -154,7 +154,7 @@ def test_a_reason_is_the_recipes_own_or_what_the_option_does(
     assert large["learning_rate"] and large["quant_options"]
     assert large["num_epochs"] == ""
     small = {one.option: one.reason for one in recipes["style-16gb"].settings}
-    assert small["num_epochs"] == "It is short."
+    assert (small["num_epochs"], small["tiled"]) == ("It is short.", "It fits.")
 
 
 def test_a_selection_takes_the_most_of_a_card(recipes: dict[str, Recipe]) -> None:
@@ -199,6 +199,8 @@ def test_a_recipe_is_shown_as_a_file_in_which_values_without_a_source_are_marked
 WRONG: dict[tuple[str, str], str] = {
     ("num_epochs", "num_epoch"): r"goals.toml: \[style\] num_epoch: .*'num_epochs'",
     (', source = "paper" }\nnum', " }\nnum"): r"\[style\] learning_rate",
+    ('5, source = "paper"', "5"): r"\[style\] num_epochs",
+    ("lora_rank", "lora_rnk"): r"\[style\] lora_rnk: .*'lora_rank'",
     ('source = "other"', 'source = "others"'): r"\[style\] tokenizer_path",
     ('like = "style"', 'like = "stile"'): r"\[motion\] .*'stile', .*'style'",
     ('{ value = "base" }', "{}"): r"\[style\]: .*value",
