@@ -200,7 +200,7 @@ WRONG: dict[tuple[str, str], str] = {
     ("num_epochs", "num_epoch"): r"goals.toml: \[style\] num_epoch: .*'num_epochs'",
     (', source = "paper" }\nnum', " }\nnum"): r"\[style\] learning_rate",
     ('5, source = "paper"', "5"): r"\[style\] num_epochs",
-    ("lora_rank", "lora_rnk"): r"\[style\] lora_rnk: .*'lora_rank'",
+    ("lora_rank", "lora_rnk"): r"goals.toml: \[style\] lora_rnk: .*'lora_rank'",
     ('source = "other"', 'source = "others"'): r"\[style\] tokenizer_path",
     ('like = "style"', 'like = "stile"'): r"\[motion\] .*'stile', .*'style'",
     ('{ value = "base" }', "{}"): r"\[style\]: .*value",
