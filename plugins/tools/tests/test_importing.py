@@ -40,6 +40,8 @@ CASES = {
     "diffsynth_wan.sh": "wan t2v-a14b",
 }
 """Example -> the family and the variant that it trains."""
+OPTIONS = json.loads(Path(__file__).with_name("imported.json").read_text())
+"""Example -> what is written; paths are relative to the project."""
 FIRST = {"diffsynth_wan.sh": ("--command", "1")}
 """Of two commands in a script the first."""
 TRAINED = (
@@ -99,7 +101,10 @@ def test_the_written_file_lacks_the_models_files_alone(
     imported: Import,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    imported(example, *FIRST.get(example, ()))
+    options = imported(example, *FIRST.get(example, ())).options
+    assert (
+        json.loads(json.dumps(options).replace(f"{project}/", "")) == OPTIONS[example]
+    )
     assert main(["graph", "--config", "run.toml"]) == 0
     assert capsys.readouterr().out.startswith(f"{CASES[example]}, task sft")
     assert main(["--config", "run.toml"]) == 3
