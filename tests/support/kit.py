@@ -2,6 +2,7 @@
 kit on them.
 """
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -210,6 +211,9 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
 """What a test of the kit is called -> changes to the template that this test, perhaps
 among others, must see.
 """
+
+OTHERS = json.loads(Path(__file__).with_name("breaches.json").read_text())
+"""What a test is called, and changes that it must see for another of its reasons."""
 
 
 @dataclass

@@ -17,10 +17,10 @@ QWEN = "python qwen_image_train_network.py --network_module networks.lora_qwen_i
 SCRIPTS = {"wan": WAN, "flux": FLUX, "qwen": QWEN}
 VALUES = json.loads(Path(__file__).with_name("values.json").read_text())
 """Script -> flags of a command -> our options; null for one that is not written. Without a
-flag there are defaults that change numbers. Below "dataset" are tables of musubi-tuner.
+flag there are defaults that change numbers. Below "dataset" are tables of musubi-tuner, below
+"jobs" changes as below.
 """
 GIVEN = [(script, flags) for script in SCRIPTS for flags in VALUES[script]]
-WAN22 = {"name_or_path": "my/files", "arch": "wan22_14b", "is_flux": False}
 LOKR = {"lokr_full_rank": True, "linear": 16}
 JOBS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
@@ -52,61 +52,7 @@ JOBS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         },
         {"shuffle_tags": None, "keep_tags": None},
     ),
-    (
-        {"network": {"type": "loha", "dropout": 0}},
-        {"lora_type": None, "lora_dropout": None},
-    ),
-    (
-        {"network": {"type": "dora", "dropout": 0.2}},
-        {"lora_type": "dora", "lora_dropout": 0.2},
-    ),
-    ({"model": {"qtype": "uint3"}}, {"quant_options": "dit:bitsandbytes_nf4"}),
-    (
-        {"model": {"quantize": False, "quantize_te": True, "qtype_te": "qint8"}},
-        {"quant_options": "text_encoder_2:int8_block"},
-    ),
-    ({"train": {"ema_config": {"use_ema": True}}}, {"ema_decay": 0.999}),
-    (
-        {"train": {"ema_config": {"use_ema": False, "ema_decay": 0.9}}},
-        {"ema_decay": None},
-    ),
-    (
-        {"dataset": {"folder_path": "photos", "mask_min_value": 0.2}},
-        {"unmasked_weight": None},
-    ),
-    (
-        {
-            "dataset": {
-                "folder_path": "photos",
-                "alpha_mask": True,
-                "mask_min_value": 0.2,
-            }
-        },
-        {"alpha_mask": True, "unmasked_weight": 0.2},
-    ),
-    ({"dataset": {"folder_path": "photos", "num_frames": 33}}, {"num_frames": None}),
-    (
-        {"model": {**WAN22, "model_kwargs": {"train_low_noise": True}}},
-        {"lora_base_model": "dit2", "quant_options": "dit2:fp8", "num_frames": 1},
-    ),
-    (
-        {"model": {**WAN22, "model_kwargs": {"train_high_noise": True}}},
-        {"lora_base_model": "dit", "quant_options": "dit:fp8"},
-    ),
-    (
-        {"model": {"name_or_path": "my/schnell"}},
-        {"model_id": "black-forest-labs/FLUX.1-schnell"},
-    ),
-    ({"logging": {"use_wandb": False}}, {"report_to": None, "wandb_project": None}),
-    (
-        {"train": {"timestep_type": "shift"}},
-        {"timestep_sampling": "shifted", "loss_weighting": "none"},
-    ),
-    (
-        {"train": {"disable_sampling": True}},
-        {"preview_prompt": None, "preview_steps": None},
-    ),
-    ({"sample": {"sample_every": 0}}, {"preview_steps": None}),
+    *VALUES["jobs"],
 ]
 """Changes to the process of a job of ai-toolkit -> our options."""
 

@@ -2,6 +2,7 @@
 has a breach that it sees.
 """
 
+import inspect
 import json
 import re
 import shutil
@@ -11,10 +12,12 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from dstrain.registry import load_family
 from dstrain.testing import Conformance, LoraFiles
+from dstrain.testing.family_under_test import FamilyUnderTest
 
 from tests.support.forks import run_python
-from tests.support.kit import AGREES, BREACHES, fails, install_family, run_kit
+from tests.support.kit import AGREES, BREACHES, OTHERS, fails, install_family, run_kit
 
 TRAINED = (
     "dit_lora",
@@ -64,6 +67,24 @@ def test_every_test_of_the_kit_has_a_breach_that_it_sees() -> None:
 @pytest.mark.parametrize("breach", BREACHES)
 def test_a_breach_is_seen(breach: str, site: Path) -> None:
     assert fails(breach, site)
+
+
+@pytest.mark.parametrize("number", range(len(OTHERS)))
+def test_each_reason_of_a_test_has_a_breach_that_it_sees(
+    number: int, site: Path, tmp_path: Path
+) -> None:
+    name, changes = OTHERS[number]
+    install_family(f"other_{number}", site, changes)
+
+    class Other(Conformance):
+        family = f"other_{number}"
+
+    tested = FamilyUnderTest(load_family(Other.family), "base", tmp_path / "toy")
+    given = {"tested": tested, "tmp_path": tmp_path, "guided": False}
+    method = getattr(Other(), f"test_{name}")
+    wanted = inspect.signature(method).parameters
+    with pytest.raises(AssertionError):
+        method(**{one: given[one] for one in wanted})
 
 
 def test_a_difference_of_one_bit_between_both_ways_to_train_is_seen(site: Path) -> None:
