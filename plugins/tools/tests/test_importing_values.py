@@ -14,7 +14,7 @@ Import = Callable[..., Any]
 WAN = "python wan_train_network.py --task t2v-1.3B --network_module networks.lora_wan"
 FLUX = "python flux_train_network.py --network_module networks.lora_flux"
 QWEN = "python qwen_image_train_network.py --network_module networks.lora_qwen_image"
-SCRIPTS = {"wan": WAN, "flux": FLUX, "qwen": QWEN}
+SCRIPTS = {"wan": WAN, "flux": FLUX, "qwen": QWEN, "full": "python flux_train.py"}
 VALUES = json.loads(Path(__file__).with_name("values.json").read_text())
 """Script -> flags of a command -> our options; null for one that is not written. Without a
 flag there are defaults that change numbers. Below "dataset" are tables of musubi-tuner, below
@@ -95,6 +95,26 @@ def test_a_flag_becomes_the_option_that_means_the_same(
     options = command(f"{SCRIPTS[script]} {flags}").options
     wanted = VALUES[script][flags]
     assert {name: options.get(name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(("script", "flags", "kind"), VALUES["kinds"])
+def test_it_is_said_what_became_of_the_last_flag(
+    script: str, flags: str, kind: str, command: Import
+) -> None:
+    Path("p.txt").write_text("a dog\n")
+    *_, flag = (word for word in flags.split() if word.startswith("--"))
+    assert command(f"{SCRIPTS[script]} {flags}").kind(flag) == kind
+
+
+def test_the_command_that_is_named_is_read_and_its_flags_win_over_a_file_of_flags(
+    project: Path, imported: Import, command: Import
+) -> None:
+    found = imported("diffsynth_wan.sh", "--command", "2").options
+    assert found["output_path"] == "./models/train/low"
+    assert main(["import", "diffsynth_wan.sh", "--command", "3"]) == 2
+    Path("a.toml").write_text("seed = 1\nnetwork_dim = 3")
+    found = command(f"{WAN} --seed 3 --seed 2 --config_file a").options
+    assert (found["seed"], found["lora_rank"]) == (2, 3)
 
 
 @pytest.mark.parametrize("table", VALUES["dataset"])
