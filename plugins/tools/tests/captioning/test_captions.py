@@ -82,12 +82,17 @@ def test_each_image_gets_a_file_beside_it(writer: Any, photos: Path) -> None:
     assert writer.batches == [[name] for name in NAMES]
 
 
-def test_images_and_videos_are_found_in_all_folders(writer: Any, photos: Path) -> None:
+def test_images_and_videos_are_found_in_all_folders_and_trained_on_as_images(
+    writer: Any, photos: Path, capsys: Said
+) -> None:
     film(photos / "below.MP4", steady(10, 4))
     for name in ("note.md", ".hidden.png"):
         (photos / name).touch()
     assert caption() == 0
     assert writer.batches == [[name] for name in sorted(["below.MP4", *NAMES])]
+    assert training_command(capsys.readouterr().err)[1] == "Qwen/Qwen-Image"
+    assert caption("--overwrite -p no:qwen_image") == 0
+    assert "--model_id" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ending", (".txt", ".caption"))
@@ -352,7 +357,7 @@ def test_metadata_in_the_folder_is_warned_of(
         ("photos --quantize nf4", 2, "--quantize: "),
         ("photos --temperature nan", 2, "--temperature: "),
         ("photos --temperature inf", 2, "--temperature: "),
-        ("photos --seed 1", 2, "--seed: "),
+        ("photos --seed 0", 2, "--seed: "),
     ),
 )
 def test_what_is_wrong_is_said_with_its_exit_code(

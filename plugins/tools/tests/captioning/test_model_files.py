@@ -120,10 +120,20 @@ def write(folder: Path, content: str = '{"model_type": "blip"}') -> str:
     return str(folder)
 
 
-def test_a_pipeline_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "text_encoder", '{"model_type": "qwen2_5_vl"}')
+def test_a_pipeline_has_the_tokenizer_of_its_processor_and_without_any_is_refused(
+    tmp_path: Path,
+) -> None:
+    encoder = tmp_path / "text_encoder"
+    write(encoder, '{"model_type": "qwen2_5_vl"}')
     with pytest.raises(StateError, match="tokenizer"):
         find_model(str(tmp_path), None)
+    (tmp_path / "processor").mkdir()
+    # The same weights in the format of another program.
+    for name in ("consolidated", "model-00001-of-00002", "model-00002-of-00002"):
+        (encoder / f"{name}.safetensors").touch()
+    found = find_model(str(tmp_path), None)
+    assert found.tokenizer == found.processor == tmp_path / "processor"
+    assert len(found.weight_files()) == 2
 
 
 @pytest.mark.parametrize(
