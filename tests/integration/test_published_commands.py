@@ -31,6 +31,15 @@ NOT_SUPPORTED = {
     "Nexus-Gen", "FLEX.2", "Insert-Anything", "LoRA-Encoder",
 }  # fmt: skip
 """Parts of the names of models that are refused."""
+INPUTS = {
+    "wan": {"animate_pose_video": "Wan2.2-Animate", "animate2_pose_video": "Wan2.2-Animate-2",
+            "s2v_pose_video": "Wan2.2-S2V", "input_audio": "Wan2.2-S2V", "longcat_video": "LongCat-Video",
+            "wantodance_music": "Wan-Dancer", "vap_video": "Video-As-Prompt"},
+    "flux": {"flex_inpaint_image": "Flex.2-preview", "value_controller_inputs": "AttriCtrl",
+             "infinityou_id_image": "InfiniteYou", "insert_anything_image": "Insert Anything",
+             "lora_encoder_inputs": "LoRA-Encoder", "nexus_gen_image": "Nexus-Gen", "step1x_image": "Step1X-Edit"},
+}  # fmt: skip
+"""Family -> an input that only a model that is refused has -> the model."""
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 Toys = Callable[[str, str], Path]
 
@@ -90,6 +99,12 @@ def cases(*, supported: bool) -> list[object]:
         for i, one in enumerate(COMMANDS)
         if is_supported(one) == supported
     ]
+
+
+@pytest.mark.parametrize("family", INPUTS)
+def test_an_input_of_another_model_tells_it_without_its_id(family: str) -> None:
+    record = load_family(family)
+    assert {one: record.unsupported([one]) for one in INPUTS[family]} == INPUTS[family]
 
 
 @pytest.mark.usefixtures("uncounted")

@@ -89,6 +89,23 @@ def test_a_network_is_told_by_its_weights(name: str, model_id: str) -> None:
     assert settings(component, told) == settings(component, published)
 
 
+@pytest.mark.parametrize(
+    ("entry", "models"),
+    [
+        ("zero_cond_t", {"Qwen/Qwen-Image-Edit-2511"}),
+        (
+            "use_layer3d_rope",
+            {LAYERED, "DiffSynth-Studio/Qwen-Image-Layered-Control"},
+        ),
+    ],
+)
+def test_a_published_configuration_has_what_is_its_own(
+    entry: str, models: set[str]
+) -> None:
+    published = COMPONENTS["dit"].published
+    assert {one for one in published if published[one].get(entry)} == models
+
+
 def test_heads_that_are_not_published_tell_nothing() -> None:
     dit = COMPONENTS["dit"]
     config = toy("qwen_image", "base") / "transformer/config.json"

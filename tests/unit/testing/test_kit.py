@@ -135,9 +135,37 @@ class Parametrized:
         self.fixturenames = names
         self.ids: list[str] = []
 
-    def parametrize(self, names: Any, values: Any, ids: list[str]) -> None:
-        self.ids = ids
-        assert len(values) == len(ids)
+    def parametrize(
+        self, names: Any, values: Any, ids: list[str] | None = None
+    ) -> None:
+        self.ids = values if ids is None else ids
+        assert len(values) == len(self.ids)
+
+
+@pytest.mark.parametrize(
+    ("names", "ids"),
+    [
+        ("", "base"),
+        ("component", "base-dit base-text_encoder"),
+        ("adapted", "base-dit base-text_encoder"),
+        ("guided", "base-plain base-guided"),
+        ("guided reference", ""),
+        ("latents_reference", ""),
+        ("trained", " ".join(f"base-{name}" for name in TRAINED)),
+    ],
+)
+def test_a_test_is_of_what_the_family_has(names: str, ids: str, site: Path) -> None:
+    install_family("fine", site)
+
+    class OfFine(Conformance):
+        family = "fine"
+
+    found = Parametrized("variant", *names.split())
+    OfFine().pytest_generate_tests(found)  # type: ignore[arg-type]  # a stand-in
+    assert sorted(found.ids) == sorted(ids.split())
+    OfFine.published = found  # type: ignore[assignment]  # it is not called
+    OfFine().pytest_generate_tests(found)  # type: ignore[arg-type]
+    assert found.ids
 
 
 def test_lora_files_are_tested_for_the_default_targets_of_each_component_and_the_familys_own(

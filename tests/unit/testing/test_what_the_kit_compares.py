@@ -18,6 +18,7 @@ from dstrain.testing.compare import greatest_difference
 from dstrain.testing.fingerprints import fingerprint, matches
 from dstrain.testing.kinds import has_kind
 from dstrain.testing.rows import inputs, least_sizes, usual_size, write_rows
+from dstrain.testing.split_equivalence import Outcome, differences, without_gradient
 from dstrain.testing.trained_sets import trained_sets
 from PIL import Image
 from torch import Tensor, nn
@@ -141,6 +142,23 @@ def test_fingerprints_agree_within_a_thousandth_and_tell_all_else_apart() -> Non
     assert matches(fingerprint(torch.zeros(0), "x"), fingerprint(torch.zeros(0), "x"))
 
 
+def test_runs_differ_by_any_value_loss_or_gradient_of_any_batch() -> None:
+    one, zero = torch.ones(2), torch.zeros(2)
+    gradients = {"a": {"w": zero, "b": None}, "b": {"w": one, "b": None}}
+    run = Outcome(None, {"a": one, "b": one}, gradients, {0: {"x": one}})  # type: ignore[arg-type]
+    assert differences(run, run) == []
+    assert without_gradient(run) == ["b"]
+    for part, other in (
+        ("values", {0: {}}),
+        ("values", {0: {"x": one, "y": one}}),
+        ("losses", {"a": one, "b": one.nextafter(zero)}),
+        ("gradients", {**gradients, "a": {"w": zero, "b": zero}}),
+        ("gradients", {**gradients, "b": {"w": one.double(), "b": None}}),
+    ):
+        changed: Any = {part: other}
+        assert len(differences(run, replace(run, **changed))) == 1, part
+
+
 @pytest.mark.parametrize(
     ("value", "kind", "fits"),
     [
@@ -149,7 +167,7 @@ def test_fingerprints_agree_within_a_thousandth_and_tell_all_else_apart() -> Non
         (True, "int", False),
         (None, "tensor | none", True),
         ([torch.ones(1)], "list[tensor]", True),
-        ([1], "list[tensor]", False),
+        ([torch.ones(1), 1], "list[tensor]", False),
         ({"a": 1}, "{a: int}", True),
         ("a", "str", True),
     ],
