@@ -18,42 +18,10 @@ SCRIPTS = {"wan": WAN, "flux": FLUX, "qwen": QWEN, "full": "python flux_train.py
 VALUES = json.loads(Path(__file__).with_name("values.json").read_text())
 """Script -> flags of a command -> our options; null for one that is not written. Without a
 flag there are defaults that change numbers. Below "dataset" are tables of musubi-tuner, below
-"jobs" changes as below.
+"jobs" those of ai-toolkit.
 """
 GIVEN = [(script, flags) for script in SCRIPTS for flags in VALUES[script]]
-LOKR = {"lokr_full_rank": True, "linear": 16}
-JOBS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (
-        # A whole LoKr stays as it is loaded.
-        {"network": {**LOKR, "type": "lokr"}, "model": {"quantize": True}},
-        {"lora_rank": 10000, "lora_alpha": 10000, "quant_options": None},
-    ),
-    ({"network": LOKR}, {"lora_rank": 16}),
-    ({"network": None}, {"lora_rank": None, "trainable_models": "dit"}),
-    ({"train": {"lr": 1e-3, "unet_lr": 1e-4}}, {"learning_rate": 1e-4}),
-    ({"train": {"lr_scheduler": "constant_with_warmup"}}, {"lr_warmup_steps": 1000}),
-    (
-        {
-            "dataset": {
-                "folder_path": "photos",
-                "shuffle_tokens": True,
-                "keep_tokens": 2,
-            }
-        },
-        {"shuffle_tags": True, "keep_tags": 2},
-    ),
-    (
-        {
-            "dataset": {
-                "folder_path": "photos",
-                "shuffle_tokens": False,
-                "keep_tokens": 2,
-            }
-        },
-        {"shuffle_tags": None, "keep_tags": None},
-    ),
-    *VALUES["jobs"],
-]
+JOBS: list[tuple[dict[str, Any], dict[str, Any]]] = VALUES["jobs"]
 """Changes to the process of a job of ai-toolkit -> our options."""
 
 
