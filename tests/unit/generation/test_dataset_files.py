@@ -28,8 +28,11 @@ class Hint(TypedDict):
 
 
 def encode_hint(
-    hint_image: Image.Image | None = None, hint_frames: Frames | None = None
+    hint_image: Image.Image | None = None,
+    hint_frames: Frames | None = None,
+    hint_mask: Image.Image | None = None,
 ) -> Hint:
+    assert hint_mask is None or hint_image is None or hint_mask.size == hint_image.size
     colours = np.asarray(hint_image) if hint_image is not None else np.zeros(1)
     colours = hint_frames.pixels.numpy() if hint_frames is not None else colours
     return {"hint": torch.tensor(colours.mean(), dtype=torch.float32).view(1)}
@@ -56,6 +59,7 @@ HINTED = replace(
         **family.BASE.inputs,
         "hint_image": Column("hint_image", "image", multiple=8),
         "hint_frames": Column("hint_frames", "video", multiple=8),
+        "hint_mask": Column("hint_mask", "image", mode="L", of="hint_image"),
     },
 )
 
@@ -114,6 +118,17 @@ def test_images_that_rows_name_go_into_the_dataset_too(
         generate(config)
 
 
+def test_a_mask_gets_the_size_of_its_image_though_its_column_comes_first(
+    config: GenerateConfig, given: Path
+) -> None:
+    Image.new("L", (16, 16)).save(given / "hints/mask.png")
+    hints = {"hint_mask": r"hints\mask.png", "hint_image": "hints/a.png"}
+    rows = [{"prompt": "dog", "seed": 1, **hints}]
+    (given / "prompts.json").write_text(json.dumps(rows))
+    generate(config)
+    assert (config.output / "hints/mask.png").is_file()
+
+
 def test_a_link_is_copied_by_the_name_that_its_row_has(
     config: GenerateConfig, given: Path
 ) -> None:
@@ -142,7 +157,10 @@ def test_a_folder_of_frames_is_copied_whole(
     assert copies == {"a.png", "b.png"}
 
 
-@pytest.mark.parametrize("name", ["../given/hints/a.png", "{given}/hints/a.png"])
+@pytest.mark.parametrize(
+    "name",
+    ["../given/hints/a.png", "hints/../../given/hints/a.png", "{given}/hints/a.png"],
+)
 def test_a_name_by_which_no_copy_would_be_found_is_refused(
     name: str, config: GenerateConfig, given: Path
 ) -> None:

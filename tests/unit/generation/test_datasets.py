@@ -16,6 +16,7 @@ from dstrain import (
     generate,
 )
 from dstrain.config import LoraFile, NamedInput
+from dstrain.plugin import Constant
 from dstrain.storage import lock, temporary
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -29,9 +30,21 @@ pytestmark = pytest.mark.usefixtures("tiny")
 
 ROWS = [
     {"prompt": "dog", "seed": 3, "num_inference_steps": 2, "note": 'a "b", c'},
-    {"prompt": "", "seed": 4, "num_inference_steps": 1, "note": ""},
+    {"prompt": "", "seed": 4, "num_inference_steps": 1, "note": ["b"]},
     {"prompt": "dog", "seed": 4, "num_inference_steps": 2, "note": "line\nbreak"},
 ]
+
+
+def shape_of_area(height: int, width: int, area: int) -> tuple[int, ...]:
+    return family.latent_shape(height, width)
+
+
+OF_AREA = replace(
+    family.BASE,
+    inputs={**family.BASE.inputs, "area": Constant(64)},
+    latent_shape=shape_of_area,
+)
+"""The variant with a constant."""
 
 
 @pytest.fixture
@@ -80,7 +93,7 @@ def test_each_row_gives_the_image_that_its_prompt_and_seed_give_alone(
     generate(config)
     rows = rows_of(config.output)
     assert [{name: row[name] for name in ROWS[0]} for row in rows] == [
-        {name: str(value) for name, value in row.items()} for row in ROWS
+        {name: str(one).replace("'", '"') for name, one in row.items()} for row in ROWS
     ]
     for i, row in enumerate(ROWS):
         alone = tmp_path / f"{i}.png"
@@ -119,7 +132,10 @@ def test_a_run_that_was_stopped_resumes_and_one_that_is_done_makes_nothing(
 
 
 def test_a_changed_row_is_regenerated_and_the_others_are_kept(
-    config: GenerateConfig, table: Path, monkeypatch: pytest.MonkeyPatch
+    config: GenerateConfig,
+    table: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls = decoding(monkeypatch)
     generate(config)
@@ -127,6 +143,7 @@ def test_a_changed_row_is_regenerated_and_the_others_are_kept(
     others = [{**ROWS[0], "num_inference_steps": 9}, {**ROWS[1], "prompt": "cat"}]
     rewritten(table, [*others, ROWS[2]])
     generate(config)
+    assert "generating 1 of 3 " in capsys.readouterr().err
     assert len(calls) == 4
     assert before.items() <= written(config.output / "image").items()
     steps = [row["num_inference_steps"] for row in rows_of(config.output)]
@@ -134,10 +151,14 @@ def test_a_changed_row_is_regenerated_and_the_others_are_kept(
 
 
 def test_other_settings_are_refused_naming_the_difference(
-    config: GenerateConfig, model: Path, tmp_path: Path
+    config: GenerateConfig,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     generate(config)
     for changes, difference in (
+        ({"mixed_precision": "bf16"}, r"dtype: .*float32.* bfloat16"),
         ({"num_inference_steps": 4}, r"num_inference_steps: \D*3\D*4\n"),
         ({"guidance_scale": 2.0}, r"guidance_scale: .*None.* 2\.0"),
         ({"height": 8, "width": 24}, r"height: \D*16\D*8; width: \D*16\D*24\n"),
@@ -148,6 +169,15 @@ def test_other_settings_are_refused_naming_the_difference(
     other = generation(tmp_path / "other", config.output).model_paths
     with pytest.raises(StateError, match=r"of dit: .*of text_encoder: .*of vae: "):
         generate(replace(config, model_paths=other))
+    guided = replace(config, output=tmp_path / "guided", guidance_scale=2.0)
+    generate(guided)
+    with pytest.raises(StateError, match=r"guidance_scale: .*2\.0.* None"):
+        generate(replace(guided, guidance_scale=None))
+    for variant in ("base", "other"):
+        monkeypatch.setitem(family.PIPELINES, variant, OF_AREA)
+        with pytest.raises(StateError, match=r"area: .*None.* 64") as caught:
+            generate(replace(config, variant=variant))
+        assert ("variant: " in str(caught.value)) == (variant == "other")
 
 
 def test_what_is_said_of_a_lora_where_it_is_named_is_a_setting(
@@ -163,6 +193,7 @@ def test_what_is_said_of_a_lora_where_it_is_named_is_a_setting(
     for others in (
         (),
         (LoraFile(lora, alpha=7.0),),
+        (LoraFile(lora, 0.5, alpha="rank"),),
         (LoraFile(lora, alpha="rank", skip_missing=True),),
         (LoraFile(lora, alpha="rank", component="dit"),),
     ):
@@ -264,7 +295,8 @@ def test_damaged_settings_are_named_and_nothing_is_made(
 
 
 @pytest.mark.parametrize(
-    ("scale", "unread"), [(None, ["negative_prompt", "promt"]), (2.0, ["promt"])]
+    ("scale", "unread"),
+    [(None, ["negative_prompt", "promt", "area"]), (2.0, ["promt", "area"])],
 )
 def test_columns_that_neither_inference_nor_distillation_reads_are_named(
     scale: float | None,
@@ -272,9 +304,12 @@ def test_columns_that_neither_inference_nor_distillation_reads_are_named(
     config: GenerateConfig,
     table: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A constant is the same for all rows."""
+    monkeypatch.setitem(family.PIPELINES, "base", OF_AREA)
     row = {"prompt": "dog", "seed": 1, "cfg_scale": 1, "num_inference_steps": 2}
-    rewritten(table, [{**row, "negative_prompt": "", "promt": "cat"}])
+    rewritten(table, [{**row, "negative_prompt": "", "promt": "cat", "area": 9}])
     generate(replace(config, guidance_scale=scale))
     lines = capsys.readouterr().err.splitlines()
     warnings = [line for line in lines if "warning" in line]
@@ -317,6 +352,8 @@ def test_flags_give_what_all_rows_share(
     one = tmp_path / "one.png"
     generate(generation(model, one, prompt="cat", seed=2, **shared))
     assert pixels(one) == pixels(config.output / rows_of(config.output)[1]["image"])
+    with pytest.raises(StateError, match=r"prompt: .*cat.* .*dog"):
+        generate(replace(config, input=(NamedInput("prompt", "dog"),), **shared))
 
 
 def test_trajectories_are_added_to_images_that_are_there_and_kept(

@@ -2,6 +2,7 @@
 value is refused by name.
 """
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ SPEC = replace(
         "references": Column("references", "images", entries=EntryCount("places")),
         "places": Column("places", "texts"),
         "first": FIRST,
+        "clip": Column("clip", "video"),
+        "num_frames": InferenceOnly("integer"),
         "strength": InferenceOnly("number"),
         "area": Constant(1024),
     },
@@ -70,6 +73,15 @@ def test_an_image_is_read_as_it_is_from_a_relative_or_absolute_path(
     for text in (str(image), "a b.png"):
         value = given(f"{name}={text}", height=16, width=16)[name.replace("-", "_")]
         assert np.array_equal(np.asarray(value), np.asarray(Image.open(image)))
+    Image.new("1", (1100, 1000)).save("large.png")
+    assert given(f"{name}=large.png")[name.replace("-", "_")].size == (1100, 1000)
+
+
+def test_a_video_is_read_in_as_many_frames_as_are_generated(image: Path) -> None:
+    for number in range(3):
+        shutil.copy(image, image.with_name(f"{number}.png"))
+    clip = given(f"clip={image.parent}", num_frames=2)["clip"]
+    assert clip.pixels.shape == (2, 21, 37, 3)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -92,7 +104,7 @@ def test_a_mask_is_as_large_as_its_image(image: Path) -> None:
 
 def test_lists_that_do_not_fit_together_are_refused(image: Path) -> None:
     texts = [f"references={image}"] * 2
-    assert given(*texts, "places=a", "places=b")["places"] == ["a", "b"]
+    assert given(*texts, "places=a", "places=")["places"] == ["a", ""]
     with pytest.raises(UsageError, match=r"references: .*2 .*places .*1"):
         given(*texts, "places=a")
 
@@ -110,6 +122,7 @@ def test_lists_that_do_not_fit_together_are_refused(image: Path) -> None:
         (["strength= "], "--input: strength "),
         (["edit_image="], "--input: edit_image "),
         (["references="], "--input: references "),
+        (["references=nothing.png", "references= "], "--input: references "),
     ],
 )
 def test_what_is_no_such_value_is_refused_by_name(texts: list[str], named: str) -> None:

@@ -239,3 +239,7 @@ def test_the_expert_that_a_run_stored_is_the_one_that_is_stored_again(
     with open_source(config, ["prompt"]) as source:
         kept = {name: one.kept for name, one in source.find().files.items()}
     assert [name for name, one in kept.items() if one.methods] == ["dit2"]
+    unused = generation(here / "model", here / "a.png", offload_models="dit2")
+    with open_source(unused) as source, pytest.raises(UsageError) as caught:
+        source.find()
+    assert caught.value.where == "--offload_models"

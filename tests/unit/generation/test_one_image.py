@@ -28,6 +28,7 @@ from dstrain.graph import LongPrompt
 from dstrain.graph.long_prompts import report_long_prompt
 from dstrain.training import GENERATE_ADVICE
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tests.support import family
 from tests.support.family import Prompt
@@ -126,8 +127,13 @@ def test_a_terminal_shows_that_the_latents_are_decoded(
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stderr", terminal)
-    generate(replace(config, num_inference_steps=2))
+    Image.new("RGB", (16, 16)).save(config.output.with_name("start.png"))
+    start = NamedInput("input_image", str(config.output.with_name("start.png")))
+    generate(
+        replace(config, num_inference_steps=2, denoising_strength=0.5, input=(start,))
+    )
     assert "decode 100%" in terminal.getvalue()
+    assert texts(config.output)["denoising_strength"] == "0.5"
 
 
 def test_generate_uses_the_loras_and_their_scales(
@@ -143,6 +149,14 @@ def test_generate_uses_the_loras_and_their_scales(
     assert np.array_equal(images[()], images[(0.0,)])
     assert np.abs(images[(1.0,)] - images[(0.5, 0.5)]).max() <= 1
     assert np.abs(images[(1.0,)] - images[()]).max() > 5
+    more = {}
+    for key, one in load_file(lora).items():
+        name = key.removeprefix("transformer.").replace(".weight", ".default.weight")
+        more |= {name: one, name.replace("blocks.0", "blocks.9"): one.clone()}
+    save_file(more, tmp_path / "more.safetensors")
+    file = parse_lora(f"dit={tmp_path / 'more.safetensors'}@alpha=rank@skip_missing")
+    generate(replace(config, lora=(file,), overwrite=True))
+    assert np.array_equal(np.asarray(Image.open(config.output)), images[(1.0,)])
 
 
 def test_an_image_is_synced_before_it_has_its_name(
@@ -221,7 +235,8 @@ def test_a_lora_file_that_is_not_there_is_refused_before_loading(
         (parse_lora(f"dti={tmp_path}/no.safetensors"), "'dti' .*dit"),
     ):
         with pytest.raises(StateError, match=named):
-            generate(replace(config, lora=(lora,), **table))
+            there = LoraFile(tmp_path / "prompts.csv")
+            generate(replace(config, lora=(there, lora), **table))
 
 
 @pytest.mark.usefixtures("unloaded")

@@ -15,13 +15,17 @@ from dstrain.plugin import Column, Measured
 from PIL import Image
 from torch import Tensor
 
-INPUTS = {
+INPUTS: dict[str, Any] = {
     "prompt": Column("prompt"),
     "input_image": Column("image", kind="image", multiple=16),
     "edit_image": Column("edit_image", kind="images"),
+    "texts": Column("texts", kind="texts"),
     "layer": Column("layer", kind="image", mode="RGBA"),
     "video": Column("video", kind="video", multiple=16),
     "height": Measured("input_image", "height"),
+    "width": Measured("input_image", "width"),
+    "count": Measured("input_image", "frames"),
+    "frames": Measured("video", "frames"),
     "strength": Column("strength", kind="number"),
 }
 IMAGE = Image.new("RGB", (32, 16))
@@ -43,6 +47,8 @@ def frames(*shape: int, dtype: torch.dtype = torch.uint8) -> Frames:
         ("num_inference_steps", 0, "got 0"),
         ("seed", 2**70, str(2**64 - 1)),
         ("seed", -(2**63) - 1, str(-(2**63))),
+        ("texts", ["a", 3], "int 3"),
+        ("texts", "a", "str 'a'"),
         ("guidance_scale", float("nan"), "nan"),
         ("strength", float("inf"), "inf"),
         ("guidance_scale", "4", "str '4'"),
@@ -73,6 +79,8 @@ def test_values_that_fit_are_left_alone_and_images_get_the_mode_of_their_input()
     given = {"prompt": "a", "height": np.int64(3), "unknown": 3, "input_image": IMAGE}
     given |= {"strength": None, "seed": 2**64 - 1, "num_inference_steps": 1}
     assert checked(INPUTS, given) == given
+    least = {"seed": -(2**63), "texts": ["a", "b"]}
+    assert checked(INPUTS, least) == least
     half = Image.new("RGBA", (1, 1), (0, 0, 0, 0))
     found = checked(INPUTS, {"input_image": half, "edit_image": [half], "layer": half})
     assert found["input_image"].getpixel((0, 0)) == (255, 255, 255)
@@ -98,21 +106,26 @@ def test_sides_that_nothing_resizes_are_refused_with_the_nearest(
 
 
 def test_a_size_that_is_not_that_of_its_image_is_refused() -> None:
-    check_measured(INPUTS, {"input_image": IMAGE, "height": 16})
+    given = {"input_image": IMAGE, "video": frames(5, 16, 32, 3)}
+    for name, size in {"height": 16, "width": 32, "count": 1, "frames": 5}.items():
+        check_measured(INPUTS, {**given, name: size})
+        with pytest.raises(
+            UsageError, match=rf"{name}: .*9.*{INPUTS[name].of} .*{size}"
+        ):
+            check_measured(INPUTS, {**given, name: 9})
     check_measured(INPUTS, {"height": 99})
-    with pytest.raises(UsageError, match=r"height: .*32.*input_image .*16"):
-        check_measured(INPUTS, {"input_image": IMAGE, "height": 32})
 
 
 def test_several_prompts_give_one_image_each_as_if_alone(pipe: Pipeline) -> None:
-    def made(**arguments: Any) -> Any:
-        return pipe(num_inference_steps=2, height=16, width=16, **arguments)
+    def made(negative: Any, **arguments: Any) -> Any:
+        size = {"num_inference_steps": 2, "height": 16, "width": 16}
+        return pipe(negative_prompt=negative, guidance_scale=3.0, **size, **arguments)
 
-    alone = [made(prompt="dog", seed=3), made(prompt="cat", seed=4)]
+    alone = [made("bad", prompt="dog", seed=3), made("worse", prompt="cat", seed=4)]
     pixels = [one.tobytes() for one in alone]
-    both = made(prompt=["dog", "cat"], seed=[3, 4])
+    both = made(["bad", "worse"], prompt=["dog", "cat"], seed=[3, 4])
     assert [one.tobytes() for one in both] == pixels
-    same_seed = made(prompt=("dog", "cat"), seed=3)
+    same_seed = made("bad", prompt=("dog", "cat"), seed=3)
     assert same_seed[0].tobytes() == pixels[0]
     assert same_seed[1].tobytes() != pixels[1]
 

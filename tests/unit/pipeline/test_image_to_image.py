@@ -101,6 +101,7 @@ def test_a_picture_is_scaled_and_cropped_as_a_dataset_would_be(
             "height: .*8.*-16",
         ),
         ({"input_image": picture(16, 16), "height": 16}, "height and width: width"),
+        ({"input_image": picture(16, 16), "width": 16}, "height and width: height"),
     ],
 )
 def test_what_cannot_be_a_start_is_refused_by_name(

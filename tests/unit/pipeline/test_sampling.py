@@ -91,6 +91,7 @@ def test_the_seed_alone_decides_the_noise_and_what_is_not_given_is_the_familys(
 ) -> None:
     one, again, other = (states(pipe, seed=seed) for seed in (3, 3, 4))
     assert all(map(torch.equal, one, again))
+    assert torch.equal(states(pipe, seed=3, rand_device=" ")[0], one[0])
     assert len(one) == pipe.spec.defaults["num_inference_steps"]
     assert one[0].shape == (1, 4, 2, 2)
     assert not torch.equal(one[-1], other[-1])

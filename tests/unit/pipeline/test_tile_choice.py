@@ -77,6 +77,7 @@ def test_the_defaults_are_those_of_each_vae_and_can_be_spelled_out() -> None:
     [
         (128, None, (128, 96)),
         (8, None, (8, 8)),
+        (40, None, (40, 32)),
         (128, 128, (128, 128)),
         (512, 8, (512, 8)),
     ],
