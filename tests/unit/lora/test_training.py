@@ -204,8 +204,9 @@ def test_what_identifies_plain_layers_is_what_it_was() -> None:
         "rank": 4,
         "alpha": 6.0,
     }
-    changed = replace(plain, type="dora", dropout=0.1)
-    assert changed.identity == {**plain.identity, "type": "dora", "dropout": 0.1}
+    more = {"type": "lokr", "dropout": 0.1, "factor": 4, "ranks": (("a", 2),)}
+    changed = replace(plain, **more)
+    assert changed.identity == {**plain.identity, **more}
     assert asdict(changed).keys() >= changed.identity.keys()
     both = Trainables(("vae", "dit.blocks.0"), (plain,))
     assert both.identity == {"full": both.full, "lora": [plain.identity]}
@@ -221,6 +222,10 @@ def test_what_identifies_plain_layers_is_what_it_was() -> None:
         (
             {"lora_rank": "4,ff=8", "lora_alpha": "2,ff=1"},
             (4, 2.0, (("ff", 8),), (("ff", 1.0),)),
+        ),
+        (
+            {"lora_type": "lokr", "lokr_factor": 4, "lora_dropout": 0.1},
+            (32, 32.0, (), (), "lokr", 0.1, 4),
         ),
     ],
 )

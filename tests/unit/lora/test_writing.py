@@ -199,6 +199,7 @@ def test_the_file_says_all_that_is_needed_to_use_it(
     lora_type: Any, extra: Mapping[str, Any], tmp_path: Path
 ) -> None:
     config = replace(SPEC, targets=("to_q", "to_out.0"), alpha=8.0, type=lora_type)
+    config = replace(config, dropout=0.1)
     path, _ = ours(tmp_path, config, step="12")
     tensors, header = read_tensors(path)
     assert json.loads(header.pop("lora_adapter_metadata")) == {
@@ -220,6 +221,7 @@ def test_the_file_says_all_that_is_needed_to_use_it(
         "alpha": "8.0",
         "targets": "to_out.0,to_q",
         "scale": "in lora_B",
+        "dropout": "0.1",
         **({"type": lora_type} if extra else {}),
     }
     ends = [*A_B, "lora_magnitude_vector"] if extra else A_B

@@ -3,6 +3,7 @@ keys, and in what is printed.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,8 @@ def test_its_component_and_scale_can_stand_beside_it_or_in_flags(
     with pytest.raises(UsageError, match=r"--preset_lora_model: .*dit or text_encoder"):
         resolve(config(here, preset_lora_path=path))
     whole = training_run(config(here, preset_lora_path=path, preset_lora_model="dit"))
-    half = training_run(config(here, preset_lora_path=Path(f"dit={path}:0.5")))
+    beside = {"preset_lora_path": Path(f"dit={path}:0.5"), "preset_lora_model": "dit"}
+    half = training_run(config(here, **beside))
     plain = training_run(config(here))
     weights = [weight_of(one) for one in (plain, half, whole)]
     assert torch.allclose(weights[1], (weights[0] + weights[2]) / 2, atol=1e-6)
@@ -215,6 +217,10 @@ def test_a_file_for_several_components_is_merged_into_each(
         after = merged.module.pipeline.components[name].state_dict()
         for key, weight in generating[name].state_dict().items():
             assert "lora_" in key or torch.equal(weight, after[key])
+    flags |= {"trainable_models": "text_encoder", "output_path": tmp_path / "full"}
+    full = replace(image, run=train(here, max_steps=1, **flags))
+    with open_source(with_run_options(full), ["prompt"]) as source:
+        assert list(source.presets) == ["dit"]
 
 
 def test_layers_of_another_component_than_is_named_are_left_out_on_request_alone(

@@ -60,11 +60,10 @@ MOODY = replace(
     MODEL, name="moody", pipelines=f"{__name__}:MOODY_PIPELINES", model_ids={}
 )
 """A family whose first variant needs more than a prompt."""
+NEEDS_MOOD = replace(SILENT_PIPELINES["other"], units=(encode_mood, encode_image))
+HAS_MOOD = {**NEEDS_MOOD.defaults, "mood": "calm"}
 MOODY_PIPELINES = MappingProxyType(
-    {
-        "base": replace(SILENT_PIPELINES["other"], units=(encode_mood, encode_image)),
-        "other": SILENT_PIPELINES["base"],
-    }
+    {"base": NEEDS_MOOD, "other": replace(NEEDS_MOOD, defaults=HAS_MOOD)}
 )
 EQUAL = replace(SILENT, pipelines=f"{__name__}:EQUAL_PIPELINES")
 EQUAL_PIPELINES = MappingProxyType(dict.fromkeys(PIPELINES, build("base")))
@@ -264,6 +263,20 @@ def test_files_in_the_place_of_a_component_are_of_a_variant_that_has_it(
     model = f"Tiny/Tiny:{DENOISER}"
     assert chosen(shared, model) == "base"
     assert chosen(shared, model, "Tiny/Adapter:adapter/model.safetensors") == "other"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_id_and_configuration_of_a_second_expert_are_those_of_a_denoiser(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_tiny_have_experts(monkeypatch)
+    second = "Tiny/Other:transformer_2/*.safetensors"
+    assert chosen(BY_ID, "Tiny/Base:vae.pth", second) == "other"
+    shards = copied_denoiser(here / "model", tmp_path / "transformer_2")
+    (tmp_path / "transformer_2/config.json").write_text('{"width": 8, "depth": 7}')
+    files = [*configs(here / "model"), ModelConfig(shards)]
+    with pytest.raises(StateError, match=r"transformer_2.*depth 7"):
+        Pipeline.from_pretrained("tiny", files, "base")
 
 
 @pytest.mark.usefixtures("tiny")
