@@ -3,7 +3,6 @@ what would be ignored is refused before anything is loaded.
 """
 
 import io
-import os
 import sys
 import tempfile
 from dataclasses import replace
@@ -23,7 +22,6 @@ from dstrain import (
     generate,
 )
 from dstrain.config import LoraFile, NamedInput, parse_lora
-from dstrain.data import save_image_or_video
 from dstrain.graph import LongPrompt
 from dstrain.graph.long_prompts import report_long_prompt
 from dstrain.training import GENERATE_ADVICE
@@ -157,16 +155,9 @@ def test_generate_uses_the_loras_and_their_scales(
     file = parse_lora(f"dit={tmp_path / 'more.safetensors'}@alpha=rank@skip_missing")
     generate(replace(config, lora=(file,), overwrite=True))
     assert np.array_equal(np.asarray(Image.open(config.output)), images[(1.0,)])
-
-
-def test_an_image_is_synced_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, there = tmp_path / "new/a.png", []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: there.append(path.exists()))
-    save_image_or_video(Image.new("RGB", (8, 8)), path)
-    assert there == [False, True]  # the file, and its folder
-    assert [file.name for file in path.parent.iterdir()] == ["a.png"]
+    other = LoraFile(lora, component="text_encoder")
+    with pytest.raises(StateError, match="dit, not for text_encoder"):
+        generate(replace(config, lora=(other,), overwrite=True))
 
 
 def test_a_file_that_is_there_is_replaced_only_if_asked_for(

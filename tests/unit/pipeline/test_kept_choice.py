@@ -47,6 +47,7 @@ def test_components_are_named(here: Path) -> None:
     }
     both = kept(here, fp8_models="dit", quant_options="dit:fp8")
     assert both == fp8("dit")
+    run(config(here, fp8_models="dit,vae", dry_run=True))
 
 
 def test_files_are_named_as_the_model_flags_have_them(
@@ -81,6 +82,7 @@ def test_published_files_are_named_as_the_model_flags_have_them(here: Path) -> N
     [
         ("fp8_models=ditt", "--fp8_models: 'ditt'.*'dit'"),
         ("fp8_models=tokenizer", "--fp8_models: .*tokenizer"),
+        ("fp8_models=vae", "--fp8_models: vae"),
         ("quant_options=dit:nf4", "--quant_options: .*'bitsandbytes_nf4'"),
         ("quant_options=dit:torchao_int8_w8a8", "--quant_options: .*int8_w8a8"),
         (
