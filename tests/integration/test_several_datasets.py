@@ -142,6 +142,9 @@ def test_the_loss_of_a_dataset_counts_what_its_weight_is(place: Path) -> None:
         losses[weight] = line["loss"], line["grad_norm"]
     assert losses[0] == (0, 0)
     assert losses[2] == pytest.approx(tuple(2 * one for one in losses[1]), rel=1e-5)
+    beside = {"dataset": more(place, loss_weight=0), "num_epochs": 1}
+    found = log(run(config(place, output_path=place / "beside", **beside)).folder)
+    assert [row["loss"] == 0 for row in found].count(True) == 3
 
 
 def test_nothing_to_do_is_seen_and_a_change_of_any_dataset_too(

@@ -60,6 +60,7 @@ def test_prompt_embeddings_are_bit_equal_to_diffusers(prompt: str) -> None:
         ((1024, 1024), [], 4064),
         ((1328, 752), [], 4096 - 41),
         ((64, 64), [(512, 128)], 4096 - 16),
+        ((64, 64), [(128, 512)], 4096 - 16),
     ],
 )
 def test_text_has_the_positions_that_the_images_leave(

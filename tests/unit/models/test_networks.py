@@ -204,9 +204,17 @@ class Wider(nn.Linear):
         self.extra = extra
 
 
+class Likewise(Wider):
+    """A network that takes what the class above takes."""
+
+
 @pytest.mark.parametrize(
     ("name", "own"),
-    [("torch.nn:Linear", {}), (f"{__name__}:Wider", {"extra": 5})],
+    [
+        ("torch.nn:Linear", {}),
+        (f"{__name__}:Wider", {"extra": 5}),
+        (f"{__name__}:Likewise", {"extra": 5}),
+    ],
 )
 def test_a_configuration_has_defaults_and_nothing_that_no_constructor_takes(
     name: str, own: dict[str, int]
