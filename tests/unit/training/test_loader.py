@@ -155,6 +155,7 @@ def test_rows_are_decoded_while_one_is_used_and_no_more_than_a_few() -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for a batch looks for signals several times a second."""
     monkeypatch.setattr("dstrain.training.loader.POLL", 0.05)
+    monkeypatch.setattr("dstrain.training.read_ahead.END_PATIENCE", 0.05)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -164,21 +165,25 @@ def test_a_signal_ends_the_wait_for_a_file_and_without_one_it_goes_on(
 ) -> None:
     """As on a disk that does not answer at once."""
     answer = Event()
+    read: list[object] = []
     polls: list[int] = []
 
     def is_stopping() -> bool:
         polls.append(1)
         if len(polls) < 3:
             return False
-        answer.set()
+        if not stops:
+            answer.set()
         return stops
 
     batches = load_batches(
-        rows_that(lambda row: answer.wait(LIMIT)), ORDER, 0, is_stopping
+        rows_that(lambda row: read.append(answer.wait(LIMIT))), ORDER, 0, is_stopping
     )
     if stops:
         with pytest.raises(StoppedWaiting):
             next(batches)
+        assert not read
+        answer.set()
     else:
         assert [batch.micro_batch for batch in batches] == ORDER
 
