@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 from dstrain import errors
 from dstrain.cli.family_command import FamilyCommand
+from dstrain.cli.inspection import variant_lines
 from dstrain.cli.main import command_group
 from dstrain.config.fields import Flag, Group, flags
 from dstrain.config.options.generate import GenerateConfig
@@ -157,6 +158,10 @@ def _described(option: click.Option) -> str:
     return text
 
 
+SAID = ("columns", "--extra_inputs", "components", "model ids")
+"""What is said of a variant, beside the defaults of `generate`."""
+
+
 def _families() -> Iterator[str]:
     for name in sorted(one.name for one in installed()):
         family = load_family(name)
@@ -166,6 +171,13 @@ def _families() -> Iterator[str]:
             for name, patterns in family.lora_targets.items()
         ]
         specs = {variant: family.spec(variant) for variant in family.variants}
+        variants = [
+            (
+                f"`{one}`",
+                *(dict(variant_lines(family, one)).get(what, "") for what in SAID),
+            )
+            for one in family.variants
+        ]
         defaults = [
             (f"`{variant}`", _spelled(spec.defaults)) for variant, spec in specs.items()
         ]
@@ -175,6 +187,8 @@ def _families() -> Iterator[str]:
             + _table(("flag", "description"), rows)
             + "\n"
             + _table(("component", "default of `--lora_target_modules`"), targets)
+            + "\n"
+            + _table(("variant", *SAID), variants)
             + "\n"
             + _table(("variant", "defaults of `generate`"), defaults)
         )
