@@ -76,7 +76,7 @@ def test_a_pattern_may_name_a_components_folder_of_any_depth_or_its_file(
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [("a/dit/x", "dit"), ("other/dit/x", "dit"), ("dit/a/x", ""), ("my-dit/x", "")],
+    [("a/dit/x", "dit"), ("other/dit", "dit"), ("dit/a/x", ""), ("my-dit/x", "")],
 )
 def test_a_place_ends_with_the_components_folder(place: str, name: str) -> None:
     assert component_at(ModelConfig([place]), (component("dit", "x"), WORDS)) == name

@@ -319,9 +319,13 @@ def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
-    (tmp_path / "A/B/low").mkdir(parents=True)
-    (tmp_path / "A/B/low/config.json").write_text('{"dim": 5}')
     source = ModelSource("A/B", hub=None)
+    for place, size in (("low", 5), ("named", 6)):
+        (tmp_path / "A/B" / place).mkdir(parents=True)
+        content = json.dumps({"dim": size})
+        (tmp_path / "A/B" / place / "config.json").write_text(content)
+        found = find_config(ConfigQuery(EXPERT, None, source, place))
+        assert found == {"width": size, "depth": 0}
     found = find_config(ConfigQuery(EXPERT, None, source))
     assert found == {"width": 5, "depth": 0}
     with pytest.raises(StateError, match=r"dit: .* A/B "):

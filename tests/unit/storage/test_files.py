@@ -149,6 +149,8 @@ def test_a_folder_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
         replacing_folder(folder) as building,
     ):
         (building / "a").write_bytes(b"other")
+    with pytest.raises(KeyboardInterrupt), replacing_folder(folder):
+        raise KeyboardInterrupt
     assert names(tmp_path) == ["s"]
     assert (folder / "a").read_bytes() == b"new"
     # A file in the place of a folder stays.

@@ -74,3 +74,5 @@ def test_other_content_of_equal_size_is_found(
     (tmp_path / "8.txt").unlink()
     (tmp_path / "8.txt").mkdir()
     assert first_changed(recorded) is None
+    (tmp_path / "9.txt").write_text("other")
+    assert first_changed(recorded) == str(tmp_path / "9.txt")

@@ -63,7 +63,8 @@ def test_it_is_described_in_words() -> None:
     assert found == {"a": kept.describe(), "b": offloaded.describe()}
     assert list(found) == ["a", "b"] and found["b"]
     assert "1 block" in Kept(swapped_blocks=1).describe()
-    assert Kept(swapped_blocks=ALL_BLOCKS, offloaded=True).describe().startswith("all ")
+    both = Kept(swapped_blocks=ALL_BLOCKS, offloaded=True).describe()
+    assert both.startswith("all ") and both.endswith(offloaded.describe())
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ def expert(name: str, mark: str) -> Component:
 
 EXPERTS = (expert("dit", "*high*noise*"), expert("dit2", "*low*noise*"))
 OF_EXPERTS = replace(MODEL, components=f"{__name__}:EXPERTS")
+TWO_PLACES = tuple(replace(one, other_folders=("clip",)) for one in COMPONENTS)
+OF_TWO_PLACES = replace(MODEL, components=f"{__name__}:TWO_PLACES")
 
 
 @pytest.fixture
@@ -61,6 +63,9 @@ def test_a_published_layout_is_read_by_its_places(model: Path) -> None:
     (model / "vae/model-1-of-1.safetensors").write_bytes(b"not read")
     assert found(model) == weights_of(model)
     assert list(found(model)) == list(FOLDERS)
+    # Also where one is named as a folder of ComfyUI; that of diffusers comes first.
+    shutil.copytree(model / "text_encoder", model / "clip")
+    assert found(model, OF_TWO_PLACES) == weights_of(model)
 
 
 def test_parts_in_the_folders_of_comfyui_or_beside_each_other_are_told_by_their_keys(

@@ -52,6 +52,7 @@ def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
     with pytest.raises(UsageError, match="--model_id: Tiny/Tiny ") as caught:
         located("Tiny/Tiny", [MODEL])
     assert "./Tiny/Tiny" in caught.value.help_lines[0]
+    assert absolute("Tiny/Tiny", [MODEL]) == "Tiny/Tiny"
     assert located("./Tiny/Tiny", [MODEL]) == Path("Tiny/Tiny")
     # Of a family that is not asked it is only a path.
     assert located("Tiny/Tiny", []) == Path("Tiny/Tiny")
