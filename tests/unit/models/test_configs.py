@@ -157,7 +157,8 @@ def test_experts_are_distinguished_by_header_folder_order_or_what_is_wanted(
 def test_a_flag_says_which_of_two_experts_a_file_is(tmp_path: Path) -> None:
     path = weights(tmp_path / "high/a.safetensors", "net.old.weight")
     given = ModelConfig(path, component="dit2")
-    (files,) = assign([given], (DIT, EXPERT), ()).values()
+    ((name, files),) = assign([given], (DIT, EXPERT), ()).items()
+    assert name == "dit2"
     assert (files.prefix, files.checkpoint_format) == ("net.", OLD)
     strange = replace(given, path=weights(tmp_path / "b.safetensors", "strange"))
     with pytest.raises(StateError, match=r"b\.safetensors: .* dit2;"):

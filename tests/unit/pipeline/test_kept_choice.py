@@ -152,7 +152,7 @@ fp8 = METHODS["fp8"]
 
 @hookimpl
 def dstrain_quantizers():
-    own = QuantizationMethod("own", fp8.store, fp8.stored_bytes)
+    own = QuantizationMethod("comfy_kitchen_fp8_w8a8", fp8.store, fp8.stored_bytes)
     blocked = QuantizationMethod("blocked", fp8.store, fp8.stored_bytes, False)
     return [own, blocked]
 """
@@ -163,7 +163,8 @@ def test_a_method_of_a_plugin_is_used_and_refused_where_it_gives_no_gradient(
 ) -> None:
     entries = {"own": "own_methods"}
     fake_plugin("plugin-own", entries, {"own_methods": METHOD}, group="dstrain")
-    assert [*kept(here, quant_options="dit:own")] == ["dit"]
+    # Of a name that dstrain itself only refuses.
+    assert [*kept(here, quant_options="dit:comfy_kitchen_fp8_w8a8")] == ["dit"]
     assert [*kept(here, quant_options="text_encoder:blocked")] == ["text_encoder"]
     encoder = {"lora_base_model": "text_encoder", "lora_target_modules": "layer"}
     for flags in ({}, encoder):

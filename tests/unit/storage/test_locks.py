@@ -273,9 +273,10 @@ def test_a_file_system_that_fails_otherwise_is_a_system_fault(
     with pytest.raises(SystemFault), lock(tmp_path):
         pass
     (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file/below"):
-        with pytest.raises(SystemFault), lock(folder):
+    for folder, place in (("file", ""), ("file/below", LOCK)):
+        with pytest.raises(SystemFault) as caught, lock(tmp_path / folder):
             pass
+        assert caught.value.where == str(tmp_path / folder / place)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

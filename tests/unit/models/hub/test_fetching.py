@@ -296,8 +296,10 @@ def fetch_in_a_process(place: Path, hub: Any) -> None:
 
 
 def test_of_several_processes_one_fetches(
-    server: Hub, hub: Any, tmp_path: Path
+    server: Hub, hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The others wait as long as it takes, and say so after a while."""
+    monkeypatch.setattr("dstrain.models.hub.source.QUIET_WAIT", 0.0)
     server.faults = Faults(delay=0.2)
     fork = multiprocessing.get_context("fork")
     arguments = (tmp_path / "models", hub)

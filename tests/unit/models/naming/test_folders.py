@@ -90,6 +90,15 @@ def test_several_files_for_one_component_are_refused_by_name(comfy: Path) -> Non
     ) as one:
         chosen(comfy)
     assert f"""--model_paths '["{first}"]'""" in one.value.help_lines[0]
+    # Also where each is in one file with another component.
+    for name in ("dit", "text_encoder"):
+        save_file(
+            load_file(comfy / PLACES[name]) | load_file(first), comfy / PLACES[name]
+        )
+    first.unlink()
+    second.unlink()
+    with pytest.raises(UsageError, match=r"--model_id: .*vae: "):
+        chosen(comfy)
 
 
 def test_a_file_name_tells_components_with_the_same_keys_apart(comfy: Path) -> None:
