@@ -63,7 +63,7 @@ def test_removing_a_file_removes_the_folders_that_this_leaves_empty(
     tmp_path: Path,
 ) -> None:
     files = RunFiles.read(tmp_path)
-    paths = ["states/step-1/a", "states/step-2/a"]
+    paths = ["states/step-1/a", "states/step-2/a", "logs/more/a"]
     files.add(paths, 1)
     for path in (*paths, "states/step-2/mine"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
