@@ -48,6 +48,9 @@ def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_shapes
     with pytest.raises(StateError, match=r" dit: (?s:.*): Tiny/Tiny") as caught:
         found(ModelConfig(here / "twice.safetensors"))
     assert caught.value.where == f"{here}/config.json"
+    both = [ModelConfig(here / name) for name in ("twice.safetensors", "gone")]
+    with pytest.raises(StateError, match=" dit: "):  # what is not here does not tell
+        find(MODEL, both, ["dit", "vae"], absent=[])
     assert found(DIT) == content
     (TINY / "transformer/config.json").unlink()
     assert found(DIT) == published

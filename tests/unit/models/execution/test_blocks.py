@@ -136,6 +136,7 @@ def test_an_adapter_gets_the_same_gradients_where_blocks_are_recomputed(
     assert len(plain) == len(recomputed) > 20
     for one, other in zip(plain, recomputed, strict=True):
         assert torch.equal(one, other)
+    assert train(network, adapter)[0] == NAMES + NAMES[::-1]  # the next step, too
 
 
 def test_hooks_of_a_block_are_called_once_and_the_network_is_as_before_after_an_error(
