@@ -393,8 +393,8 @@ def test_a_dataset_that_is_gone_is_named_before_stage_1(place: Path) -> None:
 
 
 def test_inputs_are_those_of_all_datasets(place: Path) -> None:
-    rows = json.loads((place / "more/metadata.json").read_text())
+    rows = json.loads((place / "data/metadata.json").read_text())
     masked = [{**row, "mask": row["image"]} for row in rows]
-    (place / "more/metadata.json").write_text(json.dumps(masked))
+    (place / "data/metadata.json").write_text(json.dumps(masked))
     setup = resolve(config(place, dataset=more(place), mask_column="mask"))
     assert {"loss_mask", "input_image", "prompt"} <= dataset_inputs(setup)

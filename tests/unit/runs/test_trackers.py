@@ -18,7 +18,7 @@ from dstrain import Frames, UsageError
 from torch import Tensor
 
 from tests.support import family
-from tests.support.runs import files, log, same, train
+from tests.support.runs import changed, files, log, same, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -108,11 +108,14 @@ def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
     given["validation_split"] = 0.3
     plain = train(here, output_path=tmp_path / "a", max_steps=3, save_steps=3, **given)
     tracked = {**given, "report_to": "tensorboard,wandb", "save_steps": 2}
+    tracked["wandb_project"] = "dogs"
+    projects: set[str] = set()
+    module = changed(lambda _: projects.add(sys.modules["wandb"].run.project))
     for start in ({"max_steps": 3}, {"max_steps": 3, "resume": "auto"}):
-        other = train(here, output_path=tmp_path / "b", **tracked, **start)
+        other = train(here, module, output_path=tmp_path / "b", **tracked, **start)
         # What was logged after the state that is resumed is not shown.
         shutil.rmtree(other / "states/step-3")
-    assert warnings_of(capsys) == []
+    assert warnings_of(capsys) == [] and projects == {"dogs"}
     assert log(plain) == log(other)
     assert same(files(plain)["step-3.safetensors"], files(other)["step-3.safetensors"])
     shown = events(other)
@@ -199,6 +202,20 @@ class Deaf:
         pass
 
 
+class Printing(Grouped):
+    """Settings of one that sends what is printed, whatever it is told."""
+
+    def __init__(self, probe: dict[str, bool], terminal: dict[str, str]) -> None:
+        super().__init__(probe, {"proxy_type": "all"})
+
+
+class Nosy(Grouped):
+    """Settings of one that collects, whatever it is told."""
+
+    def __init__(self, probe: dict[str, bool], terminal: dict[str, str]) -> None:
+        super().__init__({**probe, "git": True}, terminal)
+
+
 def test_a_swanlab_that_groups_its_settings_collects_nothing_either(
     here: Path, tmp_path: Path, swanlab: Any
 ) -> None:
@@ -210,10 +227,15 @@ def test_a_swanlab_that_groups_its_settings_collects_nothing_either(
     assert settings.terminal.proxy_type == "none"
 
 
+@pytest.mark.parametrize("settings", [Deaf, Printing, Nosy])
 def test_a_swanlab_that_does_not_take_the_settings_gets_nothing(
-    here: Path, tmp_path: Path, swanlab: Any, capsys: pytest.CaptureFixture[str]
+    settings: type,
+    here: Path,
+    tmp_path: Path,
+    swanlab: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    swanlab.Settings = Deaf
+    swanlab.Settings = settings
     train(here, output_path=tmp_path, report_to="swanlab", max_steps=1)
     assert swanlab.CALLS == []
     (warning,) = warnings_of(capsys)

@@ -156,7 +156,7 @@ def test_deepspeeds_own_file_is_read(tmp_path: Path) -> None:
     found = read_zero_file(tmp_path)
     assert found.sharding == Sharding("full", True, True)
     assert (found.flags, found.total_batch_size) == ({}, None)
-    assert read_zero_file(tmp_path, zero_optimization={}).sharding is None
+    assert read_zero_file(tmp_path, zero_optimization=None).sharding is None
     found = read_zero_file(
         tmp_path,
         bf16={"enabled": True},
@@ -243,7 +243,7 @@ def test_a_file_that_cannot_be_read_is_named(
         ({"VERSION": "2", "OFFLOAD_PARAMS": "true"}, Sharding(offload=True)),
         ({"SHARDING_STRATEGY": "SHARD_GRAD_OP"}, Sharding("full", False)),
         ({"SHARDING_STRATEGY": "2"}, Sharding("full", False)),
-        ({"SHARDING_STRATEGY": "HYBRID_SHARD"}, Sharding("hybrid")),
+        ({"SHARDING_STRATEGY": "hybrid_shard"}, Sharding("hybrid")),
         ({"SHARDING_STRATEGY": "5"}, Sharding("hybrid", False)),
         ({"SHARDING_STRATEGY": "NO_SHARD"}, None),
         ({"RESHARD_AFTER_FORWARD": "SHARD_GRAD_OP"}, Sharding("full", False)),
@@ -325,8 +325,9 @@ def test_groups_of_other_kinds_are_refused() -> None:
     for kind in ("TP", "CP", "SP"):
         name = f"PARALLELISM_CONFIG_{kind}_SIZE"
         read_launch({**used, name: "1"})
-        with pytest.raises(UsageError, match=f"{kind.lower()}_size is 2"):
-            read_launch({**used, name: "2"})
+        for size in ("2", "0", "None"):
+            with pytest.raises(UsageError, match=f"{kind.lower()}_size is {size}"):
+                read_launch({**used, name: size})
 
 
 OWN_WAY = {

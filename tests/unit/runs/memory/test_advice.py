@@ -243,6 +243,7 @@ def test_sharding_is_advised_nothing_that_it_refuses(
     # The launcher and its file are not among the flags of a command.
     assert [commands_in(page) for page in pages] == [[]] * 4
     assert "\n        add --use_gradient_checkpointing, " in answers[0]
+    assert re.findall(r"sft:(\w+)", answers[1]) == ["data_process", "train"]
     assert "processes" in answers[-1]
     for flag in ("--blocks_to_swap", "--optimizer", "--trainable_dtype"):
         assert not any(flag in answer for answer in answers)
