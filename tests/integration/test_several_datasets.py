@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain import DstrainError, UsageError, run
+from dstrain import Diverged, DstrainError, UsageError, run
 from dstrain.cli.main import main
 from dstrain.errors import CacheError
 from dstrain.runs import Setup
@@ -390,6 +390,26 @@ def test_a_dataset_that_is_gone_is_named_before_stage_1(place: Path) -> None:
         run(config(place, **changes, overwrite=True))
     assert caught.value.where == "--dataset 1: --dataset_base_path"
     assert "--feature_cache" in str(caught.value)
+
+
+def test_a_dry_run_counts_the_rows_of_all_also_where_the_first_lacks_a_file(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for steps in ("3 steps\n", "3 steps, if "):
+        run(config(place, dry_run=True, validation_split=0.5, dataset=more(place)))
+        page = capfd.readouterr().out
+        assert " 4 of these for validation\n" in page and f"    {steps}" in page
+        (place / "data/1.png").unlink(missing_ok=True)
+
+
+def test_the_first_row_of_a_further_dataset_has_the_name_of_its_own_table(
+    place: Path,
+) -> None:
+    table = (place / "more/metadata.json").rename(place / "more/more.json")
+    changes: dict[str, Any] = {"feature_cache": place / "cache", "batch_size": 7}
+    changes["dataset"] = more(place, dataset_metadata_path=str(table))
+    with pytest.raises(Diverged, match=r"more\.json:1"):
+        run(config(place, learning_rate=1e30, max_steps=9, **changes))
 
 
 def test_inputs_are_those_of_all_datasets(place: Path) -> None:

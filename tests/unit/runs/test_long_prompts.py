@@ -1,6 +1,5 @@
 """Rows with long prompts are refused, or named once, in the log in full."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,23 +83,6 @@ def test_an_error_names_the_row_and_what_is_cut_and_usual_cuts_are_none(
     with pytest.raises(UsageError, match=r"T5 .* 12.*a bridge") as caught:
         train(here, **strict)
     assert caught.value.where == LONG_ROW
-
-
-def test_the_first_row_of_a_further_dataset_is_named_by_its_own_file(
-    here: Path, tmp_path: Path
-) -> None:
-    datasets = []
-    for name, caption in (("first", "a dog"), ("second", "two dogs on a bridge")):
-        family.write_data(tmp_path / name, (caption,), ((16, 16),))
-        table = (tmp_path / name / "metadata.json").rename(tmp_path / f"{name}.json")
-        one = {"dataset_base_path": tmp_path / name, "dataset_metadata_path": table}
-        datasets.append(json.dumps(one, default=str))
-    flags = {"dataset": tuple(datasets), "feature_cache": tmp_path / "cache"}
-    flags |= {"dataset_base_path": None, "output_path": tmp_path / "out"}
-    train(here, task="sft:data_process", **flags)
-    with pytest.raises(UsageError) as caught:
-        train(here, task="sft:train", on_long_prompt="error", **flags)
-    assert caught.value.where == "second.json:1"
 
 
 def test_what_stage_1_cut_stage_2_knows_also_after_a_kill(

@@ -190,9 +190,11 @@ class Grouped:
     class Probe:
         model_fields = ("runtime", "git", "monitor", "monitor_interval")
 
+    own: tuple[tuple[str, object], ...] = ()
+
     def __init__(self, probe: dict[str, bool], terminal: dict[str, str]) -> None:
-        self.probe = SimpleNamespace(**probe)
-        self.terminal = SimpleNamespace(**terminal)
+        self.probe = SimpleNamespace(**{**probe, **dict(self.own)})
+        self.terminal = SimpleNamespace(**{**terminal, **dict(self.own)})
 
 
 class Deaf:
@@ -200,20 +202,6 @@ class Deaf:
 
     def __init__(self, **given: object) -> None:
         pass
-
-
-class Printing(Grouped):
-    """Settings of one that sends what is printed, whatever it is told."""
-
-    def __init__(self, probe: dict[str, bool], terminal: dict[str, str]) -> None:
-        super().__init__(probe, {"proxy_type": "all"})
-
-
-class Nosy(Grouped):
-    """Settings of one that collects, whatever it is told."""
-
-    def __init__(self, probe: dict[str, bool], terminal: dict[str, str]) -> None:
-        super().__init__({**probe, "git": True}, terminal)
 
 
 def test_a_swanlab_that_groups_its_settings_collects_nothing_either(
@@ -227,7 +215,14 @@ def test_a_swanlab_that_groups_its_settings_collects_nothing_either(
     assert settings.terminal.proxy_type == "none"
 
 
-@pytest.mark.parametrize("settings", [Deaf, Printing, Nosy])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Deaf,
+        type("Nosy", (Grouped,), {"own": (("git", True),)}),
+        type("Printing", (Grouped,), {"own": (("proxy_type", "all"),)}),
+    ],
+)
 def test_a_swanlab_that_does_not_take_the_settings_gets_nothing(
     settings: type,
     here: Path,

@@ -95,9 +95,8 @@ def test_the_answer_comes_last_where_it_is_on_the_screen(
     bare: Command, tmp_path: Path
 ) -> None:
     words = "--toy --dataset_base_path . --output_path out --device_memory 24GB"
-    absent = "--preset_lora_path absent --lora_checkpoint absent"
     for more in ("", " --feature_cache a-folder-with-a-long-name"):
-        printed = bare(f"{words}{more} {absent}")
+        printed = bare(f"{words}{more} --preset_lora_path absent")
         assert to_fetch(printed)
         *_, blank, title, answer = printed.splitlines()
         assert blank == "" and title[0] != " "

@@ -134,7 +134,7 @@ def test_of_a_feature_cache_it_is_the_largest_that_is_stored(
     [
         ({"height": 32, "width": 64}, "64 x 32"),
         ({"max_pixels": 1000}, "24 x 24"),
-        ({"resolution": "512,768"}, "768 x 768"),
+        ({"resolution": "768,512"}, "768 x 768"),
         ({}, "1024 x 1024"),
     ],
 )
