@@ -274,7 +274,6 @@ def test_copies_on_each_machine_are_divided_by_its_processes(
     [
         ({"save_steps": 100, "max_steps": 1000}, "10", 3),
         ({"save_steps": 600, "max_steps": 1000}, "2", 2),
-        ({"save_steps": 100, "max_steps": 1000, "keep_checkpoints": 1}, "2", 2),
         ({"save_steps": 100, "max_steps": 1000, "keep_checkpoints": 4}, "5", 5),
         ({"save_steps": 1, "max_steps": 2, "keep_checkpoints": 4}, "2", 2),
         ({"max_steps": 12}, "2", 2),
