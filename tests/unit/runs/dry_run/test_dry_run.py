@@ -227,6 +227,7 @@ def test_stage_1_with_nothing_to_do_reads_no_row_and_says_the_same(
     stage_1 = {"task": "sft:data_process", **cached}
     want = page(tmp_path, **stage_1)
     assert "6 rows in" in want and "largest sample, metadata.json:" in want
+    assert "2 sizes (" in want and "batches" not in want
     train(tmp_path, **stage_1)
     # Now an image that is looked at is one that cannot be read.
     monkeypatch.setattr(Image, "open", None)
