@@ -110,13 +110,15 @@ def test_a_reader_on_another_machine_counts_until_it_is_silent(
 def test_a_mark_that_cannot_be_read_counts_until_it_is_silent(
     why: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = cache / f"{READING}node-7-0123abcd.json"
+    path = cache / f"{READING}zz-7-0123abcd.json"
     path.write_text("" if why == "just being made" else '{"version": 2}')
     if why == "refused":  # to another user than its own
         make_unreadable(monkeypatch, path, errno.EACCES)
     assert len(readers(cache)) == 1
     assert path.name in refused(cache)
     age(path)
+    with reading(cache):  # whose mark can be read, and is looked at before
+        assert len(readers(cache)) == 1
     assert readers(cache) == []
     remove(cache)
     assert path.exists() is (why != "just being made")

@@ -76,6 +76,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], bool]] = {
     "touched": (lambda path: os.utime(path, ns=(1, 1)), False),
     "copied": (copy, False),
     "removed": (Path.unlink, False),
+    "a folder now": (lambda path: (path.unlink(), path.mkdir()), False),
 }
 """Changes of a file, and whether its content is another one then."""
 
@@ -104,8 +105,8 @@ def test_those_of_some_samples_are_compared_alone(data: Path) -> None:
     assert len(files) == ROWS
     some = files.of_samples(range(100, 200))
     assert len(some) == 100
-    marks = [file_mark(data / f"{row}.png") for row in (100, 101)]
-    assert some.marks(slice(0, 2)).tolist() == marks
+    marks = [file_mark(data / f"{row}.png") for row in (101, 102)]
+    assert some.marks(slice(1, 3)).tolist() == marks
     assert np.shape(some.marks(slice(0, 0))) == (0, 4)
     rewrite(data / CHANGED)
     assert some.are_as_recorded([str(data)])

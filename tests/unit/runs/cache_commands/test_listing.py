@@ -1,6 +1,7 @@
 """`dstrain cache ls` counts rows, values and bytes, and says what is shared."""
 
 from dstrain.cache import FeatureCache
+from dstrain.config import as_size
 from dstrain.runs import as_lines, listing
 
 from tests.support.caching_family import GUIDED
@@ -66,10 +67,11 @@ def test_a_value_of_the_negative_branch_belongs_to_its_unit(place: Place) -> Non
 
 
 def test_it_is_written_for_people(shared_place: Place) -> None:
-    text = as_lines(listing(shared_place.cache))
-    head, *lines = text.splitlines()
+    listed = listing(shared_place.cache)
+    head, *lines = as_lines(listed).splitlines()
     assert head.startswith(f"{shared_place.cache}: 4 rows, ")
-    assert any(
-        line.split()[:4] == ["prompt_emb", "encode_prompt", "4", "3"] for line in lines
-    )
+    (units,) = (one for one in listed["units"] if one["value"] == "prompt_emb")
+    sizes = [as_size(units[name]).split() for name in ("bytes", "mean_bytes")]
+    said = ["prompt_emb", "encode_prompt", "4", "3", *sizes[0], *sizes[1], "1"]
+    assert said in [line.split() for line in lines]
     assert any(line.startswith(shared_place.plans[0].stem[:8]) for line in lines)

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.support.caching_project import Place, noise_image, write_rows
-from tests.support.runs import weights_of
+from tests.support.runs import train, weights_of
 from tests.support.unreadable import make_unreadable
 
 Printed = pytest.CaptureFixture[str]
@@ -74,11 +74,13 @@ def test_a_changed_byte_is_named_with_its_file(
         assert path in problems(place.cache, capsys)
         path.write_bytes(whole)
     for path in damaged:
-        flip(path, at)
+        for one in {at, -1, path.stat().st_size // 2}:
+            flip(path, one)
     assert problems(place.cache, capsys).keys() == set(damaged)
     with pytest.raises(StateError) as caught:
         verify(place.cache)
     assert caught.value.exit_code == 3
+    assert caught.value.what.startswith(f"{len(damaged)} ")  # files, not values
     assert "--repair" in caught.value.help_lines[0]
 
 
@@ -227,6 +229,9 @@ def test_samples_are_spread_and_chosen_by_the_seed(
 
     chosen = [rows(seed) for seed in range(6)]
     assert all([row // 2 for row in found] == [0, 1, 2] for found in chosen)
+    # Also where a later plan is as it was computed.
+    later = {"feature_cache": tmp_path / "cache", "max_pixels": 128}
+    train(here, task="sft:data_process", **later)
     assert rows(0) == chosen[0]
     assert len({tuple(found) for found in chosen}) > 1
 

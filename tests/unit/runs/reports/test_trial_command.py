@@ -82,9 +82,14 @@ def test_a_previews_prompt_goes_before_it_with_the_trigger_word_cut_between_word
     wanted = " ".join(["a sks dog", *["word"] * 18])
     for stages in ({}, cache, {**cache, "task": "sft:train"}):
         assert trial(**flags, **stages)["prompt"] == wanted
-    entry = {"dataset_base_path": str(tmp_path / "data"), "trigger_word": "sks"}
-    of_a_dataset = {"preview_prompt": prompts, "dataset": (json.dumps(entry),)}
-    assert trial(**of_a_dataset)["prompt"] == wanted
+    # The run's word, else that of the first dataset with one of its own.
+    for of_run, own in ((None, ("sks", "tok")), ("sks", ("tok",))):
+        entries = [
+            {"dataset_base_path": str(tmp_path / "data"), "trigger_word": one}
+            for one in own
+        ]
+        given = {"trigger_word": of_run, "dataset": tuple(map(json.dumps, entries))}
+        assert trial(**flags | given)["prompt"] == wanted
     # The prompts of the feature cache are previewed, too.
     found = trial(task="sft:train", trigger_word="sks", **cache)
     assert found["prompt"] == wanted

@@ -209,7 +209,7 @@ def test_a_row_that_cannot_be_trained_on_is_named(
     [
         ({"num_epochs": 0}, "num_epochs"),
         ({"learning_rate": -1}, "learning_rate"),
-        ({"weight_decay": -1}, "weight_decay"),
+        ({"weight_decay": float("nan")}, "weight_decay"),
         ({"logger": print}, "logger"),
     ],
 )
