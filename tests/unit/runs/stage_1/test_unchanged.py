@@ -194,7 +194,7 @@ def test_a_secret_is_seen_in_whatever_way_it_is_written(
         {"variant": "other"},
         {"task": GUIDED},
         {"dataset_root": (Path(),)},
-        {"recipe": "tiny-style-24gb"},
+        {"recipe": "tiny-style-24gb", "overwrite": True},
     ],
 )
 def test_other_flags_end_it_but_not_a_recipe_that_sets_the_same(
