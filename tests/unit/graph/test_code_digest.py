@@ -395,10 +395,10 @@ def unit(x):
     return math.sqrt(x)
 """,
     "a function of another library": """
--from math import sqrt
-+from cmath import sqrt
+-from xml.dom.minidom import parse
++from xml.etree.ElementTree import parse
 def unit(x):
-    return sqrt(x)
+    return parse(x)
 """,
     "the definition of what has no value to compare": """
 import threading

@@ -2,6 +2,7 @@
 prompts that a model cannot take whole are noticed.
 """
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -70,7 +71,8 @@ def test_checks_say_nothing_of_what_is_right_and_what_is_expected_of_the_rest() 
     for outside in (127, -0.5):
         assert all(number in check(outside) for number in ("0", "100", str(outside)))
     assert one_of("canny", "depth")("depth") == ""
-    assert "canny, depth" in one_of("canny", "depth")("dept")
+    for wrong in ("dept", ""):
+        assert "canny, depth" in one_of("canny", "depth")(wrong)
     assert one_of("canny", "depth") != one_of("canny")
 
 
@@ -125,7 +127,7 @@ def test_who_asks_last_is_told_of_a_prompt_that_is_cut_and_may_refuse_it() -> No
             check("a b c d e")
         check("a b c d e")
     assert inner == outer == [LongPrompt("T5", 5, 3, "d e", usual=True)]
-    assert all(part in str(inner[0]) for part in ("5", "T5", "3", "'d e'"))
+    assert re.search(r" 5 .* T5 .* 3; .*'d e'", str(inner[0]))
 
 
 def test_without_anyone_who_asks_no_prompt_is_measured() -> None:

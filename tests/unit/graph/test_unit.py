@@ -73,6 +73,7 @@ def test_an_absent_optional_input_takes_the_default_and_others_are_not_passed() 
 
     assert Unit(unit).run({"prompt": "a", "other": 1}, {}) == {"seen": "a default"}
     assert Unit(unit).run({"prompt": "a", "extra": "b"}, {}) == {"seen": "a b"}
+    assert Unit(unit).identity["name"] == unit.__qualname__
 
 
 @pytest.mark.parametrize(

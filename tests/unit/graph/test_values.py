@@ -270,6 +270,17 @@ def test_an_input_that_a_unit_changes_in_place_is_named(case: str) -> None:
         Unit(unit, given=("second",)).run({"first": first}, {}, second=of_unit(value))
 
 
+def test_what_a_unit_raises_comes_before_what_it_changed() -> None:
+    def unit(values: list[int]) -> Made:
+        values.clear()
+        return {"made": torch.ones(values[0])}
+
+    with pytest.raises(IndexError):
+        Unit(unit).run({"values": [1]}, {})
+    with pytest.raises(AttributeError):
+        Frames(torch.zeros(1), 8.0).fps = 9.0  # type: ignore[misc]  # what is tested
+
+
 def test_reading_is_no_change() -> None:
     def unit(tensor: Tensor, values: list[Any], image: Image.Image) -> Made:
         with torch.inference_mode():

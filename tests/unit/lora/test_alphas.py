@@ -114,7 +114,9 @@ def test_an_alpha_in_the_header_that_is_none_is_refused_where_it_is_needed(
 def test_an_alpha_in_the_header_of_another_program_says_nothing_about_b(
     tmp_path: Path,
 ) -> None:
-    path = written(tmp_path / PATH, with_alpha(as_trained()), {"alpha": "32"})
+    path = written(
+        tmp_path / PATH, with_alpha(as_trained()), {"alpha": "32", "scale": "1"}
+    )
     lora = read(path)
     assert same(lora.trained_layers(path), lora.layers)
 

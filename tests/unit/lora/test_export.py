@@ -16,7 +16,8 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.loaders import PeftAdapterMixin
 from diffusers.models.modeling_utils import ModelMixin
 from dstrain.cli.main import main
-from dstrain.lora import lora_layers, save_lora_for
+from dstrain.config import LoraFile
+from dstrain.lora import lora_layers, read_lora, save_lora_for
 from dstrain.plugin import Files
 from dstrain.storage import CHECKSUM, read_tensors, verify_file
 from safetensors.torch import load_file
@@ -25,6 +26,7 @@ from tests.support.family import weights_of
 from tests.support.lora_family import (
     COMPONENTS,
     DIT,
+    ENCODER_SHAPES,
     MODEL,
     ORIGINAL,
     SHAPES,
@@ -159,6 +161,23 @@ def test_layers_of_unlike_dtypes_and_of_one_down_are_joined(
         again,
     )
     assert load_file(again)[f"{layer}.lora_down.weight"].shape == (8, 6)
+
+
+def test_components_that_share_a_file_keep_their_ranks_and_the_alpha_of_both(
+    tmp_path: Path, export: Callable[..., str]
+) -> None:
+    encoder = "text_encoder.layers.0.q_proj.lora_{}.weight"
+    tensors = {encoder.format("A"): torch.ones(2, 6)}
+    tensors[encoder.format("B")] = torch.ones(6, 2)
+    both = written(tmp_path / "both.safetensors", with_alpha(as_trained() | tensors))
+    path = tmp_path / "x.safetensors"
+    export("--format diffusers --model fused", both, path)
+    networks = {"dit": SHAPES, "text_encoder": ENCODER_SHAPES}
+    found = read_lora(LoraFile(path), MODEL, networks)
+    assert {one.component for one in found} == networks.keys()
+    assert all(one.header["alpha"] == "6.0" for one in found)
+    fields = json.loads(found[0].header["lora_adapter_metadata"])
+    assert (fields["transformer.r"], fields["text_encoder.r"]) == (4, 2)
 
 
 def test_the_family_of_a_file_without_a_header_is_asked_for(

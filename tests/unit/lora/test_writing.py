@@ -336,6 +336,7 @@ def test_the_digest_of_weights_depends_on_contents_and_not_on_names_or_order(
     moved.write_bytes(content)
     small = others[0]
     assert len(digest(weights)) == 40
+    assert base_weights(Files((weights,))) == {"digest": digest(weights)}
     assert digest(moved) == digest(weights)
     assert digest(small, moved) == digest(weights, small)
     found = {digest(weights), digest(weights, small), *map(digest, others)}
@@ -359,11 +360,12 @@ def test_only_what_differs_from_the_training_is_named(
         log_differences(lora, weights, "base", known)
         log_differences(replace(lora, header={}), weights, "base", known)
     assert capsys.readouterr().err == ""
-    log_differences(lora, weights, "edit", Files((other,)))
-    first, *more = capsys.readouterr().err.splitlines()
-    assert f"{weights}: " in first and "base" in first and "edit" in first
-    assert len(more) == (base is None)
-    assert all("dit" in line and other.name in line for line in more)
+    for model_id, used in ((None, other.name), ("Some/Model", "Some/Model")):
+        log_differences(lora, weights, "edit", Files((other,), model_id=model_id))
+        first, *more = capsys.readouterr().err.splitlines()
+        assert f"{weights}: " in first and "base" in first and "edit" in first
+        assert len(more) == (base is None)
+        assert all("dit" in line and used in line for line in more)
 
 
 def test_what_is_saved_is_fp32_whatever_is_trained(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_a_plugin_that_is_installed_meanwhile_is_found(
     before = installed()
     fake_plugin("plugin-more", {"more": "more_record:MODEL"}, {})
     assert {one.name for one in installed()} - {one.name for one in before} == {"more"}
+    assert list(installed()) == sorted(installed())
     for left_out in ("faky", "plugin-faky"):
         names = [one.name for one in installed([left_out])]
         assert "more" in names and "faky" not in names
@@ -141,6 +142,8 @@ def test_a_variant_is_the_first_or_the_one_named() -> None:
     assert (variant_of(family, None), variant_of(family, "edit")) == ("base", "edit")
     with pytest.raises(UsageError, match=r"--variant: .*'edti'.*base, edit.*'edit'"):
         variant_of(family, "edti")
+    with pytest.raises(UsageError, match=r"--variant: .*''.*base, edit"):
+        variant_of(family, "")
 
 
 def test_finding_plugins_needs_no_torch() -> None:

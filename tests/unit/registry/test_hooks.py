@@ -99,10 +99,10 @@ def test_a_hook_plugin_name_offered_twice_is_refused(
 
 
 def test_a_hook_that_raises_is_left_out_from_then_on(load: Load) -> None:
-    extensions = load(good=HOOKS, bad=HOOKS.replace("SEEN.append(", "raise KeyError("))
+    extensions = load(good=HOOKS, bad=HOOKS.replace("SEEN.append(", "numbers.pop("))
     (reason,) = extensions.step_end(1, {"loss": 0.5})
     assert reason.startswith("plugin extra-bad 1.0 ")
-    assert "dstrain_step_end" in reason and "KeyError" in reason
+    assert "dstrain_step_end" in reason and "AttributeError" in reason
     assert extensions.step_end(2, {"loss": 0.25}) == []
     assert sys.modules["extra_good"].SEEN == [(1, 0.5), (2, 0.25)]
 
