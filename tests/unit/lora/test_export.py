@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers.configuration_utils import ConfigMixin, register_to_config
-from diffusers.loaders import PeftAdapterMixin
-from diffusers.models.modeling_utils import ModelMixin
 from dstrain.cli.main import main
 from dstrain.config import LoraFile
 from dstrain.lora import lora_layers, read_lora, save_lora_for
@@ -31,7 +28,6 @@ from tests.support.lora_family import (
     ORIGINAL,
     SHAPES,
     SPEC,
-    Net,
     adapter,
     as_trained,
     network,
@@ -409,36 +405,3 @@ def test_an_exported_file_gives_the_same_image(
         path = tmp_path / f"{program}.safetensors"
         export(f"--format {program}", lora, path)
         assert image("--lora", str(path)) == wanted
-
-
-class Toy(ModelMixin, ConfigMixin, PeftAdapterMixin):  # type: ignore[misc]
-    """A network that diffusers loads LoRA into."""
-
-    @register_to_config
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.net = Net(width)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        """(tokens, 3) -> (tokens, 3)."""
-        return self.net(x)
-
-
-def test_the_toy_of_diffusers_loader_acts_the_same(
-    tmp_path: Path, export: Callable[..., str]
-) -> None:
-    path, module = ours(tmp_path, **CONFIG)
-    kohya, back = tmp_path / "kohya.safetensors", tmp_path / "back.safetensors"
-    export("--format kohya", path, kohya)
-    export("--format diffusers", kohya, back)
-    for file in (path, back):
-        tensors, header = read_tensors(file)
-        named = {
-            key.replace("transformer.", "transformer.net."): value
-            for key, value in tensors.items()
-        }
-        toy = Toy()
-        toy.net.load_state_dict(network().state_dict())
-        metadata = json.loads(header["lora_adapter_metadata"])
-        toy.load_lora_adapter(named, prefix="transformer", metadata=metadata)
-        assert torch.allclose(output(toy), output(module), atol=1e-6)

@@ -45,6 +45,7 @@ def test_problems_and_missing_targets_are_reported() -> None:
         assert field in problem
     (problem,) = replace(MODEL, variants=()).problems()
     assert "'tiny'" in problem
+    assert not list(replace(MODEL, toy="").missing_targets())
     for part in ("pipelines", "components", "toy"):
         for place in ("nowhere.at_all:write", ":write", "dstrain"):
             (missing,) = replace(MODEL, **{part: place}).missing_targets()
