@@ -108,6 +108,8 @@ def test_a_value_comes_back_exactly_from_its_storable_form(value: Any) -> None:
     tensors: dict[str, Tensor] = {}
     form = json.loads(json.dumps(serialize(of_unit(value), tensors, "v")))
     assert plain(deserialize(form, tensors)) == plain(value)
+    if isinstance(value, Image.Image | Frames | Tensor):
+        assert form["shape"] == list(next(iter(tensors.values())).shape)
 
 
 CYCLE: list[Any] = []
