@@ -172,6 +172,9 @@ def test_what_takes_little_time_says_nothing_and_what_is_brief_tells_no_end(
         assert capsys.readouterr().err.startswith("preview 2/3, ")
         bar.update()
     assert is_brief == (capsys.readouterr().err == "")
+    with redirect_stderr(Terminal()) as terminal, progress_bar("a", 1, brief=is_brief):
+        pass
+    assert terminal.getvalue().endswith("\r" if is_brief else "\n")
 
 
 def test_other_processes_neither_show_bars_nor_log(
@@ -415,8 +418,9 @@ def test_a_script_that_loads_the_library_says_so_on_a_terminal(
     ],
 )
 def test_the_values_of_variables_named_like_secrets_are_hidden(name: str) -> None:
-    found = redacted("user ann, pa55word-Long", {name: "pa55word-Long"})
-    assert found == "user ann, ***"
+    variables = {"A_TOKEN": "ann", name: "pa55word", "ANY_TOKEN": "pa55word-Long"}
+    found = redacted("user ann, pa55word pa55word-Long", variables)
+    assert found == "user ann, *** ***"
     assert redacted(f"https://e.com/a?{name}=x1") == f"https://e.com/a?{name}=***"
 
 

@@ -304,9 +304,10 @@ def test_what_is_written_is_toml_whatever_the_values_are(
 ) -> None:
     text = Path("musubi_kontext.sh").read_text()
     text = text.replace("--network_dim 8", "--network_dim 08 --lr_scheduler 'a\x07b'")
+    text = text.replace("--output_name edits", "--output_name 'a\x7fb'")
     Path("odd.sh").write_text(text)
     options = imported("odd.sh").options
-    assert options["lora_rank"] == "08"
+    assert (options["lora_rank"], options["output_path"]) == ("08", "output/a\x7fb")
     assert "lr_scheduler" not in options
     text = Path("kohya_flux.toml").read_text()
     text = text.replace('lr_scheduler = "constant"', 'lr_scheduler = "a\\nb"')

@@ -113,7 +113,7 @@ def test_the_names_of_diffsynth_studio_have_an_alias(tmp_path: Path) -> None:
 HOOKS = """
 import click
 from dstrain import Task
-from dstrain.plugin import hookimpl
+from dstrain.plugin import QuantizationMethod, hookimpl
 @hookimpl
 def dstrain_commands():
     return [click.Command("shout"), click.Command("train")]
@@ -122,7 +122,11 @@ def dstrain_tasks():
     def loss(predict): return predict
     return [Task.of("whisper", loss)]
 @hookimpl
+def dstrain_quantizers(): return [QuantizationMethod("pack", print, print)]
+@hookimpl
 def dstrain_step_end(step): pass
+@hookimpl
+def dstrain_modify_step(step): pass
 """
 
 
@@ -133,7 +137,7 @@ def test_plugins_are_listed_with_what_they_add_or_why_they_cannot_be_used(
         "model_files": "{'Some/Model': {'dit': 'dit/*'}}",
         "model_ids": "{'edit': ('Some/*',)}",
     }
-    modules = {"faky_record": family_source("faky", **ids)}
+    modules = {"faky_record": "print(1)\n" + family_source("faky", **ids)}
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
     broken = {"bad_record": "1 / 0"}
     fake_plugin("plugin-bad", {"bad": "bad_record:MODEL"}, broken, version="3.1")
@@ -160,8 +164,8 @@ def test_plugins_are_listed_with_what_they_add_or_why_they_cannot_be_used(
     }
     assert (found["bad"]["state"], found["bad"]["version"]) == ("broken", "3.1")
     assert "ZeroDivisionError" in found["bad"]["reason"]
-    assert found["some"]["adds"][:2] == ["command shout", "task whisper"]
-    assert len(found["some"]["adds"]) == 3
+    *named, _, _ = found["some"]["adds"]
+    assert named == ["command shout", "task whisper", "quantization method pack"]
     assert "'train'" in found["some"]["reason"]
     assert main(["plugins", *others]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -223,7 +227,9 @@ def test_a_terminal_is_told_that_a_command_works_and_nothing_of_it_stays(
 ) -> None:
     with redirect_stderr(Terminal()) as terminal:
         assert main(["graph", "--model", "tiny", "--toy"]) == 0
+        assert main(["-h"]) == 0
     shown, *_, blank, end = terminal.getvalue().split("\r")
     assert shown.strip()
     assert (blank, end) == (" " * len(blank), "")
-    assert shown.strip() not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert shown.strip() not in printed and "\x1b" not in printed

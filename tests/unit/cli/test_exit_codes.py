@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,15 +131,12 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (0, "an image", Way(GENERATE)),
     (1, "a defect in a step", Way(SHORT, "", before(STEP, lambda: {}["deep\ninside"]))),
     (1, "a defect while it loads", Way(SHORT, "", at(LOAD, KeyError("deep")))),
-    (1, "a defect of a sampler", Way(GENERATE, "", at(INFER, RuntimeError("deep")))),
-    (1, "a defect in a data loader's process", Way(WORKER, "data loader: ", at(SAMPLE, ValueError("deep")))),
-    (2, "unknown command", Way("trian", "command line: ")),
-    (2, "unknown flag", Way(f"{SHORT} --batchsize 2", "--batchsize: ")),
+    (1, "a defect of a sampler", Way(GENERATE, f"{__file__}:", at(INFER, RuntimeError("deep")))),
+    (1, "a defect in a data loader's process", Way(
+        WORKER, "data loader: ValueError: deep", at(SAMPLE, ValueError("deep")))),
     (2, "a tracker that is not installed", Way(f"{SHORT} --report_to swanlab", "--report_to: swanlab ")),
-    (2, "unknown family", Way("--model tinny", "--model: ")),
     (2, "unknown task", Way(f"{SHORT} --task sfr", "--task: ")),
     (2, "unknown component", Way(f"{SHORT} --lora_base_model ditt", "--lora_base_model: ")),
-    (2, "value out of range", Way(f"{SHORT} --batch_size 0", "--batch_size: ")),
     (2, "file of flags", Way(f"--config a.toml {SHORT}", "a.toml:sed: ", written("a.toml", "sed = 1"))),
     (2, "no such image", Way(SHORT, "data/metadata.json: ", lambda here, patch: (here / "data/0.png").unlink())),
     (2, "no data set", Way(f"{SHORT} --dataset_base_path dat", "--dataset 1: --dataset_base_path: ")),
@@ -161,6 +157,7 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (4, "output below a file", Way(f"{SHORT} --output_path a.txt/out", "a.txt", written("a.txt"))),
     (4, "a file as output", Way(f"{SHORT} --output_path a.txt", "a.txt: ", written("a.txt"))),
     (4, "store below a file", Way(f"{STAGE_1} --feature_cache a.txt/c", "a.txt", written("a.txt"))),
+    (4, "a file that a family cannot read", Way(GENERATE, "x/y: ", at(INFER, OSError(5, "no", "x/y")))),
     (4, "disk full", Way(SHORT, "", at("os.fsync", FULL))),
     (4, "a data loader's process ends", Way(WORKER, "data loader: ", at(SAMPLE, SystemExit(9)))),
     (5, "learning rate", Way(f"{TRAIN} --learning_rate 1e30", "step 2: ")),
@@ -235,12 +232,6 @@ def test_a_way_to_each_exit_code(
     assert not errors or errors[0].startswith(f"dstrain: error: {way.place}"), errors
     assert code != 2 or printed.err.startswith("dstrain: error: ")
     assert digests(here) == kept
-
-
-def test_every_code_is_produced_in_three_ways_at_least() -> None:
-    counts = Counter(code for code, _, _ in WAYS)
-    assert set(counts) == {0, 1, 2, 3, 4, 5, 6, 75}
-    assert min(counts.values()) >= 3
 
 
 def test_tracebacks_need_debug(

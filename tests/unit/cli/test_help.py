@@ -122,14 +122,6 @@ def test_the_short_help_has_the_options_of_the_family_that_is_named(
         assert ("--shade" in shown(words)) == has
 
 
-def test_only_commands_that_read_a_file_have_config(
-    shown: Callable[[str], str],
-) -> None:
-    for command in ("train", "graph", "generate", "models"):
-        has = "--config FILE" in shown(f"{command} --help")
-        assert has == (command != "models")
-
-
 def test_commands_of_plugins_are_listed_without_importing_these(
     shown: Callable[[str], str], fake_plugin: Callable[..., Path]
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_flag_of_another_trainer_gets_advice(
         ("lora_rnak", ["lora_rank"]),
         ("blockswap", ["blocks_to_swap"]),
         ("preview_prompts", ["preview_prompt"]),
+        ("output", ["output_path"]),  # `generate` has --output
         ("guidance", []),
         ("guidance_scales", []),
         ("noise_offset", []),

@@ -254,6 +254,7 @@ def test_a_list_ends_with_commands_that_work(
         assert main(command[1:]) == 0
     (config,) = runs
     assert config.recipe in {command[-1] for command in commands}
+    assert config.recipe.endswith("-48gb" if "48GB" in narrowed else "-24gb")
 
 
 def test_without_recipes_the_list_is_empty(shown: Callable[[str], str]) -> None:
@@ -281,6 +282,7 @@ def test_json_has_options_sources_and_peaks(shown: Callable[[str], str]) -> None
     assert found["options"] == RECIPE.options
     assert found["peaks"] == [*RECIPE.peaks]
     assert found["option_sources"]["learning_rate"] in found["sources"]
+    assert all(found["option_sources"].values())
     every = json.loads(shown("--model wan --goal character --json"))
     assert found in every
     assert {one["goal"] for one in every} == {"character"}

@@ -30,19 +30,19 @@ def test_each_table_has_its_own_options_and_the_others_of_the_run() -> None:
         flip=True,
         max_pixels=4096,
         dataset=(
-            entry(repeats=3, resolution=512, caption_dropout="0.1", flip="false"),
-            entry(**{"loss-weight": 0.5, "column": "prompt=text", "keep_tags": "2"}),
+            entry(repeats=10**6, resolution=512, caption_dropout="0.1", flip="false"),
+            entry(**{"loss-weight": 0, "column": "prompt=text", "keep_tags": "2"}),
         ),
     )
     first, second, third = datasets_of(config)
     assert first.config.dataset_metadata_path == Path("data/rows.csv")
     assert all(one.config.dataset == () for one in (first, second, third))
-    assert (second.repeats, second.loss_weight) == (3, 1.0)
+    assert (second.repeats, second.loss_weight) == (10**6, 1.0)
     own = second.config
     assert (own.resolution, own.caption_dropout, own.flip) == ("512", 0.1, False)
     # The metadata of one dataset is that of no other.
     assert (own.dataset_metadata_path, own.max_pixels) == (None, 4096)
-    assert (third.repeats, third.loss_weight) == (1, 0.5)
+    assert (third.repeats, third.loss_weight) == (1, 0)
     assert (third.config.column, third.config.keep_tags) == (("prompt=text",), 2)
     assert third.config.flip
 
@@ -90,6 +90,7 @@ def test_a_dataset_may_have_several_numbers_of_frames(
     [
         ("{", "", "line 1"),
         ("3", "", "."),
+        ("[" * 99999, "", "."),
         (entry(fliip=True), "", "'fliip'.*'flip'"),
         (entry(seed=1), "", "'seed'"),
         (entry(repeats=0), "repeats", "1"),

@@ -155,20 +155,48 @@ model_id model_id_with_origin_paths model_paths negative_prompt num_frames num_i
 on_long_prompt output overwrite prompt quant_options run seed tile_size tile_stride tiled toy
 trajectory variant width
 """
+BOUNDS = {
+    ">= 1": "batch_size blocks_to_swap bucket_max_side bucket_min_side bucket_step dataset_repeat frame_samples "
+    "gradient_accumulation_steps height keep_checkpoints lokr_factor lora_rank lr_scheduler_num_cycles max_pixels "
+    "max_steps num_epochs num_frames num_inference_steps preview_steps save_steps tile_size tile_stride "
+    "validation_steps width",
+    ">= 1 <= 64": "crops",
+    ">= 2 <= 1000": "caption_variants",
+    f">= 0 <= {2**63 - 1}": "seed",
+    ">= 0": "dataset_num_workers guidance_scale keep_tags lr_warmup_steps max_grad_norm weight_decay",
+    ">= 0 < 1": "caption_dropout lora_dropout unmasked_weight",
+    ">= 0 <= 1": "max_timestep_boundary min_timestep_boundary",
+    "> 0": "learning_rate lora_alpha loraplus_lr_ratio lr_scheduler_power",
+    "> 0 < 1": "ema_decay validation_split",
+    "> 0 <= 1": "denoising_strength",
+}
+"""What values are between -> the options."""
 
 
 def test_the_options_are_these() -> None:
     assert options_of(TrainConfig) == OPTIONS
-    assert sorted(flags_by_name(GenerateConfig)) == OF_GENERATE.split()
+    of_generate = options_of(GenerateConfig)
+    assert sorted(of_generate) == OF_GENERATE.split()
+    defaults = {name: default for name, (default, _) in of_generate.items() if default}
+    assert defaults == {"on_long_prompt": "truncate"}
 
 
 def test_type_bounds_and_choices_of_an_option_follow_from_its_field() -> None:
+    bounds = {one: ends for ends in BOUNDS for one in BOUNDS[ends].split()}
+    for flag in (*flags(TrainConfig), *flags(GenerateConfig)):
+        ends = {
+            ">=": flag.minimum,
+            ">": flag.above,
+            "<=": flag.maximum,
+            "<": flag.below,
+        }
+        said = " ".join(
+            f"{sign} {end}" for sign, end in ends.items() if end is not None
+        )
+        assert said == bounds.get(flag.name, ""), flag.name
     known = flags_by_name(TrainConfig)
-    steps, seed = known["max_steps"], known["seed"]
-    assert (steps.kind, steps.default, steps.minimum) == (int, None, 1)
-    assert (seed.minimum, seed.maximum) == (0, 2**63 - 1)
-    assert (known["caption_dropout"].kind, known["caption_dropout"].below) == (float, 1)
-    assert (known["learning_rate"].above, known["learning_rate"].by_name) == (0, True)
+    assert (known["max_steps"].kind, known["caption_dropout"].kind) == (int, float)
+    assert known["learning_rate"].by_name
     assert known["num_frames"].listed
     assert known["frame_sampling"].choices == ("head", "chunk", "uniform")
     assert (known["dataset_root"].kind, known["dataset_root"].many) == (Path, True)
@@ -202,7 +230,8 @@ def test_options_of_effects_are_named_once_in_the_order_of_the_fields() -> None:
 
 def test_choices_are_what_the_code_can_do() -> None:
     choices = {flag.name: flag.choices for flag in flags(TrainConfig)}
-    assert set(ENDING_AT_LAST_STEP) < set(choices["lr_scheduler"])
+    endless = ("constant", "constant_with_warmup")
+    assert {*choices["lr_scheduler"]} - {*endless} == {*ENDING_AT_LAST_STEP}
     schedule = FlowMatchSchedule(shift=1.0)
     assert choices["timestep_sampling"] == (
         *("shifted", "logit_normal", "uniform", "mode"),

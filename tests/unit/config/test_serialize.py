@@ -79,7 +79,9 @@ def test_what_a_run_used_is_what_generation_takes_and_its_recipe_is_not(
         ({"mixed_precision": "bf16"}, {}),
         ({"toy": True}, {"model_id": None, "hub": None}),
         ({"model_paths": '["a"]'}, {"model_id": None, "hub": None}),
+        ({"quant_options": "dit:fp8"}, {"fp8_models": None}),
         ({"framewise_decoding": True}, tiles),
+        ({"tiled": True}, {**tiles, "framewise_decoding": False}),
         ({"tile_size": 128}, {"tile_stride": None}),
         ({"tile_stride": 16}, {"tile_size": None}),
         ({"family_options": {"area": "32"}}, {}),
@@ -144,11 +146,14 @@ def test_stage_2_names_the_command_that_fills_its_cache_where_the_dataset_is_kno
     stage_2 = {"task": "sft:train", "max_steps": 1, "overwrite": True}
     cache = tmp_path / "cache"
     given = config_of(project(tmp_path), feature_cache=cache, **stage_2)
-    with pytest.raises(StateError) as caught:
-        run(replace(given, dataset_base_path=None))
-    assert caught.value.help_lines[-1].endswith("--task sft:data_process")
+    for base, store in ((None, cache), (cache, None)):
+        with pytest.raises(StateError) as caught:
+            run(replace(given, dataset_base_path=base, feature_cache=store))
+        assert caught.value.help_lines[-1].endswith("--task sft:data_process")
     with pytest.raises(StateError) as caught:
         run(given)
+    (note,) = caught.value.__notes__  # without the flags of the commands
+    assert "feature_cache=" in note and "task=" not in note
     filling, both = (
         shlex.split(line.partition(": dstrain ")[2])
         for line in caught.value.help_lines[-2:]

@@ -50,8 +50,8 @@ from tests.support.command_lines import toy_config
         (card_size, "512MiB", 2**29),
         (card_size, "500MB", 5 * 10**8),
         (as_size, 38.06 * 2**30, "38.06 GiB"),
-        (as_size, 512 * 2**20, "0.50 GiB"),
-        (as_size, 50 * 2**20, "50.0 MiB"),
+        (as_size, 2**30 / 10, "0.10 GiB"),
+        (as_size, 2**20 / 10, "0.1 MiB"),
         (as_size, 3174, "3.1 KiB"),
     ],
 )
@@ -196,6 +196,7 @@ def test_how_weights_are_stored_is_asked_for_by_files_method_and_layers(
         ("a:b.s", LoraFile(Path("a:b.s"))),
         ("a:b.s:-1", LoraFile(Path("a:b.s"), -1.0)),
         ("a:nan", LoraFile(Path("a:nan"))),
+        (":0.5", LoraFile(Path(":0.5"))),
         ("a.s@alpha=rank", LoraFile(Path("a.s"), alpha="rank")),
         ("a.s:0.5@alpha=8", LoraFile(Path("a.s"), 0.5, alpha=8.0)),
         ("a.s@skip_missing", LoraFile(Path("a.s"), skip_missing=True)),
@@ -221,7 +222,7 @@ def test_a_lora_file_may_have_a_component_a_scale_and_options(
     text: str, file: LoraFile
 ) -> None:
     components = ("dit", "dit2")
-    assert parse_lora(text).of(components) == file
+    assert parse_lora(text).of(components).of(components) == file
     assert parse_lora(str(file)).of(components) == file
     assert parse_lora(file.typed).of(components) == file
 
@@ -285,7 +286,7 @@ def test_a_script_gives_one_value_or_a_list_where_several_may_be() -> None:
         "a.safetensors",
         ["b.safetensors", "c.safetensors"],
     ]
-    assert replace(config, seed=3) == replace(config, seed=3)
+    assert toy_config(preview_prompt=[], column=[], dataset=[]) == toy_config()
     assert toy_config(model_paths=Path("a")).model_paths == '["a"]'
 
 
@@ -313,6 +314,7 @@ def test_an_option_that_there_is_not_is_answered_with_the_nearest() -> None:
 def test_flags_in_an_error_are_told_as_a_script_writes_them() -> None:
     for given, keywords in (
         ({"lora_rank": 0}, "lora_rank=..."),
+        ({"fp8_models": ""}, "fp8_models=..."),
         ({"resume": "auto", "overwrite": True}, "resume='auto', overwrite=True"),
     ):
         with pytest.raises(UsageError) as caught:

@@ -251,7 +251,8 @@ def test_each_of_two_datasets_is_computed_again_with_and_without_the_other(
         damage(path, 50)
     if has_first:  # and is elsewhere now
         moved = (two_datasets / "data").rename(two_datasets / "moved")
-        mended(cache, dataset_base_path=moved)
+        words = ("--repair", "--dataset_base_path", str(moved))
+        assert main(["cache", "verify", str(cache), *words]) == 0
     else:
         mended(cache)
     verify(cache)

@@ -75,9 +75,13 @@ def test_the_flags_of_stage_1_are_recorded_with_absolute_paths(
         [str(Path(path).relative_to(tmp_path)) for path in paths]
         for paths in weights_of(tmp_path / "model").values()
     )
+    places = {
+        "dataset_base_path": "data",
+        "dataset_metadata_path": "data/metadata.json",
+    }
     given = {
         "dataset_root": (Path("."),),
-        "dataset": (json.dumps({"dataset_base_path": "data", "repeats": 2}),),
+        "dataset": (json.dumps({**places, "repeats": 2}),),
         "model_paths": json.dumps([dit, encoder[0], vae]),
         "family_options": {"tokenizer_path": "model/tokenizer"},
         "offload_models": f"{vae[0]},text_encoder",
@@ -91,7 +95,8 @@ def test_the_flags_of_stage_1_are_recorded_with_absolute_paths(
         *(f"{tmp_path}/{path}" for path in (*encoder, *vae)),
     ]
     (dataset,) = map(json.loads, found.pop("dataset"))
-    assert dataset == {"dataset_base_path": f"{tmp_path}/data", "repeats": 2}
+    absolute = {name: f"{tmp_path}/{place}" for name, place in places.items()}
+    assert dataset == {**absolute, "repeats": 2}
     found.pop("max_steps", None)
     assert found == {
         "model": "tiny",
