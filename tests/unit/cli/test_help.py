@@ -119,7 +119,10 @@ def test_the_short_help_has_the_options_of_the_family_that_is_named(
         ("--model shady -h", True),
         ("graph -h --model shady", True),
     ):
-        assert ("--shade" in shown(words)) == has
+        text = shown(words)
+        assert ("--shade" in text) == has
+        places = [text.find(f"\n{one}:") for one in ("model", "shady", "data")]
+        assert not has or places == sorted(places)
 
 
 def test_commands_of_plugins_are_listed_without_importing_these(
