@@ -3,6 +3,7 @@ others do, and are never whole in memory while they are loaded.
 """
 
 import weakref
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +13,18 @@ import torch
 from dstrain import GenerateConfig, Pipeline
 from dstrain.config import with_run_options
 from dstrain.generation.source import open_source
-from dstrain.models import METHODS, StoredLinear
+from dstrain.models import METHODS, StoredLinear, components_of
 from dstrain.models.execution import Kept, StoredLayers
 from dstrain.models.quantization.methods import FP8
 from dstrain.pipeline.loading import Loader
 from dstrain.plugin import Component, DiffusersNetwork, Files, QuantizationMethod
+from dstrain.registry import load_family
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.support.family import MODEL
 from tests.support.runs import config, project, same, train, training_run
+from tests.support.toys import opened
 
 pytestmark = pytest.mark.usefixtures("tiny")
 LAYER = "blocks.0.to_out"
@@ -103,6 +106,16 @@ def test_a_damaged_weight_is_found_in_what_it_is_stored_as(here: Path) -> None:
     base_layer(pipeline).scale_0[3] = torch.nan
     (found,) = pipeline.damaged(["dit"])
     assert f"{LAYER}.base_layer.scale_0" in found
+
+
+def test_layers_that_are_not_in_blocks_are_not_quantized() -> None:
+    for what in ("flux dev dit", "qwen_image base dit", "wan fun-camera dit"):
+        family, variant, name = what.split()
+        patterns = components_of(load_family(family))[name].unquantized
+        for layer, module in opened(family, variant).components[name].named_modules():
+            if isinstance(module, nn.Linear):
+                is_kept = any(fnmatchcase(layer, one) for one in patterns)
+                assert is_kept != ("blocks." in layer), layer
 
 
 class Deep(nn.Module):

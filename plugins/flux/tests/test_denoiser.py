@@ -153,6 +153,15 @@ def test_images_of_an_ip_adapter_count_by_its_scale_and_not_in_the_negative_bran
     assert torch.equal(plain.predict(VALUES, LATENTS, TIMESTEP), off)
 
 
+@pytest.mark.parametrize("variant", ["controlnet", "controlnet-union"])
+def test_a_controlnet_counts_by_its_scale(variant: str) -> None:
+    pipe, mode = opened("flux", variant), torch.ones(2, 1, dtype=torch.int64)
+    given = {**VALUES, "control_latents": LATENTS, "control_mode": mode}
+    made = pipe.predict(given, LATENTS, TIMESTEP)
+    off = pipe.predict({**given, "controlnet_scale": 0.0}, LATENTS, TIMESTEP)
+    assert not torch.equal(made, off)
+
+
 def test_an_ip_adapter_for_another_number_of_blocks_is_refused() -> None:
     pipe, component = opened("flux", "ip-adapter"), components_of(MODEL)["ipadapter"]
     config = {**vars(pipe.configs["ipadapter"]), "num_blocks": 4}

@@ -1,7 +1,6 @@
 """Published files are told by their places and by the names and shapes of their weights."""
 
 import json
-import multiprocessing.reduction
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -210,11 +209,6 @@ def test_t5_is_loaded_from_either_name_of_its_embedding(
     t5 = Pipeline.from_pretrained(folder, [found], "dev").components["text_encoder_2"]
     assert t5.shared.weight is t5.encoder.embed_tokens.weight
     assert torch.equal(t5.shared.weight, embedding)
-
-
-def test_loaders_can_be_sent_to_another_process() -> None:
-    for component in COMPONENTS.values():
-        multiprocessing.reduction.ForkingPickler.dumps(component.network)
 
 
 @pytest.mark.parametrize(

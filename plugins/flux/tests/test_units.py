@@ -200,6 +200,14 @@ def test_an_image_that_is_a_prompt_is_seen_as_the_published_processor_shows_it(
     assert torch.allclose(made, wanted, atol=1e-5)
 
 
+def test_a_union_of_controlnets_knows_kinds_by_the_numbers_of_its_model_card() -> None:
+    pipe = opened("flux", "controlnet-union")
+    kinds = ("canny", "tile", "depth", "blur", "pose", "gray", "lq")
+    for number, kind in enumerate(kinds):
+        made = run_unit(pipe, "find_control_mode", controlnet_processor_id=kind)
+        assert made["control_mode"].tolist() == [[number]]
+
+
 @torch.no_grad()
 def test_the_prompt_of_each_region_is_encoded_alone() -> None:
     pipe, prompts = opened("flux", "eligen"), ["a dog", "a red cat"]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from dstrain import InputError, LoraConfig, Pipeline, UsageError
 from dstrain.lora import inject
+from dstrain.models import components_of
 from dstrain.models.execution import enable_checkpointing
 from dstrain_qwen_image import MODEL
 from PIL import Image
@@ -187,6 +188,20 @@ def test_texts_attend_to_themselves_and_their_regions_and_nothing_to_padding() -
         [1, 0, 1, 1, 1],
         [0, 0, 1, 1, 1],
     ]
+
+
+@torch.no_grad()
+def test_a_controlnet_adds_to_the_last_of_many_blocks() -> None:
+    pipe = opened("qwen_image", "blockwise-controlnet")
+    for name in ("dit", "blockwise_controlnet"):
+        component: Any = components_of(MODEL)[name]
+        config = {**vars(pipe.configs[name]), "num_layers": 11}
+        pipe.components[name] = component.network.build(component.configure(config))
+    before = pipe.predict({**VALUES, **CONTROL}, LATENTS, TIMESTEP)
+    *_, last = pipe.components["blockwise_controlnet"].controlnet_blocks
+    last.output_proj.weight.mul_(20)
+    made = pipe.predict({**VALUES, **CONTROL}, LATENTS, TIMESTEP)
+    assert not torch.allclose(made, before, atol=1e-3)
 
 
 def test_a_controlnet_of_other_inputs_is_refused_by_their_number() -> None:

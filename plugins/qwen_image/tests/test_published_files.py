@@ -1,7 +1,6 @@
 """Published files are told by their places and by the names and shapes of their weights."""
 
 import json
-import multiprocessing.reduction
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -169,8 +168,3 @@ def test_what_a_file_lacks_is_named_as_it_would_be_there(
         Pipeline.from_pretrained(folder, [file], "base")
     assert f": {lost}\n" in str(error.value)
     assert "surplus.weight" in str(error.value)
-
-
-def test_loaders_can_be_sent_to_another_process() -> None:
-    for component in COMPONENTS.values():
-        multiprocessing.reduction.ForkingPickler.dumps(component.network)

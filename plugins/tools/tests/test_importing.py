@@ -254,18 +254,34 @@ def test_what_cannot_be_imported_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("words", "text"),
     [
-        ("a.sh", "python examples/flux/model_training/train.py --lora_rank 4\n"),
-        ("a.toml", "[general]\nimage_dir = 'photos'\n"),
+        ("a.sh --dataset d.toml", "python model_training/train.py --lora_rank 4"),
+        ("a.toml --dataset d.toml", "[general]\nimage_dir = 'photos'"),
+        ("a.toml --command 1", "ae = 'ae.safetensors'"),
+        ("a.sh --command 0", "python flux_train.py"),
+        ("a.sh --overwrite", "python flux_train.py"),
+        ("a.sh --output a.yaml", "python flux_train.py"),
     ],
 )
-def test_a_separate_file_of_datasets_is_refused_where_it_has_no_effect(
-    name: str, text: str, project: Path, capsys: pytest.CaptureFixture[str]
+def test_an_option_is_refused_where_it_has_no_effect(
+    words: str, text: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    name, option, *_ = words.split()
     Path(name).write_text(text)
-    assert main(["import", name, "--dataset", "data.toml"]) == 2
-    assert "--dataset" in capsys.readouterr().err
+    assert main(["import", *words.split()]) == 2
+    assert f" {option}: " in capsys.readouterr().err
+
+
+def test_whose_a_file_is_can_be_said(project: Path, imported: Import) -> None:
+    Path("a.sh").write_text("python own_train.py --seed 3\n")
+    Path("a.toml").write_text("seed = 3\n")
+    Path("a.yaml").write_text("config: [1]\n")
+    for name in ("a.sh", "a.toml"):
+        assert main(["import", name, "--model", "flux"]) == 2
+        found = imported(name, "--from", "kohya", "--model", "flux", "-o", "b.toml")
+        assert found.options["seed"] == 3
+    assert main(["import", "a.yaml", "--from", "ai-toolkit"]) == 2
 
 
 def test_a_file_of_datasets_alone_needs_the_model(

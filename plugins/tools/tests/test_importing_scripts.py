@@ -26,6 +26,7 @@ def flags(text: str, suffix: str = "sh") -> dict[str, list[str]]:
     """Return the flags of the only training command of a script."""
     commands = read_script(text, Path(f"a.{suffix}")).commands
     (command,) = [one for one in commands if one.trains]
+    assert not command.positional
     return dict(command.flags)
 
 
@@ -107,7 +108,7 @@ def test_quotes_without_an_end_are_refused_with_their_line(
     "broken",
     (
         "--network_dim 16 \\\n  # --lr 1 \\\n  --alpha 8 --name x \\\n  --seed 3\n",
-        "--network_dim 16 \\\n  # rank\n  --alpha 8 --name x \\\n  --seed 3\n",
+        "--network_dim 16 \\\n  # rank\n  --alpha 8 --name x\n  --seed 3\n",
         "--network_dim 16 \\\n\n  --alpha 8 --name x \\\n  --seed 3\n",
         "--network_dim 16 # rank \\\n\n  --alpha 8 --name x \\\n  --seed 3\n",
     ),
@@ -120,7 +121,7 @@ def test_flags_that_a_comment_cuts_off_are_listed_with_their_line(
     assert found.options["lora_rank"] == 16
     assert "seed" not in found.options
     for flag in ("alpha", "name", "seed"):
-        assert "line 3" in found.reasons[f"line 3 --{flag}"]
+        assert re.search(r"line [34]", found.reason(f" --{flag}"))
 
 
 def test_words_without_a_flag_and_variables_without_a_value_are_listed(

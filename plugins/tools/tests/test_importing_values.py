@@ -109,18 +109,6 @@ def test_a_key_of_a_job_becomes_the_option_that_means_the_same(
     assert {name: options.get(name) for name in wanted} == wanted
 
 
-def test_values_are_those_of_the_tool(project: Path, imported: Import) -> None:
-    options = imported("kohya_flux.sh").options
-    assert (options["lora_rank"], options["lora_alpha"]) == (16, 8)
-    assert options["timestep_sampling"] == "shifted"
-    assert options["loss_weighting"] == "none"
-    assert (options["output_path"], options["num_epochs"]) == ("output/dog", 10)
-    dog, animal = options["dataset"]
-    assert (dog["dataset_base_path"], dog["repeats"]) == ("train/10_dog", 10)
-    assert dog["keep_tags"] == 1
-    assert (animal["loss_weight"], animal["default_caption"]) == (0.5, "animal")
-
-
 def test_a_value_that_stands_in_two_places_is_none_of_itself(
     project: Path, imported: Import
 ) -> None:
@@ -130,16 +118,6 @@ def test_a_value_that_stands_in_two_places_is_none_of_itself(
     assert imported("a.yaml").options["max_steps"] == 5
 
 
-def test_the_rate_of_the_denoiser_wins(command: Import) -> None:
-    found = command(
-        f"{FLUX} --learning_rate 1e-3 --unet_lr 2e-4 --text_encoder_lr 1e-5 "
-        "--network_train_unet_only --max_timestep 1000 --clip_skip 1"
-    )
-    assert found.options["learning_rate"] == 2e-4
-    for key in ("learning_rate", "text_encoder_lr", "max_timestep", "clip_skip"):
-        assert found.kind(f"--{key}") == "not needed"
-
-
 @pytest.mark.parametrize(("is_on", "kind"), [(False, "needed"), (True, "carried over")])
 def test_a_setting_of_what_is_off_is_not_needed(
     is_on: bool, kind: str, job: Import
@@ -147,24 +125,6 @@ def test_a_setting_of_what_is_off_is_not_needed(
     name = "diff_output_preservation"
     found = job(train={name: is_on, f"{name}_class": "dog"})
     assert found.kind(f"train.{name}_class") == f"not {kind}"
-
-
-def test_what_a_family_has_on_by_default_is_switched_off(
-    project: Path, imported: Import
-) -> None:
-    source = yaml.safe_load(Path("ai_toolkit_wan22.yaml").read_text())
-    source["config"]["process"][0]["train"]["gradient_checkpointing"] = False
-    Path("off.yaml").write_text(yaml.safe_dump(source))
-    assert imported("off.yaml").options["use_gradient_checkpointing"] is False
-
-
-def test_the_first_frame_is_an_input_where_it_is_none_by_itself(
-    project: Path, imported: Import
-) -> None:
-    text = Path("ai_toolkit_wan22.yaml").read_text().replace("wan22_14b", "wan22_5b")
-    text = text.replace("num_frames: 1\n          res", "do_i2v: true\n          res")
-    Path("ti2v.yaml").write_text(text)
-    assert imported("ti2v.yaml").options["extra_inputs"] == "input_image"
 
 
 def test_settings_of_previews_are_not_carried_over_where_there_are_previews(

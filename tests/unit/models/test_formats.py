@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.models import from_checkpoint, to_checkpoint
+from dstrain.models import components_of, from_checkpoint, to_checkpoint
 from dstrain.plugin import (
     CheckpointFormat,
     Files,
@@ -15,6 +15,7 @@ from dstrain.plugin import (
     read_key_maps,
     same_config,
 )
+from dstrain.registry import load_family
 
 LAYOUT = CheckpointFormat(
     key_patterns=("blocks.*.qkv.weight",),
@@ -83,6 +84,9 @@ def test_files_with_their_format_can_be_sent_to_another_process() -> None:
     files = Files((Path("model.pth"),), checkpoint_format=LAYOUT)
     sent = multiprocessing.reduction.ForkingPickler.dumps(files)
     assert b"model.pth" in bytes(sent)
+    for family in ("flux", "qwen_image", "wan"):
+        networks = [one.network for one in components_of(load_family(family)).values()]
+        assert multiprocessing.reduction.ForkingPickler.dumps(networks)
 
 
 KEY_MAPS = {

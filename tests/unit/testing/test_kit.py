@@ -109,8 +109,10 @@ def test_golden_files_of_what_is_unchanged_stay_as_they_are_and_stale_plans_go(
     tests = install_family("same", site)
     before = golden(tests)
     shutil.copy(tests / "plans/base-sft-dit.txt", tests / "plans/gone-sft-dit.txt")
+    (tests / "plans/notes.md").write_text("mine")
     write_golden("same", tests)
     assert golden(tests) == before
+    assert (tests / "plans/notes.md").exists()
 
 
 @pytest.mark.parametrize(("factor", "is_same"), [("1.0002", True), ("0.99", False)])
