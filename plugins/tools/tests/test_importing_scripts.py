@@ -76,7 +76,16 @@ def test_a_command_is_found_within_what_a_shell_has_around_it(text: str) -> None
 def test_a_script_has_the_flags_that_its_shell_would_pass(file: Path) -> None:
     text = file.read_text()
     wanted = json.loads(text[text.index("{") : text.index("\n")])
-    assert flags(text, file.suffix[1:]) == wanted
+    for ending in (".bat", ".cmd") if file.suffix == ".bat" else (file.suffix,):
+        assert flags(text, ending[1:]) == wanted
+
+
+@pytest.mark.parametrize(
+    "ending", ("", ".sh", ".bash", ".bat", ".cmd", ".ps1", ".txt", ".BAT")
+)
+def test_a_script_is_known_by_its_ending(ending: str, imported: Import) -> None:
+    Path(f"train{ending}").write_text(f"{FLUX} --network_dim 3\n")
+    assert imported(f"train{ending}").options["lora_rank"] == 3
 
 
 def test_what_else_a_script_does_is_known() -> None:
