@@ -95,9 +95,14 @@ def test_a_key_of_a_dataset_becomes_the_option_that_means_the_same(
     assert {name: options.get(name) for name in wanted} == wanted
 
 
-def test_a_secret_in_a_section_is_written_nowhere(job: Import) -> None:
-    found = job(hub={"token": "plain-words"})
-    assert "plain-words" not in found.said + found.toml
+def test_a_secret_in_a_section_or_of_the_shell_is_written_nowhere(
+    job: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUB_TOKEN", "other-words")
+    project = {"project_name": "x-other-words"}
+    found = job(hub={"token": "plain-words"}, logging=project)
+    for words in ("plain-words", "other-words"):
+        assert words not in found.said + found.toml
     assert any("secret" in reason for reason in found.reasons.values())
 
 
