@@ -1,8 +1,5 @@
 """The toy has the published layout, and diffusers loads it."""
 
-import json
-from pathlib import Path
-
 import pytest
 from diffusers import DiffusionPipeline
 from dstrain_flux import MODEL
@@ -41,17 +38,6 @@ def test_weights_are_in_shards_and_have_published_names() -> None:
         ]
     names = load_file(folder / "text_encoder/model.safetensors")
     assert {name.partition(".")[0] for name in names} == {"text_model"}
-
-
-def test_sizes_replace_those_of_configurations(tmp_path: Path) -> None:
-    sizes = {"dit": {"num_layers": 2}, "text_encoder_2": {"num_layers": 3}}
-    MODEL.load("toy")(tmp_path, sizes=sizes)
-    dit, encoder = (
-        json.loads((tmp_path / name / "config.json").read_text())
-        for name in ("transformer", "text_encoder_2")
-    )
-    assert (dit["num_layers"], dit["joint_attention_dim"]) == (2, 32)
-    assert encoder["num_layers"] == 3
 
 
 def test_tokenizers_load_by_their_ordinary_classes_and_know_their_special_tokens() -> (

@@ -228,13 +228,6 @@ def test_a_published_file_is_used_only_where_the_model_is_known(
     assert ("published" in found.reason("dit")) == ("/" in model)
 
 
-def test_several_words_are_no_name_of_a_folder(command: Import) -> None:
-    found = command(f"{WAN} --output_dir o --output_name my dogs")
-    assert "output_path" not in found.options
-    for key in ("--output_dir", "--output_name"):
-        assert found.kind(key) == "not carried over"
-
-
 @pytest.mark.parametrize(
     ("ending", "kind"), (("txt", "needed"), ("cap", "carried over"))
 )

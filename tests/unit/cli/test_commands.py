@@ -214,6 +214,18 @@ def test_one_variant_is_described_by_its_name(capsys: Printed) -> None:
     assert "'wan'" in capsys.readouterr().err
 
 
+def test_an_area_has_at_least_the_pixels_of_one_multiple(capsys: Printed) -> None:
+    for words, least in (
+        ("flux --variant kontext --kontext_pixels", 256),
+        ("qwen_image --variant edit --edit_pixels", 1024),
+        ("qwen_image --variant edit-2509 --edit_text_pixels", 1024),
+    ):
+        command = ["graph", "--model", *words.split()]
+        assert main([*command, str(least)]) == 0
+        assert main([*command, str(least - 1)]) == 2
+        assert f"{command[-1]}: " in capsys.readouterr().err
+
+
 class Terminal(io.StringIO):
     """A terminal that keeps what it is shown."""
 
