@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dstrain import UsageError
+from dstrain import SystemFault, UsageError
 from dstrain.data import Table
 from dstrain.data.forms import Reading, embedded_folder, find_source, texts_of
 from dstrain.graph import Input
@@ -26,7 +26,8 @@ PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DSTRAIN_CACHE", "cache")
 
 
 def table(count: int, **more: Any) -> Any:
@@ -48,8 +49,8 @@ def read(path: Path, inputs: Mapping[str, Input] = INPUTS, **wanted: Any) -> Tab
 
 
 def read_one(folder: Path, kind: Any, value: Any, column: Column) -> Any:
-    """The cell of a value of a type, read for a column."""
-    content = pa.table({column.name: pa.array([value], kind)})
+    """The cell of a value of a type, read for a column, before a row without one."""
+    content = pa.table({column.name: pa.array([value, None], kind)})
     found = read(parquet(folder, "a.parquet", content), {"input": column})
     found.refuse(found.faults)
     return found.rows[0][column.name]
@@ -263,6 +264,9 @@ def test_files_are_bytes_or_names(tmp_path: Path) -> None:
     # A file without bytes is one, and a bad row.
     assert Path(keep(tmp_path, b"")).is_file()
     pictures = [{"bytes": b"pixels", "path": "a.png"}]
+    named = pa.struct([("path", pa.string())])
+    found = read_one(tmp_path, named, {"path": "a.png"}, Column("x", "image"))
+    assert found == "a.png"
     several = read_one(tmp_path, pa.list_(PICTURE), pictures, Column("x", "images"))
     assert several == [kept]
     assert read_one(tmp_path, pa.string(), "a.png", Column("x", "image")) == "a.png"
@@ -311,7 +315,13 @@ def test_rows_are_recalled_while_the_file_and_what_it_had_are_there(
     assert again(lambda: path.write_bytes(path.read_bytes())) == ["image", "text"]
 
 
-def test_without_a_place_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_place_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSTRAIN_CACHE", "a.parquet")
+    with pytest.raises(SystemFault):
+        keep(tmp_path, b"bytes")
+
     def homeless() -> Path:
         raise RuntimeError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from dstrain import SystemFault, UsageError
-from dstrain.data import Table
+from dstrain.data import DataConfig, Table
 from dstrain.data.forms import (
     Reading,
     find_source,
@@ -22,6 +22,7 @@ from dstrain.graph import Input
 from dstrain.plugin import Column
 
 from tests.support.clock import settle
+from tests.support.datasets import OWN_SIZES
 from tests.support.unreadable import make_unreadable
 
 TEXT = {"prompt": Column("text")}
@@ -80,16 +81,8 @@ def test_a_row_is_an_image_and_its_caption(tmp_path: Path) -> None:
 
 
 def test_the_order_is_that_of_the_bytes_of_relative_names(tmp_path: Path) -> None:
-    names = [
-        "Z.png",
-        "a.png",
-        "a.jpg",
-        "a-1.png",
-        "a/b.png",
-        "a/b/c.jpg",
-        "é.webp",
-        "a.b.png",
-    ]
+    names = ["Z.png", "a.png", "a.jpg", "a-1.png", "a/b.png", "a/b/c.jpg", "é.webp"]
+    names += ["a.b.png", *(f"{number}.png" for number in range(2100))]
     write(tmp_path, *names, ".hidden.png", ".git/x.png", "notes.txt", "a/readme.md")
     table = read(tmp_path, default="")
     assert not table.faults
@@ -159,6 +152,8 @@ def test_what_is_no_caption_is_a_fault_of_its_file(
 
 def test_missing_captions_are_named_all_at_once_with_what_to_do(tmp_path: Path) -> None:
     names = [f"{number:02}.png" for number in range(60)]
+    empty = read(write(tmp_path / "x", "x.png", x="\n"))
+    assert "--default_caption" in bad(empty)[-1]
     write(tmp_path, *names)
     (tmp_path / "07.txt").write_text("seven")
     (tmp_path / "08.txt").write_text(" \n")
@@ -168,7 +163,7 @@ def test_missing_captions_are_named_all_at_once_with_what_to_do(tmp_path: Path) 
     table = read(tmp_path, default="a picture")
     assert not table.faults
     captions = [caption for _, caption in cells(table)]
-    assert captions == ["a picture"] * 7 + ["seven"] + ["a picture"] * 52
+    assert captions == ["a picture"] * 7 + ["seven"] + ["a picture"] * 53
 
 
 @pytest.mark.parametrize(
@@ -206,6 +201,7 @@ def test_a_caption_that_leads_out_of_the_folder_is_not_read(tmp_path: Path) -> N
     assert str(secret) in table.faults[0].reason
     assert cells(table) == [("a.png", "")]
     assert cells(read(folder, roots=(tmp_path,))) == [("a.png", "the secret")]
+    assert "the secret" in texts_of(find_source(folder, roots=(tmp_path,)))
     for target in (folder / "none", "a.txt"):
         (folder / "a.txt").unlink()
         (folder / "a.txt").symlink_to(target)
@@ -222,6 +218,11 @@ def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         find_source(folder)
     assert caught.value.where == str(folder / "around")
+    # No table is looked for behind it.
+    write(tmp_path / "elsewhere", "metadata.csv")
+    folder = write(tmp_path / "c", "a.png", "below/b.png")
+    (folder / "below/link").symlink_to(tmp_path / "elsewhere")
+    assert find_source(folder).form == "folder"
 
 
 # What identifies the content of a folder.
@@ -232,27 +233,29 @@ def digest(folder: Path, *roots: Path) -> str:
 
 
 def test_the_digest_is_of_names_and_captions_wherever_the_folder_is(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path / "a", "a.png", "a.txt", "b.png")
     before = digest(folder)
     shutil.copytree(folder, tmp_path / "copy")
     assert digest(tmp_path / "copy") == before
+    # Also where nothing can be remembered.
+    monkeypatch.setenv("DSTRAIN_CACHE", str(folder / "a.txt"))
     assert digest(write(folder, "notes.md")) == before
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
     "caption": lambda folder: write(folder, a="another caption"),
     "same size": lambda folder: write(folder, a="A.txt"),
-    "renamed": lambda folder: (folder / "b.png").rename(folder / "c.png"),
-    "added": lambda folder: write(folder, "c.png"),
+    "renamed": lambda folder: (folder / "c.png").rename(folder / "d.png"),
+    "added": lambda folder: write(folder, "d.png"),
     "gone": lambda folder: (folder / "b.txt").unlink(),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_is_seen(tmp_path: Path, change: str) -> None:
-    folder = write(tmp_path / "a", "a.png", "a.txt", "b.png", "b.txt")
+    folder = write(tmp_path / "a", "a.png", "a.txt", "b.png", "b.txt", "c.png")
     before = digest(folder)
     CHANGES[change](folder)
     assert digest(folder) != before
@@ -290,6 +293,9 @@ def test_what_is_no_caption_file_is_not_read(tmp_path: Path, kind: str) -> None:
         assert digest(folder) == before
     if kind == "link out":
         followed = digest(folder, elsewhere)
+        config = DataConfig(folder, None, None, OWN_SIZES, roots=(elsewhere,))
+        table = config.reading.read(config.source, IMAGES)
+        assert table.digest == followed == config.source.digest()
         write(elsewhere, secret="changed")
         assert digest(folder) == before != followed
         caption.unlink()
@@ -314,11 +320,8 @@ def test_each_kind_is_one_line_with_its_number_and_an_example(tmp_path: Path) ->
         assert line.startswith(number)
         assert example in line
         assert line.endswith(advice)
-    assert left_out_of(tmp_path, VIDEOS) == [
-        captions.replace("image", "image or video"),
-        images,
-        video,
-    ]
+    captions = captions.replace("image", "image or video")
+    assert left_out_of(tmp_path, VIDEOS) == [captions, images, video]
     folder = write(tmp_path / "y", "a.png", "a.txt")
     assert left_out_of(folder, IMAGES) == []
     # Of the names of folders other scripts read more.

@@ -3,16 +3,18 @@ other.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dstrain import UsageError
-from dstrain.data import Dataset, Fault, Resolution
+from dstrain.data import AugmentationOptions, Dataset, Fault, Resolution
 from dstrain.data.forms import find_source, join_datasets, join_sources
 from dstrain.plugin import Column
 from PIL import Image
 
-from tests.support.datasets import OWN_SIZES, open_rows
+from tests.support.datasets import open_rows
 
 
 def dataset(
@@ -20,8 +22,8 @@ def dataset(
     name: str,
     sides: Sequence[int],
     column: str = "image",
-    resolution: Resolution = OWN_SIZES,
     bad: str = "",
+    **more: Any,
 ) -> Dataset:
     """A dataset of square images of these sides, and of a bad row if it is named."""
     (folder / name).mkdir(exist_ok=True)
@@ -30,8 +32,7 @@ def dataset(
         Image.new("RGB", (side, side)).save(folder / name / file)
     table = "\n".join([column, *names, *[bad] * bool(bad)])
     inputs = {"image": Column(column, "image", multiple=8)}
-    settings = {"resolution": resolution, "on_bad_sample": "skip"}
-    return open_rows(folder / name, table, inputs, **settings)
+    return open_rows(folder / name, table, inputs, on_bad_sample="skip", **more)
 
 
 def test_rows_follow_each_other_and_keep_their_names(tmp_path: Path) -> None:
@@ -44,8 +45,8 @@ def test_rows_follow_each_other_and_keep_their_names(tmp_path: Path) -> None:
     assert [row["image"] for row in joined.table.rows[1:3]] == names[1:3]
     files = [Path(cells["image"].files[0]).name for cells in joined.rows]
     assert files == names
-    both = [joined.table.where(1, "image"), joined.table.where(4)]
-    assert both == ["metadata.csv:3:image", "metadata.csv:4"]
+    both = [joined.table.where(1, "image"), joined.table.where(2)]
+    assert both == ["metadata.csv:3:image", "metadata.csv:2"]
 
 
 def test_samples_of_one_size_share_a_group_whatever_dataset_they_are_of(
@@ -61,6 +62,11 @@ def test_samples_of_one_size_share_a_group_whatever_dataset_they_are_of(
     tall = dataset(tmp_path, "d", [16] * 3, resolution=Resolution(8, 32, 1))
     joined = join_datasets([wide, tall, wide], "xyz")
     assert list(joined.cropped) == pytest.approx([0.5, 0.75])
+    # Of samples, whatever variants they have.
+    flip = AugmentationOptions(flip=True)
+    cut = replace(dataset(tmp_path, "c", [16], augmentation=flip), cropped=[0.2])
+    joined = join_datasets([cut, dataset(tmp_path, "d", [16])], "xy")
+    assert list(joined.cropped) == pytest.approx([0.1])
 
 
 def test_a_fault_names_the_column_and_the_row_of_its_own_dataset(
