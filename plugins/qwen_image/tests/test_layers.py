@@ -52,6 +52,7 @@ def test_rows_of_any_number_of_layers_train_and_previews_show_them_side_by_side(
     (first, *_) = sorted(Path("out/previews").glob("*.png"))
     with Image.open(first) as made:
         assert (made.mode, made.size) == ("RGBA", (5 * 64, 32))
+        assert made.crop((4 * 64, 0, 5 * 64, 32)).getbbox() is not None
 
 
 def test_rows_with_another_number_of_layers_are_all_named_before_anything_is_loaded(

@@ -36,7 +36,7 @@ BAD: Mapping[str, tuple[Any, ...]] = {
     ),
     "seed": ("1.0", "a", "1_000", "0x1", "9" * 20, "٣", ["1"]),
     "cfg_scale": ("nan", "inf", "1_0", "x", "1e999"),
-    "prompt": (["a", "b"], "\ud800"),
+    "prompt": (["a", "b"], "\ud800", "\udfff"),
     "way": ("up",),
 }
 

@@ -67,6 +67,8 @@ def test_a_whole_file_is_accepted_also_with_something_behind_it(
     for more in endings[: 2 if kind in ("GIF", "AVIF") else 3]:
         assert load(tmp_path, content + more).size == (52, 40)
         assert read_size(tmp_path / "a") == (40, 52)
+    tiny = KINDS[kind][0].crop((0, 0, 1, 1))
+    assert load(tmp_path, encoded(kind.split()[0], tiny)).size == (1, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,7 +141,7 @@ def test_what_surrounds_the_pixels_of_a_jpeg_does_not_matter(tmp_path: Path) -> 
 def test_a_jpeg_with_zeros_codes_that_do_not_exist_or_without_an_end_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = encoded("JPEG", NOISE)
+    content = encoded("JPEG", NOISE, **JPEGS["comment"])
     half = len(content) // 2
     zeros = content[:half] + bytes(half - 2) + content[-2:]
     changed = bytearray(content)

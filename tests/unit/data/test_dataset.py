@@ -96,9 +96,8 @@ def test_rows_with_faults_are_left_out_and_listed_in_order() -> None:
     with pytest.raises(UsageError) as caught:
         kept.without([Fault(1, "prompt", "is cut")])
     places = [line.partition(": ")[0].strip() for line in caught.value.help_lines]
-    assert places == [
-        f"metadata.csv:{one}" for one in ("2:image", "3:prompt", "4:prompt")
-    ]
+    wanted = ("2:image", "3:prompt", "4:prompt")
+    assert places == [f"metadata.csv:{one}" for one in wanted]
 
 
 def test_groups_are_numbered_by_the_rows_that_stay() -> None:

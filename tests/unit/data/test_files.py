@@ -43,9 +43,8 @@ def reasons(folders: Folders, *names: str) -> list[str]:
     """What is wrong with each name."""
     rows = [{"image": name} for name in names]
     found = bad_cells(folders[0], rows, IMAGE, roots=folders[1:])
-    assert list(found) == [
-        f"metadata.json:{row}:image" for row, _ in enumerate(rows, 1)
-    ]
+    wanted = [f"metadata.json:{row}:image" for row in range(1, len(rows) + 1)]
+    assert list(found) == wanted
     return list(found.values())
 
 
@@ -145,7 +144,7 @@ def test_a_root_that_is_no_folder_is_named_by_its_flag(folders: Folders) -> None
 
 @pytest.mark.usefixtures("tiny")
 def test_a_run_looks_for_files_in_all_the_roots_that_it_is_given(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_data(tmp_path / "data", ("a", "b"))
     roots = tmp_path / "more", tmp_path / "else"
@@ -155,4 +154,6 @@ def test_a_run_looks_for_files_in_all_the_roots_that_it_is_given(
     with pytest.raises(UsageError) as caught:
         train(tmp_path, toy=True, dataset_root=roots[:1])
     assert list(faults(caught.value)) == ["metadata.json:2:image"]
+    train(tmp_path, toy=True, dataset_root=roots, dry_run=True)
+    assert "0.png" not in capsys.readouterr().out
     train(tmp_path, toy=True, dataset_root=roots)

@@ -57,7 +57,7 @@ def literals(cells: Mapping[str, Cell]) -> dict[str, Any]:
 
 
 def test_a_row_becomes_cells_and_sizes_are_known_before_decoding(base: Path) -> None:
-    table = "image,prompt,seed,cfg_scale,mask\nwide.png,a dog,0001,2.5,tall.png\n"
+    table = "image,prompt,seed,cfg_scale,mask\nwide.png,a dog, 0001,2.5,tall.png\n"
     data = open_rows(base, table, INPUTS)
     (row,) = data.rows
     measured = {"height": 64, "width": 96}
@@ -168,6 +168,7 @@ def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
         ({"extra_inputs": ("image",), "file_keys": ()}, "--extra_inputs", "none"),
         ({"extra_inputs": ("latents",)}, "--extra_inputs", "'latents'"),
         ({"resolution": Resolution(50, 64, 1)}, "--height", "48"),
+        ({"resolution": Resolution(64, 5, 1)}, "--width", "is 16"),
     ],
 )
 def test_settings_that_fit_no_column_are_refused(
@@ -250,10 +251,8 @@ def test_a_file_of_tensors_is_known_by_its_header_and_read_as_a_record(
     assert sorted(value) == ["latents", "sigmas"]
     assert value["latents"].tolist() == [[7.0, 7.0, 7.0]]
     rows = [{"prompt": "", "path": name} for name in ("wide.png", "d.safetensors")]
-    assert list(bad_cells(base, rows, inputs)) == [
-        "metadata.json:1:path",
-        "metadata.json:2:path",
-    ]
+    bad = bad_cells(base, rows, inputs)
+    assert list(bad) == [f"metadata.json:{row}:path" for row in (1, 2)]
     # No view of them can be made.
     for flag, views in (
         ("--flip", AugmentationOptions(flip=True)),

@@ -37,8 +37,8 @@ NEAR = 0.02
 VIDEO = Column("video", "video", multiple=16, frame_multiple=4, fps=15.0)
 SCENE: Mapping[str, Input] = {
     "prompt": Column("prompt"),
-    "input_video": VIDEO,
     "input_image": Column("video", "image", frame="first"),
+    "input_video": VIDEO,
     "end_image": Column("video", "image", frame="last", mode="L"),
     "num_frames": Measured("input_video", "frames"),
     "width": Measured("input_video", "width"),
@@ -58,6 +58,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder(base / "frames", steady(10, 15))
     gif(base / "moving.gif", [100, 200, 100])
     Image.fromarray(frame(0.5)).save(base / "still.png")
+    Image.new("RGB", (64, 64)).save(base / "square.png")
     return base
 
 
@@ -159,11 +160,8 @@ def test_clips_that_show_the_same_are_one_sample(scenes: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "frames"),
     [
-        ("short.mp4", 5),
-        ("still.png", 1),
-        ("frames", 9),
-        ("moving.gif", 5),
-        ("long.mp4", 29),
+        *(("short.mp4", 5), ("still.png", 1), ("frames", 9)),
+        *(("moving.gif", 5), ("long.mp4", 29)),
     ],
 )
 def test_a_shorter_video_gives_the_most_frames_the_model_can_use(
@@ -202,10 +200,18 @@ def test_a_video_too_short_for_the_clips_of_the_learned_one_is_a_bad_cell(
     data = open_rows(scenes, rows[:2] + rows[4:], CONTROLLED, sampling=nine)
     assert [row["input_video"].shapes[0][0] for row in data.rows] == [9, 9, 5]
     # Where no video is measured, the longest says how many frames are read.
-    inputs = {"one": VIDEO, "mask": Column("mask", "video")}
+    inputs = {"mask": Column("mask", "video"), "one": VIDEO}
     rows = [{"video": "short.mp4", "mask": "long.mp4"}]
     found = bad_cells(scenes, rows, inputs, sampling=nine)
     assert list(found) == ["metadata.json:1:video"]
+    # Of three frames, one makes a clip that both can have.
+    rows = [{"video": "still.png", "mask": "moving.gif"}]
+    assert len(open_rows(scenes, rows, inputs, sampling=nine).rows) == 1
+    # What is a mask of another has its aspect ratio.
+    inputs = {"one": VIDEO, "mask": Column("mask", "video", of="one")}
+    rows += [{"video": "still.png", "mask": "square.png"}]
+    found = bad_cells(scenes, rows, inputs, sampling=nine)
+    assert list(found) == ["metadata.json:2:mask"]
 
 
 def test_a_number_of_frames_that_no_video_input_can_have_is_refused(
@@ -274,13 +280,16 @@ def test_bad_videos_are_reported_with_file_row_and_column(
     (base / "frames/3.png").symlink_to(scenes / "still.png")
     mixed = folder(base / "mixed", steady(2, 15))
     (mixed / "1.png").write_text("no image")
-    names = ["half.mp4", "none.mp4", "../out.mp4", "frames", "mixed", "metadata.json"]
+    (folder(base / "gone", steady(2, 15)) / "2.png").symlink_to("none.png")
+    names = ["half.mp4", "none.mp4", "../out.mp4", "frames", "mixed", "gone"]
+    names += ["metadata.json"]
     found = bad_cells(base, rows_of("long.mp4", *names), SCENE)
-    assert list(found) == [f"metadata.json:{row}:video" for row in range(2, 8)]
+    assert list(found) == [f"metadata.json:{row}:video" for row in range(2, 9)]
     for name, reason in zip(names, found.values(), strict=True):
         assert name in reason
     assert "3.png" in found["metadata.json:5:video"]
     assert "1.png" in found["metadata.json:6:video"]
+    assert "2.png" in found["metadata.json:7:video"]
 
 
 @pytest.mark.parametrize("start", ["spawn", "fork"])

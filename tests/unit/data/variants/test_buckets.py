@@ -87,14 +87,15 @@ def test_a_small_image_is_no_fault_where_another_resolution_has_a_size_for_it(
 ) -> None:
     for name, size in {"small": (40, 60), "wide": (256, 128)}.items():
         Image.new("RGB", size).save(tmp_path / f"{name}.png")
-    image = {"image": Column("image", "image", multiple=16)}
+    image = {name: Column(name, "image", multiple=16) for name in ("image", "other")}
     rows = [{"image": "small.png"}, {"image": "wide.png"}]
     large, small = (Resolution(None, None, 1, Buckets(side)) for side in (128, 64))
     found = bad_cells(tmp_path, rows, image, resolution=large)
     assert list(found) == ["metadata.json:1:image"]
-    data = open_rows(
-        tmp_path, rows, image, resolution=large, further_resolutions=(small,)
-    )
+    both = {"resolution": large, "further_resolutions": (small,)}
+    bad = [{"image": "small.png", "other": "none.png"}]
+    assert list(bad_cells(tmp_path, bad, image, **both)) == ["metadata.json:1:other"]
+    data = open_rows(tmp_path, rows, image, **both)
     assert data.sample_ids.tolist() == [[0, 0], [1, 0], [1, 1]]
     assert len(data.cropped) == 3
     assert data.cropped[0] == pytest.approx(cropped((60, 40), (48, 32)))

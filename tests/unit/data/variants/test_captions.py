@@ -33,7 +33,7 @@ def test_several_captions_are_equally_probable_and_equal_ones_are_one() -> None:
 def test_dropout_is_the_probability_of_the_empty_caption(
     dropout: float, written: str | list[str]
 ) -> None:
-    options = CaptionOptions(dropout=dropout, prefix="photo of ")
+    options = CaptionOptions(dropout, True, variants=3, prefix="photo of ")
     assert shares(options, written)[""] == pytest.approx(dropout, abs=1e-6)
     # Validation takes the first.
     assert texts(options, written)[0] == "photo of a"
@@ -78,6 +78,7 @@ def test_each_line_can_be_a_caption() -> None:
     [
         ("a photo of [trigger] in rain, [trigger]", "a photo of sks in rain, sks"),
         ("a photo of sks", "a photo of sks"),
+        ("sks, [trigger] in rain", "sks, sks in rain"),
         ("a dog", "sks, a dog"),
         ("", "sks"),
     ],
