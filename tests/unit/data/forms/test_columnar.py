@@ -26,8 +26,8 @@ PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DSTRAIN_CACHE", "cache")
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setenv("DSTRAIN_CACHE", f"{tmp_path.name}/cache")
 
 
 def table(count: int, **more: Any) -> Any:
@@ -318,7 +318,7 @@ def test_rows_are_recalled_while_the_file_and_what_it_had_are_there(
 def test_without_a_place_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DSTRAIN_CACHE", "a.parquet")
+    monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path / "a.parquet"))
     with pytest.raises(SystemFault):
         keep(tmp_path, b"bytes")
 

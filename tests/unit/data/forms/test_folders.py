@@ -247,15 +247,15 @@ def test_the_digest_is_of_names_and_captions_wherever_the_folder_is(
 CHANGES: dict[str, Callable[[Path], object]] = {
     "caption": lambda folder: write(folder, a="another caption"),
     "same size": lambda folder: write(folder, a="A.txt"),
-    "renamed": lambda folder: (folder / "c.png").rename(folder / "d.png"),
-    "added": lambda folder: write(folder, "d.png"),
+    "renamed": lambda folder: (folder / "b.png").rename(folder / "c.png"),
+    "added": lambda folder: write(folder, "c.png"),
     "gone": lambda folder: (folder / "b.txt").unlink(),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_is_seen(tmp_path: Path, change: str) -> None:
-    folder = write(tmp_path / "a", "a.png", "a.txt", "b.png", "b.txt", "c.png")
+    folder = write(tmp_path / "a", "a.png", "a.txt", "b.png", "b.txt")
     before = digest(folder)
     CHANGES[change](folder)
     assert digest(folder) != before
@@ -264,12 +264,12 @@ def test_every_change_is_seen(tmp_path: Path, change: str) -> None:
 def test_captions_that_did_not_change_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write(tmp_path / "a", "a.png", "a.txt")
+    folder = write(tmp_path / "a", "a.png", "a.txt", "b.png")
     settle(monkeypatch)
     before = digest(folder)
     make_unreadable(monkeypatch, folder / "a.txt", 5)
     assert digest(folder) == before
-    write(folder, "b.png")
+    (folder / "b.png").rename(folder / "c.png")
     with pytest.raises(SystemFault):
         digest(folder)
 

@@ -62,7 +62,6 @@ def test_samples_of_one_size_share_a_group_whatever_dataset_they_are_of(
     tall = dataset(tmp_path, "d", [16] * 3, resolution=Resolution(8, 32, 1))
     joined = join_datasets([wide, tall, wide], "xyz")
     assert list(joined.cropped) == pytest.approx([0.5, 0.75])
-    # Of samples, whatever variants they have.
     flip = AugmentationOptions(flip=True)
     cut = replace(dataset(tmp_path, "c", [16], augmentation=flip), cropped=[0.2])
     joined = join_datasets([cut, dataset(tmp_path, "d", [16])], "xy")
