@@ -168,7 +168,6 @@ def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
         ({"extra_inputs": ("image",), "file_keys": ()}, "--extra_inputs", "none"),
         ({"extra_inputs": ("latents",)}, "--extra_inputs", "'latents'"),
         ({"resolution": Resolution(50, 64, 1)}, "--height", "48"),
-        ({"resolution": Resolution(64, 5, 1)}, "--width", "is 16"),
     ],
 )
 def test_settings_that_fit_no_column_are_refused(
