@@ -101,7 +101,7 @@ def test_the_family_is_found_trained_in_one_piece_and_in_stages_and_generates(
 ) -> None:
     (home / "data").mkdir()
     for i in range(3):
-        noise = np.random.default_rng(i).integers(0, 256, (16, 17 + i, 3), np.uint8)
+        noise = np.random.default_rng(i).integers(0, 256, (16, 16, 3), np.uint8)
         Image.fromarray(noise).save(home / f"data/{i}.png")
     (home / "data/metadata.csv").write_text(
         "image,prompt\n0.png,a dog\n1.png,a cat that sleeps\n2.png,\n"
