@@ -137,7 +137,8 @@ def test_plugins_are_listed_with_what_they_add_or_why_they_cannot_be_used(
         "model_files": "{'Some/Model': {'dit': 'dit/*'}}",
         "model_ids": "{'edit': ('Some/*',)}",
     }
-    modules = {"faky_record": "print(1)\n" + family_source("faky", **ids)}
+    source = "__import__('os').write(1, b'1')\n" + family_source("faky", **ids)
+    modules = {"faky_record": source}
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
     broken = {"bad_record": "1 / 0"}
     fake_plugin("plugin-bad", {"bad": "bad_record:MODEL"}, broken, version="3.1")
