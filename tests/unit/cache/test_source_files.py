@@ -76,7 +76,6 @@ CHANGES: dict[str, tuple[Callable[[Path], object], bool]] = {
     "touched": (lambda path: os.utime(path, ns=(1, 1)), False),
     "copied": (copy, False),
     "removed": (Path.unlink, False),
-    "a folder now": (lambda path: (path.unlink(), path.mkdir()), False),
 }
 """Changes of a file, and whether its content is another one then."""
 

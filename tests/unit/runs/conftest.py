@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dstrain.storage import file_memory, hashing
 
 from tests.support.runs import warm_project
 
@@ -33,10 +32,3 @@ def ask_to_stop() -> Iterator[Callable[[], None]]:
     before = signal.signal(signal.SIGTERM, fail)
     yield lambda: os.kill(os.getpid(), signal.SIGTERM)
     signal.signal(signal.SIGTERM, before)
-
-
-@pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are old enough to be trusted."""
-    monkeypatch.setattr(hashing, "SETTLED", 0)
-    monkeypatch.setattr(file_memory, "SETTLED", 0)

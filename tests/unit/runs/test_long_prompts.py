@@ -103,17 +103,3 @@ def test_what_stage_1_cut_stage_2_knows_also_after_a_kill(
     with pytest.raises(UsageError):
         train(here, task="sft:data_process", **strict)
     assert [*(tmp_path / "cache/shards").iterdir()] == shards
-
-
-@pytest.mark.usefixtures("settled")
-def test_a_preview_is_named_by_its_flag(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also where stage 1 sees that there is nothing to do."""
-    flags: dict[str, Any] = {"preview_prompt": ("an owl in a forest",)}
-    said = []
-    for _ in range(2):
-        train(here, task="sft:data_process", feature_cache=tmp_path, **flags)
-        said.append(warnings_of(capsys))
-    assert "--preview_prompt: " in said[0][-1]
-    assert said[1] == said[0]

@@ -229,9 +229,8 @@ def test_samples_are_spread_and_chosen_by_the_seed(
 
     chosen = [rows(seed) for seed in range(6)]
     assert all([row // 2 for row in found] == [0, 1, 2] for found in chosen)
-    # Also where a later plan is as it was computed.
     later = {"feature_cache": tmp_path / "cache", "max_pixels": 128}
-    train(here, task="sft:data_process", **later)
+    train(here, task="sft:data_process", **later)  # a plan in which nothing differs
     assert rows(0) == chosen[0]
     assert len({tuple(found) for found in chosen}) > 1
 

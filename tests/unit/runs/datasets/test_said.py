@@ -88,8 +88,7 @@ def test_each_size_has_a_line_with_its_samples_batches_and_what_is_cropped_away(
     shares["in all"] = "7 samples, {}5.7%"
     for found, numbers in (
         (batches, ("2 batches, ", "2 batches, ", "4 batches, ")),
-        # Variants of a sample are one sample.
-        (lines(flip=True), ("", "", "")),
+        (lines(flip=True), ("", "", "")),  # variants of a sample are one
     ):
         for line, (size, share), number in zip(
             sizes(found), shares.items(), numbers, strict=True

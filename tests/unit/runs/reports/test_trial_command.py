@@ -83,12 +83,10 @@ def test_a_previews_prompt_goes_before_it_with_the_trigger_word_cut_between_word
     for stages in ({}, cache, {**cache, "task": "sft:train"}):
         assert trial(**flags, **stages)["prompt"] == wanted
     # The run's word, else that of the first dataset with one of its own.
+    one = {"dataset_base_path": str(tmp_path / "data")}
     for of_run, own in ((None, ("sks", "tok")), ("sks", ("tok",))):
-        entries = [
-            {"dataset_base_path": str(tmp_path / "data"), "trigger_word": one}
-            for one in own
-        ]
-        given = {"trigger_word": of_run, "dataset": tuple(map(json.dumps, entries))}
+        entries = tuple(json.dumps({**one, "trigger_word": word}) for word in own)
+        given = {"trigger_word": of_run, "dataset": entries}
         assert trial(**flags | given)["prompt"] == wanted
     # The prompts of the feature cache are previewed, too.
     found = trial(task="sft:train", trigger_word="sks", **cache)

@@ -137,7 +137,6 @@ def test_a_step_is_the_mean_of_its_samples_however_many_it_has(here: Path) -> No
     assert len(set(twice)) == 6 * 3  # of each epoch, other noise
     rows = [row for _, row, *_ in Steep.seen]
     assert len({tuple(rows[start : start + 3]) for start in range(0, 18, 3)}) > 1
-    # Another seed is another order, and other noise.
     other = descended(module_of(here, Steep), 0.0, num_epochs=6, seed=1)
     assert [row for _, row, *_ in Steep.seen[18:]] != rows
     assert not {*other} & {*twice}

@@ -31,6 +31,13 @@ CAPTION = "a caption of some length"
 
 
 @pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are old enough to be trusted."""
+    monkeypatch.setattr(hashing, "SETTLED", 0)
+    monkeypatch.setattr(file_memory, "SETTLED", 0)
+
+
+@pytest.fixture
 def place(
     settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
@@ -100,9 +107,8 @@ def test_no_row_is_read_and_the_same_is_said(
 
 def test_it_is_seen_of_both_datasets(place: Place, tmp_path: Path) -> None:
     second = shutil.copytree(place.data, tmp_path / "second")
-    entry = json.dumps({"dataset_base_path": str(second)})
-    kinds: Any = ({"validation_dataset_base_path": second}, {"dataset": (entry,)})
-    for flags in kinds:
+    beside: Any = {"dataset": (json.dumps({"dataset_base_path": str(second)}),)}
+    for flags in ({"validation_dataset_base_path": second}, beside):
         assert reads_rows(place, **flags)
         place.fill(**flags)
         assert not reads_rows(place, **flags)
