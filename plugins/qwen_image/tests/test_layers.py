@@ -69,17 +69,17 @@ def test_rows_with_another_number_of_layers_are_all_named_before_anything_is_loa
 
 
 def test_each_layer_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    words = layered(f"{GENERATE} {INPUTS} --output made/dog.png")
+    words = layered(f"{GENERATE} {INPUTS} --output made/dog[1].png")
     assert main(words) == 0
-    names = ["dog-1.png", "dog-2.png", "dog.png"]
+    names = ["dog[1]-1.png", "dog[1]-2.png", "dog[1].png"]
     assert sorted(one.name for one in Path("made").iterdir()) == names
     for name in names:
         with Image.open(f"made/{name}") as made:
             assert (made.mode, made.size) == ("RGBA", (64, 32))
-    Path("made/dog.png").unlink()
+    Path("made/dog[1].png").unlink()
     # Its layers are still there.
     assert main(words) == UsageError.exit_code
-    assert "made/dog-1.png" in capsys.readouterr().err
+    assert "made/dog[1]-1.png" in capsys.readouterr().err
     assert main([*words, "--overwrite"]) == 0
 
 

@@ -35,9 +35,9 @@ def of_run(here: Path, **changes: Any) -> GenerateConfig:
     return GenerateConfig(model="tiny", prompt="dog", overwrite=True, **given)
 
 
-def image_of(config: GenerateConfig) -> bytes:
+def image_of(config: GenerateConfig, steps: int = 1) -> bytes:
     """The pixels of the image of these options."""
-    generate(replace(config, num_inference_steps=1, overwrite=True))
+    generate(replace(config, num_inference_steps=steps, overwrite=True))
     return pixels(config.output)
 
 
@@ -222,7 +222,9 @@ def test_a_trained_expert_takes_the_place_of_its_own_files(
             suffix = f".{name}" if len(trained) > 1 else ""
             want = [here / f"out/step-1{suffix}.safetensors"]
         assert list(found[name].paths) == want
-    image_of(of_run(here))
+    # Each is on the device while it predicts.
+    offloaded = of_run(here, offload_models="dit,dit2")
+    assert image_of(offloaded, 8) == image_of(of_run(here), 8)
 
 
 def test_the_expert_that_a_run_stored_is_the_one_that_is_stored_again(

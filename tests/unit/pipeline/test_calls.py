@@ -68,7 +68,7 @@ def test_a_value_of_another_type_is_named_with_what_makes_the_right_one(
     name: str, value: Any, said: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        checked(INPUTS, {name: value})
+        checked(INPUTS, {"unknown": 3, "texts": None, name: value})
     assert caught.value.where == name
     assert said in str(caught.value)
 
@@ -128,6 +128,7 @@ def test_several_prompts_give_one_image_each_as_if_alone(pipe: Pipeline) -> None
     same_seed = made("bad", prompt=("dog", "cat"), seed=3)
     assert same_seed[0].tobytes() == pixels[0]
     assert same_seed[1].tobytes() != pixels[1]
+    assert made("bad", prompt=[]) == []
 
 
 @pytest.mark.parametrize(

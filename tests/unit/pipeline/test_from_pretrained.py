@@ -4,6 +4,7 @@ frozen, in the dtype asked for, and LoRA files go to the component that their ke
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from tests.support.generating import texts
 from tests.support.runs import configs, opened, project, project_by_id, same, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
+TWIN = replace(MODEL, name="twin")
 
 
 def weights(pipe: Pipeline, name: str) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def test_a_model_in_one_word_is_that_of_its_files(
 
 
 def test_a_configuration_gets_the_family_that_its_model_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_plugin: Callable[..., Path]
 ) -> None:
     here = project_by_id(tmp_path, monkeypatch)
     own = {"dataset_base_path": here / "data", "output_path": here / "out"}
@@ -73,10 +75,12 @@ def test_a_configuration_gets_the_family_that_its_model_tells(
     assert run(TrainConfig(**folder, **own)).folder == here / "out"
     image = here / "dog.png"
     generate(GenerateConfig(run=here / "out", prompt="dog", output=image))
-    assert texts(image)["model"].startswith("tiny base, Tiny/Tiny, ")
+    assert texts(image)["model"] == "tiny base, Tiny/Tiny"
     for given, said in (({"model_id": 3}, "--model_id: .*3"), ({}, "--model: ")):
         with pytest.raises(UsageError, match=said):
             run(TrainConfig(toy=True, **given, **own))
+    fake_plugin("plugin-twin", {"twin": f"{__name__}:TWIN"}, {})
+    run(TrainConfig(disabled_plugins=("plugin-twin",), **folder, **own))
 
 
 def test_files_replace_those_of_the_model(

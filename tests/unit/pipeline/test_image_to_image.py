@@ -113,6 +113,7 @@ def test_what_cannot_be_a_start_is_refused_by_name(
 
 def test_a_strength_needs_a_variant_that_learns_one_picture(pipe: Pipeline) -> None:
     assert start_input(pipe.spec) == "input_image"
+    assert not start_input(replace(pipe.spec, units=pipe.spec.units[:1]))
     several = Column("image", "images", multiple=8)
     inputs = {**pipe.spec.inputs, "input_image": several}
     pipe.spec = replace(pipe.spec, inputs=inputs)

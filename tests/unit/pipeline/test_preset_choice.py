@@ -160,6 +160,9 @@ def test_its_component_and_scale_can_stand_beside_it_or_in_flags(
     path = bare(preset(here), tmp_path)
     with pytest.raises(UsageError, match=r"--preset_lora_model: .*dit or text_encoder"):
         resolve(config(here, preset_lora_path=path))
+    save_file(load_file(path), tmp_path / "named", {"component": "dit"})
+    named = resolve(config(here, preset_lora_path=tmp_path / "named")).preset
+    assert named is not None and named.components == ("dit",)
     whole = training_run(config(here, preset_lora_path=path, preset_lora_model="dit"))
     beside = {"preset_lora_path": Path(f"dit={path}:0.5"), "preset_lora_model": "dit"}
     half = training_run(config(here, **beside))

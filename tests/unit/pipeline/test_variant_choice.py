@@ -165,6 +165,8 @@ def test_several_that_are_left_are_named_unless_either_or_only_one_will_do() -> 
         with pytest.raises(UsageError, match=r"--variant: .*base, other"):
             chosen(of, *files, columns=columns)
     assert chosen(SILENT, elsewhere, take_first=True) == "base"
+    shared = replace(SHARED, pipelines=EQUAL.pipelines)
+    assert chosen(shared, f"Tiny/Tiny:{DENOISER}", columns="base") == "base"
     for variant in EQUAL.variants:
 
         def fits(spec: PipelineSpec, wanted: str = variant) -> bool:
@@ -262,7 +264,8 @@ def test_files_in_the_place_of_a_component_are_of_a_variant_that_has_it(
     shared = replace(SHARED, pipelines=MODEL.pipelines)
     model = f"Tiny/Tiny:{DENOISER}"
     assert chosen(shared, model) == "base"
-    assert chosen(shared, model, "Tiny/Adapter:adapter/model.safetensors") == "other"
+    places = ("Tiny/Adapter:adapter/model.safetensors", "Tiny/Tiny:elsewhere.pth")
+    assert chosen(shared, model, *places) == "other"
 
 
 @pytest.mark.usefixtures("tiny")
@@ -277,6 +280,9 @@ def test_the_id_and_configuration_of_a_second_expert_are_those_of_a_denoiser(
     files = [*configs(here / "model"), ModelConfig(shards)]
     with pytest.raises(StateError, match=r"transformer_2.*depth 7"):
         Pipeline.from_pretrained("tiny", files, "base")
+    alone = [shards, *list(weights_of(here / "model").values())[1:]]
+    with pytest.raises(StateError, match=r"transformer_2.*depth 7"):
+        run(config(here, model_paths=json.dumps(alone), variant="base", dry_run=True))
 
 
 @pytest.mark.usefixtures("tiny")

@@ -85,6 +85,7 @@ def test_more_than_2_to_the_32_draws_are_all_different_and_anywhere() -> None:
 
 def test_seed_and_epoch_decide_the_order_and_every_order_comes_up() -> None:
     assert permutation(100, 1, 2) == permutation(100, 1, 2)
+    assert permutation(4) == [3, 0, 1, 2]  # as in older versions
     different = {tuple(permutation(50, *one)) for one in ((0, 0), (0, 1), (1, 0))}
     assert len(different) == 3
     counts = Counter(tuple(permutation(4, seed)) for seed in range(2400))

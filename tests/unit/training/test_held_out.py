@@ -23,6 +23,7 @@ def test_as_many_rows_are_held_out_as_the_fraction_says(fraction: float) -> None
 def test_more_rows_or_a_larger_fraction_only_add_rows() -> None:
     assert chosen(200, 3, 0.2) == {row for row in chosen(400, 3, 0.2) if row < 200}
     assert chosen(400, 3, 0.2) < chosen(400, 3, 0.4)
+    assert chosen(20, 0, 0.2) == {1, 2, 12, 17, 18}  # as in older versions
 
 
 def test_all_chunks_of_a_row_are_on_one_side_and_skipped_rows_on_neither() -> None:

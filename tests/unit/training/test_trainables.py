@@ -140,8 +140,9 @@ def test_what_is_trained_may_be_said_as_by_the_options(here: Path) -> None:
     assert {len(one) for name, one in layers.items() if "lora_A" in name} == {4}
     part = trained(trainable_models="dit.time")
     assert sorted(part) == ["dit.time.bias", "dit.time.weight"]
-    with pytest.raises(UsageError, match="trainables"):
-        trained(trainables=Trainables(("dit",)), trainable_models="dit")
+    for also in ({"trainable_models": "dit"}, {"lora_rank": 4}):
+        with pytest.raises(UsageError, match="trainables"):
+            trained(trainables=Trainables(("dit",)), **also)
 
 
 def test_training_starts_from_a_lora_that_is_named(here: Path, tmp_path: Path) -> None:

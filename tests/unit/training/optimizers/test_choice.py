@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,7 +124,7 @@ def test_an_argument_of_another_kind_is_refused_by_name(word: str) -> None:
         (f"{HERE}.Kinds", "", "(?s)--optimizer: .*--optimizer_args"),
         ("adamw", "beta=1", "(?s)--optimizer_args: .*'betas'.* eps"),
         ("adamw", "betas=0.9", "--optimizer_args: .*betas=0.9,0.999"),
-        ("adamw", "betas=0.9,2", "--optimizer_args: .*betas=.0.9, 2"),
+        ("adamw", "eps=1 betas=0.9,2", "--optimizer_args: .*betas=.0.9, 2"),
         ("adamw", "lr=1", "--optimizer_args: .*--learning_rate"),
         ("adamw", "weight_decay=1", "--optimizer_args: .*--weight_decay"),
         ("adamw", "eps", "--optimizer_args: .*'eps'"),
@@ -269,9 +270,14 @@ def test_what_steps_with_rows_as_with_the_whole_is_seen(
     assert steps_by_rows(chosen(name).kind, {"lr": 0.1}) == wanted
 
 
-def test_what_optimizers_print_is_not_printed(
-    capfd: pytest.CaptureFixture[str],
+def test_what_optimizers_print_or_warn_of_as_they_are_imported_is_not_shown(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    warn = "for one in FutureWarning, DeprecationWarning: warnings.warn('', one)"
+    code = f"import warnings; from torch.optim import SGD\n{warn}"
+    (tmp_path / "warning_optimizers.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen("warning_optimizers.SGD")
     chosen("prodigy", "decouple=True")
     assert capfd.readouterr().out == ""
 

@@ -75,6 +75,9 @@ def test_parameters_without_a_gradient_stay() -> None:
     own[1].grad = torch.ones_like(own[1])
     optimizer.step()
     assert torch.equal(own[0], before) and len(optimizer.state) == 1
+    own[0].grad = torch.ones_like(own[0])
+    optimizer.zero_grad()
+    assert own[0].grad is None
 
 
 def test_parameters_are_never_of_another_dtype_and_stand_ins_take_no_memory() -> None:
