@@ -126,8 +126,6 @@ def test_what_a_format_implies_is_not_overruled(tmp_path: Path) -> None:
         ("out/step-2@dit2 low/a", "", r"dit2: .*out/step-2\S+ and .*low/a"),
         # What nothing tells is the one that is wanted.
         ("x/a", "dit2", "- x/a"),
-        ("x/a x/a", "dit2", "- x/a"),
-        ("x/a", "dit", "x/a"),
         ("x/a", "dit dit2", "x/a"),
         ("x/a x/b", "dit2", "x/a x/b"),
         ("x/a high/a", "dit", "high/a x/a"),

@@ -24,11 +24,9 @@ def test_a_gpu_is_used_where_there_is_one(
         (None, "bf16", "cpu", "bf16"),
         (None, "no", "cuda", "bf16"),
         (None, "fp16", "cpu", "no"),
-        (None, None, "cuda", "bf16"),
         (None, None, "cpu", "no"),
         (None, None, "mps 13.6", "no"),
         (None, None, "mps 14.0", "bf16"),
-        ("bf16", None, "mps 13.6", "bf16"),
     ],
 )
 def test_precision_is_the_flags_else_the_launchers_else_the_devices(

@@ -55,10 +55,10 @@ def image(hub: Any, **flags: Any) -> GenerateConfig:
 
 
 def knowing(
-    input_image: Any, *, vae: Any, dtype: Any, dit_config: Any
+    input_image: Any, *, vae: Any, vae_config: Any, dtype: Any, dit_config: Any
 ) -> family.Latents:
     """An image's latents, which depend on the denoiser's configuration."""
-    assert dit_config.width == 8
+    assert (dit_config.width, vae_config.branch) == (8, 8)
     return family.encode_image(input_image, vae=vae, dtype=dtype)
 
 
@@ -279,7 +279,13 @@ def test_the_tokenizer_of_files_that_are_here_is_fetched_from_the_chosen_hub(
 ) -> None:
     file = shutil.copy(f"published/{VAE_FILE}", "vae.safetensors")
     find(family.MODEL, [ModelConfig(file, hub=hub)], ["tokenizer"])
-    assert server.fetched == ["tokenizer/vocabulary.json"]
+    (FOLDER / "tokenizer/vocabulary.json").unlink()
+    by_id = ModelConfig(None, TINY, "text_encoder/*.safetensors", hub=hub)
+    find(family.MODEL, [by_id], ["text_encoder", "tokenizer"])
+    # One that is here comes before one that would have to be fetched.
+    find(family.MODEL, [replace(by_id, model_id="Other/One")], ["tokenizer"])
+    assert server.fetched.count("tokenizer/vocabulary.json") == 2
+    assert "Other/One" not in str(server.requests)
 
 
 def test_the_nearest_name_is_suggested_when_none_fits(

@@ -121,7 +121,6 @@ def test_patterns_stay_in_a_folder_and_leave_code_out_unless_they_name_it(
     "damage",
     [
         b"",
-        b"{",
         b"[]",
         b'{"format": 1}',
         b'{"format": 2, "tree": {"a": {}}, "kept": {}}',

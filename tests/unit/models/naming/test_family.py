@@ -34,7 +34,6 @@ def named(value: str | Path, *disabled: str, **given: Any) -> str:
         ("Tiny/Tiny", "tiny"),
         ("Tiny/Other-2@v1", "tiny"),
         ("Qwen/Qwen-Image-Edit-2509", "qwen_image"),
-        ("Wan-AI/Wan2.1-T2V-1.3B", "wan"),
         ("AI-ModelScope/FLUX.1-dev", "flux"),
     ],
 )
