@@ -326,7 +326,7 @@ def test_a_dry_run_lists_what_would_be_captioned_and_imports_no_torch(
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "beach/sea.webp\ndog\\n.jpg\n")
+    assert (done.returncode, done.stdout) == (0, "beach/sea.webp\n'dog\\n.jpg'\n")
     assert captions(photos) == {"cat": "my cat"}
 
 
