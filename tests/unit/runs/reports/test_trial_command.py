@@ -86,7 +86,7 @@ def test_a_previews_prompt_goes_before_it_with_the_trigger_word_cut_between_word
     one = {"dataset_base_path": str(tmp_path / "data")}
     for of_run, own in ((None, ("sks", "tok")), ("sks", ("tok",))):
         entries = tuple(json.dumps({**one, "trigger_word": word}) for word in own)
-        given = {"trigger_word": of_run, "dataset": entries}
+        given = {"trigger_word": of_run, "dataset": entries, "dataset_base_path": None}
         assert trial(**flags | given)["prompt"] == wanted
     # The prompts of the feature cache are previewed, too.
     found = trial(task="sft:train", trigger_word="sks", **cache)
