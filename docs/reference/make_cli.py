@@ -171,12 +171,10 @@ def _families() -> Iterator[str]:
             for name, patterns in family.lora_targets.items()
         ]
         specs = {variant: family.spec(variant) for variant in family.variants}
+        said = {one: dict(variant_lines(family, one)) for one in family.variants}
         variants = [
-            (
-                f"`{one}`",
-                *(dict(variant_lines(family, one)).get(what, "") for what in SAID),
-            )
-            for one in family.variants
+            (f"`{variant}`", *(lines.get(what, "") for what in SAID))
+            for variant, lines in said.items()
         ]
         defaults = [
             (f"`{variant}`", _spelled(spec.defaults)) for variant, spec in specs.items()

@@ -2,8 +2,8 @@
 kit on them.
 """
 
-import json
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,7 +212,15 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
 among others, must see.
 """
 
-OTHERS = json.loads(Path(__file__).with_name("breaches.json").read_text())
+OTHERS = tuple(
+    (
+        one["test"],
+        tuple((row["file"], row["old"], row["new"]) for row in one["changes"]),
+    )
+    for one in tomllib.loads(Path(__file__).with_name("breaches.toml").read_text())[
+        "breach"
+    ]
+)
 """What a test is called, and changes that it must see for another of its reasons."""
 
 
