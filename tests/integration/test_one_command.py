@@ -437,4 +437,8 @@ def test_a_resume_that_stage_2_would_refuse_is_refused_before_anything_is_comput
     assert ("resume with those that were saved" in told) == bool(flag)
     assert "or start over with another --output_path, or with --overwrite" in told
     assert sorted((tmp_path / "cache").rglob("*")) == before
+    state = str(tmp_path / "out/states/step-2")
+    elsewhere = {**more, "output_path": tmp_path / "new"}
+    assert main([*words(elsewhere), "--resume", state]) == 3
+    assert sorted((tmp_path / "cache").rglob("*")) == before
     assert main([*words(more), "--overwrite"]) == 0

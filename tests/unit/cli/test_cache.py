@@ -35,6 +35,7 @@ def cache(capsys: pytest.CaptureFixture[str]) -> Run:
 def test_without_a_command_it_prints_its_help(cache: Run) -> None:
     assert "verify" in cache()
     cache("lss", code=2)
+    cache("ls", code=2)
 
 
 def test_ls_lists_several_caches_as_text_and_as_json(place: Place, cache: Run) -> None:

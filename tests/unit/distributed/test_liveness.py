@@ -74,6 +74,7 @@ def test_one_that_lives_is_waited_for_as_long_as_it_takes_and_named(
         return "".join(path.read_text() for path in tmp_path.glob("said-0-*"))
 
     ended = met(tmp_path, 2, part, timeout=3)
+    assert liveness.TIMEOUT == 10 * 60  # what docs/guide/many-devices.md says
     assert ended.codes == (0, 0), ended.said
     assert "process 0" not in "".join(ended.said)
 

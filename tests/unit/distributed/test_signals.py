@@ -79,7 +79,12 @@ def test_an_interrupted_run_is_saved_within_the_step_and_resumes_bit_for_bit(
     assert same(wanted, found)
 
 
-def test_handlers_are_restored_and_a_second_signal_acts_as_before() -> None:
+@pytest.mark.parametrize("launcher", [{}, {"WORLD_SIZE": "1"}])
+def test_handlers_are_restored_and_a_second_signal_acts_as_before(
+    launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
     before = signal.getsignal(signal.SIGINT)
     with catch_stop_signals() as asked:
         assert not asked()

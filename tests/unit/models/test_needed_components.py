@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain import ModelConfig, StateError, run
+from dstrain.errors import MissingFiles
 from dstrain.models import find
 from dstrain.models.hub import model_base
 from safetensors.torch import load_file, save_file
@@ -125,6 +126,9 @@ def test_the_tokenizer_is_found_beside_by_id_by_the_default_id_or_by_its_flag(
     words = r"tokenizer: .*model/tokenizer.*Tiny/Tiny/tokenizer(?s:.*)--tokenizer_path"
     with pytest.raises(StateError, match=words):
         tokenizer(by_path)
+    missing: list[MissingFiles] = []
+    find(MODEL, [by_path], ["tokenizer"], absent=missing)
+    assert missing
     # Files that lie in no folder may have it in one beside them.
     shutil.copytree("anything", "flat/some/words")
     for name in ("model-1-of-1.safetensors", "config.json"):

@@ -175,3 +175,9 @@ def test_a_gguf_file_is_named_as_one(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF\x03\x00\x00\x00")
     assert "--quant_options" in refused(path, "GGUF").help_lines[0]
+    path.unlink()
+    os.mkfifo(path)  # what is read of a pipe is gone
+    pipe = os.open(path, os.O_RDWR)
+    os.write(pipe, b"GGUF")
+    refused(path, "regular file")
+    os.close(pipe)

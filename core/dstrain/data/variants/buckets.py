@@ -47,7 +47,7 @@ class Buckets:
                 for bucket in candidates
                 if bucket[0] <= size[0] and bucket[1] <= size[1]
             ]
-            if not candidates or size[0] * size[1] < self.side**2:
+            if not candidates:
                 own = (_cut(size[0], step), _cut(size[1], step))
                 least, greatest = self._limits(step)
                 height, width = min(own[0], greatest), min(own[1], greatest)

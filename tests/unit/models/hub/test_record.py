@@ -92,6 +92,14 @@ def test_files_that_were_put_here_are_taken_as_they_are_if_their_shards_are_whol
         fetch(source, PATTERN)
     assert Path(caught.value.where) == (FOLDER / SHARDS[0]).resolve()
     assert (FOLDER / SHARDS[0]).read_bytes() == b"my own"
+    shutil.rmtree(FOLDER)
+    shutil.copytree("published", FOLDER)
+    config = FOLDER / "transformer/config.json"
+    config.write_bytes(config.read_bytes() + b"\n")
+    (FOLDER / SHARDS[1]).unlink()
+    with pytest.raises(StateError) as caught:
+        fetch(source, PATTERN)
+    assert Path(caught.value.where) == config.resolve()
 
 
 @pytest.mark.parametrize(

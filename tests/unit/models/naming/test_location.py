@@ -1,5 +1,6 @@
 """The value of --model_id is a path or a published model, and never a guess."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,11 @@ def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
     assert "./Tiny/Tiny" in caught.value.help_lines[0]
     assert absolute("Tiny/Tiny", [MODEL]) == "Tiny/Tiny"
     assert located("./Tiny/Tiny", [MODEL]) == Path("Tiny/Tiny")
+    # So is one that a family knows and does not support.
+    knowing = replace(MODEL, unsupported_models={"Other": ("Some/*",)})
+    (here / "Some/Other").mkdir(parents=True)
+    with pytest.raises(UsageError, match="--model_id: Some/Other "):
+        located("Some/Other", [knowing])
     # Of a family that is not asked it is only a path.
     assert located("Tiny/Tiny", []) == Path("Tiny/Tiny")
     # The folder of the published model itself is no other.

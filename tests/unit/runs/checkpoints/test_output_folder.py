@@ -138,8 +138,9 @@ def test_overwriting_removes_the_run_and_nothing_else(
         out, "notes.txt", "best.safetensors", "previews/cat.png", "states/of-mind/x",
         "step-2.bak.txt", "states/step-2/mine", "config.json", "weights.json",
     )  # fmt: skip
-    RunFiles.read(out).add([preview], 2)
+    RunFiles.read(out).add([preview, "keep/step-2.safetensors"], 2)
     put(out, preview)
+    users |= put(out, "keep/step-2.safetensors")  # listed, and no name that runs write
     train(here, output_path=out, max_steps=1, seed=7, overwrite=True)
     fresh = train(here, output_path=tmp_path / "fresh", max_steps=1, seed=7)
     wanted = {**users, **tree(fresh)}

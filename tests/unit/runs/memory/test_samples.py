@@ -118,15 +118,21 @@ def test_of_several_images_each_has_its_own_size(
 def test_of_a_feature_cache_it_is_the_largest_that_is_stored(
     here: Path, tmp_path: Path, dry_run: DryRun
 ) -> None:
-    only = dataset_of(here, tmp_path / "data", 2, "2.png")
+    some, only = tmp_path / "some", dataset_of(here, tmp_path / "data", 2, "2.png")
+    shutil.copytree(here / "data", some)
+    (some / "0.png").write_bytes(b"no image")
+    skip = {"on_bad_sample": "skip"}
     found = []
-    for number, data in enumerate((here / "data", only)):
-        cache = {"feature_cache": tmp_path / str(number), "dataset_base_path": data}
+    for number, data in enumerate((some, only)):
+        cache = {
+            "feature_cache": tmp_path / str(number),
+            "dataset_base_path": data,
+        } | skip
         train(here, task="sft:data_process", **cache)
         found.append(dry_run(here, task="sft:train", **cache))
     assert found[0].memory == found[1].memory
     # Those of its size, and one of the other.
-    assert re.findall(r"largest of (\d) samples", found[0].page) == ["4"]
+    assert re.findall(r"largest of (\d) samples", found[0].page) == ["3"]
 
 
 @pytest.mark.parametrize(
