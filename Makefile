@@ -27,7 +27,7 @@ test: install
 	$(PYTEST) --seconds $(SECONDS) < /dev/null
 
 quick: install
-	$(PYTEST) -m "not slow" < /dev/null
+	$(PYTEST) < /dev/null
 
 # Every trial, variant, page and planted bug; what has passed is not run again on a commit.
 everything: install

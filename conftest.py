@@ -42,13 +42,11 @@ def _place() -> str:
 
 def _normalize() -> None:
     """Forget what this process has inherited."""
-    # A shell starts background jobs with SIGINT ignored, and nohup with SIGHUP.
-    for number, default in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),
-    ):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, default)
+    # A shell starts background jobs with SIGINT and SIGQUIT ignored, and nohup with SIGHUP.
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o022)
     for name in filter(INHERITED.fullmatch, [*os.environ]):
         del os.environ[name]

@@ -74,10 +74,16 @@ def run(name: str, paths: list[str], report: Path) -> bool:
     if not partial.exists():
         return False
     found = json.loads(partial.read_text("utf-8"))
-    slow = [test for test, one in found["tests"].items() if setup_of(one) > FIXTURES]
-    for test in slow:
-        print(f"{test}: its fixtures take more than {FIXTURES:.0f} CPU seconds")
-    passed = done.returncode == 0 and not slow
+    faults = []
+    for test, one in found["tests"].items():
+        if setup_of(one) > FIXTURES:
+            faults.append(
+                f"{test}: its fixtures take more than {FIXTURES:.0f} CPU seconds"
+            )
+        if one["skipped"]:
+            faults.append(f"{test}: skipped")
+    print("\n".join(faults))
+    passed = done.returncode == 0 and not faults
     # A group that failed is there for the table; its name makes it run again.
     partial.write_text(json.dumps({**found, "seconds": seconds}), "utf-8")
     partial.rename(report if passed else failed)
@@ -132,7 +138,15 @@ def print_tables(found: Mapping[str, Mapping[str, Any]]) -> None:
                 caught[group_of(test["caught_by"])] += 1
             if "promise" in test:
                 sums = promises[tuple(test["promise"])]
-                known = ("promise", "failed", "cpu", "setup", "why", "caught_by")
+                known = (
+                    "promise",
+                    "failed",
+                    "skipped",
+                    "cpu",
+                    "setup",
+                    "why",
+                    "caught_by",
+                )
                 sums.update({"trials": 1, "failures": 0})
                 sums.update({k: v for k, v in test.items() if k not in known})
                 sums["trials"] -= "trials" in test

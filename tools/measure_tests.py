@@ -1,5 +1,5 @@
-"""Print what the tests weigh and how deep they reach: lines, internal names, patches and
-sentences, by group.
+"""Print what the tests weigh and how deep they reach: lines, lines of code and their
+tokens, internal names, patches and sentences, by group.
 
 `python tools/measure_tests.py [--names GROUP]`; with a group, the internal names that its
 files reach, and in how many files.
@@ -16,12 +16,17 @@ product. A *patch* is a call of `setattr` of pytest's MonkeyPatch.
 import argparse
 import ast
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools.measure_house import Module  # noqa: E402  # of the project's folder
+
 PUBLIC = frozenset({"dstrain", "dstrain.plugin", "dstrain.testing"})
 DOTTED = re.compile(r"\bdstrain(?:_\w+)?(?:[.:]\w+)+")
 IMPORT = re.compile(r"\bfrom (dstrain[\w.]*) import \(?([\w,\s]+)")
@@ -170,13 +175,14 @@ def main() -> None:
         reached[group].update(internal_names(source))
         figures[group]["files"] += 1
         figures[group]["lines"] += len(source.splitlines())
+        figures[group].update(Module(path.stem, (path,)).code)
         figures[group]["patches"] += patches(source)
         figures[group]["sentences"] += sentences(path)
     if wanted:
         for name, count in sorted(reached[wanted].items()):
             print(f"{count:4} {name}")
         return
-    columns = ("files", "lines", "patches", "sentences")
+    columns = ("files", "lines", "code", "tokens", "patches", "sentences")
     print(f"{'group':20}", *(f"{one:>9}" for one in (*columns, "names")))
     for group, counts in sorted(figures.items()):
         numbers = (counts[one] for one in columns)

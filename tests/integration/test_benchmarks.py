@@ -92,7 +92,6 @@ def imported(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", everyday.cases(sorted(ARGUMENTS), lambda name: name not in LONG)
 )

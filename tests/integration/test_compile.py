@@ -63,7 +63,6 @@ def test_a_dry_run_compiles_nothing(
     assert "steps" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_the_code_that_torch_generates_computes_the_same_within_rounding(
     here: Path,
 ) -> None:

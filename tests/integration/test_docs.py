@@ -625,7 +625,6 @@ def write_examples(folder: Path) -> int:
     return count
 
 
-@pytest.mark.slow
 def test_a_strict_type_checker_finds_nothing_in_the_examples(tmp_path: Path) -> None:
     """Once over all of them: it takes most of its time to read torch."""
     assert write_examples(tmp_path / "examples") > 20

@@ -99,7 +99,6 @@ def test_the_wheel_of_tools_brings_its_commands_and_their_tables(
     assert 'model_id = "Wan-AI/Wan2.1-T2V-1.3B"' in printed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", everyday.cases(FAMILIES, lambda name: name == "qwen_image")
 )

@@ -46,6 +46,7 @@ def test_a_tenth_of_a_table_always_runs_and_as_many_more_as_fit() -> None:
         ("plugins/wan/dstrain_wan/vae.py", "plugins/wan/tests/test_a.py", None, True),
         ("plugins/wan/dstrain_wan/vae.py", "plugins/flux/tests/test_a.py", None, False),
         ("docs/guide/video.md", "tests/integration/test_docs.py", None, True),
+        ("tests/support/once.py", "tests/integration/test_docs.py", None, True),
         ("tests/unit/data/test_a.py", "tests/unit/data/test_a.py", None, True),
     ],
 )
@@ -57,6 +58,15 @@ def test_what_tests_a_changed_file_is_known(
         path=ROOT / test, get_closest_marker=lambda name: marker
     )
     assert Change("HEAD^", frozenset({file})).reaches(item) == is_reached
+    change = Change("HEAD^", frozenset({file}), 'name = "known"')
+    for name, place, bug_is_reached in (
+        *(("known", "other.py", False), ("known", file, True)),
+        ("new", "other.py", True),
+    ):
+        item.callspec = SimpleNamespace(
+            params={"bug": SimpleNamespace(name=name, file=place)}
+        )
+        assert change.reaches(item) == bug_is_reached
 
 
 def test_a_process_that_is_left_is_seen_also_if_a_server_has_forked_it() -> None:
@@ -78,7 +88,13 @@ def test_a_file_that_is_left_is_seen_though_git_ignores_it(
     monkeypatch.setattr(leftovers, "ROOT", tmp_path)
     subprocess.run(("git", "init", "-q", tmp_path), check=True)
     (tmp_path / ".gitignore").write_text("out/\n")
-    for name in ("out/a", "feature_cache/b", "a/__pycache__/c", ".venv/d"):
+    for name in (
+        "out/a",
+        "feature_cache/b",
+        "a/__pycache__/c",
+        ".venv/d",
+        ".dstrain-tests-1-x/e",
+    ):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     assert leftovers.files() == {".gitignore", "out/a", "feature_cache/b"}

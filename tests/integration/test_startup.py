@@ -73,7 +73,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]
         yield flags
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "unused"),
     [

@@ -95,7 +95,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_the_family_is_found_trained_in_one_piece_and_in_stages_and_generates(
     home: Path,
 ) -> None:

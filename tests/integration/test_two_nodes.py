@@ -19,7 +19,6 @@ from dstrain.testing.rows import write_rows
 from tests.support.processes import commands, in_processes, words
 from tests.support.runs import files, log, same
 
-pytestmark = pytest.mark.slow
 TWICE = """
 import os
 import signal

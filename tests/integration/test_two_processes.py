@@ -72,7 +72,6 @@ def flags(family: str, folder: Path, variant: str | None = None) -> dict[str, An
     }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "trained"), CASES)
 def test_two_processes_train_as_one(family: str, trained: str, tmp_path: Path) -> None:
     kind = {
@@ -98,7 +97,6 @@ def test_two_processes_train_as_one(family: str, trained: str, tmp_path: Path) -
     assert max((made[key] - wanted[key]).abs().max().item() for key in made) <= 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "trained"), SHARDED_CASES)
 def test_two_processes_that_shard_train_as_one_and_resume(
     family: str, trained: str, tmp_path: Path
@@ -136,7 +134,6 @@ def test_two_processes_that_shard_train_as_one_and_resume(
     assert same(files(on), files(two))
 
 
-@pytest.mark.slow
 @pytest.mark.drawn
 @pytest.mark.parametrize(("family", "variant", "adapter"), ADAPTERS)
 @pytest.mark.parametrize("sharded", [False, True], ids=["copies", "sharded"])

@@ -19,7 +19,7 @@ from tests.support.family import write, write_data
 from tests.support.processes import in_processes
 from tests.support.runs import config, files, log
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny")]
+pytestmark = pytest.mark.usefixtures("tiny")
 
 SIZES = ((32, 32), (24, 48))
 CAPTIONS = ("dog", "two dogs", "cat", "a, b", "bird")

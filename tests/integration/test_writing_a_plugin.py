@@ -92,7 +92,6 @@ def package(
             del sys.modules[module]
 
 
-@pytest.mark.slow
 def test_the_family_of_the_page_passes_the_kit_and_generates(
     tutorial: Tutorial, package: Path
 ) -> None:

@@ -18,9 +18,9 @@ LIMIT = 30.0
 """Seconds in which the last children of a run end by themselves."""
 MADE = re.compile(
     r".*(^|/)(__pycache__|\.(pytest|mypy|ruff|import_linter)_cache|\.hypothesis)/.*"
-    r"|\.(venv|results|golden)/.*"
+    r"|\.(venv|results|golden|dstrain-tests-[^/]*)/.*"
 )
-"""Files that Python and tools keep for the next run."""
+"""Files that Python and tools keep for the next run, and a run's own temporary ones."""
 
 
 def files() -> frozenset[str]:

@@ -12,7 +12,6 @@ How long a test takes is recorded in `tests/times.json`.
 import json
 import os
 import random
-import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -30,12 +29,13 @@ TENTH = 10
 LONG = 0.3
 """CPU seconds of a case; a test that takes as long is drawn."""
 LEAST = 0.05
-"""CPU seconds of a case; the time of a test that takes less is not recorded."""
+"""CPU seconds of a case; of a test that takes less, and is not drawn, no time is recorded."""
 UNKNOWN = 10.0
 """CPU seconds that a drawn test without a recorded time counts."""
 TIMES = ROOT / "tests/times.json"
 MENDED = ROOT / "tests/mended_trials.txt"
 """Trials that were drawn, failed, and are mended: they are everyday tests since."""
+BUGS = "tests/planted_bugs.toml"
 PROMISES = {
     "cache": "R1 R3 R5 R6",
     "cli": "R7 R13 R17",
@@ -76,40 +76,39 @@ class Change:
 
     base: str
     files: frozenset[str]
+    bugs: str = ""
+    """The table of planted bugs at the base."""
 
     def reaches(self, item: pytest.Item) -> bool:
-        """Return whether a test is of a changed file: a planted bug in it, or a test of its
-        package, of its plugin or of a promise that tries its package.
+        """Return whether a test is of a changed file: a planted bug that is new or in it, or
+        a test of its package, of its plugin or of a promise that tries its package.
         """
         bug = _parameters(item).get("bug")
         if bug is not None:
-            return bug.file in self.files
+            return bug.file in self.files or f'name = "{bug.name}"' not in self.bugs
         path = item.path.relative_to(ROOT).as_posix()
         promise = item.get_closest_marker("promise")
-        number = promise.args[0] if promise else None
-        return any(
-            path.startswith(place) or number in promises
-            for file in self.files
-            for place, promises in (_tests_of(file),)
+        places = {place for file in self.files for place in _tests_of(file)}
+        return bool(promise and promise.args[0] in places) or any(
+            path.startswith(place) for place in places
         )
 
 
 @cache
-def _tests_of(file: str) -> tuple[str, frozenset[str]]:
+def _tests_of(file: str) -> tuple[str, ...]:
     """Return where the tests of a file are, and the promises that try it."""
     first, *rest = Path(file).parts
     if first == "plugins" and rest:
-        return f"plugins/{rest[0]}/", frozenset()
-    if file.startswith("core/dstrain/testing/"):
-        return "plugins/", frozenset()
-    if file.startswith("docs/"):
-        return "tests/integration/test_docs", frozenset()
+        return (f"plugins/{rest[0]}/",)
+    if file.startswith(("core/dstrain/testing/", "core/dstrain/plugin/")):
+        return "plugins/", "tests/unit/testing/"
     if file.startswith("core/dstrain/"):
-        place = (
-            f"tests/unit/{rest[1]}/" if len(rest) > 2 else f"tests/unit/test_{rest[1]}"
-        )
-        return place, frozenset(PROMISES.get(rest[1], "").split())
-    return file, frozenset()
+        is_package = len(rest) > 2
+        place = f"tests/unit/{rest[1]}/" if is_package else f"tests/unit/test_{rest[1]}"
+        return place, *PROMISES.get(rest[1], "").split()
+    if first == "docs" or file.startswith(("conftest", "tests/support/", "tools/")):
+        return ("tests/integration/",)
+    return (file,)
 
 
 def changed() -> Change:
@@ -121,7 +120,8 @@ def changed() -> Change:
         if common and common != _git("rev-parse", "HEAD"):
             names = _git("diff", "--name-only", common)
             new = _git("ls-files", "--others", "--exclude-standard")
-            return Change(str(base), frozenset(f"{names}\n{new}".splitlines()) - {""})
+            files = frozenset(f"{names}\n{new}".splitlines()) - {""}
+            return Change(str(base), files, _git("show", f"{common}:{BUGS}"))
     return Change("none", frozenset())
 
 
@@ -137,7 +137,7 @@ def split(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item
     first: dict[tuple[str, str], object] = {}
     everyday, drawn = [], []
     for item in items:
-        test = item.nodeid.partition("[")[0]
+        test = _test_of(item.nodeid)
         is_drawn = bool(item.get_closest_marker("drawn")) or _is_left(item, first)
         if not is_drawn and item.get_closest_marker("promise"):
             seen[test] += 1
@@ -172,7 +172,7 @@ def _is_left(item: pytest.Item, first: dict[tuple[str, str], object]) -> bool:
     given = [parameters.get(name) for name in ("component", "adapted")]
     named = trained.components if trained else [one for one in given if one]
     family = load_family(item.cls.family)  # type: ignore[attr-defined]
-    test = item.nodeid.partition("[")[0]
+    test = _test_of(item.nodeid)
     others = [name for name in named if name != family.default_trainable]
     by = [first.setdefault((test, name), variant) for name in others]
     return bool(by) and variant not in by
@@ -191,7 +191,12 @@ def times() -> Mapping[str, float]:
 def seconds_of(item: pytest.Item) -> float:
     """Return the CPU seconds that a test is known to take."""
     other = UNKNOWN if item.get_closest_marker("drawn") else times()["other"]
-    return times().get(item.nodeid.partition("[")[0], other)
+    return times().get(_test_of(item.nodeid), other)
+
+
+def _test_of(name: str) -> str:
+    """Return the name of a test without its parameters."""
+    return name.partition("[")[0]
 
 
 def draw(
@@ -212,6 +217,11 @@ def draw(
         turn[item] = turns[kind_of(item)]
     order.sort(key=lambda item: (not change.reaches(item), turn[item]))
     left = seconds - times()["start"] - sum(map(seconds_of, everyday))
+    if left < 0:
+        what = (
+            f"the everyday tests take {seconds - left:.0f} CPU seconds of {seconds:.0f}"
+        )
+        raise pytest.UsageError(f"{what}: nothing else would ever be drawn")
     taken = []
     for item in order:
         if seconds_of(item) <= left:
@@ -284,6 +294,7 @@ class _Run:
         known.update(report.user_properties)
         if report.failed:
             known["why"] = report.longreprtext
+        known["skipped"] = known.get("skipped", False) or report.skipped
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -318,6 +329,7 @@ class _Run:
             result = {
                 "cpu": self.cpu,
                 "start": self.about["start"],
+                "drawn": self.about["drawn"],
                 "tests": self.reports,
             }
             path.write_text(json.dumps(result, default=str))
@@ -329,11 +341,13 @@ def recorded(results: list[Mapping[str, Any]]) -> dict[str, float]:
     for result in results:
         for name, one in result["tests"].items():
             if "cpu" in one:  # its process did not crash
-                test = re.sub(r"\[.*", "", name, flags=re.S)
-                sums.setdefault(test, []).append(one["cpu"])
+                sums.setdefault(_test_of(name), []).append(one["cpu"])
     means = {name: sum(cases) / len(cases) for name, cases in sums.items()}
+    drawn = {_test_of(name) for result in results for name in result["drawn"]}
     long = {
-        name: round(mean, 2) for name, mean in sorted(means.items()) if mean >= LEAST
+        name: round(mean, 2)
+        for name, mean in sorted(means.items())
+        if mean >= LEAST or name in drawn
     }
     short = [one for name, cases in sums.items() if name not in long for one in cases]
     start = max(result["start"] for result in results)

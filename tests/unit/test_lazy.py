@@ -48,7 +48,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("code", [QUANTIZE + LOAD, LOAD + QUANTIZE])
 def test_diffusers_quantizes_before_and_after_a_model_is_loaded(
     model: Path, code: str

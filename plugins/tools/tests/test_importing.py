@@ -127,7 +127,6 @@ def test_secrets_are_neither_printed_nor_written(
     assert any("secret" in reason for reason in found.reasons.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("example", TRAINED)
 def test_an_imported_run_trains_to_the_end(
     example: str, project: Path, imported: Import

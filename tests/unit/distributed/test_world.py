@@ -73,7 +73,7 @@ def test_stage_1_gives_exactly_the_rows_on_any_number_of_processes(
     assert stores[1:] == stores[:-1]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, 4])
 def test_the_schedule_counts_optimizer_steps_on_any_number_of_processes(
     size: int, here: Path, tmp_path: Path
 ) -> None:
@@ -85,7 +85,7 @@ def test_the_schedule_counts_optimizer_steps_on_any_number_of_processes(
     assert rates == pytest.approx(wanted, rel=1e-4, abs=1e-8)
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("size", [2, 4])
 def test_where_the_last_samples_are_fewer_than_the_processes_fillers_weigh_nothing(
     size: int, here: Path, tmp_path: Path
 ) -> None:

@@ -216,7 +216,6 @@ def test_a_run_in_two_stages_resumes_too(dropping: Path, tmp_path: Path) -> None
     assert same(outcome(tmp_path / "whole"), outcome(tmp_path / "cut"))
 
 
-@pytest.mark.slow
 def test_both_stages_with_processes_that_are_spawned_are_a_run_without(
     dropping: Path, tmp_path: Path
 ) -> None:

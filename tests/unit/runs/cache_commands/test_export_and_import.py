@@ -263,7 +263,6 @@ def test_a_place_that_is_something_else_is_refused(
         import_cache(exported, tmp_path / "cache")
 
 
-@pytest.mark.slow
 def test_killed_at_any_moment_it_leaves_nothing_half(
     exported: Path, tmp_path: Path
 ) -> None:

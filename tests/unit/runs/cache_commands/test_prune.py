@@ -158,7 +158,6 @@ def test_a_cache_that_is_written_or_damaged_is_refused(two_plans: Place) -> None
         prune(two_plans.cache, [], True, None)
 
 
-@pytest.mark.slow
 def test_killed_at_any_moment_it_loses_nothing_that_a_plan_uses(
     two_plans: Place, tmp_path: Path
 ) -> None:
