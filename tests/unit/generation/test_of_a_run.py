@@ -17,6 +17,7 @@ from dstrain.cli.main import main
 from dstrain.config import LoraFile, with_run_options
 from dstrain.generation.source import open_source
 
+from tests.support import family
 from tests.support.experts import copied_denoiser, let_tiny_have_experts
 from tests.support.family import weights_of
 from tests.support.generating import generation, pixels, texts
@@ -241,6 +242,9 @@ def test_the_expert_that_a_run_stored_is_the_one_that_is_stored_again(
     with open_source(config, ["prompt"]) as source:
         kept = {name: one.kept for name, one in source.find().files.items()}
     assert [name for name, one in kept.items() if one.methods] == ["dit2"]
+    # An image needs no second denoiser.
+    spec = replace(family.BASE, components=(*family.BASE.components, "dit2"))
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
     unused = generation(here / "model", here / "a.png", offload_models="dit2")
     with open_source(unused) as source, pytest.raises(UsageError) as caught:
         source.find()
