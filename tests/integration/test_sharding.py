@@ -4,7 +4,8 @@ all of it, and save the same; what one number of processes saved, another resume
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,47 +67,57 @@ def flags(here: Path, output: Path, processes: int, **changes: Any) -> list[str]
     )  # fmt: skip
 
 
+Trained = Callable[[str], Path]
+
+
 @pytest.fixture(scope="module")
-def trained(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For each kind: a run of one process, one of two that shard, the same resumed
-    from its second state, and a copy to resume.
+def trained(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Return a function from a kind to a run of one process, one of two that shard, the
+    same resumed from its second state, and a copy to resume; of another kind of sharding,
+    one of two.
     """
     folder = tmp_path_factory.mktemp("trained")
-    runs: list[tuple[Mapping[str, Any], list[str]]] = []
-    for name, kind in TRAINED.items():
-        assert commands(flags(here, folder / name / "one", 1, **kind))(0) == 0
-        runs.append((FULL, flags(here, folder / name / "two", 2, **kind)))
-    for name, settings in FILES.items():
-        two = flags(here, folder / name / "two", 2, **TRAINED["in full"])
-        runs.append((settings, two))
-    ended = in_processes(2, launched(*runs), folder)
-    assert ended.codes == (0, 0), ended.said
-    runs = []
-    for name, kind in TRAINED.items():
+
+    def launch(*runs: tuple[Mapping[str, Any], list[str]]) -> None:
+        ended = in_processes(2, launched(*runs), folder)
+        assert ended.codes == (0, 0), ended.said
+
+    @cache
+    def of_kind(name: str) -> Path:
+        place = folder / name
+        if name in FILES:
+            kind = TRAINED["in full"]
+            launch((FILES[name], flags(here, place / "two", 2, **kind)))
+            return place
+        kind = TRAINED[name]
+        assert commands(flags(here, place / "one", 1, **kind))(0) == 0
+        launch((FULL, flags(here, place / "two", 2, **kind)))
+        resumed = []
         for start in ("one", "two"):
-            shutil.copytree(folder / name / start, folder / name / f"{start} goes on")
-            shutil.rmtree(folder / name / f"{start} goes on/states/step-3")
-            on = flags(here, folder / name / f"{start} goes on", 2, **kind)
-            runs.append((FULL, [*on, "--resume"]))
-    ended = in_processes(2, launched(*runs), folder)
-    assert ended.codes == (0, 0), ended.said
-    return folder
+            on = place / f"{start} goes on"
+            shutil.copytree(place / start, on)
+            shutil.rmtree(on / "states/step-3")
+            resumed.append((FULL, [*flags(here, on, 2, **kind), "--resume"]))
+        launch(*resumed)
+        return place
+
+    return of_kind
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_two_processes_train_as_one(trained: Path, name: str) -> None:
-    one, two = trained / name / "one", trained / name / "two"
+def test_two_processes_train_as_one(trained: Trained, name: str) -> None:
+    one, two = trained(name) / "one", trained(name) / "two"
     assert len(log(one)) == 3
     for a, b in zip(log(one), log(two), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
     assert_close(files(two), files(one))
 
 
-def test_the_validation_loss_is_that_of_one_process(trained: Path) -> None:
+def test_the_validation_loss_is_that_of_one_process(trained: Trained) -> None:
     one, two = (
         [
             [float(number) for number in line.split(",")]
-            for line in (trained / "LoRA" / folder / "logs/validation.csv")
+            for line in (trained("LoRA") / folder / "logs/validation.csv")
             .read_text()
             .splitlines()[1:]
         ]
@@ -118,16 +129,16 @@ def test_the_validation_loss_is_that_of_one_process(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_kind_of_sharding_trains_the_same(trained: Path, name: str) -> None:
-    one, other = trained / "in full/one", trained / name / "two"
+def test_every_kind_of_sharding_trains_the_same(trained: Trained, name: str) -> None:
+    one, other = trained("in full") / "one", trained(name) / "two"
     for a, b in zip(log(one), log(other), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
     assert_close(files(other), files(one))
 
 
-def test_the_log_says_what_is_divided(trained: Path) -> None:
+def test_the_log_says_what_is_divided(trained: Trained) -> None:
     said = {
-        name: (trained / name / "two/logs/dstrain.log").read_text()
+        name: (trained(name) / "two/logs/dstrain.log").read_text()
         for name in ("in full", *FILES)
     }
     assert "sharding: dit sharded over all processes, 2 processes" in said["in full"]
@@ -138,11 +149,11 @@ def test_the_log_says_what_is_divided(trained: Path) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_state_does_not_say_how_many_processes_saved_it(
-    trained: Path, name: str
+    trained: Trained, name: str
 ) -> None:
     for step in (1, 3):
-        one = trained / name / f"one/states/step-{step}"
-        two = trained / name / f"two/states/step-{step}"
+        one = trained(name) / f"one/states/step-{step}"
+        two = trained(name) / f"two/states/step-{step}"
         for file in ("trainable.safetensors", "optimizer.safetensors"):
             assert header(one / file) == header(two / file)
             assert_close({file: load_file(two / file)}, {file: load_file(one / file)})
@@ -152,8 +163,8 @@ def test_a_state_does_not_say_how_many_processes_saved_it(
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_what_two_saved_two_resume_bit_for_bit(trained: Path, name: str) -> None:
-    two, on = trained / name / "two", trained / name / "two goes on"
+def test_what_two_saved_two_resume_bit_for_bit(trained: Trained, name: str) -> None:
+    two, on = trained(name) / "two", trained(name) / "two goes on"
     assert log(on) == log(two)
     assert same(files(on), files(two))
     state = "states/step-3"
@@ -161,8 +172,8 @@ def test_what_two_saved_two_resume_bit_for_bit(trained: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_what_one_process_saved_two_resume(trained: Path, name: str) -> None:
-    one, on = trained / name / "one", trained / name / "one goes on"
+def test_what_one_process_saved_two_resume(trained: Trained, name: str) -> None:
+    one, on = trained(name) / "one", trained(name) / "one goes on"
     for a, b in zip(log(one), log(on), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
     assert_close(files(on), files(one))
@@ -170,9 +181,9 @@ def test_what_one_process_saved_two_resume(trained: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_what_two_processes_saved_one_resumes(
-    here: Path, trained: Path, tmp_path: Path, name: str
+    here: Path, trained: Trained, tmp_path: Path, name: str
 ) -> None:
-    two, on = trained / name / "two", tmp_path / "on"
+    two, on = trained(name) / "two", tmp_path / "on"
     shutil.copytree(two, on)
     shutil.rmtree(on / "states/step-3")
     assert commands([*flags(here, on, 1, **TRAINED[name]), "--resume"])(0) == 0

@@ -8,7 +8,8 @@ import resource
 import shutil
 import subprocess
 import sys
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,24 @@ def begun(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+Whole = Callable[[str], Path]
+
+
 @pytest.fixture(scope="module")
-def whole(here: Path, begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What each command leaves with room enough: a folder for each."""
+def whole(here: Path, begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """Return a function from a command to what it leaves with room enough."""
     folder = tmp_path_factory.mktemp("whole")
-    shutil.copytree(begun, folder / "train")
-    for command in COMMANDS:
-        code, said = limited(words(here, command, folder / command))
+
+    @cache
+    def of_command(command: str) -> Path:
+        out = folder / command
+        if command == "train":
+            shutil.copytree(begun, out)
+        code, said = limited(words(here, command, out))
         assert code == 0, said
-    return folder
+        return out
+
+    return of_command
 
 
 def words(here: Path, command: str, out: Path) -> list[str]:
@@ -178,13 +188,13 @@ def check_failed(code: int, said: str, out: Path) -> str:
     return line
 
 
-def check_resumes(here: Path, command: str, out: Path, whole: Path) -> None:
+def check_resumes(here: Path, command: str, out: Path, whole: Whole) -> None:
     """With room, the same command ends as if nothing had been."""
     code, said = limited(words(here, command, out))
     assert code == 0, said
-    assert tree(out).keys() == tree(whole / command).keys()
+    assert tree(out).keys() == tree(whole(command)).keys()
     if command == "train":
-        assert everything(out) == everything(whole / command)
+        assert everything(out) == everything(whole(command))
 
 
 @pytest.mark.parametrize(
@@ -196,15 +206,13 @@ def test_a_file_that_does_not_fit_is_named_and_nothing_is_lost(
     part: float,
     here: Path,
     begun: Path,
-    whole: Path,
+    whole: Whole,
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
     if command == "train":
         shutil.copytree(begun, out)
-    size = int(
-        part * max(path.stat().st_size for path in (whole / command).rglob(name))
-    )
+    size = int(part * max(path.stat().st_size for path in whole(command).rglob(name)))
     code, said = limited(words(here, command, out), name, size)
     line = check_failed(code, said, out)
     assert Path(line.split(": ")[2]).match(name), line
@@ -226,7 +234,7 @@ SIZES = (8, 16, 24, 32, 48)
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_disk_that_fills_up_during_a_run_is_reported_and_the_run_resumes_elsewhere(
-    size: int, here: Path, begun: Path, whole: Path, tmp_path: Path
+    size: int, here: Path, begun: Path, whole: Whole, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
