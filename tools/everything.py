@@ -82,7 +82,8 @@ def run(name: str, paths: list[str], report: Path) -> bool:
             )
         if one["skipped"]:
             faults.append(f"{test}: skipped")
-    print("\n".join(faults))
+    for fault in faults:
+        print(fault)
     passed = done.returncode == 0 and not faults
     # A group that failed is there for the table; its name makes it run again.
     partial.write_text(json.dumps({**found, "seconds": seconds}), "utf-8")
