@@ -73,7 +73,13 @@ def test_a_process_that_is_left_is_seen_also_if_a_server_has_forked_it() -> None
     context = multiprocessing.get_context("forkserver")
     forked = context.Process(target=time.sleep, args=(1000,))
     forked.start()
-    with subprocess.Popen(("sleep", "1000")) as alone:
+    with subprocess.Popen(
+        ("tee",), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as alone:
+        assert alone.stdin and alone.stdout
+        alone.stdin.write(b"a")
+        alone.stdin.flush()
+        assert alone.stdout.read(1)  # until it answers, it may have no command yet
         left = {one.pid for one in leftovers.processes() if leftovers.command(one)}
         alone.kill()
     forked.kill()
