@@ -4,8 +4,7 @@ all of it, and save the same; what one number of processes saved, another resume
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from dstrain.runs.checkpoints.state import load_state
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.support.everyday import cases
 from tests.support.family import weights_of
 from tests.support.launchers import FSDP_2, launched
 from tests.support.processes import commands, in_processes, words
@@ -40,7 +40,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "lion": {"trainable_models": "dit", "optimizer": "lion", "learning_rate": 1e-3},
 }  # fmt: skip
 FULL: Mapping[str, Any] = {**FSDP_2, "mixed_precision": "no"}
-FILES: Mapping[str, Mapping[str, Any]] = {
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "hybrid": {
         **FULL,
         "fsdp_config": {"fsdp_version": 1, "fsdp_sharding_strategy": "HYBRID_SHARD"},
@@ -54,6 +54,8 @@ FILES: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 """Files of other kinds of sharding -> their settings."""
+FILES = (("hybrid", False), ("ZeRO-2", True), ("ZeRO-3", False))
+"""Each with whether weights stay whole between passes."""
 
 
 def flags(here: Path, output: Path, processes: int, **changes: Any) -> list[str]:
@@ -67,129 +69,88 @@ def flags(here: Path, output: Path, processes: int, **changes: Any) -> list[str]
     )  # fmt: skip
 
 
-Trained = Callable[[str], Path]
+def launch(folder: Path, *runs: tuple[Mapping[str, Any], list[str]]) -> None:
+    """Run commands, each with the settings of its launcher, in two processes."""
+    ended = in_processes(2, launched(*runs), folder)
+    assert ended.codes == (0, 0), ended.said
 
 
-@pytest.fixture(scope="module")
-def trained(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Return a function from a kind to a run of one process, one of two that shard, the
-    same resumed from its second state, and a copy to resume; of another kind of sharding,
-    one of two.
+def validation(run: Path) -> list[list[float]]:
+    """The step and the loss of each validation, if there are any."""
+    file = run / "logs/validation.csv"
+    lines = file.read_text().splitlines()[1:] if file.exists() else []
+    return [[float(number) for number in line.split(",")] for line in lines]
+
+
+@pytest.mark.parametrize("name", cases(TRAINED, lambda name: name == "in full"))
+def test_two_processes_train_save_and_resume_as_one(
+    here: Path, tmp_path: Path, name: str
+) -> None:
+    """What two processes saved, two resume bit for bit; one and two resume each other's
+    runs as their own.
     """
-    folder = tmp_path_factory.mktemp("trained")
-
-    def launch(*runs: tuple[Mapping[str, Any], list[str]]) -> None:
-        ended = in_processes(2, launched(*runs), folder)
-        assert ended.codes == (0, 0), ended.said
-
-    @cache
-    def of_kind(name: str) -> Path:
-        place = folder / name
-        if name in FILES:
-            kind = TRAINED["in full"]
-            launch((FILES[name], flags(here, place / "two", 2, **kind)))
-            return place
-        kind = TRAINED[name]
-        assert commands(flags(here, place / "one", 1, **kind))(0) == 0
-        launch((FULL, flags(here, place / "two", 2, **kind)))
-        resumed = []
-        for start in ("one", "two"):
-            on = place / f"{start} goes on"
-            shutil.copytree(place / start, on)
-            shutil.rmtree(on / "states/step-3")
-            resumed.append((FULL, [*flags(here, on, 2, **kind), "--resume"]))
-        launch(*resumed)
-        return place
-
-    return of_kind
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_two_processes_train_as_one(trained: Trained, name: str) -> None:
-    one, two = trained(name) / "one", trained(name) / "two"
+    kind = TRAINED[name]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert commands(flags(here, one, 1, **kind))(0) == 0
+    launch(tmp_path, (FULL, flags(here, two, 2, **kind)))
     assert len(log(one)) == 3
-    for a, b in zip(log(one), log(two), strict=True):
-        assert a == pytest.approx(b, rel=1e-5)
-    assert_close(files(two), files(one))
-
-
-def test_the_validation_loss_is_that_of_one_process(trained: Trained) -> None:
-    one, two = (
-        [
-            [float(number) for number in line.split(",")]
-            for line in (trained("LoRA") / folder / "logs/validation.csv")
-            .read_text()
-            .splitlines()[1:]
-        ]
-        for folder in ("one", "two")
+    assert_as(two, one)
+    assert [step for step, *_ in validation(one)] == (
+        [0, 1, 2, 3] if "validation_steps" in kind else []
     )
-    assert [row[0] for row in one] == [0, 1, 2, 3]
-    for a, b in zip(one, two, strict=True):
+    for a, b in zip(validation(one), validation(two), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_kind_of_sharding_trains_the_same(trained: Trained, name: str) -> None:
-    one, other = trained("in full") / "one", trained(name) / "two"
-    for a, b in zip(log(one), log(other), strict=True):
-        assert a == pytest.approx(b, rel=1e-5)
-    assert_close(files(other), files(one))
-
-
-def test_the_log_says_what_is_divided(trained: Trained) -> None:
-    said = {
-        name: (trained(name) / "two/logs/dstrain.log").read_text()
-        for name in ("in full", *FILES)
-    }
-    assert "sharding: dit sharded over all processes, 2 processes" in said["in full"]
-    assert "sharding: dit sharded over the processes of each machine" in said["hybrid"]
-    assert "weights whole from the first forward pass" in said["ZeRO-2"]
-    assert "weights whole" not in said["ZeRO-3"]
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_state_does_not_say_how_many_processes_saved_it(
-    trained: Trained, name: str
-) -> None:
+    said = (two / "logs/dstrain.log").read_text()
+    assert "sharded over all processes, 2 processes" in said
     for step in (1, 3):
-        one = trained(name) / f"one/states/step-{step}"
-        two = trained(name) / f"two/states/step-{step}"
-        for file in ("trainable.safetensors", "optimizer.safetensors"):
-            assert header(one / file) == header(two / file)
-            assert_close({file: load_file(two / file)}, {file: load_file(one / file)})
-        assert json.loads((one / "state.json").read_text()) == json.loads(
-            (two / "state.json").read_text()
-        )
+        check_state(two / f"states/step-{step}", one / f"states/step-{step}")
+
+    resumed = {}
+    for start, processes in ((one, 2), (two, 2), (two, 1)):
+        on = tmp_path / f"{start.name} goes on in {processes}"
+        shutil.copytree(start, on)
+        shutil.rmtree(on / "states/step-3")
+        resumed[on] = [*flags(here, on, processes, **kind), "--resume"]
+    (one_on, two_on, alone_on) = resumed
+    launch(tmp_path, (FULL, resumed[one_on]), (FULL, resumed[two_on]))
+    assert commands(resumed[alone_on])(0) == 0
+    assert_as(one_on, one)
+    assert_as(alone_on, two)
+    assert log(two_on) == log(two)
+    assert same(files(two_on), files(two))
+    states = (vars(load_state(run / "states/step-3")) for run in (two_on, two))
+    assert same(*states)
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_what_two_saved_two_resume_bit_for_bit(trained: Trained, name: str) -> None:
-    two, on = trained(name) / "two", trained(name) / "two goes on"
-    assert log(on) == log(two)
-    assert same(files(on), files(two))
-    state = "states/step-3"
-    assert same(vars(load_state(on / state)), vars(load_state(two / state)))
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_what_one_process_saved_two_resume(trained: Trained, name: str) -> None:
-    one, on = trained(name) / "one", trained(name) / "one goes on"
-    for a, b in zip(log(one), log(on), strict=True):
-        assert a == pytest.approx(b, rel=1e-5)
-    assert_close(files(on), files(one))
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_what_two_processes_saved_one_resumes(
-    here: Path, trained: Trained, tmp_path: Path, name: str
+@pytest.mark.parametrize(("name", "is_whole"), cases(FILES, lambda row: False))
+def test_every_kind_of_sharding_trains_the_same(
+    here: Path, tmp_path: Path, name: str, is_whole: bool
 ) -> None:
-    two, on = trained(name) / "two", tmp_path / "on"
-    shutil.copytree(two, on)
-    shutil.rmtree(on / "states/step-3")
-    assert commands([*flags(here, on, 1, **TRAINED[name]), "--resume"])(0) == 0
-    for a, b in zip(log(two), log(on), strict=True):
+    one, other = tmp_path / "one", tmp_path / "other"
+    kind = TRAINED["in full"]
+    assert commands(flags(here, one, 1, **kind))(0) == 0
+    launch(tmp_path, (SETTINGS[name], flags(here, other, 2, **kind)))
+    assert_as(other, one)
+    said = (other / "logs/dstrain.log").read_text()
+    over = "sharded over the processes of each machine"
+    assert (over in said) == (name == "hybrid")
+    assert ("weights whole from the first forward pass" in said) == is_whole
+
+
+def assert_as(made: Path, wanted: Path) -> None:
+    """Two runs have the same losses and weights, but for rounding."""
+    for a, b in zip(log(made), log(wanted), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
-    assert_close(files(on), files(two))
+    assert_close(files(made), files(wanted))
+
+
+def check_state(two: Path, one: Path) -> None:
+    """A state does not say how many processes saved it."""
+    for file in ("trainable.safetensors", "optimizer.safetensors"):
+        assert header(one / file) == header(two / file)
+        assert_close({file: load_file(two / file)}, {file: load_file(one / file)})
+    states = (json.loads((run / "state.json").read_text()) for run in (one, two))
+    assert len({json.dumps(state, sort_keys=True) for state in states}) == 1
 
 
 def assert_close(

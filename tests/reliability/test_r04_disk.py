@@ -80,17 +80,15 @@ def begun(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-Whole = Callable[[str], Path]
-
-
 @pytest.fixture(scope="module")
-def whole(here: Path, begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(
+    here: Path, begun: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
     """Return a function from a command to what it leaves with room enough."""
-    folder = tmp_path_factory.mktemp("whole")
 
     @cache
     def of_command(command: str) -> Path:
-        out = folder / command
+        out = tmp_path_factory.mktemp("whole") / command
         if command == "train":
             shutil.copytree(begun, out)
         code, said = limited(words(here, command, out))
@@ -188,7 +186,9 @@ def check_failed(code: int, said: str, out: Path) -> str:
     return line
 
 
-def check_resumes(here: Path, command: str, out: Path, whole: Whole) -> None:
+def check_resumes(
+    here: Path, command: str, out: Path, whole: Callable[[str], Path]
+) -> None:
     """With room, the same command ends as if nothing had been."""
     code, said = limited(words(here, command, out))
     assert code == 0, said
@@ -206,7 +206,7 @@ def test_a_file_that_does_not_fit_is_named_and_nothing_is_lost(
     part: float,
     here: Path,
     begun: Path,
-    whole: Whole,
+    whole: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
@@ -234,7 +234,7 @@ SIZES = (8, 16, 24, 32, 48)
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_disk_that_fills_up_during_a_run_is_reported_and_the_run_resumes_elsewhere(
-    size: int, here: Path, begun: Path, whole: Whole, tmp_path: Path
+    size: int, here: Path, begun: Path, whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
