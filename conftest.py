@@ -3,6 +3,7 @@
 """
 
 import atexit
+import faulthandler
 import gc
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dstrain.console import logging_to_stderr
@@ -43,7 +45,7 @@ def _place() -> str:
 def _normalize() -> None:
     """Forget what this process has inherited."""
     # A shell starts background jobs with SIGINT and SIGQUIT ignored, and nohup with SIGHUP.
-    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -72,6 +74,27 @@ pytest_plugins = [
     "tests.support.leftovers",
     "tests.support.fixtures",
 ]
+
+
+def pytest_configure() -> None:
+    """Let an alarm print all stacks, where a process of pytest-xdist prints, and end it."""
+    stderr = os.dup(2)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGALRM, stderr, all_threads=True, chain=True)
+
+
+def pytest_timeout_set_timer(settings: Any) -> bool:
+    """Set an alarm in the place of pytest-timeout's thread, which a test that holds Python's
+    lock stops; no fork inherits it.
+    """
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout)
+    return True
+
+
+def pytest_timeout_cancel_timer() -> bool:
+    """Stop the alarm."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,8 @@ def commit() -> str:
         return subprocess.check_output(("git", *words), cwd=ROOT, encoding="utf-8")
 
     name = git("rev-parse", "HEAD").strip()
-    return f"{name}-changed" if git("status", "--porcelain") else name
+    is_changed = git("status", "--porcelain", "--untracked-files=all")
+    return f"{name}-changed" if is_changed else name
 
 
 def run(name: str, paths: list[str], report: Path) -> bool:
@@ -65,7 +66,7 @@ def run(name: str, paths: list[str], report: Path) -> bool:
     done = subprocess.run(
         (sys.executable, "-m", "pytest", *TWO_PROCESSES, *options, *paths),
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
         stdin=subprocess.DEVNULL,
         check=False,
     )
@@ -84,6 +85,9 @@ def run(name: str, paths: list[str], report: Path) -> bool:
             faults.append(f"{test}: skipped")
     for fault in faults:
         print(fault)
+    if report.parent.name != commit():
+        print("the tree has changed meanwhile: this is no result of it")
+        faults.append(name)
     passed = done.returncode == 0 and not faults
     # A group that failed is there for the table; its name makes it run again.
     partial.write_text(json.dumps({**found, "seconds": seconds}), "utf-8")

@@ -54,14 +54,17 @@ def processes() -> Iterator[psutil.Process]:
 
 
 def command(process: psutil.Process) -> str:
-    """Return a process's command; none if it is one of `ENDING`, or has ended."""
+    """Return a process's command; none if it is one of `ENDING` that still serves this
+    run, or has ended.
+    """
     try:
         words = " ".join(process.cmdline())
-        parent = process.parent()
-        served = " ".join(parent.cmdline()) if parent else ""
+        above = process.parents()
+        served = " ".join(above[0].cmdline()) if above else ""
     except psutil.Error:
         return ""
-    return "" if any(name in words for name in ENDING) and words != served else words
+    is_server = any(name in words for name in ENDING) and words != served
+    return "" if is_server and psutil.Process() in above else words
 
 
 class Leftovers:

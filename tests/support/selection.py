@@ -85,7 +85,8 @@ class Change:
         """
         bug = _parameters(item).get("bug")
         if bug is not None:
-            return bug.file in self.files or f'name = "{bug.name}"' not in self.bugs
+            is_new = self.bugs and f'name = "{bug.name}"' not in self.bugs
+            return bug.file in self.files or bool(is_new)
         path = item.path.relative_to(ROOT).as_posix()
         promise = item.get_closest_marker("promise")
         places = {place for file in self.files for place in _tests_of(file)}
@@ -287,6 +288,10 @@ class _Run:
         yield
         # Read from the report of the teardown, wherever that is collected.
         item.user_properties.append(("cpu", cpu.seconds() - self.began))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.reports[report.nodeid] = {"failed": False, "skipped": True}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         known = self.reports.setdefault(report.nodeid, {"failed": False})
