@@ -2,12 +2,10 @@
 
 from typing import Any, TypedDict
 
-import numpy as np
 import torch
 from dstrain.plugin import Frames
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from dstrain_wan import model_fn, units
 
@@ -48,15 +46,12 @@ def encode_reference(
 def encode_squeezed_clip(
     input_image: Image.Image, height: int, width: int, *, image_encoder: Any
 ) -> units.Clip:
-    """Encode all of an image of the video's size, whose aspect ratio is not kept, as the
-    publisher of the Fun models does, in training, too (CLIPModel in
-    videox_fun/models/wan_image_encoder.py of aigc-apps/VideoX-Fun).
+    """Encode an image at the video's size, as the publisher of the Fun models does, in
+    training, too (CLIPModel in videox_fun/models/wan_image_encoder.py of
+    aigc-apps/VideoX-Fun).
     """
     image = units.resized(input_image, width, height)
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
-    side = image_encoder.config.image_size
-    squeezed = interpolate(pixels, (side, side), mode="bicubic", align_corners=False)
-    return {"clip_feature": units.see(squeezed, image_encoder)}
+    return {"clip_feature": units.seen(image, image_encoder)}
 
 
 def encode_clip_of_reference(

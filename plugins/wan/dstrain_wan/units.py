@@ -4,7 +4,6 @@ import html
 import re
 from typing import Any, TypedDict
 
-import numpy as np
 import torch
 from dstrain.plugin import Frames, InputError
 from dstrain.plugin.functional import (
@@ -17,6 +16,7 @@ from dstrain.plugin.functional import (
 )
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 MAX_TOKENS = 512
 """Tokens of a prompt, its end mark included (WanPipeline of diffusers)."""
@@ -106,43 +106,28 @@ def encode_video(input_video: Frames, *, vae: Any) -> Latents:
 
 def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
     """Encode an RGB image as the image encoder's last hidden states but one."""
-    return {"clip_feature": _seen(input_image, image_encoder)}
+    return {"clip_feature": seen(input_image, image_encoder)}
 
 
 def encode_clip_of_ends(
     input_image: Image.Image, end_image: Image.Image, *, image_encoder: Any
 ) -> Clip:
     """Encode the first and the last frame as `encode_clip` does."""
-    ends = [_seen(image, image_encoder) for image in (input_image, end_image)]
+    ends = [seen(image, image_encoder) for image in (input_image, end_image)]
     return {"clip_feature": torch.cat(ends, dim=1)}
 
 
-def _seen(image: Image.Image, image_encoder: Any) -> Tensor:
-    """Return what the image encoder sees in an image's middle.
+def seen(image: Image.Image, image_encoder: Any) -> Tensor:
+    """Return the image encoder's last hidden states but one, (1, 257, 1280), of all of an
+    RGB image, squeezed to its input, 224 x 224: the aspect ratio is not kept.
 
-    The image's short side is scaled to the encoder's input (224 pixels) and its middle
-    cut out, as CLIPImageProcessor does.
+    Source: CLIPModel.visual in wan/modules/clip.py of Wan-Video/Wan2.1.
     """
     side = image_encoder.config.image_size
-    width, height = image.size
-    short = min(width, height)
-    scaled = (side * width // short, side * height // short)
-    image = resized(image, *scaled, Image.Resampling.BICUBIC)
-    left = (image.width - side) // 2
-    top = (image.height - side) // 2
-    image = image.crop((left, top, left + side, top + side))
-    return see(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None], image_encoder)
-
-
-def see(pixels: Tensor, image_encoder: Any) -> Tensor:
-    """Return the image encoder's last hidden states but one, (batch, 257, 1280), of images
-    of its size, (batch, 3, side, side), 0 to 255.
-    """
-    mean, std = (
-        torch.tensor(value).view(3, 1, 1).to(pixels.device)
-        for value in (CLIP_MEAN, CLIP_STD)
-    )
-    batch = ((pixels.float() / 255 - mean) / std).to(
+    pixels = images_to_tensor([image])
+    squeezed = interpolate(pixels, (side, side), mode="bicubic", align_corners=False)
+    mean, std = (torch.tensor(value).view(3, 1, 1) for value in (CLIP_MEAN, CLIP_STD))
+    batch = ((squeezed / 2 + 0.5 - mean) / std).to(
         image_encoder.device, image_encoder.dtype
     )
     states: Tensor = image_encoder(batch, output_hidden_states=True).hidden_states[-2]
@@ -221,11 +206,7 @@ def encode_frames(frames: Tensor, vae: Any) -> Tensor:
     return (mode - mean) * (1 / std)
 
 
-def resized(
-    image: Image.Image,
-    width: int,
-    height: int,
-    resampling: Image.Resampling = Image.Resampling.LANCZOS,
-) -> Image.Image:
+def resized(image: Image.Image, width: int, height: int) -> Image.Image:
     """Resize an image without keeping its aspect ratio, as diffusers does."""
-    return convert_image(image, "RGB").resize((width, height), resampling)
+    size, kernel = (width, height), Image.Resampling.LANCZOS
+    return convert_image(image, "RGB").resize(size, kernel)

@@ -98,12 +98,9 @@ def encoded(vae: Any, frames: list[Image.Image]) -> Tensor:
     return latents
 
 
-def see_squeezed(
-    published: Any, image: Image.Image, arguments: Mapping[str, Any]
-) -> Tensor:
-    """Return what the image encoder sees of a whole image in the video's size."""
-    size = {name: arguments[name] for name in ("height", "width")}
-    pixels = published.video_processor.preprocess(image, **size)
+def see_squeezed(published: Any, images: Any, size: Mapping[str, Any]) -> Tensor:
+    """Return what the image encoder sees of whole images, at a size if one is given."""
+    pixels = published.video_processor.preprocess(images, **size)
     sides = (published.image_encoder.config.image_size,) * 2
     squeezed = interpolate(pixels, sides, mode="bicubic") / 2 + 0.5
     processor = published.image_processor
@@ -136,17 +133,15 @@ def condition(published: Any, pipe: Pipeline, arguments: Mapping[str, Any]) -> N
                 lambda module, given, made: (made[0], made[1] + added, *made[2:])
             )
         return
-    encode_image, prepare = published.encode_image, published.prepare_latents
+    prepare = published.prepare_latents
 
     def see(images: Any, device: Any) -> Tensor:
         if reference is not None:
             images = reference
         elif isinstance(images, list) and not dit.config.pos_embed_seq_len:
             images = images[0]
-        if is_fun:
-            return see_squeezed(published, images, arguments)
-        features: Tensor = encode_image(images, device)
-        return features
+        names = ("height", "width") if is_fun else ()
+        return see_squeezed(published, images, {one: arguments[one] for one in names})
 
     def prepare_latents(*given: Any, **more: Any) -> Any:
         latents, known = prepare(*given, **more)
