@@ -258,6 +258,7 @@ def load_batches(
             # Without one of its own, the loader draws from torch's global generator.
             generator=torch.Generator(),
             timeout=POLL,
+            worker_init_fn=_ignore_stop_signals,
         )
         batches = _processes_until_stopped(loader, is_stopping)
     try:
@@ -297,20 +298,26 @@ def _until_stopped(
             since = time.monotonic()
 
 
+def _ignore_stop_signals(worker: int) -> None:
+    """Let a loading process live until the run ends it: launchers send a signal to every
+    process, and torch takes one that ends for a crash, which ends the run unsaved.
+    """
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
 def _processes_until_stopped(
     loader: Iterable[Any], is_stopping: Callable[[], bool]
 ) -> Iterator[Any]:
-    """Yield what processes load, as `_until_stopped` does; kill them where that ends
-    the wait.
-    """
+    """Yield what processes load, as `_until_stopped` does, and kill those that are left."""
     others = set(multiprocessing.active_children())
     batches = _Polled(iter(loader))
     processes = set(multiprocessing.active_children()) - others
     try:
         yield from _until_stopped(batches, is_stopping)
-    except (KeyboardInterrupt, StoppedWaiting, SystemFault):
+    finally:
         _kill(processes)
-        raise
 
 
 class _Polled(Iterator[Any]):
