@@ -1,6 +1,7 @@
 """Load names on first use: the public ones of a package, and those of large libraries."""
 
 import ast
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,8 @@ from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from dstrain.console import silenced
 
 QUANTIZERS = ("bitsandbytes", "torchao")
 """Optional libraries that peft, transformers and diffusers import where they are installed."""
@@ -40,8 +43,10 @@ def attach(
 
 
 def import_name(module: str, name: str) -> Any:
-    """Import a name of a large library; see `without_quantizers`."""
-    with without_quantizers():
+    """Import a name of a large library, which reports on its optional parts; see
+    `without_quantizers`.
+    """
+    with without_quantizers(), silenced(logging.WARNING):
         return getattr(import_module(module), name)
 
 

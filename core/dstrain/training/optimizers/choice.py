@@ -4,9 +4,7 @@ loaded.
 
 import inspect
 import logging
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -148,12 +146,8 @@ def _import(flag: str, name: str, entry: NamedOptimizer) -> type:
         )
         raise UsageError(flag, what, "use --optimizer adamw8bit")
     try:
-        # Those with a name are of libraries that warn of parts that they lack.
-        quiet = silenced(logging.WARNING) if entry.install else nullcontext()
-        with warnings.catch_warnings(), quiet:
-            # Libraries warn of themselves as they are imported.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.simplefilter("ignore", FutureWarning)
+        # Libraries warn of parts that they lack.
+        with silenced(logging.WARNING):
             module = import_module(package)
             kind = getattr(module, attribute, None)
     except ImportError as error:
