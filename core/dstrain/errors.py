@@ -131,7 +131,7 @@ class SystemFault(DstrainError):
 
 
 class Diverged(DstrainError):
-    """The loss or the gradient became NaN or infinite; the weights are unchanged."""
+    """A number became NaN or infinite: the weights are unchanged, and no image is written."""
 
     exit_code = 5
 

@@ -28,6 +28,7 @@ from dstrain.plugin import (
     Option,
     PipelineSpec,
 )
+from dstrain.plugin.functional import tensor_to_image
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -198,12 +199,8 @@ def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
 
 def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     """Latents -> RGB image."""
-    pixels = vae.decoder(latents.to(vae.decoder.weight.dtype))[0].float().clamp(-1, 1)
-    return {
-        "image": Image.fromarray(
-            ((pixels + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0).numpy()
-        )
-    }
+    pixels = vae.decoder(latents.to(vae.decoder.weight.dtype))
+    return {"image": tensor_to_image(pixels)}
 
 
 def latent_shape_of_mood(height: int, width: int, mood: str = "") -> tuple[int, ...]:

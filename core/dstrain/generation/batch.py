@@ -25,7 +25,7 @@ from dstrain.data.cells import file_names
 from dstrain.data.files import spellings
 from dstrain.data.forms import read_metadata
 from dstrain.data.row_checks import check_rows
-from dstrain.errors import StateError, UsageError, secret_error
+from dstrain.errors import Diverged, StateError, UsageError, secret_error
 from dstrain.generation.inputs import (
     SAMPLING,
     data_config,
@@ -122,7 +122,15 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
             with progress_bar("generate", len(missing)) as progress:
                 for (name, *trajectory), number in missing.items():
                     cells = rows[number]
-                    output, states = _generate(source, pipeline, shared, cells, name)
+                    try:
+                        output, states = _generate(
+                            source, pipeline, shared, cells, name
+                        )
+                    except (Diverged, StateError) as error:
+                        where = f"{table.where(number)}: {error.where}"
+                        raise type(error)(
+                            where, error.what, *error.help_lines
+                        ) from error
                     # Only now: a folder without files is bound to no settings.
                     write_json(folder / SETTINGS, settings)
                     for own in trajectory:

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dstrain.errors import UsageError
+from dstrain.errors import Diverged, UsageError
 
 
 @contextmanager
@@ -50,8 +50,11 @@ def to_minus_one_one(pixels: Tensor) -> Tensor:
 
 def as_uint8(pixels: Tensor) -> Tensor:
     """Convert (frames, 3, height, width) in -1 to 1 to uint8 (frames, height, width, 3)
-    on the CPU; values outside are clamped.
+    on the CPU; values outside are clamped. Raises Diverged for NaN and infinity, which
+    would be black or white.
     """
+    if not pixels.isfinite().all():
+        raise Diverged("decoder", "an image contains NaN or infinity")
     scaled = (pixels.float() / 2 + 0.5).clamp(0, 1) * 255
     rounded = scaled.round().to(torch.uint8)
     return rounded.permute(0, 2, 3, 1).cpu()

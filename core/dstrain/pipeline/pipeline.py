@@ -13,7 +13,7 @@ from dstrain.config import LoraFile
 from dstrain.config.fields import Alpha
 from dstrain.config.options import Hub
 from dstrain.config.validation import check_tiles
-from dstrain.errors import UsageError
+from dstrain.errors import Diverged, StateError, UsageError
 from dstrain.graph import NEGATIVE, POSITIVE, PipelineSpec, Plan
 from dstrain.lora import (
     add_differences,
@@ -315,12 +315,27 @@ class Pipeline(BoundSpec):
     ) -> Any:
         """Do what follows a plan's cached steps: its other steps, the sampler, the
         decoders; return the last decoder's output. `values` are the cached values.
+
+        Raises Diverged where that is not finite, or StateError if weights are not.
         """
         values = dict(values)
         rng = Rng([SampleKey(sampling.seed, 0, 0, 0)])
         self.run(plan.train_steps, values, rng)
-        latents = self.sample(values, sampling, NEGATIVE in plan.task.branches)
-        return self.decode(latents, values, rng)
+        try:
+            latents = self.sample(values, sampling, NEGATIVE in plan.task.branches)
+            if not latents.isfinite().all():
+                what = "predicted NaN or infinity"
+                advice = "fp16 overflows in some models: use bf16 or fp32"
+                raise Diverged(self.spec.model_fn.where, what, advice)
+            return self.decode(latents, values, rng)
+        except Diverged as error:
+            found = self.damaged(self.components)
+            if found:
+                what = f"is not finite: {found[0]}"
+                raise StateError(
+                    "the image", what, *found[1:], "download it again"
+                ) from error
+            raise
 
     @torch.no_grad()
     def decode(self, latents: Tensor, values: Mapping[str, Any], rng: Rng) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from dstrain import (
+    Diverged,
     GenerateConfig,
     OutOfMemory,
     Pipeline,
@@ -24,12 +25,13 @@ from dstrain import (
 from dstrain.config import LoraFile, NamedInput, parse_lora
 from dstrain.graph import LongPrompt
 from dstrain.graph.long_prompts import report_long_prompt
+from dstrain.plugin.functional import tensor_to_image
 from dstrain.training import GENERATE_ADVICE
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.support import family
-from tests.support.family import Prompt
+from tests.support.family import Prompt, weights_of, write
 from tests.support.generating import generation, pixels, texts
 from tests.support.poisoned_memory import poisoned_memory
 from tests.support.runs import configs, project, train
@@ -275,6 +277,53 @@ def test_what_would_be_ignored_or_refused_is_refused_before_loading(
     with pytest.raises(UsageError, match=missing) as refused:
         generate(replace(config, **flags))
     assert refused.value.where == where
+
+
+def decode_nan(latents: Any, *, vae: Any) -> family.DecodedImage:
+    return {"image": tensor_to_image(latents[:, :3] * float("nan"))}
+
+
+def predict_infinity(
+    noisy_latents: Any, timestep: Any, prompt_emb: Any, prompt_mask: Any, *, dit: Any
+) -> Any:
+    return noisy_latents / 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"decoders": (decode_nan,)}, {"model_fn": predict_infinity}]
+)
+def test_what_is_not_finite_is_no_image(
+    change: dict[str, Any], config: GenerateConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(family.BASE, **change)
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    table = config.output.with_name("rows.csv")
+    table.write_text("prompt,seed\ndog,1\n")
+    with pytest.raises(Diverged):
+        generate(config)
+    with pytest.raises(Diverged) as caught:
+        rows = {
+            "dataset": table,
+            "prompt": None,
+            "output": config.output.parent / "set",
+        }
+        generate(replace(config, **rows))
+    assert caught.value.where.startswith("rows.csv:2: ")
+    assert not [*config.output.parent.rglob("*.png")]
+
+
+@pytest.mark.parametrize("component", ["dit", "vae"])
+def test_weights_that_are_at_fault_for_an_image_are_named(
+    component: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "model")
+    for path in weights_of(tmp_path / "model")[component]:
+        weights = {name: one / 0 for name, one in load_file(path).items()}
+        save_file(weights, path)
+    with pytest.raises(StateError, match=f"weights of {component} in ") as caught:
+        generate(generation(tmp_path / "model", tmp_path / "a.png"))
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "a.png").exists()
 
 
 def test_a_lack_of_memory_is_explained(
