@@ -274,11 +274,13 @@ def _full_precision(setup: Setup, plans: Sequence[Plan]) -> list[str]:
     """Return the components that are loaded in fp32, since they are trained in full."""
     if setup.optimizer.rounds:
         return []
+    roles = setup.spec.experts.roles if setup.spec.experts else {}
     in_units = {
-        name
+        one
         for plan in plans
         for step in plan.train_steps
         for name in step.unit.components
+        for one in roles.get(name, (name,))
     }
     names = []
     for trained in setup.trainables.full:

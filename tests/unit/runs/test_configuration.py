@@ -7,6 +7,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,19 @@ from dstrain import Task, TrainConfig, UsageError, run
 from dstrain.models import default_device
 from torch import nn
 
+from tests.support import family
+from tests.support.experts import copied_denoiser, let_tiny_have_experts
 from tests.support.runs import (
     config,
     files,
     log,
+    project,
     project_by_id,
     same,
     train,
     train_in_two_stages,
     training_run,
+    weights_of,
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -127,6 +132,32 @@ def test_what_is_trained_in_full_is_fp32_and_the_rest_is_not(
     }
     assert dtypes.pop(trained.partition(".")[0]) == {torch.float32}
     assert set(map(frozenset, dtypes.values())) == {frozenset({torch.bfloat16})}
+
+
+def test_a_unit_may_run_an_expert_of_which_a_part_is_trained_in_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for the denoiser by its role."""
+
+    def encode_prompt(
+        prompt: str, *, text_encoder: Any, tokenizer: Any, dit: Any
+    ) -> family.Prompt:
+        made = family.encode_prompt(
+            prompt, text_encoder=text_encoder, tokenizer=tokenizer
+        )
+        dit.proj_in(made["prompt_emb"][..., : dit.proj_in.in_features].float())
+        return made
+
+    let_tiny_have_experts(monkeypatch)
+    spec = family.PIPELINES["base"]
+    units = (encode_prompt, *spec.units[1:])
+    monkeypatch.setitem(family.PIPELINES, "base", replace(spec, units=units))
+    project(tmp_path)
+    own, *others = weights_of(tmp_path / "model").values()
+    second = copied_denoiser(tmp_path / "model", tmp_path / "model/transformer_2")
+    flags = {"trainable_models": "dit2.blocks.0", "mixed_precision": "bf16"}
+    paths = json.dumps([own, second, *others])
+    train(tmp_path, max_steps=1, model_paths=paths, **flags)
 
 
 @pytest.mark.parametrize(
