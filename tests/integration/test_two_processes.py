@@ -31,8 +31,8 @@ FAMILIES = {
 }
 """Family -> one of its text encoders."""
 LORA: dict[str, Any] = {"lora_rank": 4}
-TRAINED = ("LoRA", "dit", "text encoder")
-EVERYDAY = tuple(zip(FAMILIES, TRAINED, strict=True))
+TRAINED = ("LoRA", "dit", "text encoder", "LoRA on fp8 in RAM")
+EVERYDAY = tuple(zip(FAMILIES, TRAINED, strict=False))
 """The ordinary suite trains another thing in each family."""
 CASES = everyday.cases(product(FAMILIES, TRAINED), EVERYDAY.__contains__)
 
@@ -75,7 +75,10 @@ def flags(family: str, folder: Path, variant: str | None = None) -> dict[str, An
 @pytest.mark.parametrize(("family", "trained"), CASES)
 def test_two_processes_train_as_one(family: str, trained: str, tmp_path: Path) -> None:
     kind = {
-        "LoRA": LORA, "dit": {"trainable_models": "dit"}, "text encoder": {"trainable_models": FAMILIES[family]}
+        "LoRA": LORA, "dit": {"trainable_models": "dit"}, "text encoder": {"trainable_models": FAMILIES[family]},
+        "LoRA on fp8 in RAM": {
+            **LORA, "fp8_models": "dit", "blocks_to_swap": 1, "offload_models": FAMILIES[family],
+        },
     }[trained]  # fmt: skip
     two = {**flags(family, tmp_path), **kind, "output_path": tmp_path / "two"}
     one = {**two, "gradient_accumulation_steps": 2, "output_path": tmp_path / "one"}

@@ -154,7 +154,11 @@ def prepare(
         module=module,
         # Not the optimizer: without loss scaling, accelerate's wrapper adds nothing but
         # a search for packages at every step.
-        model=module if division else processes.accelerator.prepare(module),
+        # Moved to its device already: moved again, buffers would be others than those that
+        # have their numbers in RAM.
+        model=module
+        if division
+        else processes.accelerator.prepare(module, device_placement=[False]),
         optimizer=optimizer,
         lr_scheduler=build_lr_scheduler(config, optimizer, steps),
         order=order,
