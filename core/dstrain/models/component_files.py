@@ -10,7 +10,7 @@ from dstrain.errors import MissingFiles, UsageError
 from dstrain.graph.frozen import ConvertedField
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.formats import Config
-from dstrain.models.hub import ModelSource, fetch
+from dstrain.models.hub import ModelSource, find_paths
 from dstrain.models.weight_files import header
 from dstrain.models.weights import recognize
 from dstrain.registry import ModelFamily
@@ -76,10 +76,7 @@ class ModelConfig:
                 if not Path(path).exists():
                     raise MissingFiles(path, "does not exist")
             return Files(tuple(map(Path, paths)))
-        names = fetch(source, self.pattern)
-        if self.pattern.endswith("/"):
-            names = [self.pattern]
-        return Files(tuple(source.folder / name for name in names), source.model_id)
+        return Files(tuple(find_paths(source, self.pattern)), source.model_id)
 
 
 def assign(

@@ -1,8 +1,9 @@
 """Find the configurations of components before any weight is read."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def find_config(query: ConfigQuery) -> Config:
     source = query.source
     if query.files is None and source is not None:
         has_record = (source.folder / RECORD).exists()
-        if has_record or not source.folder.exists():
+        if has_record or not (source.folder.exists() or source.snapshot):
             _fetch_json(query)
     try:
         return local_config(query)
@@ -112,7 +113,7 @@ def _local_config(query: ConfigQuery) -> Config:
     if query.source is not None:
         model_id = query.source.model_id
         folders += [query.source.folder / folder for folder in query.folders]
-    for folder in folders:
+    for folder in chain(folders, _in_snapshot(query)):
         path = folder / "config.json"
         if path.is_file():
             config = _in_own_terms(component, _read_json(path), files, shapes)
@@ -130,6 +131,13 @@ def _local_config(query: ConfigQuery) -> Config:
         "put config.json beside the weights",
         f"known ids: {', '.join(component.published) or 'none'}",
     )
+
+
+def _in_snapshot(query: ConfigQuery) -> Iterator[Path]:
+    """Yield the folders of the Hugging Face cache that may have a configuration."""
+    snapshot = query.source and query.source.snapshot
+    if snapshot:
+        yield from (snapshot / folder for folder in query.folders)
 
 
 def infer_config(component: Component, shapes: Shapes) -> Config | None:

@@ -13,6 +13,8 @@ from dstrain.models.hub.source import (
     chosen_hub as chosen_hub,
     fetch as fetch,
     find_local as find_local,
+    find_paths as find_paths,
     hub_of_environment as hub_of_environment,
+    may_be_id as may_be_id,
     model_base as model_base,
 )

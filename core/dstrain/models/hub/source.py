@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar, get_args
@@ -41,12 +42,21 @@ HUB_VARIABLES = ("DSTRAIN_DOWNLOAD_SOURCE", "DIFFSYNTH_DOWNLOAD_SOURCE")
 OFFLINE_VARIABLES = ("DSTRAIN_SKIP_DOWNLOAD", "DIFFSYNTH_SKIP_DOWNLOAD")
 ID = r"\w[\w.-]*/\w[\w.-]*"
 """The pattern of an id: owner and name."""
+USUAL_FOLDERS = ("data", "dataset", "datasets", "models")
+"""A path that begins so is none of OWNER/NAME."""
 STAGING = ".fetching"
 """The folder, beside a model's files, of files that are not verified yet."""
 QUIET_WAIT = 5.0
 """Seconds after which a process says that it waits for another one's download."""
 
 logger = get_logger(__name__)
+
+
+def may_be_id(path: Path) -> bool:
+    """Return whether what is no path on this machine may be the id of something published:
+    the folder in which it would be is not there, and is none that is usual for files.
+    """
+    return path.parts[0] not in USUAL_FOLDERS and not os.path.lexists(path.parent)
 
 
 def model_base() -> Path:
@@ -110,6 +120,24 @@ class ModelSource:
         return base / self.model_id
 
     @property
+    def snapshot(self) -> Path | None:
+        """Return its folder in the Hugging Face cache, which may lack files, if it has one."""
+        # Imported when it is asked, since that is slow.
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+        with suppress(HFValidationError, LocalEntryNotFoundError):
+            return Path(
+                snapshot_download(
+                    self.model_id,
+                    repo_type=self.kind,
+                    revision=self.revision or None,
+                    local_files_only=True,
+                )
+            )
+        return None
+
+    @property
     def base_variable(self) -> str:
         """Return the environment variable that names the folder of all such folders."""
         is_model = self.kind == "model"
@@ -146,6 +174,21 @@ def find_local(source: ModelSource, pattern: str) -> list[str]:
             return names if all(record.has(name, folder) for name in names) else []
     names = local_files(folder, pattern)
     return [] if source.revision or source.missing_shards(names) else names
+
+
+def find_paths(source: ModelSource, pattern: str) -> list[Path]:
+    """Return the files that a pattern means, from the first place that has all of them:
+    the model's folder, the Hugging Face cache, a hub. Raises what `fetch` raises.
+    """
+    folder, names = source.folder, find_local(source, pattern)
+    snapshot = None if names else source.snapshot
+    if snapshot:
+        names = local_files(snapshot, pattern)
+        if source.missing_shards(names):
+            names = []
+        folder = snapshot if names else folder
+    names = names or fetch(source, pattern)
+    return [folder / name for name in ([pattern] if pattern.endswith("/") else names)]
 
 
 def _missing_error(source: ModelSource, pattern: str) -> MissingFiles:

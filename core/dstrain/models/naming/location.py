@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dstrain.errors import MissingFiles, UsageError, nearest
-from dstrain.models.hub import ModelSource
+from dstrain.models.hub import ModelSource, may_be_id
 from dstrain.registry import ModelFamily
 
 FLAG = "--model_id"
@@ -40,20 +40,21 @@ def located(value: str, families: Iterable[ModelFamily]) -> PublishedModel | Pat
     families = list(families)
     path = Path(value)
     written = PUBLISHED.fullmatch(value)
-    if written is None:
-        if path.exists():
-            return path
+    model_id, revision = written.groups(default="") if written else ("", "")
+    published = PublishedModel(model_id, revision)
+    knows = any(family.knows(model_id) for family in families)
+    if not path.exists():
+        if written and (knows or may_be_id(path)):
+            return published
         known = [one for family in families for one in family.model_files]
         raise MissingFiles(
             value,
             f"does not exist{nearest(value, known)}",
             "a published model is written OWNER/NAME: `dstrain models` lists those that are known",
         )
-    model_id, revision = written.groups(default="")
-    published = PublishedModel(model_id, revision)
-    if not path.exists() or _is_its_own_folder(path, published):
+    if written and _is_its_own_folder(path, published):
         return published
-    if any(family.knows(model_id) for family in families):
+    if knows:
         kind = "folder" if path.is_dir() else "file"
         raise UsageError(
             FLAG,

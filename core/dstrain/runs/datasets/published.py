@@ -12,7 +12,7 @@ from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.forms import ARROW, PARQUET
 from dstrain.errors import DstrainError, UsageError
-from dstrain.models.hub import ID, ModelSource, chosen_hub, fetch, find_local
+from dstrain.models.hub import ID, ModelSource, chosen_hub, fetch, find_local, may_be_id
 
 PUBLISHED = re.compile(rf"({ID})(?:@([^:]+))?(?::(.+))?")
 """OWNER/NAME, OWNER/NAME@REVISION, either with :FOLDER behind it."""
@@ -60,12 +60,9 @@ def _with_folder(config: TrainConfig, prefix: str) -> TrainConfig:
 
 
 def is_published(base: Path) -> bool:
-    """Return whether a dataset is named by its id on a hub: it is no file or folder, and
-    the folder in which it would be is not there either.
-    """
-    if os.path.lexists(base) or os.path.lexists(base.parent):
-        return False
-    return PUBLISHED.fullmatch(str(base)) is not None
+    """Return whether a dataset is named by its id on a hub: it is no file or folder."""
+    is_id = PUBLISHED.fullmatch(str(base)) is not None
+    return is_id and not os.path.lexists(base) and may_be_id(base)
 
 
 def _local_folder(config: TrainConfig, flag: str, text: str) -> Path | None:

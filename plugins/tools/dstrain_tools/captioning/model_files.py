@@ -96,7 +96,9 @@ def find_model(model_id: str, hub: Hub | None) -> ModelFiles:
     where = located(model_id, ())
     if isinstance(where, PublishedModel):
         source = ModelSource(where.model_id, where.revision, chosen_hub(hub))
-        return _published(source)
+        if source.folder.exists() or source.snapshot is None:
+            return _published(source)
+        where = source.snapshot
     if where.is_file():
         what = f"{where} is a file; expected the folder of a model, or a published id"
         raise UsageError(FLAG, what, ADVICE)

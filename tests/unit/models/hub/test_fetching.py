@@ -100,6 +100,36 @@ def test_each_stage_fetches_what_it_needs_and_nothing_else(
     assert here == {*first, *SHARDS, RECORD}
 
 
+@pytest.mark.parametrize("way", [{"model_id": TINY}, {ORIGINS: IDS}])
+def test_a_model_in_the_hugging_face_cache_is_used_there_and_what_it_lacks_is_fetched(
+    way: dict[str, str],
+    server: Hub,
+    hub: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its snapshots have links to files without an ending."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    cached = tmp_path / "hf" / f"models--{TINY.replace('/', '--')}"
+    snapshot = cached / "snapshots" / ("a" * 40)
+    for number, path in enumerate(sorted(Path("published").rglob("*.*"))):
+        place = snapshot / path.relative_to("published")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        blob = cached / "blobs" / str(number)
+        blob.parent.mkdir(exist_ok=True)
+        shutil.copy(path, blob)
+        place.symlink_to(blob)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("a" * 40)
+    flags = {"hub": hub, "model_paths": None, **way}
+    train(tmp_path, **flags, max_steps=1)
+    assert server.requests == []
+    assert not Path("models").exists()
+    (snapshot / VAE_FILE).unlink()
+    train(tmp_path, **flags, max_steps=1, overwrite=True)
+    assert set(server.fetched) == {VAE_FILE, "vae/config.json"}
+
+
 def test_files_of_unknown_names_are_fetched_only_until_the_wanted_components_are_found(
     server: Hub,
 ) -> None:

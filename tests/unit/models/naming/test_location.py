@@ -74,9 +74,14 @@ def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
         ("./nothing", "./nothing: "),
         ("a/b/c.safetensors", "a/b/c.safetensors: "),
         ("Tiny/Tiny:vae/*", "'Tiny/Tiny'"),
+        ("models/mine", "models/mine: "),
+        ("there/mine", "there/mine: "),
     ],
 )
-def test_what_is_neither_is_refused_with_the_nearest_id(value: str, hint: str) -> None:
+def test_what_is_neither_is_refused_with_the_nearest_id(
+    value: str, hint: str, here: Path
+) -> None:
+    (here / "there").mkdir()
     with pytest.raises(MissingFiles, match=f"{hint}(?s:.*)OWNER/NAME"):
         located(value, [MODEL])
     assert absolute(value, [MODEL]) == value
