@@ -1,6 +1,6 @@
 """Build a training run: its samples, pipeline, trainable parameters and optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -307,3 +307,21 @@ def total_steps(config: TrainConfig, per_epoch: int) -> int:
     if config.num_epochs is None:
         return config.max_steps
     return min(config.max_steps, config.num_epochs * per_epoch)
+
+
+FEW_STEPS = 20
+"""Optimizer steps that hardly change the weights, at the usual learning rates."""
+
+
+def without_effect(config: TrainConfig, steps: int) -> Iterator[str]:
+    """Yield what has no effect in a run of so many optimizer steps."""
+    warmup, previews = config.lr_warmup_steps, config.preview_steps
+    if warmup >= steps:
+        yield (
+            f"--lr_warmup_steps {warmup} is not over when the run ends: its {steps} steps "
+            "never have the learning rate"
+        )
+    if previews and previews > steps:
+        yield f"--preview_steps {previews}: the run ends before, after {steps} steps"
+    if steps < FEW_STEPS:
+        yield f"so few steps hardly change the weights: {steps}"

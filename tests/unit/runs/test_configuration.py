@@ -118,6 +118,36 @@ def test_the_smaller_of_epochs_and_steps_ends_a_run_and_is_named(
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            {"lr_scheduler": "cosine", "lr_warmup_steps": 6},
+            {"--lr_warmup_steps 6", "few"},
+        ),
+        ({"lr_scheduler": "cosine", "lr_warmup_steps": 5}, {"few"}),
+        (
+            {"preview_prompt": ("dog",), "preview_steps": 7},
+            {"--preview_steps 7", "few"},
+        ),
+        ({"preview_prompt": ("dog",), "preview_steps": 6}, {"few"}),
+        ({"dataset_repeat": 4}, set()),
+    ],
+)
+def test_what_has_no_effect_in_so_short_a_run_is_said_also_in_a_dry_run(
+    flags: dict[str, Any],
+    said: set[str],
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for more in ({"dry_run": True}, {}):
+        run(config(here, output_path=tmp_path, **flags, **more))
+        printed = "".join(capsys.readouterr())
+        words = ("--lr_warmup_steps 6", "--preview_steps 7", "few")
+        assert {one for one in words if one in printed} == said
+
+
 @pytest.mark.parametrize("trained", ["dit", "text_encoder.layer"])
 def test_what_is_trained_in_full_is_fp32_and_the_rest_is_not(
     trained: str, here: Path

@@ -13,7 +13,7 @@ from dstrain.console import fitted, number_of, redacted, status
 from dstrain.errors import MissingFiles
 from dstrain.graph import Plan
 from dstrain.pipeline import Pipeline
-from dstrain.runs.build import load_module, total_steps
+from dstrain.runs.build import load_module, total_steps, without_effect
 from dstrain.runs.checkpoints.directory import check_start, refuse_unlisted
 from dstrain.runs.datasets.sizes import size_lines
 from dstrain.runs.dry_run.planned_rows import (
@@ -123,6 +123,8 @@ class _Length:
             yield f"    {steps}"
         elif rows.count:
             yield f"    {steps}, if each row is one sample and all have the same size"
+        for line in without_effect(setup.config, self.steps) if self.steps else ():
+            yield f"    {line}"
 
 
 def _work(setup: Setup, datasets: Sequence[PlannedRows]) -> str:

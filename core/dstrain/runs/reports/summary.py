@@ -15,6 +15,7 @@ from dstrain.graph.noise_schedule import STRATA
 from dstrain.lora import key_formats
 from dstrain.models import StoredLinear, components_of
 from dstrain.models.execution import described
+from dstrain.runs.build import without_effect
 from dstrain.runs.datasets.sizes import size_lines, trained_sizes
 from dstrain.runs.reports.trial_command import trial_command
 from dstrain.runs.training_run import TrainingRun
@@ -77,6 +78,8 @@ def log_start(run: TrainingRun) -> None:
     )
     passes = number_of(f"{epochs:.4g}", "epoch")
     logger.info(f"runs to step {run.total_steps:,}, {passes}{limit}")
+    for line in without_effect(config, run.total_steps):
+        logger.info(line)
     logger.info(
         f"batch: {processes} x {config.batch_size} "
         f"x {config.gradient_accumulation_steps} accumulated "
