@@ -507,9 +507,10 @@ def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
     """
     written = set()
     for value in secrets(environment):
-        # As it is, and as it stands in JSON, in Python and in a URL.
+        # As it is, in one line, and as it stands in JSON, Python, a URL and a command.
         written |= {value, json.dumps(value)[1:-1], repr(value)[1:-1]}
         written |= {json.dumps(value, ensure_ascii=False)[1:-1], quote(value, safe="")}
+        written |= {" ".join(value.split()), shlex.quote(value).strip("'")}
     # The longest first, so that none is left in part.
     for value in sorted(written, key=len, reverse=True):
         text = text.replace(value, HIDDEN)

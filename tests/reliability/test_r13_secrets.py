@@ -3,9 +3,12 @@ is printed.
 """
 
 import json
+import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from dstrain.cli.main import main
@@ -301,6 +304,16 @@ def test_short_values_and_folders_that_look_like_keys_are_left_as_they_are() -> 
         "/data/sk-learn-models_of_the_long_winter",
     ):
         assert redacted(text, environment) == text
+
+
+@pytest.mark.parametrize(
+    "written",
+    [json.dumps, repr, quote, shlex.quote, lambda one: " ".join(one.split())],
+)
+def test_it_is_known_as_it_is_written(written: Callable[[str], str]) -> None:
+    value = 'it\'s\n a  "key"'
+    left = redacted(f"[{written(value)}]", {"SOME_TOKEN": value})
+    assert "key" not in left
 
 
 def test_a_value_that_another_begins_with_is_taken_out_whole() -> None:

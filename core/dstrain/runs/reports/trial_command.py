@@ -2,7 +2,7 @@
 
 import textwrap
 
-from dstrain.console import shell_command
+from dstrain.console import redacted, shell_command
 from dstrain.data import Dataset
 from dstrain.graph import Column, PipelineSpec, make_plan
 from dstrain.pipeline import generate_task
@@ -23,7 +23,8 @@ def trial_command(run: TrainingRun) -> str:
     its preview's prompt, or of the first caption, at the size that was trained.
     """
     setup = run.setup
-    whole = " ".join(_prompt(run).split())
+    # Before it is cut: a part of a secret would not be known as one.
+    whole = " ".join(redacted(_prompt(run)).split())
     # Languages without blanks have no words to leave out.
     prompt = (
         textwrap.shorten(whole, LONGEST_PROMPT, placeholder="")

@@ -73,6 +73,21 @@ def test_a_long_caption_is_cut_and_without_one_it_says_that_one_is_needed(
         assert trial()["prompt"] == prompt
 
 
+@pytest.mark.parametrize(
+    "caption",
+    ["a first  second\nthird's b", f"{'word ' * 18}first  second\nthird's"],
+    ids=["whole", "cut"],
+)
+def test_a_secret_in_a_caption_is_not_in_it(
+    caption: str, tmp_path: Path, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "first  second\nthird's")
+    change_rows(tmp_path, {"prompt": caption})
+    prompt = trial()["prompt"]
+    assert "***" in prompt
+    assert not {"first", "second", "third's"} & set(prompt.split())
+
+
 def test_a_previews_prompt_goes_before_it_with_the_trigger_word_cut_between_words(
     tmp_path: Path, trial: Trial
 ) -> None:
