@@ -130,13 +130,15 @@ class FolderLock:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process alone, creating it if needed.
+    """Hold the folder for this process alone, creating it if needed; one that was created
+    and stays empty is removed again.
 
     The lock ends with the process, however it dies. Raises StateError naming the process
     that holds it, or a file in the place of the lock's that is somebody else's;
     SystemFault if the folder cannot be written.
     """
     folder_lock = FolderLock(folder)
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_own(folder)
@@ -150,8 +152,16 @@ def lock(folder: Path) -> Iterator[None]:
         raise SystemFault(folder, what, UNTOUCHED) from error
     except OSError as error:
         raise mark_fault(folder / LOCK, error) from error
-    with folder_lock:
-        yield
+    try:
+        with folder_lock:
+            yield
+    finally:
+        # Whoever takes it now has a mark there, and so it stays.
+        with suppress(OSError):
+            if made and {*os.listdir(folder)} <= {LOCK}:
+                (folder / LOCK).unlink(missing_ok=True)
+                for one in made:
+                    one.rmdir()
 
 
 def mark_fault(path: Path, error: OSError) -> SystemFault:

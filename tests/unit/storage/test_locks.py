@@ -126,6 +126,22 @@ def test_a_second_holder_is_refused_by_name_and_may_follow_later(
         take(folder)
 
 
+@pytest.mark.usefixtures("fault")
+def test_a_folder_that_it_made_goes_with_it_unless_something_is_in_it(
+    tmp_path: Path,
+) -> None:
+    made, there = tmp_path / "made/folder", tmp_path / "there"
+    there.mkdir()
+    for folder in (made, there):
+        with pytest.raises(StateError), lock(folder):
+            raise StateError(folder, "is refused")
+    assert not made.parent.exists()
+    assert there.exists()
+    with lock(made):
+        (made / "mine").touch()
+    assert (made / "mine").exists()
+
+
 def test_a_lock_is_free_again_after_its_holder_was_killed_with_children_left(
     fault: int, tmp_path: Path
 ) -> None:
