@@ -116,6 +116,23 @@ class StateError(DstrainError):
     exit_code = 3
 
 
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Take what a library raises while it reads a file for a fault of the file, and name
+    that: raises StateError. Errors of dstrain and of the machine stay as they are.
+    """
+    try:
+        yield
+    except (DstrainError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        what = f"cannot be read: {lines[0]}"
+        raise StateError(path, what, "if it is damaged, download it again") from error
+
+
 class MissingFiles(StateError):
     """Files that are not on this machine."""
 

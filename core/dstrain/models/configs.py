@@ -1,6 +1,7 @@
 """Find the configurations of components before any weight is read."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +19,9 @@ from dstrain.models.weights import Weights
 from dstrain.storage import read_limited
 
 logger = get_logger(__name__)
+
+LAYERS = re.compile(r"^(num_(\w+_)?layers|depth)$")
+"""Entries of a configuration that say how often something is repeated."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ def _local_config(query: ConfigQuery) -> Config:
         if path.is_file():
             config = _in_own_terms(component, _read_json(path), files, shapes)
             if config is not None:
+                _check_layers(path, config, len(shapes))
                 return config
     if model_id in component.published:
         return component.published[model_id]
@@ -131,6 +136,18 @@ def _local_config(query: ConfigQuery) -> Config:
         "put config.json beside the weights",
         f"known ids: {', '.join(component.published) or 'none'}",
     )
+
+
+def _check_layers(path: Path, config: Config, weights: int) -> None:
+    """Refuse more layers than there are weights, before a network of them is built, which
+    may take minutes.
+    """
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_layers(path, value, weights)
+        elif LAYERS.search(name) and type(value) is int and value > weights > 0:
+            what = f"{name} is {value}, and there are {weights} weights"
+            raise StateError(path, what, "if it is damaged, download it again")
 
 
 def _in_snapshot(query: ConfigQuery) -> Iterator[Path]:
@@ -227,6 +244,8 @@ def _read_json(path: Path) -> Config:
         raise StateError(path, "cannot be read: nested too deeply") from error
     except (OSError, ValueError) as error:
         raise StateError(path, f"cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise StateError(path, "is not the configuration of a network: no JSON object")
     return config
 
 

@@ -3,6 +3,7 @@ directions.
 """
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dstrain.errors import StateError, first_few
+from dstrain.errors import StateError, first_few, reading
 from dstrain.lazy import import_name
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import NATIVE, Config, Shapes, as_tuples, fits, shapes_of
@@ -181,9 +182,17 @@ class Tokenizer:
         dtype: torch.dtype,
     ) -> Any:
         """Load the tokenizer from its folder."""
-        return _load_class(self.name).from_pretrained(
-            files.folder, local_files_only=True
-        )
+        folder = files.folder
+        load = _load_class(self.name).from_pretrained
+        try:
+            with reading(folder):
+                return load(folder, local_files_only=True)
+        except StateError as error:
+            for path in sorted(folder.glob("*.json")):
+                with reading(path):
+                    if not isinstance(json.loads(path.read_bytes()), dict):
+                        raise StateError(path, "is no JSON object") from error
+            raise
 
     def create(self, arguments: Mapping[str, Any]) -> Any:
         """Create a toy's tokenizer from the arguments of its class, which may be those
@@ -211,7 +220,8 @@ def empty_component(component: Component, config: Config) -> nn.Module | None:
     build: Any = getattr(component.network, "build", None)
     if build is None:
         return None
-    return empty_network(partial(build, component.configure(config)))
+    with reading(f"config.json of {component.name}"):
+        return empty_network(partial(build, component.configure(config)))
 
 
 def load_network(
@@ -232,7 +242,8 @@ def load_network(
         dtype: The dtype of all floating-point weights as they are read.
         place: Puts a weight where it is kept, and changes how it is stored.
     """
-    network = empty_network(build)
+    with reading(files.folder / "config.json"):
+        network = empty_network(build)
     weights = check_files(network, files)
     wanted = shapes_of(network.state_dict())
     rows: dict[str, slice] = {}

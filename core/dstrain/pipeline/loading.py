@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.console import get_logger
+from dstrain.errors import reading
 from dstrain.graph import PipelineSpec
 from dstrain.lora import (
     Lora,
@@ -71,9 +72,10 @@ def load_components(
 ) -> LoadedComponents:
     """Load what was found; the arguments are those of `Pipeline.from_found`."""
     known = components_of(family)
-    configs = {
-        name: known[name].configure(content) for name, content in found.configs.items()
-    }
+    configs = {}
+    for name, content in found.configs.items():
+        with reading(f"config.json of {name}"):
+            configs[name] = known[name].configure(content)
     components = {}
     for name in dict.fromkeys((*found.files, *(found.configs if empty else ()))):
         unused = spec.unused_parameters.get(name, ())
