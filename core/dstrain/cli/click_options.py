@@ -47,12 +47,18 @@ class FilePath(click.ParamType[Path]):
 
     name = "path"
 
+    def __init__(self, is_file: bool = False) -> None:
+        self.is_file = is_file
+        """Whether it is written: 'x/' would become a file x."""
+
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Path:
         """Return the path."""
         if not str(value):
             raise click.BadParameter("is empty")
+        if self.is_file and (str(value).endswith("/") or Path(value).is_dir()):
+            raise click.BadParameter(f"{value} is a folder; expected a file")
         return Path(value)
 
     def shell_complete(

@@ -9,6 +9,7 @@ import click
 
 from dstrain.cli.cache import cache_group
 from dstrain.cli.click_options import (
+    FilePath,
     GroupedOption,
     file_path,
     model_options,
@@ -278,7 +279,7 @@ def commands() -> tuple[click.Command, ...]:
             help="Component of a LoRA file that does not say which of several it is for.",
         ),
         click.Argument(["source"], type=file_path, metavar="INPUT"),
-        click.Argument(["output"], type=file_path, metavar="OUTPUT"),
+        click.Argument(["output"], type=FilePath(is_file=True), metavar="OUTPUT"),
     )
     return (
         FamilyCommand("train", TrainConfig, train),

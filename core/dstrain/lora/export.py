@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dstrain.config import LoraFile, parse_lora
 from dstrain.config.fields import Alpha
-from dstrain.console import get_logger, number_of
+from dstrain.console import get_logger, number_of, shell_word
 from dstrain.errors import StateError, UsageError, first_few, nearest
 from dstrain.lora.key_names import base_shapes, format_of_weights
 from dstrain.lora.key_parser import (
@@ -90,7 +90,9 @@ def export(
         if not source.exists():
             raise StateError(source, "does not exist")
     if source.is_dir():
-        inside = first_few(path.name for path in sorted(source.glob("*.safetensors")))
+        inside = first_few(
+            shell_word(str(path)) for path in sorted(source.glob("*.safetensors"))
+        )
         what = "is a folder; give a file" + (f" in it: {inside}" if inside else "")
         raise UsageError("INPUT", f"{source} {what}")
     tensors, header = read_tensors(source)
@@ -338,5 +340,7 @@ def _convert_weights(
     if config is not None:
         wanted = format_of_weights(component, family, program, config) or wanted
     converted = state if wanted is NATIVE else to_checkpoint(wanted, state)
-    summary = f"{len(state)} weights of {component.name}, in {program}'s names"
-    return converted, summary
+    names = f"in {program}'s names"
+    if wanted is NATIVE and program != "diffusers":
+        names = f"in diffusers' names: none are known that only {program} has"
+    return converted, f"{len(state)} weights of {component.name}, {names}"

@@ -350,9 +350,11 @@ def test_what_is_there_is_left_as_it_is(
     assert there.read_text() == "mine" and dangling.is_symlink()
     export("--format kohya --overwrite", path, there)
     assert "lora_unet_double_0_proj.alpha" in load_file(there)
-    export("--format kohya --overwrite", path, tmp_path, 4, str(tmp_path))
+    for folder in (tmp_path, f"{tmp_path}/new/"):
+        export("--format kohya --overwrite", path, folder, 2, f"{folder} is a folder")
+    assert not (tmp_path / "new").exists()
     export("--format kohya", tmp_path / "nowhere", tmp_path / "y", 3, "nowhere: ")
-    export("--format kohya", tmp_path, tmp_path / "y", 2, r"INPUT: .*broken\.safe")
+    export("--format kohya", tmp_path, tmp_path / "y", 2, f"INPUT: .* {broken}")
     export("--format kohya", path, tmp_path / "new/folder/z")
 
 
@@ -380,6 +382,9 @@ def test_the_weights_of_a_component_get_the_original_names_and_back(
         assert all(torch.equal(again[name], value) for name, value in state.items())
     export("--format kohya", full, tmp_path / "z", 2, "--format: kohya ")
     more = {"layers.0.q_proj.weight": torch.ones(6, 6)}
+    encoder = written(tmp_path / "encoder", more, header)
+    said = export("--format diffsynth", encoder, tmp_path / "same.safetensors")
+    assert "in diffusers' names" in said
     both = written(full, state | more, header)
     export("--format comfyui", both, tmp_path / "z", 3, str(both))
 
