@@ -32,6 +32,13 @@ class LongPromptLog:
     rows: dict[tuple[bool, int, str], str] = field(default_factory=dict)
     """What was said of a row and a model, usual cuts last."""
 
+    @property
+    def _worst(self) -> tuple[list[tuple[bool, int, str]], ...]:
+        """Return what was said, in order: of unusual cuts, and of usual ones."""
+        return tuple(
+            [key for key in sorted(self.rows) if key[0] == one] for one in (False, True)
+        )
+
     def note(self, row: int, found: LongPrompt) -> None:
         """Log a long prompt once; raises UsageError, without the row, if it is an error."""
         place = self.place_of(row)
@@ -46,16 +53,20 @@ class LongPromptLog:
         if key in self.rows:
             return
         logger.info(f"{place}: {found}", extra=FILE_ONLY)
-        if self.warns_at_once and not self.rows:
+        if self.warns_at_once and not found.usual and not self._worst[0]:
             logger.warning(f"{short}; rows like it are listed in dstrain.log")
         self.rows[key] = short
 
     def conclude(self) -> None:
-        """Say how many rows there were, with the first."""
-        rows = {row for _, row, _ in self.rows}
-        if len(rows) > self.warns_at_once:
-            first = "; ".join(self.rows[key] for key in sorted(self.rows)[:3])
-            more = ", which are listed in dstrain.log" if len(self.rows) > 3 else ""
+        """Say how many rows there were, with the first; usual cuts only where there are no
+        others.
+        """
+        worst, usual = self._worst
+        keys = worst or usual
+        rows = {row for _, row, _ in keys}
+        if len(rows) > (self.warns_at_once and bool(worst)):
+            first = "; ".join(self.rows[key] for key in keys[:3])
+            more = ", which are listed in dstrain.log" if len(keys) > 3 else ""
             logger.warning(
                 f"prompts of {number_of(len(rows), 'row')} are cut{more}: {first}"
             )
