@@ -23,7 +23,7 @@ from dstrain.storage.hashing import FileMark
 
 Size = tuple[int, int]
 """(height, width) in pixels."""
-LOADER_VERSION = 2
+LOADER_VERSION = 3
 """Raised when `load_image` returns other pixels for the same file, so that cached values
 are not used for it.
 """
@@ -45,7 +45,9 @@ frames a second.
 # itself refuses those of twice the limit, also where a later frame is the large one.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 DEFAULT_DURATION = 100
-"""Milliseconds for which a frame is shown whose duration is given as 0, as in browsers."""
+"""Milliseconds for which a frame is shown whose duration is at most `NO_DURATION`, as in
+browsers."""
+NO_DURATION = 10
 GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 TRANSPOSES = MappingProxyType(
     {
@@ -197,7 +199,8 @@ def frame_durations(path: Path) -> tuple[int, ...]:
         for number in range(frames):
             image.seek(number)
             image.load()  # WebP knows the duration only then
-            durations.append(int(image.info.get("duration") or DEFAULT_DURATION))
+            duration = int(image.info.get("duration") or 0)
+            durations.append(duration if duration > NO_DURATION else DEFAULT_DURATION)
         return tuple(durations)
 
 
@@ -315,7 +318,11 @@ def _orientation(image: ImageFile.ImageFile) -> int:
 def convert(image: Image.Image, mode: str) -> Image.Image:
     """Return an 8-bit copy of an image in another colour mode; see `load_image`."""
     if image.mode in GREY_16 or image.mode == "F":
+        clear = image.info.get("transparency")
+        opaque = np.asarray(image) != (-1 if clear is None else clear)
         image = _to_8_bits(image)
+        if not np.all(opaque):
+            image.putalpha(Image.fromarray(np.uint8(255) * opaque))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         if mode != "RGBA":
@@ -335,6 +342,10 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
                 "float values outside 0 (black) to 1 (white); save it as 8-bit RGB"
             )
         return Image.fromarray((values * 255 + 0.5).astype(np.uint8))
+    if image.format == "TIFF" and image.mode == "I" and 0 < values.max() < 256:
+        raise ValueError(
+            "32-bit grey values of 8 bits, which would be black; save it as 8-bit RGB"
+        )
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("grey values beyond 16 bits; save it as 8-bit RGB")
     wide = values.astype(np.int64)

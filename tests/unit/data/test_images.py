@@ -100,6 +100,8 @@ def modes() -> dict[str, tuple[Image.Image, np.ndarray]]:
     clear.info["transparency"] = bytes([0] + [255] * 15)
     coloured = np.asarray(palette.convert("RGB"))
     first = np.asarray(palette)[..., None] == 0
+    clear_16 = Image.fromarray(ramp)
+    clear_16.info["transparency"] = 32000
     bands = (Image.fromarray(lightness), Image.fromarray(half[..., 0]))
     grey = np.stack([lightness] * 3, 2)
     return {
@@ -113,6 +115,7 @@ def modes() -> dict[str, tuple[Image.Image, np.ndarray]]:
         "P.gif": (palette, coloured),
         "1.png": (Image.fromarray(lightness > 100), (grey > 100) * 255),
         "I16.png": (Image.fromarray(ramp), ramp8),
+        "I16-clear.png": (clear_16, np.where(ramp[..., None] == 32000, 255, ramp8)),
         "I16.tiff": (Image.fromarray(ramp), ramp8),
         "I.tiff": (Image.fromarray(ramp.astype(np.int32)), ramp8),
         "F.tiff": (Image.fromarray(ramp.astype(np.float32) / 65535), ramp8),
@@ -129,7 +132,7 @@ def test_images_of_every_mode_are_right_to_one_level(tmp_path: Path, name: str) 
     luminance = (wanted.astype(float) @ [0.299, 0.587, 0.114]).round()
     assert error(load_image(path, "L", None), luminance) <= 1
     # Transparency is kept, and opaque images become opaque.
-    alphas = {"P-clear": {0, 255}, "RGBA": {128}, "LA": {128}}
+    alphas = {"P-clear": {0, 255}, "I16-clear": {0, 255}, "RGBA": {128}, "LA": {128}}
     alpha = np.asarray(load_image(path, "RGBA", None))[..., 3]
     assert {*alpha.flat} == alphas.get(path.stem, {255})
 
@@ -181,7 +184,7 @@ def test_a_large_photograph_is_decoded_small_and_looks_the_same(
     "pixels",
     [
         *([-0.1, 0.5], [0.5, 1.1], [0.5, float("nan")], [0.5, float("inf")]),
-        *([0.0, 255.0], [70_000, 70_000], [-1, 0]),
+        *([0.0, 255.0], [70_000, 70_000], [-1, 0], [0, 255]),
     ],
 )
 def test_grey_beyond_what_is_black_and_white_is_refused(

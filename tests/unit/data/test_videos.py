@@ -107,6 +107,11 @@ def test_a_gif_follows_its_uneven_durations(tmp_path: Path) -> None:
     assert (video.timestamps, video.end) == ((0.0, 0.1, 0.4, 0.5), 1.0)
     wanted = [0, 0.1, 0.1, 0.1, 0.4, *[0.5] * 5]
     assert shown(path, 10) == pytest.approx(wanted, abs=NEAR)
+    # What is too fast to be shown is slow, as in browsers.
+    first, *others = [Image.fromarray(frame(time)) for time in (0.0, 0.4, 0.8, 1.2)]
+    times = {"duration": [0, 10, 20, 30], "append_images": others}
+    first.save(tmp_path / "b.gif", save_all=True, **times)
+    assert probe(tmp_path / "b.gif").timestamps == (0.0, 0.1, 0.2, 0.22)
 
 
 @pytest.mark.parametrize("suffix", [".webp", ".png"])
