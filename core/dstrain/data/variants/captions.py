@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dstrain.errors import UsageError
+
 TRIGGER = "[trigger]"
 """Stands for the trigger word in captions."""
 SEPARATOR = ","
@@ -70,11 +72,9 @@ class CaptionOptions:
         return [(weight, text) for text, weight in weights.items()]
 
     def _with_trigger(self, caption: str) -> str:
-        if not self.trigger:
-            return caption
         if TRIGGER in caption:
             return replace_trigger(caption, self.trigger)
-        if has_word(caption, self.trigger):
+        if not self.trigger or has_word(caption, self.trigger):
             return caption
         return f"{self.trigger}, {caption}" if caption else self.trigger
 
@@ -94,8 +94,13 @@ class CaptionOptions:
 
 
 def replace_trigger(text: str, word: str) -> str:
-    """Return a text with the trigger word in place of TRIGGER; without a word, as it is."""
-    return text.replace(TRIGGER, word) if word else text
+    """Return a text with the trigger word in place of TRIGGER; raises UsageError where
+    there is no word.
+    """
+    if TRIGGER in text and not word:
+        what = f"is not given, and a text has {TRIGGER}, in whose place it would be"
+        raise UsageError("--trigger_word", what)
+    return text.replace(TRIGGER, word)
 
 
 def has_word(caption: str, word: str) -> bool:

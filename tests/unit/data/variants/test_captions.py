@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from dstrain import UsageError
 from dstrain.data import CaptionOptions
 
 
@@ -18,7 +19,7 @@ def shares(options: CaptionOptions, written: str | list[str]) -> dict[str, float
 
 
 def test_without_options_a_caption_is_what_is_written() -> None:
-    for written in ("a dog", "", " a,b\n", "[trigger]"):
+    for written in ("a dog", "", " a,b\n", "[triggers]"):
         assert texts(CaptionOptions(), written) == [written]
 
 
@@ -85,6 +86,12 @@ def test_each_line_can_be_a_caption() -> None:
 )
 def test_the_trigger_word_is_in_every_caption(written: str, expected: str) -> None:
     assert texts(CaptionOptions(trigger="sks"), written) == [expected]
+
+
+def test_the_place_of_a_trigger_word_is_no_caption() -> None:
+    with pytest.raises(UsageError) as caught:
+        CaptionOptions().captions("a photo of [trigger]")
+    assert caught.value.where == "--trigger_word"
 
 
 PARTS_OF_WORDS = [
