@@ -12,6 +12,21 @@ PAGE = re.compile(r"\bdocs/([\w/-]+)\.md\b")
 """A page of the docs in a message, as it lies in the project's folder."""
 
 
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""What a file of a repository begins with that was cloned without Git LFS."""
+
+
+def is_pointer(path: str | Path) -> bool:
+    """Return whether a file is a pointer of Git LFS."""
+    try:
+        if not Path(path).is_file():
+            return False  # opening a pipe would wait for what writes to it
+        with Path(path).open("rb") as file:
+            return file.read(len(POINTER)) == POINTER
+    except (OSError, ValueError):
+        return False
+
+
 class DstrainError(Exception):
     """An error a user can act on: where it is, what is wrong, and a few lines of what to
     do next.
@@ -25,6 +40,10 @@ class DstrainError(Exception):
         what: str,
         *help_lines: str,
     ) -> None:
+        if is_pointer(where):
+            # Whatever is wrong with it is due to that.
+            what = "is a pointer of Git LFS in the place of the file"
+            help_lines = ("`git lfs pull` fetches the file; or download it again",)
         super().__init__(str(where), what, *help_lines)
         self.where: str = str(where)
         self.what = what

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dstrain.data.forms.metadata import BOM
 from dstrain.data.table import MAX_CELL_LENGTH, text_fault
+from dstrain.errors import POINTER, UsageError
 from dstrain.storage import read_limited
 
 SUFFIXES = (".txt", ".caption", ".json")
@@ -21,7 +22,10 @@ def read_caption(path: Path) -> str:
     what they know of an image under its name. Raises ValueError that says what is wrong,
     UsageError for what is no file of this size, and OSError.
     """
-    text = _decoded(read_limited(path, MAX_BYTES))
+    data = read_limited(path, MAX_BYTES)
+    if data.startswith(POINTER):
+        raise UsageError(path, "is no caption")
+    text = _decoded(data)
     if path.suffix.lower() == ".json":
         text = _in_json(text)
     if fault := text_fault(text):
