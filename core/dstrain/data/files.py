@@ -4,7 +4,6 @@ their headers before a run.
 
 import ntpath
 import os
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,6 +12,7 @@ from functools import cache, partial
 from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from stat import S_ISDIR, S_ISREG
+from unicodedata import normalize
 
 from dstrain.console import shell_word, shown
 from dstrain.data.cells import (
@@ -24,7 +24,7 @@ from dstrain.data.cells import (
 )
 from dstrain.data.damage.faults import LINK_LOOP, is_link_loop, raise_system_fault
 from dstrain.data.images import ImageInfo, Size, has_transparent_parts, read_header
-from dstrain.data.table import EMBEDDED, RawValue, is_embedded_file
+from dstrain.data.table import EMBEDDED, RawValue, is_embedded_file, unicode_forms
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
 from dstrain.errors import StateError, UsageError
@@ -169,10 +169,12 @@ class DataRoots:
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Return the names under which a file is looked for: as it is written, and as Windows
-    means it, whose tables part folders with backslashes.
+    """Return the names under which a file is looked for: as it is written, as Windows
+    means it, whose tables part folders with backslashes, and with accents joined and
+    apart, as systems and archives write them.
     """
-    return (name, name.replace("\\", "/")) if "\\" in name else (name,)
+    ways = (name, name.replace("\\", "/"))
+    return tuple(dict.fromkeys(form for one in ways for form in unicode_forms(one)))
 
 
 def real_path(path: str | Path) -> str:
@@ -200,7 +202,7 @@ def _folded(name: str) -> str:
     """Drop what file systems may write differently: letter case, and accents apart or
     joined.
     """
-    return unicodedata.normalize("NFC", name).casefold()
+    return normalize("NFC", name).casefold()
 
 
 def _names_in(folder: str) -> dict[str, str]:

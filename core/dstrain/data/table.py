@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any, overload
+from unicodedata import normalize
 
 import numpy as np
 
@@ -252,6 +253,14 @@ def name_fault(name: str) -> str:
         is_bad = len(name.encode(errors="replace")) > MAX_PATH_BYTES
         is_bad = is_bad or max(map(len, name.split("/"))) > MAX_NAME_LENGTH
     return f"is not a file name ({len(name):,} characters)" if is_bad else ""
+
+
+def unicode_forms(name: str) -> tuple[str, ...]:
+    """Return the name of a file as it is written, and with accents joined and apart, as
+    systems and archives write them.
+    """
+    forms = () if name.isascii() else (normalize("NFC", name), normalize("NFD", name))
+    return tuple(dict.fromkeys((name, *forms)))
 
 
 def is_embedded_file(path: str) -> bool:

@@ -77,6 +77,14 @@ def test_backslashes_part_folders_where_no_file_has_them_in_its_name(
     assert str(folders[0].parent.parent / "one.png") in reason
 
 
+@pytest.mark.parametrize("here", ["caf\u00e9.png", "cafe\u0301.png"])
+def test_a_name_has_its_accents_joined_or_apart(here: str, folders: Folders) -> None:
+    """As one typed in a table and one in an archive of another system."""
+    path = folders[0] / here
+    path.write_bytes((folders[0] / "one.png").read_bytes())
+    assert places(folders, "caf\u00e9.png", "cafe\u0301.png") == [str(path)] * 2
+
+
 def test_a_path_with_a_drive_is_called_what_it_is(folders: Folders) -> None:
     *paths, name = reasons(folders, "C:\\pictures\\x.png", "D:/x.png", "c:x.png")
     assert all("Windows" in reason for reason in paths)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.forms.captions import MAX_BYTES, SUFFIXES as CAPTIONS
+from dstrain.data.table import unicode_forms
 from dstrain.errors import SystemFault, UsageError
 from dstrain.storage import read_limited
 from dstrain.storage.hashing import FileMemory
@@ -68,7 +69,7 @@ def _list(folder: Path, prefix: str, suffixes: Collection[str]) -> Iterator[Medi
             captions = []
             twins = []
             for other in _of_stem(names, stem):
-                ending = other[len(stem) :].lower()
+                ending = os.path.splitext(other)[1].lower()
                 if ending in CAPTIONS:
                     captions.append(other)
                 elif ending in suffixes and other != name:
@@ -79,14 +80,15 @@ def _list(folder: Path, prefix: str, suffixes: Collection[str]) -> Iterator[Medi
 
 
 def _of_stem(names: list[bytes], stem: str) -> Iterator[str]:
-    """Yield the names that are a stem and an ending."""
-    start = os.fsencode(stem) + b"."
-    # Sorted, they are one after the other.
-    for at in range(bisect_left(names, start), len(names)):
-        if not names[at].startswith(start):
-            return
-        if b"." not in names[at][len(start) :]:
-            yield os.fsdecode(names[at])
+    """Yield the names that are a stem, in any form, and an ending."""
+    for form in unicode_forms(stem):
+        start = os.fsencode(form) + b"."
+        # Sorted, they are one after the other.
+        for at in range(bisect_left(names, start), len(names)):
+            if not names[at].startswith(start):
+                break
+            if b"." not in names[at][len(start) :]:
+                yield os.fsdecode(names[at])
 
 
 def names_in(folder: Path) -> list[bytes]:

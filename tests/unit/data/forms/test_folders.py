@@ -80,6 +80,11 @@ def test_a_row_is_an_image_and_its_caption(tmp_path: Path) -> None:
     assert set(texts_of(source)) >= {"b.png", "a cat\n", "sub/a.jpg"}
 
 
+def test_a_caption_may_have_its_images_name_with_accents_apart(tmp_path: Path) -> None:
+    write(tmp_path, "caf\u00e9.png", **{"cafe\u0301": "a cup"})
+    assert cells(read(tmp_path)) == [("caf\u00e9.png", "a cup")]
+
+
 def test_the_order_is_that_of_the_bytes_of_relative_names(tmp_path: Path) -> None:
     names = ["Z.png", "a.png", "a.jpg", "a-1.png", "a/b.png", "a/b/c.jpg", "é.webp"]
     names += ["a.b.png", *(f"{number}.png" for number in range(2100))]
