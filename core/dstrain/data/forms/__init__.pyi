@@ -9,7 +9,10 @@ from dstrain.data.forms.joined import (
     join_datasets as join_datasets,
     join_sources as join_sources,
 )
-from dstrain.data.forms.left_out import left_out_of as left_out_of
+from dstrain.data.forms.left_out import (
+    hidden_by as hidden_by,
+    left_out_of as left_out_of,
+)
 from dstrain.data.forms.listing import (
     MEDIA as MEDIA,
     VIDEOS as VIDEOS,

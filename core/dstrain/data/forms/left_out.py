@@ -10,6 +10,7 @@ from dstrain.data.forms.captions import SUFFIXES as CAPTIONS
 from dstrain.data.forms.listing import MEDIA, VIDEOS, names_in
 from dstrain.data.forms.metadata import SUFFIXES as TABLES
 from dstrain.data.forms.naming import main_column
+from dstrain.data.table import Table
 from dstrain.graph import Input
 
 UNREAD_IMAGES = frozenset(
@@ -108,6 +109,33 @@ def left_out_of(folder: Path, inputs: Mapping[str, Input]) -> list[str]:
     """Return the lines of `left_out` for a variant, by its table of inputs."""
     column = main_column(inputs, True)
     return left_out(folder, column is not None and not column.from_video)
+
+
+def hidden_by(table: Table) -> str:
+    """Return what lies beside a table with captions of its own and is not in it, such as
+    what was added after an earlier run wrote the table; '' for nothing.
+    """
+    names = [
+        os.path.splitext(os.fsdecode(name)) for name in names_in(table.path.parent)
+    ]
+    captions = {
+        stem for stem, ending in names if ending.lower() in (".txt", ".caption")
+    }
+    hidden = {
+        stem + ending
+        for stem, ending in names
+        if stem in captions and ending.lower() in MEDIA
+    }
+    for row in table.rows if hidden else ():
+        for value in row.values():
+            files = value if isinstance(value, list) else [value]
+            hidden -= {
+                os.path.basename(file) for file in files if isinstance(file, str)
+            }
+    if not hidden:
+        return ""
+    count = _Count(len(hidden), min(hidden))
+    return f"{count.are('captioned file')} not in it, such as {_shown(count.first)}"
 
 
 def _folders(folder: Path, prefix: str) -> Iterator[tuple[str, list[str]]]:

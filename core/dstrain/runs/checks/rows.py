@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dstrain.config import split_commas
 from dstrain.config.sizes import parse_frames
 from dstrain.console import get_logger
+from dstrain.data.forms import hidden_by
 from dstrain.data.row_checks import input_columns
 from dstrain.errors import about_dataset, first_few
 from dstrain.graph import Column, with_measured
@@ -92,7 +93,11 @@ def warnings_of_rows(setup: Setup) -> list[str]:
         if MASK in own.spec.inputs:
             lines += rows_without_masks(found)
     for part in setup.parts:
-        found = part.setup.checked_dataset
+        found, own = part.setup.checked_dataset, part.setup
+        table = found.table.path
+        is_found = own.config.dataset_metadata_path is None and table.is_file()
+        if is_found and (hidden := hidden_by(found.table)):
+            lines.append(f"{table}: {hidden}")
         unused = found.unused_columns
         if unused:
             names = first_few(map(repr, unused))

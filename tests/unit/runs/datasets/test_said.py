@@ -49,6 +49,22 @@ def sizes(lines: list[str]) -> list[str]:
     return that_begin(lines, "    ")
 
 
+def test_what_lies_beside_a_table_with_captions_and_is_not_in_it_is_counted(
+    data: Path, tmp_path: Path, lines: Lines
+) -> None:
+    (image, *_) = sorted(data.glob("*.png"))
+    (data / f"{image.stem}.txt").write_text("an older caption")
+    (data / "plain.png").write_bytes(image.read_bytes())
+    table = data / "metadata.json"
+    assert not that_begin(lines(), f"{table}: ")
+    for name in ("new", "newer"):
+        (data / f"{name}.png").write_bytes(image.read_bytes())
+        (data / f"{name}.txt").write_text("a new caption")
+    (said,) = that_begin(lines(seed=1), f"{table}: ")
+    assert "2 captioned files" in said and "new.png" in said
+    assert not that_begin(lines(dataset_metadata_path=table, seed=2), f"{table}: ")
+
+
 @pytest.mark.parametrize(
     ("form", "said"),
     [
