@@ -2,6 +2,7 @@
 contradict each other.
 """
 
+import os
 from dataclasses import replace
 
 from dstrain.config.datasets import datasets_of
@@ -375,3 +376,11 @@ def _check_places(config: TrainConfig) -> None:
                     f"to train from a full feature cache alone, give --task {task}",
                 )
             raise UsageError(f"--{name}", what, *advice)
+    bases = [one.config.dataset_base_path for one in datasets_of(config)]
+    data = {os.path.realpath(base) for base in bases if base is not None}
+    for name in ("output_path", "feature_cache"):
+        place = getattr(config, name)
+        is_read = name == "feature_cache" and config.stage == "train"
+        if place is not None and not is_read and os.path.realpath(place) in data:
+            what = f"{place} is the folder of a dataset; give another one, inside it or elsewhere"
+            raise UsageError(f"--{name}", what)

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dstrain.data.forms.captions import SUFFIXES as CAPTIONS
-from dstrain.data.forms.listing import MEDIA, VIDEOS, names_in
+from dstrain.data.forms.listing import (
+    MEDIA,
+    VIDEOS,
+    belongs_to_another,
+    is_ours,
+    names_in,
+)
 from dstrain.data.forms.metadata import SUFFIXES as TABLES
 from dstrain.data.forms.naming import main_column
 from dstrain.data.table import Table
@@ -58,9 +64,11 @@ def left_out(folder: Path, is_image: bool) -> list[str]:
         is_image: Whether images alone are read, and videos left out.
     """
     captions, images, videos, others = _Count(), _Count(), _Count(), _Count()
+    parts = _Count()
     repeats = ""
     for prefix, names in _folders(folder, ""):
         stems = set()
+        listed = [os.fsencode(name) for name in names]
         for name in names:
             stem, ending = os.path.splitext(name)
             # A caption of a file that is not read has one, and is none too many.
@@ -72,6 +80,8 @@ def left_out(folder: Path, is_image: bool) -> list[str]:
             if name.endswith("/"):
                 is_one = REPEATS.fullmatch(name[:-1]) is not None
                 repeats = repeats or (name[:-1] if is_one else "")
+            elif kind in MEDIA and belongs_to_another(listed, name):
+                parts.add(prefix + name)
             elif kind in CAPTIONS and stem not in stems:
                 captions.add(prefix + name)
             elif kind in UNREAD_IMAGES:
@@ -86,6 +96,9 @@ def left_out(folder: Path, is_image: bool) -> list[str]:
             f"folder names such as {repeats!r} are not read as repeats and captions: use "
             "repeats of a [[dataset]], --default_caption or --trigger_word"
         )
+    if parts.number:
+        what = f"{parts.are('mask, control image or Live Photo')} not read, such as"
+        lines.append(f"{what} {_shown(parts.first)}: a table gives them a column")
     if captions.number:
         thing = "image" if is_image else "image or video"
         many = (
@@ -142,7 +155,10 @@ def _folders(folder: Path, prefix: str) -> Iterator[tuple[str, list[str]]]:
     """Yield a folder and those below it, each with the names in it, as `names_in` has
     them.
     """
-    names = [os.fsdecode(name) for name in names_in(folder / prefix)]
+    listed = names_in(folder / prefix)
+    if prefix and is_ours(listed):
+        return
+    names = [os.fsdecode(name) for name in listed]
     yield prefix, names
     for name in names:
         if name.endswith("/"):

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,14 @@ IMAGES = frozenset(
 )
 VIDEOS = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm"})
 MEDIA = IMAGES | VIDEOS
+LIVE = frozenset({".heic", ".heif"})
+"""What a camera of Apple writes beside a movie of the same name."""
+OF_ANOTHER = re.compile(r"(.+)(?:-masklabel|-condlabel|_mask|_control)", re.DOTALL)
+"""The name of what belongs to the image that the group names: OneTrainer's masks and
+control images, and usual names of both.
+"""
+OURS = ((b"run.json", b"logs/"), (b"store.json", b"shards/"))
+"""What is in the folder of a run, and of a feature cache."""
 MEMORY = "caption_folders.json"
 """Remembers the digests of folders for all runs of a user."""
 
@@ -46,7 +55,8 @@ def has_media(folder: Path) -> bool:
 
 def list_media(folder: Path, suffixes: Collection[str] = MEDIA) -> Iterator[Medium]:
     """Yield the images and videos in a folder and below it, in the order of the bytes of
-    their names; what is hidden is left out.
+    their names; what is hidden, belongs to another one, or is in the folder of a run or a
+    feature cache is left out.
 
     Raises UsageError for a link to a folder, SystemFault for a folder that cannot be read.
 
@@ -59,24 +69,51 @@ def list_media(folder: Path, suffixes: Collection[str] = MEDIA) -> Iterator[Medi
 
 def _list(folder: Path, prefix: str, suffixes: Collection[str]) -> Iterator[Medium]:
     names = names_in(folder / prefix if prefix else folder)
+    if prefix and is_ours(names):
+        return
     for data in names:
         name = os.fsdecode(data)
         if name.endswith("/"):
             yield from _list(folder, prefix + name, suffixes)
             continue
         stem, suffix = os.path.splitext(name)
-        if suffix.lower() in suffixes:
+        if suffix.lower() in suffixes and not belongs_to_another(names, name):
             captions = []
             twins = []
             for other in _of_stem(names, stem):
                 ending = os.path.splitext(other)[1].lower()
                 if ending in CAPTIONS:
                     captions.append(other)
-                elif ending in suffixes and other != name:
+                elif (
+                    ending in suffixes
+                    and other != name
+                    and not belongs_to_another(names, other)
+                ):
                     twins.append(prefix + other)
             captions.sort(key=lambda one: CAPTIONS.index(Path(one).suffix.lower()))
             files = tuple(prefix + one for one in captions)
             yield Medium(prefix + name, files, tuple(twins))
+
+
+def is_ours(names: Collection[bytes]) -> bool:
+    """Return whether a folder with these names is that of a run or of a feature cache."""
+    return any({*ours} <= {*names} for ours in OURS)
+
+
+def belongs_to_another(names: list[bytes], name: str) -> bool:
+    """Return whether an image or a video is a part of another one among the sorted names
+    of its folder: its mask, its control image, or the movie of a Live Photo.
+    """
+    stem, suffix = os.path.splitext(name)
+    found = OF_ANOTHER.fullmatch(stem)
+    if found is not None:
+        whole, kinds = found[1], MEDIA | LIVE
+    elif suffix.lower() == ".mov":
+        whole, kinds = stem, IMAGES | LIVE
+    else:
+        return False
+    others = _of_stem(names, whole)
+    return any(os.path.splitext(one)[1].lower() in kinds for one in others)
 
 
 def _of_stem(names: list[bytes], stem: str) -> Iterator[str]:

@@ -230,6 +230,22 @@ def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
     assert find_source(folder).form == "folder"
 
 
+def test_what_belongs_to_an_image_or_a_run_is_no_row(tmp_path: Path) -> None:
+    parts = ("a-masklabel.png", "a_control.jpg", "d.MOV", "c.mov")
+    write(tmp_path, "a.png", "b_mask.png", "c.HEIC", "d.jpg", "e.mov", *parts)
+    write(tmp_path, "out/run.json", "out/logs/x", "out/previews/p.png", "out/p.txt")
+    write(tmp_path, "kept/store.json", "kept/shards/s", "kept/image.png")
+    write(tmp_path, "mine/run.json", "mine/g.png")
+    rows = ["a.png", "b_mask.png", "d.jpg", "e.mov", "mine/g.png"]
+    assert [one.name for one in list_media(tmp_path)] == rows
+    for name in rows:
+        (tmp_path / name).with_suffix(".txt").write_text(name)
+    assert [name for name, _ in cells(read(tmp_path, VIDEOS))] == rows
+    said = [line for line in left_out_of(tmp_path, VIDEOS) if "mask" in line]
+    assert [line.startswith("4 ") for line in said] == [True]
+    assert not any("p.png" in line or "p.txt" in line for line in said)
+
+
 # What identifies the content of a folder.
 
 
