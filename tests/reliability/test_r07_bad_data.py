@@ -290,7 +290,7 @@ CASES = (
     mask_case("a mask that is a video", film(), "is not an image in a supported format"),
     mask_case("a mask that is a folder", Path.mkdir, "is not a regular file"),
     mask_case("a mask of another shape", encoded("PNG", Image.new("L", (64, 32))),
-              "'bad.png' is 32 x 64, and what it masks 64 x 64 (height x width); expected that size"),
+              "'bad.png' is 32 x 64, and what it is of 64 x 64 (height x width); expected that size"),
     mask_case("a cut-out picture as a mask", encoded("PNG", Image.new("LA", (64, 64), (255, 0))),
               "'bad.png' has transparent parts", "save it without, or use --alpha_mask"),
     mask_case("a mask damaged in the middle", hurt(encoded("PNG")), "'bad.png' cannot be read", at_once=False),

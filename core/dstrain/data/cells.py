@@ -226,7 +226,7 @@ def mask_cell(
 
 
 def check_mask_size(path: str, size: Size, own: Size) -> None:
-    """Raise ValueError for a mask of another aspect ratio than what it is of.
+    """Raise ValueError for another aspect ratio than that of what it is of.
 
     Args:
         path: The mask's file.
@@ -236,7 +236,7 @@ def check_mask_size(path: str, size: Size, own: Size) -> None:
     height, width = size
     # That of the same ratio, whose sides were rounded to pixels, is at most this far off.
     if abs(height * own[1] - width * own[0]) > max(own):
-        sizes = f"{height} x {width}, and what it masks {own[0]} x {own[1]} (height x width)"
+        sizes = f"{height} x {width}, and what it is of {own[0]} x {own[1]} (height x width)"
         raise ValueError(
             f"{Path(path).name!r} is {sizes}; expected that size or its aspect ratio"
         )

@@ -56,9 +56,10 @@ class Column:
     advice: str = ""
     """What to do where it is required and the dataset has no such column."""
     of: str = ""
-    """For masks, in images, lists of images or videos: name of the other input, an image or
-    a video before this one, that they are of. In a row that has both they have its aspect
-    ratio, and are loaded at its size, so that both are cropped alike.
+    """For what shows the same as another input, such as masks, depths and edges, in images,
+    lists of images or videos: the name of that, an image or a video before this one. In a
+    row that has both they have its aspect ratio, and are loaded at its size, so that both
+    are cropped alike.
     """
     entries: EntryCount | None = None
     """For a list: how many entries it has in rows that have both inputs."""

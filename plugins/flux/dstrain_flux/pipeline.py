@@ -43,6 +43,11 @@ SCHEDULE = FlowMatchSchedule(
 )
 
 
+def beside_the_image(name: str) -> Column:
+    """Return a column of images that show the same as those that are learned."""
+    return Column(name, "image", multiple=SIDE_MULTIPLE, of="input_image")
+
+
 def without(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return inputs, or their defaults, without one of them."""
     return {one: value for one, value in table.items() if one != name}
@@ -101,7 +106,7 @@ FILL = replace(
     model_fn=model_fn.predict_fill,
     inputs={
         **without(DEV.inputs, "negative_prompt"),
-        "flux_fill_image": Column("flux_fill_image", "image", multiple=SIDE_MULTIPLE),
+        "flux_fill_image": beside_the_image("flux_fill_image"),
         "flux_fill_mask": Column(
             "flux_fill_mask",
             "image",
@@ -148,7 +153,7 @@ CONTROLNET = replace(
     model_fn=adapters.predict_controlnet,
     inputs={
         **DEV.inputs,
-        "controlnet_image": Column("controlnet_image", "image", multiple=SIDE_MULTIPLE),
+        "controlnet_image": beside_the_image("controlnet_image"),
         "controlnet_scale": InferenceOnly("number"),
     },
     unused_parameters={"controlnet": UNUSED_IN_CONTROLNET},

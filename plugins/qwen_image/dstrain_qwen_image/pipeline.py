@@ -121,7 +121,10 @@ CONTROLNET = replace(
     inputs={
         **BASE.inputs,
         "blockwise_controlnet_image": Column(
-            "blockwise_controlnet_image", "image", multiple=SIDE_MULTIPLE
+            "blockwise_controlnet_image",
+            "image",
+            multiple=SIDE_MULTIPLE,
+            of="input_image",
         ),
     },
 )
@@ -147,7 +150,9 @@ IN_CONTEXT = replace(
     model_fn=control.predict_in_context,
     inputs={
         **BASE.inputs,
-        "context_image": Column("context_image", "image", multiple=SIDE_MULTIPLE),
+        "context_image": Column(
+            "context_image", "image", multiple=SIDE_MULTIPLE, of="input_image"
+        ),
     },
 )
 

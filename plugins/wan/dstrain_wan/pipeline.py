@@ -40,7 +40,8 @@ def video(multiple: int, fps: float) -> Mapping[str, Any]:
 
 def another_video(name: str, optional: bool = True) -> Column:
     """Return a column of videos beside those that are learned, as large and as long."""
-    return Column(name, "video", optional=optional, **video(16, 16.0))
+    shape = video(16, 16.0)
+    return Column(name, "video", optional=optional, of="input_video", **shape)
 
 
 def first_frame(
