@@ -40,6 +40,12 @@ VIEW = "view"
 """Name of the parameter of cells whose images are not seen plainly."""
 NOT_EMPTY = "not empty"
 """The parameter of a mask that is refused where it is 0 everywhere."""
+MASK = "mask"
+"""The parameter of a mask: of an input, where it says nothing if it is of one value, or for
+the loss.
+"""
+SCALED = "scaled"
+"""The note in a mask that was of 0 and 1."""
 TENSORS_VERSION = 1
 """As that of images."""
 TENSORS = "tensors"
@@ -119,6 +125,11 @@ def _load_files(cell: Cell, check: bool) -> Any:
         load_image(Path(file), parameters["mode"], size, check=check, view=cell.view)
         for file, size in zip(cell.files, parameters["sizes"], strict=True)
     ]
+    if MASK in parameters:
+        images = [
+            _as_mask(image, file, parameters[MASK])
+            for image, file in zip(images, cell.files, strict=True)
+        ]
     if NOT_EMPTY in parameters and not any(mask_channel(images[0]).getextrema()):
         raise UsageError(
             cell.files[0],
@@ -126,6 +137,28 @@ def _load_files(cell: Cell, check: bool) -> Any:
             "leave out the row, or let what is masked out count with --unmasked_weight",
         )
     return images if cell.kind == "images" else images[0]
+
+
+def _as_mask(image: Image.Image, file: str, for_loss: bool) -> Image.Image:
+    """Return a mask from 0 to 255: segmentation tools write 0 and 1, which look black.
+
+    Raises UsageError for one that is of one value, but for the loss.
+    """
+    low, high = mask_channel(image).getextrema()
+    if low == high and not for_loss:
+        what = "is white everywhere" if low else "is black everywhere"
+        advice = "a mask says which part of the image is meant: mend it, or leave out the row"
+        raise UsageError(file, f"{what} as it is loaded", advice)
+    if high == 1 and image.mode == "L":
+        image = image.point([255 * (value > 0) for value in range(256)])
+        image.info = {SCALED: True}
+    return image
+
+
+def is_scaled(value: Any) -> bool:
+    """Return whether an input is a mask, or has one, that was of 0 and 1."""
+    images = value if isinstance(value, list) else [value]
+    return any(SCALED in getattr(image, "info", ()) for image in images)
 
 
 def _load_tensors(path: Path) -> Any:
@@ -218,6 +251,9 @@ def mask_cell(
         ("mode", column.mode),
         ("sizes", (loaded,) * len(masks)),
     ]
+    is_for_loss = isinstance(column, MaskColumn)
+    if is_for_loss or column.mode == "L":
+        parameters.append((MASK, is_for_loss))
     if isinstance(column, MaskColumn) and column.not_empty:
         parameters.append((NOT_EMPTY, True))
     files = tuple(mask.path for mask in masks)

@@ -24,13 +24,17 @@ from torch.utils.data import DataLoader, Dataset as TorchDataset
 from dstrain.cache import ABSENT, FeatureCache, PlanSamples
 from dstrain.cache.addresses import Numbers
 from dstrain.cache.plan_files import NO_LITERAL
+from dstrain.console import get_logger, number_of
 from dstrain.data import Cell, load_cell
+from dstrain.data.cells import is_scaled
 from dstrain.data.dataset import first_variants
 from dstrain.errors import DstrainError, SystemFault, UsageError
 from dstrain.graph import deserialize
 from dstrain.randomness import SampleKey, choose
 from dstrain.training.batching import MicroBatch, SampleIds, sample_index
 from dstrain.training.read_ahead import NotReady, ReadAhead
+
+logger = get_logger(__name__)
 
 POLL = 2.0
 """Seconds after which the wait for a batch looks for signals."""
@@ -261,12 +265,20 @@ def load_batches(
             worker_init_fn=_ignore_stop_signals,
         )
         batches = _processes_until_stopped(loader, is_stopping)
+    scaled: set[int] = set()
     try:
         for batch in batches:
             if isinstance(batch, DstrainError):
                 raise batch
+            for key, sample in zip(batch.micro_batch.keys, batch.samples, strict=True):
+                # Said once, not in each epoch.
+                if not key.epoch and any(map(is_scaled, sample.values.values())):
+                    scaled.add(key.row)
             yield batch
     finally:
+        if scaled:
+            rows = number_of(len(scaled), "row")
+            logger.info(f"masks of 0 and 1, taken for 0 and 255: those of {rows}")
         # Processes and thread end now. Kept by the traceback of an error, they would go
         # on reading files that may be replaced by then.
         del batches

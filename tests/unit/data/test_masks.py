@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from dstrain import UsageError
 from dstrain.data import Resolution, load_cell
+from dstrain.data.cells import is_scaled
 from dstrain.graph import Input, MaskColumn
 from dstrain.plugin import Column
 from PIL import Image
@@ -185,7 +186,43 @@ def test_masks_of_another_size_are_cropped_as_if_they_were_resized_first(
     assert gap.max() < 40
     for region in load_cell(cells[0]["regions"]):
         assert np.array_equal(region, small)
-    # One as large as its image has the cell, and so the key, of an image.
-    plain = {**CONDITIONS, "mask": Column("mask", "image", mode="L", multiple=16)}
-    (_, alone) = open_rows(base, rows, plain, resolution=resolution).rows
-    assert alone["mask"] == cells[1]["mask"]
+    # A control image as large as its image has the cell, and so the key, of one alone.
+    alone, control = (
+        open_rows(
+            base,
+            rows,
+            {**IMAGE, "mask": Column("mask", "image", multiple=16, of=of)},
+            resolution=resolution,
+        ).rows[1]["mask"]
+        for of in ("", "input_image")
+    )
+    assert alone == control
+
+
+def test_a_mask_of_0_and_1_is_one_of_0_and_255(base: Path) -> None:
+    half = np.repeat([[0, 1]], 50, 1).repeat(64, 0).astype(np.uint8)
+    Image.fromarray(half).save(base / "half.png")
+    row = {"image": "wide.png", "prompt": "a", "mask": "half.png"}
+    for inputs in (CONDITIONS, {**IMAGE, "mask": ALLOWED}):
+        (cells,) = open_rows(base, [{**row, "regions": ["half.png"]}], inputs).rows
+        for name in {"mask", "regions"} & set(cells):
+            value = load_cell(cells[name])
+            assert is_scaled(value)
+            (mask,) = value if isinstance(value, list) else [value]
+            assert np.array_equal(mask, 255 * half[:, 2:98])
+
+
+@pytest.mark.parametrize("level", [0, 1, 255])
+def test_a_mask_that_is_all_or_nothing_is_refused_but_for_the_loss(
+    level: int, base: Path
+) -> None:
+    Image.new("L", (100, 64), level).save(base / "flat.png")
+    row = {"image": "wide.png", "prompt": "a", "mask": "flat.png"}
+    rows = [{**row, "regions": ["flat.png"]}]
+    (cells,) = open_rows(base, rows, CONDITIONS).rows
+    for name in ("mask", "regions"):
+        with pytest.raises(UsageError) as caught:
+            load_cell(cells[name])
+        assert caught.value.where == str(base / "flat.png")
+    (cells,) = open_rows(base, rows, {**IMAGE, "mask": ALLOWED}).rows
+    load_cell(cells["mask"])

@@ -81,7 +81,7 @@ def test_a_row_is_an_image_and_its_caption(tmp_path: Path) -> None:
 
 
 def test_a_caption_may_have_its_images_name_with_accents_apart(tmp_path: Path) -> None:
-    write(tmp_path, "caf\u00e9.png", **{"cafe\u0301": "a cup"})
+    write(tmp_path, "caf\u00e9.png", café="a cup")
     assert cells(read(tmp_path)) == [("caf\u00e9.png", "a cup")]
 
 

@@ -50,6 +50,21 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_masks_of_0_and_1_are_counted(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (0, 3):
+        path = place / f"data/mask-{number}.png"
+        Image.fromarray(np.asarray(Image.open(path)) // 128).save(path)
+    caplog.set_level("INFO", "dstrain")
+    for workers in (0, 1):
+        caplog.clear()
+        flags = {"dataset_num_workers": workers, "num_epochs": 2, "overwrite": True}
+        run(config(place, mask_column="mask", **flags))
+        (said,) = (line for line in caplog.messages if "0 and 255" in line)
+        assert "2 rows" in said
+
+
 def entry(place: Path, folder: str = "more", **options: Any) -> str:
     return json.dumps({"dataset_base_path": str(place / folder), **options})
 
