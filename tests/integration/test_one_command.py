@@ -5,6 +5,8 @@ and saved is what the two commands leave, and the encoders are gone in between.
 import gc
 import json
 import mmap
+import re
+import shlex
 import shutil
 import weakref
 from collections import Counter
@@ -26,6 +28,7 @@ from tests.support.fixtures import FakePlugin
 from tests.support.launchers import FSDP_2, launched
 from tests.support.processes import commands, in_processes, words
 from tests.support.runs import files, log, outcome, plan_digests, project, same
+from tests.support.toys import dataset, toy
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -220,6 +223,24 @@ def test_a_repeated_command_loads_no_encoder(
     assert "precomputing 0 of 6 samples" in said
     assert said.count("encoders freed") == 1
     assert "to train on it, run" not in said
+
+
+def test_the_command_that_stage_1_prints_trains_though_it_was_given_encoders_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As the published split commands are."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(toy("qwen_image", "base"), "models/Qwen/Qwen-Image")
+    files = ("text_encoder/model*.safetensors", "vae/*.safetensors")
+    origins = ",".join(f"Qwen/Qwen-Image:{one}" for one in files)
+    line = ["--model", "qwen_image", "--model_id_with_origin_paths", origins]
+    line += ["--dataset_base_path", str(dataset("qwen_image", "base"))]
+    line += ["--task", "sft:data_process", "--feature_cache", "cache"]
+    assert main([*line, "--lora_rank", "2", "--max_steps", "1"]) == 0
+    said = capfd.readouterr().err
+    (command,) = re.findall("to train on it, run: dstrain (.*)", said)
+    assert "text_encoder" not in command
+    assert main(shlex.split(command)) == 0
 
 
 def test_the_encoders_are_gone_before_the_denoiser_is_loaded(

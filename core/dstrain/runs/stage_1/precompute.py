@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from dstrain.cache import (
     MARKER,
@@ -21,6 +22,8 @@ from dstrain.config import command_line
 from dstrain.console import get_logger, logging_to_file, secrets
 from dstrain.distributed import ProcessGroup
 from dstrain.errors import first_few, secret_error
+from dstrain.models import component_at, components_of
+from dstrain.models.needed_components import find_given
 from dstrain.pipeline import Pipeline
 from dstrain.runs.checks.rows import log_warnings
 from dstrain.runs.datasets.sizes import group_sizes, size_lines
@@ -225,13 +228,35 @@ def _log_next(setup: Setup) -> None:
         # DiffSynth-Studio's commands fill the output folder.
         cache = nameable(setup.cache_path)
         output = cache.with_name(f"{cache.name}-trained")
+    changes, lacking = _models_of_stage_2(setup)
     command = command_line(
         config,
         task=f"{config.task_name}:train",
         feature_cache=setup.cache_path,
         output_path=output,
+        **changes,
     )
-    logger.info(f"to train on it, run: {command}")
+    files = f" with the files of {', '.join(lacking)}" if lacking else ""
+    logger.info(f"to train on it, run{files}: {command}")
+
+
+def _models_of_stage_2(setup: Setup) -> tuple[dict[str, Any], list[str]]:
+    """Return the options that name the model of stage 2, where those of stage 1 name its
+    encoders alone, and the components that remain unnamed.
+    """
+    known = list(components_of(setup.family).values())
+    names = setup.trainables.components
+    named = {component_at(one, known) for one in setup.models if one.model_id}
+    here = find_given(setup.family, setup.models, names, setup.spec.components).files
+    lacking = [name for name in names if name not in {*named, *here}]
+    models = {(one.model_id or "", one.revision) for one in setup.models}
+    if not lacking or len(models) != 1:
+        return {}, lacking
+    ((model_id, revision),) = models
+    if setup.spec.variant not in setup.family.variants_of(model_id):
+        return {}, lacking
+    whole = f"{model_id}@{revision}" if revision else model_id
+    return {"model_id": whole, "model_id_with_origin_paths": None}, []
 
 
 def refuse_secrets(setup: Setup) -> None:
