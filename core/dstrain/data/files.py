@@ -159,12 +159,11 @@ class DataRoots:
 
     def _outside(self, name: str, path: str) -> UsageError:
         folders = "folder" if len(self.folders) == 1 else "folders"
-        # Of an absolute name, the path is the name again, and no trick.
-        if path == name:
-            root = shell_word(os.path.dirname(path))
-            to = f"; --dataset_root {root} allows it"
-        else:
-            to = f", to {path}"
+        to = "" if path == name else f", to {path}"
+        # A name that climbs may be a trick; a link is as the user made it.
+        root, climbs = os.path.dirname(path), ".." in name.replace("\\", "/").split("/")
+        if os.path.isdir(root) and not climbs:
+            to += f"; --dataset_root {shell_word(root)} allows it"
         return UsageError(name, f"points outside the dataset's {folders}{to}")
 
 
