@@ -302,6 +302,11 @@ def _check_views(column: Column, augmentation: AugmentationOptions) -> None:
     """
     if isinstance(column, MaskColumn):
         return
+    if column.directed and augmentation.flip:
+        what = (
+            f"column {column.name!r} says a direction, which a mirrored image has not"
+        )
+        raise UsageError("--flip", what, f"leave it out with column {column.name!r}")
     if column.kind == "tensors" and augmentation != NO_AUGMENTATION:
         flag = "--crops" if augmentation.crops > 1 else "--flip"
         what = f"the tensors of column {column.name!r} are of the images as they are"

@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dstrain.console import get_logger
 from dstrain.data.images import (
     Size,
     convert,
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     import av
 
 
-LOADER_VERSION = 2
+logger = get_logger(__name__)
+HDR = frozenset({16, 18})
+"""Transfer characteristics of PQ and HLG (ITU-T H.273)."""
+LOADER_VERSION = 3
 """Raised when `read_frames` returns other pixels for the same file, so that cached values
 are not used for it.
 """
@@ -88,7 +92,25 @@ def probe(path: Path) -> Video:
         size = (frame.height, frame.width)
         if frame.rotation % 180:
             size = (frame.width, frame.height)
+        if stream.metadata.get("alpha_mode") == "1":
+            what = "has an alpha channel, which is not read: save it over a background"
+            raise UsageError(path, what)
+        if frame.color_trc in HDR:
+            _say_hdr(path)
     return Video(str(path), size, packets.timestamps, packets.end, (mark,))
+
+
+_hdr_is_said: list[Path] = []
+
+
+def _say_hdr(path: Path) -> None:
+    """Say once that videos are HDR."""
+    if not _hdr_is_said:
+        _hdr_is_said.append(path)
+        logger.warning(
+            f"{path} is HDR (HLG or PQ); it and others like it are read as SDR, in pale "
+            "colours: convert them first"
+        )
 
 
 def read_frames(
@@ -215,10 +237,19 @@ def _numbered(
 
 
 def _upright(frame: "av.VideoFrame") -> Image.Image:
-    """Convert a frame to RGB and apply its rotation (counter-clockwise, in degrees)."""
+    """Convert a frame to RGB, mirror it if it is to be shown so, and apply its rotation
+    (counter-clockwise, in degrees).
+    """
     has_alpha = any(component.is_alpha for component in frame.format.components)
     # One thread: those that scale would outlive the call, and a process forked later
     # would wait for them for ever.
     pixels = frame.to_ndarray(format="rgba" if has_alpha else "rgb24", threads=1)
-    turned = np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
+    rotation = frame.rotation
+    matrix: Any = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is not None:
+        # (a b . c d . . . .), of which the rotation is that of a and b alone.
+        a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), np.int32).astype(float)
+        if a * d < b * c:
+            pixels, rotation = pixels[:, ::-1], rotation + 180
+    turned = np.ascontiguousarray(np.rot90(pixels, round(rotation / 90)))
     return convert(Image.fromarray(turned), "RGB")

@@ -65,6 +65,8 @@ class Column:
     """For a list: how many entries it has in rows that have both inputs."""
     same_size: bool = False
     """For a list of images: they are loaded at one size."""
+    directed: bool = False
+    """Whether it says a direction, as of a camera: its rows are not mirrored."""
 
     @property
     def is_file(self) -> bool:

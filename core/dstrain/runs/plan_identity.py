@@ -23,7 +23,15 @@ NO_CONFIGS: Mapping[str, Config] = MappingProxyType({})
 USE = "use"
 VALIDATION = "validation"
 """What the rows of a plan are for, where not for training."""
-NO_CONTENT = ("optional", "check", "not_empty", "advice", "entries", "same_size")
+NO_CONTENT = (
+    "optional",
+    "check",
+    "not_empty",
+    "advice",
+    "entries",
+    "same_size",
+    "directed",
+)
 """Fields of a column that decide which rows there are, but no value."""
 
 

@@ -67,7 +67,7 @@ def test_a_row_becomes_cells_and_sizes_are_known_before_decoding(base: Path) -> 
     assert row["mask"].shapes == ((1, 100, 64),)
     assert row["input_image"].files == (str((base / "wide.png").resolve()),)
     # A change of these computes all cached values again.
-    parameters = (("loader", 2), ("mode", "RGB"), ("sizes", ((64, 96),)))
+    parameters = (("loader", 3), ("mode", "RGB"), ("sizes", ((64, 96),)))
     assert row["input_image"].parameters == parameters
     assert data.unused_columns == ()
 
@@ -314,6 +314,10 @@ def test_crops_are_refused_for_images_that_keep_their_size(base: Path) -> None:
     assert refusal(base, table, INPUTS, augmentation=crops).where == "--crops"
     flips = AugmentationOptions(flip=True)
     assert len(open_rows(base, table, INPUTS, augmentation=flips).rows) == 2
+    # Rows are not mirrored that say where a camera goes.
+    camera = {**INPUTS, "camera": Column("camera", directed=True)}
+    table = "image,mask,camera\nwide.png,wide.png,Left\n"
+    assert refusal(base, table, camera, augmentation=flips).where == "--flip"
 
 
 def test_the_share_that_is_cut_off_is_the_greatest_of_a_row(base: Path) -> None:

@@ -1,6 +1,7 @@
 """Videos are read at the times their frames were filmed."""
 
 import io
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +100,35 @@ def test_rotation_is_applied(rotation: int, turned: bool, tmp_path: Path) -> Non
     assert upright.shape[1:3] == probe(path).size
     as_filmed = np.stack([np.rot90(image, -rotation // 90) for image in upright])
     assert seconds(as_filmed) == pytest.approx(steady(10, 15), abs=NEAR)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "axes"),
+    [((-1, 0, 0, 1), (slice(None), slice(None, None, -1))), ((1, 0, 0, -1), (slice(None, None, -1),))],
+)  # fmt: skip
+def test_a_video_that_is_shown_mirrored_is_read_mirrored(
+    matrix: tuple[int, ...], axes: tuple[slice, ...], tmp_path: Path
+) -> None:
+    path = film(tmp_path / "m.mp4", steady(3, 15), 15)
+    plain = read_frames(path, range(3), None)
+    content = bytearray(path.read_bytes())
+    a, b, c, d = (one << 16 for one in matrix)
+    at = content.index(b"tkhd") + 44
+    struct.pack_into(">9i", content, at, a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    path.write_bytes(content)
+    assert np.array_equal(read_frames(path, range(3), None), plain[:, *axes])
+
+
+def test_colours_that_would_not_be_those_of_a_viewer_are_refused_or_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alpha = {"codec": "libvpx-vp9", "form": "yuva420p"}
+    with pytest.raises(UsageError):
+        probe(film(tmp_path / "a.webm", steady(3, 15), 15, **alpha))
+    hdr = {"x264-params": "transfer=arib-std-b67"}
+    for name in ("b.mp4", "c.mp4"):
+        probe(film(tmp_path / name, steady(3, 15), 15, options=hdr))
+    assert len([one for one in caplog.messages if "HDR" in one]) == 1
 
 
 def test_a_gif_follows_its_uneven_durations(tmp_path: Path) -> None:
