@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from dstrain.data.damage.faults import check_readable, raise_system_fault
 from dstrain.errors import UsageError
@@ -100,8 +100,12 @@ def open_video(
         ]
         if not streams:
             raise UsageError(path, "has no video stream")
-        context = streams[0].codec_context
-        if not 0 < context.width * context.height <= MAX_FRAME_PIXELS:
+        # A file that is cut off may not say how it is coded.
+        context: Any = streams[0].codec_context
+        if (
+            context is None
+            or not 0 < context.width * context.height <= MAX_FRAME_PIXELS
+        ):
             what = (
                 f"{DAMAGED}, or its frames have more than {MAX_FRAME_PIXELS:,} pixels"
             )
@@ -135,6 +139,8 @@ def _packets(
         expected = stream.frames
         time_base = stream.time_base or Fraction(1)
         rate = float(stream.average_rate or 25)
+        if "mp4" in container.format.name and _mp4_ends_early(path):
+            raise UsageError(path, f"{DAMAGED}: its last part is not whole")
         if "matroska" in container.format.name:  # whose header does not count frames
             wanted = (container.duration or 0) / 1_000_000
             if _matroska_ends_early(path):
@@ -153,6 +159,23 @@ def _packets(
     if not shown:
         raise UsageError(path, "has no frames")
     return _in_order(shown, time_base, rate)
+
+
+def _mp4_ends_early(path: Path) -> bool:
+    """Return whether a box of an MP4 or MOV file ends beyond the file, or the last one is
+    the index of a fragment without its frames (ISO/IEC 14496-12).
+    """
+    length, at, kind = path.stat().st_size, 0, b""
+    with path.open("rb") as file:
+        while at < length:
+            file.seek(at)
+            size, kind = int.from_bytes(file.read(4)), file.read(4)
+            if size == 1:
+                size = int.from_bytes(file.read(8))
+            if not size:
+                return False  # to the end of the file
+            at += max(size, 8)
+    return at > length or kind == b"moof"
 
 
 def _matroska_ends_early(path: Path) -> bool:

@@ -7,6 +7,7 @@ is one frame.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +151,7 @@ def _probe_folder(path: Path) -> Video:
     files = frames_in(path)
     if not files:
         raise UsageError(path, "is a folder without frames")
+    _check_numbers(files)
     marks = []
     sizes = []
     for file in files:
@@ -165,6 +167,22 @@ def _probe_folder(path: Path) -> Video:
     names = tuple(map(str, files))
     starts = (0.0,) * len(files)
     return Video(str(path), sizes[0], starts, 0.0, tuple(marks), names)
+
+
+def _check_numbers(files: Sequence[Path]) -> None:
+    """Refuse frames of which two have one number, or one of steady numbers is absent."""
+    numbers = [re.findall(r"\d+", file.stem)[-1:] for file in files]
+    if not all(numbers):
+        return
+    known = [int(number) for (number,) in numbers]
+    steps = [after - before for before, after in pairwise(known)]
+    for (first, second), step in zip(pairwise(files), steps, strict=True):
+        if not step:
+            what = f"has the number of {first.name}: one of the two is no frame"
+            raise UsageError(second, what)
+        if step != min(steps):
+            what = f"comes after {first.name}: frames between them are absent"
+            raise UsageError(second, what)
 
 
 def _numbers_first(path: Path) -> tuple[str, str]:

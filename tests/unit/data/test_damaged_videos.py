@@ -60,6 +60,25 @@ def test_a_matroska_file_without_its_last_bytes_is_no_shorter_video(
     assert probe(path).frames == 60
 
 
+def test_an_mp4_of_fragments_that_is_cut_off_is_no_shorter_video(
+    tmp_path: Path,
+) -> None:
+    """Between two fragments it is whole, as a recording that was ended."""
+    fragments = {"movflags": "frag_every_frame+empty_moov+default_base_moof"}
+    whole = film(tmp_path / "a.mp4", steady(9, 15), 15, container=fragments)
+    content = whole.read_bytes()
+    count = len(probe(whole).timestamps)
+    path, accepted = tmp_path / "b.mp4", set()
+    for end in range(len(content) - 600, len(content), 7):
+        path.write_bytes(content[:end])
+        try:
+            accepted.add(end if len(probe(path).timestamps) < count else 0)
+        except UsageError:
+            continue
+    ends = {content.index(b"moof", at) - 4 for at in accepted - {0}}
+    assert accepted - {0} <= ends
+
+
 def test_a_recording_that_does_not_say_how_long_it_is_is_accepted(
     tmp_path: Path,
 ) -> None:

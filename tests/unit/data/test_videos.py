@@ -154,6 +154,29 @@ def test_other_moving_images_are_read_as_gifs_are(suffix: str, tmp_path: Path) -
     assert shown(path, 10) == pytest.approx([0, 0.1, 0.1, 0.1, 0.4], abs=NEAR)
 
 
+@pytest.mark.parametrize(
+    ("names", "is_whole"),
+    [
+        (("1", "2", "4"), False),
+        (("1", "001", "2"), False),
+        (("f 2", "f 4", "f 6"), True),
+        (("7",), True),
+        (("a", "b"), True),
+    ],
+)
+def test_frames_have_steady_numbers(
+    names: tuple[str, ...], is_whole: bool, tmp_path: Path
+) -> None:
+    for name in names:
+        Image.fromarray(frame(0.0)).save(tmp_path / f"{name}.png")
+    if is_whole:
+        assert probe(tmp_path).frames == len(names)
+        return
+    with pytest.raises(UsageError) as caught:
+        probe(tmp_path)
+    assert caught.value.where in {str(tmp_path / f"{name}.png") for name in names}
+
+
 def test_a_folder_is_read_in_the_order_of_its_numbers_and_has_no_rate_of_its_own(
     tmp_path: Path,
 ) -> None:
