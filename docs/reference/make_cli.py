@@ -38,6 +38,7 @@ VARIABLES = """## Environment
 | `DSTRAIN_SKIP_DOWNLOAD`, else `DIFFSYNTH_SKIP_DOWNLOAD` | `True` forbids downloads |
 | `DSTRAIN_DOWNLOAD_SOURCE`, else `DIFFSYNTH_DOWNLOAD_SOURCE` | default of `--hub` |
 | `DIFFSYNTH_ATTENTION_IMPLEMENTATION`, `DIFFSYNTH_DISK_MAP_BUFFER_SIZE` | none; the run says so |
+| `DIFFUSERS_ATTN_BACKEND` | attention of networks of diffusers; defaults to torch's own; resume with the same |
 | `DSTRAIN_CACHE`, else `XDG_CACHE_HOME/dstrain` | digests, and embedded images; defaults to `~/.cache/dstrain` |
 """
 

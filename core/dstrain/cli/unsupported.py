@@ -18,7 +18,7 @@ ELSEWHERE = frozenset({"config_file"})
 TABLE = Path(__file__).with_suffix(".json")
 UNUSED_VARIABLES = MappingProxyType(
     {
-        "DIFFSYNTH_ATTENTION_IMPLEMENTATION": "attention is always that of torch, which takes its fastest kernel",
+        "DIFFSYNTH_ATTENTION_IMPLEMENTATION": "attention is what DIFFUSERS_ATTN_BACKEND names, by default torch's own",
         "DIFFSYNTH_DISK_MAP_BUFFER_SIZE": "weights are read from disk one by one, without a buffer",
     }
 )

@@ -27,6 +27,7 @@ from dstrain.models import (
     write_toy,
 )
 from dstrain.models.component_files import saved_weights
+from dstrain.models.device import attention_backend
 from dstrain.models.execution import Kept
 from dstrain.models.naming import model_configs
 from dstrain.pipeline import (
@@ -102,6 +103,7 @@ def open_source(
 
     Raises StateError for a LoRA file that does not exist.
     """
+    attention_backend()  # refused before anything is downloaded
     family = load_family(config.model, config.disabled_plugins)
     trained = _Trained.by(config.run, family)
     components = components_of(family)

@@ -1,4 +1,4 @@
-"""Choose the device and the dtype of a run."""
+"""Choose the device, the dtype and the attention of a run."""
 
 import os
 from types import MappingProxyType
@@ -6,9 +6,14 @@ from types import MappingProxyType
 import torch
 
 from dstrain.errors import UsageError
+from dstrain.lazy import import_name
 
 DTYPES = MappingProxyType({"bf16": torch.bfloat16, "no": torch.float32})
 """Precision -> the dtype of components that are not trained."""
+ATTENTION = "DIFFUSERS_ATTN_BACKEND"
+"""Variable that names what computes the attention of networks of diffusers."""
+NATIVE_ATTENTION = "native"
+"""Its default: torch's own."""
 
 
 def default_device() -> torch.device:
@@ -40,6 +45,26 @@ def precision(asked: str | None, device: torch.device) -> str:
         return asked
     launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
     return "bf16" if launcher == "bf16" or _computes_in_bf16(device) else "no"
+
+
+def attention_backend() -> dict[str, str]:
+    """Return the variable of another attention than torch's own, if it is set; raises
+    UsageError for one that cannot be used here.
+    """
+    name = os.environ.get(ATTENTION, NATIVE_ATTENTION)
+    if name == NATIVE_ATTENTION:
+        return {}
+    try:
+        # It tries what the variable alone would not before the first step.
+        backend = import_name(
+            "diffusers.models.attention_dispatch", "attention_backend"
+        )
+        with backend(name):
+            return {ATTENTION: name}
+    except Exception as error:
+        what = f"{name!r} cannot be used: {error}"
+        advice = "install what it needs, or unset it: attention is then torch's own"
+        raise UsageError(ATTENTION, what, advice) from error
 
 
 def _computes_in_bf16(device: torch.device) -> bool:

@@ -16,6 +16,7 @@ from dstrain.errors import UsageError, nearest
 from dstrain.graph import Column, PipelineSpec, Task
 from dstrain.lora import Trainables
 from dstrain.models import ModelConfig, default_device
+from dstrain.models.device import attention_backend
 from dstrain.models.hub import hub_of_environment
 from dstrain.models.naming import model_configs, refuse_unsupported
 from dstrain.pipeline import (
@@ -58,6 +59,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     """Find the family, variant and task of a configuration; raises UsageError naming
     what is unknown. A script may have given tasks of its own.
     """
+    attention_backend()  # refused before anything is downloaded
     family = load_family(config.model, config.disabled_plugins)
     config = with_folders(with_defaults(config, family))
     if config.stage != "data_process":

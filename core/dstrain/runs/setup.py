@@ -28,6 +28,7 @@ from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
 from dstrain.lora import Trainables
 from dstrain.models import DTYPES, Found, ModelConfig, components_of, find, precision
+from dstrain.models.device import attention_backend
 from dstrain.models.execution import Kept
 from dstrain.pipeline import (
     MASK,
@@ -432,7 +433,8 @@ class Setup:
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """Return the versions of the family and of libraries that compute, and the device.
+        """Return the versions of the family and of libraries that compute, the device, and
+        the attention if it is not torch's own.
 
         They are recorded, and part of no key.
         """
@@ -441,7 +443,8 @@ class Setup:
             for plugin in installed()
             if plugin.name == self.family.name
         }
-        return {**versions, **library_versions(), "device": self.device.type}
+        versions |= {**library_versions(), "device": self.device.type}
+        return {**versions, **attention_backend()}
 
     @property
     def output(self) -> Path:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cli.main import main
+from dstrain.models.device import ATTENTION
 from safetensors.torch import load_file, save_file
 
 from tests.support import ROOT
@@ -247,9 +248,9 @@ def test_tracebacks_need_debug(
 @pytest.fixture
 def start(here: Path, tiny: Path) -> Callable[..., "subprocess.Popen[str]"]:
     """Start a command in a process of its own."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tiny), str(ROOT)])}
 
     def started(words: str, **settings: Any) -> "subprocess.Popen[str]":
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tiny), str(ROOT)])}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}
         command = [sys.executable, "-m", "dstrain", *words.split()]
         return subprocess.Popen(command, cwd=here, env=env, text=True, **pipes)
@@ -271,6 +272,20 @@ def test_a_signal_from_outside_ends_a_run_where_it_can_resume(
     assert child.returncode == 75, said
     assert "Traceback" not in said
     assert "dstrain: error: out: " in said
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("flashy", SHORT), ("_native_xla", GENERATE), ("", GENERATE)]
+)
+def test_an_attention_that_is_not_here_is_refused_by_name(
+    name: str, words: str, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is unknown, its library is not installed, or the variable is blank."""
+    monkeypatch.setenv(ATTENTION, name)
+    child = start(words)
+    said = child.communicate()[1]
+    assert child.returncode == 2
+    assert said.startswith(f"dstrain: error: {ATTENTION}: {name!r}")
 
 
 @pytest.mark.parametrize("words", [MODELS, "graph --model tiny"])

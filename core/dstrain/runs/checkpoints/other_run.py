@@ -18,6 +18,7 @@ from dstrain.config.serialize import NEW_START
 from dstrain.data.forms import parse_columns
 from dstrain.errors import StateError, UsageError
 from dstrain.models import precision
+from dstrain.models.device import ATTENTION, NATIVE_ATTENTION
 from dstrain.runs.checkpoints.run_identity import (
     NO_MODIFIERS,
     ROWS,
@@ -41,6 +42,8 @@ OF_SAMPLES = ("batch_size", "gradient_accumulation_steps", PROCESSES)
 """What the samples of a step are the product of."""
 MODIFIERS = "plugins that change steps"
 """Entry of these versions: what `modifiers_in_words` returns."""
+UNFLAGGED = (PROCESSES, MODIFIERS, ATTENTION)
+"""What a run depends on that is no flag."""
 START_OVER = (
     "or start over with another --output_path, or with --overwrite in place of --resume"
 )
@@ -153,6 +156,8 @@ def _differing(run: AnyRun) -> dict[str, str]:
     now = _resolved(run, {**as_flags(run.setup.recorded), PROCESSES: size})
     saved[MODIFIERS] = versions.get(MODIFIERS, NO_MODIFIERS)
     now[MODIFIERS] = modifiers_in_words(run.setup)
+    saved[ATTENTION] = versions.get(ATTENTION, NATIVE_ATTENTION)
+    now[ATTENTION] = run.setup.versions.get(ATTENTION, NATIVE_ATTENTION)
     if saved.pop(SAMPLES) == now.pop(SAMPLES):
         for name in OF_SAMPLES:
             saved.pop(name, None)
@@ -161,7 +166,7 @@ def _differing(run: AnyRun) -> dict[str, str]:
     for name, value in now.items():
         # Versions before a flag did not record it.
         if name in saved and saved[name] != value:
-            flag = name if name in (PROCESSES, MODIFIERS) else f"--{name}"
+            flag = name if name in UNFLAGGED else f"--{name}"
             words[name] = _in_words(flag, saved[name], value)
     with suppress(UsageError):  # datasets that a version wrote with other options
         recorded_config = with_recorded(config, recorded)

@@ -8,6 +8,7 @@ from dstrain.config import split_commas
 from dstrain.config.options import ENDING_AT_LAST_STEP, recorded_values
 from dstrain.data.forms import parse_columns
 from dstrain.graph import MaskColumn
+from dstrain.models.device import ATTENTION
 from dstrain.pipeline import MASK, tiles_of
 from dstrain.runs.datasets.masks import other_masks
 from dstrain.runs.datasets.own_options import other_options
@@ -107,6 +108,8 @@ def config_digest(run: AnyRun) -> str:
     optimizer = optimizer_identity(setup)
     if optimizer:
         numbers.append(optimizer)
+    if ATTENTION in setup.versions:
+        numbers.append({ATTENTION: setup.versions[ATTENTION]})
     if config.compile:
         numbers.append({"compile": True})
     if config.column or config.default_caption is not None:

@@ -5,13 +5,16 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dstrain import StateError
 from dstrain.config.options import options_affecting
+from dstrain.models.device import ATTENTION, NATIVE_ATTENTION
 from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.storage import read_tensors
 from PIL import Image
 
 from tests.support.family import PIPELINES
@@ -161,6 +164,31 @@ def test_what_was_saved_may_be_written_in_other_ways_but_for_the_preset(
     other = train(here, output_path=tmp_path / "other", max_steps=1)
     now["preset_lora_path"] = other / "step-1.safetensors"
     assert "--" not in first_difference(here, max_steps=4, **given, **now)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_with_another_attention_is_not_resumed(
+    saved: bool, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_module("diffusers.models.attention_dispatch")  # takes the variable as it is
+    names = [NATIVE_ATTENTION, "_native_math"]
+    used: list[Any] = names[::-1] if saved else names
+    given = {"output_path": tmp_path / "out", "resume": "auto"}
+    for steps in (1, 2):
+        monkeypatch.setenv(ATTENTION, used[0])
+        train(here, max_steps=steps, **given)
+    # Unset is torch's own, which runs before there was a choice had.
+    monkeypatch.setenv(ATTENTION, used[1])
+    if not saved:
+        first_step = train(here, output_path=tmp_path / "new", max_steps=1)
+        header = read_tensors(first_step / "step-1.safetensors")[1]
+        assert header[f"version.{ATTENTION}"] == used[1]
+    del given["resume"]
+    found = first_difference(here, max_steps=3, **given)
+    assert found == f"{ATTENTION}: saved {used[0]}, this run {used[1]}"
+    if used[0] == NATIVE_ATTENTION:
+        monkeypatch.delenv(ATTENTION)
+        train(here, max_steps=3, resume="auto", **given)
 
 
 def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(
