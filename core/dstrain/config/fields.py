@@ -78,8 +78,9 @@ start: one start of a run, so it is not written to config.json.
 Alpha = float | Literal["rank"]
 """The alpha of a LoRA's layers: a number, or each layer's own rank."""
 SKIP_MISSING = "skip_missing"
+TRAINING_ONLY = "training_only"
 LORA_OPTION = re.compile(
-    rf"@(?:(?P<skip>{SKIP_MISSING})|alpha=(?P<alpha>rank|[0-9.eE+-]+))$"
+    rf"@(?:(?P<word>{SKIP_MISSING}|{TRAINING_ONLY})|alpha=(?P<alpha>rank|[0-9.eE+-]+))$"
 )
 """What may stand at the end of a LoRA file: only these are no part of its name."""
 
@@ -97,6 +98,8 @@ class LoraFile:
     """The alpha of all its layers, if the file states none."""
     skip_missing: bool = False
     """Whether layers that the model lacks are left out."""
+    training_only: bool = False
+    """Whether previews and inference leave it out."""
 
     def __str__(self) -> str:
         component = f"{self.component}=" if self.component else ""
@@ -117,7 +120,8 @@ class LoraFile:
     def typed(self) -> str:
         """Return it as it is typed, without what it need not say."""
         component = f"{self.component}=" if self.component else ""
-        return f"{component}{self.path}{self.changes}"
+        mark = f"@{TRAINING_ONLY}" if self.training_only else ""
+        return f"{component}{self.path}{self.changes}{mark}"
 
     def of(self, components: Collection[str]) -> "LoraFile":
         """Return it with the component that its path begins with (`dit2=FILE`): what
@@ -344,8 +348,16 @@ def parse_origins(text: str | None) -> tuple[tuple[str, str, str], ...]:
 
 
 def parse_lora(text: str) -> LoraFile:
-    """Parse FILE[:SCALE][@alpha=ALPHA][@skip_missing], in which a component may still
-    stand before the file (`LoraFile.of`).
+    """Parse what `parse_preset` does; raises UsageError for @training_only, too."""
+    file = parse_preset(text)
+    if file.training_only:
+        raise UsageError(f"@{TRAINING_ONLY}", f"is for --preset_lora_path: {text}")
+    return file
+
+
+def parse_preset(text: str) -> LoraFile:
+    """Parse FILE[:SCALE][@alpha=ALPHA][@skip_missing][@training_only], in which a
+    component may still stand before the file (`LoraFile.of`).
 
     What follows the last colon is a scale only if it is a finite number. Nothing before
     a file that begins with `./` is a component: `./dit=a` is the file `dit=a` here. Raises
@@ -354,7 +366,7 @@ def parse_lora(text: str) -> LoraFile:
     options: dict[str, Any] = {}
     found = LORA_OPTION.search(text)
     while found is not None:
-        name = "alpha" if found["alpha"] else SKIP_MISSING
+        name = found["word"] or "alpha"
         if name in options:
             raise UsageError(f"@{name}", f"is given twice: {text}")
         alpha = found["alpha"]

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from dstrain.config import CONFIG, LoraFile, parse_lora, read_resolved, split_commas
+from dstrain.config import CONFIG, LoraFile, read_resolved, split_commas
+from dstrain.config.fields import parse_preset
 from dstrain.config.options import GenerateConfig
 from dstrain.console import shell_command
 from dstrain.errors import StateError, UsageError, first_few
@@ -191,7 +192,8 @@ def _preset_of(
     full: Collection[str],
 ) -> dict[str, LoraFile]:
     """Return the components that a run merged a preset into, but for those that it trained
-    in full, which have it in their weights: each with its file.
+    in full, which have it in their weights: each with its file. None of a preset for
+    training only.
 
     Args:
         recorded: The run's configuration.
@@ -204,9 +206,12 @@ def _preset_of(
     into = split_commas(recorded.get("preset_lora_model")) or tuple(full)
     if not path or (into and set(into) <= set(full)):
         return {}
+    file = parse_preset(path)
+    if file.training_only:
+        return {}
     spec = family.spec(variant)
     named = recorded.get("preset_lora_model")
-    preset = find_preset(parse_lora(path), named, family, spec)
+    preset = find_preset(file, named, family, spec)
     return {
         name: replace(preset.file, component=name)
         for name in preset.components

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dstrain.config import LoraFile
 from dstrain.console import get_logger
 from dstrain.errors import reading
 from dstrain.graph import PipelineSpec
@@ -163,7 +164,9 @@ class Loader:
         if self.files.preset is not None:
             preset = self.files.preset
             what = f"preset {preset.path}{preset.changes}"
-            logger.info(f"{what} merged into {self.component.name}")
+            left = "; previews and `generate --run` leave it out"
+            into = f"{self.component.name}{left if preset.training_only else ''}"
+            logger.info(f"{what} merged into {into}")
             for lora in self._preset_of(loaded).loras:
                 log_differences(lora, preset.path, self.variant, self.files)
         return loaded.requires_grad_(False).eval()
@@ -268,14 +271,9 @@ class Loader:
             self._change = _PresetChange()
             if self.files is not None and self.files.preset is not None:
                 name = self.component.name
-                preset = self.files.preset
-                loras = read_lora(
-                    replace(preset, component=name),
-                    self.family,
-                    {name: base_shapes(network)},
-                    {name: self.unused_parameters},
-                    is_one_of_several=True,
-                )
+                preset = replace(self.files.preset, component=name)
+                unused = self.unused_parameters
+                loras = read_preset(preset, self.family, network, unused)
                 self._change = _PresetChange(
                     {
                         f"{layer}.weight": weights
@@ -292,6 +290,15 @@ class Loader:
                     tuple(loras),
                 )
         return self._change
+
+
+def read_preset(
+    file: LoraFile, family: ModelFamily, network: nn.Module, unused: Collection[str]
+) -> list[Lora]:
+    """Read what a preset changes of the component that it names; see `read_lora`."""
+    name = file.component
+    shapes = {name: base_shapes(network)}
+    return read_lora(file, family, shapes, {name: unused}, is_one_of_several=True)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Resolve the LoRA of --preset_lora_path: the components whose weights it is merged into."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dstrain.config import LoraFile, split_commas
@@ -90,7 +90,7 @@ def _check_all_used(
             continue
         what = f"{file.path} also has layers for {' or '.join(others)}"
         every = ",".join((*names, others[0]))
-        plain = f"{file.path}{file.changes}"
+        plain = replace(file, component="").typed
         without = shell_word(f"{plain}@{SKIP_MISSING}")
         raise UsageError(
             "--preset_lora_model",

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from dstrain.config import LearningRates, datasets_of, parse_lora, split_commas
+from dstrain.config import LearningRates, datasets_of, split_commas
 from dstrain.config.datasets import DatasetOptions
-from dstrain.config.fields import program_named
+from dstrain.config.fields import parse_preset, program_named
 from dstrain.config.options import TrainConfig
 from dstrain.config.validation import refuse_second_average
 from dstrain.data import DataConfig, Dataset, open_dataset
@@ -270,7 +270,7 @@ class Setup:
         if path is None:
             return None
         component = config.preset_lora_model
-        file = parse_lora(str(path))
+        file = parse_preset(str(path))
         return find_preset(file, component, self.family, self.spec)
 
     @cached_property
@@ -328,8 +328,8 @@ class Setup:
         if self.preset is not None:
             # Found by its header, its keys or its path, where no flag names it.
             changes["preset_lora_model"] = ",".join(self.preset.components)
-            file = self.preset.file
-            changes["preset_lora_path"] = Path(f"{file.path}{file.changes}")
+            file = replace(self.preset.file, component="")
+            changes["preset_lora_path"] = Path(file.typed)
         return replace(self.typed, **changes)
 
     @property

@@ -23,6 +23,7 @@ from dstrain.config import (
     split_commas,
     validate,
 )
+from dstrain.config.fields import parse_preset
 from dstrain.config.quantization import parse_storage
 from dstrain.registry import card_size
 
@@ -227,6 +228,15 @@ def test_a_lora_file_may_have_a_component_a_scale_and_options(
     assert parse_lora(file.typed).of(components) == file
 
 
+def test_a_preset_may_be_for_training_only() -> None:
+    for text in ("dit=a.s:0.5@training_only@skip_missing", "dit=a.s:0.5@skip_missing"):
+        file = parse_preset(text).of(("dit",))
+        assert file.training_only == ("training" in text)
+        assert parse_preset(file.typed).of(("dit",)) == file
+        # Training is the same.
+        assert file.changes == ":0.5@skip_missing"
+
+
 def test_what_decides_the_effect_of_a_lora_file_is_told() -> None:
     assert parse_lora("dit=a.s").of(("dit",)).changes == ""
     changes = ":0.5@alpha=2.0@skip_missing"
@@ -245,6 +255,7 @@ def test_what_decides_the_effect_of_a_lora_file_is_told() -> None:
         (parse_alpha, "inf", "--alpha"),
         (parse_lora, "a.s@alpha=0", "@alpha"),
         (parse_lora, "a.s@alpha=2@alpha=rank", "@alpha"),
+        (parse_lora, "a.s@training_only", "@training_only"),
     ],
 )
 def test_what_is_malformed_names_its_option(

@@ -264,6 +264,10 @@ def test_layers_of_another_component_than_is_named_are_left_out_on_request_alone
         ),
         ({"preset_lora_path": "nowhere"}, "nowhere: "),
         ({"preset_lora_path": "."}, r"\.: "),
+        (
+            {"preset_lora_path": "FILE@training_only", "trainable_models": "dit"},
+            "--preset_lora_path: @training_only .*dit",
+        ),
     ],
 )
 def test_what_cannot_be_merged_is_refused(
@@ -291,6 +295,27 @@ def test_a_preset_of_what_no_stage_loads_is_refused_unless_a_preview_does(
     preview = {"lora_base_model": "dit2", "preview_prompt": ("dog",)}
     for also in ({"lora_base_model": "dit"}, preview):
         assert resolve(config(here, **also, **given)).preset is not None
+
+
+def test_one_for_training_only_is_in_no_expert_that_previews_load_and_in_no_encoder(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = f"{preset(here, 'text_encoder')}@training_only"
+    with pytest.raises(UsageError, match=r"--preset_lora_path: .*text_encoder"):
+        resolve(config(here, preset_lora_path=encoder))
+    let_tiny_have_experts(monkeypatch)
+    models = weights_of(here / "model")
+    models["dit2"] = copied_denoiser(here / "model", tmp_path / "transformer_2")
+    given: dict[str, Any] = {"model_paths": json.dumps(list(models.values()))}
+    given |= {"lora_base_model": "dit2", "lora_target_modules": "to_q"}
+    previews = []
+    for number, mark in enumerate((None, "@training_only", "")):
+        if mark is not None:
+            given["preset_lora_path"] = f"{preset(here)}{mark}"
+        output = {"output_path": tmp_path / str(number), "max_steps": 1}
+        out = train(here, preview_prompt=("dog",), **output, **given)
+        previews.append((out / "previews/step-000000-0.png").read_bytes())
+    assert previews[0] == previews[1] != previews[2]
 
 
 def test_a_preset_of_another_family_is_refused_and_a_dry_toy_needs_none(

@@ -77,8 +77,8 @@ class LoraOptions:
     )
     preset_lora_path: Path | None = converted(
         "LoRA",
-        "LoRA file to merge into the weights before training (differential LoRA training), "
-        "written as for --lora of generate.",
+        "LoRA file to merge into the weights before training, written as for --lora of "
+        "generate; @training_only leaves it out of previews and `generate --run`.",
         converter=as_optional_path,
         default=None,
         affects={"weights"},

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.config import Effect, datasets_of, parse_lora, split_commas
-from dstrain.config.fields import changed
+from dstrain.config import Effect, datasets_of, split_commas
+from dstrain.config.fields import TRAINING_ONLY, changed, parse_preset
 from dstrain.config.options import TrainConfig
 from dstrain.errors import UsageError, about_dataset, nearest
 from dstrain.graph import Column, PipelineSpec, make_plan
@@ -153,7 +153,7 @@ def check_default_caption(config: TrainConfig) -> None:
 
 def check_preset(setup: Setup) -> None:
     """Refuse a preset of a component that neither training nor a preview loads, in any
-    stage.
+    stage, and one for training only of what cached values or saved weights have in them.
     """
     preset = setup.preset
     if preset is None:
@@ -165,11 +165,21 @@ def check_preset(setup: Setup) -> None:
             raise UsageError(
                 "--preset_lora_path", what, f"it loads {', '.join(loaded)}"
             )
+    if not preset.file.training_only:
+        return
+    inseparable = [name.partition(".")[0] for name in setup.trainables.full]
+    inseparable += setup.plan(setup.all_inputs()).components["data_process"]
+    for name in preset.components:
+        if name in inseparable:
+            what = f"@{TRAINING_ONLY} is for a denoiser that LoRA is trained on, not for {name}"
+            raise UsageError("--preset_lora_path", what)
 
 
 def preset_is_there(path: Path | None, spec: PipelineSpec) -> bool:
     """Return whether there is a preset, and its file exists."""
-    return path is not None and parse_lora(str(path)).of(spec.components).path.exists()
+    return (
+        path is not None and parse_preset(str(path)).of(spec.components).path.exists()
+    )
 
 
 def check_kept(setup: Setup) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.cache import MARKER
-from dstrain.config import parse_lora, split_commas
+from dstrain.config import split_commas
+from dstrain.config.fields import parse_preset
 from dstrain.config.options import options_affecting
 from dstrain.console import fitted, number_of, redacted, status
 from dstrain.errors import MissingFiles
@@ -140,7 +141,7 @@ def _work(setup: Setup, datasets: Sequence[PlannedRows]) -> str:
 
 def _lora_path(text: str, setup: Setup) -> Path:
     """Return the path in what names a LoRA file and how it is read."""
-    return parse_lora(text).of(setup.spec.components).path
+    return parse_preset(text).of(setup.spec.components).path
 
 
 def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:

@@ -7,9 +7,11 @@ leaves training as it was.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,14 @@ import torch
 from accelerate.utils import send_to_device
 from torch import nn
 
-from dstrain.console import get_logger, progress_bar
+from dstrain.console import get_logger, progress_bar, silenced
 from dstrain.data import load_cell, save_image_or_video
 from dstrain.data.output import side_by_side
 from dstrain.errors import DstrainError
+from dstrain.lora.merging import left_out
 from dstrain.models import Found
 from dstrain.pipeline import Pipeline
+from dstrain.pipeline.loading import read_preset
 from dstrain.runs.checkpoints.directory import PREVIEWS, PROMPTS
 from dstrain.runs.reports.preview_plans import (
     RECORDED,
@@ -53,6 +57,10 @@ class Previews:
     pipeline: Pipeline | None = None
     values: list[dict[str, Any]] = field(default_factory=list)
     """The cached values of each."""
+    adapters: list[Callable[[], AbstractContextManager[object]]] = field(
+        default_factory=list
+    )
+    """What leaves a preset for training only out of a network."""
 
     def load(self, run: TrainingRun) -> None:
         """Load what inference needs beside what is trained, and encode what does not
@@ -63,8 +71,10 @@ class Previews:
         setup = self.setup
         found = self.found
         trains = run.module.pipeline
+        preset = setup.preset
+        is_left_out = preset is not None and preset.file.training_only
         files = {
-            name: own
+            name: replace(own, preset=None) if is_left_out else own
             for name, own in found.files.items()
             if name not in trains.components
         }
@@ -83,7 +93,15 @@ class Previews:
             configs={**more.configs, **trains.configs},
             in_ram={**more.in_ram, **trains.in_ram},
         )
-        with undisturbed(self.pipeline):
+        if preset is not None and is_left_out:
+            for name in trains.components.keys() & {*preset.components}:
+                file = replace(preset.file, component=name)
+                unused = setup.spec.unused_parameters.get(name, ())
+                network = trains.components[name]
+                with silenced(logging.WARNING):  # said when it was merged
+                    (lora,) = read_preset(file, setup.family, network, unused)
+                self.adapters.append(partial(left_out, network, lora, file))
+        with undisturbed(self.pipeline), self._without_adapters():
             self.values = [_cached_values(self.pipeline, plan) for plan in self.plans]
 
     def make_if_due(
@@ -135,7 +153,7 @@ class Previews:
         plans = [self.plans[number] for number in missing.values()]
         steps = sum(plan.sampling.num_inference_steps for plan in plans)
         bar = progress_bar("preview", steps, brief=True)
-        with undisturbed(pipeline), bar:
+        with undisturbed(pipeline), self._without_adapters(), bar:
             for name, number in missing.items():
                 plan = self.plans[number]
                 path = output / name
@@ -156,6 +174,16 @@ class Previews:
                     logger.warning(f"no preview {path}: {_reason(error)}")
         if pipeline.device.type == "cuda":
             torch.cuda.empty_cache()  # other shapes than a training step's
+
+    @contextmanager
+    def _without_adapters(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for adapter in self.adapters:
+                stack.enter_context(adapter())
+            if self.adapters and self.setup.config.compile:
+                # Compiled code knows no hooks that came later.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
 
     def _record_prompts(self, output: Path, step: int) -> None:
         """Record what each number stands for from this step on; if that is new, remove
@@ -198,6 +226,8 @@ class Previews:
         config = self.setup.config
         if config.ema_decay is not None:
             described["ema_decay"] = config.ema_decay
+        if self.adapters:
+            described["without"] = str(config.preset_lora_path)
         return {**described, "prompt": plan.prompt, "seed": config.seed}
 
 

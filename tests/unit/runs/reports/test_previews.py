@@ -14,7 +14,9 @@ import pytest
 import torch
 from dstrain import GenerateConfig, Interrupted, StateError, UsageError, generate
 from dstrain.cache import FeatureCache
-from dstrain.config import LoraFile
+from dstrain.config import LoraFile, with_run_options
+from dstrain.generation.source import open_source
+from dstrain.models.execution import compilation
 from PIL import Image
 from torch import Tensor
 
@@ -145,6 +147,74 @@ def test_previews_show_the_average_over_the_steps_and_leave_the_weights(
     assert np.array_equal(wanted, pixels(shown / "previews" / last))
     recorded = json.loads((shown / "previews/prompts.json").read_text())
     assert recorded["0"][0]["ema_decay"] == 0.9
+
+
+ADAPTED: tuple[dict[str, Any], ...] = (
+    {},
+    {"task": "split"},
+    {"blocks_to_swap": 1},
+    {"fp8_models": "dit"},
+    {"compile": True},
+)
+"""Runs on top of a training adapter."""
+
+
+@pytest.mark.parametrize("flags", ADAPTED, ids=lambda flags: " ".join(flags))
+def test_a_preset_for_training_only_is_in_no_preview_and_no_image_of_the_run(
+    flags: dict[str, Any],
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Training is the same as with one for both, bit for bit, and may be resumed so."""
+    monkeypatch.setattr(compilation, "BACKEND", "eager")
+    strong = {"lora_alpha": 64.0, "learning_rate": 0.3, "max_steps": 1}
+    preset = train(here, output_path=tmp_path / "p", **strong) / "step-1.safetensors"
+    flags = {"max_steps": 2, "save_steps": 1, **flags}
+    outputs = {}
+    for name, mark in (("both", ""), ("training", "@training_only")):
+        flags["preset_lora_path"] = f"{preset}:0.5{mark}"
+        given = {**flags, "output_path": tmp_path / name, **TWO}
+        if flags.get("task"):
+            place = {"feature_cache": tmp_path / "cache"}
+            train(here, **{**given, **place, "task": "sft:data_process"})
+            given |= {**place, "task": "sft:train"}
+        capfd.readouterr()
+        outputs[name] = train(here, **given)
+        said = capfd.readouterr().err
+        assert said.count(f"preset {preset}:0.5 merged into dit") == 1
+        assert ("leave it out" in said) == bool(mark)
+    both, training = outputs.values()
+    assert same(without_previews(both), without_previews(training))
+    stored = {"fp8_models": flags.get("fp8_models")}
+    for step in range(3):
+        name = f"previews/step-{step:06}-0.png"
+        trained = (LoraFile(training / f"step-{step}.safetensors"),) if step else ()
+        given = {"prompt": TWO["preview_prompt"][0], "lora": trained, **stored}
+        wanted = generated(here, tmp_path / "image.png", **given)
+        off, far = (abs(wanted - pixels(one / name)) for one in (training, both))
+        assert off.mean() < far.mean() / 3
+        # The weights were rounded with it.
+        assert off.max() <= 1 or stored["fp8_models"]
+    for out, presets in ((both, ["dit"]), (training, [])):
+        run = with_run_options(GenerateConfig(model="", run=out, output=out / "x.png"))
+        with open_source(run, ["prompt"]) as source:
+            assert list(source.presets) == presets
+    if not flags.get("task"):
+        train(here, output_path=both, resume="auto", **{**flags, "max_steps": 3})
+
+
+@pytest.mark.parametrize("kind", ["lokr", "dora"])
+def test_an_adapter_that_previews_cannot_leave_out_is_refused_with_previews(
+    kind: str, here: Path, tmp_path: Path
+) -> None:
+    first = train(here, output_path=tmp_path / "p", lora_type=kind, max_steps=1)
+    flags = {"preset_lora_path": f"{first / 'step-1.safetensors'}@training_only"}
+    flags |= {"output_path": tmp_path / "out", "max_steps": 1}
+    train(here, **flags)
+    with pytest.raises(StateError, match=r"step-1\.safetensors"):
+        train(here, overwrite=True, **flags, **TWO)
 
 
 def test_stage_1_stores_prompts_under_the_keys_of_rows_and_a_changed_prompt_refills_no_row(

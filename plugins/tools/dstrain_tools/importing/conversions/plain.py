@@ -37,3 +37,11 @@ def other_file(option: str, value: Any, context: Context) -> Result:
     if not Path(str(value)).is_file():
         return Result(lost=f"{value} is not here; give it with --{option}")
     return Result({option: value})
+
+
+def training_adapter(option: str, value: Any, context: Context) -> Result:
+    """Name a LoRA that is merged while training, and left out of previews."""
+    found = other_file(option, value, context)
+    if found.lost:
+        return Result(lost=f"{found.lost}, with @training_only at its end")
+    return Result({option: f"{value}@training_only"}) if found.options else found
