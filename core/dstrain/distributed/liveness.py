@@ -130,8 +130,8 @@ class Heartbeat:
         """Wait until every process is here; raises SystemFault if one has ended."""
         self._waits += 1
         self._rendezvous("here")
-        # The store may live in the first process, so none may leave while another one
-        # still looks.
+        # The store may live in the first process, which therefore leaves when the others
+        # look no more: they say so, and do not look who else has.
         self._rendezvous("seen")
 
     @contextmanager
@@ -172,7 +172,8 @@ class Heartbeat:
         keys = [self._key(turn, self._waits, rank) for rank in range(self.size)]
         try:
             self._store.set(keys[self.rank], "")
-            self._wait_for(keys)
+            if turn == "here" or self.rank == 0:
+                self._wait_for(keys)
         except RuntimeError as error:
             # The store's own error: the process that holds it has ended.
             raise peer_failed() from error
@@ -182,9 +183,7 @@ class Heartbeat:
         pause = 0.005
         start = listened = time.monotonic()
         said = 0
-        while not self._store.check(list(keys)):
-            if why := self._read("ended"):
-                raise KeyboardInterrupt if why == INTERRUPTED else peer_failed()
+        while not (why := self._read("ended")) and not self._store.check(list(keys)):
             if time.monotonic() - listened > INTERVAL:
                 listened = time.monotonic()
                 missing = [
@@ -200,6 +199,8 @@ class Heartbeat:
                     )
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
+        if why:
+            raise KeyboardInterrupt if why == INTERRUPTED else peer_failed()
 
     def _listen(self, missing: Sequence[int]) -> None:
         """Raise SystemFault if a missing process is gone, or silent for too long."""

@@ -4,6 +4,9 @@ what a step does not reach; and how trained networks are sharded among them.
 
 import json
 import math
+import os
+import select
+import socket
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from accelerate import Accelerator
 from dstrain import UsageError
 from dstrain.cache import FeatureCache
 from dstrain.distributed import Sharding, distributed_run
+from torch.distributed import Store
 
 from tests.support.caching_project import plain
 from tests.support.family import weights_of, write_data
@@ -71,6 +75,42 @@ def test_stage_1_gives_exactly_the_rows_on_any_number_of_processes(
         stores.append((lines, values))
     assert len(stores[0][0]) == rows
     assert stores[1:] == stores[:-1]
+
+
+def test_the_process_that_holds_the_store_ends_after_the_others_have_looked(
+    here: Path, tmp_path: Path
+) -> None:
+    """It is the first one where no launcher holds it; the second asks late."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    first_ended, first_lives = os.pipe()
+    check = Store.check
+
+    def late(store: Store, keys: list[str]) -> bool:
+        if any("/seen/" in key for key in keys):
+            select.select([first_ended], [], [], 1.0)
+        return check(store, keys)
+
+    def work(rank: int) -> int:
+        os.environ["MASTER_PORT"] = port
+        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+        if rank == 1:
+            os.close(first_lives)
+            Store.check = late  # type: ignore[method-assign]
+        flags = {
+            "model": "tiny",
+            "dataset_base_path": here / "data",
+            "model_paths": json.dumps(list(weights_of(here / "model").values())),
+            "task": "sft:data_process",
+            "feature_cache": tmp_path / "cache",
+        }
+        return commands(words(flags))(rank)
+
+    poke = lambda pids: os.close(first_lives)  # noqa: E731
+    ended = in_processes(2, work, tmp_path, launched=False, poke=poke)
+    os.close(first_ended)
+    assert ended.codes == (0, 0), ended.said
 
 
 @pytest.mark.parametrize("size", [2, 4])
