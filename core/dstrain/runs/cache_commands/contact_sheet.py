@@ -1,23 +1,21 @@
 """`dstrain cache show`: write the samples of a plan as one HTML page, latents decoded."""
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from PIL import Image
 from torch import Tensor
 
 from dstrain.cache.in_use import reading
-from dstrain.config import datasets_of
+from dstrain.config import flags_by_name
+from dstrain.config.fields import check_value
 from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger, number_of, progress_bar, redacted
 from dstrain.data import CaptionOptions, Table
-from dstrain.data.forms import Reading, Source as DataSource, parse_columns
+from dstrain.data.forms import Reading, parse_columns
 from dstrain.data.rows.loaded import AS_WRITTEN
 from dstrain.errors import (
     CacheError,
@@ -27,14 +25,7 @@ from dstrain.errors import (
     UsageError,
 )
 from dstrain.graph import Column, Frames, PipelineSpec, deserialize
-from dstrain.models import (
-    DTYPES,
-    ModelConfig,
-    default_device,
-    find,
-    precision,
-    write_toy,
-)
+from dstrain.models import DTYPES, default_device, find, precision
 from dstrain.models.naming import model_configs
 from dstrain.pipeline import Pipeline, with_overrides
 from dstrain.randomness import Rng, SampleKey
@@ -46,7 +37,6 @@ from dstrain.runs.datasets.flags import caption_inputs, data_config
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.plan_identity import USE
-from dstrain.runs.stage_1.recorded_config import config_of
 
 logger = get_logger(__name__)
 
@@ -54,6 +44,11 @@ LATENTS = "input_latents"
 """The value that the losses take as the latents of a sample."""
 FRAMES = 4
 """Frames of a video that are shown."""
+RECORDED = (
+    *("column", "default_caption", "caption_lines"),
+    *("trigger_word", "caption_prefix", "caption_suffix"),
+)
+"""The recorded options that are used: they name no file. A stranger may have written them."""
 Made = TypeVar("Made")
 Decode = Callable[[Mapping[str, Any]], Any]
 """The values of a sample -> its image or video."""
@@ -68,8 +63,8 @@ class Wanted:
     rows: Sequence[range]
     """Rows of the dataset, from 0; without any, some of all, spread evenly."""
     limit: int
-    places: Mapping[str, Any]
-    """Options in place of recorded ones: where models and data are here."""
+    named: Mapping[str, Any]
+    """The options that name a model and a dataset; nothing else is opened."""
 
 
 def show(folder: Path, output: Path, wanted: Wanted) -> None:
@@ -82,17 +77,16 @@ def show(folder: Path, output: Path, wanted: Wanted) -> None:
     if output.exists() or output.is_symlink():
         what = f"{output} already exists; existing files were not modified"
         raise UsageError("--output", what, "move it away, or give another --output")
-    with reading(folder), ExitStack() as stack:
+    with reading(folder):
         contents = Contents.of(folder)
         plan = _plan(contents, wanted.plan)
         chosen = choose(plan, wanted.rows, wanted.limit)
         notes: list[str] = []
         what = "neither captions nor decoded latents are shown"
-        source = _or_note(notes, what, partial(source_of, folder, plan, wanted))
+        source = _or_note(notes, what, partial(source_of, plan, wanted))
         decode: Decode | None = None
         captions: Callable[[int], str] = _no_caption
         if source is not None:
-            source = stack.enter_context(with_toy(source))
             if LATENTS in plan.values:
                 what = "latents are not decoded"
                 decode = _or_note(notes, what, partial(decoder, source))
@@ -155,35 +149,30 @@ def _or_note(notes: list[str], what: str, make: Callable[[], Made]) -> Made | No
 
 @dataclass(frozen=True)
 class Source:
-    """What decodes the latents of a plan."""
+    """What says how a plan is shown."""
 
     config: TrainConfig
     family: ModelFamily
     spec: PipelineSpec
-    models: Sequence[ModelConfig]
 
 
-def source_of(folder: Path, plan: PlanContents, wanted: Wanted) -> Source:
-    """Return what a plan was made with; needs no dataset.
+def source_of(plan: PlanContents, wanted: Wanted) -> Source:
+    """Return what says how a plan is shown; opens nothing.
 
-    Raises DstrainError for a plan without its flags, or a family that is not here.
+    Raises DstrainError for recorded options that are none, or a family that is not here.
     """
-    config = config_of(plan.record, plan.path, folder, **wanted.places)
+    recorded = plan.about.get("config", {})
+    known = flags_by_name(TrainConfig)
+    values = {name: recorded[name] for name in RECORDED if name in recorded}
+    for name, value in values.items():
+        if known[name].many:
+            values[name] = tuple(value if isinstance(value, list) else [value])
+        check_value(known[name], values[name])
+    identity = plan.record["identity"]
+    config = TrainConfig(model=identity["family"], **{**values, **wanted.named})
     family = load_family(config.model, config.disabled_plugins)
-    variant = variant_of(family, plan.record["identity"]["variant"])
-    spec = with_overrides(family.spec(variant), family, config)
-    return Source(config, family, spec, model_configs(config, family))
-
-
-@contextmanager
-def with_toy(source: Source) -> Iterator[Source]:
-    """Yield the source with the files of a toy model, if it is one."""
-    if not source.config.toy:
-        yield source
-        return
-    with TemporaryDirectory(prefix="dstrain-toy-") as folder:
-        toy = write_toy(source.family, source.spec.variant, Path(folder))
-        yield replace(source, models=(*toy, *source.models))
+    variant = variant_of(family, identity["variant"])
+    return Source(config, family, with_overrides(family.spec(variant), family, config))
 
 
 def decoder(source: Source) -> Decode:
@@ -194,9 +183,10 @@ def decoder(source: Source) -> Decode:
     spec = source.spec
     asked = [name for one in spec.decoders for name in one.components]
     names = [name for name in spec.components if name in asked]
-    found = find(source.family, source.models, names, (), spec.components)
+    models = model_configs(source.config, source.family)
+    found = find(source.family, models, names, (), spec.components)
     device = default_device()
-    dtype = DTYPES[precision(source.config.mixed_precision, device)]
+    dtype = DTYPES[precision(None, device)]
     pipeline = Pipeline.from_found(source.family, spec, found, device, dtype)
     constants = {name: one.value for name, one in spec.constants.items()}
     others = {**spec.defaults, **constants}
@@ -212,11 +202,12 @@ def decoder(source: Source) -> Decode:
 def texts(source: Source, plan: PlanContents) -> Callable[[int], str]:
     """Return a function that gives the texts of a row of the dataset.
 
-    Raises UsageError where the metadata is not here, or has changed.
+    Raises UsageError where none is named, or another one than that of the plan.
     """
-    dataset = dataset_source(source.config)
-    if dataset is None or not dataset.path.exists():
-        raise UsageError(plan.about["dataset"]["path"], "is not here")
+    config = source.config
+    dataset = dataset_source(config)
+    if dataset is None:
+        raise UsageError("--dataset_base_path", "is not given")
     if dataset.digest() != plan.about["dataset"]["sha256"]:
         what = "is not what the plan was made from, or has changed"
         raise UsageError(dataset.path, what)
@@ -226,36 +217,15 @@ def texts(source: Source, plan: PlanContents) -> Callable[[int], str]:
         if isinstance(one, Column) and one.kind in ("text", "texts")
     }
     captions = caption_inputs(source.spec)
-    rows: list[Callable[[int], str]] = []
-    ends: list[int] = []
-    parts = dataset.parts or (dataset,)
-    for one, place in zip(datasets_of(source.config), parts, strict=True):
-        table = _read(one.config, place, source.spec, [*columns.values()])
-        own = data_config(one.config, source.spec).captions
-        # Neither other orders of the tags nor the empty caption say anything more.
-        own = replace(own, shuffle_tags=False, dropout=0.0)
-        options = {
-            column: own if name in captions else AS_WRITTEN
-            for name, column in columns.items()
-            if column in table.columns
-        }
-        rows.append(partial(_text, table, options))
-        ends.append(len(table.rows) + (ends[-1] if ends else 0))
-
-    def text(row: int) -> str:
-        part = bisect_right(ends, row)
-        return rows[part](row - (ends[part - 1] if part else 0))
-
-    return text
-
-
-def _read(
-    config: TrainConfig, place: DataSource, spec: PipelineSpec, names: Sequence[str]
-) -> Table:
-    """Return the table of one dataset, read with its own options."""
-    columns = parse_columns(config.column)
-    reading = Reading(columns, config.default_caption, config.dataset_root)
-    return reading.read(place, spec.inputs, names)
+    reading = Reading(parse_columns(config.column), config.default_caption)
+    table = reading.read(dataset, source.spec.inputs, [*columns.values()])
+    own = data_config(config, source.spec).captions
+    options = {
+        column: own if name in captions else AS_WRITTEN
+        for name, column in columns.items()
+        if column in table.columns
+    }
+    return partial(_text, table, options)
 
 
 def _text(table: Table, columns: Mapping[str, CaptionOptions], row: int) -> str:

@@ -78,6 +78,12 @@ class Page(HTMLParser):
             setattr(self.cards[-1], self.kind, data)
 
 
+def named(here: Path) -> Wanted:
+    """All, with the model and the dataset of a project."""
+    places = {"dataset_base_path": here / "data", "model_id": f"{here}/model"}
+    return replace(ALL, named=places)
+
+
 def page_of(cache: Path, output: Path, wanted: Wanted = ALL) -> Page:
     show(cache, output, wanted)
     return Page(output)
@@ -95,7 +101,7 @@ def shown(element: dict[str, Any]) -> Image.Image:
 def test_latents_are_decoded_and_captions_are_those_of_the_rows(
     here: Path, tmp_path: Path
 ) -> None:
-    page = page_of(here / "whole", tmp_path / "new/folder/x.html")
+    page = page_of(here / "whole", tmp_path / "new/folder/x.html", named(here))
     assert page.notes == []
     assert [card.caption for card in page.cards] == list(CAPTIONS)
     sizes = [shown(card.images[0]).size for card in page.cards]
@@ -116,45 +122,19 @@ def test_latents_are_decoded_and_captions_are_those_of_the_rows(
     assert np.array_equal(np.array(shown(card.images[0])), np.array(Image.open(data)))
 
 
-def test_captions_of_each_of_several_datasets_are_read_with_its_own_options(
-    here: Path, tmp_path: Path
-) -> None:
-    for name in ("more/0.png", "folder/1.png"):
-        (tmp_path / name).parent.mkdir()
-        shutil.copy(here / "data/0.png", tmp_path / name)
-    rows = [{"image": "0.png", "title": "a title", "prompt": "not read"}]
-    (tmp_path / "more/own.json").write_text(json.dumps(rows))
-    more = {
-        "dataset_base_path": str(tmp_path / "more"),
-        "dataset_metadata_path": str(tmp_path / "more/own.json"),
-        "column": ["prompt=title"],
-    }
-    folder = {"dataset_base_path": str(tmp_path / "folder"), "default_caption": "none"}
-    flags: dict[str, Any] = {"task": "sft:data_process"}
-    flags["dataset"] = (json.dumps(more), json.dumps(folder))
-    train(here, feature_cache=tmp_path / "cache", **flags)
-    page = page_of(tmp_path / "cache", tmp_path / "x.html")
-    assert page.notes == []
-    captions = [card.caption for card in page.cards]
-    assert captions == [*CAPTIONS, "a title", "none"]
-    assert page.cards[6].place.startswith("row 6 (own.json:1)")
-
-
 def test_captions_are_shown_as_the_model_is_given_them(tmp_path: Path) -> None:
     project(tmp_path)
     table = tmp_path / "data/metadata.json"
     rows = json.loads(table.read_text())[:3]
     for row, caption in zip(rows, ("a [trigger]", "b, c", "sks\na dog"), strict=True):
-        row["prompt"] = caption
+        row |= {"prompt": "not read", "title": caption}
     table.write_text(json.dumps(rows))
-    more = {"dataset_base_path": str(tmp_path / "data"), "trigger_word": "tok"}
     flags: dict[str, Any] = {"caption_lines": True, "shuffle_tags": True}
-    flags |= {"trigger_word": "sks", "dataset": (json.dumps(more),)}
+    flags |= {"trigger_word": "sks", "column": ("prompt=title",)}
     train(tmp_path, task="sft:data_process", feature_cache=tmp_path / "cache", **flags)
-    page = page_of(tmp_path / "cache", tmp_path / "x.html")
+    page = page_of(tmp_path / "cache", tmp_path / "x.html", named(tmp_path))
     captions = dict.fromkeys(card.caption for card in page.cards)
-    first = ["a sks", "sks, b, c", "sks\nsks, a dog"]
-    assert list(captions) == [*first, "a tok", "tok, b, c", "tok, sks\ntok, a dog"]
+    assert list(captions) == ["a sks", "sks, b, c", "sks\nsks, a dog"]
 
 
 @pytest.mark.parametrize("name", ["data", "data/metadata.json", "model/vae"])
@@ -166,23 +146,22 @@ def test_without_a_model_or_the_dataset_as_it_was_the_page_says_so(
         path.rename(tmp_path / "away")
     else:
         path.write_text("[]")
-    page = page_of(here / "whole", tmp_path / "x.html")
+    page = page_of(here / "whole", tmp_path / "x.html", named(here))
     (note,) = page.notes
-    assert str(path) in note
+    assert ("vae" if name == "model/vae" else str(path)) in note
     assert len(page.cards) == 6
     assert bool(page.cards[0].images) == (name != "model/vae")
     assert bool(page.cards[0].caption) == (name == "model/vae")
 
 
-def test_models_and_data_may_be_elsewhere(
-    here: Path, tmp_path: Path, spare: Spare
+def test_what_is_not_named_is_not_opened_and_the_page_says_so(
+    here: Path, tmp_path: Path
 ) -> None:
-    for name in ("data", "model"):
-        spare(here / name).rename(tmp_path / name)
-    places = {"dataset_base_path": tmp_path / "data", "model_id": f"{tmp_path}/model"}
-    page = page_of(here / "whole", tmp_path / "x.html", replace(ALL, places=places))
-    assert page.notes == []
-    assert page.cards[0].caption == "dog" and page.cards[0].images
+    page = page_of(here / "whole", tmp_path / "x.html")
+    assert [note.partition(":")[0] for note in page.notes] == [
+        *("latents are not decoded", "captions are not shown")
+    ]
+    assert not any(card.images or card.caption for card in page.cards)
 
 
 def test_images_of_the_cache_are_shown_where_latents_cannot_be_decoded(
@@ -199,7 +178,7 @@ def test_of_two_datasets_the_one_that_is_trained_on_is_shown(
     write_data(tmp_path / "second", ("an owl",))
     flags = {"validation_dataset_base_path": tmp_path / "second"}
     train(here, task="sft:data_process", feature_cache=tmp_path / "cache", **flags)
-    page = page_of(tmp_path / "cache", tmp_path / "x.html")
+    page = page_of(tmp_path / "cache", tmp_path / "x.html", named(here))
     assert [card.caption for card in page.cards] == list(CAPTIONS)
     listed = listing(tmp_path / "cache")
     assert [plan["use"] for plan in listed["plans"]] == ["", "validation"]
@@ -232,7 +211,7 @@ def test_a_video_is_thumbnails_of_a_few_of_its_frames(
 ) -> None:
     spec = replace(family.BASE, decoders=(video_of(count, 500, 1000),))
     monkeypatch.setitem(family.PIPELINES, "base", spec)
-    page = page_of(here / "whole", tmp_path / "x.html", replace(ALL, limit=1))
+    page = page_of(here / "whole", tmp_path / "x.html", replace(named(here), limit=1))
     (card,) = page.cards
     images = [shown(one) for one in card.images]
     assert [image.size for image in images] == [(320, 160)] * len(levels)
@@ -303,7 +282,7 @@ def test_texts_are_shown_and_never_part_of_the_page_which_names_nothing_outside(
     table.write_text(json.dumps(rows))
     cache = tmp_path / "<img src=x>"
     train(tmp_path, task="sft:data_process", feature_cache=cache)
-    page = page_of(cache, tmp_path / "x.html")
+    page = page_of(cache, tmp_path / "x.html", named(tmp_path))
     assert {tag for tag, _ in page.found} == TAGS
     assert len([tag for tag, _ in page.found if tag == "img"]) == len(rows)
     assert [card.caption for card in page.cards] == [*HOSTILE]
