@@ -204,6 +204,8 @@ CASES = (
     Case("a damaged plan", STAGE_2, RUN, first=(STAGE_1,), prepare=damage("cache/plans/*"),
          mend=remove("cache/plans/*")),
     Case("shards that are gone", STAGE_2, RUN, first=(STAGE_1,), prepare=remove("cache/shards/*")),
+    Case("a damaged shard, removed", ("cache", "verify", "cache", "--repair"), "fill it again, run: (.+)",
+         first=(STAGE_1,), prepare=damage("cache/shards/*", 20)),
     Case("another plan", (*STAGE_2, "--max_pixels", "99999"), RUN, first=(STAGE_1,)),
     Case("another plan, checked", (*STAGE_2, "--max_pixels", "99999", "--dry_run", "--device_memory", "24"), RUN,
          first=(STAGE_1,)),

@@ -5,25 +5,26 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from dstrain.cli.click_options import file_path, shared_options
 from dstrain.cli.help import Command, Group
-from dstrain.config import flags_by_name
-from dstrain.config.options import TrainConfig
 from dstrain.console import printable, status
-from dstrain.errors import UsageError
 
 CACHE = "CACHE"
-PLACES = (
-    *("model_id", "model_paths", "model_id_with_origin_paths"),
-    *("dataset_base_path", "dataset_metadata_path"),
+NAMED = MappingProxyType(
+    {
+        "model_id": "Model that decodes latents: a published id, a folder or a file.",
+        "model_paths": "Its local files: a JSON list.",
+        "model_id_with_origin_paths": "Its published files, as ID:PATTERN, ...",
+        "dataset_base_path": "Dataset whose captions are shown.",
+        "dataset_metadata_path": "Its metadata file.",
+    }
 )
-"""Options of training that `verify` takes in place of recorded ones: models and data may
-be elsewhere now.
-"""
+"""Options of training that `show` takes, too: it opens nothing because a plan names it."""
 
 
 def cache(disabled_plugins: tuple[str, ...]) -> None:
@@ -50,43 +51,15 @@ def ls(
         click.echo(printable("\n\n".join(map(as_lines, found))))
 
 
-def verify(
-    folder: Path,
-    count: int | None,
-    seed: int,
-    plans: tuple[str, ...],
-    repairs: bool,
-    disabled_plugins: tuple[str, ...],
-    **places: Any,
-) -> None:
+def verify(folder: Path, repairs: bool, disabled_plugins: tuple[str, ...]) -> None:
     """Check every byte of a feature cache.
 
-    Damaged files are listed, and the exit code is 3. Other checks are options.
+    Damaged files are listed, and the exit code is 3.
     """
-    given = {name: value for name, value in places.items() if value is not None}
-    if not repairs and count is None:
-        for name in given:
-            what = "has no effect without --recompute or --repair"
-            raise UsageError(f"--{name}", what)
-    if count is None:
-        for flag, value in (("--seed", seed), ("--plan", plans)):
-            if value:
-                raise UsageError(flag, "has no effect without --recompute")
     with status():
-        from dstrain.runs import verify as run
+        from dstrain.runs import repair, verify as run
 
-    repair = None
-    if repairs:
-        with status():
-            from dstrain.runs import repair as mend
-
-        repair = partial(mend, folder, places=given)
-    run(folder, repair)
-    if count is not None:
-        with status():
-            from dstrain.runs import recompute
-
-        recompute(folder, count, seed, plans, given)
+    run(folder, partial(repair, folder) if repairs else None)
 
 
 def prune(
@@ -114,16 +87,18 @@ def show(
     rows: tuple[range, ...],
     limit: int,
     disabled_plugins: tuple[str, ...],
-    **places: Any,
+    **named: Any,
 ) -> None:
     """Write samples of a feature cache as one HTML page.
 
-    Latents are decoded, with the recorded model, --model_id or --model_paths.
+    Latents are decoded with the model that is named, and captions are those of the dataset
+    that is named.
     """
     with status():
         from dstrain.runs import Wanted, show as run
 
-    given = {name: value for name, value in places.items() if value is not None}
+    given = {name: value for name, value in named.items() if value is not None}
+    given["disabled_plugins"] = disabled_plugins
     run(folder, output, Wanted(plan, rows, limit, given))
 
 
@@ -184,6 +159,11 @@ def cache_group() -> click.Group:
     )
     output = click.Argument(["output"], type=file_path, metavar="OUTPUT")
     source = click.Argument(["source"], type=file_path, metavar="INPUT")
+    repairs = click.Option(
+        ["--repair", "repairs"],
+        is_flag=True,
+        help="Remove what is damaged, and print the command that computes it again.",
+    )
     yes = click.Option(["--yes", "is_sure"], is_flag=True, help="Remove it.")
     one = click.Argument(["folder"], type=file_path, metavar=CACHE)
     several = click.Argument(
@@ -193,7 +173,7 @@ def cache_group() -> click.Group:
         "cache",
         commands=(
             _command("ls", ls, several, as_json),
-            _command("verify", verify, one, *_verify_options()),
+            _command("verify", verify, one, repairs),
             _command("prune", prune, one, plan, yes),
             _command("show", show, one, *_show_options()),
             _command("export", export, one, output, of_plan),
@@ -204,36 +184,6 @@ def cache_group() -> click.Group:
         help=cache.__doc__,
         params=[*shared_options()],
     )
-
-
-def _verify_options() -> list[click.Option]:
-    """Return the options of `verify`."""
-    return [
-        click.Option(
-            ["--recompute", "count"],
-            type=click.IntRange(min=1),
-            metavar="K",
-            help="Compute K samples of each plan again, with the recorded flags, and compare every bit.",
-        ),
-        click.Option(
-            ["--seed"],
-            type=click.IntRange(min=0),
-            default=0,
-            help="Chooses the samples of --recompute.",
-        ),
-        click.Option(
-            ["--plan", "plans"],
-            multiple=True,
-            metavar="NAME",
-            help="Recompute samples of this plan. Can be repeated. Defaults to all.",
-        ),
-        click.Option(
-            ["--repair", "repairs"],
-            is_flag=True,
-            help="Remove what is damaged, and compute it again with the recorded flags.",
-        ),
-        *_places(),
-    ]
 
 
 def _show_options() -> list[click.Option]:
@@ -265,21 +215,20 @@ def _show_options() -> list[click.Option]:
             show_default=True,
             help="Most samples to show.",
         ),
-        *_places(),
+        *_named_options(),
     ]
 
 
-def _places() -> list[click.Option]:
-    """Return the options of places that may differ from the recorded ones."""
-    known = flags_by_name(TrainConfig)
+def _named_options() -> list[click.Option]:
+    """Return the options that name a model and a dataset."""
     return [
         click.Option(
             [f"--{name}"],
-            type=file_path if known[name].kind is Path else str,
-            metavar="PATH" if known[name].kind is Path else "TEXT",
-            help=f"In place of the recorded --{name}.",
+            type=file_path if name.startswith("dataset") else str,
+            metavar="PATH" if name.startswith("dataset") else "TEXT",
+            help=text,
         )
-        for name in PLACES
+        for name, text in NAMED.items()
     ]
 
 

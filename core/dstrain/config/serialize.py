@@ -99,9 +99,9 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
             continue
         for one in value if flag.many else (value,):
             stands_alone = one is True or (flag.bare is not None and one == flag.bare)
-            words += _words(flag.name, stands_alone, str(one))
+            words += option_words(flag.name, stands_alone, str(one))
     for name, text in config.family_options.items():
-        words += _words(name, text == str(True), text)
+        words += option_words(name, text == str(True), text)
     for name in config.disabled_plugins:
         words += ["-p", f"no:{name}"]
     return shell_command(words)
@@ -148,7 +148,8 @@ def one_command_advice(config: TrainConfig) -> tuple[str, ...]:
     return (f"to fill it and train on it in one command, run: {command}",)
 
 
-def _words(name: str, stands_alone: bool, text: str) -> list[str]:
+def option_words(name: str, stands_alone: bool, text: str) -> list[str]:
+    """Return the words of an option with its value, unless it stands alone."""
     if stands_alone:
         return [f"--{name}"]
     # As one word, where it would be taken for an option.

@@ -7,7 +7,6 @@ from dstrain.runs.cache_commands.exporting import export as export
 from dstrain.runs.cache_commands.importing import import_cache as import_cache
 from dstrain.runs.cache_commands.listing import as_lines as as_lines, listing as listing
 from dstrain.runs.cache_commands.prune import prune as prune
-from dstrain.runs.cache_commands.recompute import recompute as recompute
 from dstrain.runs.cache_commands.repair import repair as repair
 from dstrain.runs.cache_commands.verify import verify as verify
 from dstrain.runs.checkpoints.directory import refuse_early as refuse_early

@@ -84,24 +84,6 @@ def test_what_is_exported_is_imported_with_its_plan(
     cache("import", tmp_path / "none", tmp_path / "more", code=2)
 
 
-@pytest.mark.parametrize(
-    "flag", ["model_paths", "dataset-base-path", "seed", "plan", "repair --seed"]
-)
-def test_what_would_do_nothing_in_verify_is_refused(
-    place: Place, flag: str, cache: Run
-) -> None:
-    words = f"--{flag} 3".split()
-    assert "--recompute" in cache("verify", place.cache, *words, code=2)
-
-
-def test_verify_recomputes_the_plan_that_is_named_with_the_model_that_is_named(
-    place: Place, cache: Run
-) -> None:
-    for given in ("--plan", "none"), ("--model_paths", "gone"):
-        said = cache("verify", place.cache, "--recompute", "1", *given, code=2)
-        assert f"error: {given[0]}: " in said
-
-
 def test_show_takes_rows_and_ranges_of_them(
     place: Place, tmp_path: Path, cache: Run
 ) -> None:

@@ -62,7 +62,7 @@ def test_commands_and_the_options_of_the_default_command_are_completed(
     assert completed("--lora_ra") == completed("train", "--lora_ra") == ["--lora_rank"]
     assert completed("--lora-ra") == ["--lora-rank"]
     assert completed("cache", "ve") == ["verify"]
-    assert completed("cache", "verify", "--rec") == ["--recompute"]
+    assert completed("cache", "verify", "--rep") == ["--repair"]
     assert completed("--debug", "gen") == ["generate"]
     assert "--help" in completed("--he")
 

@@ -16,7 +16,6 @@ from dstrain import SFT, SampleKey, StateError, Task, UsageError
 from dstrain.graph import MaskColumn, make_plan
 from dstrain.pipeline import MASK, Masks, check_masks, with_masks, with_masks_of_dataset
 from dstrain.plugin import Column, Constant
-from dstrain.runs import recompute
 from dstrain.storage import tensor_shapes
 from PIL import Image
 from torch import Tensor
@@ -304,16 +303,6 @@ def test_a_dry_run_with_masks_computes_what_memory_it_needs(
     printed = capsys.readouterr().out
     assert ("activations" in printed) == (stage != ":data_process")
     assert "fits" in printed
-
-
-def test_what_was_stored_of_masks_is_what_is_computed(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_masks(here, noise_masks(blank=(1,)))
-    values = stage_1(here, mask_column="mask", unmasked_weight=0.25)
-    recompute(here / "cache", 6, 0, [], {})
-    printed = capsys.readouterr().out
-    assert re.findall(r"\d+ of \d+", printed) == ["6 of 6", f"{values} of {values}"]
 
 
 def test_a_black_mask_is_named_or_its_row_skipped_in_both_stages(here: Path) -> None:

@@ -27,7 +27,7 @@ from dstrain.cache import (
 from dstrain.cache.addresses import in_order
 from dstrain.cache.in_use import reading
 from dstrain.cache.plan_records import literal
-from dstrain.console import number_of, progress_bar, redacted, shell_command
+from dstrain.console import number_of, printable, progress_bar, redacted, shell_command
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.runs.cache_commands.contents import preview_addresses
 from dstrain.storage.columns import open_columns
@@ -58,7 +58,7 @@ class Verified:
 def verify(folder: Path, repair: Repair | None = None) -> None:
     """Read every byte of a cache and print what was found.
 
-    repair: Given what is wrong, mends it; then all is read again.
+    repair: Given what is wrong, removes it; then all is read again.
 
     Raises StateError if something is damaged in the end.
     """
@@ -86,7 +86,7 @@ def report(folder: Path) -> Verified:
     with reading(folder):
         found = verified(folder)
     for problem in found.problems:
-        print(redacted(f"{problem.path}: {problem.what}"))
+        print(printable(redacted(f"{problem.path}: {problem.what}")))
     print(
         f"{folder}: read {number_of(f'{found.values:,}', 'value')} "
         f"in {number_of(f'{found.shards:,}', 'shard')},"

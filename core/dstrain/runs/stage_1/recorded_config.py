@@ -8,23 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.config import (
-    Flag,
-    as_flags,
-    flags_by_name,
-    parse_model_paths,
-    split_commas,
-)
+from dstrain.config import as_flags, flags_by_name, parse_model_paths, split_commas
 from dstrain.config.datasets import with_absolute_paths
-from dstrain.config.fields import check_value
 from dstrain.config.options import TrainConfig, options_affecting
-from dstrain.config.serialize import MODEL_FILES
-from dstrain.errors import CacheError, UsageError
+from dstrain.config.serialize import option_words
+from dstrain.console import shell_command
+from dstrain.errors import UsageError
 from dstrain.models.naming import absolute
 from dstrain.registry import ModelFamily, load_family
 
-NOT_RECORDED = ("feature_cache", "output_path", "versions")
-"""Places that are no part of the cache: it may be anywhere."""
+NOT_RECORDED = frozenset(
+    {"feature_cache", "output_path", "versions", *options_affecting("start")}
+)
+"""What is no part of the cache, which may be anywhere."""
 
 
 def recorded_flags(config: TrainConfig) -> dict[str, Any]:
@@ -44,8 +40,7 @@ def recorded_flags(config: TrainConfig) -> dict[str, Any]:
         is_default = value in (None, [], False) or (
             flag is not None and getattr(config, name) == flag.default
         )
-        is_of_start = name in options_affecting("start") or name in NOT_RECORDED
-        if is_default or is_of_start:
+        if is_default or name in NOT_RECORDED:
             continue
         recorded[name] = _absolute(value) if name in paths else value
     if "dataset" in recorded:
@@ -99,60 +94,19 @@ def _absolute(value: Any) -> Any:
     return [os.path.abspath(one) for one in value]
 
 
-def config_of(
-    record: Mapping[str, Any], path: Path, folder: Path, **places: Any
-) -> TrainConfig:
-    """Return the configuration of stage 1 that makes a plan again.
-
-    Args:
-        record: The plan's record.
-        path: The plan's file, for errors.
-        folder: The cache.
-        places: Options in place of recorded ones: where models and data are here.
-
-    Raises CacheError for a plan that records no flags, or flags that there are not.
+def refill_command(flags: Mapping[str, Any], folder: Path) -> str:
+    """Return the command of stage 1 with recorded flags, a stranger's maybe, as it is typed;
+    '' without a model, or where a terminal would not show it as it is.
     """
-    recorded = dict(record["about"].get("config") or {})
-    if "model" not in recorded:
-        what = "does not record the flags that it was made with"
-        raise CacheError(path, what, "run the command of stage 1 that filled it again")
     known = flags_by_name(TrainConfig)
-    values: dict[str, Any] = {}
-    options: dict[str, str] = {}
-    try:
-        disabled = tuple(name.removeprefix("no:") for name in recorded.pop("p", ()))
-        for name, value in recorded.items():
-            if name in NOT_RECORDED or value is None:
-                continue
-            if name in known:
-                values[name] = _value(known[name], value)
-            elif value is not False:
-                options[name] = str(value)
-        for name, value in values.items():
-            check_value(known[name], value)
-        if "model_id" in places:
-            # It is the whole model, which recorded files would replace in part.
-            for name in MODEL_FILES:
-                values.pop(name, None)
-        values |= places
-        task = str(values.get("task", "sft")).partition(":")[0]
-        values |= {"task": f"{task}:data_process", "feature_cache": folder}
-        return TrainConfig(**values, family_options=options, disabled_plugins=disabled)
-    except UsageError as error:
-        what = f"records flags that cannot be used: {error.where}: {error.what}"
-        raise CacheError(path, what) from error
-    except (TypeError, ValueError, AttributeError) as error:
-        what = f"records flags that cannot be used: {error}"
-        raise CacheError(path, what) from error
-
-
-def _value(flag: Flag, value: Any) -> Any:
-    if flag.many:
-        return tuple(_value_of(flag, one) for one in value)
-    return _value_of(flag, value)
-
-
-def _value_of(flag: Flag, value: Any) -> Any:
-    if flag.kind is Path and not (flag.bare is not None and value == flag.bare):
-        return Path(value)
-    return value
+    words = ["dstrain", "--feature_cache", str(folder)]
+    for name, value in flags.items():
+        if name in NOT_RECORDED:
+            continue
+        bare = known[name].bare if name in known else None
+        for one in value if isinstance(value, list) else [value]:
+            text = str(one)
+            own = option_words(name, text in ("True", bare), text)
+            words += ["-p", text] if name == "p" else own
+    command = shell_command(words)
+    return command if flags.get("model") and command.isprintable() else ""

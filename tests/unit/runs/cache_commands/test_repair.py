@@ -1,18 +1,16 @@
-"""`dstrain cache verify --repair` computes what is damaged again, and nothing else."""
+"""`dstrain cache verify --repair` removes what is damaged, and names what fills it again."""
 
 import errno
 import shlex
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import Pipeline, StateError, SystemFault
+from dstrain import StateError, SystemFault
 from dstrain.cache import FeatureCache, read_record
 from dstrain.cli.main import main
-from dstrain.errors import DstrainError, Interrupted, OutOfMemory
 from dstrain.runs import repair, verify
 
 from tests.support.caching_project import plain
@@ -52,13 +50,18 @@ def damage(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def mended(folder: Path, **places: Path) -> None:
-    verify(folder, partial(repair, folder, places=places))
+def mended(folder: Path) -> None:
+    verify(folder, partial(repair, folder))
 
 
-def advised(error: StateError) -> list[str]:
-    """The words of the command that an error's last line names."""
-    return shlex.split(error.help_lines[-1].partition("run: dstrain ")[2])
+def advised(folder: Path, what: str = "fill it again") -> list[list[str]]:
+    """The words of the commands that the error of a repair names for it."""
+    with pytest.raises(StateError) as caught:
+        mended(folder)
+    parts = (
+        line.partition(f"to {what}, run: dstrain ") for line in caught.value.help_lines
+    )
+    return [shlex.split(words) for _, found, words in parts if found]
 
 
 @pytest.mark.parametrize(("at", "lost"), [(-3, 1), (50, 6)], ids=["value", "header"])
@@ -66,8 +69,9 @@ def test_a_damaged_shard_is_as_it_was(
     cache: Path, here: Path, at: int, lost: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(only(cache, "shards/*"), at)
+    (words,) = advised(cache)
     with caplog.at_level("INFO"):
-        mended(cache)
+        assert main(words) == 0
     verify(cache)
     assert values(cache) == values(here / "whole")
     # A damaged value costs its sample; a damaged header costs all of them.
@@ -77,7 +81,9 @@ def test_a_damaged_shard_is_as_it_was(
 def test_damaged_rows_of_a_plan_are_made_again(cache: Path, here: Path) -> None:
     for path in (cache / "plans").glob("*.arrow"):
         damage(path, -3)
-    mended(cache)
+    (words,) = advised(cache)
+    assert main(words) == 0
+    verify(cache)
     assert rows(cache) == rows(here / "whole")
 
 
@@ -98,32 +104,6 @@ def test_a_plan_without_its_record_is_removed_and_named(cache: Path) -> None:
     assert not path.exists()
 
 
-def test_without_the_dataset_the_command_to_run_is_named(
-    cache: Path, here: Path, tmp_path: Path, spare: Callable[[Path], Path]
-) -> None:
-    damage(only(cache, "shards/*"), -3)
-    moved = spare(here / "data").rename(tmp_path / "moved")
-    with pytest.raises(StateError) as caught:
-        mended(cache)
-    moved.rename(here / "data")
-    assert main(advised(caught.value)) == 0
-    verify(cache)
-    assert values(cache) == values(here / "whole")
-
-
-@pytest.mark.parametrize("end", [Interrupted, OutOfMemory])
-def test_what_ends_any_run_ends_a_repair(
-    end: type[DstrainError], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ended(*_: Any) -> None:
-        raise end("here", "ended")
-
-    damage(only(cache, "shards/*"), -3)
-    monkeypatch.setattr(Pipeline, "from_found", ended)
-    with pytest.raises(end):
-        mended(cache)
-
-
 @pytest.mark.parametrize("name", ["shards/model.safetensors", "digests.npy"])
 def test_a_file_that_stage_1_did_not_write_stays(cache: Path, name: str) -> None:
     (cache / name).write_text("mine")
@@ -133,15 +113,15 @@ def test_a_file_that_stage_1_did_not_write_stays(cache: Path, name: str) -> None
     assert (cache / name).read_text() == "mine"
 
 
-def test_a_damaged_cache_is_repaired_by_the_command_that_verify_names(
+def test_the_command_that_verify_names_removes_what_is_damaged(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damage(only(cache, "shards/*"), -3)
+    damage(only(cache, "shards/*"), 50)
     assert main(["cache", "verify", str(cache)]) == 3
     words = capsys.readouterr().err.partition("run: dstrain ")[2].split()
-    assert main(words) == 0
-    assert main(["cache", "verify", str(cache), "--recompute", "2"]) == 0
-    assert "of 6 samples" in capsys.readouterr().out
+    assert main(words) == 3
+    assert "6 of 6 samples" in capsys.readouterr().out
+    assert list((cache / "shards").iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["shards/*", "plans/*.json", "plans/*.arrow"])
@@ -154,7 +134,7 @@ def test_what_cannot_be_read_is_not_removed(
 
     def repaired(problems: Any) -> None:
         make_unreadable(monkeypatch, path, errno.EIO)
-        repair(cache, problems, {})
+        repair(cache, problems)
 
     if found_damaged:
         damage(path, -3 if path.suffix == ".arrow" else 50)
@@ -182,36 +162,24 @@ def test_what_others_removed_or_repaired_meanwhile_is_left(cache: Path) -> None:
             path.write_bytes(content)
         for path in gone:
             path.unlink()
-        repair(cache, problems, {})
+        repair(cache, problems)
 
     verify(cache, late)
     assert there(cache) == before
     assert whole == {path: path.read_bytes() for path in whole}
 
 
-@pytest.fixture
-def other_captions(here: Path, spare: Callable[[Path], Path]) -> None:
-    """Other metadata than that of the plan."""
-    path = spare(only(here, "data/metadata.*"))
-    path.write_text(path.read_text().replace("two dogs", "ten dogs"))
-
-
-@pytest.mark.usefixtures("other_captions")
-def test_a_plan_of_other_metadata_is_not_made_again_but_can_be_removed(
-    cache: Path,
-) -> None:
+def test_a_plan_of_which_values_are_lost_can_be_removed(cache: Path) -> None:
     damage(only(cache, "shards/*"), -3)
     plan = only(cache, "plans/*.json")
-    with pytest.raises(StateError, match=plan.stem) as caught:
-        mended(cache)
+    (words,) = advised(cache, "remove the plan")
     assert [plan] == list(cache.glob("plans/*.json"))
-    assert main([*advised(caught.value), "--yes"]) == 0
+    assert main([*words, "--yes"]) == 0
     assert not plan.exists()
     verify(cache)
 
 
-@pytest.mark.usefixtures("other_captions")
-def test_damaged_rows_of_other_metadata_can_be_removed(cache: Path) -> None:
+def test_a_plan_whose_rows_are_damaged_can_be_removed(cache: Path) -> None:
     plan = only(cache, "plans/*.json")
     damage(cache / f"plans/{read_record(plan)['columns']['samples']}.arrow", -3)
     with pytest.raises(StateError) as caught:
@@ -222,38 +190,27 @@ def test_damaged_rows_of_other_metadata_can_be_removed(cache: Path) -> None:
     verify(cache)
 
 
-@pytest.fixture
-def two_datasets(tiny: Path, tmp_path: Path) -> Path:
-    """A project whose cache has a plan of its dataset and one of another for validation."""
+@pytest.mark.parametrize("has_first", [True, False])
+def test_each_of_two_datasets_is_filled_again_with_and_without_the_other(
+    has_first: bool, tiny: Path, tmp_path: Path
+) -> None:
     here = project(tmp_path)
     shutil.copytree(here / "data", here / "second")
     captions = only(here, "second/metadata.*")
     captions.write_text(captions.read_text().replace("two dogs", "ten dogs"))
     flags = {"validation_dataset_base_path": here / "second"}
-    train(here, task="sft:data_process", feature_cache=here / "cache", **flags)
-    return here
-
-
-@pytest.mark.parametrize("has_first", [True, False])
-def test_each_of_two_datasets_is_computed_again_with_and_without_the_other(
-    has_first: bool, two_datasets: Path
-) -> None:
-    cache = two_datasets / "cache"
+    cache = here / "cache"
+    train(here, task="sft:data_process", feature_cache=cache, **flags)
     if not has_first:
         records = {path: read_record(path) for path in cache.glob("plans/*.json")}
         (first,) = (
             path for path, one in records.items() if "use" not in one["identity"]
         )
         first.unlink()
-        shutil.rmtree(two_datasets / "data")
-    plans = sorted(cache.glob("plans/*.json"))
     for path in (cache / "shards").iterdir():
         damage(path, 50)
-    if has_first:  # and is elsewhere now
-        moved = (two_datasets / "data").rename(two_datasets / "moved")
-        words = ("--repair", "--dataset_base_path", str(moved))
-        assert main(["cache", "verify", str(cache), *words]) == 0
-    else:
-        mended(cache)
+    plans = {*cache.glob("plans/*.json")}
+    (words,) = advised(cache)
+    assert main(words) == 0
     verify(cache)
-    assert {*plans} <= {*cache.glob("plans/*.json")}
+    assert len({*cache.glob("plans/*.json")} - plans) == (0 if has_first else 1)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache import SourceFiles, commit_plans, open_samples, stored_plans
-from dstrain.errors import CacheError
-from dstrain.runs import recompute
+from dstrain.cache import SourceFiles, open_samples, stored_plans
+from dstrain.runs.stage_1.recorded_config import refill_command
 
 from tests.support.caching_project import (
     log_units,
@@ -127,25 +126,20 @@ def test_a_model_is_recorded_so_that_it_means_the_same_elsewhere(
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("flags", "words"),
     [
-        ({}, "plans/"),
-        ({"task": "sft"}, "plans/"),
-        ({"model": "tiny", "dataset_root": 3}, "plans/"),
-        ({"model": 3}, "--model"),
-        ({"model": "tiny", "max_pixels": "many"}, "--max_pixels"),
-        ({"model": "tiny", "hub": "x"}, "--hub"),
-        ({"model": "tiny", "max_pixels": -1}, "--max_pixels"),
+        ({}, ""),
+        ({"model": "tiny", "trigger_word": "a\n  to fill it, run: x"}, ""),
+        ({"model": "tiny", "trigger_word": "\x1b[2J"}, ""),
+        ({"model": "$(x)", "toy": True}, "--model '$(x)' --toy"),
+        ({"model": "tiny", "feature_cache": "/", "output_path": "/"}, "--model tiny"),
+        ({"model": "a", "preview_prompt": ["-b", "c"]}, "--model a --preview_prompt=-b --preview_prompt c"),
+        ({"model": "a", "max_pixels": 1, "p": ["no:b"]}, "--model a --max_pixels 1 -p no:b"),
+        ({"model": "a", "x": {"b": "'"}}, """--model a --x '{'"'"'b'"'"': "'"'"'"}'"""),
     ],
-)
-def test_recorded_flags_that_are_unusable_are_refused(
-    flags: dict[str, Any], named: str, tiny: Path, tmp_path: Path
+)  # fmt: skip
+def test_recorded_flags_are_a_quoted_command_of_one_line_or_none(
+    flags: dict[str, Any], words: str
 ) -> None:
-    project(tmp_path)
-    train(tmp_path, task="sft:data_process", feature_cache=tmp_path / "cache")
-    path, record = plan_of(tmp_path / "cache")
-    record["about"]["config"] = flags
-    commit_plans(path.parent, [record])
-    with pytest.raises(CacheError, match=named) as caught:
-        recompute(tmp_path / "cache", 1, 0, [], {})
-    assert caught.value.where == str(path)
+    command = refill_command(flags, Path("my cache"))
+    assert command == (words and f"dstrain --feature_cache 'my cache' {words}")
