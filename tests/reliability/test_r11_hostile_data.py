@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from dstrain import UsageError
-from dstrain.cache import SourceFiles, open_samples, stored_plans
+from dstrain.cache import SourceFiles, commit_plans, open_samples, stored_plans
 from dstrain.cache.plan_files import write_plan
 from dstrain.cli.main import main
 from dstrain.data import DataConfig, Resolution, load_cell, open_dataset
@@ -432,6 +433,56 @@ def test_no_cache_leads_out_of_its_folder(
     assert after == before
     assert code == (3 if words else 0), said
     assert words in said
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
+@pytest.mark.parametrize(
+    "words",
+    ["verify {}", "verify {} --repair", "show {} --output {}.html", "prune {} --yes",
+     "export {} {}.tar", "import {} {}-2"],
+)  # fmt: skip
+def test_nothing_that_a_plan_names_is_fetched_opened_or_written(
+    project: Path,
+    tmp_path: Path,
+    opened: list[str],
+    words: str,
+    damaged: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, secret = tmp_path / "store", tmp_path / "secret"
+    shutil.copytree(project / "store", store)
+    for name in ("data", "model"):
+        shutil.copytree(project / name, secret / name)
+    rows = [{"image": "https://127.0.0.1:9/0.png", "prompt": "a"}]
+    (secret / "data/metadata.json").write_text(json.dumps(rows))
+    ((path, record),) = stored_plans(store / "plans")
+    record["about"]["config"] = {
+        "model": "tiny",
+        "task": "sft:data_process",
+        "model_id": str(secret / "model"),
+        "dataset_base_path": str(secret / "data"),
+        "dataset_root": [str(secret)],
+        "url_cache": str(secret / "urls"),
+        "tokenizer_path": str(secret / "model/tokenizer"),
+        "feature_cache": str(secret / "cache"),
+        "output_path": str(secret / "out"),
+    }
+    record["about"]["dataset"] |= {
+        "path": str(secret / "data/metadata.json"),
+        "folders": [str(secret / "data")],
+    }
+    commit_plans(path.parent, [record])
+    if damaged:
+        shard = next((store / "shards").iterdir())
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    before = {path: path.stat().st_mtime_ns for path in secret.rglob("*")}
+    connect = Mock()
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    opened.clear()
+    main(["cache", *words.format(*[store] * 3).split()])
+    assert not [path for path in opened if path.startswith(str(secret))]
+    assert {path: path.stat().st_mtime_ns for path in secret.rglob("*")} == before
+    connect.assert_not_called()
 
 
 @pytest.mark.parametrize("trick", TRICKS, ids=named(TRICKS))

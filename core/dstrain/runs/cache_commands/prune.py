@@ -16,7 +16,7 @@ from dstrain.cache import FeatureCache, as_text, check_is_cache, exclusive
 from dstrain.cache.plan_files import remove_unused, unused_columns
 from dstrain.cache.store import check_parts
 from dstrain.config import as_size
-from dstrain.console import number_of, progress_bar
+from dstrain.console import number_of, printable, progress_bar
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.runs.cache_commands.contents import Contents, Numbers, PlanContents
 from dstrain.runs.cache_commands.shards import rewrite_shard
@@ -88,7 +88,7 @@ def prune(
     with exclusive(folder) if removes else nullcontext():
         found = find(Contents.of(folder), names)
         for line in found.lines():
-            print(line)
+            print(printable(line))
         if found.is_empty:
             print(f"{folder}: nothing to remove{_of_plans(found.contents.plans)}")
         elif is_sure or (ask is not None and ask()):
