@@ -12,7 +12,8 @@ from accelerate import Accelerator
 from dstrain import StateError, Task, Trainables
 from dstrain.distributed import ProcessGroup
 from dstrain.graph import FunctionSpec
-from dstrain.plugin import FlowMatchSchedule, PipelineSpec, Unit
+from dstrain.graph.unit import Unit
+from dstrain.plugin import FlowMatchSchedule, PipelineSpec
 from dstrain.runs import data_process
 
 from tests.reliability.test_r10_split_equivalence import equal, run, write_program

@@ -22,7 +22,7 @@ from dstrain.plugin import (
     Measured,
     ModelFamily,
     PipelineSpec,
-    Unit,
+    versioned,
 )
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -156,7 +156,7 @@ class Pipelines(Mapping[str, PipelineSpec]):
     def __getitem__(self, variant: str) -> PipelineSpec:
         return PipelineSpec(
             components=("dit", "text_encoder", "vae", "tokenizer"),
-            units=[Unit(unit, VERSIONS.get(unit.__name__, 0)) for unit in UNITS],
+            units=[versioned(VERSIONS.get(unit.__name__, 0))(unit) for unit in UNITS],
             model_fn=predict,
             decoders=(),
             inputs={

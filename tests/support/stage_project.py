@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from dstrain import StateError
-from dstrain.plugin import Column, Constant, Unit
+from dstrain.plugin import Column, Constant, versioned
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -89,7 +89,7 @@ class Project:
             "input_image": Column(**{**COLUMN, **column}),
             "brightness": Constant(brightness),
         }
-        units = (family.encode_prompt, Unit(module.encode_image, version))
+        units = (family.encode_prompt, versioned(version)(module.encode_image))
         spec = replace(family.BASE, units=units, inputs=inputs)
         self.patch.setitem(family.PIPELINES, "base", spec)
 

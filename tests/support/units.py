@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.plugin import Unit
+from dstrain.graph.unit import Unit
 
 
 def declared(

@@ -1,7 +1,7 @@
 """Compute the keys of cached values before anything is decoded or encoded.
 
-A key is a hash of the family, the unit's identity (its module, name, version, outputs and
-the digest of its code), the keys of its inputs, the digests of its components, the compute
+A key is a hash of the family, the unit's identity (its module, name, outputs, and
+its version or the digests of its code), the keys of its inputs, the digests of its components, the compute
 dtype and, if the unit asks for it, the branch. Library versions and the device are not part
 of it.
 """

@@ -1,60 +1,46 @@
-"""Compute a digest of a function's own code: its syntax, and that of the functions, classes
-and constants of its own distribution and of dstrain that it uses, transitively.
+"""Compute digests of the code that a function depends on: of its module, and of the modules
+of its own top-level package that this imports, transitively.
 
-Docstrings, comments, annotations and formatting do not count, and other libraries count
-by names alone. A global counts by what it is now, so that a replaced function is seen; if
-that cannot be compared, it counts by the statements that define it.
+A module counts by its syntax, without docstrings, comments and formatting. A package's
+`__init__` counts only if a name is taken from it; one that is imported as an object counts
+with all its modules. What a function was made with, such as the variables of a closure,
+counts by value. Of dstrain, the functions that families share count.
 """
 
-import ast
-import hashlib
-import importlib
-import json
-import os
+import importlib.util
 import pkgutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, partial
+from functools import partial
 from pathlib import PurePath
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from torch import Tensor
 
-from dstrain.errors import DstrainError
-from dstrain.graph.source_code import (
-    NoSource,
-    as_json,
-    find_function,
-    imports,
-    literal,
-    names_bound,
-    names_used,
-    source_of,
-)
+from dstrain.graph.source_code import NoSource, as_json, imports, literal, read_source
 from dstrain.storage import hash_json
-from dstrain.storage.safetensors import add_tensor
 
 LITERALS = (type(None), bool, int, float, complex, bytes, type(...))
-DYNAMIC = frozenset({"__import__", "eval", "exec", "globals"})
-"""Built-in functions that reach code by a text, which syntax does not show."""
-BY_NAME = (importlib.import_module, pkgutil.resolve_name)
-"""Functions that do the same."""
-ORIGIN = ("__module__", "__qualname__")
-LOCATIONS = frozenset({"__file__", "__path__", "__spec__"})
-"""Globals of a module that say where it lies, which may differ between machines."""
+SHARED = "dstrain.models.functional"
+"""The functions of dstrain that families share."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """The digest of a function's code, and what it could not take into account."""
+    """What a function depends on."""
 
-    digest: str
+    facts: Mapping[str, str]
+    """"code of MODULE" -> the digest of its syntax, and that of what the function holds."""
     unknown: tuple[str, ...]
-    """What has no source or no value that could be compared, with the reason."""
+    """What cannot be taken into account, with the reason."""
+
+    @property
+    def digest(self) -> str:
+        """Return one digest of it all."""
+        return hash_json("code", dict(self.facts))
 
 
 class _Opaque(Exception):
@@ -62,20 +48,21 @@ class _Opaque(Exception):
 
 
 def code_of(function: Callable[..., Any]) -> Code:
-    """Return the digest of a function's code.
+    """Return what a function depends on.
 
     It is the same in every process, on every machine and with every version of Python
     that reads the same syntax.
     """
-    walk = _Walk(frozenset({module_of(function).partition(".")[0], "dstrain"}))
-    return Code(walk.digest("function", function), tuple(walk.unknown))
+    return _Walk(module_of(function).partition(".")[0]).code_of(function)
 
 
-def loading_code(package: str, *parts: Any) -> str:
-    """Return the digest of what loads a component: objects, and the code of a family's
-    package in them. That of dstrain counts by name: what it loads is as the files say.
+def loading_code(module: str, *parts: Any) -> Code:
+    """Return what the loading of a component depends on: the module that declares it, and
+    the objects that load it.
     """
-    return _Walk(frozenset({package})).digest("how a component is loaded", list(parts))
+    walk = _Walk(module.partition(".")[0])
+    walk.follow(module)
+    return walk.code_of(list(parts))
 
 
 def module_of(function: Callable[..., Any]) -> str:
@@ -87,251 +74,149 @@ def module_of(function: Callable[..., Any]) -> str:
 
 @dataclass
 class _Walk:
-    """A walk over everything that a function uses.
+    """A walk over all modules that something depends on."""
 
-    Each function, class and definition is an entry of a list, in the order in which they
-    are found, and others refer to it by its number: they may use each other.
-    """
-
-    packages: frozenset[str]
-    """Top-level packages whose code is followed."""
+    package: str
+    """The top-level package whose modules are followed."""
+    modules: dict[str, str] = field(default_factory=dict)
+    """Module -> digest of its syntax."""
     unknown: list[str] = field(default_factory=list)
-    _entries: list[Callable[[], Any]] = field(default_factory=list)
-    _numbers: dict[Any, int] = field(default_factory=dict)
 
-    def digest(self, where: str, value: Any) -> str:
-        """Return the digest of a value and of everything that it uses."""
-        first = self._known(where, value)
-        # Not by recursion, as a chain of calls may be longer than Python's stack. The
-        # list grows while it is read.
-        return hash_json("code", [first, *(describe() for describe in self._entries)])
-
-    def _known(self, where: str, value: Any) -> Any:
-        """Describe a value; one that cannot be described is unknown."""
+    def code_of(self, value: Any) -> Code:
+        """Return what a value depends on."""
+        held = None
         try:
-            return self._value(value)
-        except _Opaque as reason:
-            return self._unknown(f"{where} is {reason}")
+            held = self._value(value)
+        except (_Opaque, RecursionError) as reason:
+            self.unknown.append(str(reason))
+        self.follow(SHARED)
+        facts = {f"code of {name}": self.modules[name] for name in sorted(self.modules)}
+        return Code({"holds": hash_json("held", held), **facts}, tuple(self.unknown))
 
-    def _unknown(self, what: str) -> None:
-        self.unknown.append(what)
+    def follow(self, module: str, *, is_whole: bool = False) -> None:
+        """Take a module into account, and what it imports; of a package all modules, if it
+        is whole.
+        """
+        left = [(module, is_whole)]
+        while left:
+            name, is_whole = left.pop()
+            if not self._is_own(name):
+                continue
+            if is_whole:
+                left += ((one, False) for one in _modules_in(name))
+            if name not in self.modules:
+                left += self._read(name)
 
-    def _entry(self, key: Any, describe: Callable[[], Any]) -> Any:
-        """Return a reference to what is described when its turn comes."""
-        if key not in self._numbers:
-            self._numbers[key] = len(self._entries)
-            self._entries.append(describe)
-        return {"entry": self._numbers[key]}
+    def _read(self, module: str) -> Iterator[tuple[str, bool]]:
+        """Digest a module; yield the modules that it imports, each with whether it is
+        imported as an object.
+        """
+        self.modules[module] = ""
+        try:
+            source = read_source(module)
+        except NoSource as reason:
+            self.unknown.append(f"{module} has {reason}")
+            return
+        self.modules[module] = hash_json("module", as_json(source.tree))
+        self.unknown += (f"{module} uses {name}" for name in source.dynamic)
+        for name, taken in imports(source.tree, source.package):
+            if self._is_own(name):
+                inner = f"{name}.{taken}".rstrip(".")
+                yield (inner, True) if _find(inner) else (name, False)
 
     def _is_own(self, module: str) -> bool:
-        return module.partition(".")[0] in self.packages
+        top = module.partition(".")[0]
+        return bool(top) and (top == self.package or module == SHARED)
 
     def _value(self, value: Any) -> Any:
-        """Describe a value as JSON data; raise _Opaque if that is impossible."""
+        """Describe a value as JSON data, and follow the code in it; raise _Opaque if that
+        is impossible.
+        """
         kind = type(value)
         if kind in LITERALS:
             return literal(value)
         if kind in (list, tuple):
             return [kind.__name__, [self._value(item) for item in value]]
         if kind in (set, frozenset):
-            items = [self._value(item) for item in value]
-            return ["set", sorted(items, key=json.dumps)]
+            return ["set", sorted(map(repr, map(self._value, value)))]
         if kind in (dict, MappingProxyType):
             return ["dict", [self._value(pair) for pair in value.items()]]
         if kind is str or isinstance(value, PurePath):
-            return [kind.__name__, self._text(str(value))]
-        if isinstance(value, FunctionType) and self._is_followed(value):
-            return self._entry(id(value), lambda: self._function(value))
-        if isinstance(value, type):
-            return self._class(value)
-        if isinstance(value, ModuleType):
-            return self._definition(value.__name__, "")
-        if isinstance(value, Enum):
-            return ["member", self._value(kind), value.name]
-        if isinstance(value, Tensor):
-            digest = hashlib.sha256()
-            add_tensor(digest, value.detach().cpu())
-            return ["tensor", digest.hexdigest()]
-        try:
-            return self._object(value)
-        except Exception as error:
-            # Objects may refuse to be taken apart in any way they like.
-            reason = f"a {kind.__module__}.{kind.__qualname__}"
-            raise _Opaque(reason) from error
-
-    def _text(self, text: str) -> Any:
-        """Describe a text; one that names an object of an own package ("module:Name")
-        stands for that object.
-        """
-        for package in self.packages:
-            # Where it lies differs between machines.
-            for folder in getattr(sys.modules.get(package), "__path__", ()):
-                text = text.replace(folder, package)
-        if os.path.isabs(text) and os.path.dirname(text) != os.sep:
-            raise _Opaque("an absolute path")
-        module, _, attribute = text.partition(":")
-        if attribute.isidentifier() and self._is_own(module):
-            return [ascii(text), self._value(_imported(module, attribute))]
-        return ascii(text)
-
-    def _object(self, value: Any) -> Any:
-        """Describe an object by what pickle would rebuild it from, and a function of
-        another library by its name and what it wraps.
-        """
+            if PurePath(value).is_absolute():
+                raise _Opaque(f"holds an absolute path, {str(value)!r}")
+            # "module:Name" stands for an object.
+            self.follow(str(value).partition(":")[0])
+            return [kind.__name__, ascii(str(value))]
         if isinstance(value, FunctionType):
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            name = value.__code__.co_qualname
-            return [_external(value.__globals__["__name__"], name), self._value(cells)]
-        reduced = value.__reduce_ex__(2)
-
-        def is_cached(name: str) -> bool:
-            return isinstance(getattr(type(value), name, None), cached_property)
-
-        if isinstance(reduced, str):
-            if self._is_own(value.__module__):
-                raise _Opaque
-            return _external(value.__module__, reduced)
-        parts = []
-        for part in reduced:
-            if isinstance(part, Iterator):
-                part = list(part)
-            if isinstance(part, dict):
-                # What was computed from the rest is there or not.
-                part = {
-                    name: part[name] for name in part if not is_cached(name)
-                } or None
-            parts.append(part)
-        return ["object", self._value(parts)]
-
-    def _is_followed(self, function: FunctionType) -> bool:
-        module = str(function.__globals__.get("__name__", ""))
-        # Executed text may be of no module.
-        return self._is_own(module) or module not in sys.modules
+            return self._function(value)
+        if isinstance(value, type):
+            name = value.__qualname__
+            if "<locals>" in name and self._is_own(value.__module__):
+                raise _Opaque(f"holds {name}, a class that a function made")
+            return self._named(value.__module__, name)
+        if isinstance(value, ModuleType):
+            self.follow(value.__name__, is_whole=True)
+            return ["module", value.__name__]
+        if isinstance(value, Enum):
+            return [self._value(kind), value.name]
+        return self._object(value)
 
     def _function(self, function: FunctionType) -> Any:
         code = function.__code__
-        where = f"{function.__module__}.{function.__qualname__}"
-        try:
-            node = find_function(code, function.__globals__)
-        except NoSource as reason:
-            return self._unknown(f"{where} has {reason}")
-        defaults = [function.__defaults__, function.__kwdefaults__]
-        held = {"": self._known(f"a default argument of {where}", defaults)}
-        for name, cell in zip(
-            code.co_freevars, function.__closure__ or (), strict=True
-        ):
+        module = str(function.__globals__.get("__name__"))
+        held: list[Any] = [self._named(module, function.__qualname__)]
+        if module in self.modules or not _find(module):
+            where = f"{module}.{function.__qualname__}"
+            try:
+                codes = read_source(module).codes
+            except NoSource as reason:
+                raise _Opaque(f"{where} has {reason}") from reason
+            if code not in codes:
+                raise _Opaque(f"{where} has another source than the code that runs")
+            # Functions of one name, such as lambdas, are told apart by their order.
+            same = [one for one in codes if one.co_qualname == code.co_qualname]
+            held.append(same.index(code))
+        for cell in function.__closure__ or ():
             # A variable that is not assigned yet has no value.
             with suppress(ValueError):
-                held[name] = self._known(f"{name!r} in {where}", cell.cell_contents)
-        return [held, self._syntax(where, node, function.__globals__, held)]
+                held.append(self._value(cell.cell_contents))
+        if "<locals>" in code.co_qualname:
+            held.append(self._value(function.__defaults__))
+            held.append(self._value(function.__kwdefaults__))
+        return held
 
-    def _class(self, cls: type) -> Any:
-        module, name = cls.__module__, cls.__qualname__
-        # How an error is shown changes no value.
-        is_error = module == DstrainError.__module__ and issubclass(cls, DstrainError)
-        if is_error or not self._is_own(module):
-            return _external(module, name)
-        if "<locals>" in name:
-            raise _Opaque(f"{module}.{name}, a class made by a function")
-        return self._entry(id(cls), lambda: self._own_class(cls))
+    def _named(self, module: str, name: str) -> Any:
+        """Describe what a module defines, and follow the module."""
+        self.follow(module)
+        # Private modules of other libraries change between versions.
+        return [module.partition("._")[0], name]
 
-    def _own_class(self, cls: type) -> Any:
-        """Describe a class by its definition, what has replaced its methods, and its plain
-        attributes, which may be assigned later.
-        """
-        module, name = cls.__module__, cls.__qualname__
-        replaced = {
-            attribute: self._known(f"{name}.{attribute}", method)
-            for attribute, method in vars(cls).items()
-            if isinstance(method, FunctionType)
-            and self._is_own(method.__module__)
-            and (method.__module__, method.__qualname__)
-            != (module, f"{name}.{attribute}")
-        }
-        attributes = {}
-        for attribute, value in sorted(vars(cls).items()):
-            if type(value) in (*LITERALS, str) and not attribute.startswith("__"):
-                # A path counts by what defines it.
-                with suppress(_Opaque):
-                    attributes[attribute] = self._value(value)
-        definition = self._definition(module, name.partition(".")[0])
-        return [name, definition, replaced, attributes]
-
-    def _definition(self, module: str, name: str) -> Any:
-        """Return a reference to the statements of a module that define a name; '' stands
-        for all of it.
-        """
-        if not self._is_own(module):
-            return _external(module, name)
-        return self._entry((module, name), lambda: self._statements(module, name))
-
-    def _statements(self, module: str, name: str) -> Any:
-        where = f"{module}.{name}".rstrip(".")
-        namespace = vars(sys.modules[module]) if module in sys.modules else {}
+    def _object(self, value: Any) -> Any:
+        """Describe an object by what pickle would rebuild it from."""
         try:
-            tree = source_of(str(namespace.get("__file__")), namespace).tree
-        except NoSource as reason:
-            return self._unknown(f"{where} has {reason}")
-        found = [one for one in tree.body if not name or name in names_bound(one)]
-        if name and not found:
-            return self._unknown(f"{where} has no definition in its module's source")
-        return [self._syntax(where, one, namespace, {}) for one in found]
-
-    def _syntax(
-        self,
-        where: str,
-        node: ast.AST,
-        namespace: Mapping[str, Any],
-        held: Mapping[str, Any],
-    ) -> Any:
-        """Describe syntax, and what the names in it stand for, except those in `held`. A
-        variable counts as the global of its name, too.
-        """
-        used = {}
-        for module, name in imports(node, str(namespace.get("__package__") or "")):
-            if self._is_own(module):
-                found = _imported(module, name)
-                used[f"{module}.{name}"] = self._global(module, name, found)
-        module = str(namespace.get("__name__", ""))
-        for name, attribute in sorted(set(names_used(node))):
-            if name in held or name in LOCATIONS:
-                continue
-            if name in namespace:
-                value = namespace[name]
-                reached = (value, getattr(value, attribute, None))
-                if any(one is other for one in reached for other in BY_NAME):
-                    self._unknown(f"{where} uses {name} to import by name")
-                found = self._global(module, name, value, attribute)
-                used[f"{name}.{attribute}"] = found
-            elif name in DYNAMIC:
-                self._unknown(f"{where} uses {name}()")
-        return [as_json(node), used]
-
-    def _global(self, module: str, name: str, value: Any, attribute: str = "") -> Any:
-        """Describe a global of a module by its value or, if it has none that can be
-        compared, by its definition; of an own module only the attribute that is used.
-        """
-        if isinstance(value, ModuleType) and self._is_own(value.__name__) and attribute:
-            found = getattr(value, attribute, None)
-            return self._global(value.__name__, attribute, found)
-        try:
-            return self._value(value)
-        except _Opaque as reason:
-            origin = [str(getattr(value, one, "")) for one in ORIGIN]
-            return [str(reason), origin, self._definition(module, name)]
+            if isinstance(value, Tensor):
+                raise TypeError
+            reduced = value.__reduce_ex__(2)
+        except Exception as error:
+            # Objects may refuse to be taken apart in any way they like.
+            kind = type(value)
+            raise _Opaque(f"holds a {kind.__module__}.{kind.__qualname__}") from error
+        if isinstance(reduced, str):
+            return self._named(value.__module__, reduced)
+        parts = (list(one) if isinstance(one, Iterator) else one for one in reduced)
+        return ["object", [self._value(one) for one in parts]]
 
 
-def _external(module: str, name: str) -> Any:
-    """Return what another library defines, by its name, without the private parts of its
-    module, which change between versions.
-    """
-    return ["external", module.partition("._")[0], name]
+def _find(module: str) -> Any:
+    """Return where Python finds a module; None for what is no module."""
+    with suppress(ImportError, ValueError):
+        return importlib.util.find_spec(module)
+    return None
 
 
-def _imported(module: str, name: str) -> Any:
-    """Return what an import gives, or its text if it fails."""
-    place = f"{module}.{name}".rstrip(".")
-    try:
-        return pkgutil.resolve_name(place)
-    except (ImportError, AttributeError, ValueError):
-        return place
+def _modules_in(package: str) -> Iterator[str]:
+    """Yield the modules in a package and in those in it."""
+    folders = getattr(_find(package), "submodule_search_locations", None)
+    for info in pkgutil.iter_modules(folders or (), f"{package}."):
+        yield info.name
+        yield from _modules_in(info.name)

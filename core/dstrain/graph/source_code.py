@@ -1,21 +1,27 @@
-"""Read the source of code that runs as syntax, without what changes no value:
-docstrings, comments, annotations and formatting.
+"""Read the source of modules as syntax, without what changes no value: docstrings, comments
+and formatting.
 """
 
 import ast
+import importlib.util
 import linecache
+import os
+import sys
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType
+from importlib.machinery import SourceFileLoader
+from types import CodeType, FunctionType
 from typing import Any
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 UNCOUNTED = frozenset({"ctx", "kind", "simple", "type_comment"})
 """Fields of syntax that follow from the others, or change nothing."""
+DYNAMIC = frozenset({"__import__", "eval", "exec", "globals"})
+"""Built-in functions that reach code by a text, which syntax does not show."""
+BY_NAME = frozenset({"import_module", "resolve_name", "sys.modules"})
+"""What does the same in the library."""
 
 
 class NoSource(Exception):
@@ -29,33 +35,39 @@ class SourceCode:
     tree: ast.Module
     codes: list[CodeType]
     """All code that it compiles to."""
-    functions: Mapping[tuple[str, int], list[Any]]
-    """The functions by name and first line."""
+    dynamic: list[str]
+    """What it uses to reach code by a text."""
+    package: str
+    """What its relative imports begin at."""
 
 
-def source_of(file: str, namespace: Mapping[str, Any]) -> SourceCode:
-    """Return the source of a module; raise NoSource if there is none."""
-    # linecache also finds sources in zip files and those of notebooks; this forgets what
-    # has changed on disk.
-    linecache.checkcache(file)
-    text = "".join(linecache.getlines(file, dict(namespace)))
-    if not text:
-        raise NoSource("no Python source")
-    return _parsed(text)
-
-
-def find_function(code: CodeType, namespace: Mapping[str, Any]) -> ast.AST:
-    """Return the syntax of a function; raise NoSource if its source is not there, or is
-    not what it was compiled from.
+def read_source(module: str) -> SourceCode:
+    """Return the source of a module; raise NoSource if there is none, or if it is not that
+    of the code that runs.
     """
-    source = source_of(code.co_filename, namespace)
-    # A file may be edited while the code that was read from it is running.
-    if code not in source.codes:
-        raise NoSource("another source on disk than the code that runs")
-    found: list[ast.AST] = source.functions[code.co_name, code.co_firstlineno]
-    if len(found) > 1:
-        raise NoSource("another function of its name in its line")
-    return found[0]
+    here = vars(sys.modules[module]) if module in sys.modules else {}
+    spec = here.get("__spec__")
+    with suppress(ImportError, ValueError):
+        spec = spec or importlib.util.find_spec(module)
+    file = here.get("__file__") or getattr(spec, "origin", None)
+    # linecache also finds sources in zip files; this forgets what has changed on disk.
+    linecache.checkcache(file)
+    text = "".join(linecache.getlines(str(file), here or None))
+    is_namespace = file is None and getattr(spec, "submodule_search_locations", None)
+    if not text and not is_namespace and not _is_empty(str(file)):
+        raise NoSource("no Python source")
+    tree, codes, dynamic = _parsed(text)
+    # Others, such as pytest's, compile something else.
+    if isinstance(getattr(spec, "loader", None), SourceFileLoader):
+        for one in here.values():
+            # A file may be edited while the code that was read from it is running.
+            if (
+                isinstance(one, FunctionType)
+                and one.__code__.co_filename == file
+                and one.__code__ not in codes
+            ):
+                raise NoSource("another source on disk than the code that runs")
+    return SourceCode(tree, codes, dynamic, getattr(spec, "parent", None) or "")
 
 
 def as_json(node: Any) -> Any:
@@ -83,45 +95,31 @@ def literal(value: Any) -> Any:
     return [type(value).__name__, text]
 
 
-def names_used(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the names in syntax, each with the attribute that follows it, or ''."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        yield node.value.id, node.attr
-    elif isinstance(node, ast.Name):
-        yield node.id, ""
-    else:
-        for one in ast.iter_child_nodes(node):
-            yield from names_used(one)
-
-
-def imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
-    """Yield what imports in syntax give: module and name, '' for the module itself."""
-    for one in ast.walk(node):
+def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, str]]:
+    """Yield what imports in syntax give, and texts of the form "module:Name": module and
+    name, '' for the module itself.
+    """
+    for one in ast.walk(tree):
         if isinstance(one, ast.Import):
-            yield from ((alias.name, "") for alias in one.names)
+            for alias in one.names:
+                # `import a.b` binds a.
+                yield alias.name if alias.asname else alias.name.partition(".")[0], ""
         elif isinstance(one, ast.ImportFrom):
             above = package.split(".")[: 1 - one.level or None] if one.level else []
             module = ".".join([*above, *filter(None, [one.module])])
             yield from ((module, alias.name) for alias in one.names)
+        elif isinstance(one, ast.Constant) and isinstance(one.value, str):
+            module, _, name = one.value.partition(":")
+            if name.isidentifier():
+                yield module, name
 
 
-def names_bound(statement: ast.AST) -> set[str]:
-    """Return the names that a statement of a module binds."""
-    if isinstance(statement, DEFINITIONS):
-        return {statement.name}
-    names = set()
-    for one in ast.walk(statement):
-        if isinstance(one, ast.alias):
-            names.add(one.asname or one.name)
-        elif isinstance(one, DEFINITIONS):
-            names.add(one.name)
-        elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
-            names.add(one.id)
-    return names
+def _is_empty(file: str) -> bool:
+    return file.endswith(".py") and os.path.isfile(file)
 
 
 @lru_cache(maxsize=64)
-def _parsed(text: str) -> SourceCode:
+def _parsed(text: str) -> tuple[ast.Module, list[CodeType], list[str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -132,49 +130,26 @@ def _parsed(text: str) -> SourceCode:
     for code in codes:
         # The list grows while it is read.
         codes.extend(one for one in code.co_consts if isinstance(one, CodeType))
-    functions = defaultdict(list)
+    dynamic = set()
     for node in ast.walk(tree):
-        if isinstance(node, FUNCTIONS):
-            first = [*getattr(node, "decorator_list", []), node][0]
-            name = getattr(node, "name", "<lambda>")
-            functions[name, first.lineno].append(node)
-    return SourceCode(tree, codes, functions)
+        if isinstance(node, ast.Name):
+            dynamic |= {node.id} & DYNAMIC
+        elif isinstance(node, ast.Attribute):
+            dynamic |= {node.attr, ast.unparse(node)} & BY_NAME
+        elif isinstance(node, ast.ImportFrom):
+            for one in node.names:
+                dynamic |= {one.name, f"{node.module}.{one.name}"} & BY_NAME
+    return tree, codes, sorted(dynamic)
 
 
 class _Counted(ast.NodeTransformer):
-    """Remove docstrings, `pass` and annotations from syntax."""
+    """Remove docstrings from syntax."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         is_text = isinstance(node.value, ast.Constant)
         return None if is_text else self.generic_visit(node)
 
-    def visit_Pass(self, node: ast.Pass) -> None:
-        return None
-
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
         # Some versions of Python add empty texts.
         node.values = [one for one in node.values if getattr(one, "value", 1) != ""]
         return self.generic_visit(node)
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        node.annotation = None
-        return node
-
-    def visit_FunctionDef(self, node: Any) -> ast.AST:
-        node.returns = None
-        return self.generic_visit(node)
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        plain = ast.Assign([node.target], node.value) if node.value else None
-        return plain and self.generic_visit(plain)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        # Annotations here may declare fields.
-        fields = ast.AnnAssign
-        body = [
-            one if isinstance(one, fields) else self.visit(one) for one in node.body
-        ]
-        node.body = list(filter(None, body))
-        return node

@@ -6,14 +6,19 @@ TypedDict that a unit returns lists its outputs.
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from dstrain.errors import UsageError
 from dstrain.graph.code_digest import code_of, module_of
 from dstrain.graph.values import copy_value, kind_of, read_only
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Not an attribute of the function, which functools.wraps would copy to another.
+VERSIONS: MutableMapping[Callable[..., Any], int] = WeakKeyDictionary()
 
 CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
 """Keyword-only parameters of any function that do not name a component.
@@ -28,6 +33,20 @@ LOSS_CONTEXT = CONTEXT | {
 """Such parameters of a loss."""
 
 
+def versioned(version: int) -> Callable[[Function], Function]:
+    """Declare the version of what a unit, or another function of a variant, computes: raise
+    it when it computes something else. Cached results of older versions are then not used.
+
+    Without one, the code of the function's module and of what this imports counts.
+    """
+
+    def declare(function: Function) -> Function:
+        VERSIONS[function] = version
+        return function
+
+    return declare
+
+
 @dataclass(frozen=True)
 class FunctionSpec:
     """A function with what it needs."""
@@ -38,6 +57,8 @@ class FunctionSpec:
     """Value name -> whether it is required."""
     components: tuple[str, ...] = ()
     """Names of the components and of the context that it uses."""
+    version: int = 0
+    """That of what it computes, as `versioned` has it; 0 stands for none."""
 
     @classmethod
     def of(
@@ -67,7 +88,7 @@ class FunctionSpec:
             else:
                 what = f"parameter {parameter} hides names; write each one out"
                 raise UsageError(where, what)
-        return cls(name, function, inputs, tuple(components))
+        return cls(name, function, inputs, tuple(components), VERSIONS.get(function, 0))
 
     @property
     def where(self) -> str:
@@ -79,30 +100,45 @@ class FunctionSpec:
         """Return the inputs without which the function cannot run."""
         return tuple(name for name, needed in self.inputs.items() if needed)
 
+    @cached_property
+    def identity(self) -> Mapping[str, Any]:
+        """Return what the function is, as JSON data: module, name, and its version or the
+        digests of the code that it depends on.
+
+        Raises UsageError for code that no digest can cover, unless there is a version.
+        """
+        code = None if self.version else code_of(self.function)
+        if code and code.unknown:
+            more = len(code.unknown) - 1
+            raise UsageError(
+                f"unit {self.where}",
+                f"needs a version: {code.unknown[0]}"
+                + (f", and {more} more" if more else ""),
+                "write @versioned(1) above it, and raise the number when it computes something else",
+            )
+        return {
+            "module": module_of(self.function),
+            "name": getattr(self.function, "__qualname__", self.name),
+            **(code.facts if code else {"version": self.version}),
+        }
+
 
 @dataclass(frozen=True, init=False)
 class Unit(FunctionSpec):
-    """A preprocessing or decoding function that also declares its outputs and its version."""
+    """A preprocessing or decoding function that also declares its outputs."""
 
     outputs: Mapping[str, str] = field(init=False)
     """Value name -> kind, in the order of the TypedDict that the function returns."""
-    version: int = field(init=False)
-    """Raise it when the function computes something else and its code does not show it,
-    such as with a file that it reads: cached results of older versions are then not used.
-    0 stands for none; where code has no source, there must be one.
-    """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        version: int = 0,
         given: tuple[str, ...] = (),
     ) -> None:
         """Build a unit from a function that returns a TypedDict.
 
         Args:
             function: Its parameters are as `FunctionSpec.of` wants them.
-            version: The version of what it computes, from 1.
             given: Parameters that the caller itself supplies.
 
         Raises UsageError when the declaration is incomplete.
@@ -117,32 +153,11 @@ class Unit(FunctionSpec):
             outputs[name] = kind_of(hint, f"{self.where} -> {name}")
         # The class is frozen.
         object.__setattr__(self, "outputs", outputs)
-        object.__setattr__(self, "version", version)
 
     @cached_property
     def identity(self) -> Mapping[str, Any]:
-        """Return what the function is, as JSON data: module, name, version, outputs and
-        the digest of its code.
-
-        Raises UsageError for code that no digest can cover, unless the unit has a
-        version.
-        """
-        code = code_of(self.function)
-        if code.unknown and not self.version:
-            more = len(code.unknown) - 1
-            raise UsageError(
-                f"unit {self.where}",
-                f"needs a version: {code.unknown[0]}"
-                + (f", and {more} more" if more else ""),
-                "declare it with Unit(function, version=1), and raise it when the unit computes something else",
-            )
-        return {
-            "module": module_of(self.function),
-            "name": getattr(self.function, "__qualname__", self.name),
-            "version": self.version,
-            "outputs": dict(self.outputs),
-            "code": code.digest,
-        }
+        """Return what the unit is, with its outputs."""
+        return {**super().identity, "outputs": dict(self.outputs)}
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the function with all that it is given and asks for."""

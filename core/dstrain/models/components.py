@@ -109,6 +109,10 @@ class Component:
     error in them is one in all that they scale: where the others are stored in 4 bits,
     these are better stored in 8.
     """
+    version: int = 0
+    """That of what the family's code makes of its files: raise it when that is something
+    else. With 0, the code counts of the module that declares it and of what that imports.
+    """
     lora: tuple[LoraKeyFormat, ...] = ()
     """How LoRA files name its layers, where that of a program is not the default."""
 

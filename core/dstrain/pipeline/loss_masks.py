@@ -25,9 +25,8 @@ from dstrain.graph import (
     PipelineSpec,
     Plan,
     Task,
-    code_of,
 )
-from dstrain.graph.unit import Unit
+from dstrain.graph.unit import Unit, versioned
 
 MASK = "loss_mask"
 """The input."""
@@ -45,6 +44,7 @@ class LossWeight(TypedDict):
     """(1, 1, ..., latent height, latent width), fp32, 0 to 1."""
 
 
+@versioned(1)
 def weigh_latents(
     latent_shape: tuple[int, ...], loss_mask: Image.Image, unmasked_weight: float
 ) -> LossWeight:
@@ -87,9 +87,8 @@ class MaskUnit(Unit):
 
     @cached_property
     def identity(self) -> Mapping[str, Any]:
-        """Return what the unit is, with the code of `latent_shape`."""
-        shape_code = code_of(self.latent_shape.function).digest
-        return {**super().identity, "latent shape": shape_code}
+        """Return what the unit is, with what `latent_shape` is."""
+        return {**super().identity, "latent shape": self.latent_shape.identity}
 
     def call(self, arguments: Mapping[str, Any]) -> LossWeight:
         """Compute the shape from what it asks for, and the weight."""

@@ -18,7 +18,7 @@ from dstrain.graph.spec import (
     ExpertSchedule as ExpertSchedule,
     PipelineSpec as PipelineSpec,
 )
-from dstrain.graph.unit import Unit as Unit
+from dstrain.graph.unit import versioned as versioned
 from dstrain.graph.values import Frames as Frames
 from dstrain.models.components import Component as Component, Files as Files
 from dstrain.models.formats import (

@@ -78,7 +78,7 @@ def plan_identity(
     facts |= units
     cached_with = {name for plan in plans for name in plan.components["data_process"]}
     for name in sorted(cached_with):
-        facts[f"component {name} code"] = setup.component_code(name)
+        facts[f"component {name}"] = dict(setup.component_code(name))
     used = frozenset[str]().union(*(plan.used_inputs for plan in plans))
     for name in sorted(used):
         record = _input_record(setup, name)

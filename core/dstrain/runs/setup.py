@@ -423,13 +423,22 @@ class Setup:
             return self.saving.saves
         return "diffsynth" if config.remove_prefix_in_ckpt else "diffusers"
 
-    def component_code(self, name: str) -> str:
-        """Return the digest of the family's own code for a component: of the classes and
-        key tables by which it is loaded, not of what its files contain.
+    def component_code(self, name: str) -> Mapping[str, Any]:
+        """Return the version of the family's own code for a component, or the digests of
+        the code by which it is loaded; not of what its files contain.
         """
-        package = self.family.components.partition(":")[0].partition(".")[0]
         component = components_of(self.family)[name]
-        return loading_code(package, component.network, component.formats)
+        if component.version:
+            return {"version": component.version}
+        module = self.family.components.partition(":")[0]
+        code = loading_code(module, component.network, component.formats)
+        if code.unknown:
+            raise UsageError(
+                f"component {name} of {self.family.name}",
+                f"needs a version: {code.unknown[0]}",
+                "give it Component(version=1), and raise the number when it loads something else",
+            )
+        return code.facts
 
     @cached_property
     def versions(self) -> dict[str, str]:

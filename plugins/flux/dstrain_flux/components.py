@@ -108,6 +108,7 @@ COMPONENTS = (
         "dit",
         network=DiffusersNetwork("FluxTransformer2DModel"),
         folder="transformer",
+        version=1,
         default_configs={
             **dict.fromkeys(TRANSFORMERS, CONFIGS / "dit.json"),
             "black-forest-labs/FLUX.1-Fill-dev": CONFIGS / "dit_fill.json",
@@ -126,6 +127,7 @@ COMPONENTS = (
         "controlnet",
         network=DiffusersNetwork("dstrain_flux.networks:FluxControlNetModel"),
         folder="controlnet",
+        version=1,
         default_configs=CONTROLNETS,
         infer=infer_controlnet,
         unquantized=(
@@ -152,6 +154,7 @@ COMPONENTS = (
         "ipadapter",
         network=DiffusersNetwork("dstrain_flux.networks:FluxIPAdapter"),
         folder="ipadapter",
+        version=1,
         default_configs={"InstantX/FLUX.1-dev-IP-Adapter": {}},
         infer=infer_ipadapter,
         original_filenames=("ip-adapter*",),
@@ -161,6 +164,7 @@ COMPONENTS = (
         "text_encoder_1",
         network=TransformersNetwork("CLIPTextModel", "CLIPTextConfig"),
         folder="text_encoder",
+        version=1,
         default_configs=dict.fromkeys(TRANSFORMERS, CONFIGS / "text_encoder.json"),
         **KEY_MAPS["text_encoder_1"],
     ),
@@ -168,6 +172,7 @@ COMPONENTS = (
         "text_encoder_2",
         network=TransformersNetwork("T5EncoderModel", "T5Config"),
         folder="text_encoder_2",
+        version=1,
         default_configs=dict.fromkeys(TRANSFORMERS, CONFIGS / "text_encoder_2.json"),
         **KEY_MAPS["text_encoder_2"],
     ),
@@ -175,6 +180,7 @@ COMPONENTS = (
         "vae",
         network=DiffusersNetwork("AutoencoderKL"),
         folder="vae",
+        version=1,
         default_configs=dict.fromkeys(TRANSFORMERS, CONFIGS / "vae.json"),
         original_filenames=("ae.*",),
         **KEY_MAPS["vae"],
@@ -183,6 +189,7 @@ COMPONENTS = (
         "image_encoder",
         network=TransformersNetwork("SiglipVisionModel", "SiglipVisionConfig"),
         folder="image_encoder",
+        version=1,
         default_configs=dict.fromkeys((REDUX, SIGLIP), CONFIGS / "image_encoder.json"),
         **KEY_MAPS["image_encoder"],
     ),
@@ -192,9 +199,14 @@ COMPONENTS = (
             "diffusers.pipelines.flux.modeling_flux:ReduxImageEncoder"
         ),
         folder="image_embedder",
+        version=1,
         default_configs={REDUX: {"redux_dim": 1152, "txt_in_features": 4096}},
         **KEY_MAPS["redux"],
     ),
-    Component("tokenizer_1", network=Tokenizer("CLIPTokenizer"), folder="tokenizer"),
-    Component("tokenizer_2", network=Tokenizer("T5Tokenizer"), folder="tokenizer_2"),
+    Component(
+        "tokenizer_1", network=Tokenizer("CLIPTokenizer"), folder="tokenizer", version=1
+    ),
+    Component(
+        "tokenizer_2", network=Tokenizer("T5Tokenizer"), folder="tokenizer_2", version=1
+    ),
 )

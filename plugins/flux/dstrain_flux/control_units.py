@@ -3,6 +3,7 @@
 from typing import Any, TypedDict
 
 import torch
+from dstrain.plugin import versioned
 from dstrain.plugin.functional import convert_image, images_to_tensor
 from PIL import Image
 from torch import Tensor
@@ -39,6 +40,7 @@ class ControlMode(TypedDict):
     """(1, 1), integer."""
 
 
+@versioned(1)
 def encode_fill(
     flux_fill_image: Image.Image,
     flux_fill_mask: Image.Image,
@@ -61,6 +63,7 @@ def encode_fill(
     }
 
 
+@versioned(1)
 def encode_control(
     controlnet_image: Image.Image,
     height: int,
@@ -75,6 +78,7 @@ def encode_control(
     return {"control_latents": encode_pixels(pixels, vae, device, dtype)}
 
 
+@versioned(1)
 def encode_masked_control(
     controlnet_image: Image.Image,
     controlnet_inpaint_mask: Image.Image,
@@ -97,6 +101,7 @@ def encode_masked_control(
     return {"control_latents": torch.cat([latents, known.to(device)], dim=1)}
 
 
+@versioned(1)
 def find_control_mode(
     controlnet_processor_id: str, *, device: torch.device
 ) -> ControlMode:

@@ -3,6 +3,7 @@
 from typing import Any, TypedDict
 
 import torch
+from dstrain.plugin import versioned
 from dstrain.plugin.functional import convert_image, images_to_tensor
 from PIL import Image
 from torch import Tensor
@@ -29,6 +30,7 @@ class ImageEmbeddings(TypedDict):
     """(1, images, channels), the image encoder's dtype."""
 
 
+@versioned(1)
 def encode_redux_image(
     flux_redux_image: Image.Image,
     *,
@@ -41,6 +43,7 @@ def encode_redux_image(
     return {"image_tokens": image_encoder(pixels).last_hidden_state}
 
 
+@versioned(1)
 def embed_redux_image(image_tokens: Tensor, *, redux: Any) -> ReduxPrompt:
     """Map SigLIP's tokens to those of a prompt, as FluxPriorReduxPipeline of diffusers
     does.
@@ -48,6 +51,7 @@ def embed_redux_image(image_tokens: Tensor, *, redux: Any) -> ReduxPrompt:
     return {"redux_emb": redux(image_tokens).image_embeds}
 
 
+@versioned(1)
 def encode_ipadapter_images(
     ipadapter_images: list[Image.Image],
     *,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from dstrain.plugin import versioned
 from dstrain.plugin.functional import (
     check_sides,
     override_positional_args,
@@ -238,6 +239,7 @@ def image_ids(latents: Tensor, index: int) -> Tensor:
     return torch.nn.functional.pad(numbers, (1, 0), value=index).to(latents.dtype)
 
 
+@versioned(1)
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
     """Return (1, 16, height / 8, width / 8); raises InputError for a side that is not
     a multiple of 16.

@@ -4,7 +4,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.plugin import InputError
+from dstrain.plugin import InputError, versioned
 from dstrain.plugin.functional import white_pixels
 from PIL import Image
 from torch import Tensor
@@ -27,6 +27,7 @@ class EntityMasks(TypedDict):
     """(1, entities, height / 8, width / 8), bool."""
 
 
+@versioned(1)
 def encode_entities(
     eligen_entity_prompts: list[str],
     *,
@@ -47,6 +48,7 @@ def encode_entities(
     return {"entity_emb": torch.stack(encoded, dim=1)}
 
 
+@versioned(1)
 def resize_entity_masks(
     eligen_entity_masks: list[Image.Image],
     eligen_entity_prompts: list[str],

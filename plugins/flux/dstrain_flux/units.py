@@ -4,6 +4,7 @@ import math
 from typing import Any, TypedDict
 
 import torch
+from dstrain.plugin import versioned
 from dstrain.plugin.functional import (
     check_length,
     convert_image,
@@ -87,6 +88,7 @@ class DecodedImage(TypedDict):
     image: Image.Image
 
 
+@versioned(1)
 def encode_clip(
     prompt: str, *, text_encoder_1: Any, tokenizer_1: Any, device: torch.device
 ) -> Pooled:
@@ -97,6 +99,7 @@ def encode_clip(
     return {"pooled_emb": text_encoder_1(tokens).pooler_output}
 
 
+@versioned(1)
 def encode_prompt(
     prompt: str, *, text_encoder_2: Any, tokenizer_2: Any, device: torch.device
 ) -> Prompt:
@@ -104,6 +107,7 @@ def encode_prompt(
     return _encode_by_t5(prompt, T5_TOKENS, text_encoder_2, tokenizer_2, device)
 
 
+@versioned(1)
 def encode_schnell_prompt(
     prompt: str, *, text_encoder_2: Any, tokenizer_2: Any, device: torch.device
 ) -> Prompt:
@@ -111,6 +115,7 @@ def encode_schnell_prompt(
     return _encode_by_t5(prompt, SCHNELL_TOKENS, text_encoder_2, tokenizer_2, device)
 
 
+@versioned(1)
 def encode_image(
     input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Latents:
@@ -121,6 +126,7 @@ def encode_image(
     return {"input_latents": encode_pixels(pixels, vae, device, dtype)}
 
 
+@versioned(1)
 def resize_kontext(
     kontext_images: list[Image.Image], kontext_pixels: int
 ) -> KontextImages:
@@ -133,6 +139,7 @@ def resize_kontext(
     return {"resized_kontext_images": resized}
 
 
+@versioned(1)
 def encode_kontext(
     resized_kontext_images: list[Image.Image],
     *,
@@ -161,6 +168,7 @@ def kontext_size(width: int, height: int, pixels: int) -> tuple[int, int]:
     return columns * multiple, rows * multiple
 
 
+@versioned(1)
 def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     """Decode latents, (1, 16, height / 8, width / 8), to an RGB image."""
     latents = latents.to(vae.device, torch.float32)

@@ -52,6 +52,7 @@ COMPONENTS = (
         "dit",
         network=DiffusersNetwork("QwenImageTransformer2DModel"),
         folder="transformer",
+        version=1,
         default_configs={
             **dict.fromkeys(IDS, CONFIGS / "dit.json"),
             "Qwen/Qwen-Image-Edit-2511": CONFIGS / "dit_edit_2511.json",
@@ -68,6 +69,7 @@ COMPONENTS = (
             "Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig"
         ),
         folder="text_encoder",
+        version=1,
         unquantized=("lm_head",),
         default_configs=dict.fromkeys(
             (*IDS, *LAYERED_IDS), CONFIGS / "text_encoder.json"
@@ -78,6 +80,7 @@ COMPONENTS = (
         "vae",
         network=DiffusersNetwork("AutoencoderKLQwenImage"),
         folder="vae",
+        version=1,
         default_configs={
             **dict.fromkeys(IDS, CONFIGS / "vae.json"),
             **dict.fromkeys(LAYERED_IDS, CONFIGS / "vae_layered.json"),
@@ -88,6 +91,7 @@ COMPONENTS = (
         "blockwise_controlnet",
         network=DiffusersNetwork("dstrain_qwen_image.controlnet:BlockwiseControlNet"),
         folder="blockwise_controlnet",
+        version=1,
         original_filenames=("model.safetensors",),
         default_configs={
             CONTROLNETS + kind: {
@@ -101,10 +105,13 @@ COMPONENTS = (
         unquantized=("img_in",),
         **KEY_MAPS["blockwise_controlnet"],
     ),
-    Component("tokenizer", network=Tokenizer("Qwen2Tokenizer"), folder="tokenizer"),
+    Component(
+        "tokenizer", network=Tokenizer("Qwen2Tokenizer"), folder="tokenizer", version=1
+    ),
     Component(
         "processor",
         network=Tokenizer("dstrain_qwen_image.processor:Processor"),
         folder="processor",
+        version=1,
     ),
 )

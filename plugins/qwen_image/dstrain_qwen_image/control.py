@@ -4,7 +4,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.plugin import InputError
+from dstrain.plugin import InputError, versioned
 from dstrain.plugin.functional import around_blocks
 from PIL import Image
 from torch import Tensor
@@ -31,6 +31,7 @@ class ContextLatents(TypedDict):
     """(1, 16, 1, height / 8, width / 8), fp32."""
 
 
+@versioned(1)
 def encode_control_image(
     blockwise_controlnet_image: Image.Image,
     height: int,
@@ -47,6 +48,7 @@ def encode_control_image(
     return {"control_latents": encode_with_vae(image, vae, device, dtype)}
 
 
+@versioned(1)
 def encode_context_image(
     context_image: Image.Image,
     height: int,
@@ -63,6 +65,7 @@ def encode_context_image(
     return {"context_latents": encode_with_vae(image, vae, device, dtype)}
 
 
+@versioned(1)
 def encode_inpaint_image(
     blockwise_controlnet_image: Image.Image,
     blockwise_controlnet_inpaint_mask: Image.Image,

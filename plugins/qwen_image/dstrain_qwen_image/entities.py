@@ -3,7 +3,7 @@
 from typing import Any, TypedDict
 
 import torch
-from dstrain.plugin import InputError
+from dstrain.plugin import InputError, versioned
 from dstrain.plugin.functional import white_pixels
 from PIL import Image
 from torch import Tensor
@@ -28,6 +28,7 @@ class EntityRegions(TypedDict):
     """(1, entities, height / 16 * width / 16), bool."""
 
 
+@versioned(1)
 def encode_entity_prompts(
     eligen_entity_prompts: list[str],
     height: int | None = None,
@@ -49,6 +50,7 @@ def encode_entity_prompts(
     }
 
 
+@versioned(1)
 def find_entity_tokens(
     eligen_entity_masks: list[Image.Image],
     eligen_entity_prompts: list[str],

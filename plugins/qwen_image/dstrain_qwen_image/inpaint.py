@@ -4,7 +4,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.plugin import InputError, LatentConstraint
+from dstrain.plugin import InputError, LatentConstraint, versioned
 from PIL import Image
 from torch import Tensor
 
@@ -21,6 +21,7 @@ class Inpainted(TypedDict):
     """(1, 1, 1, height / 8, width / 8), fp32: 1 where it is generated, 0 elsewhere."""
 
 
+@versioned(1)
 def encode_inpainted(
     input_image: Image.Image,
     inpaint_mask: Image.Image,

@@ -3,7 +3,7 @@
 from typing import Any, TypedDict
 
 import torch
-from dstrain.plugin import InputError
+from dstrain.plugin import InputError, versioned
 from PIL import Image
 from torch import Tensor
 
@@ -26,6 +26,7 @@ class DecodedLayers(TypedDict):
     """RGBA."""
 
 
+@versioned(1)
 def encode_layers(
     input_image: list[Image.Image],
     layer_num: int | None = None,
@@ -50,6 +51,7 @@ def encode_layers(
     return {"input_latents": torch.cat(frames, dim=2)}
 
 
+@versioned(1)
 def encode_layer_input(
     layer_input_image: Image.Image,
     height: int,
@@ -64,6 +66,7 @@ def encode_layer_input(
     return {"layer_input_latents": encode_with_vae(image, vae, device, dtype)}
 
 
+@versioned(1)
 def encode_layer_context(
     context_image: Image.Image,
     height: int,
@@ -108,12 +111,14 @@ def predict_layers(
     )
 
 
+@versioned(1)
 def latent_shape_layers(height: int, width: int, layer_num: int) -> tuple[int, ...]:
     """Return (1, 16, 1 + layer_num, height / 8, width / 8)."""
     batch, channels, _, *sides = latent_shape(height, width)
     return (batch, channels, 1 + layer_num, *sides)
 
 
+@versioned(1)
 def decode_layers(latents: Tensor, *, vae: Any) -> DecodedLayers:
     """Decode each frame of the latents to an RGBA image."""
     frames = latents.split(1, dim=2)

@@ -8,7 +8,7 @@ edit are more tokens of the same kind.
 from typing import Any
 
 import torch
-from dstrain.plugin import functional
+from dstrain.plugin import functional, versioned
 from dstrain.plugin.functional import override_positional_args
 from PIL import Image
 from torch import Tensor
@@ -113,6 +113,7 @@ def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     return unpack(guided * ratio, *positive.shape[-2:])
 
 
+@versioned(1)
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
     """Return (1, 16, 1, height / 8, width / 8); raises InputError for a side that is
     not a multiple of 16.
@@ -121,6 +122,7 @@ def latent_shape(height: int, width: int) -> tuple[int, ...]:
     return (1, CHANNELS, 1, height // DOWNSCALE, width // DOWNSCALE)
 
 
+@versioned(1)
 def latent_shape_edit(
     resized_edit_images: list[Image.Image],
     height: int | None = None,

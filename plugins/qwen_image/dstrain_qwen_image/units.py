@@ -5,7 +5,7 @@ from math import sqrt
 from typing import Any, TypedDict
 
 import torch
-from dstrain.plugin import InputError
+from dstrain.plugin import InputError, versioned
 from dstrain.plugin.functional import (
     convert_image,
     cover_image,
@@ -103,6 +103,7 @@ def max_tokens(
     return MAX_TOKENS - max(sides) // TOKEN_PIXELS // 2
 
 
+@versioned(1)
 def encode_prompt(
     prompt: str,
     height: int | None = None,
@@ -122,11 +123,13 @@ def encode_prompt(
     return _encode_tokens(tokens, PREFIX_TOKENS, text_encoder, device)
 
 
+@versioned(1)
 def resize_edit_image(edit_image: Image.Image, edit_pixels: int) -> EditImages:
     """Resize the image to edit to about `edit_pixels` pixels."""
     return {"resized_edit_images": [resize(edit_image, edit_pixels)]}
 
 
+@versioned(1)
 def resize_edit_images(
     edit_image: list[Image.Image], edit_pixels: int, edit_text_pixels: int
 ) -> EditImagesInTwoSizes:
@@ -165,6 +168,7 @@ def cover(
     return cover_image(convert_image(image, mode), (height, width))
 
 
+@versioned(1)
 def encode_edit_prompt(
     prompt: str,
     resized_edit_images: list[Image.Image],
@@ -183,6 +187,7 @@ def encode_edit_prompt(
     )
 
 
+@versioned(1)
 def encode_numbered_prompt(
     prompt: str,
     resized_text_images: list[Image.Image],
@@ -203,6 +208,7 @@ def encode_numbered_prompt(
     )
 
 
+@versioned(1)
 def encode_image(
     input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Latents:
@@ -212,6 +218,7 @@ def encode_image(
     return {"input_latents": encode_with_vae(input_image, vae, device, dtype)}
 
 
+@versioned(1)
 def encode_edit_images(
     resized_edit_images: list[Image.Image],
     *,
@@ -227,6 +234,7 @@ def encode_edit_images(
     }
 
 
+@versioned(1)
 def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     """Decode latents, (1, 16, 1, height / 8, width / 8), to an RGB image."""
     latents = latents.to(vae.device, torch.float32)

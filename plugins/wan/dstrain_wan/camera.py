@@ -3,6 +3,7 @@
 from typing import Any, TypedDict
 
 import torch
+from dstrain.plugin import versioned
 from torch import Tensor
 
 from dstrain_wan import DOWNSCALE, model_fn
@@ -34,6 +35,7 @@ class Camera(TypedDict):
     """
 
 
+@versioned(1)
 def encode_camera(
     camera_control_direction: str,
     num_frames: int,

@@ -3,7 +3,7 @@
 from typing import Any, TypedDict
 
 import torch
-from dstrain.plugin import Frames
+from dstrain.plugin import Frames, versioned
 from PIL import Image
 from torch import Tensor
 
@@ -27,6 +27,7 @@ class Reference(TypedDict):
     """(1, 16, 1, latent height, latent width), fp32."""
 
 
+@versioned(1)
 def encode_control(
     control_video: Frames, num_frames: int, height: int, width: int, *, vae: Any
 ) -> Control:
@@ -35,6 +36,7 @@ def encode_control(
     return {"control_latents": units.encode_frames(frames, vae)}
 
 
+@versioned(1)
 def encode_reference(
     reference_image: Image.Image, height: int, width: int, *, vae: Any
 ) -> Reference:
@@ -43,6 +45,7 @@ def encode_reference(
     return {"reference_latents": made["first_latents"]}
 
 
+@versioned(1)
 def encode_squeezed_clip(
     input_image: Image.Image, height: int, width: int, *, image_encoder: Any
 ) -> units.Clip:
@@ -54,6 +57,7 @@ def encode_squeezed_clip(
     return {"clip_feature": units.seen(image, image_encoder)}
 
 
+@versioned(1)
 def encode_clip_of_reference(
     reference_image: Image.Image, height: int, width: int, *, image_encoder: Any
 ) -> units.Clip:

@@ -8,7 +8,7 @@ width); the transformer itself cuts them into tokens, which are patches of 1x2x2
 from typing import Any
 
 import torch
-from dstrain.plugin import InputError, LatentConstraint
+from dstrain.plugin import InputError, LatentConstraint, versioned
 from dstrain.plugin.functional import check_sides
 from torch import Tensor
 from torch.nn.functional import pad
@@ -126,6 +126,7 @@ def keep_first_frame(
     return LatentConstraint(constrained, timestep.view(-1, 1, 1, 1, 1) * later, later)
 
 
+@versioned(1)
 def latent_shape(
     height: int, width: int, num_frames: int, *, vae_config: Any
 ) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from typing import Any, TypedDict
 
 import torch
+from dstrain.plugin import versioned
 from dstrain.plugin.functional import around_blocks
 from torch import Tensor
 
@@ -19,6 +20,7 @@ class Speed(TypedDict):
     """(1,), fp32, 0 to 100."""
 
 
+@versioned(1)
 def encode_speed(motion_bucket_id: float) -> Speed:
     """Return the speed as a tensor, so that each sample of a batch has its own."""
     return {"speed": torch.tensor([motion_bucket_id], dtype=torch.float32)}

@@ -5,7 +5,7 @@ import re
 from typing import Any, TypedDict
 
 import torch
-from dstrain.plugin import Frames, InputError
+from dstrain.plugin import Frames, InputError, versioned
 from dstrain.plugin.functional import (
     as_uint8,
     check_length,
@@ -70,6 +70,7 @@ class Video(TypedDict):
     video: Frames
 
 
+@versioned(1)
 def encode_prompt(
     prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device
 ) -> Prompt:
@@ -99,16 +100,19 @@ def clean(prompt: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
+@versioned(1)
 def encode_video(input_video: Frames, *, vae: Any) -> Latents:
     """Encode a video of 4n + 1 frames as the mode of the VAE's distribution."""
     return {"input_latents": encode_frames(to_minus_one_one(input_video.pixels), vae)}
 
 
+@versioned(1)
 def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
     """Encode an RGB image as the image encoder's last hidden states but one."""
     return {"clip_feature": seen(input_image, image_encoder)}
 
 
+@versioned(1)
 def encode_clip_of_ends(
     input_image: Image.Image, end_image: Image.Image, *, image_encoder: Any
 ) -> Clip:
@@ -134,6 +138,7 @@ def seen(image: Image.Image, image_encoder: Any) -> Tensor:
     return states
 
 
+@versioned(1)
 def encode_first(
     input_image: Image.Image,
     num_frames: int,
@@ -166,6 +171,7 @@ def encode_first(
     return {"y": torch.cat([mask, latents], dim=1)}
 
 
+@versioned(1)
 def encode_first_frame(
     input_image: Image.Image, height: int, width: int, *, vae: Any
 ) -> FirstLatents:
@@ -174,6 +180,7 @@ def encode_first_frame(
     return {"first_latents": encode_frames(first, vae)}
 
 
+@versioned(1)
 def decode(latents: Tensor, fps: float, *, vae: Any) -> Video:
     """Decode latents, (1, channels, latent frames, latent height, latent width)."""
     latents = latents.to(vae.device, torch.float32)

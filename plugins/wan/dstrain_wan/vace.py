@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, TypedDict
 
 import torch
-from dstrain.plugin import Frames
+from dstrain.plugin import Frames, versioned
 from dstrain.plugin.functional import around_blocks, images_to_tensor
 from PIL import Image
 from torch import Tensor
@@ -25,6 +25,7 @@ class Conditions(TypedDict):
     """
 
 
+@versioned(1)
 def encode_video_after_reference(
     input_video: Frames,
     vace_reference_image: Image.Image | None = None,
@@ -40,6 +41,7 @@ def encode_video_after_reference(
     return {"input_latents": latents}
 
 
+@versioned(1)
 def encode_conditions(
     num_frames: int,
     height: int,
@@ -109,6 +111,7 @@ def _encode_reference(image: Image.Image, height: int, width: int, vae: Any) -> 
     return units.encode_frames(canvas, vae)
 
 
+@versioned(1)
 def latent_shape(
     height: int,
     width: int,
@@ -126,6 +129,7 @@ def latent_shape(
     return (batch, channels, frames + (vace_reference_image is not None), *sides)
 
 
+@versioned(1)
 def decode(latents: Tensor, num_frames: int, fps: float, *, vae: Any) -> units.Video:
     """Decode latents without the frame of a reference image."""
     frames = (num_frames - 1) // vae.config.scale_factor_temporal + 1

@@ -9,7 +9,8 @@ from typing import Any, TypedDict
 from dstrain.cache.keys import PlanKeys
 from dstrain.data import Cell, input_key
 from dstrain.graph import Step
-from dstrain.plugin import Unit
+from dstrain.graph.unit import Unit
+from dstrain.plugin import versioned
 from dstrain.storage import Digests, hash_json
 from torch import Tensor
 
@@ -56,11 +57,13 @@ def key(step: Step = STEP, **facts: Any) -> str:
 
 
 def test_a_key_changes_with_everything_a_value_is_the_result_of() -> None:
+    newer = Unit(versioned(2)(encode))
+    versioned(0)(encode)
     without_size = replace(STEP, inputs={"prompt": "prompt"})
     found = {
         key(),
         key(family="other"),
-        key(replace(STEP, unit=Unit(encode, version=2))),
+        key(replace(STEP, unit=newer)),
         key(replace(STEP, unit=Unit(other))),
         key(reads={"prompt": "k2", "size": "k1"}),
         key(reads={"prompt": "k1", "size": "k1"}),

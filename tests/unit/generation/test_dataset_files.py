@@ -121,7 +121,7 @@ def test_images_that_rows_name_go_into_the_dataset_too(
 def test_a_mask_gets_the_size_of_its_image_though_its_column_comes_first(
     config: GenerateConfig, given: Path
 ) -> None:
-    Image.new("L", (16, 16)).save(given / "hints/mask.png")
+    Image.linear_gradient("L").resize((16, 16)).save(given / "hints/mask.png")
     hints = {"hint_mask": r"hints\mask.png", "hint_image": "hints/a.png"}
     rows = [{"prompt": "dog", "seed": 1, **hints}]
     (given / "prompts.json").write_text(json.dumps(rows))

@@ -91,7 +91,7 @@ def test_a_list_is_the_input_repeated_and_one_is_a_list_too(
 
 def test_a_mask_is_as_large_as_its_image(image: Path) -> None:
     for name, size in (("mask", (74, 42)), ("square", (37, 37))):
-        Image.new("L", size, 255).save(image.parent / f"{name}.png")
+        Image.linear_gradient("L").resize(size).save(image.parent / f"{name}.png")
     texts = [f"edit_image={image}", f"mask={image.parent / 'mask.png'}"]
     for order in (texts, texts[::-1]):
         assert given(*order)["mask"].size == (37, 21)

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import pytest
 from dstrain import Task, UsageError, split_units
 from dstrain.graph import FunctionSpec, Plan, Step, make_plan
+from dstrain.graph.unit import Unit
 from dstrain.plugin import (
     Column,
     ExpertSchedule,
@@ -17,7 +18,6 @@ from dstrain.plugin import (
     InferenceOnly,
     Measured,
     PipelineSpec,
-    Unit,
 )
 from hypothesis import HealthCheck, given, reject, settings, strategies as st
 from PIL.Image import Image

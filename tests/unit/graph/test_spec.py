@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import pytest
 from dstrain import Frames, Task, UsageError
 from dstrain.graph import Input
+from dstrain.graph.unit import Unit
 from dstrain.plugin import (
     Column,
     EntryCount,
@@ -16,7 +17,6 @@ from dstrain.plugin import (
     FlowMatchSchedule,
     Measured,
     PipelineSpec,
-    Unit,
 )
 from PIL import Image
 from torch import Tensor
@@ -198,7 +198,7 @@ def test_a_spec_whose_names_fit_is_built() -> None:
     assert spec.reads_videos and not build().reads_videos
     start = Column("a", "image", frame="first")
     assert build(inputs={**INPUTS, "start": start}).reads_videos
-    unit = Unit(encode_prompt, version=2)
+    unit = Unit(encode_prompt)
     assert build(unit).units == (unit,)
 
 

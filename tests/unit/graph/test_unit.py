@@ -4,6 +4,7 @@ loss's signature.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import wraps
 from types import FunctionType
 from typing import Any, TypedDict
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 from dstrain import Task, UsageError
 from dstrain.graph import code_of
-from dstrain.plugin import Column, Constant, QuantizationMethod, Unit
+from dstrain.graph.unit import Unit
+from dstrain.plugin import Column, Constant, QuantizationMethod, versioned
 from PIL.Image import Image
 from torch import Tensor
 
@@ -32,8 +34,8 @@ def encode(
 
 
 def test_inputs_components_and_outputs_are_the_signature() -> None:
-    unit = Unit(encode, version=3)
-    assert (unit.name, unit.version) == ("encode", 3)
+    unit = Unit(encode)
+    assert unit.name == "encode"
     assert dict(unit.inputs) == {"prompt": True, "image": False}
     assert unit.required == ("prompt",)
     assert unit.components == ("text_encoder", "tokenizer")
@@ -101,26 +103,29 @@ def test_a_buffer_that_is_returned_again_leaves_earlier_outputs_as_they_are() ->
     assert (first.tolist(), second.tolist()) == ([1, 1], [2, 2])
 
 
-def test_a_unit_is_identified_by_its_module_name_version_outputs_and_code() -> None:
-    unit = Unit(encode, version=3)
-    assert dict(unit.identity) == {
-        "module": __name__,
-        "name": "encode",
-        "version": 3,
-        "outputs": dict(unit.outputs),
-        "code": code_of(encode).digest,
-    }
+def test_a_unit_is_its_module_name_and_outputs_and_its_version_or_its_code() -> None:
+    outputs = Unit(encode).outputs
+    here = {"module": __name__, "name": "encode", "outputs": dict(outputs)}
+    assert dict(Unit(encode).identity) == {**here, **code_of(encode).facts}
+    numbered = wraps(encode)(lambda: None)
+    versioned(3)(numbered)
+    assert dict(Unit(numbered).identity) == {**here, "version": 3}
+
+    # What wraps it is another function.
+    @wraps(numbered)
+    def wrapped() -> None: ...
+
+    assert Unit(wrapped).version == 0
 
 
 def test_a_unit_without_source_needs_a_version() -> None:
-    without = FunctionType(
-        encode.__code__.replace(co_filename="<text>"), encode.__globals__, "encode"
+    other = FunctionType(
+        encode.__code__.replace(co_name="other"), encode.__globals__, "other"
     )
-    without.__annotations__ = encode.__annotations__
-    without.__kwdefaults__ = encode.__kwdefaults__
-    with pytest.raises(UsageError, match=rf"unit {__name__}.encode: .*version"):
-        assert Unit(without).identity
-    assert Unit(without, version=1).identity["version"] == 1
+    other.__annotations__ = {"return": Number}
+    with pytest.raises(UsageError, match=rf"unit {__name__}.other: .*version"):
+        assert Unit(other).identity
+    assert Unit(versioned(1)(other)).identity["version"] == 1
 
 
 def test_a_unit_may_call_its_function_in_its_own_way() -> None:

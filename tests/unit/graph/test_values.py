@@ -14,7 +14,7 @@ import pytest
 import torch
 from dstrain import Frames, UsageError
 from dstrain.graph import deserialize, serialize
-from dstrain.plugin import Unit
+from dstrain.graph.unit import Unit
 from dstrain.storage import read_tensors, write_tensors
 from PIL import Image, ImageDraw
 from torch import Tensor

@@ -9,13 +9,13 @@ import pytest
 import torch
 from dstrain import SFT, Pipeline, Task, UsageError
 from dstrain.graph import make_plan
+from dstrain.graph.unit import Unit
 from dstrain.plugin import (
     Column,
     ExpertSchedule,
     FlowMatchSchedule,
     LatentConstraint,
     PipelineSpec,
-    Unit,
 )
 from torch import Tensor
 

@@ -17,7 +17,7 @@ def component_keys(setup: Setup, found: Found, digests: Digests) -> dict[str, st
     """
     components = component_digests(found, digests)
     for name in found.files:
-        code = setup.component_code(name)
+        code = dict(setup.component_code(name))
         components[name] = hash_json("component", [components[name], code])
     experts = setup.spec.experts
     if experts is not None:

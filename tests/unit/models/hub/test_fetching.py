@@ -23,7 +23,7 @@ from dstrain import (
 )
 from dstrain.models import assign, find
 from dstrain.models.hub import RECORD, ModelSource, chosen_hub, fetch
-from dstrain.plugin import Unit
+from dstrain.plugin import versioned
 
 from tests.support import family
 from tests.support.family import IDS, write
@@ -63,7 +63,7 @@ def knowing(
 
 
 # pytest rewrites its assertion, so that no source says what it computes.
-UNITS = (family.encode_prompt, Unit(knowing, version=1))
+UNITS = (family.encode_prompt, versioned(1)(knowing))
 PIPELINES = {name: replace(one, units=UNITS) for name, one in family.PIPELINES.items()}
 FAMILY = replace(family.MODEL, name="knowing", pipelines=f"{__name__}:PIPELINES")
 

@@ -207,7 +207,7 @@ def test_a_hostile_tar_is_refused_and_nothing_is_left(
         import_cache(bad, tmp_path / "to/cache")
     assert caught.value.where == str(bad)
     assert left(tmp_path / "to/cache") == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar", "to"]
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.tar"]
 
 
 def refused(bad: Path, cache: Path) -> None:

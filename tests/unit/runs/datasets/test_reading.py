@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dstrain.data import AugmentationOptions, Buckets, CaptionOptions, Resolution
-from dstrain.plugin import Column, Unit
+from dstrain.plugin import Column, versioned
 from dstrain.runs.resolve import resolve
 from PIL import Image
 
@@ -51,7 +51,7 @@ def test_columns_that_only_other_variants_have_may_be_named(
     other = replace(
         family.BASE,
         inputs={**family.BASE.inputs, "edit": edit},
-        units=(family.encode_prompt, Unit(encode_image, 1)),
+        units=(family.encode_prompt, versioned(1)(encode_image)),
     )
     monkeypatch.setitem(family.PIPELINES, "other", other)
     names = "image,edit_image,edit_imag"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.plugin import Column, Unit
+from dstrain.plugin import Column, versioned
 from PIL import Image
 
 from tests.support import family
@@ -138,7 +138,7 @@ def test_columns_that_no_input_reads_are_named_with_the_flag_that_reads_them(
     spec = replace(
         family.BASE,
         inputs={**family.BASE.inputs, **optional},
-        units=(family.encode_prompt, Unit(encode_image, 1)),
+        units=(family.encode_prompt, versioned(1)(encode_image)),
     )
     monkeypatch.setitem(family.PIPELINES, "base", spec)
     rows = json.loads((data / "metadata.json").read_text())
