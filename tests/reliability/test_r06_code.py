@@ -258,6 +258,12 @@ CHANGES = (
     Change("what a module has beside", "pixels", "UNUSED = 1", "UNUSED = 2", IMAGE),
     Change("a module that no unit imports", "others", "A = 1", "A = 2"),
 )
+MORE_THAN_CODE = (
+    "a closure's value",
+    "kind of an output",
+    "a function that another replaces",
+)
+"""Changes of what a unit is or holds, which a flag for changes of code does not accept."""
 
 
 class Units:
@@ -311,13 +317,23 @@ def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Units]:
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_a_change_of_code_is_seen(change: Change, place: Place, units: Units) -> None:
     assert place.fill() == ALL
+    before = place.values()
     text = OWN[change.module]
     assert text.count(change.old) == 1
     units.load({**OWN, change.module: text.replace(change.old, change.new)})
     if change.computed:
         # Stage 2 alone does not use what the old code has computed.
-        with pytest.raises(StateError, match=r"unit \w+ (code of own|outputs)"):
+        with pytest.raises(
+            StateError, match=r"unit \w+ (code of own|outputs)"
+        ) as error:
             place.stored()
+        is_more = change.name in MORE_THAN_CODE
+        assert ("--accept_code_change" in str(error.value)) != is_more
+        if is_more:
+            with pytest.raises(StateError):
+                place.stored(accept_code_change=True)
+        else:
+            assert place.values(accept_code_change=True) == before
     assert place.fill() == change.computed
     fresh = place.folder / "fresh"
     place.fill(feature_cache=fresh)

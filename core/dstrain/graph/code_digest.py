@@ -24,6 +24,8 @@ from dstrain.graph.source_code import NoSource, as_json, imports, literal, read_
 from dstrain.storage import hash_json
 
 LITERALS = (type(None), bool, int, float, complex, bytes, type(...))
+CODE = "code of "
+"""What the facts about modules begin with."""
 SHARED = "dstrain.models.functional"
 """The functions of dstrain that families share."""
 
@@ -90,7 +92,7 @@ class _Walk:
         except (_Opaque, RecursionError) as reason:
             self.unknown.append(str(reason))
         self.follow(SHARED)
-        facts = {f"code of {name}": self.modules[name] for name in sorted(self.modules)}
+        facts = {f"{CODE}{name}": self.modules[name] for name in sorted(self.modules)}
         return Code({"holds": hash_json("held", held), **facts}, tuple(self.unknown))
 
     def follow(self, module: str, *, is_whole: bool = False) -> None:

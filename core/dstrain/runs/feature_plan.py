@@ -17,6 +17,7 @@ from dstrain.console import get_logger, redacted
 from dstrain.data.forms import Source
 from dstrain.data.videos import frames_in
 from dstrain.errors import CacheError, StateError
+from dstrain.graph.code_digest import CODE
 from dstrain.models import Found
 from dstrain.models.component_files import named_models
 from dstrain.models.configs import differing_entries
@@ -108,14 +109,27 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheIn
         if (plan["identity"].get(USE) == VALIDATION) == setup.is_validation
     ]
     identities = [identity_of(setup, plan) for _, plan in plans]
-    fitting = [
-        (path, plan)
-        for (path, plan), identity in zip(plans, identities, strict=True)
-        if plan["identity"] == identity
-    ]
+    fitting, of_other_code = [], []
+    for stored, identity in zip(plans, identities, strict=True):
+        recorded = stored[1]["identity"]
+        if recorded == identity:
+            fitting.append(stored)
+        elif _without_code(recorded) == _without_code(identity):
+            of_other_code.append(stored)
+    differences = _differences(identities, [plan["identity"] for _, plan in plans])
+    if not fitting and setup.config.accept_code_change and of_other_code:
+        logger.warning(
+            f"feature cache {cache.folder} was filled with other code, and its values are"
+            f" used: {differences}"
+        )
+        fitting = of_other_code
     if not fitting:
-        lines = [_differences(identities, [plan["identity"] for _, plan in plans])]
-        if plans:
+        lines = [differences]
+        if of_other_code:
+            lines.append(
+                "fill it again; if no value changed, accept it with --accept_code_change"
+            )
+        elif plans:
             lines.append("use the flags it was filled with, or fill it again")
         raise CacheError(
             cache.folder, f"contains no plan for {_in_words(setup)}", *lines
@@ -165,6 +179,17 @@ def identity_of(setup: Setup, plan: Mapping[str, Any]) -> dict[str, Any]:
     # As JSON has it.
     identity: dict[str, Any] = json.loads(json.dumps(facts))
     return identity
+
+
+def _without_code(fact: Any) -> Any:
+    """Return facts of an identity without the digests of modules."""
+    if not isinstance(fact, dict):
+        return fact
+    return {
+        name: _without_code(one)
+        for name, one in fact.items()
+        if not name.startswith(CODE)
+    }
 
 
 def check_components(setup: Setup, cache: FeatureCache, info: CacheInfo) -> None:

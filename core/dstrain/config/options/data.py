@@ -167,3 +167,8 @@ class DataOptions:
         default=None,
         common=True,
     )
+    accept_code_change: bool = option(
+        "data",
+        "Train from a feature cache although the code of units has changed since it was filled.",
+        False,
+    )
