@@ -24,7 +24,7 @@ def write(family_name: str, folder: Path) -> None:
             for variant in family.variants
         ]
         made = {
-            tested.variant: unit_fingerprints(tested.values)
+            tested.variant: unit_fingerprints(tested.spec, tested.values)
             for tested in tested_variants
         }
     folder.mkdir(parents=True, exist_ok=True)

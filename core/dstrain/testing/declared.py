@@ -216,7 +216,7 @@ class Declared(Contract):
     def test_units_make_what_they_made(self, tested: FamilyUnderTest) -> None:
         """What units compute at toy sizes changes only on purpose."""
         before = read_fingerprints(self.folder)
-        now = unit_fingerprints(tested.values)
+        now = unit_fingerprints(tested.spec, tested.values)
         assert changed(before, now, tested.variant) == [], self.advice
 
     def test_lora_targets_match_layers(self, tested: FamilyUnderTest) -> None:

@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dstrain.graph import make_plan, serialize
+from dstrain.errors import UsageError
+from dstrain.graph import PipelineSpec, make_plan, serialize
 from dstrain.pipeline import Pipeline, generate_task
 from dstrain.randomness import Rng, SampleKey
 from dstrain.testing.rows import data_inputs, inputs
 from dstrain.training import SFT
 
 FILE = "fingerprints.json"
+VERSION = ", version "
 TOLERANCE = 1e-3
 COSINES = 4
 
@@ -83,17 +85,24 @@ def unit_values(
 
 
 def unit_fingerprints(
-    values: Mapping[str, Mapping[str, Any]],
+    spec: PipelineSpec, values: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the fingerprints of the values that `unit_values` returned."""
+    """Return the fingerprints of the values that `unit_values` returned, by the unit's name
+    and version.
+    """
+    versions = {one.name: one.version for one in (*spec.units, *spec.decoders)}
     return {
-        unit: {name: fingerprint(value, name) for name, value in made.items()}
+        f"{unit}{VERSION}{versions[unit]}" if versions.get(unit) else unit: {
+            name: fingerprint(value, name) for name, value in made.items()
+        }
         for unit, made in values.items()
     }
 
 
 def read_fingerprints(folder: Path) -> dict[str, Any]:
-    """Read the recorded fingerprints: unit -> variant -> output -> fingerprint."""
+    """Read the recorded fingerprints: unit and version -> variant -> output ->
+    fingerprint.
+    """
     path = folder / FILE
     recorded: dict[str, Any] = (
         json.loads(path.read_text("utf-8")) if path.is_file() else {}
@@ -129,7 +138,11 @@ def changed(
 
 
 def write_fingerprints(folder: Path, made: Mapping[str, Mapping[str, Any]]) -> None:
-    """Record the fingerprints of every variant."""
+    """Record the fingerprints of every variant.
+
+    Raises UsageError for a unit that makes something else and has its version still: values
+    in users' caches would stay as they are.
+    """
     recorded = read_fingerprints(folder)
     fresh: dict[str, Any] = {}
     for variant, units in made.items():
@@ -139,6 +152,12 @@ def write_fingerprints(folder: Path, made: Mapping[str, Mapping[str, Any]]) -> N
             same = known is not None and not changed(
                 recorded, {unit: fingerprints}, variant
             )
+            if known is not None and not same and VERSION in unit:
+                raise UsageError(
+                    f"{unit} of {variant}",
+                    "makes something else than is recorded of this version",
+                    f"raise the version; if only the toy is another, delete {folder / FILE} first",
+                )
             fresh.setdefault(unit, {})[variant] = known if same else fingerprints
     text = json.dumps(fresh, indent=1, sort_keys=True) + "\n"
     (folder / FILE).write_text(text, encoding="utf-8")
