@@ -28,8 +28,8 @@ PUBLIC = {
         CheckpointFormat Column Component Constant DiffusersNetwork EntryCount
         ExpertSchedule Files FlowMatchSchedule Frames InferenceOnly InputError KeyMap LatentConstraint
         LoraKeyFormat Measured ModelFamily Option PipelineSpec QuantizationMethod Shapes Tokenizer
-        TransformersNetwork Unit at_least between hookimpl one_of read_key_maps
-        same_config stored_linear toy_writer
+        TransformersNetwork at_least between hookimpl one_of read_key_maps
+        same_config stored_linear toy_writer versioned
     """,
     "dstrain.plugin.functional": """
         LongPrompt apply_guidance around_blocks as_uint8 check_length check_sides convert_image cover_image
@@ -50,7 +50,7 @@ FLAGS = {
         lora_alpha lora_base_model lora_checkpoint lora_dropout lora_format lora_rank
         lora_target_modules lora_type lokr_factor
         validation_dataset_base_path validation_dataset_metadata_path validation_split validation_steps
-        alpha_mask mask_column unmasked_weight
+        accept_code_change alpha_mask mask_column unmasked_weight
         bucket_max_side bucket_min_side bucket_step bucket_upscale caption_dropout caption_lines
         caption_prefix caption_suffix caption_variants crops dataset flip keep_tags resolution
         shuffle_tags trigger_word column default_caption

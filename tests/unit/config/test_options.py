@@ -41,6 +41,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "task": ("sft", "recipe"),
     "dry_run": (False, "start"),
     # data
+    "accept_code_change": (False, ""),
     "alpha_mask": (False, "cache dataset mask resolved"),
     "column": ((), "cache dataset if_given resolved"),
     "data_file_keys": (None, "cache resolved"),

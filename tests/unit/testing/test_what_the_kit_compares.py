@@ -5,17 +5,26 @@ LoRA files are applied by the published rules of other programs.
 import json
 from dataclasses import astuple, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from dstrain import Frames
+from dstrain import Frames, UsageError
 from dstrain.data import DataConfig, Resolution, load_cell, open_dataset
-from dstrain.plugin import Column, Constant, Measured, one_of
+from dstrain.graph import FunctionSpec
+from dstrain.plugin import Column, Constant, Measured, one_of, versioned
 from dstrain.registry import ModelFamily, load_family
 from dstrain.testing import LoraReader
 from dstrain.testing.compare import greatest_difference
-from dstrain.testing.fingerprints import fingerprint, matches
+from dstrain.testing.fingerprints import (
+    changed,
+    fingerprint,
+    matches,
+    read_fingerprints,
+    unit_fingerprints,
+    write_fingerprints,
+)
 from dstrain.testing.kinds import has_kind
 from dstrain.testing.rows import inputs, least_sizes, usual_size, write_rows
 from dstrain.testing.split_equivalence import Outcome, differences, without_gradient
@@ -140,6 +149,25 @@ def test_fingerprints_agree_within_a_thousandth_and_tell_all_else_apart() -> Non
         assert not matches(found, fingerprint(other, "x"))
         assert matches(found, json.loads(json.dumps(found)))
     assert matches(fingerprint(torch.zeros(0), "x"), fingerprint(torch.zeros(0), "x"))
+
+
+def test_a_version_is_recorded_with_what_it_makes_once(tmp_path: Path) -> None:
+    def made(version: int, value: float) -> dict[str, Any]:
+        unit = versioned(version)(lambda: None)
+        unit.__name__ = "encode"
+        spec: Any = SimpleNamespace(units=[FunctionSpec.of(unit)], decoders=[])
+        values = {"encode": {"x": torch.full((4,), value)}}
+        return {"base": unit_fingerprints(spec, values)}
+
+    write_fingerprints(tmp_path, made(1, 1.0))
+    recorded = read_fingerprints(tmp_path)
+    write_fingerprints(tmp_path, made(1, 1.0001))
+    with pytest.raises(UsageError, match="encode"):
+        write_fingerprints(tmp_path, made(1, 2.0))
+    assert read_fingerprints(tmp_path) == recorded
+    assert changed(recorded, made(2, 2.0)["base"], "base")
+    write_fingerprints(tmp_path, made(2, 2.0))
+    assert read_fingerprints(tmp_path) != recorded
 
 
 def test_runs_differ_by_any_value_loss_or_gradient_of_any_batch() -> None:
