@@ -40,7 +40,8 @@ class DstrainError(Exception):
         what: str,
         *help_lines: str,
     ) -> None:
-        if is_pointer(where):
+        # A path is that of a file which was read; a text may be a name that a stranger wrote.
+        if isinstance(where, Path) and is_pointer(where):
             # Whatever is wrong with it is due to that.
             what = "is a pointer of Git LFS in the place of the file"
             help_lines = ("`git lfs pull` fetches the file; or download it again",)

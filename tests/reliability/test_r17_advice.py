@@ -284,7 +284,7 @@ CASES = (
          r"is named \((.+)\), or", first=(SHORT,), prepare=without_alpha(), instead=("lost file.safetensors",)),
     Case("a LoRA with layers that the model lacks", (*GENERATE, "--lora", "more layers.safetensors"),
          "lacks, give (.+)", first=(SHORT,), prepare=with_more_layers, instead=("more layers.safetensors",)),
-    Case("a folder to export", (*EXPORT, "out", "x.safetensors"), "give a file in it: (step-1.safetensors)", 2,
+    Case("a folder to export", (*EXPORT, "out", "x.safetensors"), r"give a file in it: (\S+/step-1\.safetensors)", 2,
          first=(SHORT,), instead=("out",), value=()),
     Case("a warm-up that has no effect", (*SHORT, "--lr_warmup_steps", "2"),
          "use (--lr_scheduler constant_with_warmup)", 2),
@@ -303,7 +303,7 @@ def follow(case: Case, said: str) -> Words:
     if words == ("again",):
         return typed
     if case.name == "a folder to export":
-        return (*typed[:-1], f"out/{words[0]}", typed[-1])
+        return (*typed[:-1], words[0], typed[-1])
     return (*typed, *words, *case.value)
 
 

@@ -37,9 +37,9 @@ def recorded_flags(config: TrainConfig) -> dict[str, Any]:
     recorded = {}
     for name, value in as_flags(config).items():
         flag = known.get(name)
-        is_default = value in (None, [], False) or (
-            flag is not None and getattr(config, name) == flag.default
-        )
+        # Not `in (None, False)`, which 0 is, too.
+        is_default = value is None or value is False or value == []
+        is_default |= flag is not None and getattr(config, name) == flag.default
         if is_default or name in NOT_RECORDED:
             continue
         recorded[name] = _absolute(value) if name in paths else value
