@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dstrain.errors import UsageError
 from dstrain.graph.source_code import NoSource, as_json, imports, literal, read_source
 from dstrain.storage import hash_json
 
@@ -65,6 +66,21 @@ def loading_code(module: str, *parts: Any) -> Code:
     walk = _Walk(module.partition(".")[0])
     walk.follow(module)
     return walk.code_of(list(parts))
+
+
+def facts_of(code: Code, where: str, declare: str) -> Mapping[str, str]:
+    """Return the facts of code that can be followed; raise UsageError for other code.
+
+    declare: How a version is declared instead.
+    """
+    if code.unknown:
+        more = f", and {len(code.unknown) - 1} more" if code.unknown[1:] else ""
+        raise UsageError(
+            where,
+            f"needs a version: {code.unknown[0]}{more}",
+            f"{declare}, and raise the number when it does something else",
+        )
+    return code.facts
 
 
 def module_of(function: Callable[..., Any]) -> str:

@@ -18,10 +18,9 @@ from typing import Any
 
 UNCOUNTED = frozenset({"ctx", "kind", "simple", "type_comment"})
 """Fields of syntax that follow from the others, or change nothing."""
-DYNAMIC = frozenset({"__import__", "eval", "exec", "globals"})
-"""Built-in functions that reach code by a text, which syntax does not show."""
-BY_NAME = frozenset({"import_module", "resolve_name", "sys.modules"})
-"""What does the same in the library."""
+BUILT_IN = frozenset({"__import__", "eval", "exec", "globals"})
+"""Functions that reach code by a text, which syntax does not show."""
+IN_LIBRARY = frozenset({"import_module", "resolve_name", "sys.modules"})
 
 
 class NoSource(Exception):
@@ -133,12 +132,12 @@ def _parsed(text: str) -> tuple[ast.Module, list[CodeType], list[str]]:
     dynamic = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            dynamic |= {node.id} & DYNAMIC
+            dynamic |= {node.id} & BUILT_IN
         elif isinstance(node, ast.Attribute):
-            dynamic |= {node.attr, ast.unparse(node)} & BY_NAME
+            dynamic |= {node.attr, ast.unparse(node)} & IN_LIBRARY
         elif isinstance(node, ast.ImportFrom):
             for one in node.names:
-                dynamic |= {one.name, f"{node.module}.{one.name}"} & BY_NAME
+                dynamic |= {one.name, f"{node.module}.{one.name}"} & IN_LIBRARY
     return tree, codes, sorted(dynamic)
 
 

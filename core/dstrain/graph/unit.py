@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from dstrain.errors import UsageError
-from dstrain.graph.code_digest import code_of, module_of
+from dstrain.graph.code_digest import code_of, facts_of, module_of
 from dstrain.graph.values import copy_value, kind_of, read_only
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -107,19 +107,14 @@ class FunctionSpec:
 
         Raises UsageError for code that no digest can cover, unless there is a version.
         """
-        code = None if self.version else code_of(self.function)
-        if code and code.unknown:
-            more = len(code.unknown) - 1
-            raise UsageError(
-                f"unit {self.where}",
-                f"needs a version: {code.unknown[0]}"
-                + (f", and {more} more" if more else ""),
-                "write @versioned(1) above it, and raise the number when it computes something else",
-            )
+        facts: Mapping[str, Any] = {"version": self.version}
+        if not self.version:
+            code = code_of(self.function)
+            facts = facts_of(code, f"unit {self.where}", "write @versioned(1) above it")
         return {
             "module": module_of(self.function),
             "name": getattr(self.function, "__qualname__", self.name),
-            **(code.facts if code else {"version": self.version}),
+            **facts,
         }
 
 

@@ -23,7 +23,7 @@ from dstrain.data.row_checks import absent_masks
 from dstrain.distributed import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph import Column, PipelineSpec, Plan, Task, make_plan
-from dstrain.graph.code_digest import loading_code
+from dstrain.graph.code_digest import facts_of, loading_code
 from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
 from dstrain.lora import Trainables
@@ -432,13 +432,8 @@ class Setup:
             return {"version": component.version}
         module = self.family.components.partition(":")[0]
         code = loading_code(module, component.network, component.formats)
-        if code.unknown:
-            raise UsageError(
-                f"component {name} of {self.family.name}",
-                f"needs a version: {code.unknown[0]}",
-                "give it Component(version=1), and raise the number when it loads something else",
-            )
-        return code.facts
+        where = f"component {name} of {self.family.name}"
+        return facts_of(code, where, "give it Component(version=1)")
 
     @cached_property
     def versions(self) -> dict[str, str]:
