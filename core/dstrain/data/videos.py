@@ -7,6 +7,7 @@ is one frame.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,21 +98,17 @@ def probe(path: Path) -> Video:
             what = "has an alpha channel, which is not read: save it over a background"
             raise UsageError(path, what)
         if frame.color_trc in HDR:
-            _say_hdr(path)
+            _say_hdr(path.parent)
     return Video(str(path), size, packets.timestamps, packets.end, (mark,))
 
 
-_hdr_is_said: list[Path] = []
-
-
-def _say_hdr(path: Path) -> None:
-    """Say once that videos are HDR."""
-    if not _hdr_is_said:
-        _hdr_is_said.append(path)
-        logger.warning(
-            f"{path} is HDR (HLG or PQ); it and others like it are read as SDR, in pale "
-            "colours: convert them first"
-        )
+@cache
+def _say_hdr(folder: Path) -> None:
+    """Say once of a folder that videos in it are HDR."""
+    logger.warning(
+        f"{folder} has HDR videos (HLG or PQ); they are read as SDR, in pale colours:"
+        " convert them first"
+    )
 
 
 def read_frames(

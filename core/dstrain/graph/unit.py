@@ -6,19 +6,16 @@ TypedDict that a unit returns lists its outputs.
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from dstrain.errors import UsageError
 from dstrain.graph.code_digest import code_of, facts_of, module_of
 from dstrain.graph.values import copy_value, kind_of, read_only
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Not an attribute of the function, which functools.wraps would copy to another.
-VERSIONS: MutableMapping[Callable[..., Any], int] = WeakKeyDictionary()
 
 CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
 """Keyword-only parameters of any function that do not name a component.
@@ -41,7 +38,8 @@ def versioned(version: int) -> Callable[[Function], Function]:
     """
 
     def declare(function: Function) -> Function:
-        VERSIONS[function] = version
+        # With the function, as functools.wraps copies attributes to others.
+        function.dstrain_version = (function, version)  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -88,7 +86,9 @@ class FunctionSpec:
             else:
                 what = f"parameter {parameter} hides names; write each one out"
                 raise UsageError(where, what)
-        return cls(name, function, inputs, tuple(components), VERSIONS.get(function, 0))
+        owner, version = getattr(function, "dstrain_version", (function, 0))
+        version *= owner is function
+        return cls(name, function, inputs, tuple(components), version)
 
     @property
     def where(self) -> str:
