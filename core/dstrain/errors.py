@@ -16,7 +16,7 @@ POINTER = b"version https://git-lfs.github.com/spec/"
 """What a file of a repository begins with that was cloned without Git LFS."""
 
 
-def is_pointer(path: str | Path) -> bool:
+def _is_pointer(path: str | Path) -> bool:
     """Return whether a file is a pointer of Git LFS."""
     try:
         if not Path(path).is_file():
@@ -41,7 +41,7 @@ class DstrainError(Exception):
         *help_lines: str,
     ) -> None:
         # A path is that of a file which was read; a text may be a name that a stranger wrote.
-        if isinstance(where, Path) and is_pointer(where):
+        if isinstance(where, Path) and _is_pointer(where):
             # Whatever is wrong with it is due to that.
             what = "is a pointer of Git LFS in the place of the file"
             help_lines = ("`git lfs pull` fetches the file; or download it again",)

@@ -45,9 +45,7 @@ frames a second.
 # itself refuses those of twice the limit, also where a later frame is the large one.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 DEFAULT_DURATION = 100
-"""Milliseconds for which a frame is shown whose duration is at most `NO_DURATION`, as in
-browsers."""
-NO_DURATION = 10
+"""Milliseconds for which a frame is shown whose duration is at most 10, as in browsers."""
 GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 TRANSPOSES = MappingProxyType(
     {
@@ -200,7 +198,7 @@ def frame_durations(path: Path) -> tuple[int, ...]:
             image.seek(number)
             image.load()  # WebP knows the duration only then
             duration = int(image.info.get("duration") or 0)
-            durations.append(duration if duration > NO_DURATION else DEFAULT_DURATION)
+            durations.append(duration if duration > 10 else DEFAULT_DURATION)
         return tuple(durations)
 
 

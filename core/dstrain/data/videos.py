@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 logger = get_logger(__name__)
-HDR = frozenset({16, 18})
 """Transfer characteristics of PQ and HLG (ITU-T H.273)."""
 LOADER_VERSION = 3
 """Raised when `read_frames` returns other pixels for the same file, so that cached values
@@ -97,7 +96,7 @@ def probe(path: Path) -> Video:
         if stream.metadata.get("alpha_mode") == "1":
             what = "has an alpha channel, which is not read: save it over a background"
             raise UsageError(path, what)
-        if frame.color_trc in HDR:
+        if frame.color_trc in (16, 18):  # PQ and HLG
             _say_hdr(path.parent)
     return Video(str(path), size, packets.timestamps, packets.end, (mark,))
 

@@ -18,9 +18,11 @@ from typing import Any
 
 UNCOUNTED = frozenset({"ctx", "kind", "simple", "type_comment"})
 """Fields of syntax that follow from the others, or change nothing."""
-BUILT_IN = frozenset({"__import__", "eval", "exec", "globals"})
-"""Functions that reach code by a text, which syntax does not show."""
-IN_LIBRARY = frozenset({"import_module", "resolve_name", "sys.modules"})
+DYNAMIC = frozenset(
+    {"__import__", "eval", "exec", "globals", "sys.modules"}
+    | {".import_module", ".resolve_name"}
+)
+"""What reaches code by a text, which syntax does not show."""
 
 
 class NoSource(Exception):
@@ -129,16 +131,16 @@ def _parsed(text: str) -> tuple[ast.Module, list[CodeType], list[str]]:
     for code in codes:
         # The list grows while it is read.
         codes.extend(one for one in code.co_consts if isinstance(one, CodeType))
-    dynamic = set()
+    used = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            dynamic |= {node.id} & BUILT_IN
+            used.add(node.id)
         elif isinstance(node, ast.Attribute):
-            dynamic |= {node.attr, ast.unparse(node)} & IN_LIBRARY
+            used |= {f".{node.attr}", ast.unparse(node)}
         elif isinstance(node, ast.ImportFrom):
             for one in node.names:
-                dynamic |= {one.name, f"{node.module}.{one.name}"} & IN_LIBRARY
-    return tree, codes, sorted(dynamic)
+                used |= {f".{one.name}", f"{node.module}.{one.name}"}
+    return tree, codes, sorted(one.lstrip(".") for one in used & DYNAMIC)
 
 
 class _Counted(ast.NodeTransformer):

@@ -20,9 +20,6 @@ from dstrain.storage import read_limited
 
 logger = get_logger(__name__)
 
-LAYERS = re.compile(r"^(num_(\w+_)?layers|depth)$")
-"""Entries of a configuration that say how often something is repeated."""
-
 
 @dataclass(frozen=True)
 class ConfigQuery:
@@ -145,7 +142,11 @@ def _check_layers(path: Path, config: Config, weights: int) -> None:
     for name, value in config.items():
         if isinstance(value, dict):
             _check_layers(path, value, weights)
-        elif LAYERS.search(name) and type(value) is int and value > weights > 0:
+        elif (
+            re.fullmatch(r"num_(\w+_)?layers|depth", name)
+            and type(value) is int
+            and value > weights > 0
+        ):
             what = f"{name} is {value}, and there are {weights} weights"
             raise StateError(path, what, "if it is damaged, download it again")
 

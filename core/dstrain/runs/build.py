@@ -309,10 +309,6 @@ def total_steps(config: TrainConfig, per_epoch: int) -> int:
     return min(config.max_steps, config.num_epochs * per_epoch)
 
 
-FEW_STEPS = 20
-"""Optimizer steps that hardly change the weights, at the usual learning rates."""
-
-
 def without_effect(config: TrainConfig, steps: int) -> Iterator[str]:
     """Yield what has no effect in a run of so many optimizer steps."""
     warmup, previews = config.lr_warmup_steps, config.preview_steps
@@ -323,5 +319,5 @@ def without_effect(config: TrainConfig, steps: int) -> Iterator[str]:
         )
     if previews and previews > steps:
         yield f"--preview_steps {previews}: the run ends before, after {steps} steps"
-    if steps < FEW_STEPS:
+    if steps < 20:  # at the usual learning rates
         yield f"so few steps hardly change the weights: {steps}"

@@ -30,10 +30,7 @@ from dstrain.runs.stage_1.recorded_config import refill_command
 from dstrain.storage.file_memory import is_own
 
 logger = get_logger(__name__)
-DATASET = ("dataset_base_path", "dataset_metadata_path")
 AGAIN = "to fill it again, run the commands of stage 1 that filled it"
-Plans = Mapping[Path, Mapping[str, Any]]
-"""The files of plans -> their records."""
 
 
 def repair(folder: Path, problems: Sequence[Problem]) -> None:
@@ -102,7 +99,10 @@ def _remove_damaged(folder: Path, path: Path) -> None:
 
 
 def _incomplete(
-    folder: Path, plans: Plans, incomplete: Sequence[Path], lost: Sequence[str]
+    folder: Path,
+    plans: Mapping[Path, Mapping[str, Any]],
+    incomplete: Sequence[Path],
+    lost: Sequence[str],
 ) -> StateError:
     """Return the error that names what is removed, or not there, and how to fill it again."""
     reasons = []
@@ -122,7 +122,7 @@ def _incomplete(
     return StateError(folder, "; ".join(reasons), *dict.fromkeys(advice))
 
 
-def _flags(plans: Plans, path: Path) -> Mapping[str, Any]:
+def _flags(plans: Mapping[Path, Mapping[str, Any]], path: Path) -> Mapping[str, Any]:
     """Return the recorded flags of the run that makes a plan: for that of a second
     dataset, whose own flags name it as the first, those of another plan, or else of a run
     in which it is both.
@@ -131,7 +131,8 @@ def _flags(plans: Plans, path: Path) -> Mapping[str, Any]:
     own: Mapping[str, Any] = flags.pop(path)
     if plans[path]["identity"].get(USE) != VALIDATION:
         return own
-    second = {f"validation_{name}": own[name] for name in DATASET if name in own}
+    dataset = own.keys() & {"dataset_base_path", "dataset_metadata_path"}
+    second = {f"validation_{name}": own[name] for name in sorted(dataset)}
     runs = (one for one in flags.values() if second.items() <= one.items())
     return next(runs, {**own, **second})
 
