@@ -150,6 +150,8 @@ def reading(path: str | Path) -> Iterator[None]:
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         what = f"cannot be read: {lines[0]}"
+        if isinstance(error, KeyError):
+            what = f"has no {error}"
         raise StateError(path, what, "if it is damaged, download it again") from error
 
 

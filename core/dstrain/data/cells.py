@@ -146,19 +146,28 @@ def _as_mask(image: Image.Image, file: str, for_loss: bool) -> Image.Image:
     """
     low, high = mask_channel(image).getextrema()
     if low == high and not for_loss:
-        what = "is white everywhere" if low else "is black everywhere"
-        advice = "a mask says which part of the image is meant: mend it, or leave out the row"
-        raise UsageError(file, f"{what} as it is loaded", advice)
+        raise _one_value(file, low)
     if high == 1 and image.mode == "L":
         image = image.point([255 * (value > 0) for value in range(256)])
         image.info = {SCALED: True}
     return image
 
 
+def _one_value(file: str, value: Any) -> UsageError:
+    """Return the error for a mask that is of one value everywhere."""
+    what = f"is {'white' if value else 'black'} everywhere as it is loaded"
+    advice = (
+        "a mask says which part of the image is meant: mend it, or leave out the row"
+    )
+    return UsageError(file, what, advice)
+
+
 def is_scaled(value: Any) -> bool:
     """Return whether an input is a mask, or has one, that was of 0 and 1."""
-    images = value if isinstance(value, list) else [value]
-    return any(SCALED in getattr(image, "info", ()) for image in images)
+    found = value if isinstance(value, list) else [value]
+    # The notes of an image, or what `Frames` hold.
+    notes = (getattr(one, "info", getattr(one, "__dict__", ())) for one in found)
+    return any(SCALED in one for one in notes)
 
 
 def _load_tensors(path: Path) -> Any:
@@ -186,7 +195,15 @@ def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
 
     from dstrain.graph import Frames
 
-    return Frames(from_numpy(pixels), parameters["fps"])
+    is_of_0_and_1 = MASK in parameters and pixels.max() == 1
+    if MASK in parameters and pixels.min() == pixels.max():
+        raise _one_value(cell.files[0], pixels.max())
+    if is_of_0_and_1:
+        pixels = 255 * pixels
+    frames = Frames(from_numpy(pixels), parameters["fps"])
+    if is_of_0_and_1:
+        vars(frames)[SCALED] = True
+    return frames
 
 
 def loader_version(column: Column) -> int:
@@ -359,6 +376,8 @@ class ResampledVideo:
         ]
         if column.kind == "video":
             parameters.append(("fps", column.fps or self.video.fps))
+            if column.mode == "L":
+                parameters.append((MASK, False))
         return Cell(column.kind, None, files, tuple(parameters), marks, folder)
 
 

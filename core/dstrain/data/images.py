@@ -347,4 +347,6 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("grey values beyond 16 bits; save it as 8-bit RGB")
     wide = values.astype(np.int64)
+    if wide.max() == 1:  # a mask, as segmentation tools write it
+        return Image.fromarray(wide.astype(np.uint8))
     return Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8))

@@ -33,7 +33,9 @@ class Column:
     frame: Literal["", "first", "last"] = ""
     """For an image from a column of videos: the frame that is taken."""
     mode: Literal["RGB", "RGBA", "L"] = "RGB"
-    """Colour mode that an image is converted to (Pillow's names)."""
+    """Colour mode that an image is converted to (Pillow's names); "L" is a mask, of a video
+    too, whose frames stay RGB.
+    """
     multiple: int = 0
     """Resize images and videos by --height, --width and --max_pixels to a height and
     width that are multiples of it; 0 keeps their size.

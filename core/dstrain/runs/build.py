@@ -311,13 +311,15 @@ def total_steps(config: TrainConfig, per_epoch: int) -> int:
 
 def without_effect(config: TrainConfig, steps: int) -> Iterator[str]:
     """Yield what has no effect in a run of so many optimizer steps."""
-    warmup, previews = config.lr_warmup_steps, config.preview_steps
+    warmup = config.lr_warmup_steps
     if warmup >= steps:
         yield (
             f"--lr_warmup_steps {warmup} is not over when the run ends: its {steps} steps "
             "never have the learning rate"
         )
-    if previews and previews > steps:
-        yield f"--preview_steps {previews}: the run ends before, after {steps} steps"
+    for name in ("preview_steps", "validation_steps", "lr_scheduler_num_cycles"):
+        wanted = getattr(config, name)
+        if wanted is not None and wanted > steps:
+            yield f"--{name} {wanted}: the run ends before, after {steps} steps"
     if steps < 20:  # at the usual learning rates
         yield f"so few steps hardly change the weights: {steps}"

@@ -287,7 +287,9 @@ VACE = replace(
     inputs={
         **TEXT_TO_VIDEO.inputs,
         "vace_video": another_video("vace_video"),
-        "vace_video_mask": replace(another_video("vace_video_mask"), of="vace_video"),
+        "vace_video_mask": replace(
+            another_video("vace_video_mask"), of="vace_video", mode="L"
+        ),
         "vace_reference_image": Column("vace_reference_image", "image", optional=True),
     },
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dstrain import UsageError
-from dstrain.data import Resolution, load_cell
+from dstrain.data import FrameSampling, Resolution, load_cell
 from dstrain.data.cells import is_scaled
 from dstrain.graph import Input, MaskColumn
 from dstrain.plugin import Column
@@ -210,6 +210,29 @@ def test_a_mask_of_0_and_1_is_one_of_0_and_255(base: Path) -> None:
             assert is_scaled(value)
             (mask,) = value if isinstance(value, list) else [value]
             assert np.array_equal(mask, 255 * half[:, 2:98])
+    Image.fromarray(half.astype(np.uint16)).save(base / "half.png")
+    (cells,) = open_rows(base, [row], CONDITIONS).rows
+    assert np.array_equal(load_cell(cells["mask"]), 255 * half[:, 2:98])
+
+
+def test_a_mask_that_is_a_video_is_one_of_0_and_255_or_refused(base: Path) -> None:
+    half = np.repeat([[0, 1]], 32, 1).repeat(64, 0).astype(np.uint8)
+    column = Column("mask", "video", mode="L", multiple=8, fps=16.0)
+    for name, frames in {"some": (0, 1), "none": (0, 0), "all": (255, 255)}.items():
+        (base / name).mkdir()
+        for number, level in enumerate(frames):
+            frame = half if level == 1 else np.full_like(half, level)
+            Image.fromarray(frame).save(base / name / f"{number}.png")
+    rows = [{"mask": name} for name in ("some", "none", "all")]
+    some, *others = open_rows(
+        base, rows, {"mask": column}, sampling=FrameSampling(2)
+    ).rows
+    value = load_cell(some["mask"])
+    assert is_scaled(value)
+    assert np.array_equal(value.pixels[1, :, :, 0], 255 * half)
+    for cells in others:
+        with pytest.raises(UsageError):
+            load_cell(cells["mask"])
 
 
 @pytest.mark.parametrize("level", [0, 1, 255])

@@ -424,6 +424,10 @@ UNKNOWN = {
         "from pkgutil import resolve_name\ndef unit(x):\n    return resolve_name('own.' + x)\n",
         "own.units uses resolve_name",
     ),
+    "a module that is run": (
+        "import runpy\ndef unit(x):\n    return runpy.run_module('own.' + x)\n",
+        "own.units uses run_module",
+    ),
     "a module that is loaded": (
         "import sys\ndef unit(x):\n    return sys.modules['own.' + x]\n",
         "own.units uses sys.modules",

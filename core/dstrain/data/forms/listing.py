@@ -112,8 +112,10 @@ def belongs_to_another(names: list[bytes], name: str) -> bool:
         whole, kinds = stem, IMAGES | LIVE
     else:
         return False
-    others = _of_stem(names, whole)
-    return any(os.path.splitext(one)[1].lower() in kinds for one in others)
+    others = {os.path.splitext(one)[1].lower() for one in _of_stem(names, whole)}
+    # With a caption, an image may as well be the still of a movie that is meant.
+    is_still = found is None and others.intersection(CAPTIONS) and not others & LIVE
+    return bool(others & kinds) and not is_still
 
 
 def _of_stem(names: list[bytes], stem: str) -> Iterator[str]:

@@ -178,8 +178,9 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
             held_out = _held_out(setup, np.array(rows))
             return PlannedRows(plans, (), source.path, len(rows), held_out)
     log_left_out(setup)
-    dataset = setup.checked_dataset
-    # It is checked already, and by no file's content.
+    is_skipping = setup.config.on_bad_sample == "skip"
+    # To skip rows, every file is decoded.
+    dataset = setup.checked_dataset if is_skipping else setup.dataset
     vars(setup)["dataset"] = dataset
     found = PlannedRows(
         [setup.plan(inputs) for inputs in dataset.input_sets],

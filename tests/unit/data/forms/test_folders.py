@@ -240,9 +240,14 @@ def test_what_belongs_to_an_image_or_a_run_is_no_row(tmp_path: Path) -> None:
     assert [one.name for one in list_media(tmp_path)] == rows
     for name in rows:
         (tmp_path / name).with_suffix(".txt").write_text(name)
+    # With a caption, an image may as well be the still of a movie.
+    assert bad(read(tmp_path, VIDEOS)) == ["d.txt"] * 2
+    (tmp_path / "d.MOV").rename(tmp_path / "b_control.mov")
+    write(tmp_path, "b.png", b="b")
+    rows = ["a.png", "b.png", *rows[2:]]
     assert [name for name, _ in cells(read(tmp_path, VIDEOS))] == rows
     said = [line for line in left_out_of(tmp_path, VIDEOS) if "mask" in line]
-    assert [line.startswith("4 ") for line in said] == [True]
+    assert [line.startswith("5 ") for line in said] == [True]
     assert not any("p.png" in line or "p.txt" in line for line in said)
 
 
