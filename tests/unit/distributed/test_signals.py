@@ -25,7 +25,7 @@ STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOADING = "dstrain.Pipeline.from_found"
 STEP = "dstrain.TrainingModule.forward"
 SAVING = "dstrain.runs.checkpoints.outputs.save_state"
-ENCODING = "dstrain.plugin.Unit.run"
+ENCODING = "dstrain.graph.unit.Unit.run"
 
 
 @pytest.fixture(scope="module")

@@ -296,6 +296,7 @@ def test_what_was_computed_before_a_refusal_is_kept_and_the_row_is_named(
     others = [one for one in caching_family.UNITS if one is not caching_family.describe]
     with monkeypatch.context() as patch:
         patch.setattr(caching_family, "UNITS", (lossy, *others))
+        patch.setattr(caching_family, "VERSIONS", {"describe": 1})
         with pytest.raises(UsageError, match=r"describe.*'title'") as caught:
             place.fill()
     assert caught.value.where == "metadata.csv:4"
