@@ -309,8 +309,17 @@ def total_steps(config: TrainConfig, per_epoch: int) -> int:
     return min(config.max_steps, config.num_epochs * per_epoch)
 
 
-def without_effect(config: TrainConfig, steps: int) -> Iterator[str]:
-    """Yield what has no effect in a run of so many optimizer steps."""
+def without_effect(
+    config: TrainConfig, steps: int, per_step: int, most: int
+) -> Iterator[str]:
+    """Yield what has no effect in so short a run.
+
+    Args:
+        config: Its options.
+        steps: Optimizer steps.
+        per_step: Samples of a step, over all processes.
+        most: Samples of one shape that an epoch draws, of the shape with the most.
+    """
     warmup = config.lr_warmup_steps
     if warmup >= steps:
         yield (
@@ -321,5 +330,10 @@ def without_effect(config: TrainConfig, steps: int) -> Iterator[str]:
         wanted = getattr(config, name)
         if wanted is not None and wanted > steps:
             yield f"--{name} {wanted}: the run ends before, after {steps} steps"
+    if most < per_step:
+        yield (
+            f"no step has the {per_step} samples of --batch_size and "
+            f"--gradient_accumulation_steps: an epoch has at most {most} of one shape"
+        )
     if steps < 20:  # at the usual learning rates
         yield f"so few steps hardly change the weights: {steps}"

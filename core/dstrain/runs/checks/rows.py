@@ -1,12 +1,15 @@
 """Find the inputs that the rows of a run have, and say what of its datasets is not read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from dstrain.config import split_commas
 from dstrain.config.sizes import parse_frames
 from dstrain.console import get_logger
+from dstrain.data import CaptionOptions, DataConfig, Dataset
 from dstrain.data.forms import hidden_by
 from dstrain.data.row_checks import input_columns
+from dstrain.data.table import RawValue
 from dstrain.errors import about_dataset, first_few
 from dstrain.graph import Column, with_measured
 from dstrain.pipeline import MASK
@@ -82,6 +85,28 @@ def inputs_to_ask_for(setup: Setup, unused: Sequence[str]) -> list[str]:
     ]
 
 
+def variations_without_effect(data: DataConfig, dataset: Dataset) -> Iterator[str]:
+    """Yield the flags of a dataset that give no row another caption or crop."""
+    inputs = data.caption_inputs & dataset.columns.keys()
+    names = [dataset.columns[one].name for one in inputs]
+    where = dataset.table.path
+
+    def captions(row: Mapping[str, RawValue], options: CaptionOptions) -> set[str]:
+        return {text for name in names for _, text in options.captions(row[name])}
+
+    options = data.captions
+    for flag, plain in (
+        ("--shuffle_tags", replace(options, shuffle_tags=False)),
+        ("--caption_lines", replace(options, split_lines=False)),
+    ):
+        if options != plain and all(
+            captions(row, options) == captions(row, plain) for row in dataset.table.rows
+        ):
+            yield f"{where}: {flag} changes no caption"
+    if data.augmentation.crops > 1 and not any(dataset.cropped):
+        yield f"{where}: --crops changes no image, since none is cropped"
+
+
 def warnings_of_rows(setup: Setup) -> list[str]:
     """Return what there is to say of short clips and of columns that no input reads."""
     lines = []
@@ -92,6 +117,7 @@ def warnings_of_rows(setup: Setup) -> list[str]:
             lines.append(line if own is setup else f"{found.table.path}: {line}")
         if MASK in own.spec.inputs:
             lines += rows_without_masks(found)
+        lines += variations_without_effect(own.data_config, found)
     for part in setup.parts:
         found, own = part.setup.checked_dataset, part.setup
         table = found.table.path

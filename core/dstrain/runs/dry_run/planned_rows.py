@@ -11,13 +11,13 @@ import numpy as np
 
 from dstrain.cache import MARKER
 from dstrain.cache.in_use import reading
-from dstrain.console import number_of
+from dstrain.console import get_logger, number_of
 from dstrain.data import Dataset, Table
 from dstrain.data.row_checks import check_rows, read_table, without_absent
 from dstrain.errors import about_dataset
 from dstrain.graph import Plan
 from dstrain.runs.build import choose_validation, open_training_data, order_of
-from dstrain.runs.checks.rows import log_left_out
+from dstrain.runs.checks.rows import log_left_out, warnings_of_rows
 from dstrain.runs.datasets.published import is_published
 from dstrain.runs.datasets.sizes import GroupSize, trained_sizes
 from dstrain.runs.datasets.sources import dataset_source
@@ -34,6 +34,8 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import Unchanged, find_unchanged, may_be_unchanged
 from dstrain.runs.training_run import TrainingData
 from dstrain.training import SKIPPED, CachedSamples, hold_out
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,8 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
     # To skip rows, every file is decoded.
     dataset = setup.checked_dataset if is_skipping else setup.dataset
     vars(setup)["dataset"] = dataset
+    for line in warnings_of_rows(setup) if is_whole else ():
+        logger.warning(line)
     found = PlannedRows(
         [setup.plan(inputs) for inputs in dataset.input_sets],
         [preview.plan for preview in plan_previews(setup)],

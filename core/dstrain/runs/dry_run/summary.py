@@ -124,8 +124,12 @@ class _Length:
             yield f"    {steps}"
         elif rows.count:
             yield f"    {steps}, if each row is one sample and all have the same size"
-        for line in without_effect(setup.config, self.steps) if self.steps else ():
-            yield f"    {line}"
+        most = max((one.samples for one in rows.sizes), default=0)
+        if self.steps and most:
+            for line in without_effect(
+                setup.config, self.steps, self.samples_per_step, most
+            ):
+                yield f"    {line}"
 
 
 def _work(setup: Setup, datasets: Sequence[PlannedRows]) -> str:

@@ -78,7 +78,8 @@ def log_start(run: TrainingRun) -> None:
     )
     passes = number_of(f"{epochs:.4g}", "epoch")
     logger.info(f"runs to step {run.total_steps:,}, {passes}{limit}")
-    for line in without_effect(config, run.total_steps):
+    most = int(order.draws_of_groups.max())
+    for line in without_effect(config, run.total_steps, order.samples_per_step, most):
         logger.info(line)
     logger.info(
         f"batch: {processes} x {config.batch_size} "
