@@ -143,7 +143,7 @@ def reading(path: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except (DstrainError, MemoryError):
+    except (DstrainError, ImportError, MemoryError):
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:

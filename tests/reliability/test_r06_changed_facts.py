@@ -74,7 +74,7 @@ FACTS = (
     Fact("a caption", caption, OTHER, "metadata.json: is not what"),
     Fact("bytes of an image", image_bytes, OTHER, "data/1.png: is not what"),
     Fact("times of images", image_times, SAME),
-    Fact("code of a unit", unit_code, OTHER, "unit encode_image code: cache"),
+    Fact("code of a unit", unit_code, OTHER, "unit encode_image code of shading"),
     Fact("formatting and docstring of a unit", unit_formatting, SAME),
     Fact(
         "parameters of a column",

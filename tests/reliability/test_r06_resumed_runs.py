@@ -4,6 +4,7 @@ the same.
 
 import json
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from types import MappingProxyType
 
 import pytest
@@ -33,13 +34,27 @@ def two_images(project: Project) -> None:
     another_image(project.data / "2.png")
 
 
+def older_state(project: Project) -> None:
+    """Let its cached values have the digest of a version whose keys followed another rule."""
+    folder = project.folder / "resumed/states/step-2"
+    state, record = (folder / name for name in ("state.json", "record.json"))
+    saved = json.loads(state.read_text())
+    saved["content"]["cached values"] = saved["content"].pop(VALUES)[::-1]
+    state.write_text(json.dumps(saved))
+    digests = json.loads(record.read_text())
+    digests["sha256"][state.name] = sha256(state.read_bytes()).hexdigest()
+    record.write_text(json.dumps(digests))
+
+
 def nothing(project: Project) -> None:
     pass
 
 
+VALUES = "cached values of stage 1"
 RESUMED: Mapping[Callable[[Project], None], str] = MappingProxyType(
     {
         nothing: "",
+        older_state: "",
         image_times: "",
         encoder_time: "",
         moved_folder: "",
@@ -56,7 +71,9 @@ RESUMED: Mapping[Callable[[Project], None], str] = MappingProxyType(
 
 @pytest.mark.parametrize("change", RESUMED, ids=lambda change: change.__name__)
 def test_a_run_from_the_cache_resumes_with_the_values_that_it_began_with(
-    change: Callable[[Project], None], filled: Project
+    change: Callable[[Project], None],
+    filled: Project,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = {"task": "sft:train", "feature_cache": filled.folder / "cache"}
     out = filled.folder / "resumed"
@@ -73,6 +90,9 @@ def test_a_run_from_the_cache_resumes_with_the_values_that_it_began_with(
         found = outcome(train(filled.folder, output_path=out, **again))
         last = "step-4.safetensors"
         assert same(found["files"][last], whole["files"][last])
+        assert ("an older version" in capsys.readouterr().err) == (
+            change is older_state
+        )
 
 
 def test_a_refused_resume_names_the_number_of_processes(filled: Project) -> None:

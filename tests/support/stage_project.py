@@ -71,10 +71,10 @@ class Project:
         self,
         source: str = UNITS,
         brightness: float = 1.0,
-        version: int = 1,
+        version: int | None = None,
         column: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Install the variant with units of this source."""
+        """Install the variant with units of this source; without a version its module counts."""
         path = self.folder / f"units_{next(modules)}" / "shading.py"
         path.parent.mkdir()
         path.write_text(source)
@@ -89,7 +89,10 @@ class Project:
             "input_image": Column(**{**COLUMN, **column}),
             "brightness": Constant(brightness),
         }
-        units = (family.encode_prompt, versioned(version)(module.encode_image))
+        encode = module.encode_image
+        if version is not None:
+            encode = versioned(version)(encode)
+        units = (family.encode_prompt, encode)
         spec = replace(family.BASE, units=units, inputs=inputs)
         self.patch.setitem(family.PIPELINES, "base", spec)
 

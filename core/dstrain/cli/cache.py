@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dstrain.cli.click_options import file_path, shared_options
+from dstrain.cli.click_options import FilePath, file_path, shared_options
 from dstrain.cli.help import Command, Group
 from dstrain.console import printable, status
 
@@ -191,7 +191,7 @@ def _show_options() -> list[click.Option]:
     return [
         click.Option(
             ["--output"],
-            type=file_path,
+            type=FilePath(is_file=True),
             metavar="FILE.html",
             required=True,
             help="File to write.",

@@ -377,6 +377,7 @@ def _check_places(config: TrainConfig) -> None:
                 )
             raise UsageError(f"--{name}", what, *advice)
     bases = [one.config.dataset_base_path for one in datasets_of(config)]
+    bases.append(config.validation_dataset_base_path)
     data = {os.path.realpath(base) for base in bases if base is not None}
     for name in ("output_path", "feature_cache"):
         place = getattr(config, name)

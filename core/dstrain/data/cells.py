@@ -15,11 +15,14 @@ from dstrain.console import shown
 from dstrain.data.clips import frames_at_rate
 from dstrain.data.damage.detection import check_unchanged
 from dstrain.data.images import (
+    HALF_GREY,
     LOADER_VERSION,
+    SCALED,
     ImageInfo,
     Resolution,
     Size,
     convert,
+    cover,
     fit,
     load_image,
 )
@@ -28,6 +31,7 @@ from dstrain.data.variants.views import PLAIN, View
 from dstrain.data.videos import (
     LOADER_VERSION as VIDEO_LOADER_VERSION,
     Video,
+    probe,
     read_frames,
 )
 from dstrain.errors import StateError, UsageError
@@ -44,8 +48,6 @@ MASK = "mask"
 """The parameter of a mask: of an input, where it says nothing if it is of one value, or for
 the loss.
 """
-SCALED = "scaled"
-"""The note in a mask that was of 0 and 1."""
 TENSORS_VERSION = 1
 """As that of images."""
 TENSORS = "tensors"
@@ -122,14 +124,19 @@ def _load_files(cell: Cell, check: bool) -> Any:
     if TENSORS in parameters:
         return _load_tensors(Path(cell.files[0]))
     images = [
-        load_image(Path(file), parameters["mode"], size, check=check, view=cell.view)
+        load_image(
+            Path(file),
+            parameters["mode"],
+            size,
+            check=check,
+            view=cell.view,
+            is_mask=MASK in parameters,
+        )
         for file, size in zip(cell.files, parameters["sizes"], strict=True)
     ]
-    if MASK in parameters:
-        images = [
-            _as_mask(image, file, parameters[MASK])
-            for image, file in zip(images, cell.files, strict=True)
-        ]
+    if not parameters.get(MASK, True):
+        for image, file in zip(images, cell.files, strict=True):
+            _refuse_one_value(file, *mask_channel(image).getextrema())
     if NOT_EMPTY in parameters and not any(mask_channel(images[0]).getextrema()):
         raise UsageError(
             cell.files[0],
@@ -139,27 +146,14 @@ def _load_files(cell: Cell, check: bool) -> Any:
     return images if cell.kind == "images" else images[0]
 
 
-def _as_mask(image: Image.Image, file: str, for_loss: bool) -> Image.Image:
-    """Return a mask from 0 to 255: segmentation tools write 0 and 1, which look black.
-
-    Raises UsageError for one that is of one value, but for the loss.
-    """
-    low, high = mask_channel(image).getextrema()
-    if low == high and not for_loss:
-        raise _one_value(file, low)
-    if high == 1 and image.mode == "L":
-        image = image.point([255 * (value > 0) for value in range(256)])
-        image.info = {SCALED: True}
-    return image
-
-
-def _one_value(file: str, value: Any) -> UsageError:
-    """Return the error for a mask that is of one value everywhere."""
-    what = f"is {'white' if value else 'black'} everywhere as it is loaded"
-    advice = (
-        "a mask says which part of the image is meant: mend it, or leave out the row"
-    )
-    return UsageError(file, what, advice)
+def _refuse_one_value(file: str, low: float, high: float) -> None:
+    """Raise UsageError for a mask of which all is white, from half grey on, or nothing."""
+    if (low >= HALF_GREY) == (high >= HALF_GREY):
+        raise UsageError(
+            file,
+            f"is {'black' if high < HALF_GREY else 'white'} everywhere as it is loaded",
+            "a mask says which part of the image is meant: mend it, or leave out the row",
+        )
 
 
 def is_scaled(value: Any) -> bool:
@@ -180,14 +174,22 @@ def _load_tensors(path: Path) -> Any:
 
 def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
     (size,) = parameters["sizes"]
-    if parameters["source"] == "images":
-        images = (
-            load_image(Path(file), "RGB", size, check=check, view=cell.view)
-            for file in cell.files
-        )
-        pixels = np.stack([np.asarray(image) for image in images])
+    file = cell.files[0]
+    is_scaled = False
+    if MASK in parameters:
+        pixels = _frames_of(cell, parameters, None, check)
+        is_scaled = pixels.max() == 1
+        if is_scaled and (cell.folder or parameters["source"] == "video"):
+            # It may be a dark part of a mask of other values.
+            whole = probe(Path(cell.folder or file))
+            every = replace(cell, files=whole.files or cell.files)
+            of_all = {**parameters, "frames": range(whole.frames)}
+            is_scaled = _frames_of(every, of_all, None, check).max() == 1
+        frames = (Image.fromarray(255 * one if is_scaled else one) for one in pixels)
+        pixels = np.stack([np.asarray(cover(one, size, cell.view)) for one in frames])
+        _refuse_one_value(file, pixels.min(), pixels.max())
     else:
-        pixels = read_frames(Path(cell.files[0]), parameters["frames"], size, cell.view)
+        pixels = _frames_of(cell, parameters, size, check)
     if cell.kind == "image":
         return convert(Image.fromarray(pixels[0]), parameters["mode"])
     # Late: a dataset is checked without torch, which is slow to import.
@@ -195,15 +197,24 @@ def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
 
     from dstrain.graph import Frames
 
-    is_of_0_and_1 = MASK in parameters and pixels.max() == 1
-    if MASK in parameters and pixels.min() == pixels.max():
-        raise _one_value(cell.files[0], pixels.max())
-    if is_of_0_and_1:
-        pixels = 255 * pixels
-    frames = Frames(from_numpy(pixels), parameters["fps"])
-    if is_of_0_and_1:
-        vars(frames)[SCALED] = True
-    return frames
+    clip = Frames(from_numpy(pixels), parameters["fps"])
+    if is_scaled:
+        vars(clip)[SCALED] = True
+    return clip
+
+
+def _frames_of(
+    cell: Cell, parameters: dict[str, Any], size: Size | None, check: bool
+) -> Any:
+    """Return the pixels of a clip, of a mask's own size as it is."""
+    view = PLAIN if size is None else cell.view
+    if parameters["source"] == "video":
+        return read_frames(Path(cell.files[0]), parameters["frames"], size, view)
+    images = (
+        load_image(Path(file), "RGB", size, check=check, view=view)
+        for file in cell.files
+    )
+    return np.stack([np.asarray(image) for image in images])
 
 
 def loader_version(column: Column) -> int:

@@ -202,6 +202,10 @@ def frame_durations(path: Path) -> tuple[int, ...]:
         return tuple(durations)
 
 
+SCALED = "scaled"
+"""The note in a mask that was of 0 and 1."""
+
+
 def load_image(
     path: Path,
     mode: str,
@@ -209,6 +213,7 @@ def load_image(
     frame: int = 0,
     check: bool = True,
     view: View = PLAIN,
+    is_mask: bool = False,
 ) -> Image.Image:
     """Load an image upright, scaled to cover `size` and cropped, by default about its
     centre.
@@ -224,6 +229,8 @@ def load_image(
         frame: Which frame of an animated image, from 0.
         check: Whether decoders are asked for damage that shows in no other way.
         view: Where it is cropped, and whether it is mirrored.
+        is_mask: Whether one of 0 and 1 becomes one of 0 and 255, with the note `SCALED`:
+            tools for segmentation write it, and it looks black.
     """
     with _opened(path) as image:
         if check:
@@ -240,12 +247,31 @@ def load_image(
             image.seek(frame)
         image.load()
         converted = convert(image, mode)
+        is_scaled = is_mask and mode == "L" and _is_of_0_and_1(image, converted)
+    if is_scaled:
+        # Before it is scaled to a size, which needs the grey between black and white.
+        converted = converted.point([0] + [255] * 255)
     if orientation in TRANSPOSES:
         converted = converted.transpose(TRANSPOSES[orientation])
     loaded = cover(converted, size, view)
     # The feature cache stores pixels: a unit must find no more without it.
-    loaded.info = {}
+    loaded.info = {SCALED: True} if is_scaled else {}
     return loaded
+
+
+def _is_of_0_and_1(image: Image.Image, mask: Image.Image) -> bool:
+    """Return whether a mask, of an image as it was opened, is of 0 and 1; raise ValueError
+    for one of labels.
+    """
+    brightest = int(np.asarray(mask).max())
+    if image.mode == "P" and np.ptp(np.asarray(image.convert("RGB")), axis=2).any():
+        raise ValueError("a mask in colours; save it in black and white")
+    if 1 < brightest < HALF_GREY:
+        what = (
+            f"a mask whose brightest value is {brightest}; save it in black and white"
+        )
+        raise ValueError(what)
+    return brightest == 1
 
 
 def cover(image: Image.Image, size: Size | None, view: View = PLAIN) -> Image.Image:

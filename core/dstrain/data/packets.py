@@ -175,7 +175,11 @@ def _mp4_ends_early(path: Path) -> bool:
             if not size:
                 return False  # to the end of the file
             at += max(size, 8)
-    return at > length or kind == b"moof"
+    # Cameras append what is no box.
+    is_box = any(
+        known.startswith(kind) for known in (b"mdat", b"mfra", b"moof", b"moov")
+    )
+    return kind == b"moof" or (at > length and is_box)
 
 
 def _matroska_ends_early(path: Path) -> bool:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 logger = get_logger(__name__)
-"""Transfer characteristics of PQ and HLG (ITU-T H.273)."""
 LOADER_VERSION = 3
 """Raised when `read_frames` returns other pixels for the same file, so that cached values
 are not used for it.
@@ -166,17 +165,29 @@ def _probe_folder(path: Path) -> Video:
 
 
 def _check_numbers(files: Sequence[Path]) -> None:
-    """Refuse frames of which two have one number, or one of steady numbers is absent."""
-    numbers = [re.findall(r"\d+", file.stem)[-1:] for file in files]
-    if not all(numbers):
+    """Refuse frames of which one alone is named unlike the others, two have one number, or
+    one of steady numbers is absent.
+    """
+    forms = [re.sub(r"\d+", "0", file.stem) for file in files]
+    kinds = {*forms}
+    if len(kinds) == 2 and len(files) > 2:
+        count, odd = min((forms.count(one), one) for one in kinds)
+        if count == 1:
+            what = "is named unlike the others: it is no frame"
+            raise UsageError(files[forms.index(odd)], what)
+    columns = [
+        *zip(*(map(int, re.findall(r"\d+", file.stem)) for file in files), strict=False)
+    ]
+    differing = [numbers for numbers in columns if len({*numbers}) > 1]
+    if len(kinds) > 1 or len(differing) > 1 or not columns:
         return
-    known = [int(number) for (number,) in numbers]
+    known = (differing or columns)[0]
     steps = [after - before for before, after in pairwise(known)]
     for (first, second), step in zip(pairwise(files), steps, strict=True):
         if not step:
             what = f"has the number of {first.name}: one of the two is no frame"
             raise UsageError(second, what)
-        if step != min(steps):
+        if step >= 2 * min(steps):
             what = f"comes after {first.name}: frames between them are absent"
             raise UsageError(second, what)
 

@@ -19,8 +19,15 @@ from typing import Any
 UNCOUNTED = frozenset({"ctx", "kind", "simple", "type_comment"})
 """Fields of syntax that follow from the others, or change nothing."""
 DYNAMIC = frozenset(
-    {"__import__", "eval", "exec", "globals", "sys.modules"}
-    | {".import_module", ".resolve_name", ".run_module", ".run_path", ".exec_module"}
+    {"__doc__", "__import__", "eval", "exec", "globals", "sys.modules"}
+    | {
+        ".__doc__",
+        ".import_module",
+        ".resolve_name",
+        ".run_module",
+        ".run_path",
+        ".exec_module",
+    }
 )
 """What reaches code by a text, which syntax does not show."""
 

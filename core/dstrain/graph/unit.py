@@ -87,7 +87,8 @@ class FunctionSpec:
                 what = f"parameter {parameter} hides names; write each one out"
                 raise UsageError(where, what)
         owner, version = getattr(function, "dstrain_version", (function, 0))
-        version *= owner is function
+        if owner is not function:
+            version = 0
         return cls(name, function, inputs, tuple(components), version)
 
     @property

@@ -312,13 +312,8 @@ def total_steps(config: TrainConfig, per_epoch: int) -> int:
 def without_effect(
     config: TrainConfig, steps: int, per_step: int, most: int
 ) -> Iterator[str]:
-    """Yield what has no effect in so short a run.
-
-    Args:
-        config: Its options.
-        steps: Optimizer steps.
-        per_step: Samples of a step, over all processes.
-        most: Samples of one shape that an epoch draws, of the shape with the most.
+    """Yield what has no effect in a run of so many optimizer steps of `per_step` samples;
+    an epoch draws at most `most` of one shape.
     """
     warmup = config.lr_warmup_steps
     if warmup >= steps:

@@ -87,6 +87,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("output_path", "", {"task": "sft:train", "output_path": None, "feature_cache": STORE}),
     ("output_path", "dataset", {"dataset_base_path": V, "output_path": V / "../v"}),
     ("output_path", "dataset", {"dataset": (FOLDER,), "output_path": Path("a")}),
+    ("output_path", "dataset", {"validation_dataset_base_path": V, "output_path": V}),
     ("feature_cache", "dataset", {"dataset_base_path": V, "feature_cache": V}),
     ("dataset_base_path", "", {"dataset_base_path": None}),
     ("dataset_base_path", "--feature_cache", {"task": "sft:train", "dataset_base_path": None}),

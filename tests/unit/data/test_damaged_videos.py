@@ -79,6 +79,14 @@ def test_an_mp4_of_fragments_that_is_cut_off_is_no_shorter_video(
     assert accepted - {0} <= ends
 
 
+def test_what_cameras_append_to_an_mp4_does_not_matter(tmp_path: Path) -> None:
+    path = film(tmp_path / "a.mp4", steady(9, 15), 15)
+    content = path.read_bytes()
+    for tail in (bytes(64), b"trailer of a camera"):
+        path.write_bytes(content + tail)
+        assert probe(path).frames == 9
+
+
 def test_a_recording_that_does_not_say_how_long_it_is_is_accepted(
     tmp_path: Path,
 ) -> None:

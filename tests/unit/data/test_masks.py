@@ -215,15 +215,46 @@ def test_a_mask_of_0_and_1_is_one_of_0_and_255(base: Path) -> None:
     assert np.array_equal(load_cell(cells["mask"]), 255 * half[:, 2:98])
 
 
+def test_a_mask_of_0_and_1_is_judged_and_scaled_before_its_size(base: Path) -> None:
+    stripes = np.tile([0, 0, 0, 1], 50).reshape(1, 200).repeat(128, 0).astype(np.uint8)
+    faint = np.where(np.arange(200) < 30, 255, stripes).astype(np.uint8)
+    for name, pixels in {"a": stripes, "b": 255 * stripes, "c": faint}.items():
+        Image.fromarray(pixels).save(base / f"{name}.png")
+    row = {"image": "wide.png", "prompt": "a"}
+    rows = [{**row, "mask": f"{name}.png"} for name in "abc"]
+    square = Resolution(64, 64, 0)
+    cells = open_rows(base, rows, {**IMAGE, "mask": ALLOWED}, resolution=square).rows
+    ones, white, dark = (np.asarray(load_cell(one["mask"])) for one in cells)
+    assert np.array_equal(ones, white)
+    assert ones.max() > 50
+    # What is cropped away tells that it is of other values.
+    assert dark.max() <= 1
+
+
+@pytest.mark.parametrize("level", [2, 100])
+def test_a_mask_of_labels_is_refused(level: int, base: Path) -> None:
+    labels = Image.fromarray(np.tile([0, level], (64, 50)).astype(np.uint8))
+    labels.save(base / "grey.png")
+    labels.putpalette([0, 0, 0, *[200, 255, 0] * 255])
+    labels.save(base / "palette.png")
+    for name in ("grey.png", "palette.png"):
+        row = {"image": "wide.png", "prompt": "a", "mask": name, "regions": [name]}
+        for inputs in (CONDITIONS, {**IMAGE, "mask": ALLOWED}):
+            (cells,) = open_rows(base, [row], inputs).rows
+            with pytest.raises(UsageError):
+                load_cell(cells["mask"])
+
+
 def test_a_mask_that_is_a_video_is_one_of_0_and_255_or_refused(base: Path) -> None:
     half = np.repeat([[0, 1]], 32, 1).repeat(64, 0).astype(np.uint8)
     column = Column("mask", "video", mode="L", multiple=8, fps=16.0)
-    for name, frames in {"some": (0, 1), "none": (0, 0), "all": (255, 255)}.items():
+    kinds = {"some": (0, 1), "none": (0, 0), "all": (255, 255), "dark": (0, 1, 255)}
+    for name, frames in kinds.items():
         (base / name).mkdir()
         for number, level in enumerate(frames):
             frame = half if level == 1 else np.full_like(half, level)
             Image.fromarray(frame).save(base / name / f"{number}.png")
-    rows = [{"mask": name} for name in ("some", "none", "all")]
+    rows = [{"mask": name} for name in kinds]
     some, *others = open_rows(
         base, rows, {"mask": column}, sampling=FrameSampling(2)
     ).rows

@@ -162,6 +162,12 @@ def test_other_moving_images_are_read_as_gifs_are(suffix: str, tmp_path: Path) -
         (("f 2", "f 4", "f 6"), True),
         (("7",), True),
         (("a", "b"), True),
+        (("1 x2", "2 x2", "3 x2"), True),
+        (("1 x2", "2 x2", "4 x2"), False),
+        (("t0.25", "t1.00", "t2.50"), True),
+        (("0", "33", "67", "100"), True),
+        (("1", "2", "cover"), False),
+        (("1", "2", "2 (1)"), False),
     ],
 )
 def test_frames_have_steady_numbers(

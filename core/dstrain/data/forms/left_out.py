@@ -11,12 +11,12 @@ from dstrain.data.forms.listing import (
     MEDIA,
     VIDEOS,
     belongs_to_another,
-    is_ours,
     names_in,
+    without_ours,
 )
 from dstrain.data.forms.metadata import SUFFIXES as TABLES
 from dstrain.data.forms.naming import main_column
-from dstrain.data.table import Table
+from dstrain.data.table import Table, unicode_forms
 from dstrain.graph import Input
 
 UNREAD_IMAGES = frozenset(
@@ -129,7 +129,9 @@ def hidden_by(table: Table) -> str:
     what was added after an earlier run wrote the table; '' for nothing.
     """
     names = [
-        os.path.splitext(os.fsdecode(name)) for name in names_in(table.path.parent)
+        os.path.splitext(name)
+        for name in os.listdir(table.path.parent)
+        if not name.startswith(".")
     ]
     captions = {
         stem for stem, ending in names if ending.lower() in (".txt", ".caption")
@@ -142,9 +144,8 @@ def hidden_by(table: Table) -> str:
     for row in table.rows if hidden else ():
         for value in row.values():
             files = value if isinstance(value, list) else [value]
-            hidden -= {
-                os.path.basename(file) for file in files if isinstance(file, str)
-            }
+            for file in files:
+                hidden.difference_update(unicode_forms(os.path.basename(file)))
     if not hidden:
         return ""
     count = _Count(len(hidden), min(hidden))
@@ -155,9 +156,7 @@ def _folders(folder: Path, prefix: str) -> Iterator[tuple[str, list[str]]]:
     """Yield a folder and those below it, each with the names in it, as `names_in` has
     them.
     """
-    listed = names_in(folder / prefix)
-    if prefix and is_ours(listed):
-        return
+    listed = without_ours(names_in(folder / prefix), prefix)
     names = [os.fsdecode(name) for name in listed]
     yield prefix, names
     for name in names:

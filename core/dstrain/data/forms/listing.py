@@ -33,6 +33,7 @@ control images, and usual names of both.
 """
 OURS = ((b"run.json", b"logs/"), (b"store.json", b"shards/"))
 """What is in the folder of a run, and of a feature cache."""
+OUR_FOLDERS = frozenset({b"logs/", b"plans/", b"previews/", b"shards/", b"states/"})
 MEMORY = "caption_folders.json"
 """Remembers the digests of folders for all runs of a user."""
 
@@ -68,9 +69,7 @@ def list_media(folder: Path, suffixes: Collection[str] = MEDIA) -> Iterator[Medi
 
 
 def _list(folder: Path, prefix: str, suffixes: Collection[str]) -> Iterator[Medium]:
-    names = names_in(folder / prefix if prefix else folder)
-    if prefix and is_ours(names):
-        return
+    names = without_ours(names_in(folder / prefix if prefix else folder), prefix)
     for data in names:
         name = os.fsdecode(data)
         if name.endswith("/"):
@@ -95,9 +94,13 @@ def _list(folder: Path, prefix: str, suffixes: Collection[str]) -> Iterator[Medi
             yield Medium(prefix + name, files, tuple(twins))
 
 
-def is_ours(names: Collection[bytes]) -> bool:
-    """Return whether a folder with these names is that of a run or of a feature cache."""
-    return any({*ours} <= {*names} for ours in OURS)
+def without_ours(names: list[bytes], prefix: str) -> list[bytes]:
+    """Return the names in a folder that may be data: of the folder of a run or of a feature
+    cache none, or the user's own where a dataset and a run share a folder (`prefix` is '').
+    """
+    if not any({*ours} <= {*names} for ours in OURS):
+        return names
+    return [] if prefix else [one for one in names if one not in OUR_FOLDERS]
 
 
 def belongs_to_another(names: list[bytes], name: str) -> bool:

@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from unicodedata import normalize
 
 from dstrain.errors import UsageError
 
@@ -110,6 +111,7 @@ def has_word(caption: str, word: str) -> bool:
     Scripts that put no blanks between words (Chinese, Japanese, Thai) have no longer
     words: there any place counts.
     """
+    caption, word = (normalize("NFC", text) for text in (caption, word))
     before = _letters_beside(word[0])
     after = _letters_beside(word[-1])
     pattern = rf"(?<!{before}){re.escape(word)}(?!{after})"

@@ -33,6 +33,7 @@ from dstrain.storage import file_mark
 from dstrain.storage.locks import FolderLock
 
 T = TypeVar("T")
+DESCRIPTION = re.compile(r"(?:config|added_tokens|special_tokens_map)\.json$")
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
 DATASET_BASE_VARIABLE = "DSTRAIN_DATASET_BASE_PATH"
 RECORD_EVERY = 5.0
@@ -184,7 +185,9 @@ def find_paths(source: ModelSource, pattern: str) -> list[Path]:
     snapshot = None if names else source.snapshot
     if snapshot:
         names = local_files(snapshot, pattern)
-        if source.missing_shards(names):
+        # Of a tokenizer, other programs may have fetched that alone.
+        is_described = pattern.endswith("/") and all(map(DESCRIPTION.search, names))
+        if source.missing_shards(names) or is_described:
             names = []
         folder = snapshot if names else folder
     names = names or fetch(source, pattern)

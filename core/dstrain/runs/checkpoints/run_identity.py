@@ -20,6 +20,8 @@ from dstrain.training import CachedSamples
 AnyRun = TrainingRun | PlannedTraining
 ROWS = "rows"
 """End of the entries of `data_fingerprint` that are no digests."""
+OLDER_VALUES = "cached values"
+"""An entry of states from before units had versions: keys of values followed another rule."""
 NO_MODIFIERS = "none"
 """What `modifiers_in_words` returns where there are none."""
 STANDS_FOR = MappingProxyType(
@@ -52,7 +54,7 @@ def _content(data: TrainingData) -> dict[str, str]:
         return {
             "metadata": data.cache_info.dataset["sha256"],
             ROWS: str(data.cache_info.dataset["rows"]),
-            "cached values": data.source.rows.values_digest,
+            "cached values of stage 1": data.source.rows.values_digest,
         }
     setup = data.setup
     dataset = setup.dataset

@@ -89,22 +89,22 @@ def variations_without_effect(data: DataConfig, dataset: Dataset) -> Iterator[st
     """Yield the flags of a dataset that give no row another caption or crop."""
     inputs = data.caption_inputs & dataset.columns.keys()
     names = [dataset.columns[one].name for one in inputs]
-    where = dataset.table.path
+    plain = {
+        "--shuffle_tags": replace(data.captions, shuffle_tags=False),
+        "--caption_lines": replace(data.captions, split_lines=False),
+    }
 
     def captions(row: Mapping[str, RawValue], options: CaptionOptions) -> set[str]:
         return {text for name in names for _, text in options.captions(row[name])}
 
-    options = data.captions
-    for flag, plain in (
-        ("--shuffle_tags", replace(options, shuffle_tags=False)),
-        ("--caption_lines", replace(options, split_lines=False)),
-    ):
-        if options != plain and all(
-            captions(row, options) == captions(row, plain) for row in dataset.table.rows
+    for flag, other in plain.items():
+        if data.captions != other and all(
+            captions(row, data.captions) == captions(row, other)
+            for row in dataset.table.rows
         ):
-            yield f"{where}: {flag} changes no caption"
+            yield f"{dataset.table.path}: {flag} changes no caption"
     if data.augmentation.crops > 1 and not any(dataset.cropped):
-        yield f"{where}: --crops changes no image, since none is cropped"
+        yield f"{dataset.table.path}: --crops changes no image, since none is cropped"
 
 
 def warnings_of_rows(setup: Setup) -> list[str]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from dstrain.graph import Column, code_of
 from dstrain.models import Found, component_digests
 from dstrain.runs.setup import Setup
 from dstrain.storage import Digests, hash_json
@@ -32,16 +31,10 @@ def component_keys(setup: Setup, found: Found, digests: Digests) -> dict[str, st
 
 def code_of_rows(setup: Setup) -> str:
     """Return a digest of the code that decides which rows and inputs there are: all of
-    dstrain and of the family's package, and the columns' own checks.
+    dstrain and of the family's package.
     """
     family = setup.family.components.partition(":")[0].partition(".")[0]
-    checks = [
-        code_of(source.check).digest
-        for source in setup.spec.inputs.values()
-        if isinstance(source, Column) and source.check is not None
-    ]
-    packages = [_sources(name) for name in ("dstrain", family)]
-    return hash_json("code of rows", [packages, checks])
+    return hash_json("code of rows", [_sources(name) for name in ("dstrain", family)])
 
 
 def _sources(package: str) -> str:

@@ -251,6 +251,13 @@ def test_what_belongs_to_an_image_or_a_run_is_no_row(tmp_path: Path) -> None:
     assert not any("p.png" in line or "p.txt" in line for line in said)
 
 
+def test_a_folder_that_a_run_shares_with_a_dataset_has_the_users_photos(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "run.json", "logs/x", "previews/p.png", "photos/a.png", "b.png")
+    assert [one.name for one in list_media(tmp_path)] == ["b.png", "photos/a.png"]
+
+
 # What identifies the content of a folder.
 
 

@@ -114,6 +114,8 @@ WORDS = [
     ("<s1>", "a<s1>b"),
     ("猫", "黒猫の写真"),
     ("sks", "黒いsksの写真"),
+    ("caf\u00e9", "a cafe\u0301 man"),
+    ("cafe\u0301", "a caf\u00e9 man"),
 ]
 
 

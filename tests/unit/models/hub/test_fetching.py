@@ -22,7 +22,7 @@ from dstrain import (
     run,
 )
 from dstrain.models import assign, find
-from dstrain.models.hub import RECORD, ModelSource, chosen_hub, fetch
+from dstrain.models.hub import RECORD, ModelSource, chosen_hub, fetch, find_paths
 from dstrain.plugin import versioned
 
 from tests.support import family
@@ -128,6 +128,12 @@ def test_a_model_in_the_hugging_face_cache_is_used_there_and_what_it_lacks_is_fe
     (snapshot / VAE_FILE).unlink()
     train(tmp_path, **flags, max_steps=1, overwrite=True)
     assert set(server.fetched) == {VAE_FILE, "vae/config.json"}
+    server.fetched.clear()
+    source = ModelSource(TINY, hub=hub)
+    assert find_paths(source, "tokenizer/") == [snapshot / "tokenizer"]
+    (vocabulary,) = (snapshot / "tokenizer").iterdir()
+    vocabulary.rename(vocabulary.with_name("tokenizer_config.json"))
+    assert find_paths(source, "tokenizer/") == [source.folder / "tokenizer"]
 
 
 def test_files_of_unknown_names_are_fetched_only_until_the_wanted_components_are_found(
