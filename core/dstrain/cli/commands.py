@@ -86,10 +86,12 @@ def toy(
     Its files are in the published layout.
     """
     with status():
+        from dstrain.models.device import attention_backend
         from dstrain.models.toy import fill_folder
         from dstrain.pipeline.variant_choice import variant_of_folder
     from dstrain.registry import load_family, variant_of
 
+    attention_backend()  # refused before diffusers says it less well
     family = load_family(model, disabled_plugins)
     chosen = variant_of(family, variant)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):

@@ -174,20 +174,19 @@ def _load_tensors(path: Path) -> Any:
 
 def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
     (size,) = parameters["sizes"]
-    file = cell.files[0]
     is_scaled = False
     if MASK in parameters:
         pixels = _frames_of(cell, parameters, None, check)
         is_scaled = pixels.max() == 1
         if is_scaled and (cell.folder or parameters["source"] == "video"):
             # It may be a dark part of a mask of other values.
-            whole = probe(Path(cell.folder or file))
+            whole = probe(Path(cell.folder or cell.files[0]))
             every = replace(cell, files=whole.files or cell.files)
             of_all = {**parameters, "frames": range(whole.frames)}
             is_scaled = _frames_of(every, of_all, None, check).max() == 1
         frames = (Image.fromarray(255 * one if is_scaled else one) for one in pixels)
         pixels = np.stack([np.asarray(cover(one, size, cell.view)) for one in frames])
-        _refuse_one_value(file, pixels.min(), pixels.max())
+        _refuse_one_value(cell.files[0], pixels.min(), pixels.max())
     else:
         pixels = _frames_of(cell, parameters, size, check)
     if cell.kind == "image":

@@ -14,7 +14,6 @@ from dstrain.data.forms.left_out import (
     left_out_of as left_out_of,
 )
 from dstrain.data.forms.listing import (
-    MEDIA as MEDIA,
     VIDEOS as VIDEOS,
     Medium as Medium,
     list_media as list_media,

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.console import number_of
-from dstrain.data.forms import MEDIA, SUFFIXES as CAPTIONS, read_caption
+from dstrain.data.forms import SUFFIXES as CAPTIONS, list_media, read_caption
 from dstrain.storage import read_limited
 
 from dstrain_tools.importing.context import Context, as_list
@@ -157,7 +157,7 @@ def _pairs(
 
 def _media(folder: Path) -> list[Path]:
     """Return the images and videos in a folder."""
-    return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in MEDIA]
+    return [folder / one.name for one in list_media(folder) if "/" not in one.name]
 
 
 def _caption(path: Path, context: Context) -> str:
