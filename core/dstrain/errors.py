@@ -143,7 +143,7 @@ def reading(path: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except (DstrainError, ImportError, MemoryError):
+    except (DstrainError, MemoryError):
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:

@@ -76,9 +76,11 @@ def test_an_image_is_read_as_it_is_from_a_relative_or_absolute_path(
 
 
 def test_a_video_is_read_in_as_many_frames_as_are_generated(image: Path) -> None:
+    frames = image.parent / "frames"
+    frames.mkdir()
     for number in range(3):
-        shutil.copy(image, image.with_name(f"{number}.png"))
-    clip = given(f"clip={image.parent}", num_frames=2)["clip"]
+        shutil.copy(image, frames / f"{number}.png")
+    clip = given(f"clip={frames}", num_frames=2)["clip"]
     assert clip.pixels.shape == (2, 21, 37, 3)
 
 
