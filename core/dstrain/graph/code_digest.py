@@ -4,13 +4,12 @@ of its own top-level package that this imports, transitively.
 A module counts by its syntax, without docstrings, comments and formatting. A package's
 `__init__` counts only if a name is taken from it; one that is imported as an object counts
 with all its modules. What a function was made with, such as the variables of a closure,
-counts by value, what a table holds by its module. Of dstrain, the functions that families
-share count.
+counts by value. Of dstrain, the functions that families share count.
 """
 
+import ast
 import importlib.util
 import pkgutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -126,7 +125,6 @@ class _Walk:
                 left += ((one, False) for one in _modules_in(name))
             if name not in self.modules:
                 left += self._read(name)
-                left += ((one, False) for one in _in_tables_of(name))
 
     def _read(self, module: str) -> Iterator[tuple[str, bool]]:
         """Digest a module; yield the modules that it imports, each with whether it is
@@ -143,10 +141,12 @@ class _Walk:
         for name, taken in imports(source.tree, source.package):
             if self._is_own(name):
                 inner = f"{name}.{taken}".rstrip(".")
+                is_module = bool(_find(inner))
+                if is_module:
+                    yield inner, True
                 # A package may give another thing by the name of one of its modules.
-                held = vars(sys.modules.get(name, object)).get(taken)
-                is_module = held is None or isinstance(held, ModuleType)
-                yield (inner, True) if is_module and _find(inner) else (name, False)
+                if not is_module or taken in _names_in(name):
+                    yield name, False
 
     def _is_own(self, module: str) -> bool:
         top = module.partition(".")[0]
@@ -238,17 +238,13 @@ def _find(module: str) -> Any:
     return None
 
 
-def _in_tables_of(module: str) -> Iterator[str]:
-    """Yield the modules of what tables of a module and of its classes hold: others may
-    have put it there, such as by a decorator.
-    """
-    owned = vars(sys.modules.get(module, object))
-    classes = (one for one in owned.values() if isinstance(one, type))
-    holders = [owned, *(vars(one) for one in classes if one.__module__ == module)]
-    for table in (value for holder in holders for value in holder.values()):
-        if isinstance(table, (dict, list, set)):
-            held = table.values() if isinstance(table, dict) else table
-            yield from (str(getattr(one, "__module__", "")) for one in held)
+def _names_in(module: str) -> set[str]:
+    """Return the names that occur in a module: those that it may give are among them."""
+    with suppress(NoSource):
+        nodes = [*ast.walk(read_source(module).tree)]
+        fields = ("asname", "id", "name")
+        return {getattr(one, field, "") for one in nodes for field in fields}
+    return set()
 
 
 def _modules_in(package: str) -> Iterator[str]:

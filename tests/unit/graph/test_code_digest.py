@@ -196,13 +196,11 @@ def step(x):
 -    return x
 +    return -x
 """,
-    "a registry that a module fills which only the package imports": """
-# __init__
-from own import steps
+    "a registry that a decorator fills": """
 # units
-from own.tables import Table
+from own import steps, tables
 def unit(name):
-    return Table.known[name]
+    return tables.Table.known[name]
 # tables
 class Table:
     known = {}
