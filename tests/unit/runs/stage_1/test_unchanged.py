@@ -4,17 +4,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import StateError, UsageError
-from dstrain.plugin import Column
+from dstrain import StateError
 from dstrain.runs import Setup, data_process, verify
 from dstrain.storage import BAD_SAMPLES, file_memory, hashing, temporary
 
-from tests.support import family
 from tests.support.caching_family import GUIDED
 from tests.support.caching_project import (
     Place,
@@ -234,37 +231,6 @@ def test_values_of_a_preview_that_are_gone_are_named_and_computed_again(
         verify(cache)
     train(tmp_path, **flags)
     verify(cache)
-
-
-def accept(text: str) -> str:
-    """Refuse nothing."""
-    return ""
-
-
-def refuse_all(text: str) -> str:
-    """Refuse."""
-    return "refused"
-
-
-@pytest.mark.usefixtures("tiny", "settled")
-def test_the_code_of_a_check_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project(tmp_path)
-
-    def fill(check: Callable[[str], str]) -> None:
-        inputs = {**family.BASE.inputs, "prompt": Column("prompt", check=check)}
-        spec = replace(family.BASE, inputs=inputs)
-        monkeypatch.setitem(family.PIPELINES, "base", spec)
-        flags = {"task": "sft:data_process", "feature_cache": tmp_path / "cache"}
-        train(tmp_path, **flags)
-
-    fill(accept)
-    with monkeypatch.context() as patch:
-        patch.setattr("dstrain.runs.setup.open_dataset", refuse)
-        fill(accept)
-    with pytest.raises(UsageError, match="refused"):
-        fill(refuse_all)
 
 
 def test_an_earlier_folder_with_a_name_ends_it(place: Place, tmp_path: Path) -> None:
