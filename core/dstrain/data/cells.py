@@ -31,7 +31,6 @@ from dstrain.data.variants.views import PLAIN, View
 from dstrain.data.videos import (
     LOADER_VERSION as VIDEO_LOADER_VERSION,
     Video,
-    probe,
     read_frames,
 )
 from dstrain.errors import StateError, UsageError
@@ -174,21 +173,22 @@ def _load_tensors(path: Path) -> Any:
 
 def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
     (size,) = parameters["sizes"]
+    pixels = _frames_of(cell, parameters, size, check)
     is_scaled = False
     if MASK in parameters:
-        pixels = _frames_of(cell, parameters, None, check)
-        is_scaled = pixels.max() == 1
-        if is_scaled and (cell.folder or parameters["source"] == "video"):
-            # It may be a dark part of a mask of other values.
-            whole = probe(Path(cell.folder or cell.files[0]))
-            every = replace(cell, files=whole.files or cell.files)
-            of_all = {**parameters, "frames": range(whole.frames)}
-            is_scaled = _frames_of(every, of_all, None, check).max() == 1
-        frames = (Image.fromarray(255 * one if is_scaled else one) for one in pixels)
-        pixels = np.stack([np.asarray(cover(one, size, cell.view)) for one in frames])
-        _refuse_one_value(cell.files[0], pixels.min(), pixels.max())
-    else:
-        pixels = _frames_of(cell, parameters, size, check)
+        file = cell.files[0]
+        # Of a video file, these may be the noise of a dark part.
+        if parameters["source"] == "images" and pixels.max() <= 1:
+            whole = _frames_of(cell, parameters, None, check)
+            is_scaled = whole.max() == 1
+            if is_scaled:
+                white = (Image.fromarray(255 * one) for one in whole)
+                pixels = np.stack(
+                    [np.asarray(cover(one, size, cell.view)) for one in white]
+                )
+        if np.ptp(pixels, axis=3).max() >= HALF_GREY:
+            raise UsageError(file, "is a mask in colours; save it in black and white")
+        _refuse_one_value(file, pixels.min(), pixels.max())
     if cell.kind == "image":
         return convert(Image.fromarray(pixels[0]), parameters["mode"])
     # Late: a dataset is checked without torch, which is slow to import.
@@ -205,7 +205,7 @@ def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
 def _frames_of(
     cell: Cell, parameters: dict[str, Any], size: Size | None, check: bool
 ) -> Any:
-    """Return the pixels of a clip, of a mask's own size as it is."""
+    """Return the pixels of a clip; without a size those of the whole frames."""
     view = PLAIN if size is None else cell.view
     if parameters["source"] == "video":
         return read_frames(Path(cell.files[0]), parameters["frames"], size, view)

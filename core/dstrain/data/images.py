@@ -202,6 +202,8 @@ def frame_durations(path: Path) -> tuple[int, ...]:
         return tuple(durations)
 
 
+LIGHT = 32
+"""Masks without a value from this on, of 255, are of labels."""
 SCALED = "scaled"
 """The note in a mask that was of 0 and 1."""
 
@@ -263,15 +265,15 @@ def _is_of_0_and_1(image: Image.Image, mask: Image.Image) -> bool:
     """Return whether a mask, of an image as it was opened, is of 0 and 1; raise ValueError
     for one of labels.
     """
-    brightest = int(np.asarray(mask).max())
     if image.mode == "P" and np.ptp(np.asarray(image.convert("RGB")), axis=2).any():
         raise ValueError("a mask in colours; save it in black and white")
-    if 1 < brightest < HALF_GREY:
+    brightest = np.asarray(image if image.mode in GREY_16 else mask).max()
+    if brightest > 1 and np.asarray(mask).max() < LIGHT:
         what = (
             f"a mask whose brightest value is {brightest}; save it in black and white"
         )
         raise ValueError(what)
-    return brightest == 1
+    return bool(brightest == 1)
 
 
 def cover(image: Image.Image, size: Size | None, view: View = PLAIN) -> Image.Image:

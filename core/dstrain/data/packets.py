@@ -176,9 +176,8 @@ def _mp4_ends_early(path: Path) -> bool:
                 return False  # to the end of the file
             at += max(size, 8)
     # Cameras append what is no box.
-    is_box = any(
-        known.startswith(kind) for known in (b"mdat", b"mfra", b"moof", b"moov")
-    )
+    boxes = (b"mdat", b"mfra", b"moof", b"moov", b"sidx", b"styp")
+    is_box = any(known.startswith(kind) for known in boxes)
     return kind == b"moof" or (at > length and is_box)
 
 

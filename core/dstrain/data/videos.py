@@ -146,7 +146,6 @@ def _probe_folder(path: Path) -> Video:
     files = frames_in(path)
     if not files:
         raise UsageError(path, "is a folder without frames")
-    _check_numbers(files)
     marks = []
     sizes = []
     for file in files:
@@ -159,35 +158,41 @@ def _probe_folder(path: Path) -> Video:
         if (height, width) != sizes[0]:
             what = f"is {height} x {width} (height x width), unlike {files[0].name}"
             raise UsageError(file, what)
+    _check_numbers(files)
     names = tuple(map(str, files))
     starts = (0.0,) * len(files)
     return Video(str(path), sizes[0], starts, 0.0, tuple(marks), names)
 
 
 def _check_numbers(files: Sequence[Path]) -> None:
-    """Refuse frames of which one alone is named unlike the others, two have one number, or
-    one of steady numbers is absent.
+    """Refuse a frame without a number and a copy of one, frames of one number, a gap among
+    steady numbers, and fractions of several lengths, whose order is not that of their digits.
     """
-    forms = [re.sub(r"\d+", "0", file.stem) for file in files]
-    kinds = {*forms}
-    if len(kinds) == 2 and len(files) > 2:
-        count, odd = min((forms.count(one), one) for one in kinds)
-        if count == 1:
-            what = "is named unlike the others: it is no frame"
-            raise UsageError(files[forms.index(odd)], what)
-    columns = [
-        *zip(*(map(int, re.findall(r"\d+", file.stem)) for file in files), strict=False)
-    ]
-    differing = [numbers for numbers in columns if len({*numbers}) > 1]
-    if len(kinds) > 1 or len(differing) > 1 or not columns:
+    stems = {file.stem for file in files}
+    plain = [stem for stem in stems if not re.search(r"\d", stem)]
+    for file in files:
+        original = re.sub(r" \(\d+\)$", "", file.stem)
+        is_copy = original in stems - {file.stem} and re.search(r"\d", original)
+        is_odd = [file.stem] == plain and any(
+            not one.startswith(file.stem) for one in stems
+        )
+        if is_copy or is_odd:
+            raise UsageError(file, "is named unlike the others: it is no frame")
+    if len({len(one) for stem in stems for one in re.findall(r"\.(\d+)", stem)}) > 1:
+        raise UsageError(files[0], "has a fraction shorter than others: fill them up")
+    numbers = [[int(one) for one in re.findall(r"\d+", file.stem)] for file in files]
+    differing = [one for one in zip(*numbers, strict=False) if len({*one}) > 1]
+    is_one = len({re.sub(r"\d+", "0", stem) for stem in stems}) == 1
+    if not is_one or len(differing) > 1 or not any(numbers):
         return
-    known = (differing or columns)[0]
+    known = differing[0] if differing else [0] * len(files)
     steps = [after - before for before, after in pairwise(known)]
+    least = min(steps, default=0)
     for (first, second), step in zip(pairwise(files), steps, strict=True):
         if not step:
             what = f"has the number of {first.name}: one of the two is no frame"
             raise UsageError(second, what)
-        if step >= 2 * min(steps):
+        if least and step >= 2 * least:
             what = f"comes after {first.name}: frames between them are absent"
             raise UsageError(second, what)
 

@@ -145,7 +145,7 @@ class _Walk:
                 if is_module:
                     yield inner, True
                 # A package may give another thing by the name of one of its modules.
-                if not is_module or taken in _names_in(name):
+                if not is_module or _names_in(name) & {taken, "*", "__getattr__"}:
                     yield name, False
 
     def _is_own(self, module: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 UNCOUNTED = frozenset({"ctx", "kind", "simple", "type_comment"})
 """Fields of syntax that follow from the others, or change nothing."""
 DYNAMIC = frozenset(
-    {"__doc__", "__import__", "eval", "exec", "globals", "sys.modules"}
+    {"__import__", "eval", "exec", "globals", "sys.modules"}
     | {
         ".__doc__",
         ".import_module",
@@ -55,7 +55,7 @@ def read_source(module: str) -> SourceCode:
     """
     here = vars(sys.modules[module]) if module in sys.modules else {}
     spec = here.get("__spec__")
-    with suppress(ImportError, ValueError):
+    with suppress(Exception):  # it imports the package, which may raise anything
         spec = spec or importlib.util.find_spec(module)
     file = here.get("__file__") or getattr(spec, "origin", None)
     # linecache also finds sources in zip files; this forgets what has changed on disk.

@@ -313,7 +313,7 @@ def without_effect(
     config: TrainConfig, steps: int, per_step: int, most: int
 ) -> Iterator[str]:
     """Yield what has no effect in a run of so many optimizer steps of `per_step` samples;
-    an epoch draws at most `most` of one shape.
+    an epoch draws at most `most` of one shape, 0 if that is not known.
     """
     warmup = config.lr_warmup_steps
     if warmup >= steps:
@@ -325,7 +325,7 @@ def without_effect(
         wanted = getattr(config, name)
         if wanted is not None and wanted > steps:
             yield f"--{name} {wanted}: the run ends before, after {steps} steps"
-    if most < per_step:
+    if 0 < most < per_step:
         yield (
             f"no step has the {per_step} samples of --batch_size and "
             f"--gradient_accumulation_steps: an epoch has at most {most} of one shape"

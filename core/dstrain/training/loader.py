@@ -13,7 +13,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
@@ -263,6 +262,7 @@ def load_batches(
             # Without one of its own, the loader draws from torch's global generator.
             generator=torch.Generator(),
             timeout=POLL,
+            worker_init_fn=_ignore_stop_signals,
         )
         batches = _processes_until_stopped(loader, is_stopping)
     scaled: set[int] = set()
@@ -310,34 +310,29 @@ def _until_stopped(
             since = time.monotonic()
 
 
+def _ignore_stop_signals(worker: int) -> None:
+    """Let a loading process live until the run ends it: launchers send a signal to every
+    process, and torch takes one that ends for a crash, which ends the run unsaved.
+    """
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
 def _processes_until_stopped(
     loader: Iterable[Any], is_stopping: Callable[[], bool]
 ) -> Iterator[Any]:
     """Yield what processes load, as `_until_stopped` does, and kill those that are left."""
     others = set(multiprocessing.active_children())
+    processes: set[BaseProcess] | None = None
     try:
-        with _signals_blocked():
-            batches = _Polled(iter(loader))
+        batches = _Polled(iter(loader))
+        processes = set(multiprocessing.active_children()) - others
         yield from _until_stopped(batches, is_stopping)
     finally:
-        _kill(set(multiprocessing.active_children()) - others)
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Let signals wait, and processes that are started meanwhile live until the run ends
-    them: launchers send a signal to every process, and torch takes a loading one that ends
-    for a crash, which ends the run unsaved.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if processes is None:  # a signal came while they were started
+            processes = set(multiprocessing.active_children()) - others
+        _kill(processes)
 
 
 class _Polled(Iterator[Any]):

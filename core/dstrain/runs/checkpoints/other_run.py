@@ -18,7 +18,7 @@ from dstrain.config.serialize import NEW_START
 from dstrain.data.forms import parse_columns
 from dstrain.errors import StateError, UsageError
 from dstrain.models import precision
-from dstrain.models.device import ATTENTION, NATIVE_ATTENTION
+from dstrain.models.device import ATTENTION
 from dstrain.runs.checkpoints.run_identity import (
     NO_MODIFIERS,
     ROWS,
@@ -156,8 +156,8 @@ def _differing(run: AnyRun) -> dict[str, str]:
     now = _resolved(run, {**as_flags(run.setup.recorded), PROCESSES: size})
     saved[MODIFIERS] = versions.get(MODIFIERS, NO_MODIFIERS)
     now[MODIFIERS] = modifiers_in_words(run.setup)
-    saved[ATTENTION] = versions.get(ATTENTION, NATIVE_ATTENTION)
-    now[ATTENTION] = run.setup.versions.get(ATTENTION, NATIVE_ATTENTION)
+    for found, of in ((saved, versions), (now, run.setup.versions)):
+        found[ATTENTION] = of.get(ATTENTION, "native")
     if saved.pop(SAMPLES) == now.pop(SAMPLES):
         for name in OF_SAMPLES:
             saved.pop(name, None)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dstrain.console import get_logger, number_of
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.other_run import refuse_other_run
-from dstrain.runs.checkpoints.run_identity import OLDER_VALUES, config_digest
+from dstrain.runs.checkpoints.run_identity import config_digest
 from dstrain.runs.checkpoints.state import TrainingState
 from dstrain.runs.training_run import TrainingRun
 from dstrain.training import Position
@@ -74,7 +74,8 @@ def load_training_state(
     or of another dataset.
     """
     refuse_other_run(run, state.config_digest, state.content, content)
-    if OLDER_VALUES in state.content:
+    # That of states from before units had versions, whose keys followed another rule.
+    if "cached values" in state.content:
         what = "whether stage 1 has computed other values since is not known"
         logger.warning(f"an older version saved this state: {what}")
     parameters = run.module.trained.parameters

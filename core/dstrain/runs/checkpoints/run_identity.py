@@ -20,8 +20,6 @@ from dstrain.training import CachedSamples
 AnyRun = TrainingRun | PlannedTraining
 ROWS = "rows"
 """End of the entries of `data_fingerprint` that are no digests."""
-OLDER_VALUES = "cached values"
-"""An entry of states from before units had versions: keys of values followed another rule."""
 NO_MODIFIERS = "none"
 """What `modifiers_in_words` returns where there are none."""
 STANDS_FOR = MappingProxyType(

@@ -1,15 +1,13 @@
 """Find the inputs that the rows of a run have, and say what of its datasets is not read."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from dstrain.config import split_commas
 from dstrain.config.sizes import parse_frames
 from dstrain.console import get_logger
-from dstrain.data import CaptionOptions, DataConfig, Dataset
+from dstrain.data import DataConfig, Dataset
 from dstrain.data.forms import hidden_by
 from dstrain.data.row_checks import input_columns
-from dstrain.data.table import RawValue
 from dstrain.errors import about_dataset, first_few
 from dstrain.graph import Column, with_measured
 from dstrain.pipeline import MASK
@@ -89,22 +87,23 @@ def variations_without_effect(data: DataConfig, dataset: Dataset) -> Iterator[st
     """Yield the flags of a dataset that give no row another caption or crop."""
     inputs = data.caption_inputs & dataset.columns.keys()
     names = [dataset.columns[one].name for one in inputs]
-    plain = {
-        "--shuffle_tags": replace(data.captions, shuffle_tags=False),
-        "--caption_lines": replace(data.captions, split_lines=False),
+
+    def captions() -> Iterator[str]:
+        for row in dataset.table.rows:
+            for name in names:
+                value = row[name]
+                yield from [value] if isinstance(value, str) else value
+
+    least = data.captions.keep_tags + 1
+    changes = {
+        "--shuffle_tags changes no caption": not data.captions.shuffle_tags
+        or any(text.count(",") >= least for text in captions()),
+        "--caption_lines changes no caption": not data.captions.split_lines
+        or any("\n" in text.strip() for text in captions()),
+        "--crops changes no image": data.augmentation.crops == 1
+        or any(dataset.cropped),
     }
-
-    def captions(row: Mapping[str, RawValue], options: CaptionOptions) -> set[str]:
-        return {text for name in names for _, text in options.captions(row[name])}
-
-    for flag, other in plain.items():
-        if data.captions != other and all(
-            captions(row, data.captions) == captions(row, other)
-            for row in dataset.table.rows
-        ):
-            yield f"{dataset.table.path}: {flag} changes no caption"
-    if data.augmentation.crops > 1 and not any(dataset.cropped):
-        yield f"{dataset.table.path}: --crops changes no image, since none is cropped"
+    yield from (f"{dataset.table.path}: {one}" for one in changes if not changes[one])
 
 
 def warnings_of_rows(setup: Setup) -> list[str]:

@@ -125,7 +125,7 @@ class _Length:
         elif rows.count:
             yield f"    {steps}, if each row is one sample and all have the same size"
         most = max((one.samples for one in rows.sizes), default=0)
-        if self.steps and most:
+        if self.steps:
             for line in without_effect(
                 setup.config, self.steps, self.samples_per_step, most
             ):
