@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -359,4 +360,25 @@ def test_the_processes_end_with_the_error_and_not_with_its_traceback() -> None:
     with pytest.raises(UsageError) as caught:
         list(load_batches(source, micro_batches((0,), (1,), (0,), (0,)), 2))
     assert caught.tb is not None
+    assert multiprocessing.active_children() == others
+
+
+# Torch's iterator expects to have been made as a whole when it is deleted.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_while_they_are_started_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = multiprocessing.active_children()
+    start, started = BaseProcess.start, []
+
+    def interrupted(process: BaseProcess) -> None:
+        if started:
+            raise KeyboardInterrupt
+        started.append(process)
+        start(process)
+
+    monkeypatch.setattr(BaseProcess, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(load_batches(Signalled(0), ORDER, 2))
+    assert started
     assert multiprocessing.active_children() == others
