@@ -2,6 +2,7 @@
 keep their class, message and place.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -378,7 +379,10 @@ def test_an_interrupt_while_they_are_started_leaves_no_process(
         start(process)
 
     monkeypatch.setattr(BaseProcess, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         next(load_batches(Signalled(0), ORDER, 2))
     assert started
+    assert caught.tb is not None  # which keeps torch's iterator
     assert multiprocessing.active_children() == others
+    del caught
+    gc.collect()
