@@ -67,10 +67,12 @@ def read_source(module: str) -> SourceCode:
     tree, codes, dynamic = _parsed(text)
     # Others, such as pytest's, compile something else.
     if isinstance(getattr(spec, "loader", None), SourceFileLoader):
-        for one in here.values():
-            # A file may be edited while the code that was read from it is running.
+        for name, one in here.items():
+            # A file may be edited while the code that was read from it is running;
+            # torch.compile adds functions.
             if (
                 isinstance(one, FunctionType)
+                and not name.startswith("__resume_at_")
                 and one.__code__.co_filename == file
                 and one.__code__ not in codes
             ):

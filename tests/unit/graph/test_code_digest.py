@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from dstrain.graph import code_of
 
 Load = Callable[[str], ModuleType]
@@ -363,6 +364,16 @@ def test_a_source_that_is_not_that_of_the_running_code_is_unknown(load: Load) ->
     for edited in ("def unit(x):\n    return -steps.step(x)\n", "def"):
         Path(str(module.__file__)).write_text(edited)
         assert "own.units" in code_of(module.unit).unknown[0]
+
+
+def test_what_compiling_adds_to_a_module_is_no_code_of_it(load: Load) -> None:
+    module = load(
+        "import torch\ndef unit(x):\n    y = x + 1\n    print()\n    return y * 2\n"
+    )
+    before = digest(module)
+    torch.compile(module.unit, backend="eager")(torch.ones(2))
+    assert any(name.startswith("__resume_at_") for name in vars(module))
+    assert digest(module) == before
 
 
 def test_the_functions_that_families_share_count(load: Load) -> None:

@@ -33,9 +33,7 @@ from dstrain.storage import file_mark
 from dstrain.storage.locks import FolderLock
 
 T = TypeVar("T")
-DESCRIPTION = re.compile(
-    r"(?:^|/)(?:tokenizer_config|config|added_tokens|special_tokens_map)\.json$"
-)
+DESCRIPTION = re.compile(r"(?:^|/)(?:tokenizer_)?config\.json$")
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
 DATASET_BASE_VARIABLE = "DSTRAIN_DATASET_BASE_PATH"
 RECORD_EVERY = 5.0
