@@ -178,7 +178,8 @@ def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
     if MASK in parameters:
         file = cell.files[0]
         # Of a video file, these may be the noise of a dark part.
-        if parameters["source"] == "images" and pixels.max() <= 1:
+        is_images = parameters["source"] == "images"
+        if is_images and pixels.max() <= 1:
             whole = _frames_of(cell, parameters, None, check)
             is_scaled = whole.max() == 1
             if is_scaled:
@@ -186,7 +187,7 @@ def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
                 pixels = np.stack(
                     [np.asarray(cover(one, size, cell.view)) for one in white]
                 )
-        if np.ptp(pixels, axis=3).max() >= HALF_GREY:
+        if is_images and np.ptp(pixels, axis=3).max() >= HALF_GREY:
             raise UsageError(file, "is a mask in colours; save it in black and white")
         _refuse_one_value(file, pixels.min(), pixels.max())
     if cell.kind == "image":

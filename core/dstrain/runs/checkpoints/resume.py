@@ -76,8 +76,7 @@ def load_training_state(
     refuse_other_run(run, state.config_digest, state.content, content)
     # That of states from before units had versions, whose keys followed another rule.
     if "cached values" in state.content:
-        what = "whether stage 1 has computed other values since is not known"
-        logger.warning(f"an older version saved this state: {what}")
+        logger.warning("an older version saved this state: values are not compared")
     parameters = run.module.trained.parameters
     buffers = run.module.trained_buffers
     saved = {
