@@ -1,7 +1,6 @@
 """Find what the values of stage 1 depend on beside the inputs: components and code."""
 
 import hashlib
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,12 +37,12 @@ def code_of_rows(setup: Setup) -> str:
 
 
 def _sources(package: str) -> str:
-    # A family in a single module of its own has no package of components.
     spec = find_spec(package) if package else None
-    folders: Iterable[str] = (spec and spec.submodule_search_locations) or ()
+    # A family may be a single module.
+    places = spec and (spec.submodule_search_locations or [str(spec.origin)])
     digest = hashlib.blake2b()
-    for folder in folders:
-        for path in sorted(Path(folder).rglob("*.py")):
-            digest.update(path.relative_to(folder).as_posix().encode())
+    for place in map(Path, places or ()):
+        for path in sorted(place.rglob("*.py")) or [place]:
+            digest.update(path.relative_to(place).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,25 @@ def test_a_change_ends_it(
     monkeypatch.setenv("HF_TOKEN", "not in a row")
     assert not reads_rows(place)
     CHANGES[name](place)
+    assert reads_rows(place)
+
+
+@pytest.mark.parametrize("name", ["own.py", "own/__init__.py"])
+def test_another_code_of_the_family_ends_it(
+    name: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a check of a column, and of a family that is a single module."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("A = 1")
+    folders = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = spec_from_file_location("own", path, submodule_search_locations=folders)
+    monkeypatch.setattr(
+        "dstrain.runs.stage_1.component_keys.find_spec", lambda package: spec
+    )
+    place.fill()
+    assert not reads_rows(place)
+    path.write_text("A = 2")
     assert reads_rows(place)
 
 
