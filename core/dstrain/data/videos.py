@@ -172,13 +172,13 @@ def _check_numbers(files: Sequence[Path]) -> None:
     plain = [stem for stem in stems if not re.search(r"\d", stem)]
     for file in files:
         original = re.sub(r" \(\d+\)$", "", file.stem)
-        is_copy = original in stems - {file.stem} and re.search(r"\d", original)
+        is_copy = original != file.stem and original in stems and original not in plain
         is_odd = [file.stem] == plain and any(
             not one.startswith(file.stem) for one in stems
         )
         if is_copy or is_odd:
             raise UsageError(file, "is named unlike the others: it is no frame")
-    if len({len(one) for stem in stems for one in re.findall(r"\.(\d+)", stem)}) > 1:
+    if len({len(one) for stem in stems for one in re.findall(r"\d\.(\d+)", stem)}) > 1:
         raise UsageError(files[0], "has a fraction shorter than others: fill them up")
     numbers = [[int(one) for one in re.findall(r"\d+", file.stem)] for file in files]
     differing = [one for one in zip(*numbers, strict=False) if len({*one}) > 1]

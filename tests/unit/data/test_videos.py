@@ -172,6 +172,7 @@ def test_other_moving_images_are_read_as_gifs_are(suffix: str, tmp_path: Path) -
         (("-001", "000", "001"), True),
         (("1", "2", "02", "3"), False),
         (("t0.0", "t0.25", "t0.5"), False),
+        (tuple(f"shot.{number}" for number in range(8, 12)), True),
     ],
 )
 def test_frames_have_steady_numbers(
