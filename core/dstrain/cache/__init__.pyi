@@ -8,17 +8,14 @@ from dstrain.cache.addresses import (
     prefixes as prefixes,
 )
 from dstrain.cache.in_use import (
-    READING as READING,
     exclusive as exclusive,
     readers as readers,
-    remove_dead_marks as remove_dead_marks,
 )
-from dstrain.cache.index import own_files as own_files
 from dstrain.cache.plan_files import (
     PlanSamples as PlanSamples,
     commit_plans as commit_plans,
-    open_part as open_part,
     open_samples as open_samples,
+    plan_name as plan_name,
     read_record as read_record,
     stored_plans as stored_plans,
 )

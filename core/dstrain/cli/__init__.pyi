@@ -1,4 +1,5 @@
 from dstrain.cli.click_options import (
+    FilePath as FilePath,
     file_path as file_path,
     shared_options as shared_options,
 )

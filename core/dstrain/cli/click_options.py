@@ -34,8 +34,10 @@ from dstrain.config.options import TRACKERS, ModelChoice
 COMMAND_NAMES = (
     *("train", "graph", "generate", "cache"),
     *("export", "toy", "models", "plugins", "recipes"),
+    *("cache ls", "cache verify", "cache prune"),
 )
-"""Names of dstrain's own commands, which a plugin's command cannot have."""
+"""Names of dstrain's own commands, which a plugin's command cannot have; a name of two words
+is that of a group and a command in it."""
 ORIGINS = "dstrain.origins"
 """Key of `Context.meta` for where values that were not typed are from: name of a parameter
 -> the file of --config, or the recipe.

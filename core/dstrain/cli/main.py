@@ -20,25 +20,19 @@ from dstrain.cli.completion import (
     spelled,
 )
 from dstrain.cli.errors import explain
-from dstrain.cli.help import HELP, Group
+from dstrain.cli.help import HELP
+from dstrain.cli.plugin_commands import OpenGroup
 from dstrain.console import (
-    get_logger,
     has_color,
     logging_to_stderr,
     marked,
     printable,
     redacted,
 )
-from dstrain.errors import SystemFault, UsageError, nearest
+from dstrain.errors import SystemFault, UsageError
 from dstrain.lazy import own_process
 
-logger = get_logger(__name__)
-OF_TOOLS = ("caption", "import")
-"""Commands of a package of this project that need not be installed."""
-ADVICE_ON_TOOLS = "its package may be missing: in the folder of the project, pip install ./plugins/tools"
 CONFIG_SUFFIXES = (".toml", ".yaml", ".yml", ".json")
-OFFERED = "dstrain.commands_of_plugins"
-"""Key of `Context.meta` for the commands that plugins add."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +85,7 @@ def _report(error: BaseException, debug: bool) -> int:
     return failure.exit_code
 
 
-class RootGroup(Group):
+class RootGroup(OpenGroup):
     """The command `dstrain`: without the name of a command, an option means `train`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -115,103 +109,31 @@ class RootGroup(Group):
             args = [first, *shared, *rest[1:]]
         return super().parse_args(ctx, args)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command of dstrain or of a plugin; plugins are imported only for
-        another word than dstrain's own.
-        """
-        own = super().get_command(ctx, cmd_name)
-        return own or self._offered(ctx).get(cmd_name)
-
-    def format_commands(
-        self, ctx: click.Context, formatter: click.HelpFormatter
-    ) -> None:
-        """Write the commands, then those of plugins, which are not imported: a plugin
-        that is slow or broken harms no help.
-        """
-        super().format_commands(ctx, formatter)
-        declared = self._declared(ctx)
-        if declared:
-            # One column for both lists.
-            width = max(map(len, [*self.commands, *declared]))
-            with formatter.section("Commands of plugins"):
-                formatter.write_dl(
-                    (name.ljust(width), of) for name, of in declared.items()
-                )
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; raise UsageError with the names of all if there is none."""
+        """Find the command; a file of options is told from a word that is none."""
         name = args[0]
-        command = self.get_command(ctx, name)
-        if command is not None:
-            return name, command, args[1:]
-        if ctx.resilient_parsing:
-            return None, None, args[1:]
-        known = [*self.commands, *self._offered(ctx)]
-        if name.endswith(CONFIG_SUFFIXES):
+        if name.endswith(CONFIG_SUFFIXES) and not ctx.resilient_parsing:
             what = f"no command named {name!r}; for a file of options"
             raise UsageError("command line", f"{what} use --config {name}")
-        what = f"no command named {name!r}; commands: {', '.join(known)}"
-        if name in OF_TOOLS:
-            raise UsageError("command line", what, ADVICE_ON_TOOLS)
-        raise UsageError("command line", what + nearest(name, known))
+        return super().resolve_command(ctx, args)
 
     def shell_complete(
         self, ctx: click.Context, incomplete: str
     ) -> list[CompletionItem[str]]:
-        """Complete a command, or an option of `train`.
-
-        Plugins are imported, which may take seconds, only for what no command begins
-        with that dstrain or the metadata of a plugin names.
-        """
-        if incomplete.startswith("-"):
-            train = self.commands["train"]
-            inner = train.make_context("train", [], parent=ctx, resilient_parsing=True)
-            own = super().shell_complete(ctx, folded(incomplete))
-            known = {item.value for item in own}
-            more = train.shell_complete(inner, incomplete)
-            return [
-                *spelled(incomplete, own),
-                *(item for item in more if item.value not in known),
-            ]
-        own = super().shell_complete(ctx, incomplete)
-        own += [
-            CompletionItem(name, help=of)
-            for name, of in self._declared(ctx).items()
-            if name.startswith(incomplete)
+        """Complete a command, or an option of `train`."""
+        if not incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        train = self.commands["train"]
+        inner = train.make_context("train", [], parent=ctx, resilient_parsing=True)
+        own = super().shell_complete(ctx, folded(incomplete))
+        known = {item.value for item in own}
+        more = train.shell_complete(inner, incomplete)
+        return [
+            *spelled(incomplete, own),
+            *(item for item in more if item.value not in known),
         ]
-        return own or [
-            CompletionItem(name, help=command.get_short_help_str())
-            for name, command in self._offered(ctx).items()
-            if name.startswith(incomplete)
-        ]
-
-    def _declared(self, ctx: click.Context) -> dict[str, str]:
-        """Return the commands that the metadata of plugins names, with what adds each."""
-        from dstrain.registry import COMMAND_GROUP, installed
-
-        disabled = ctx.params.get("disabled_plugins", ())
-        return {
-            one.name: f"From {one.distribution}; dstrain {one.name} -h says what it does."
-            for one in installed(disabled, COMMAND_GROUP)
-            if one.name not in self.commands
-        }
-
-    def _offered(self, ctx: click.Context) -> dict[str, click.Command]:
-        """Return the commands that plugins add, by name."""
-        if OFFERED not in ctx.meta:
-            from dstrain.registry import load_extensions
-
-            extensions = load_extensions(ctx.params.get("disabled_plugins", ()))
-            own = tuple(self.commands)
-            ctx.meta[OFFERED] = extensions.offered(
-                "dstrain_commands", click.Command, own
-            )
-            for reason in extensions.broken:
-                logger.warning(reason)
-        offered: dict[str, click.Command] = ctx.meta[OFFERED]
-        return offered
 
 
 def command_group() -> click.Group:

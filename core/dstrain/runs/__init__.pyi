@@ -2,13 +2,22 @@ from dstrain.runs.build import (
     open_training_data as open_training_data,
     prepare as prepare,
 )
-from dstrain.runs.cache_commands.contact_sheet import Wanted as Wanted, show as show
-from dstrain.runs.cache_commands.exporting import export as export
-from dstrain.runs.cache_commands.importing import import_cache as import_cache
+from dstrain.runs.cache_commands.contents import (
+    Contents as Contents,
+    PlanContents as PlanContents,
+    open_contents as open_contents,
+)
 from dstrain.runs.cache_commands.listing import as_lines as as_lines, listing as listing
-from dstrain.runs.cache_commands.prune import prune as prune
+from dstrain.runs.cache_commands.prune import named_plan as named_plan, prune as prune
 from dstrain.runs.cache_commands.repair import repair as repair
-from dstrain.runs.cache_commands.verify import verify as verify
+from dstrain.runs.cache_commands.shards import write_part as write_part
+from dstrain.runs.cache_commands.shown import ShownPlan as ShownPlan
+from dstrain.runs.cache_commands.verify import (
+    Verified as Verified,
+    shard_problem as shard_problem,
+    verified as verified,
+    verify as verify,
+)
 from dstrain.runs.checkpoints.directory import refuse_early as refuse_early
 from dstrain.runs.loop import train as train
 from dstrain.runs.runner import plan_of as plan_of, start as start

@@ -10,7 +10,8 @@ from dstrain.plugin import hookimpl
 def dstrain_commands() -> Sequence[click.Command]:
     """Return the commands."""
     # Imported here, so that one that cannot be imported is named with its hook.
+    from dstrain_tools.caches.commands import commands as of_caches
     from dstrain_tools.captioning.command import command as caption
     from dstrain_tools.importing.command import import_command
 
-    return [caption(), import_command()]
+    return [caption(), import_command(), *of_caches()]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from dstrain import StateError, SystemFault
-from dstrain.cache import READING, FeatureCache, exclusive, readers, remove_dead_marks
-from dstrain.cache.in_use import reading
+from dstrain.cache import FeatureCache, exclusive, readers
+from dstrain.cache.in_use import READING, reading, remove_dead_marks
 from dstrain.storage import lock
 
 from tests.support.machines import fill_disk, move_elsewhere

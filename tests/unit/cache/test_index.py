@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.cache import FeatureCache, ShardWriter, own_files
+from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache.index import own_files
 
 from tests.support.caching_project import address
 from tests.support.unreadable import make_unreadable

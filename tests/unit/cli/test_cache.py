@@ -67,37 +67,6 @@ def test_prune_removes_only_what_is_named_and_only_with_yes(
     assert plan.exists()
 
 
-def test_what_is_exported_is_imported_with_its_plan(
-    place: Place, tmp_path: Path, cache: Run
-) -> None:
-    (plan,) = place.plans
-    tar = tmp_path / "cache.tar"
-    words = ("export", place.cache, tar, "--plan", plan.stem[:8])
-    cache(*words)
-    written = tar.read_bytes()
-    cache(*words, code=2)
-    cache("export", place.cache, tmp_path / "no.tar", "--plan", "none", code=2)
-    assert tar.read_bytes() == written
-    assert "--task TASK:train" in cache("import", tar, tmp_path / "cache")
-    cache("verify", tmp_path / "cache")
-    cache("import", plan, tmp_path / "more", code=3)
-    cache("import", tmp_path / "none", tmp_path / "more", code=2)
-
-
-def test_show_takes_rows_and_ranges_of_them(
-    place: Place, tmp_path: Path, cache: Run
-) -> None:
-    words = ("show", place.cache, "--output", tmp_path / "x.html", "--rows")
-    for wrong in ("a", "1-", "-1", "1,,2", ""):
-        assert "--rows: " in cache(*words, wrong, code=2)
-    assert "--limit: " in cache(*words, "0", "--limit", "0", code=2)
-    cache(*words, "0", "--plan", "none", code=2)
-    assert "2 samples" in cache(*words, "0-3", "--limit", "2")
-    (tmp_path / "x.html").unlink()
-    assert "3 samples" in cache(*words, "0-1,3")
-    assert (tmp_path / "x.html").read_text().count("<figure>") == 3
-
-
 def test_help_imports_neither_torch_nor_numpy() -> None:
     code = (
         "import sys; from dstrain.cli.main import main; code = main(['cache', 'verify', '--help']);"

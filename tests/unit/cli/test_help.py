@@ -15,7 +15,7 @@ from dstrain.config import Group, flags
 OPTION = re.compile(r"^  (--\w+|-\w)", re.MULTILINE)
 COMMANDS = {
     "": "cache export generate graph models plugins recipes toy train",
-    "cache": "export import ls prune show verify",
+    "cache": "ls prune verify",
     "plugins": "new",
     "recipes": "show",
 }

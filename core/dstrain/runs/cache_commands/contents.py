@@ -5,6 +5,7 @@ choose numbers; what they need to know of the format of a cache is in this modul
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dstrain.cache import Addresses, FeatureCache, packed, read_shard
+from dstrain.cache.in_use import reading
 from dstrain.cache.plan_files import plan_parts
 from dstrain.errors import CacheError
+from dstrain.graph import deserialize
+from dstrain.runs.feature_plan import CacheInfo
+from dstrain.runs.plan_identity import USE
 
 Numbers = NDArray[np.int64]
 """Numbers of values in `Contents`, or one of the two below."""
@@ -65,6 +70,11 @@ class PlanContents:
         about: Mapping[str, Any] = self.record["about"]
         return about
 
+    @property
+    def is_trained_on(self) -> bool:
+        """Return whether its samples are trained on, and not for validation alone."""
+        return USE not in self.record["identity"]
+
     @cached_property
     def units(self) -> Mapping[str, str]:
         """Return the name of each output of the plan's units -> the unit."""
@@ -78,6 +88,32 @@ class PlanContents:
     def unit_of(self, name: str) -> str:
         """Return the unit whose output a value is: 'negative.prompt_emb' -> 'encode_prompt'."""
         return self.units.get(name.rpartition(".")[2], INPUT)
+
+
+@dataclass(frozen=True)
+class StoredSample:
+    """A sample of a plan, whose stored values are read when they are asked for."""
+
+    cache: FeatureCache
+    row: int
+    """Its row in the table of the dataset, from 0."""
+    name: str
+    """The row in messages: 'metadata.csv:3'."""
+    chunk: int
+    """Which part of a long video it is, from 0."""
+    literals: Mapping[str, Any]
+    """The values that the plan contains itself, by name."""
+    stored: Mapping[str, str]
+    """Name -> the address of a value."""
+
+    @cached_property
+    def headers(self) -> Mapping[str, Any]:
+        """Return the header of each stored value, which has the shapes of its tensors."""
+        return {name: self.cache.header(at) for name, at in self.stored.items()}
+
+    def read(self, name: str) -> Any:
+        """Return a stored value; raises StateError if it is damaged or missing."""
+        return self.cache.read(self.stored[name])
 
 
 @dataclass(frozen=True)
@@ -122,12 +158,44 @@ class Contents:
             plans,
         )
 
+    def samples(
+        self, plan: PlanContents, chosen: Iterable[int]
+    ) -> Iterator[StoredSample]:
+        """Yield the samples of a plan at these numbers."""
+        rows = self.cache.plan_rows(plan.path)
+        info = CacheInfo(**plan.about)
+        for index in chosen:
+            forms = rows[index]["values"]
+            row = int(plan.rows[index])
+            yield StoredSample(
+                self.cache,
+                row,
+                info.name_row({"row": row, "line": int(plan.lines[index])}),
+                int(rows[index]["chunk"]),
+                {
+                    name: deserialize(form, {})
+                    for name, form in forms.items()
+                    if "at" not in form
+                },
+                {name: form["at"] for name, form in forms.items() if "at" in form},
+            )
+
     def used_by(self, plans: Iterable[PlanContents]) -> NDArray[np.bool_]:
         """Return for each value whether one of these plans uses it."""
         used = np.zeros(len(self.addresses), np.bool_)
         for plan in plans:
             used[plan.used] = True
         return used
+
+
+@contextmanager
+def open_contents(folder: Path) -> Iterator[Contents]:
+    """Yield what a feature cache contains; nothing can be removed from it meanwhile.
+
+    Raises StateError if it is no cache, or is damaged, and while something is removed.
+    """
+    with reading(folder):
+        yield Contents.of(folder)
 
 
 def _sequence(record: Mapping[str, Any]) -> int:

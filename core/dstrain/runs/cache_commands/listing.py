@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache import READING
-from dstrain.cache.in_use import reading
+from dstrain.cache.in_use import READING
 from dstrain.config import as_size
 from dstrain.console import as_table, number_of
-from dstrain.runs.cache_commands.contents import Contents, Numbers, PlanContents
+from dstrain.runs.cache_commands.contents import (
+    Contents,
+    Numbers,
+    PlanContents,
+    open_contents,
+)
 from dstrain.runs.plan_identity import USE
 
 NAME_LENGTH = 8
@@ -25,12 +29,11 @@ def listing(folder: Path) -> dict[str, Any]:
     Raises StateError if it is no cache, or is damaged, and while values are removed from
     it.
     """
-    with reading(folder):
-        return _listing(folder)
+    with open_contents(folder) as contents:
+        return _listing(folder, contents)
 
 
-def _listing(folder: Path) -> dict[str, Any]:
-    contents = Contents.of(folder)
+def _listing(folder: Path, contents: Contents) -> dict[str, Any]:
     unused = ~contents.used_by(contents.plans)
     uses = np.zeros(len(contents.addresses), np.int64)
     for plan in contents.plans:

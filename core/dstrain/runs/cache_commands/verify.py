@@ -17,15 +17,15 @@ from dstrain.cache import (
     PlanSamples,
     check_is_cache,
     find,
-    open_part,
     open_samples,
-    own_files,
     packed,
     prefixes,
     read_record,
 )
 from dstrain.cache.addresses import in_order
 from dstrain.cache.in_use import reading
+from dstrain.cache.index import own_files
+from dstrain.cache.plan_files import open_part
 from dstrain.cache.plan_records import literal
 from dstrain.console import number_of, printable, progress_bar, redacted, shell_command
 from dstrain.errors import CacheError, StateError, SystemFault

@@ -14,9 +14,9 @@ from dstrain.cache import (
     FeatureCache,
     ShardWriter,
     readers,
-    remove_dead_marks,
     stored_plans,
 )
+from dstrain.cache.in_use import remove_dead_marks
 from dstrain.cache.store import LOG
 from dstrain.config import command_line
 from dstrain.console import get_logger, logging_to_file, secrets

@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-
 from dstrain.cache import MARKER, FeatureCache, as_text
-from dstrain.cache.in_use import reading
 from dstrain.config import as_size
 from dstrain.console import number_of, progress_bar
 from dstrain.errors import CacheError, SystemFault, UsageError
-from dstrain.runs.cache_commands.contents import Contents, PlanContents
-from dstrain.runs.cache_commands.prune import named_plan
-from dstrain.runs.cache_commands.shards import write_part
-from dstrain.runs.cache_commands.verify import shard_problem
+from dstrain.runs import (
+    Contents,
+    PlanContents,
+    named_plan,
+    open_contents,
+    shard_problem,
+    write_part,
+)
 from dstrain.storage import replacing, temporary
-from dstrain.storage.files import nameable
 
 TAR = ".tar"
 ARCHIVES = (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst", ".7z")
@@ -40,20 +41,19 @@ def export(folder: Path, output: Path, names: Sequence[str]) -> None:
     if os.path.lexists(output):
         what = f"{output} already exists; existing files were not modified"
         raise UsageError("OUTPUT", what, "move it away, or give another OUTPUT")
-    with reading(folder):
-        _export(folder, output, names)
+    with open_contents(folder) as contents:
+        _export(contents, output, names)
 
 
-def _export(folder: Path, output: Path, names: Sequence[str]) -> None:
-    contents = Contents.of(folder)
+def _export(contents: Contents, output: Path, names: Sequence[str]) -> None:
     plans = [named_plan(contents.plans, name) for name in names] or contents.plans
     if not plans:
-        raise CacheError(folder, "contains no plan")
+        raise CacheError(contents.cache.folder, "contains no plan")
     for plan in plans:
         if plan.lacks_values:
             raise CacheError(plan.path, "needs values that the cache lacks")
     write = _tar if output.suffix == TAR else _folder
-    with write(nameable(output)) as (add, scratch):
+    with write(Path(os.path.abspath(output))) as (add, scratch):
         _add_all(contents, plans, add, scratch)
     values = np.flatnonzero(contents.used_by(plans))
     size = as_size(int(contents.nbytes[values].sum()))

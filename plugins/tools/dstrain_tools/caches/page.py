@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from PIL import Image
-
 from dstrain.storage import replacing
+from PIL import Image
 
 SIDE = 320
 """Longer side of a thumbnail, in pixels."""

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 from dstrain import Frames, StateError, UsageError
-from dstrain.runs import Wanted, as_lines, listing, show
+from dstrain.runs import as_lines, listing
+from dstrain_tools.caches.contact_sheet import Wanted, show
 from PIL import Image
 from torch import Tensor
 

@@ -17,8 +17,10 @@ import pytest
 from dstrain import StateError, SystemFault, UsageError
 from dstrain.cache import read_record
 from dstrain.cli.main import main
-from dstrain.runs import export, import_cache, listing, verify
+from dstrain.runs import listing, verify
 from dstrain.storage import hash_json, lock
+from dstrain_tools.caches.exporting import export
+from dstrain_tools.caches.importing import import_cache
 
 from tests.support.caching_project import Place, noise_image, write_rows
 from tests.support.crashes import events, killed_at
@@ -382,3 +384,16 @@ def test_a_damaged_plan_of_the_cache_is_replaced(place: Place, tmp_path: Path) -
         path.write_bytes(path.read_bytes()[:-1])
     import_cache(tmp_path / "old", place.cache)
     verify(place.cache)
+
+
+def test_files_of_others_in_a_cache_are_not_exported_and_stay_at_an_import(
+    place: Place, tmp_path: Path
+) -> None:
+    theirs = [place.cache / name for name in ("notes.txt", "shards/a.bin", "plans/a")]
+    for path in theirs:
+        path.write_text("mine")
+    export(place.cache, tmp_path / "out", [])
+    exported = {path.name for path in (tmp_path / "out").rglob("*")}
+    assert not {"notes.txt", "a.bin", "a"} & exported
+    import_cache(tmp_path / "out", place.cache)
+    assert [path.read_text() for path in theirs] == ["mine"] * 3

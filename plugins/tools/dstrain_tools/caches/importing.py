@@ -21,17 +21,15 @@ from dstrain.cache import (
     check_is_cache,
     commit_plans,
     open_samples,
+    plan_name,
     readers,
     stored_plans,
 )
-from dstrain.cache.plan_files import plan_name
 from dstrain.config import as_size
 from dstrain.console import number_of, shell_command
 from dstrain.errors import CacheError, StateError, SystemFault, UsageError
-from dstrain.runs.cache_commands.verify import Verified, verified
+from dstrain.runs import Verified, verified
 from dstrain.storage import lock, remove_leftovers, temporary
-from dstrain.storage.files import temporaries, unused_name
-from dstrain.storage.locks import HOLDER, LOCK
 
 NAME = re.compile(
     r"store\.json|shards/[0-9a-f]{40}\.safetensors"
@@ -54,7 +52,7 @@ def import_cache(source: Path, folder: Path) -> None:
     """
     if not source.exists():
         raise UsageError("INPUT", f"{source} does not exist")
-    check_target(folder)
+    _check_target(folder)
     with lock(folder):
         remove_leftovers(folder)
         with _staging(folder) as staged:
@@ -73,15 +71,15 @@ def import_cache(source: Path, folder: Path) -> None:
     )
 
 
-def check_target(folder: Path) -> None:
+def _check_target(folder: Path) -> None:
     """Raise StateError for a folder that is neither a feature cache nor empty."""
     if not folder.is_dir():
         return
     if (folder / MARKER).exists():
         check_is_cache(folder)
         return
-    own = {LOCK, HOLDER, *(path.name for path in temporaries(folder))}
-    if {path.name for path in folder.iterdir()} - own:
+    # The lock, and what a run that died has left, are hidden.
+    if any(not path.name.startswith(".") for path in folder.iterdir()):
         what = f"is not empty, and not a feature cache: {MARKER} not found"
         raise StateError(folder, what, "name a new folder, or a feature cache")
 
@@ -212,8 +210,8 @@ def _has_equal_values(
 
 def _other_values(source: Path, folder: Path, name: str) -> StateError:
     """Return the error for a plan that would replace one of the cache."""
-    new = unused_name(folder.with_name(f"{folder.name}-imported"))
-    apart = ["dstrain", "cache", "import", str(source), str(new)]
+    new = os.path.abspath(folder) + "-imported"
+    apart = ["dstrain", "cache", "import", str(source), new]
     removal = ["dstrain", "cache", "prune", str(folder), "--plan", name]
     return StateError(
         source,

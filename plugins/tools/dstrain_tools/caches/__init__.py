@@ -1,0 +1,1 @@
+"""Commands of `dstrain cache` beyond listing, checking and pruning: show, export, import."""
