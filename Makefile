@@ -57,6 +57,7 @@ lint-quick: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/measure_house.py --budget
+	$(BIN)/python tools/not_installed.py --check
 
 lint: lint-quick
 	$(BIN)/mypy --platform win32

@@ -134,6 +134,7 @@ COMPONENTS = (
 )
 
 RECORD = ModelFamily(
+    api=2,
     name="empty",
     pipelines="empty_family:PIPELINES",
     components="empty_family:COMPONENTS",

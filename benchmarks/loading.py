@@ -65,7 +65,15 @@ def load(folder: Path, width: int, layers: int) -> nn.Module:
     """Load the network as a run does."""
     paths = tuple(sorted(folder.glob("*.safetensors")))
     family = ModelFamily(
-        "fam", "", "", "", ("base",), "net", MappingProxyType({}), MappingProxyType({})
+        "fam",
+        "",
+        "",
+        "",
+        ("base",),
+        "net",
+        MappingProxyType({}),
+        MappingProxyType({}),
+        api=2,
     )
     component = Component(
         "net", DiffusersNetwork("loading:Layers"), "net", ("*.weight",)

@@ -14,10 +14,12 @@ from dstrain import errors
 from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.inspection import variant_lines
 from dstrain.cli.main import command_group
-from dstrain.config.fields import Flag, Group, flags
+from dstrain.config.fields import Flag, Group
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
-from dstrain.registry.discovery import installed, load_family
+from dstrain.config.plugin_options import flags
+from dstrain.installed import installed
+from dstrain.registry.discovery import load_family
 from dstrain.registry.hooks import load_extensions
 
 PAGE = Path(__file__).with_name("cli.md")

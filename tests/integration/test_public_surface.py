@@ -25,9 +25,9 @@ PUBLIC = {
         save_lora split_units
     """,
     "dstrain.plugin": """
-        CheckpointFormat Column Component Constant DiffusersNetwork EntryCount
-        ExpertSchedule Files FlowMatchSchedule Frames InferenceOnly InputError KeyMap LatentConstraint
-        LoraKeyFormat Measured ModelFamily Option PipelineSpec QuantizationMethod Shapes Tokenizer
+        CheckpointFormat Column Component Constant DiffusersNetwork EntryCount GenerateConfig TrainConfig UsageError
+        converted option options ExpertSchedule Files FlowMatchSchedule Frames InferenceOnly InputError KeyMap
+        LatentConstraint LoraKeyFormat Measured ModelFamily Option PipelineSpec QuantizationMethod Shapes Tokenizer
         TransformersNetwork at_least between hookimpl one_of read_key_maps
         same_config stored_linear toy_writer versioned
     """,
@@ -41,7 +41,7 @@ PUBLIC = {
 }
 FLAGS = {
     TrainConfig: """
-        batch_size data_file_keys dataset_base_path dataset_metadata_path recipe
+        plugin_options batch_size data_file_keys dataset_base_path dataset_metadata_path recipe
         dataset_num_workers dataset_repeat dataset_root device_memory disabled_plugins dry_run
         customized_optimizer ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
         loraplus_lr_ratio optimizer optimizer_args trainable_dtype
@@ -67,8 +67,8 @@ FLAGS = {
         weight_decay width
     """,
     GenerateConfig: """
-        dataset denoising_strength disabled_plugins family_options fp8_models guidance_scale height hub input lora
-        mixed_precision model model_id model_id_with_origin_paths model_paths negative_prompt
+        plugin_options dataset denoising_strength disabled_plugins family_options fp8_models guidance_scale height hub
+        input lora mixed_precision model model_id model_id_with_origin_paths model_paths negative_prompt
         num_frames num_inference_steps offload_models on_long_prompt output overwrite prompt quant_options run
         seed toy trajectory variant width
         framewise_decoding tile_size tile_stride tiled

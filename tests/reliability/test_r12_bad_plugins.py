@@ -21,7 +21,7 @@ Source = Callable[..., str]
 LEFT_OUT = ("flux", "qwen_image", "wan", "tools", "tiny")
 """Plugins that are not listed, so that a trial is quick; `tiny` is the one that runs.
 """
-HOOK = "from dstrain.registry.hooks import hookimpl\n"
+HOOK = "from dstrain.registry.hooks import hookimpl\napi = 2\n"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ CASES: tuple[tuple[str, Bad], ...] = (
                       entry="gone_module:MODEL")),
     ("no MODEL", Bad("cannot be imported: AttributeError", "X = 1")),
     ("a dictionary", Bad("bad_module:MODEL is a dict, not a dstrain.plugin.ModelFamily", "MODEL = {}")),
-    ("other interface", family("made for plugin interface 99, this dstrain has 1", api="99")),
+    ("other interface", family("made for plugin interface 99, this dstrain has 2", api="99")),
     ("other name", family("its entry point is named 'bad', but its record 'else'", name="'else'")),
     ("no variant", family("has no variant", variants="()")),
     ("one text for variants", family("its field variants is a str, not a tuple", variants="'base'")),

@@ -230,6 +230,7 @@ COMPONENTS = (
 )
 
 MODEL = ModelFamily(
+    api=2,
     name="stored",
     pipelines=f"{__name__}:PIPELINES",
     components=f"{__name__}:COMPONENTS",

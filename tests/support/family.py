@@ -361,6 +361,7 @@ COMPONENTS = (
 )
 
 MODEL = ModelFamily(
+    api=2,
     name="tiny",
     pipelines=f"{__name__}:PIPELINES",
     components=f"{__name__}:COMPONENTS",

@@ -56,6 +56,7 @@ def family_source() -> Callable[..., str]:
     def source(name: str, /, **fields: str) -> str:
         given = {
             "name": repr(name),
+            "api": "2",
             "pipelines": "__name__ + ':build'",
             "components": "__name__ + ':COMPONENTS'",
             "toy": "__name__ + ':toy'",

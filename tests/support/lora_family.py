@@ -150,6 +150,7 @@ MODEL = ModelFamily(
     MappingProxyType(
         {"dit": "transformer", "dit2": "transformer", "text_encoder": "text_encoder"}
     ),
+    api=2,
 )
 TOKENS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +23,18 @@ from dstrain.cli.recipes import recipes_group
 from dstrain.config import parse_alpha, validate, with_run_options
 from dstrain.config.fields import Alpha, program_named
 from dstrain.config.options import GenerateConfig, TrainConfig
-from dstrain.console import PAGE_WIDTH, as_table, fitted, shell_command, status
+from dstrain.config.plugin_options import broken_records, records, schema
+from dstrain.console import (
+    PAGE_WIDTH,
+    as_table,
+    fitted,
+    get_logger,
+    shell_command,
+    status,
+)
 from dstrain.errors import UsageError
 
+logger = get_logger(__name__)
 LOOKING = "looking at plugins ..."
 """What a terminal shows while plugins are imported, each in a process of its own."""
 PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
@@ -36,6 +46,8 @@ def train(config: TrainConfig) -> None:
 
     This is the default command.
     """
+    for reason in broken_records(TrainConfig):
+        logger.warning(reason)
     validate(config)
     from dstrain.runs import refuse_early
 
@@ -66,12 +78,25 @@ def graph(config: TrainConfig, form: str) -> None:
 
 def generate(config: GenerateConfig) -> None:
     """Generate an image, a video or a dataset."""
+    for reason in broken_records(GenerateConfig):
+        logger.warning(reason)
     config = with_run_options(config)
     validate(config)
     with status():
-        from dstrain.generation.run import start
-
+        start = _generator(config)
         start(config)
+
+
+def _generator(config: GenerateConfig) -> Callable[[GenerateConfig], None]:
+    """Return what generates: a plugin's function, where its options ask for that."""
+    for record in records(config.disabled_plugins):
+        takes = getattr(config.of(record.options), "takes_generate", None)
+        if takes is not None and (place := takes()):
+            found: Callable[[GenerateConfig], None] = pkgutil.resolve_name(place)
+            return found
+    from dstrain.generation.run import start
+
+    return start
 
 
 def toy(
@@ -142,7 +167,7 @@ def models(
     Of a FAMILY, it lists what each variant needs and makes.
     """
     from dstrain.cli.inspection import inspect_all
-    from dstrain.registry import GROUP
+    from dstrain.installed import GROUP
 
     if family is not None:
         _show_variants(family, variant, disabled_plugins)
@@ -227,6 +252,25 @@ def new_plugin(name: str, disabled_plugins: tuple[str, ...]) -> None:
     )
 
 
+def schema_option() -> click.Option:
+    """Return --schema of `train`."""
+
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            click.echo(json.dumps(schema(TrainConfig), indent=2))
+            ctx.exit()
+
+    return GroupedOption(
+        "--schema",
+        is_flag=True,
+        is_eager=True,
+        in_files=False,
+        expose_value=False,
+        callback=show,
+        help="Print a JSON Schema of all options and exit.",
+    )
+
+
 def commands() -> tuple[click.Command, ...]:
     """Return dstrain's own commands, in the order of --help."""
     shape = click.Option(
@@ -284,7 +328,7 @@ def commands() -> tuple[click.Command, ...]:
         click.Argument(["output"], type=FilePath(is_file=True), metavar="OUTPUT"),
     )
     return (
-        FamilyCommand("train", TrainConfig, train),
+        FamilyCommand("train", TrainConfig, train, (schema_option(),)),
         FamilyCommand("graph", TrainConfig, graph, (shape,)),
         FamilyCommand("generate", GenerateConfig, generate),
         cache_group(),

@@ -151,7 +151,7 @@ def families(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete the name of a family, by the metadata of what is installed."""
-    from dstrain.registry import installed
+    from dstrain.installed import installed
 
     found = {one.name: f"{one.distribution} {one.version}" for one in installed()}
     return _matching(found.items(), incomplete)
@@ -220,7 +220,8 @@ def recipe_cards(
 
 def _recipes(beginning: str = "") -> list[Recipe]:
     """Return the recipes of the families of which a recipe's name may begin so."""
-    from dstrain.registry import installed, usable_families
+    from dstrain.installed import installed
+    from dstrain.registry import usable_families
 
     names = [one.name for one in installed() if _may_be_of(one.name, beginning)]
     families, _ = usable_families(names=names)
@@ -241,7 +242,7 @@ def plugins(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete no:NAME with the plugins that are installed."""
-    from dstrain.registry import HOOK_GROUP, installed
+    from dstrain.installed import HOOK_GROUP, installed
 
     found = (*installed(), *installed(group=HOOK_GROUP))
     return _matching(((f"no:{one.name}", "") for one in found), incomplete)

@@ -17,6 +17,7 @@ from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
+from dstrain.installed import is_default_of_absent
 from dstrain.registry import ModelFamily
 from dstrain.storage import read_limited
 
@@ -90,6 +91,8 @@ def default_map(
     defaults = {}
     for key, value in values.items():
         where = f"{path}:{key}"
+        if key not in options and is_default_of_absent(key, value):
+            continue
         if key not in options:
             raise UsageError(where, *no_such(key, options))
         option = options[key]

@@ -267,6 +267,12 @@ class FamilyCommand(Command):
         if family is not None:
             groups.insert(1, family.name)
         own = self.get_params(ctx)
+        for param in own:
+            group = getattr(param, "group", "general")
+            if group not in groups:  # a plugin's, which stands behind its kind
+                kind = group.partition(":")[0]
+                alike = [at for at, one in enumerate(groups) if one.startswith(kind)]
+                groups.insert(alike[-1] + 1 if alike else -1, group)
         params = [one for one in own if not is_brief or _is_common(one)]
         rows = []
         for group in groups:

@@ -15,15 +15,8 @@ import click
 from dstrain.cli.click_options import COMMAND_NAMES
 from dstrain.errors import DstrainError
 from dstrain.graph import Column
-from dstrain.registry import (
-    GROUP,
-    HOOK_GROUP,
-    Installed,
-    ModelFamily,
-    checked_family,
-    installed,
-    refuse_clash,
-)
+from dstrain.installed import GROUP, HOOK_GROUP, Installed, installed, refuse_clash
+from dstrain.registry import ModelFamily, checked_family
 
 IMPORT_TIMEOUT = 60.0
 """Seconds after which the import of a plugin is given up."""

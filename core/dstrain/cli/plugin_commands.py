@@ -11,11 +11,9 @@ from dstrain.cli.click_options import COMMAND_NAMES
 from dstrain.cli.help import Group
 from dstrain.console import get_logger
 from dstrain.errors import UsageError, nearest
+from dstrain.installed import COMMAND_GROUP, how_to_have, installed
 
 logger = get_logger(__name__)
-OF_TOOLS = ("caption", "import", "cache show", "cache export", "cache import")
-"""Commands of a package of this project that need not be installed."""
-ADVICE_ON_TOOLS = "its package may be missing: in the folder of the project, pip install ./plugins/tools"
 OFFERED = "dstrain.commands_of_plugins"
 """Key of `Context.meta` for the commands that plugins add."""
 
@@ -58,8 +56,9 @@ class OpenGroup(Group):
             return None, None, args[1:]
         known = [*self.commands, *self.offered(ctx)]
         what = f"no command named {name!r}; commands: {', '.join(known)}"
-        if self._prefix(ctx) + name in OF_TOOLS:
-            raise UsageError("command line", what, ADVICE_ON_TOOLS)
+        disabled = ctx.params.get("disabled_plugins", ())
+        if advice := how_to_have("commands", self._prefix(ctx) + name, disabled):
+            raise UsageError("command line", what, advice)
         raise UsageError("command line", what + nearest(name, known))
 
     def shell_complete(
@@ -88,8 +87,6 @@ class OpenGroup(Group):
         """Return the commands of this group that the metadata of plugins names, with what
         adds each.
         """
-        from dstrain.registry import COMMAND_GROUP, installed
-
         disabled = ctx.params.get("disabled_plugins", ())
         return {
             name: f"From {one.distribution}; {ctx.command_path} {name} -h says what it does."

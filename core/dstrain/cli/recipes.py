@@ -80,7 +80,8 @@ def find_recipe(
 
     where: what the name was given to.
     """
-    from dstrain.registry import installed, load_family
+    from dstrain.installed import installed
+    from dstrain.registry import load_family
 
     typed = name.lower().replace("_", "-")
     for plugin in installed(disabled_plugins):

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from dstrain.config import flags
 from dstrain.config.options import GenerateConfig
 from dstrain.errors import SIMILAR, nearest
+from dstrain.installed import how_to_have
 
 FLAG = re.compile(r"--(\w+)")
 ELSEWHERE = frozenset({"config_file"})
@@ -47,6 +48,8 @@ def no_such(name: str, known: Iterable[str]) -> tuple[str, ...]:
     known here, or the nearest name.
     """
     known = list(known)
+    if absent := how_to_have("options", name.lstrip("-").replace("-", "_")):
+        return "no such option is installed", absent
     names_here = {one.lstrip("-") for one in known} | ELSEWHERE
     flag = name.lstrip("-").replace("-", "_")
     for line, meant in advice().items():

@@ -8,8 +8,6 @@ from dstrain.config.fields import (
     Group as Group,
     LoraFile as LoraFile,
     NamedInput as NamedInput,
-    flags as flags,
-    flags_by_name as flags_by_name,
     parse_alpha as parse_alpha,
     parse_input as parse_input,
     parse_lora as parse_lora,
@@ -21,6 +19,7 @@ from dstrain.config.learning_rates import (
     LearningRates as LearningRates,
     parse_learning_rates as parse_learning_rates,
 )
+from dstrain.config.plugin_options import flags as flags, flags_by_name as flags_by_name
 from dstrain.config.serialize import (
     CONFIG as CONFIG,
     as_flags as as_flags,

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, dataclass_transform
 
 from dstrain.config.fields import (
-    Group,
     LoraFile,
     NamedInput,
-    flags,
-    flags_by_name,
     option,
     parse_input,
     parse_lora,
 )
+from dstrain.config.plugin_options import flags, flags_by_name, plugin_flags
 from dstrain.errors import nearest
+from dstrain.installed import how_to_have
 
 T = TypeVar("T")
 Accepted = TypeVar("Accepted")
@@ -34,7 +33,7 @@ COMMAND = "dstrain --"
 
 
 def converted(
-    group: Group,
+    group: str,
     help: str,
     *,
     converter: Callable[[Accepted], Kept],
@@ -54,7 +53,7 @@ def converted(
 
 
 def required(
-    group: Group,
+    group: str,
     help: str,
     *,
     converter: Callable[[Accepted], Kept],
@@ -74,6 +73,8 @@ def required(
 def options(cls: type[T]) -> type[T]:
     """Make a class of options a frozen dataclass with keyword arguments; for a name that
     is no option, its error suggests the nearest one.
+
+    Of a configuration (a class with `plugin_options`), options of plugins are keywords, too.
     """
     made = dataclass(frozen=True, kw_only=True)(cls)
     names = {one.name for one in dataclasses.fields(cast(Any, made))}
@@ -81,9 +82,18 @@ def options(cls: type[T]) -> type[T]:
 
     @wraps(set_fields)
     def init(self: T, **given: Any) -> None:
-        for name in given.keys() - names:
-            what = f"{cls.__name__} has no option {name!r}{nearest(name, names)}"
+        others = given.keys() - names
+        known = plugin_flags(cls) if others else {}
+        for name in others - known.keys():
+            nearby = nearest(name, {*names, *known})
+            what = f"{cls.__name__} has no option {name!r}{nearby}"
+            if advice := how_to_have("options", name):
+                what = f"{cls.__name__}: no option {name!r} is installed; {advice}"
             raise TypeError(what)
+        if others:
+            values = {**given.get("plugin_options", {})}
+            values |= {name: given.pop(name) for name in others}
+            given["plugin_options"] = values
         set_fields(self, **given)
 
     made.__init__ = init  # type: ignore[method-assign, assignment]
@@ -96,11 +106,19 @@ def convert(config: Any) -> None:
     What is of a wrong type stays, and is refused where the configuration is checked.
     Raises UsageError for text that cannot be parsed.
     """
+    of_plugins = plugin_flags(type(config)) if config.plugin_options else {}
+    values = {}
     for flag in flags(type(config)):
         given = getattr(config, flag.name)
-        if flag.converter is not None and given != flag.default:
+        if given == flag.default:
+            continue
+        kept = given if flag.converter is None else flag.converter(given)
+        if flag.name in of_plugins:
+            values[flag.name] = kept
+        elif flag.converter is not None:
             # The class refuses to set its fields.
-            object.__setattr__(config, flag.name, flag.converter(given))
+            object.__setattr__(config, flag.name, kept)
+    object.__setattr__(config, "plugin_options", values)
 
 
 def as_keywords(message: str, config: type) -> list[str]:

@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.fields import Flag, check_value, flags
+from dstrain.config.fields import Flag, check_value
 from dstrain.config.options import TrainConfig
+from dstrain.config.plugin_options import flags
 from dstrain.errors import UsageError, nearest
 
 BASE = "dataset_base_path"

@@ -153,10 +153,13 @@ class Flag:
     name: str
     kind: type
     """Type of a value; of one value, if the option may be repeated."""
-    group: Group
+    group: str
+    """The heading of help under which it stands: one of `Group`, or a plugin's own."""
     help: str
     default: Any = None
     affects: Set[Effect] = frozenset()
+    commands: tuple[str, ...] = ("train",)
+    """The commands that have it, if it is a plugin's."""
     common: bool = False
     """True if -h shows it, too: one that most users need."""
     required: bool = False
@@ -191,7 +194,7 @@ class Flag:
 
 
 def option(
-    group: Group,
+    group: str,
     help: str,
     default: Any = None,
     **details: Any,
@@ -204,14 +207,9 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def flags(config: type) -> tuple[Flag, ...]:
-    """Return the options of a configuration class, in the order of its fields."""
+def own_flags(config: type) -> tuple[Flag, ...]:
+    """Return the options that a class declares itself, in the order of its fields."""
     return _read_once(config)
-
-
-def flags_by_name(config: type) -> dict[str, Flag]:
-    """Return the options of a configuration class by name, in the order of its fields."""
-    return {flag.name: flag for flag in flags(config)}
 
 
 # A run asks ten times, and type hints take a millisecond to read.
@@ -245,15 +243,6 @@ def _read(field: "dataclasses.Field[Any]", hint: Any) -> Flag:
     elif not settings.get("required"):  # else Python alone can do without
         settings["default"] = field.default
     return Flag(field.name, kind, **settings)
-
-
-def changed(config: Any, effect: Effect) -> list[Flag]:
-    """Return the options with this effect that are not at their default."""
-    return [
-        flag
-        for flag in flags(type(config))
-        if effect in flag.affects and getattr(config, flag.name) != flag.default
-    ]
 
 
 def check_value(flag: Flag, value: Any) -> None:

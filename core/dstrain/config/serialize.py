@@ -12,13 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config.fields import Flag, flags, flags_by_name
+from dstrain.config.fields import Flag
 from dstrain.config.options import (
     GenerateConfig,
     ModelChoice,
     TrainConfig,
     options_affecting,
 )
+from dstrain.config.plugin_options import flags, flags_by_name, plugin_flags
 from dstrain.console import PAGE_WIDTH, redacted, shell_command, shell_word
 from dstrain.errors import StateError, UsageError
 from dstrain.storage import write_file
@@ -45,9 +46,14 @@ NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 
 def as_flags(config: ModelChoice) -> dict[str, Any]:
     """Return the value of every option as JSON, including the family's and -p; None
-    stands for an absent one.
+    stands for an absent one. A plugin's is left out where it is the default.
     """
-    values = {flag.name: getattr(config, flag.name) for flag in flags(type(config))}
+    of_plugins = plugin_flags(type(config)).keys() - config.plugin_options.keys()
+    values = {
+        flag.name: getattr(config, flag.name)
+        for flag in flags(type(config))
+        if flag.name not in of_plugins
+    }
     values |= config.family_options
     values["p"] = tuple(f"no:{name}" for name in config.disabled_plugins)
     return {name: _plain(value) for name, value in values.items()}

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 from dstrain.config.datasets import datasets_of
 from dstrain.config.fields import (
-    changed,
     check_value,
-    flags,
     parse_model_paths,
     parse_origins,
     split_commas,
@@ -24,6 +22,7 @@ from dstrain.config.options import (
     ModelChoice,
     TrainConfig,
 )
+from dstrain.config.plugin_options import changed, flags, records
 from dstrain.config.quantization import parse_storage
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.config.sizes import parse_frames, parse_resolutions, parse_size
@@ -37,6 +36,7 @@ def validate(config: ModelChoice) -> None:
     """
     for flag in flags(type(config)):
         check_value(flag, getattr(config, flag.name))
+    _check_plugins(config)
     _check_model(config)
     parse_storage(config.fp8_models, config.quant_options)
     if config.offload_models is not None and not split_commas(config.offload_models):
@@ -80,6 +80,18 @@ def _check_prompt(config: GenerateConfig) -> None:
         if value:
             what = f"cannot be combined with --dataset, whose column {name!r} has one for each row"
             raise UsageError(f"--{name}", what)
+
+
+def _check_plugins(config: ModelChoice) -> None:
+    """Let plugins check their options; refuse those of a disabled one."""
+    enabled = records(config.disabled_plugins)
+    for record in records():
+        own = [flag.name for flag in record.flags if flag.name in config.plugin_options]
+        if record not in enabled and own:
+            what = f"is of {record.plugin.name}, which -p disables"
+            raise UsageError(f"--{own[0]}", what, "leave one of them out")
+        if record in enabled and hasattr(record.options, "check"):
+            config.of(record.options).check(config)
 
 
 def _check_model(config: ModelChoice) -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar, get_args
 
 from dstrain.config.options import Hub, ModelChoice
 from dstrain.errors import DstrainError, UsageError, nearest
+from dstrain.installed import installed
 from dstrain.models import ModelConfig, components_of
 from dstrain.models.hub import chosen_hub
 from dstrain.models.naming import (
@@ -17,7 +18,7 @@ from dstrain.models.naming import (
     refuse_unsupported,
     without_replaced,
 )
-from dstrain.registry import ModelFamily, installed, load_family, usable_families
+from dstrain.registry import ModelFamily, load_family, usable_families
 
 Choice = TypeVar("Choice", bound=ModelChoice)
 WHERE = "from_pretrained()"

@@ -1,4 +1,10 @@
-from dstrain.errors import InputError as InputError
+from dstrain.config.conversion import converted as converted, options as options
+from dstrain.config.fields import option as option
+from dstrain.config.options import (
+    GenerateConfig as GenerateConfig,
+    TrainConfig as TrainConfig,
+)
+from dstrain.errors import InputError as InputError, UsageError as UsageError
 from dstrain.graph.inputs import (
     Column as Column,
     Constant as Constant,

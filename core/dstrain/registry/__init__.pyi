@@ -1,12 +1,6 @@
 from dstrain.registry.discovery import (
-    COMMAND_GROUP as COMMAND_GROUP,
-    GROUP as GROUP,
-    HOOK_GROUP as HOOK_GROUP,
-    Installed as Installed,
     checked_family as checked_family,
-    installed as installed,
     load_family as load_family,
-    refuse_clash as refuse_clash,
     refuse_unknown as refuse_unknown,
     usable_families as usable_families,
     variant_of as variant_of,

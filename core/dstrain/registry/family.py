@@ -15,9 +15,6 @@ from dstrain.graph import freeze
 if TYPE_CHECKING:
     from dstrain.graph import PipelineSpec
 
-API = 1
-"""Version of the plugin interface; records made for another one are not usable."""
-
 
 @dataclass(frozen=True)
 class Option:
@@ -93,8 +90,10 @@ class ModelFamily:
     for models whose activations no card holds."""
     recipes: str = ""
     """Place of its recipes, "package:folder": a folder with goals.toml and cards.toml."""
-    api: int = API
-    """The version of the plugin interface that the record is made for."""
+    api: int = 1
+    """The version of the plugin interface that the record is made for, written as a number:
+    a record that states none was made for the first.
+    """
 
     def __post_init__(self) -> None:
         freeze(self)

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from dstrain.errors import DstrainError, UsageError
-from dstrain.registry.discovery import HOOK_GROUP, Installed, installed, refuse_clash
+from dstrain.installed import (
+    HOOK_GROUP,
+    Installed,
+    described,
+    installed,
+    refuse_clash,
+    refuse_other_interface,
+)
 from dstrain.storage import hash_json
 
 if TYPE_CHECKING:
@@ -25,10 +32,14 @@ if TYPE_CHECKING:
 
 hookspec = pluggy.HookspecMarker(HOOK_GROUP)
 hookimpl = pluggy.HookimplMarker(HOOK_GROUP)
+RETIRED: MappingProxyType[str, str] = MappingProxyType({})
+"""Hook that there was -> the one that took its place."""
 
 
 class Hooks:
-    """The hooks. A plugin implements any of them with `@hookimpl`."""
+    """The hooks. A plugin's module implements any of them with `@hookimpl`, and says
+    `api = 2`: the version of the interface that it is made for.
+    """
 
     @hookspec
     def dstrain_commands(self) -> Sequence[click.Command]:
@@ -95,7 +106,7 @@ class Extensions:
                 answers = getattr(manager.hook, hook)()
                 items = [item for answer in answers for item in answer]
             except (Exception, SystemExit) as error:
-                what = f"{hook} failed: {_described(error)}"
+                what = f"{hook} failed: {described(error)}"
                 self.broken.append(f"{plugin.where}: {what}")
                 continue
             for item in items:
@@ -135,7 +146,7 @@ class Extensions:
                 manager.hook.dstrain_step_end(step=step, numbers=numbers)
             except (Exception, SystemExit) as error:
                 self.silent.add(plugin)
-                what = f"disabled: its dstrain_step_end hook raised {_described(error)}"
+                what = f"disabled: its dstrain_step_end hook raised {described(error)}"
                 reasons.append(f"{plugin.where} {what}")
         return reasons
 
@@ -153,7 +164,7 @@ class Extensions:
             except (Exception, SystemExit) as error:
                 raise UsageError(
                     plugin.where,
-                    f"its dstrain_modify_step hook raised {_described(error)} after step {step}",
+                    f"its dstrain_modify_step hook raised {described(error)} after step {step}",
                     f"mend it, or disable it with -p no:{plugin.name}; either makes it another run",
                 ) from error
 
@@ -193,16 +204,18 @@ def registered(plugins: Collection[Installed]) -> Extensions:
         manager.add_hookspecs(Hooks)
         try:
             refuse_clash(plugin, plugins)
-            manager.register(plugin.load(), name=plugin.name)
+            module = plugin.load()
+            refuse_other_interface(plugin, getattr(module, "api", 1))
+            for old, new in RETIRED.items():
+                if hasattr(module, old):
+                    what = f"{old} is no hook any more; implement {new}"
+                    raise UsageError(plugin.where, what)
+            manager.register(module, name=plugin.name)
             manager.check_pending()
         except DstrainError as error:
             broken.append(f"{error.where}: {error.what}")
         except Exception as error:
-            broken.append(f"{plugin.where}: {_described(error)}")
+            broken.append(f"{plugin.where}: {described(error)}")
         else:
             managers[plugin] = manager
     return Extensions(managers, broken)
-
-
-def _described(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")

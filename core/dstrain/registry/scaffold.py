@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from dstrain.errors import UsageError
-from dstrain.registry.discovery import installed
+from dstrain.installed import installed
 
 COMMAND = "dstrain plugins new"
 

@@ -26,6 +26,7 @@ from dstrain.graph import Column, PipelineSpec, Plan, Task, make_plan
 from dstrain.graph.code_digest import facts_of, loading_code
 from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
+from dstrain.installed import installed
 from dstrain.lora import Trainables
 from dstrain.models import DTYPES, Found, ModelConfig, components_of, find, precision
 from dstrain.models.device import attention_backend
@@ -42,7 +43,7 @@ from dstrain.pipeline.kept_choice import with_kept
 from dstrain.pipeline.loss_masks import refuse_no_masks
 from dstrain.pipeline.preset_choice import Preset
 from dstrain.pipeline.variant_choice import check_denoiser
-from dstrain.registry import Extensions, ModelFamily, Option, installed
+from dstrain.registry import Extensions, ModelFamily, Option
 from dstrain.runs.datasets.flags import data_config
 from dstrain.runs.datasets.masks import masks_of
 from dstrain.runs.datasets.published import is_published

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from dstrain.graph import Column, Measured
+from dstrain.installed import GROUP
 from dstrain.lora import LoraConfig, inject
 from dstrain.models import ModelConfig, assign, component_at
 from dstrain.models.execution import matches
-from dstrain.registry import GROUP, load_family, recipes_of
+from dstrain.registry import load_family, recipes_of
 from dstrain.storage import sha256
 from dstrain.testing.contract import Contract
 from dstrain.testing.family_under_test import FamilyUnderTest

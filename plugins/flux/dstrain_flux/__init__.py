@@ -105,6 +105,7 @@ MODEL_FILES |= {
 }
 
 MODEL = ModelFamily(
+    api=2,
     name="flux",
     pipelines="dstrain_flux.pipeline:PIPELINES",
     components="dstrain_flux.components:COMPONENTS",

@@ -68,6 +68,7 @@ MODELS = {
 }
 
 MODEL = ModelFamily(
+    api=2,
     name="qwen_image",
     pipelines="dstrain_qwen_image.pipeline:PIPELINES",
     components="dstrain_qwen_image.components:COMPONENTS",

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import click
 from dstrain.plugin import hookimpl
 
+api = 2
+
 
 @hookimpl
 def dstrain_commands() -> Sequence[click.Command]:

@@ -101,6 +101,7 @@ MODEL_FILES = {
 }
 
 MODEL = ModelFamily(
+    api=2,
     name="wan",
     pipelines="dstrain_wan.pipeline:PIPELINES",
     components="dstrain_wan.components:COMPONENTS",

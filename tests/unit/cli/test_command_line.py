@@ -24,6 +24,7 @@ PLACES = ("--dataset_base_path", "data", "--output_path", "out")
 HOOK = """
 import click
 from dstrain.plugin import hookimpl
+api = 2
 @click.command('shout')
 @click.argument('word')
 def shout(word):
@@ -119,8 +120,8 @@ REFUSED = {
     f"{TRAIN} -p no:plugin-faky": "--model: 'faky'",
     "grph": "command line: 'grph' 'graph'",
     "run.toml": "command line: --config run.toml",
-    "-p no:tools caption photos": "command line: 'caption' ./plugins/tools",
-    "-p no:tools import photos": "command line: 'import' ./plugins/tools",
+    "-p no:tools caption photos": "command line: 'caption' plugin-tools -p",
+    "-p no:tools import photos": "command line: 'import' plugin-tools -p",
     "toy --model faky": "--output:",
     "export a --format kohya": "command line: 'OUTPUT'",
     "export a b --format komfy": "--format: 'komfy' 'kohya'",

@@ -114,6 +114,7 @@ HOOKS = """
 import click
 from dstrain import Task
 from dstrain.plugin import QuantizationMethod, hookimpl
+api = 2
 @hookimpl
 def dstrain_commands():
     return [click.Command("shout"), click.Command("train")]

@@ -155,7 +155,7 @@ def test_plugins_are_imported_only_for_the_beginning_of_no_command_of_dstrains_o
     fake_plugin: Install, completed: Complete
 ) -> None:
     source = (
-        "import click\nfrom dstrain.plugin import hookimpl\n"
+        "import click\nfrom dstrain.plugin import hookimpl\napi = 2\n"
         "@click.command('shout')\n@click.option('--loud', is_flag=True)\ndef shout(loud): pass\n"
         "@hookimpl\ndef dstrain_commands():\n    return (shout,)\n"
     )

@@ -147,6 +147,7 @@ def test_a_component_that_no_stage_loads_is_refused(
 METHOD = """
 from dstrain.models import METHODS
 from dstrain.plugin import QuantizationMethod, hookimpl
+api = 2
 
 fp8 = METHODS["fp8"]
 

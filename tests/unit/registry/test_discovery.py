@@ -12,14 +12,8 @@ from pathlib import Path
 import pytest
 from dstrain import UsageError
 from dstrain.cli.main import main
-from dstrain.registry import (
-    Installed,
-    installed,
-    load_family,
-    refuse_unknown,
-    usable_families,
-    variant_of,
-)
+from dstrain.installed import Installed, installed
+from dstrain.registry import load_family, refuse_unknown, usable_families, variant_of
 
 Install = Callable[..., Path]
 Source = Callable[..., str]
@@ -148,9 +142,9 @@ def test_a_variant_is_the_first_or_the_one_named() -> None:
 
 def test_finding_plugins_needs_no_torch() -> None:
     code = (
-        "import sys; from dstrain import TrainConfig; from dstrain.registry import installed, "
-        "load_extensions, load_family; load_extensions(); [load_family(one.name) for one in "
-        "installed()]; print({'torch', 'numpy'} & set(sys.modules))"
+        "import sys; from dstrain import TrainConfig; from dstrain.installed import installed; "
+        "from dstrain.registry import load_extensions, load_family; load_extensions(); "
+        "[load_family(one.name) for one in installed()]; print({'torch', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -15,6 +15,7 @@ from dstrain.registry import Extensions, load_extensions
 HOOKS = """
 from types import SimpleNamespace
 from dstrain.plugin import hookimpl
+api = 2
 SEEN = []
 @hookimpl
 def dstrain_tasks():
@@ -26,6 +27,7 @@ def dstrain_step_end(step, numbers):
 MODIFY = """
 import torch
 from dstrain.plugin import hookimpl
+api = 2
 def halved(value):
     return value * 0.5
 @hookimpl
@@ -57,7 +59,7 @@ def tasks(extensions: Extensions, own: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def test_hooks_are_answered_and_a_broken_plugin_is_reported(load: Load) -> None:
-    of_hook = "from dstrain.plugin import hookimpl\n@hookimpl\ndef "
+    of_hook = "from dstrain.plugin import hookimpl\napi = 2\n@hookimpl\ndef "
     extensions = load(
         good=HOOKS,
         gone="import not_there_at_all",
@@ -169,6 +171,7 @@ def test_a_method_changes_steps_too(fake_plugin: Callable[..., Path]) -> None:
     source = """
 from dstrain.plugin import hookimpl
 class Half:
+    api = 2
     @hookimpl
     def dstrain_modify_step(self, model):
         model.lr = 0.5

@@ -305,6 +305,7 @@ def test_where_a_model_is_initialized_is_said_once_and_changes_nothing(
 TASKS = """
 from dstrain import Task
 from dstrain.plugin import hookimpl
+api = 2
 @hookimpl
 def dstrain_tasks():
     return [Task.of(name, lambda predict: predict) for name in ("sft", "shared", "{own}")]

@@ -408,6 +408,7 @@ def test_lora_training_continues_from_a_file_strictly(
 
 HALVING = """
 from dstrain.plugin import hookimpl
+api = 2
 @hookimpl
 def dstrain_modify_step(step, model, optimizer):
     for parameter in model.trained_parameters:

@@ -1,6 +1,7 @@
 """The configuration of `dstrain generate`."""
 
 from pathlib import Path
+from typing import ClassVar
 
 from dstrain.config.conversion import (
     as_inputs,
@@ -22,6 +23,8 @@ class GenerateConfig(ModelChoice):
 
     None leaves a value to the family.
     """
+
+    command: ClassVar[str] = "generate"
 
     height: int | None = option(
         "generation",

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from dstrain.config.conversion import as_file_list, as_text, convert, converted, options
-from dstrain.config.fields import option
+from dstrain.config.fields import option, own_flags
+from dstrain.config.plugin_options import plugin_flags
 
 Precision = Literal["no", "bf16"]
 Hub = Literal["modelscope", "huggingface"]
+T = TypeVar("T")
 
 
 @options
@@ -134,6 +136,26 @@ class ModelChoice:
     """Values of the family's own options."""
     disabled_plugins: tuple[str, ...] = ()
     """Disabled plugins, by name or distribution (`-p no:NAME`)."""
+    plugin_options: Mapping[str, Any] = field(default_factory=dict)
+    """Values of plugins' options, by name, where they are not the default."""
+    command: ClassVar[str] = ""
+    """The command whose options of plugins it has."""
 
     def __post_init__(self) -> None:
         convert(self)
+
+    if not TYPE_CHECKING:  # for it, `of` has the types
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the value of a plugin's option."""
+            known = {} if name.startswith("_") else plugin_flags(type(self))
+            if name not in known:
+                what = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(what)
+            return self.plugin_options.get(name, known[name].default)
+
+    def of(self, record: type[T]) -> T:
+        """Return a plugin's record of options with the values of this configuration."""
+        names = {flag.name for flag in own_flags(record)}
+        values = self.plugin_options.items()
+        return record(**{name: value for name, value in values if name in names})

@@ -1,9 +1,9 @@
 """The configuration of a training run."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dstrain.config.conversion import options
-from dstrain.config.fields import Effect, flags, option
+from dstrain.config.fields import Effect, option
 from dstrain.config.options.data import DataOptions
 from dstrain.config.options.lora import LoraOptions
 from dstrain.config.options.memory import MemoryOptions
@@ -15,6 +15,7 @@ from dstrain.config.options.task import TaskChoice
 from dstrain.config.options.trackers import TrackerOptions
 from dstrain.config.options.training import TrainingOptions
 from dstrain.config.options.validation import ValidationOptions
+from dstrain.config.plugin_options import flags, plugin_flags
 
 
 @options
@@ -32,6 +33,8 @@ class TrainConfig(
     ModelChoice,
 ):
     """A training run, or one stage of it, as plain data."""
+
+    command: ClassVar[str] = "train"
 
     # The last base comes first in the order of the fields, and so in --help.
     dry_run: bool = option(
@@ -62,12 +65,15 @@ def recorded_values(config: TrainConfig, *effects: Effect) -> dict[str, Any]:
     """Return the values of the options that have one of these effects, by name, as runs
     and caches record and compare them.
 
-    What was recorded before there was an option that is `if_given` stays the same.
+    What was recorded before there was an option that is `if_given`, or a plugin with
+    options, stays the same.
     """
     values = {}
+    of_plugins = plugin_flags(TrainConfig)
     for flag in flags(TrainConfig):
         value = getattr(config, flag.name)
-        is_left_out = "if_given" in flag.affects and value == flag.default
+        is_optional = "if_given" in flag.affects or flag.name in of_plugins
+        is_left_out = is_optional and value == flag.default
         if flag.affects & set(effects) and not is_left_out:
             values[flag.name] = value
     return values

@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dstrain.config import Effect, datasets_of, split_commas
-from dstrain.config.fields import TRAINING_ONLY, changed, parse_preset
+from dstrain.config.fields import TRAINING_ONLY, parse_preset
 from dstrain.config.options import TrainConfig
+from dstrain.config.plugin_options import changed
 from dstrain.errors import UsageError, about_dataset, nearest
 from dstrain.graph import Column, PipelineSpec, make_plan
 from dstrain.lora import key_formats

@@ -16,7 +16,7 @@ from dstrain.console import (
 from dstrain.data import CaptionOptions as Additions
 from dstrain.data.forms import metadata_files, printable
 from dstrain.errors import SystemFault, UsageError
-from dstrain.registry import installed
+from dstrain.installed import installed
 from dstrain.storage import write_file
 from PIL import Image
 

@@ -227,6 +227,7 @@ def test_another_decay_is_refused_and_an_average_may_begin_or_end_at_a_resume(
 
 MODIFY = """
 from dstrain.registry.hooks import hookimpl
+api = 2
 @hookimpl
 def dstrain_modify_step(step, model, optimizer):
     for parameter in model.trained_parameters:

@@ -3,6 +3,7 @@
 from dstrain.plugin import ModelFamily
 
 MODEL = ModelFamily(
+    api=2,
     name="my_model",
     pipelines="dstrain_my_model.pipeline:PIPELINES",
     components="dstrain_my_model.components:COMPONENTS",

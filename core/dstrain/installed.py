@@ -1,0 +1,173 @@
+"""Find installed plugins by their metadata, and say how those that are not installed can
+be had. Imports no torch.
+"""
+
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Collection
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from dstrain.errors import UsageError
+
+API = 2
+"""Version of the plugin interface; what was made for another one is not usable."""
+GROUP = "dstrain.models"
+"""The group of families' records."""
+HOOK_GROUP = "dstrain"
+"""The group of modules with hooks."""
+OPTIONS_GROUP = "dstrain.options"
+"""The group of records of options."""
+COMMAND_GROUP = "dstrain.commands"
+"""The group whose names are the commands that a distribution adds by its hooks: help lists
+them without importing it.
+"""
+ABSENT = Path(__file__).with_name("not_installed.json")
+"""What this project's plugins add, by plugin and kind; `tools/not_installed.py` writes it."""
+
+
+@dataclass(frozen=True, order=True)
+class Installed:
+    """A plugin, as the metadata of its distribution describes it."""
+
+    name: str
+    distribution: str
+    version: str
+    entry_point: str
+    group: str = GROUP
+
+    @property
+    def where(self) -> str:
+        """Return the name of the plugin in errors."""
+        return f"plugin {self.distribution} {self.version}"
+
+    def load(self) -> Any:
+        """Import what the entry point names; raise UsageError if that fails."""
+        entry = importlib.metadata.EntryPoint(self.name, self.entry_point, self.group)
+        try:
+            # Standard output is for the answers of commands.
+            with redirect_stdout(sys.stderr):
+                return entry.load()
+        except (Exception, SystemExit) as error:
+            reason = f"{self.entry_point} cannot be imported: {type(error).__name__}: {error}"
+            advice = f"disable it with -p no:{self.name}"
+            raise UsageError(self.where, reason, advice) from error
+
+
+def installed(
+    disabled_plugins: Collection[str] = (), group: str = GROUP
+) -> tuple[Installed, ...]:
+    """Return the plugins of a group, sorted by name, without importing any.
+
+    disabled_plugins: Names of plugins, or of distributions, to leave out.
+    """
+    places = tuple((place, _changed_at(place)) for place in sys.path)
+    return tuple(
+        plugin
+        for plugin in _found_in(places, group)
+        if not {plugin.name, plugin.distribution} & set(disabled_plugins)
+    )
+
+
+# A run asks several times, and each answer takes the metadata of every distribution. One
+# that is installed meanwhile changes the folder that it lies in.
+@lru_cache(maxsize=8)
+def _found_in(places: tuple[tuple[str, int], ...], group: str) -> tuple[Installed, ...]:
+    found = []
+    for entry in importlib.metadata.entry_points(group=group):
+        dist = entry.dist
+        if dist is None:
+            continue
+        plugin = Installed(entry.name, dist.name, dist.version, entry.value, group)
+        found.append(plugin)
+    return tuple(sorted(found))
+
+
+def _changed_at(place: str) -> int:
+    """Return when a folder of sys.path changed, in nanoseconds; 0 if it is not there."""
+    try:
+        return os.stat(place or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
+def refuse_clash(plugin: Installed, plugins: Collection[Installed]) -> None:
+    """Raise UsageError if another plugin has the same name."""
+    same = [other for other in plugins if other.name == plugin.name]
+    if len(same) > 1:
+        names = " and by ".join(f"{one.distribution} {one.version}" for one in same)
+        raise UsageError(
+            plugin.where,
+            f"{plugin.name!r} is provided by {names}",
+            f"disable one with -p no:{plugin.distribution}, or uninstall it",
+        )
+
+
+def refuse_other_interface(plugin: Installed, made_for: Any) -> None:
+    """Raise UsageError for a plugin made for another version of the interface.
+
+    made_for: Its `api`; one that states none was made for the first.
+    """
+    if made_for != API:
+        raise UsageError(
+            plugin.where,
+            f"it was made for plugin interface {made_for}, this dstrain has {API}",
+            "install compatible versions of the plugin and of dstrain",
+        )
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type and message in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+
+
+@cache
+def _absent() -> dict[str, dict[str, dict[str, Any]]]:
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(ABSENT.read_text("utf-8"))
+    return found
+
+
+def how_to_have(kind: str, name: str, disabled_plugins: Collection[str] = ()) -> str:
+    """Return how to have what a plugin of this project adds, where that one is not
+    installed, or is disabled; '' if none adds it.
+
+    Args:
+        kind: options, commands, or the option whose value it is, such as lora_type.
+        name: What was asked for.
+        disabled_plugins: Names of plugins, or of distributions, that are disabled.
+    """
+    for plugin, adds in _absent().items():
+        if name not in adds.get(kind, {}):
+            continue
+        if not _is_there(plugin):
+            place = f"pip install ./plugins/{plugin}"
+            return f"it is of plugin-{plugin}: in the folder of the project, {place}"
+        if not _is_there(plugin, disabled_plugins):
+            return f"it is of plugin-{plugin}, which -p disables"
+    return ""
+
+
+def is_default_of_absent(option: str, value: object) -> bool:
+    """Return whether a written configuration has an option of a plugin that is not
+    installed at its default, where it says nothing.
+    """
+    for adds in _absent().values():
+        options = adds.get("options", {})
+        if option in options:
+            default = str(options[option])
+            return str(value) in ("[]", default, default.lower())
+    return False
+
+
+def _is_there(plugin: str, disabled_plugins: Collection[str] = ()) -> bool:
+    groups = (GROUP, HOOK_GROUP, OPTIONS_GROUP)
+    return any(
+        one.distribution == f"plugin-{plugin}"
+        for group in groups
+        for one in installed(disabled_plugins, group)
+    )

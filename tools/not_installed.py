@@ -1,0 +1,59 @@
+"""Write down what this project's plugins add: core/dstrain/not_installed.json, from which an
+option, a command or a value of a plugin that is not installed is answered.
+
+    python tools/not_installed.py           writes it
+    python tools/not_installed.py --check   fails where it is not as it would be written
+"""
+
+import json
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+from dstrain.config.fields import own_flags
+from dstrain.installed import ABSENT
+
+ROOT = Path(__file__).parents[1]
+
+
+def added(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what a plugin adds, by kind and name; of an option, its default."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+    groups = project.get("entry-points", {})
+    found: dict[str, dict[str, Any]] = {}
+    for place in groups.get("dstrain.options", {}).values():
+        record = EntryPoint("", place, "").load()
+        for flag in own_flags(record):
+            default = flag.default
+            is_plain = default is None or isinstance(default, bool | int | float | str)
+            found.setdefault("options", {})[flag.name] = default if is_plain else "[]"
+        for option, names in getattr(record, "choices", {}).items():
+            found[option] = dict.fromkeys(sorted(names), "")
+        for kind, names in getattr(record, "adds", {}).items():
+            found[kind] = dict.fromkeys(sorted(names), "")
+    for name in groups.get("dstrain.commands", {}):
+        found.setdefault("commands", {})[name] = ""
+    for name in groups.get("dstrain.models", {}):
+        found.setdefault("model", {})[name] = ""
+    return found
+
+
+def table() -> str:
+    """Return the table as JSON."""
+    folders = sorted(one.parent for one in ROOT.glob("plugins/*/pyproject.toml"))
+    found = {one.name: added(one) for one in folders}
+    return json.dumps(found, indent=1, sort_keys=True) + "\n"
+
+
+def main() -> None:
+    """Write the table, or compare it."""
+    if "--check" not in sys.argv:
+        ABSENT.write_text(table(), "utf-8")
+    elif ABSENT.read_text("utf-8") != table():
+        sys.exit(f"{ABSENT.name} is not as plugins are: python tools/not_installed.py")
+
+
+if __name__ == "__main__":
+    main()
