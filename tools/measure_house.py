@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = frozenset({"testing", "template"})
@@ -237,7 +238,9 @@ class House:
         }
         if package.name == "dstrain":
             sizes = sorted(module.lines for module in modules if not module.is_face)
+            interface = (self.faces[name] for name in INTERFACE[1:2])
             found |= {
+                "plugin_names": sum(map(len, interface)),
                 "chain": len(longest_chain(self.graph)),
                 "imports_of_a_module": max(map(len, self.graph.values())),
                 "lines_of_a_class": max(lines for _, lines in self.class_lines()),
@@ -245,6 +248,24 @@ class House:
                 "largest_tenth": statistics.quantiles(sizes, n=10)[-1],
             }
         return found
+
+
+INTERFACE = ("dstrain", "dstrain.plugin", "dstrain.plugin.functional")
+"""What every plugin may import of core; a few may import further faces of packages."""
+
+
+def faces_of(house: House, package: str) -> set[str]:
+    """Return the modules of core that a plugin's package imports, beside the interface."""
+    return {
+        str(node.module)
+        for module in house.modules.values()
+        if module.name.partition(".")[0] == package
+        for tree in module.trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and str(node.module).partition(".")[0] == "dstrain"
+        and node.module not in INTERFACE
+    }
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
@@ -290,7 +311,7 @@ def longest_chain(graph: Mapping[str, Iterable[str]]) -> list[str]:
     return max((chain(node) for node in graph), key=len)
 
 
-def breaches(house: House, budget: Mapping[str, Mapping[str, float]]) -> list[str]:
+def breaches(house: House, budget: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return where a distribution is above its budget, has none, or breaks a rule."""
     found = []
     for package, distribution in house.distributions.items():
@@ -299,6 +320,9 @@ def breaches(house: House, budget: Mapping[str, Mapping[str, float]]) -> list[st
             limit = limits.get(name, 0)
             if figure > limit:
                 found.append(f"{distribution}: {name} is {figure:g}, at most {limit:g}")
+        if package.name != "dstrain":
+            others = faces_of(house, package.name) - {*limits.get("faces", ())}
+            found += [f"{distribution}: imports {one} of core" for one in others]
     for name, names in house.faces.items():
         if name not in OPEN:
             outside = {
