@@ -9,7 +9,7 @@ TWO := -n 2 --dist worksteal
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO)
 SECONDS := 800
 
-.PHONY: install demo test quick everything golden test-real bench lint lint-quick docs format wheels clean
+.PHONY: install demo test test-core quick everything golden test-real bench lint lint-quick docs format wheels clean
 
 install: $(STAMP)
 
@@ -28,6 +28,10 @@ test: install
 
 quick: install
 	$(PYTEST) < /dev/null
+
+# Core's tests, where no plugin is installed.
+test-core: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.core_alone
 
 # Every trial, variant, page and planted bug; what has passed is not run again on a commit.
 everything: install

@@ -13,11 +13,11 @@ from dstrain.cache import (
     FeatureCache,
     PlanSamples,
     commit_plans,
-    open_part,
     open_samples,
     read_record,
     stored_plans,
 )
+from dstrain.cache.plan_files import open_part
 from dstrain.storage import hash_json, write_columns
 
 from tests.support.plan_facts import IDENTITY, about
