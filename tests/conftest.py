@@ -1,12 +1,8 @@
 """Fixtures of the tests of core: how many trials of a promise run, and how they are counted."""
 
-import sys
-import types
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from dstrain import TrainConfig
 from dstrain.lazy import own_process
 
 from tests.support.pages import set_page_width
@@ -45,19 +41,3 @@ def counted(request: pytest.FixtureRequest) -> Callable[[str, int], None]:
 def wide_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """No line of a page is broken: the paths of tests are long."""
     set_page_width(monkeypatch, 1000)
-
-
-@pytest.fixture
-def runs(
-    fake_plugin: Callable[..., Path],
-    family_source: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> list[TrainConfig]:
-    """The configurations that the runner is given; the family `faky` is installed."""
-    source = family_source("faky")
-    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {"faky_record": source})
-    given: list[TrainConfig] = []
-    runner = types.ModuleType("dstrain.runs.runner")
-    runner.__dict__["start"] = given.append
-    monkeypatch.setitem(sys.modules, "dstrain.runs.runner", runner)
-    return given

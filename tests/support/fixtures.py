@@ -4,11 +4,13 @@ installed for a module of tests.
 
 import importlib
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import TrainConfig
 
 FakePlugin = Callable[..., Path]
 
@@ -134,3 +136,19 @@ def hub(request: pytest.FixtureRequest) -> str:
     """Each hub's name."""
     named: str = request.param
     return named
+
+
+@pytest.fixture
+def runs(
+    fake_plugin: FakePlugin,
+    family_source: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[TrainConfig]:
+    """The configurations that the runner is given; the family `faky` is installed."""
+    source = family_source("faky")
+    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {"faky_record": source})
+    given: list[TrainConfig] = []
+    runner = types.ModuleType("dstrain.runs.runner")
+    runner.__dict__["start"] = given.append
+    monkeypatch.setitem(sys.modules, "dstrain.runs.runner", runner)
+    return given

@@ -6,4 +6,3 @@ from dstrain.cli.click_options import (
 from dstrain.cli.errors import explain as explain
 from dstrain.cli.family_command import FamilyCommand as FamilyCommand
 from dstrain.cli.help import Command as Command
-from dstrain.cli.unsupported import advice as advice

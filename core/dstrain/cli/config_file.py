@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dstrain.cli.unsupported import no_such
+from dstrain.cli.hints import no_such
 from dstrain.config import LoraFile, flags
 from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.config.serialize import MODEL_FILES
@@ -94,7 +94,8 @@ def default_map(
         if key not in options and is_default_of_absent(key, value):
             continue
         if key not in options:
-            raise UsageError(where, *no_such(key, options))
+            ctx = click.get_current_context(silent=True)
+            raise UsageError(where, *no_such(key, options, ctx))
         option = options[key]
         if option.multiple and not isinstance(value, list):
             raise UsageError(where, "can be repeated: expected a list")

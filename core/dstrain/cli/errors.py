@@ -7,7 +7,7 @@ import click
 
 from dstrain.cli.click_options import place
 from dstrain.cli.completion import FAMILY
-from dstrain.cli.unsupported import no_such
+from dstrain.cli.hints import no_such
 from dstrain.errors import (
     SIMILAR,
     DstrainError,
@@ -127,9 +127,10 @@ def _no_such_option(error: click.NoSuchOption) -> UsageError:
         if family is not None and owners and family.name not in owners:
             what = f"is a flag of {' and '.join(owners)}, not of {family.name}"
             return UsageError(error.option_name, what)
-    what, *lines = no_such(error.option_name, known)
+    what, *lines = no_such(error.option_name, known, error.ctx)
     is_misspelt = get_close_matches(error.option_name, known, cutoff=SIMILAR)
-    may_be_a_familys = takes_family_flags and error.ctx and not error.ctx.meta
+    is_without_family = error.ctx is not None and FAMILY not in error.ctx.meta
+    may_be_a_familys = takes_family_flags and is_without_family
     if may_be_a_familys and not lines and not is_misspelt:
         lines = ["a family's own flags need --model or --model_id"]
     return UsageError(error.option_name, what, *lines)

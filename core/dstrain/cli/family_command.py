@@ -34,8 +34,8 @@ from dstrain.cli.help import (
     show_brief,
     write_sections,
 )
+from dstrain.cli.hints import DISABLED, hints, variables_without_effect
 from dstrain.cli.recipes import find_recipe, recipe_option, refuse_full_training
-from dstrain.cli.unsupported import unused_variables
 from dstrain.config import Group, flags, read_resolved
 from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.options import ModelChoice, TrainConfig
@@ -166,6 +166,7 @@ class FamilyCommand(Command):
         disabled = first["disabled_plugins"] or [
             name.removeprefix("no:") for name in values.get("p", ())
         ]
+        ctx.meta[DISABLED] = tuple(disabled)
         named = first["model_id"] or values.get("model_id")
         model = first["model"] or values.get("model")
         name = first.get("recipe")
@@ -179,7 +180,11 @@ class FamilyCommand(Command):
                 what = f"is {model}, but recipe {recipe.name} is for {recipe.family}"
                 raise UsageError("--model", what)
         if model is not None:
-            ctx.meta[FAMILY] = load_family(str(model), disabled)
+            try:
+                ctx.meta[FAMILY] = load_family(str(model), disabled)
+            except UsageError as error:
+                error.help_lines += (*hints(f"--model {model}", ctx),)
+                raise
         elif named is not None:
             if ctx.resilient_parsing:
                 known = family_knowing(str(named))
@@ -237,7 +242,7 @@ class FamilyCommand(Command):
             family_options=family_options,
             disabled_plugins=ctx.params.pop("disabled_plugins"),
         )
-        for line in unused_variables():
+        for line in variables_without_effect(config.disabled_plugins):
             logger.info(line)
         try:
             _check_family(config, family)

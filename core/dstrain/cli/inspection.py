@@ -166,6 +166,8 @@ def _additions(plugin: Installed) -> tuple[list[str], str]:
 
         tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
         adds += [f"task {name}" for name in tasks]
+    if alone.implement("dstrain_hints"):
+        adds.append(f"{len(alone.hints())} hints")
     if alone.implement("dstrain_quantizers"):
         from dstrain.graph import QuantizationMethod
         from dstrain.models import METHODS  # imports torch

@@ -47,6 +47,13 @@ class Hooks:
         raise NotImplementedError
 
     @hookspec
+    def dstrain_hints(self) -> Mapping[str, str]:
+        """Return word -> sentence, what to do instead of a word that is not ours: `--NAME`
+        is an option, `--NAME VALUE` its value, `$NAME` a variable; `*` stands for anything.
+        """
+        raise NotImplementedError
+
+    @hookspec
     def dstrain_tasks(self) -> Sequence[Task]:
         """Return extra tasks for `--task`."""
         raise NotImplementedError
@@ -128,6 +135,20 @@ class Extensions:
                     owners[item.name] = plugin
                     offers[item.name] = item
         return offers
+
+    def hints(self) -> dict[str, str]:
+        """Return what plugins say of words that are not ours; of one that several know,
+        the first.
+        """
+        found: dict[str, str] = {}
+        for plugin, manager in self.managers.items():
+            try:
+                for answer in manager.hook.dstrain_hints():
+                    found = {**_texts(answer), **found}
+            except (Exception, SystemExit) as error:
+                what = f"dstrain_hints failed: {described(error)}"
+                self.broken.append(f"{plugin.where}: {what}")
+        return found
 
     def step_end(self, step: int, numbers: Mapping[str, float]) -> list[str]:
         """Show a step's numbers to the plugins that observe training.
@@ -219,3 +240,10 @@ def registered(plugins: Collection[Installed]) -> Extensions:
         else:
             managers[plugin] = manager
     return Extensions(managers, broken)
+
+
+def _texts(answer: Mapping[str, str]) -> dict[str, str]:
+    for word, sentence in answer.items():
+        if not isinstance(word, str) or not isinstance(sentence, str):
+            raise TypeError(f"expected word -> sentence, got {word!r}: {sentence!r}")
+    return dict(answer)

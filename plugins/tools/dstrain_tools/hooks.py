@@ -1,6 +1,6 @@
 """The commands that this package adds to `dstrain`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 from dstrain.plugin import hookimpl
@@ -17,3 +17,11 @@ def dstrain_commands() -> Sequence[click.Command]:
     from dstrain_tools.importing.command import import_command
 
     return [caption(), import_command(), *of_caches()]
+
+
+@hookimpl
+def dstrain_hints() -> Mapping[str, str]:
+    """Return what to use in place of options, models and variables of other trainers."""
+    from dstrain_tools.hints import hints
+
+    return hints()

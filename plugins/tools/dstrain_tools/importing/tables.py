@@ -7,8 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dstrain.cli import advice
-
+from dstrain_tools.hints import advice
 from dstrain_tools.importing.entries import Result
 
 FOLDER = Path(__file__).with_name("tables")

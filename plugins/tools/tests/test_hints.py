@@ -5,10 +5,10 @@ from fnmatch import fnmatchcase
 
 import pytest
 from dstrain import GenerateConfig, TrainConfig
-from dstrain.cli import advice
 from dstrain.cli.main import main
 from dstrain.config import flags
 from dstrain.registry import load_family
+from dstrain_tools.hints import advice
 
 from tests.support import ROOT
 from tests.support.command_lines import BASE
@@ -156,3 +156,16 @@ def test_the_names_of_other_trainers_are_answered_as_their_page_says(
                 assert set(named_in(answer(capsys, f"--{there}")[1])) & set(here), there
                 answered += 1
     assert answered > 80
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_model_that_no_family_trains_is_said_to_be_one(capsys: Printed) -> None:
+    assert main(["--model", "sdxl", "--dataset_base_path", "x"]) == 2
+    assert "no family here trains it" in capsys.readouterr().err
+    assert main(["--model", "fluxx", "--dataset_base_path", "x"]) == 2
+    assert "no family here" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_plugin_that_is_left_out_gives_no_advice(capsys: Printed) -> None:
+    assert answer(capsys, "--network_dim", *BASE, "-p", "no:tools") == ([], "")

@@ -1,0 +1,46 @@
+"""What to use here in place of options, models and variables of other trainers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+TABLE = Path(__file__).with_suffix(".json")
+FAMILIES = "no family here trains it; `dstrain models` lists what can be trained"
+MODELS = (
+    "sd",
+    "sd1*",
+    "sd2*",
+    "sd3*",
+    "sdxl*",
+    "pony*",
+    "hunyuan*",
+    "lumina*",
+    "anima*",
+)
+"""Names by which other trainers call models that no family of this project trains."""
+VARIABLES = MappingProxyType(
+    {
+        "DIFFSYNTH_ATTENTION_IMPLEMENTATION": "attention is what DIFFUSERS_ATTN_BACKEND names, by default torch's own",
+        "DIFFSYNTH_DISK_MAP_BUFFER_SIZE": "weights are read from disk one by one, without a buffer",
+    }
+)
+"""Environment variables of DiffSynth-Studio that have no effect, each with the reason."""
+
+
+def advice() -> Mapping[str, Sequence[str]]:
+    """Return each line of advice with the flags that it is for, without dashes; `*`
+    stands for anything.
+    """
+    table: Mapping[str, Sequence[str]] = json.loads(TABLE.read_text("utf-8"))
+    return table
+
+
+def hints() -> dict[str, str]:
+    """Return word -> what to do instead: `--NAME` for an option, `--NAME VALUE` for its
+    value, `$NAME` for a variable.
+    """
+    options = {f"--{flag}": line for line, flags in advice().items() for flag in flags}
+    models = {f"--model {name}": FAMILIES for name in MODELS}
+    variables = {f"${name}": why for name, why in VARIABLES.items()}
+    return {**options, **models, **variables}
