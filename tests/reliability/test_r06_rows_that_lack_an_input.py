@@ -16,7 +16,7 @@ from dstrain.graph.unit import Unit
 from dstrain.plugin import FlowMatchSchedule, PipelineSpec
 from dstrain.runs import data_process
 
-from tests.reliability.test_r10_split_equivalence import equal, run, write_program
+from tests.support.program_runs import equal, run, write_program
 from tests.support.programs import (
     INPUTS,
     NETS,

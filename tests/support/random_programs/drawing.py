@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.second_programs.networks import ENCODERS, EXPERTS, FLAVOURS, NETS
+from tests.support.random_programs.networks import ENCODERS, EXPERTS, FLAVOURS, NETS
 
 REQUIRED = ""
 POSITIVE, NEGATIVE = "positive", "negative"
@@ -25,7 +25,7 @@ from dstrain.graph.values import Frames
 from PIL import Image
 from torch import Tensor
 
-from tests.support.second_programs.networks import count, gather
+from tests.support.random_programs.networks import count, gather
 
 BUFFER = torch.zeros(1, 4)
 FACTOR = {factor}

@@ -20,7 +20,7 @@ from dstrain.plugin import FlowMatchSchedule
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from tests.support.second_programs.drawing import (
+from tests.support.random_programs.drawing import (
     EXPERTS,
     KINDS,
     POSITIVE,
@@ -31,7 +31,7 @@ from tests.support.second_programs.drawing import (
     readers_of,
     running,
 )
-from tests.support.second_programs.networks import (
+from tests.support.random_programs.networks import (
     Dropout,
     Network,
     network_file,

@@ -1,3 +1,0 @@
-"""Random programs of a second generator, and an evaluator that computes them without plans,
-stages or caches.
-"""
