@@ -5,7 +5,6 @@ as the command that is typed.
 import json
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from dstrain.config.options import (
     options_affecting,
 )
 from dstrain.config.plugin_options import flags, flags_by_name, plugin_flags
-from dstrain.console import PAGE_WIDTH, redacted, shell_command, shell_word
+from dstrain.console import redacted, shell_command
 from dstrain.errors import StateError, UsageError
 from dstrain.storage import write_file
 
@@ -36,8 +35,6 @@ NEW_START = MappingProxyType(
 """The ways to start, none of which is chosen."""
 MODEL_FILES = ("model_id", "model_paths", "model_id_with_origin_paths")
 """The options that name model files."""
-READS_ON = os.name != "nt"
-"""Whether a shell here reads on after a backslash at the end of a line."""
 CONFIG = "logs/config.json"
 """Where a run writes its configuration, below its output folder."""
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
@@ -111,29 +108,6 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
     for name in config.disabled_plugins:
         words += ["-p", f"no:{name}"]
     return shell_command(words)
-
-
-def continued(command: str, indent: str) -> list[str]:
-    """Return the lines of a command on a page, each but the last with the sign that
-    makes a shell read on. It is broken before options alone; on Windows it is one line.
-    """
-    if not READS_ON:
-        return [indent + command]
-    parts: list[str] = []
-    for word in shlex.split(command):
-        quoted = shell_word(word)
-        if parts and not word.startswith("-"):
-            parts[-1] += f" {quoted}"
-        else:
-            parts.append(quoted)
-    lines = [indent + parts[0]]
-    for part in parts[1:]:
-        if len(f"{lines[-1]} {part} \\") <= PAGE_WIDTH:
-            lines[-1] += f" {part}"
-        else:
-            lines[-1] += " \\"
-            lines.append(f"{indent}    {part}")
-    return lines
 
 
 def refill_advice(config: TrainConfig) -> str:

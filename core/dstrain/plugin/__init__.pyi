@@ -25,7 +25,7 @@ from dstrain.graph.spec import (
     PipelineSpec as PipelineSpec,
 )
 from dstrain.graph.unit import versioned as versioned
-from dstrain.graph.values import Frames as Frames
+from dstrain.graph.values import PLAIN_TENSORS as PLAIN_TENSORS, Frames as Frames
 from dstrain.models.components import Component as Component, Files as Files
 from dstrain.models.formats import (
     CheckpointFormat as CheckpointFormat,
@@ -43,4 +43,13 @@ from dstrain.models.networks import (
 from dstrain.models.quantization.methods import stored_linear as stored_linear
 from dstrain.models.toy import toy_writer as toy_writer
 from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
-from dstrain.registry.hooks import hookimpl as hookimpl
+from dstrain.registry.hooks import Section as Section, hookimpl as hookimpl
+from dstrain.runs.datasets.largest import LargestSample as LargestSample
+from dstrain.runs.dry_run.components import (
+    KeptWeights as KeptWeights,
+    PlannedComponent as PlannedComponent,
+)
+from dstrain.runs.dry_run.planned_run import (
+    CachedRows as CachedRows,
+    PlannedRun as PlannedRun,
+)

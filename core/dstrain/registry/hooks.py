@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from dstrain.console import get_logger
 from dstrain.errors import DstrainError, UsageError
 from dstrain.installed import (
     HOOK_GROUP,
@@ -30,10 +31,28 @@ if TYPE_CHECKING:
     from dstrain.graph import QuantizationMethod, Task
 
 
+logger = get_logger(__name__)
 hookspec = pluggy.HookspecMarker(HOOK_GROUP)
 hookimpl = pluggy.HookimplMarker(HOOK_GROUP)
 RETIRED: MappingProxyType[str, str] = MappingProxyType({})
 """Hook that there was -> the one that took its place."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of what a dry run prints."""
+
+    title: str
+    lines: Sequence[str] = ()
+    """Lines that fit on a page."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """The same as JSON data, for `--json`."""
+    is_answer: bool = False
+    """Whether it stands at the end, where a reader looks for an answer."""
+
+    def page(self) -> list[str]:
+        """Return its lines on a page."""
+        return ["", self.title, *self.lines]
 
 
 class Hooks:
@@ -66,6 +85,13 @@ class Hooks:
     @hookspec
     def dstrain_step_end(self, step: int, numbers: Mapping[str, float]) -> None:
         """Observe optimizer step `step`, with the numbers that are logged."""
+
+    @hookspec
+    def dstrain_dry_run(self, planned: Any) -> Sequence[Section]:
+        """Return what `--dry_run` says beside rows, steps and files; `planned` is the
+        PlannedRun.
+        """
+        raise NotImplementedError
 
     @hookspec
     def dstrain_modify_step(
@@ -148,6 +174,30 @@ class Extensions:
             except (Exception, SystemExit) as error:
                 what = f"dstrain_hints failed: {described(error)}"
                 self.broken.append(f"{plugin.where}: {what}")
+        return found
+
+    def sections(self, planned: Any) -> list[Section]:
+        """Return what plugins add to a dry run; one that raises adds nothing and is named
+        in the log.
+        """
+        found: list[Section] = []
+        for plugin, manager in self.managers.items():
+            try:
+                own = [
+                    section
+                    for answer in manager.hook.dstrain_dry_run(planned=planned)
+                    for section in answer
+                ]
+                for one in own:
+                    if not isinstance(one, Section):
+                        raise TypeError(f"returned a {type(one).__name__}")
+            except DstrainError:
+                raise
+            except (Exception, SystemExit) as error:
+                reason = described(error)
+                logger.warning(f"{plugin.where}: dstrain_dry_run failed: {reason}")
+            else:
+                found += own
         return found
 
     def step_end(self, step: int, numbers: Mapping[str, float]) -> list[str]:

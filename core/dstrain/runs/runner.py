@@ -28,13 +28,13 @@ from dstrain.models.execution import described
 from dstrain.pipeline.model_choice import with_family
 from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.datasets.published import is_published
+from dstrain.runs.dry_run.kept_bytes import described_with_bytes
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 from dstrain.runs.launch.start import meet, without_accelerates_own
 from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.loop import train
-from dstrain.runs.memory.kept_bytes import described_with_bytes
 from dstrain.runs.resolve import of_stage, resolve
 from dstrain.runs.script.parts import NO_PARTS, Callback, OwnParts, RunResult
 from dstrain.runs.setup import Setup

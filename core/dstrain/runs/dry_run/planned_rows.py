@@ -18,12 +18,12 @@ from dstrain.errors import about_dataset
 from dstrain.graph import Plan
 from dstrain.runs.build import choose_validation, open_training_data, order_of
 from dstrain.runs.checks.rows import log_left_out, warnings_of_rows
+from dstrain.runs.datasets.largest import LargestSample, largest_sample
 from dstrain.runs.datasets.published import is_published
 from dstrain.runs.datasets.sizes import GroupSize, trained_sizes
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.feature_plan import check_configs
 from dstrain.runs.launch.variables import world_size
-from dstrain.runs.memory.samples import LargestSample, largest_sample
 from dstrain.runs.reports.preview_plans import (
     plan_previews,
     recorded_plan,
@@ -192,7 +192,7 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
         source.path,
         len(rows),
         _held_out(setup, np.array(rows)),
-        largest=largest_sample(setup, dataset),
+        largest=largest_sample(dataset, setup.name_row),
     )
     if not is_whole or setup.config.on_bad_sample == "skip":
         return found

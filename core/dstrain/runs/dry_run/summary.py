@@ -22,19 +22,15 @@ from dstrain.runs.dry_run.planned_rows import (
     planned_rows,
     samples_per_step,
 )
+from dstrain.runs.dry_run.planned_run import PlannedRun
 from dstrain.runs.launch.limits import refuse_unshardable
-from dstrain.runs.memory.facts import facts_of
-from dstrain.runs.memory.planning import PlannedRun
-from dstrain.runs.memory.report import report, verdict
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.cache_folder import refuse_folder
 from dstrain.training import TrainingModule
 
 BUILDING = "building the models without weights ..."
-COUNTING = "counting what the run needs ..."
-SEARCHING = "looking for what makes it fit ..."
-"""What a terminal shows meanwhile: of a large model, half a minute in all."""
+"""What a terminal shows meanwhile."""
 
 
 def as_summary(setup: Setup) -> str:
@@ -59,18 +55,18 @@ def as_summary(setup: Setup) -> str:
         loaded = _check_models(setup, plans, rows.preview_plans, absent)
     length = _Length.of(setup, rows)
     lines = ["", *fitted(["this run", *length.lines(setup, second)])]
-    fitting = ["", "memory: not known, since no model files are given"]
-    if loaded is not None:
-        with status(COUNTING):
-            facts = facts_of(setup, plans, loaded, rows.data, rows.largest)
-            run = PlannedRun(setup, plans, facts, rows.largest, typed)
-            lines += report(run, length.steps, length.per_epoch, rows.count)
-        with status(SEARCHING):
-            fitting = [*verdict(run)]
+    run = PlannedRun.of(
+        setup, plans, rows, (length.steps, length.per_epoch), typed, loaded
+    )
+    sections = setup.extensions.sections(run)
+    for section in sections:
+        lines += [] if section.is_answer else section.page()
     if absent:
         missing = [f"    {line}" for line in dict.fromkeys(absent)]
         lines += ["", "to fetch", *fitted(missing)]
-    lines += fitting
+    # What a reader looks for comes last, where it is on the screen.
+    for section in sections:
+        lines += section.page() if section.is_answer else []
     return redacted("\n".join(lines) + "\n")
 
 

@@ -28,6 +28,7 @@ from dstrain.data.forms import Source, texts_of
 from dstrain.errors import DstrainError
 from dstrain.graph import Column
 from dstrain.runs.checks.rows import lines_of_datasets, log_left_out, warnings_of_rows
+from dstrain.runs.datasets.largest import largest_sample
 from dstrain.runs.datasets.sources import dataset_folders, dataset_source
 from dstrain.runs.feature_plan import (
     CacheInfo,
@@ -36,7 +37,6 @@ from dstrain.runs.feature_plan import (
     planned_parts,
 )
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
-from dstrain.runs.memory.samples import largest_sample
 from dstrain.runs.reports.preview_plans import recorded_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import code_of_rows, component_keys
@@ -95,7 +95,7 @@ def log_count(setup: Setup, missing: int, count: int, previews: Any) -> None:
 
 def as_repeatable(setup: Setup, *digests: Digests | FileDigests) -> dict[str, Any]:
     """Return what a plan records so that it is seen that there is nothing to do."""
-    largest = largest_sample(setup, setup.dataset)
+    largest = largest_sample(setup.dataset, setup.name_row)
     return {
         "config": _config_digest(setup),
         "code": code_of_rows(setup),

@@ -19,6 +19,5 @@ from dstrain.training.optimizers.schedules import (
 )
 from dstrain.training.optimizers.trial import (
     SIDE as SIDE,
-    Trial as Trial,
     steps_by_rows as steps_by_rows,
 )

@@ -91,18 +91,6 @@ def test_the_plan_needs_no_dataset_and_is_that_of_its_columns(
     assert page(here, **flags).partition("this run")[0] == plan
 
 
-def test_the_answer_comes_last_where_it_is_on_the_screen(
-    bare: Command, tmp_path: Path
-) -> None:
-    words = "--toy --dataset_base_path . --output_path out --device_memory 24GB"
-    for more in ("", " --feature_cache a-folder-with-a-long-name"):
-        printed = bare(f"{words}{more} --preset_lora_path absent")
-        assert to_fetch(printed)
-        *_, blank, title, answer = printed.splitlines()
-        assert blank == "" and title[0] != " "
-        assert answer.endswith("--device_memory 24GB (22.35 GiB)")
-
-
 @pytest.mark.parametrize(
     ("flags", "samples", "steps"),
     [
@@ -226,7 +214,7 @@ def test_stage_1_with_nothing_to_do_reads_no_row_and_says_the_same(
 ) -> None:
     stage_1 = {"task": "sft:data_process", **cached}
     want = page(tmp_path, **stage_1)
-    assert "6 rows in" in want and "largest sample, metadata.json:" in want
+    assert "6 rows in" in want
     assert "2 sizes (" in want and "batches" not in want
     train(tmp_path, **stage_1)
     # Now an image that is looked at is one that cannot be read.

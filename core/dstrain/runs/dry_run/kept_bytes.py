@@ -10,7 +10,7 @@ from dstrain.models.execution import Kept, described
 from dstrain.models.networks import set_dtype
 from dstrain.models.quantization.layers import methods_of_layers
 from dstrain.pipeline.variant_choice import entries_that_differ
-from dstrain.runs.memory.components import as_kept, component_size
+from dstrain.runs.dry_run.components import kept_weights, planned_component
 from dstrain.runs.setup import Setup
 
 
@@ -35,8 +35,8 @@ def described_with_bytes(setup: Setup, plan: Plan) -> dict[str, str]:
         if not model:
             methods_of_layers(network, kept, name)
         set_dtype(network, setup.dtype)
-        size = component_size(name, network.requires_grad_(False), has_lora=False)
-        place = as_kept(size, kept)
+        size = planned_component(name, network.requires_grad_(False), has_lora=False)
+        place = kept_weights(size, kept)
         found[name] = f"{words}: {_in_words(place.device, place.ram, kept)}"
         found[name] += f", loaded as {size.dtype}"
         if model:

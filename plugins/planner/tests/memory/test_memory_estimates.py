@@ -10,14 +10,14 @@ from dstrain import TrainingModule
 from dstrain.registry import load_family
 from dstrain.runs import open_training_data
 from dstrain.runs.build import load_module
-from dstrain.runs.memory.activations import count_activations
-from dstrain.runs.memory.components import component_size
+from dstrain.runs.dry_run.components import planned_component
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.trained_sets import TrainedSet
+from dstrain_planner.memory.activations import count_activations
 from torch import nn
 
 from tests.support import everyday
-from tests.unit.runs.memory.test_activations import saved, saved_in_blocks
+from tests.support.saved_tensors import saved, saved_in_blocks
 
 EVERYDAY = {
     "flux": ("kontext",),
@@ -56,7 +56,7 @@ def test_an_estimate_is_what_is_then_kept(
     )
     for name, network in loaded.pipeline.components.items():
         if isinstance(network, nn.Module):
-            size = component_size(
+            size = planned_component(
                 name, empty.pipeline.components[name], name in loaded.trained.lora
             )
             tensors = [*network.parameters(), *network.buffers()]

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from dstrain.config.options import TrainConfig
-from dstrain.runs.checkpoints.outputs import KEPT_STATES
+from dstrain.plugin import PlannedRun
 
 
 @dataclass(frozen=True)
@@ -31,26 +30,18 @@ class Disk:
         return written + self.downloads
 
 
-def disk_of(
-    config: TrainConfig,
-    weights: int,
-    state: int,
-    steps: int | None,
-    per_epoch: int | None,
-    downloads: int = 0,
-) -> Disk:
+def disk_of(run: PlannedRun, weights: int, state: int, downloads: int = 0) -> Disk:
     """Return what a run writes and downloads.
 
     Args:
-        config: Its flags.
+        run: The run.
         weights: Bytes of one save of weights, that of their average included.
         state: Bytes of one training state.
-        steps: Optimizer steps of the run; None if they are not known.
-        per_epoch: Those of an epoch; None if they are not known.
         downloads: Bytes of model files that are not here yet.
     """
-    kept = config.keep_checkpoints
-    every = config.save_steps or per_epoch
+    kept = run.config.keep_checkpoints
+    steps = run.steps
+    every = run.config.save_steps or run.steps_per_epoch
     saves = None
     if kept is not None:
         # One more while an old one is not removed yet.
@@ -58,7 +49,7 @@ def disk_of(
     if steps is not None and every:
         made = -(-steps // every)
         saves = made if saves is None else min(saves, made)
-    states = (kept or KEPT_STATES) + 1
+    states = run.kept_states + 1
     if steps is not None and every:
         states = min(states, -(-steps // every))
     return Disk(weights, state, saves, states, downloads)

@@ -1,18 +1,19 @@
 """List the flags with which a run needs less memory, the cheapest first."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from dstrain import TrainConfig, UsageError, console
 from dstrain.config import command_line, validate
-from dstrain.config.options import TrainConfig
-from dstrain.console import shell_command
-from dstrain.errors import UsageError
-from dstrain.storage.files import nameable
-from dstrain.training.optimizers import choose_optimizer
+from dstrain.console import shell_command, shell_word
 
+READS_ON = os.name != "nt"
+"""Whether a shell here reads on after a backslash at the end of a line."""
 PLANNED = MappingProxyType({"dry_run": False, "device_memory": None})
 """The options of a dry run, for a command that is to be run."""
 FOUR_BITS = "bitsandbytes_nf4"
@@ -83,6 +84,8 @@ class Possible:
     has_bitsandbytes: bool = False
     can_choose_optimizer: bool = True
     """Whether another optimizer, and weights in bf16, may be advised."""
+    accepts: Callable[[TrainConfig], bool] = lambda config: True
+    """Tells whether a run can have such an optimizer."""
     resumes: bool = False
     """Whether it resumes, so that nothing may change that its numbers depend on."""
 
@@ -117,7 +120,7 @@ def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
         return
     is_default = config.optimizer == "adamw" and config.customized_optimizer is None
     if possible.has_bitsandbytes and is_default:
-        way = _with_optimizer(way, "adamw8bit")
+        way = _with_optimizer(way, "adamw8bit", possible)
         yield way
     if config.trainable_dtype == "fp32":
         yield way.with_changes(trainable_dtype="bf16")
@@ -228,21 +231,16 @@ def _in_4_bits(component: str, modulation: Sequence[str]) -> str:
     return f"{component}:{FOUR_BITS}/{layers};{component}:int8_block@{layers}"
 
 
-def _with_optimizer(way: Way, name: str) -> Way:
+def _with_optimizer(way: Way, name: str, possible: Possible) -> Way:
     """Return the way with another optimizer and those of --optimizer_args that it takes."""
     way = way.with_changes(optimizer=name)
     given = way.config.optimizer_args
-    taken = tuple(one for one in given if _takes(way.config, one))
+    taken = tuple(
+        one
+        for one in given
+        if possible.accepts(replace(way.config, optimizer_args=(one,)))
+    )
     return way if taken == given else way.with_changes(optimizer_args=taken)
-
-
-def _takes(config: TrainConfig, argument: str) -> bool:
-    """Return whether the optimizer of a configuration takes this of its arguments."""
-    try:
-        choose_optimizer(replace(config, optimizer_args=(argument,)))
-    except UsageError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -290,9 +288,34 @@ def added_flags(changes: Mapping[str, Any]) -> str:
     return shell_command(words)
 
 
+def continued(command: str, indent: str) -> list[str]:
+    """Return the lines of a command on a page, each but the last with the sign that
+    makes a shell read on. It is broken before options alone; on Windows it is one line.
+    """
+    if not READS_ON:
+        return [indent + command]
+    parts: list[str] = []
+    for word in shlex.split(command):
+        quoted = shell_word(word)
+        if parts and not word.startswith("-"):
+            parts[-1] += f" {quoted}"
+        else:
+            parts.append(quoted)
+    lines = [indent + parts[0]]
+    for part in parts[1:]:
+        if len(f"{lines[-1]} {part} \\") <= console.PAGE_WIDTH:
+            lines[-1] += f" {part}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"{indent}    {part}")
+    return lines
+
+
 def _cache_of(config: TrainConfig) -> Path:
     """Return a folder for the feature cache of a run."""
     if config.feature_cache is not None:
         return config.feature_cache
-    output = nameable(config.output_path or Path("output"))
+    output = config.output_path or Path("output")
+    if output.name in ("", ".."):  # neither has a name to begin with
+        output = Path(os.path.abspath(output))
     return output.with_name(f"{output.name}-features")

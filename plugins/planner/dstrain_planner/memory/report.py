@@ -1,109 +1,113 @@
 """Say in a table what a run needs in memory and on disk, and with which flags it fits."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
-
+from dstrain import console
 from dstrain.config import as_size
-from dstrain.config.serialize import continued
 from dstrain.config.sizes import parse_size
-from dstrain.console import PAGE_WIDTH, as_table, fitted, number_of
-from dstrain.models.execution import AS_LOADED
-from dstrain.runs.memory.advice import Advice, added_flags, as_commands
-from dstrain.runs.memory.components import ComponentSize
-from dstrain.runs.memory.disk import disk_of
-from dstrain.runs.memory.estimate import (
-    CAST,
-    CONTEXT,
-    FRAGMENTED,
-    Estimate,
-    state_bytes,
-)
-from dstrain.runs.memory.facts import Facts
-from dstrain.runs.memory.planning import PlannedRun
-from dstrain.runs.setup import Setup
+from dstrain.console import as_table, fitted, number_of, status
+from dstrain.plugin import PlannedComponent, PlannedRun, Section
 
+from dstrain_planner.memory.advice import (
+    Advice,
+    added_flags,
+    as_commands,
+    continued,
+)
+from dstrain_planner.memory.counting import count
+from dstrain_planner.memory.disk import disk_of
+from dstrain_planner.memory.estimate import CAST, CONTEXT, FRAGMENTED, Estimate
+from dstrain_planner.memory.planning import MemoryPlan
+
+COUNTING = "counting what the run needs ..."
+SEARCHING = "looking for what makes it fit ..."
+"""What a terminal shows meanwhile: of a large model, half a minute in all."""
 INDENT = "    "
 Row = tuple[str, str, str]
 """What needs memory, how much, and why."""
 
 
-def report(
-    run: PlannedRun, steps: int | None, per_epoch: int | None, rows: int
-) -> Iterator[str]:
-    """Yield the lines of the tables of memory and disk.
+def sections(run: PlannedRun) -> Iterator[Section]:
+    """Yield the tables of memory and disk, and whether the run fits."""
+    if not run.has_models:
+        title = "memory: not known, since no model files are given"
+        yield Section(title, is_answer=True)
+        return
+    with status(COUNTING):
+        plan = MemoryPlan(run, count(run))
+        stages = [plan]
+        if run.config.runs_both_stages:
+            stages = [plan.of_stage("data_process"), plan.of_stage("train")]
+        needs = [(one, one.estimate(one.run.config, one.run.stage)) for one in stages]
+        for one, found in needs:
+            yield _memory(one, found)
+        for one, _ in needs:
+            yield _disk(one)
+    with status(SEARCHING):
+        yield _verdict(plan, [found for _, found in needs])
 
-    Args:
-        run: The run.
-        steps: Its optimizer steps, if they are known.
-        per_epoch: Those of an epoch, if they are known.
-        rows: Rows of the dataset; 0 if they are not known.
-    """
-    needs = _needs_of(run)
-    for one, found in needs:
-        yield from _memory(one, found)
-    for one, _ in needs:
-        yield from _disk(one, steps, per_epoch, rows)
 
-
-def verdict(run: PlannedRun) -> Iterator[str]:
-    """Yield whether the run fits, and if not, what makes it fit: what a reader looks for,
-    so it comes last, where it is on the screen.
-    """
-    peaks = [found for _, found in _needs_of(run)]
-    yield ""
-    if len(peaks) == 1:
-        yield "whether it fits"
-    else:
+def _verdict(plan: MemoryPlan, peaks: Sequence[Estimate]) -> Section:
+    """Return whether the run fits, and if not, what makes it fit."""
+    title = "whether it fits"
+    if len(peaks) > 1:
         larger = max(peaks, key=lambda found: found.peak)
         number = 1 + peaks.index(larger)
-        yield f"whether it fits: the larger peak decides, that of stage {number}: {as_size(larger.peak)}"
-    yield from _fit(run, peaks)
+        title += (
+            f": the larger peak decides, that of stage {number}: {as_size(larger.peak)}"
+        )
+    lines = [*_fit(plan, peaks)]
+    device = device_memory(plan.run)
+    fits = None if device is None else [one.fits(device[0]) for one in peaks]
+    data = {"device": device and device[0], "fits": fits and _all_fit(fits)}
+    return Section(title, lines, data, is_answer=True)
 
 
-def _needs_of(run: PlannedRun) -> list[tuple[PlannedRun, Estimate]]:
-    """Return the stages of a command, or the run that is not split, with their peaks."""
-    stages = [run]
-    if run.setup.config.runs_both_stages:
-        stages = [run.of_stage("data_process"), run.of_stage("train")]
-    return [(one, one.estimate(one.setup.config, one.setup.stage)) for one in stages]
+def _all_fit(fits: Sequence[bool | None]) -> bool | None:
+    """Return whether all stages fit; None if that is not known."""
+    return False if False in fits else all(fits) or None
 
 
-def _memory(run: PlannedRun, found: Estimate) -> Iterator[str]:
-    """Yield what a stage needs at its peak."""
-    facts = run.facts
-    stage = _stage_name(run.setup.stage)
-    yield ""
-    yield f"memory of one device at the peak of {stage}, computed from shapes"
-    yield from _table(_needed(run, found))
+def _memory(plan: MemoryPlan, found: Estimate) -> Section:
+    """Return what a stage needs at its peak."""
+    stage = _stage_name(plan.run.stage)
+    title = f"memory of one device at the peak of {stage}, computed from shapes"
+    lines = _table(_needed(plan, found))
     if found.activations is not None:
-        yield from fitted([f"{INDENT}computed for {facts.origin}"])
+        lines += fitted([f"{INDENT}computed for {plan.counted.origin}"])
+    return Section(title, lines, _as_data(plan.run.stage, found))
 
 
-def _needed(run: PlannedRun, found: Estimate) -> Iterator[Row]:
+def _as_data(stage: str, found: Estimate) -> Mapping[str, Any]:
+    """Return an estimate in bytes as JSON data."""
+    return {"stage": _stage_name(stage), **asdict(found), "peak": found.peak}
+
+
+def _needed(plan: MemoryPlan, found: Estimate) -> Iterator[Row]:
     """Yield what needs memory at the peak of a stage."""
-    setup, facts = run.setup, run.facts
-    for name in run.components(setup.stage):
-        if name in facts.components:
-            kept = setup.kept.get(name, AS_LOADED).describe()
-            size = facts.components[name]
-            yield _component(size, found.weights[name], kept)
-    for name in facts.unknown:
+    run = plan.run
+    for name in run.loaded(run.stage):
+        if name in run.components:
+            kept = run.kept[name].words
+            yield _component(run.components[name], found.weights[name], kept)
+    for name in run.unknown:
         yield name, "not known", "its configuration is not here"
-    if setup.stage != "data_process":
-        yield from _training(setup, facts, found)
-        if setup.sharding is not None:
+    if run.stage != "data_process":
+        yield from _training(run, found)
+        if run.sharding is not None:
             note = f"whole while they compute; all else is divided by {run.processes}"
             yield "weights put together", as_size(found.together), note
-    yield _activations(setup, facts, found)
+    yield _activations(plan, found)
     context = f"{as_size(CONTEXT)} for the device's context and libraries"
     note = f"{context}, {FRAGMENTED:.0%} for fragmentation"
     yield "not counted", as_size(found.margin), note
     total = as_size(found.peak)
     yield "peak", total if found.activations is not None else f"more than {total}", ""
     if found.ram:
-        offloads = setup.sharding is not None and setup.sharding.offload
+        offloads = run.sharding is not None and run.sharding.offload
         what = "RAM for what is sharded" if offloads else "RAM for weights"
         yield what, as_size(found.ram), ""
 
@@ -117,11 +121,11 @@ def _table(rows: Iterable[Row]) -> list[str]:
     found = [*rows]
     width = max(len(size) for _, size, _ in found)
     first, *others = [(what, size.rjust(width), note) for what, size, note in found]
-    table = as_table(first, others, PAGE_WIDTH - len(INDENT))
+    table = as_table(first, others, console.PAGE_WIDTH - len(INDENT))
     return [f"{INDENT}{line}" for line in table.splitlines()]
 
 
-def _component(size: ComponentSize, stored: int, kept: str) -> Row:
+def _component(size: PlannedComponent, stored: int, kept: str) -> Row:
     how = f"{size.dtype}; {kept}" if kept else size.dtype
     return size.name, as_size(stored), f"{_count(size.parameters)} in {how}"
 
@@ -134,41 +138,39 @@ def _count(numbers: int) -> str:
     return f"{numbers:,} parameters"
 
 
-def _training(setup: Setup, facts: Facts, found: Estimate) -> Iterator[Row]:
-    numbers = sum(one.trained for one in facts.components.values())
-    optimizer = setup.optimizer
-    dtype = "bf16" if optimizer.rounds else "fp32"
+def _training(run: PlannedRun, found: Estimate) -> Iterator[Row]:
+    numbers = sum(one.trained for one in run.components.values())
+    dtype = "bf16" if run.trains_in_bf16 else "fp32"
     note = f"{_count(numbers)} in {dtype}"
     yield "trained weights", as_size(found.trained), note
     yield "gradients", as_size(found.gradients), dtype
-    per_number = state_bytes(optimizer.trial)
-    note = f"{optimizer.name}, {per_number:g} bytes per trained parameter"
+    note = f"{run.optimizer}, {run.optimizer_bytes:g} bytes per trained parameter"
     yield "optimizer state", as_size(found.optimizer), note
     if found.average:
         yield "average (EMA)", as_size(found.average), "fp32"
 
 
-def _activations(setup: Setup, facts: Facts, found: Estimate) -> Row:
+def _activations(plan: MemoryPlan, found: Estimate) -> Row:
     if found.activations is None:
-        return "activations", "not known", facts.origin
-    config = setup.config
+        return "activations", "not known", plan.counted.origin
+    config = plan.run.config
     how = "without checkpointing"
     if config.use_gradient_checkpointing_offload:
         how = "with checkpointing and offloading"
     elif config.checkpoints:
         how = "with checkpointing"
     what = "activations"
-    if setup.stage == "data_process":
+    if plan.run.stage == "data_process":
         what, how = "encoding", "one sample at a time"
     note = f"batch {config.batch_size}, {how}"
     return what, as_size(found.activations), note
 
 
-def device_memory(setup: Setup) -> tuple[int, str] | None:
+def device_memory(run: PlannedRun) -> tuple[int, str] | None:
     """Return the bytes of the device to plan for, and its name: that of
     --device_memory, else of the GPU that is here; None without either.
     """
-    text = setup.config.device_memory
+    text = run.config.device_memory
     if text is not None:
         return parse_size("--device_memory", text), f"--device_memory {text}"
     if not torch.cuda.is_available():
@@ -177,9 +179,9 @@ def device_memory(setup: Setup) -> tuple[int, str] | None:
     return properties.total_memory, str(properties.name)
 
 
-def _fit(run: PlannedRun, stages: Sequence[Estimate]) -> Iterator[str]:
+def _fit(plan: MemoryPlan, stages: Sequence[Estimate]) -> Iterator[str]:
     """Yield whether all stages fit on the device, and what makes them fit."""
-    device = device_memory(run.setup)
+    device = device_memory(plan.run)
     if device is None:
         yield "    no GPU is here; --device_memory 24GB says whether it fits on one"
         return
@@ -194,24 +196,25 @@ def _fit(run: PlannedRun, stages: Sequence[Estimate]) -> Iterator[str]:
         return
     yield f"    it does not fit on {where}"
     if all(found.activations is not None for found in stages):
-        yield from _advice(run, size)
+        yield from _advice(plan, size)
 
 
-def _advice(run: PlannedRun, size: int) -> Iterator[str]:
+def _advice(plan: MemoryPlan, size: int) -> Iterator[str]:
     """Yield the commands with which it fits."""
-    way = run.cheapest(size)
+    run = plan.run
+    way = plan.cheapest(size)
     if way is None:
         yield "    no flags are known with which it fits"
-        config = run.setup.config
+        config = run.config
         if config.recipe:
             # What a recipe quantizes stays as it is, but one for less memory may quantize more.
             card = f" --card {config.device_memory}" if config.device_memory else ""
             yield f"    recipes that may: dstrain recipes --model {config.model}{card}"
-        if run.setup.sharding is not None:
-            advice = run.setup.sharding.advice()
+        if run.sharding is not None:
+            advice = run.sharding.advice()
             yield from fitted(f"        {line}" for line in advice)
         return
-    if run.setup.sharding is not None:
+    if run.sharding is not None:
         # The launcher and its file are not among the flags of a command.
         added = [way.stage_1, way.changes] if way.is_split else [way.changes]
         commands = [
@@ -219,24 +222,24 @@ def _advice(run: PlannedRun, size: int) -> Iterator[str]:
             for one in added
         ]
     else:
-        commands = as_commands(run.typed or run.setup.config, way)
-    if run.setup.config.runs_both_stages:
-        first, second = map(_needs, run.estimate_stages(way))
+        commands = as_commands(run.typed, way)
+    if run.config.runs_both_stages:
+        first, second = map(_needs, plan.estimate_stages(way))
         yield "    it fits with this command:"
         yield f"    stage 1, with {first}"
         yield f"    stage 2, with {second}"
         yield from _shown(commands[0])
         return
     if not way.is_split:
-        found = run.estimate(way.config, run.setup.stage)
+        found = plan.estimate(way.config, run.stage)
         yield f"    it fits, with {_needs(found)}:"
         yield from _shown(commands[0])
-        if run.setup.stage == "data_process" and way.shared:
+        if run.stage == "data_process" and way.shared:
             shared = added_flags(way.shared)
             yield f"    stage 2 needs {shared}, too: cached values depend on it"
         return
     yield "    it fits in two stages:"
-    for number, found in enumerate(run.estimate_stages(way), 1):
+    for number, found in enumerate(plan.estimate_stages(way), 1):
         yield f"    stage {number}, with {_needs(found)}:"
         yield from _shown(commands[number - 1])
 
@@ -254,45 +257,41 @@ def _needs(found: Estimate) -> str:
     return f"{words} and {as_size(found.ram)} of weights in RAM" if found.ram else words
 
 
-def _disk(
-    run: PlannedRun, steps: int | None, per_epoch: int | None, rows: int
-) -> Iterator[str]:
-    setup = run.setup
-    yield ""
-    yield f"disk, {_stage_name(setup.stage)}" if setup.is_one_of_both else "disk"
-    found = [*_written(run, steps, per_epoch, rows)]
-    yield from _table(found) if found else [f"{INDENT}not known"]
+def _disk(plan: MemoryPlan) -> Section:
+    """Return what a stage writes to the disk, and fetches."""
+    run = plan.run
+    title = f"disk, {_stage_name(run.stage)}" if run.is_one_of_both else "disk"
+    found = [*_written(plan)]
+    return Section(title, _table(found) if found else [f"{INDENT}not known"])
 
 
-def _written(
-    run: PlannedRun, steps: int | None, per_epoch: int | None, rows: int
-) -> Iterator[Row]:
+def _written(plan: MemoryPlan) -> Iterator[Row]:
     """Yield what a stage writes to the disk."""
-    setup, facts = run.setup, run.facts
-    config = setup.config
-    fetched = CAST * sum(facts.components[name].parameters for name in facts.absent)
+    run = plan.run
+    fetched = CAST * sum(run.components[name].parameters for name in run.absent)
     if fetched:
         note = "about, if they are published in bf16"
         yield "downloads", as_size(fetched), note
-    if setup.stage == "data_process":
-        if facts.activations is not None:
-            yield from _cache(facts.activations.sample, rows, fetched)
+    if run.stage == "data_process":
+        counted = plan.counted.activations
+        if counted is not None:
+            yield from _cache(counted.sample, run.rows, fetched)
         return
-    trained = [one for one in facts.components.values() if one.trained]
+    trained = [one for one in run.components.values() if one.trained]
     if not trained:
         yield "weights files", "not known", ""
         return
     # What is saved of sharded networks is whole.
-    whole = replace(run, setup=replace(setup, sharding=None))
-    found = whole.estimate(config, setup.stage)
-    weights = sum(one.saved_bytes for one in trained)
+    whole = replace(plan, run=run.unsharded())
+    found = whole.estimate(run.config, run.stage)
+    weights = sum(map(_saved_bytes, trained))
     saves_what = ""
-    if config.ema_decay is not None:
+    if run.config.ema_decay is not None:
         # A file beside each save, in the precision of the weights.
         weights *= 2
         saves_what = ", each with its average (EMA)"
     state = found.trained + found.optimizer + found.average
-    disk = disk_of(config, weights, state, steps, per_epoch, fetched)
+    disk = disk_of(run, weights, state, fetched)
     saves = "unknown" if disk.saves is None else str(disk.saves)
     yield (
         "weights files",
@@ -303,6 +302,13 @@ def _written(
     yield "training states", as_size(disk.state), note
     if disk.most is not None:
         yield "in all", as_size(disk.most), "at most"
+
+
+def _saved_bytes(component: PlannedComponent) -> int:
+    """Return the bytes of a weights file of a trained component."""
+    if component.has_lora:
+        return component.trained_bytes
+    return sum(one.size for one in component.tensors if one.is_parameter)
 
 
 def _cache(sample: int, rows: int, fetched: int) -> Iterator[Row]:

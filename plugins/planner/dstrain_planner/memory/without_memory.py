@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from dstrain.plugin import PLAIN_TENSORS
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from dstrain.graph.values import PLAIN_TENSORS
 
 CPU = torch.device("cpu")
 META = torch.device("meta")

@@ -21,15 +21,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from dstrain import Sample, SampleKey, TrainingModule, UsageError
+from dstrain.models.execution import checkpoint_through
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from dstrain.errors import UsageError
-from dstrain.models.execution import checkpoint_through
-from dstrain.randomness import SampleKey
-from dstrain.runs.memory.without_memory import WithoutMemory, make_fake, without_memory
-from dstrain.training import Sample, TrainingModule
+from dstrain_planner.memory.without_memory import (
+    WithoutMemory,
+    make_fake,
+    without_memory,
+)
 
 Storages = dict[int, torch.UntypedStorage]
 """What identifies a storage -> the storage, held so that no other gets its number."""

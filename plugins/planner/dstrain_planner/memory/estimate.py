@@ -3,21 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from dstrain.plugin import PlannedComponent, PlannedRun
 
-from dstrain.config.options import TrainConfig
-from dstrain.distributed import Sharding
-from dstrain.models.execution import AS_LOADED, Kept
-from dstrain.runs.memory.components import (
-    TRAINED,
-    ComponentSize,
-    as_divided,
-    as_kept,
-)
-from dstrain.runs.memory.facts import Facts
-from dstrain.training.optimizers import SIDE, Trial
+from dstrain_planner.memory.activations import Activations
+from dstrain_planner.memory.sharded import as_divided
 
+TRAINED = 4
+"""Bytes of a number that is trained: it is in fp32."""
 CONTEXT = 2**30
 """Bytes for the device's context, and for kernels and workspaces of its libraries (cuBLAS,
 cuDNN): none of these is a tensor."""
@@ -29,24 +21,6 @@ weights alone; here activations are counted, too."""
 CAST = 2
 """Bytes of a number in bf16: of the copies of trained weights that autocast holds through
 a forward pass, and of a stored weight that is restored for a product."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a run saves memory."""
-
-    config: TrainConfig
-    kept: Mapping[str, Kept]
-    state_bytes: float
-    """Bytes of the optimizer's state per trained number."""
-    mixed: bool
-    """Whether it computes in bf16."""
-    sharding: Sharding | None = None
-    """How networks in training are sharded, if they are."""
-    processes: int = 1
-    """How many they are sharded among."""
-    rounds: bool = False
-    """Whether trained weights are in bf16, and their updates rounded by chance."""
 
 
 @dataclass(frozen=True)
@@ -91,39 +65,31 @@ class Estimate:
         return None if self.activations is None else True
 
 
-def state_bytes(trial: Trial) -> float:
-    """Return the bytes of an optimizer's state per number, as seen on a matrix."""
-    tensors = [one for one in tree_leaves(trial.state) if isinstance(one, Tensor)]
-    return round(sum(one.nbytes for one in tensors) / SIDE**2, 2)
-
-
-def estimate(
-    facts: Facts, names: tuple[str, ...], choice: Choice, stage: str
-) -> Estimate:
+def estimate(run: PlannedRun, counted: Activations | None, stage: str) -> Estimate:
     """Estimate a stage.
 
     Args:
-        facts: What the run loads and trains.
-        names: The components that the stage loads.
-        choice: How it saves memory.
+        run: What is loaded and trained, and how it is kept.
+        counted: The activations of a step; None if they are not known.
         stage: 'data_process', or another for one that trains.
     """
-    sizes = {name: facts.components[name] for name in names if name in facts.components}
-    weights, offloaded, ram, restored = _places(sizes, choice.kept)
-    counted = facts.activations
+    names = run.loaded(stage)
+    sizes = {name: run.components[name] for name in names if name in run.components}
+    weights, offloaded, ram, restored = _places(run, sizes)
     # What a unit computes with a stored weight is computed with the restored one.
     encoding = None if counted is None else counted.encoding + offloaded + restored
     if stage == "data_process":
         return Estimate(weights, 0, 0, 0, 0, encoding, ram)
+    config = run.config
     numbers = sum(one.trained for one in sizes.values())
     # Weights that are in bf16 are computed with as they are.
-    number, copied = (CAST, 0) if choice.rounds else (TRAINED, numbers * CAST)
+    number, copied = (CAST, 0) if run.trains_in_bf16 else (TRAINED, numbers * CAST)
     activations = None
     if counted is not None and encoding is not None:
         activations = restored + counted.kept(
-            choice.config.checkpoints,
-            choice.config.use_gradient_checkpointing_offload,
-            copied if choice.mixed else 0,
+            config.checkpoints,
+            config.use_gradient_checkpointing_offload,
+            copied if run.precision == "bf16" else 0,
         )
         if not stage:
             # Units run before the step keeps anything.
@@ -132,37 +98,36 @@ def estimate(
         weights=weights,
         trained=numbers * number,
         gradients=numbers * number,
-        optimizer=int(numbers * choice.state_bytes),
-        average=numbers * TRAINED if choice.config.ema_decay is not None else 0,
+        optimizer=int(numbers * run.optimizer_bytes),
+        average=numbers * TRAINED if config.ema_decay is not None else 0,
         activations=activations,
         ram=ram,
     )
-    return found if choice.sharding is None else _divided(found, sizes, choice)
+    return found if run.sharding is None else _divided(found, sizes, run)
 
 
 def _divided(
-    whole: Estimate, sizes: Mapping[str, ComponentSize], choice: Choice
+    whole: Estimate, sizes: Mapping[str, PlannedComponent], run: PlannedRun
 ) -> Estimate:
     """Return the estimate for one of several processes among which networks in training
     are sharded.
     """
-    assert choice.sharding is not None
-    offloads = choice.sharding.offload
-    gives_up = choice.sharding.reshard_after_forward
+    assert run.sharding is not None
+    offloads = run.sharding.offload
+    gives_up = run.sharding.reshard_after_forward
     weights = dict(whole.weights)
     trained = numbers = together = ram = 0
     for name, size in sizes.items():
         if not size.trained:
             continue
-        kept = choice.kept.get(name, AS_LOADED)
-        own = as_divided(size, kept, choice.processes, gives_up)
+        own = as_divided(size, run.kept[name], run.processes, gives_up)
         weights[name] = 0 if offloads else own.frozen
         ram += own.frozen
         trained += own.trained
         numbers += own.numbers
         together += own.together
     gradients = numbers * TRAINED
-    optimizer = int(numbers * choice.state_bytes)
+    optimizer = int(numbers * run.optimizer_bytes)
     average = numbers * TRAINED if whole.average else 0
     if offloads:
         ram += whole.ram + trained + gradients + optimizer + average
@@ -180,20 +145,19 @@ def _divided(
 
 
 def _places(
-    sizes: Mapping[str, ComponentSize], kept: Mapping[str, Kept]
+    run: PlannedRun, sizes: Mapping[str, PlannedComponent]
 ) -> tuple[dict[str, int], int, int, int]:
     """Return what is always on the device, by component; the most that is there while a
     unit uses it; what is in RAM; and the most that a stored weight takes restored.
     """
     weights = {}
     offloaded = ram = restored = 0
-    for name, size in sizes.items():
-        how = kept.get(name, AS_LOADED)
-        place = as_kept(size, how)
-        weights[name] = 0 if how.offloaded else place.device
-        ram += place.ram
-        restored = max(restored, CAST * place.largest_stored)
-        if how.offloaded:
-            offloaded = max(offloaded, place.device)
-            ram += place.device
+    for name in sizes:
+        kept = run.kept[name]
+        weights[name] = 0 if kept.is_offloaded else kept.device
+        ram += kept.ram
+        restored = max(restored, CAST * kept.largest_stored)
+        if kept.is_offloaded:
+            offloaded = max(offloaded, kept.device)
+            ram += kept.device
     return weights, offloaded, ram, restored
