@@ -30,6 +30,7 @@ PUBLIC = {
         LatentConstraint LoraKeyFormat Measured ModelFamily Option PipelineSpec QuantizationMethod Shapes Tokenizer
         TransformersNetwork at_least between hookimpl one_of read_key_maps
         same_config stored_linear toy_writer versioned
+        CachedRows KeptWeights LargestSample PLAIN_TENSORS PlannedComponent PlannedRun Section
     """,
     "dstrain.plugin.functional": """
         LongPrompt apply_guidance around_blocks as_uint8 check_length check_sides convert_image cover_image
@@ -74,7 +75,7 @@ FLAGS = {
         framewise_decoding tile_size tile_stride tiled
     """,
 }
-HOOKS = "dstrain_commands dstrain_modify_step dstrain_quantizers dstrain_step_end dstrain_tasks"
+HOOKS = "dstrain_commands dstrain_dry_run dstrain_modify_step dstrain_quantizers dstrain_step_end dstrain_tasks"
 LAZY = ("dstrain", "dstrain.plugin")
 FAMILIES = ("flux", "qwen_image", "wan")
 

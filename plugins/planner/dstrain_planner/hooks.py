@@ -10,6 +10,8 @@ from dstrain.plugin import Section, hookimpl
 if TYPE_CHECKING:
     from dstrain.plugin import PlannedRun
 
+api = 2
+
 
 @hookimpl
 def dstrain_dry_run(planned: PlannedRun) -> Sequence[Section]:
