@@ -75,7 +75,10 @@ FLAGS = {
         framewise_decoding tile_size tile_stride tiled
     """,
 }
-HOOKS = "dstrain_commands dstrain_dry_run dstrain_modify_step dstrain_quantizers dstrain_step_end dstrain_tasks"
+HOOKS = """
+    dstrain_commands dstrain_dry_run dstrain_hints dstrain_modify_step
+    dstrain_quantizers dstrain_step_end dstrain_tasks
+"""
 LAZY = ("dstrain", "dstrain.plugin")
 FAMILIES = ("flux", "qwen_image", "wan")
 
