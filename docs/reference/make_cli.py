@@ -5,7 +5,6 @@ Run `python docs/reference/make_cli.py`; a test compares the page with a new one
 
 import shlex
 import textwrap
-import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from dstrain import errors
 from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.inspection import variant_lines
 from dstrain.cli.main import command_group
-from dstrain.config.fields import Flag, Group
+from dstrain.config.fields import Flag
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
-from dstrain.config.plugin_options import flags
+from dstrain.config.plugin_options import flags, headings
 from dstrain.installed import installed
 from dstrain.registry.discovery import load_family
 from dstrain.registry.hooks import load_extensions
@@ -100,7 +99,9 @@ def _configurations() -> Iterator[str]:
 
 def _by_group(known: Sequence[Flag]) -> str:
     used = {flag.group for flag in known}
-    groups = [group for group in typing.get_args(Group) if group in used]
+    groups = [
+        group for group in headings(flag.group for flag in known) if group in used
+    ]
     tables = [
         f"### {group}\n\n"
         + _table(

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dstrain import TrainConfig
 from dstrain.cli.main import main
+from dstrain.config import validate
+from dstrain.errors import UsageError
 from dstrain.registry import load_extensions
 from PIL import Image
 from safetensors.torch import load_file
@@ -14,6 +17,7 @@ from tests.integration.test_docs import blocks
 from tests.support import ROOT
 
 PAGE = ROOT / "docs/plugins/hooks.md"
+OPTIONS = "my_options"
 MODULES = {
     match[1]: block.body
     for block in blocks(PAGE.read_text())
@@ -24,8 +28,10 @@ MODULES = {
 @pytest.fixture
 def page(fake_plugin: Callable[..., Path]) -> None:
     """All modules of the page, installed as one package."""
-    entries = {name: name for name in MODULES}
+    entries = {name: name for name in MODULES if name != OPTIONS}
     fake_plugin("my-extension", entries, MODULES, group="dstrain")
+    record = {OPTIONS: f"{OPTIONS}:MyOptions"}
+    fake_plugin("my-options", record, {}, group="dstrain.options")
 
 
 @pytest.mark.usefixtures("page")
@@ -34,7 +40,7 @@ def test_every_module_is_a_plugin_that_works() -> None:
     assert extensions.broken == []
     found = {plugin.name for plugin in extensions.managers}
     assert (
-        found
+        {*found, OPTIONS}
         >= set(MODULES)
         == {
             "my_logger",
@@ -43,8 +49,17 @@ def test_every_module_is_a_plugin_that_works() -> None:
             "my_quantizer",
             "my_changes",
             "my_norms",
+            OPTIONS,
         }
     )
+
+
+@pytest.mark.usefixtures("page")
+def test_the_options_are_checked_as_the_page_says() -> None:
+    config = TrainConfig(model="qwen_image", toy=True, task="sft", bell_sound="gong")  # type: ignore[call-arg]
+    with pytest.raises(UsageError) as refused:
+        validate(config)
+    assert refused.value.where == "--bell_sound"
 
 
 @pytest.mark.usefixtures("page")

@@ -4,7 +4,7 @@ known, of the model's family.
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -36,9 +36,10 @@ from dstrain.cli.help import (
 )
 from dstrain.cli.hints import DISABLED, hints, variables_without_effect
 from dstrain.cli.recipes import find_recipe, recipe_option, refuse_full_training
-from dstrain.config import Group, flags, read_resolved
+from dstrain.config import flags, read_resolved
 from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.options import ModelChoice, TrainConfig
+from dstrain.config.plugin_options import headings
 from dstrain.console import get_logger, number_of, status
 from dstrain.errors import UsageError
 from dstrain.registry import ModelFamily, Option, Recipe
@@ -268,16 +269,11 @@ class FamilyCommand(Command):
         """
         is_brief = BRIEF in ctx.meta
         family: ModelFamily | None = ctx.meta.get(FAMILY)
-        groups: list[str] = list(get_args(Group))
-        if family is not None:
-            groups.insert(1, family.name)
         own = self.get_params(ctx)
-        for param in own:
-            group = getattr(param, "group", "general")
-            if group not in groups:  # a plugin's, which stands behind its kind
-                kind = group.partition(":")[0]
-                alike = [at for at, one in enumerate(groups) if one.startswith(kind)]
-                groups.insert(alike[-1] + 1 if alike else -1, group)
+        groups = headings(getattr(param, "group", "general") for param in own)
+        if family is not None and family.name in groups:
+            groups.remove(family.name)
+            groups.insert(1, family.name)
         params = [one for one in own if not is_brief or _is_common(one)]
         rows = []
         for group in groups:

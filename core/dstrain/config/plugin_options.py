@@ -4,13 +4,13 @@ group `dstrain.options`). Imports no torch, and nothing of a plugin but these re
 
 import dataclasses
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from dstrain.config.fields import Effect, Flag, check_value, own_flags
+from dstrain.config.fields import Effect, Flag, Group, check_value, own_flags
 from dstrain.errors import DstrainError, UsageError
 from dstrain.installed import (
     OPTIONS_GROUP,
@@ -89,6 +89,19 @@ def _clash(config: Any, record: Record) -> str:
 def flags_by_name(config: type) -> dict[str, Flag]:
     """Return the options of a configuration class by name, in the order of `flags`."""
     return {flag.name: flag for flag in flags(config)}
+
+
+def headings(used: Iterable[str]) -> list[str]:
+    """Return the headings of help in their order: those of `Group`, and behind its kind each
+    of the used ones that is a plugin's own.
+    """
+    found: list[str] = list(get_args(Group))
+    for group in used:
+        if group not in found:
+            kind = group.partition(":")[0]
+            alike = [at for at, one in enumerate(found) if one.startswith(kind)]
+            found.insert(alike[-1] + 1 if alike else -1, group)
+    return found
 
 
 def changed(config: Any, effect: Effect) -> list[Flag]:
