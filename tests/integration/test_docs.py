@@ -24,13 +24,13 @@ import pytest
 import torch
 from accelerate.commands.launch import launch_command, launch_command_parser
 from dstrain import GenerateConfig, TrainConfig
-from dstrain.cli import advice
 from dstrain.cli.main import command_group, main
 from dstrain.config import flags
 from dstrain.config.options import ModelChoice
 from dstrain.pipeline import with_overrides
 from dstrain.plugin import ModelFamily, PipelineSpec
 from dstrain.registry import load_extensions, load_family
+from dstrain_tools.hints import advice
 from PIL import Image
 from safetensors.torch import load_file, save_file
 

@@ -15,10 +15,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 from dstrain import SystemFault
-from dstrain.cli import advice
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints import outputs
 from dstrain.storage.files import set_aside
+from dstrain_tools.hints import advice
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
