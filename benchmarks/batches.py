@@ -19,7 +19,6 @@ from types import MappingProxyType
 import click
 import torch
 from dstrain import TrainConfig
-from dstrain.runs.loop import micro_batches
 from dstrain.runs.training_run import TrainingRun
 from PIL import Image
 from report import table
@@ -126,7 +125,7 @@ def batches_of(run: TrainingRun) -> tuple[float, float]:
     are full.
     """
     tokens = places = full = count = 0
-    for batch in micro_batches(run, 0, 0):
+    for batch in run.micro_batches(0, 0):
         lengths = [
             run.source.sample(key.row, key.chunk).values["prompt_emb"].shape[1]
             for key in batch.keys

@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from dstrain import TrainConfig, TrainingModule
-from dstrain.console import progress_bar
 from dstrain.distributed import ProcessGroup
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
 from dstrain.runs import data_process, open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
-from dstrain.runs.loop import optimizer_steps, steps
-from dstrain.runs.reports.metrics import MetricsLogger
-from dstrain.runs.reports.summary import RunStatistics
+from dstrain.runs.loop import steps
+from dstrain.runs.observers import Observers
 from dstrain.runs.resolve import resolve
+from dstrain.runs.start_training import observers_of
 from dstrain.runs.training_run import TrainingRun
 from dstrain.training.collate import collate
 from torch import Tensor, nn
@@ -69,29 +68,16 @@ def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
         training_run = prepare(setup, processes, samples, TrainingModule)
         directory.load_state(training_run)
         directory.start(training_run)
-        trackers = training_run.trackers
-        log = MetricsLogger(directory.folder, setup.extensions, trackers, is_main=True)
-        bar = progress_bar("train", training_run.total_steps)
-        with log.opened(training_run.step), bar as progress:
-            numbers, statistics = steps(training_run), RunStatistics()
-            step = partial(logged_step, numbers, log, statistics, progress)
+        observers = observers_of(training_run)
+        with observers.watching(bool):
+            step = partial(logged_step, steps(training_run), observers)
             yield training_run, step
 
 
-def logged_step(
-    numbers: Iterator[Mapping[str, float]],
-    log: MetricsLogger,
-    statistics: RunStatistics,
-    progress: Any,
-) -> None:
+def logged_step(numbers: Iterator[Mapping[str, float]], observers: Observers) -> None:
     """Do what `dstrain.runs.loop.run_steps` does at every step but those that save."""
-    step = next(numbers)
-    log.add(step)
-    statistics.add(step)
-    progress.set_postfix_str(
-        f"loss {step['loss']:.4f} lr {step['learning_rate']:.2e}", refresh=False
-    )
-    progress.update()
+    observers.step(next(numbers))
+    observers.agree()
 
 
 def bare_step(training_run: TrainingRun, predict: Predict) -> Step:
@@ -101,7 +87,7 @@ def bare_step(training_run: TrainingRun, predict: Predict) -> Step:
     dit = deepcopy(training_run.module.pipeline.components["dit"])
     trained = [parameter for parameter in dit.parameters() if parameter.requires_grad]
     optimizer = AdamW(trained, 1e-4, fused=True)
-    _, batches = next(optimizer_steps(training_run))
+    _, batches = next(training_run.steps_of_batches())
     values = collate(
         [sample.values for sample in batches[0].samples], training_run.setup.spec.padded
     )

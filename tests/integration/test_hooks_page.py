@@ -49,6 +49,7 @@ def test_every_module_is_a_plugin_that_works() -> None:
             "my_quantizer",
             "my_changes",
             "my_norms",
+            "my_updater",
             OPTIONS,
         }
     )

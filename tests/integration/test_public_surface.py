@@ -27,8 +27,8 @@ PUBLIC = {
     "dstrain.plugin": """
         CheckpointFormat Column Component Constant DiffusersNetwork EntryCount GenerateConfig TrainConfig UsageError
         converted option options ExpertSchedule Files FlowMatchSchedule Frames InferenceOnly InputError KeyMap
-        LatentConstraint LoraKeyFormat Measured ModelFamily Option PipelineSpec QuantizationMethod Shapes Tokenizer
-        TransformersNetwork at_least between hookimpl one_of read_key_maps
+        LatentConstraint LoraKeyFormat Measured ModelFamily Observer Option PipelineSpec QuantizationMethod Shapes Tokenizer
+        TransformersNetwork Updater WatchedRun at_least between hookimpl one_of read_key_maps
         same_config stored_linear toy_writer versioned
         CachedRows KeptWeights LargestSample PLAIN_TENSORS PlannedComponent PlannedRun Section
     """,
@@ -76,8 +76,8 @@ FLAGS = {
     """,
 }
 HOOKS = """
-    dstrain_commands dstrain_dry_run dstrain_hints dstrain_modify_step
-    dstrain_quantizers dstrain_step_end dstrain_tasks
+    dstrain_commands dstrain_dry_run dstrain_hints dstrain_modify_step dstrain_observers
+    dstrain_quantizers dstrain_tasks dstrain_updater
 """
 LAZY = ("dstrain", "dstrain.plugin")
 FAMILIES = ("flux", "qwen_image", "wan")

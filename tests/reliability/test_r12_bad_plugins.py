@@ -80,7 +80,7 @@ CASES: tuple[tuple[str, Bad], ...] = (
     ("prints, and then fails", Bad("cannot be imported: KeyError", "print('noise')\n{}['x']")),
     ("hook: import error", hook("cannot be imported: ModuleNotFoundError", "import not_there")),
     ("hook: unknown name", hook("unknown hook 'dstrain_tusks'", HOOK + "@hookimpl\ndef dstrain_tusks(): return ()")),
-    ("hook: wrong arguments", hook("nonsense", HOOK + "@hookimpl\ndef dstrain_step_end(step, nonsense): pass")),
+    ("hook: wrong arguments", hook("nonsense", HOOK + "@hookimpl\ndef dstrain_modify_step(step, nonsense): pass")),
     ("hook: tasks raise", hook("dstrain_tasks failed: ValueError: no",
                                HOOK + "@hookimpl\ndef dstrain_tasks(): raise ValueError('no')")),
     ("hook: tasks of a wrong type", hook("dstrain_tasks returned a str, not a Task",
@@ -229,14 +229,32 @@ def train_toy(folder: Path, steps: int) -> int:
     return main([*words, "--output_path", str(place / "out")])
 
 
+def observing(body: str, method: str = "step(self, run, numbers)") -> str:
+    """A plugin of one observer, with this body of one method."""
+    imports = f"{HOOK}import time\nfrom dstrain import UsageError\nfrom dstrain.plugin import Observer\n"
+    own = f"class Own(Observer):\n    def {method}:\n        {body}\n"
+    return f"{imports}{own}@hookimpl\ndef dstrain_observers(run):\n    return [Own()]\n"
+
+
+FAULTS = {
+    "start(self, run)": "start",
+    "step(self, run, numbers)": "step",
+    "saved(self, run, files)": "saved",
+    "end(self, run, how)": "end",
+    "state(self)": "state",
+}
+
+
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("error", ["ValueError('no')", "SystemExit(3)"])
-def test_a_hook_that_raises_is_disabled_and_the_run_completes(
-    error: str, fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    bad = f"{HOOK}@hookimpl\ndef dstrain_step_end(step, numbers):\n    raise {error}\n"
-    good = f"{HOOK}SEEN = []\n@hookimpl\ndef dstrain_step_end(step):\n    print('seen', step)\n"
-    install_hooks(fake_plugin, bad=bad, good=good)
+@pytest.mark.parametrize(
+    "error", ["ValueError('no')", "SystemExit(3)", "UsageError('a', 'b')"]
+)
+@pytest.mark.parametrize("method", FAULTS)
+def test_an_observer_that_raises_is_disabled_and_the_run_completes(
+    method: str, error: str, fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    good = observing("print('seen', run.step)")
+    install_hooks(fake_plugin, bad=observing(f"raise {error}", method), good=good)
     assert train_toy(tmp_path / "project", steps=3) == 0
     printed = capfd.readouterr()
     assert [line for line in printed.out.splitlines() if line.startswith("seen")] == [
@@ -244,12 +262,46 @@ def test_a_hook_that_raises_is_disabled_and_the_run_completes(
         "seen 2",
         "seen 3",
     ]
-    assert (
-        printed.err.count(
-            "plugin extra-bad 1.0 disabled: its dstrain_step_end hook raised "
-        )
-        == 1
-    )
+    said = f"plugin extra-bad 1.0 disabled: Own.{FAULTS[method]} raised "
+    assert printed.err.count(said) == 1
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        ("None", 0, "extra-bad 1.0 disabled: dstrain_observers raised TypeError"),
+        ("['x']", 0, "extra-bad 1.0: dstrain_observers returned a str, not an Observer"),
+        ("1 / 0", 0, "extra-bad 1.0 disabled: dstrain_observers raised ZeroDivisionError"),
+        ("refuse()", 2, "--flag: is not for this model"),
+    ],
+)  # fmt: skip
+def test_a_hook_of_observers_that_fails_is_left_out_and_one_that_refuses_is_obeyed(
+    answer: str, code: int, said: str, fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    bad = f"""{HOOK}from dstrain import UsageError
+def refuse():
+    raise UsageError("--flag", "is not for this model")
+@hookimpl
+def dstrain_observers(run):
+    return {answer}
+"""
+    if answer == "None":
+        bad = bad.replace("return None", "return [*(None or 3)]")
+    install_hooks(fake_plugin, bad=bad)
+    assert train_toy(tmp_path / "project", steps=1) == code
+    assert said in " ".join(capfd.readouterr().err.split())
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_share_of_a_slow_observer_stands_in_the_summary(
+    fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install_hooks(fake_plugin, slow=observing("time.sleep(0.3)"), quick=observing("0"))
+    assert train_toy(tmp_path / "project", steps=2) == 0
+    printed = capfd.readouterr().err
+    assert "plugin extra-slow 1.0: its Own took " in printed
+    assert "extra-quick" not in printed
 
 
 CHANGES = ("numbers['loss'] = 0.0", "numbers.clear()", "del numbers['epoch']")
@@ -257,17 +309,14 @@ CHANGES = ("numbers['loss'] = 0.0", "numbers.clear()", "del numbers['epoch']")
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_hook_cannot_change_what_others_see(
+def test_an_observer_cannot_change_what_others_see(
     change: str, fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    bad = f"{HOOK}@hookimpl\ndef dstrain_step_end(numbers):\n    {change}\n"
-    good = f"{HOOK}@hookimpl\ndef dstrain_step_end(numbers):\n    print(numbers['loss'], numbers['epoch'])\n"
-    install_hooks(fake_plugin, a_bad=bad, b_good=good)
+    good = observing("print(numbers['loss'], numbers['epoch'])")
+    install_hooks(fake_plugin, a_bad=observing(change), b_good=good)
     assert train_toy(tmp_path / "project", steps=2) == 0
     printed = capfd.readouterr()
-    assert (
-        printed.err.count("plugin extra-a_bad 1.0 disabled: its dstrain_step_end") == 1
-    )
+    assert printed.err.count("plugin extra-a_bad 1.0 disabled: Own.step") == 1
     rows = (tmp_path / "project/out/logs/loss.csv").read_text().splitlines()
     columns = rows[0].split(",")
     losses = [float(row.split(",")[columns.index("loss")]) for row in rows[1:]]

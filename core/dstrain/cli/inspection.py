@@ -174,8 +174,10 @@ def _additions(plugin: Installed) -> tuple[list[str], str]:
 
         methods = alone.offered("dstrain_quantizers", QuantizationMethod, METHODS)
         adds += [f"quantization method {name}" for name in methods]
-    if alone.implement("dstrain_step_end"):
-        adds.append("reads the numbers of each step")
+    if alone.implement("dstrain_observers"):
+        adds.append("observes training")
+    if alone.implement("dstrain_updater"):
+        adds.append("may update weights in a way of its own")
     if alone.implement("dstrain_modify_step"):
         adds.append("changes training after each step")
     prefix = f"{plugin.where}: "

@@ -1,12 +1,13 @@
 """Give the code of a run its rank, barriers and sums over all processes."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from dstrain.distributed.liveness import (
@@ -72,6 +73,13 @@ class ProcessGroup:
         with self.together():
             number = torch.tensor(float(flag), device=self.accelerator.device)
             return bool(self.total(number).item())
+
+    def union(self, names: Collection[str]) -> frozenset[str]:
+        """Return the names of all processes."""
+        if self.size == 1:
+            return frozenset(names)
+        with self.together():
+            return frozenset(gather_object(sorted(names)))
 
 
 @contextmanager

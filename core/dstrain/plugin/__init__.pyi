@@ -53,3 +53,5 @@ from dstrain.runs.dry_run.planned_run import (
     CachedRows as CachedRows,
     PlannedRun as PlannedRun,
 )
+from dstrain.runs.observers import Observer as Observer, WatchedRun as WatchedRun
+from dstrain.training.updater import Updater as Updater

@@ -5,7 +5,7 @@ hooks of entry-point group `dstrain`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 hookspec = pluggy.HookspecMarker(HOOK_GROUP)
 hookimpl = pluggy.HookimplMarker(HOOK_GROUP)
-RETIRED: MappingProxyType[str, str] = MappingProxyType({})
+RETIRED: MappingProxyType[str, str] = MappingProxyType(
+    {"dstrain_step_end": "dstrain_observers"}
+)
 """Hook that there was -> the one that took its place."""
 
 
@@ -83,8 +85,20 @@ class Hooks:
         raise NotImplementedError
 
     @hookspec
-    def dstrain_step_end(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Observe optimizer step `step`, with the numbers that are logged."""
+    def dstrain_observers(self, run: Any) -> Sequence[Any]:
+        """Return observers of a run, of type `dstrain.plugin.Observer`; `run` is what they
+        will see of it, a `dstrain.plugin.WatchedRun`, with all its networks in place.
+
+        A DstrainError refuses the run.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def dstrain_updater(self, options: Any) -> Any:
+        """Return the `dstrain.plugin.Updater` that turns losses into steps, or None for
+        dstrain's own; `options` is the TrainConfig. At most one plugin may return one.
+        """
+        raise NotImplementedError
 
     @hookspec
     def dstrain_dry_run(self, planned: Any) -> Sequence[Section]:
@@ -110,8 +124,6 @@ class Extensions:
     """A manager for each plugin, so that one that raises harms no other."""
     broken: list[str]
     """Why other plugins, or things that these offer, cannot be used."""
-    silent: set[Installed] = field(default_factory=set)
-    """Those whose dstrain_step_end raised; it is not called again."""
 
     def implement(self, hook: str) -> bool:
         """Return whether any of the plugins implements a hook."""
@@ -200,26 +212,29 @@ class Extensions:
                 found += own
         return found
 
-    def step_end(self, step: int, numbers: Mapping[str, float]) -> list[str]:
-        """Show a step's numbers to the plugins that observe training.
+    def updater(self, options: Any) -> tuple[Installed, Any] | None:
+        """Return the plugin that updates weights in a way of its own, and its updater.
 
-        They cannot change them. A plugin that raises is not called again; the reasons
-        are returned.
+        Raises UsageError for two of them, and naming one that raised: without it, the run
+        would be another one.
         """
-        reasons: list[str] = []
-        if not self.managers:
-            return reasons
-        numbers = MappingProxyType(dict(numbers))
+        found: list[tuple[Installed, Any]] = []
         for plugin, manager in self.managers.items():
-            if plugin in self.silent:
-                continue
             try:
-                manager.hook.dstrain_step_end(step=step, numbers=numbers)
+                answers = manager.hook.dstrain_updater(options=options)
+            except DstrainError:
+                raise
             except (Exception, SystemExit) as error:
-                self.silent.add(plugin)
-                what = f"disabled: its dstrain_step_end hook raised {described(error)}"
-                reasons.append(f"{plugin.where} {what}")
-        return reasons
+                what = f"its dstrain_updater hook raised {described(error)}"
+                advice = f"mend it, or disable it with -p no:{plugin.name}"
+                raise UsageError(plugin.where, what, advice) from error
+            found += [(plugin, answer) for answer in answers]
+        if len(found) > 1:
+            (first, _), (second, _) = found[:2]
+            what = f"updates weights in a way of its own, as {second.where} does"
+            advice = f"disable one of them, such as with -p no:{second.name}"
+            raise UsageError(first.where, what, advice)
+        return found[0] if found else None
 
     def modify_step(self, step: int, model: nn.Module, optimizer: Optimizer) -> None:
         """Let plugins change what is trained, or the optimizer, after a step.
@@ -239,9 +254,9 @@ class Extensions:
                     f"mend it, or disable it with -p no:{plugin.name}; either makes it another run",
                 ) from error
 
-    def modifiers(self) -> dict[str, str]:
-        """Return the plugins that change steps, each with the digest of the code by
-        which it does: a run is another one without them.
+    def modifiers(self, options: Any = None) -> dict[str, str]:
+        """Return the plugins that change the steps of a run with these options, each with
+        the digest of the code by which it does: a run is another one without them.
         """
         # It imports torch.
         from dstrain.graph import code_of
@@ -258,6 +273,12 @@ class Extensions:
                 # A distribution may have several, which are disabled one by one.
                 name = f"{plugin.name} ({plugin.distribution} {plugin.version})"
                 found[name] = hash_json("dstrain_modify_step", digests)
+        updating = self.updater(options)
+        if updating is not None:
+            plugin, updater = updating
+            digest = code_of(type(updater)).digest
+            name = f"{plugin.name} ({plugin.distribution} {plugin.version})"
+            found[name] = hash_json("dstrain_updater", [found.get(name), digest])
         return found
 
 

@@ -20,12 +20,12 @@ from dstrain.models.execution import compile_blocks, enable_checkpointing
 from dstrain.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.datasets.sizes import GroupSize, group_sizes
+from dstrain.runs.divergence import diverged
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
-from dstrain.runs.offload import start_swap
+from dstrain.runs.offload import start_swap, swap_advice
 from dstrain.runs.setup import Setup
-from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingData, TrainingRun, ValidationSamples
 from dstrain.storage import Chosen
 from dstrain.training import (
@@ -42,6 +42,7 @@ from dstrain.training.copies import keep_frozen_apart
 from dstrain.training.optimizers import build_lr_scheduler, build_optimizer, check_fit
 from dstrain.training.sharded_networks import Division, refuse_single_numbers
 from dstrain.training.trainables import check_start, start_from_lora
+from dstrain.training.updater import Updater
 
 logger = get_logger(__name__)
 
@@ -148,6 +149,9 @@ def prepare(
     order = order_of(setup, data, groups, processes.size)
     steps = total_steps(config, order.steps_per_epoch)
     optimizer = build_optimizer(setup.optimizer, module.trained.parameters)
+    updater = updater_of(setup)
+    parameters = module.trained_parameters
+    updater.start(parameters, optimizer, config.max_grad_norm, processes.size)
     return TrainingRun(
         setup=setup,
         processes=processes,
@@ -160,6 +164,10 @@ def prepare(
         if division
         else processes.accelerator.prepare(module, device_placement=[False]),
         optimizer=optimizer,
+        updater=updater,
+        seed=config.seed,
+        memory_advice=swap_advice(setup),
+        diverged=diverged,
         lr_scheduler=build_lr_scheduler(config, optimizer, steps),
         order=order,
         data=data,
@@ -167,9 +175,20 @@ def prepare(
         # After the model, which may put sharded parameters in the place of others.
         ema=MovingAverage(module.trained.parameters, config.ema_decay),
         total_steps=steps,
-        trackers=Trackers(config, processes.is_main),
         validation=validation,
     )
+
+
+def updater_of(setup: Setup) -> Updater:
+    """Return what turns losses into steps: a plugin's, or dstrain's own."""
+    found = setup.extensions.updater(setup.config)
+    if found is None:
+        return Updater()
+    plugin, updater = found
+    if not isinstance(updater, Updater):
+        what = f"dstrain_updater returned a {type(updater).__name__}, not an Updater"
+        raise UsageError(plugin.where, what)
+    return updater
 
 
 def order_of(setup: Setup, data: TrainingData, groups: Groups, processes: int) -> Order:

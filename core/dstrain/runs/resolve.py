@@ -112,7 +112,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
         models=models,
         extensions=extensions,
         # Now, since what hooks keep in their modules changes as they run.
-        modifiers=extensions.modifiers(),
+        modifiers=extensions.modifiers(config),
         kept=kept_components(config, family, spec, models, lambda: extensions, swapped),
     )
     check_masks(setup.plan(setup.all_inputs()))

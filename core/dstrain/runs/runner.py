@@ -34,12 +34,12 @@ from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 from dstrain.runs.launch.start import meet, without_accelerates_own
 from dstrain.runs.launch.variables import machine_size, world_size
-from dstrain.runs.loop import train
 from dstrain.runs.resolve import of_stage, resolve
 from dstrain.runs.script.parts import NO_PARTS, Callback, OwnParts, RunResult
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.before_stage_2 import check_output
 from dstrain.runs.stage_1.precompute import data_process
+from dstrain.runs.start_training import train
 from dstrain.training import TrainingModule, oom_as_error
 from dstrain.training.memory import STAGE_1_ADVICE
 

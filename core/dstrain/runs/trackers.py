@@ -11,7 +11,6 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +24,7 @@ from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger, redacted
 from dstrain.errors import UsageError
 from dstrain.graph import Frames
+from dstrain.runs.observers import Observer, WatchedRun
 from dstrain.storage import RunFiles, write_json
 from dstrain.storage.run_files import TRACKER_RUNS
 
@@ -55,51 +55,53 @@ def check_trackers(config: TrainConfig) -> None:
             raise UsageError("--report_to", what, f"run: pip install {name}")
 
 
-@dataclass
-class Trackers:
-    """The trackers of a run, which are open in the main process only.
-
-    A run that asks for none has one of these too, which does nothing.
+class Trackers(Observer):
+    """The trackers of a run; one that asks for none has one of these too, which does
+    nothing.
     """
 
-    config: TrainConfig
-    is_main: bool = True
-    _open: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, config: TrainConfig) -> None:
+        """Send to the trackers that a configuration asks for."""
+        self.config = config
+        self._open: dict[str, Any] = {}
 
-    @contextmanager
-    def opened(self, folder: Path, step: int) -> Iterator[None]:
-        """Open the trackers that the configuration asks for, and send it to them.
-
-        Args:
-            folder: The output folder, with the run's resolved configuration.
-            step: Optimizer steps already made.
-        """
-        if not (self.is_main and self.config.trackers):
-            yield
+    def start(self, run: WatchedRun) -> None:
+        """Open the trackers, and send them the resolved configuration."""
+        if run.folder is None or not self.config.trackers:
             return
-        run_id = _run_id(folder)
-        resolved = read_resolved(folder)
+        run_id = _run_id(run.folder)
+        resolved = read_resolved(run.folder)
         for name in self.config.trackers:
             # Libraries warn of their own dependencies when they are imported.
             with self._giving_up(name), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                tracker = _tracker(name, self.config, folder, run_id, step)
+                tracker = _tracker(name, self.config, run.folder, run_id, run.step)
                 tracker.start()
                 self._open[name] = tracker
                 _send_config(tracker, resolved)
-        try:
-            yield
-        finally:
-            self._each(lambda tracker: tracker.finish())
-            self._open.clear()
 
-    def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Send numbers of an optimizer step, by name; several calls of a step add up."""
-        self._each(lambda tracker: tracker.log(dict(numbers), step=step))
+    def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
+        """Send the numbers of a step."""
+        sent = {name: one for name, one in numbers.items() if name != "step"}
+        self._each(lambda tracker: tracker.log(sent, step=run.step))
 
-    def log_images(self, images: Mapping[str, Image.Image | Frames], step: int) -> None:
-        """Send images, by name; of a video some of its frames."""
-        self._each(lambda tracker: _send_images(tracker, images, step))
+    def reported(self, run: WatchedRun, values: Mapping[str, Any]) -> None:
+        """Send more numbers of the step, or images; of a video some of its frames."""
+        images = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, Image.Image | Frames)
+        }
+        numbers = {name: values[name] for name in values.keys() - images.keys()}
+        if numbers:
+            self._each(lambda tracker: tracker.log(numbers, step=run.step))
+        if images:
+            self._each(lambda tracker: _send_images(tracker, images, run.step))
+
+    def end(self, run: WatchedRun, how: str) -> None:
+        """Close the trackers."""
+        self._each(lambda tracker: tracker.finish())
+        self._open.clear()
 
     def _each(self, action: Callable[[Any], None]) -> None:
         for name, tracker in list(self._open.items()):

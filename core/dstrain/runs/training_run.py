@@ -1,36 +1,42 @@
 """The state of a training run."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.distributed import ProcessGroup
+from dstrain.errors import Diverged, DstrainError
 from dstrain.models import Found
 from dstrain.randomness import SampleKey
 from dstrain.runs.datasets.sizes import GroupSize
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
-from dstrain.runs.trackers import Trackers
 from dstrain.training import (
     CachedSamples,
+    MicroBatch,
     MovingAverage,
     Order,
     Position,
     RepeatedRows,
     SampleSource,
     TrainingModule,
+    load_batches,
+    split_across_ranks,
 )
 from dstrain.training.batching import Groups, SampleIds
+from dstrain.training.loader import Batch
 from dstrain.training.optimizers import effective_rate, in_eval_mode
 from dstrain.training.sharded_networks import keeping_gradients
+from dstrain.training.updater import Updater
 
 
 class PartRows(NamedTuple):
@@ -133,27 +139,85 @@ class PlannedTraining:
     """Nothing is recorded yet."""
 
 
-@dataclass(kw_only=True)
-class TrainingRun:
-    """A training run and its progress."""
+def without_a_word(
+    training: "Training", batches: Sequence[Batch], loss: float, norm: float
+) -> DstrainError:
+    """Return the error of a step whose loss or gradient is not finite."""
+    what = f"loss {loss}, gradient norm {norm}; the weights are unchanged"
+    return Diverged(f"step {training.step + 1}", what, "lower the learning rate")
 
-    setup: Setup
+
+@dataclass(kw_only=True)
+class Training:
+    """What the loop needs of a training and its progress, whether `run` has made it of
+    options or a script of parts of its own.
+    """
+
     processes: ProcessGroup
     module: TrainingModule
     model: nn.Module
     """The module as accelerate wrapped it for this process group."""
     optimizer: Optimizer
+    lr_scheduler: LRScheduler | None
+    updater: Updater
+    total_steps: int
+    seed: int
+    step: int = 0
+    """Optimizer steps made."""
+    memory_advice: Sequence[str] = ()
+    """What to do where a step does not fit in memory."""
+    diverged: Callable[[Any, Sequence[Batch], float, float], DstrainError] = (
+        without_a_word
+    )
+    """Returns the error of a step whose loss or gradient is not finite."""
+
+    keep: Callable[[], Mapping[str, Any]] = dict
+    """Returns what plugins' observers keep in a state, by name."""
+
+    def steps_of_batches(
+        self, is_stopping: Callable[[], bool]
+    ) -> Iterator[tuple[int, list[Batch]]]:
+        """Yield (epoch, micro-batches of one optimizer step) from where the run is to
+        its last step.
+        """
+        raise NotImplementedError
+
+    def name_row(self, row: int) -> str:
+        """Name a row of the dataset in messages."""
+        return f"row {row}"
+
+    def adding_up(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients add up in each process, to be exchanged
+        with those of the last micro-batch.
+        """
+        context: AbstractContextManager[None] = self.processes.accelerator.no_sync(
+            self.model
+        )
+        return context
+
+    def after_update(self) -> None:
+        """Do what follows each change of the weights, in every process."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Return the learning rate of the next step, of the first of several."""
+        return effective_rate(self.optimizer)
+
+
+@dataclass(kw_only=True)
+class TrainingRun(Training):
+    """A training run of options."""
+
+    setup: Setup
     lr_scheduler: LRScheduler
     order: Order
     data: TrainingData
     found: Found
     ema: MovingAverage
     """The average of what is trained; of nothing without --ema_decay."""
-    total_steps: int
-    trackers: Trackers
     validation: ValidationSamples
-    step: int = 0
-    """Optimizer steps made."""
+    observer_states: Mapping[str, Any] = field(default_factory=dict)
+    """What plugins' observers had kept in the state that was loaded, by name."""
     passed: deque[Position] = field(default_factory=deque)
     """Positions in the order from which the next batches can be cut, oldest first."""
 
@@ -201,20 +265,51 @@ class TrainingRun:
         return self.setup.sharding is not None
 
     def adding_up(self) -> AbstractContextManager[None]:
-        """Return a context in which gradients add up in each process, to be exchanged
-        with those of the last micro-batch.
-        """
+        """Return a context in which gradients add up in each process."""
         if self.is_sharded:
             return keeping_gradients(self.module)
-        context: AbstractContextManager[None] = self.processes.accelerator.no_sync(
-            self.model
-        )
-        return context
+        return super().adding_up()
 
-    @property
-    def learning_rate(self) -> float:
-        """Return the learning rate of the next step, of the first of several."""
-        return effective_rate(self.optimizer)
+    def name_row(self, row: int) -> str:
+        """Name a row of the dataset in messages, as stage 1 recorded it."""
+        return self.data.name_row(row)
+
+    def after_update(self) -> None:
+        """Let plugins change what is trained, and average it, their changes included."""
+        with torch.no_grad():
+            modify_step = self.setup.extensions.modify_step
+            modify_step(self.step + 1, self.module, self.optimizer)
+        self.ema.update()
+
+    def steps_of_batches(
+        self, is_stopping: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[int, list[Batch]]]:
+        """Yield (epoch, micro-batches of one optimizer step), of this process."""
+        per_epoch = self.order.steps_per_epoch
+        workers = self.setup.config.dataset_num_workers
+        while self.step < self.total_steps:
+            epoch, done = divmod(self.step, per_epoch)
+            batches: list[Batch] = []
+            order = self.micro_batches(epoch, done)
+            for batch in load_batches(self.source, order, workers, is_stopping):
+                batches.append(batch)
+                if batch.micro_batch.ends_step:
+                    yield epoch, batches
+                    batches = []
+
+    def micro_batches(self, epoch: int, done: int) -> Iterator[MicroBatch]:
+        """Yield this process's micro-batches of an epoch, without the steps already done or
+        beyond the last.
+        """
+        left = self.total_steps - self.step
+        rank = self.processes.rank
+        size = self.processes.size
+        batch_size = self.setup.config.batch_size
+        weight = self.data.loss_weight
+        positions = self.position, self.pass_position
+        batches = self.order.global_batches(epoch, done, *positions)
+        for samples in islice(batches, left):
+            yield from split_across_ranks(samples, batch_size, rank, size, weight)
 
     def weights_to_use(self) -> AbstractContextManager[object]:
         """Put the weights that previews and validation use in place of those in

@@ -8,10 +8,11 @@ from one row of the table to the next is the model alone.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from dstrain.graph.noise_schedule import STRATA
 from dstrain.randomness import SampleKey
 from dstrain.runs.checkpoints.directory import VALIDATION_CSV, VALIDATION_JSONL
 from dstrain.runs.checkpoints.outputs import save_is_due
+from dstrain.runs.observers import Observer, WatchedRun
 from dstrain.runs.reports.previews import undisturbed
 from dstrain.runs.reports.tables import NumberTable
 from dstrain.runs.training_run import TrainingRun
@@ -41,32 +43,59 @@ VALIDATION = -1
 ADVICE = ("lower --max_pixels, or --num_frames, or leave validation out",)
 
 
-@dataclass
-class Validation:
+class Validation(Observer):
     """The validation losses of a run: computed by all processes, written by the main
     one. Where all rows are trained on there are none.
     """
 
-    run: TrainingRun
-    _losses: dict[int, float] = field(default_factory=dict)
-    """Step -> mean loss; in the main process only."""
-    _table: NumberTable = field(init=False)
+    everywhere = True
 
-    def __post_init__(self) -> None:
-        output = self.run.setup.output
+    def __init__(self, run: TrainingRun) -> None:
+        """Compute those of a run."""
+        output = run.setup.output
+        self.run = run
+        self.losses: dict[int, float] = {}
+        """Step -> mean loss; in the main process only."""
         paths = output / VALIDATION_CSV, output / VALIDATION_JSONL
-        self._table = NumberTable(*paths, COLUMNS)
+        self.table = NumberTable(*paths, COLUMNS)
+        self.files = ExitStack()
 
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Open the table, with the rows up to the step that the run is at."""
-        writes = self.run.validation and self.run.processes.is_main
-        with self._table.opened(self.run.step) if writes else nullcontext():
-            for row in self._table.kept:
-                self._losses[int(row["step"])] = row["validation_loss"]
-            yield
+    def start(self, run: WatchedRun) -> None:
+        """Open the table, with the rows up to the step that the run is at, and compute
+        the losses that are missing there.
+        """
+        if self.run.validation and run.is_main:
+            self.files.enter_context(self.table.opened(run.step))
+        for row in self.table.kept:
+            self.losses[int(row["step"])] = row["validation_loss"]
+        self._compute_if_due(run)
 
-    def compute_if_due(self, is_stopping: Callable[[], bool]) -> None:
+    def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
+        """Compute the losses that are due; those due with a save come after it."""
+        if not save_is_due(self.run):
+            self._compute_if_due(run)
+
+    def saved(self, run: WatchedRun, files: Sequence[Path]) -> None:
+        """Compute the losses that are due with a save."""
+        self._compute_if_due(run)
+
+    def end(self, run: WatchedRun, how: str) -> None:
+        """Close the table, and say which step had the lowest loss, if there were
+        several.
+        """
+        self.files.close()
+        finite = {
+            step: loss for step, loss in self.losses.items() if math.isfinite(loss)
+        }
+        if how in ("finished", "stopped") and len(finite) > 1:
+            best = min(finite, key=finite.__getitem__)
+            last = max(finite)
+            logger.info(
+                f"validation loss {finite[last]:.4g} at step {last}, "
+                f"lowest {finite[best]:.4g} at step {best}"
+            )
+
+    def _compute_if_due(self, watched: WatchedRun) -> None:
         """Compute the losses that are due at this step and not in the table.
 
         They are due at the start, every --validation_steps, else with each save, and at
@@ -75,10 +104,10 @@ class Validation:
         run = self.run
         if not run.validation or not self._is_due():
             return
-        is_missing = run.processes.is_main and run.step not in self._losses
+        is_missing = run.processes.is_main and run.step not in self.losses
         if not run.processes.any(is_missing):
             return
-        losses = held_out_losses(run, is_stopping)
+        losses = held_out_losses(run, watched.is_stopping)
         if losses is None or not run.processes.is_main:
             return
         # In the order of the rows, whichever process computed which. On the CPU: GPUs of
@@ -86,9 +115,9 @@ class Validation:
         parts = losses.cpu().double().mean(0).tolist()
         numbers = {"validation_loss": sum(parts) / STRATA}
         numbers |= dict(zip(COLUMNS[2:], parts, strict=True))
-        self._losses[run.step] = numbers["validation_loss"]
-        self._table.add({"step": run.step, **numbers})
-        run.trackers.log(numbers, run.step)
+        self.losses[run.step] = numbers["validation_loss"]
+        self.table.add({"step": run.step, **numbers})
+        watched.report(numbers)
         logger.info(
             f"validation loss {numbers['validation_loss']:.4f} at step {run.step}"
         )
@@ -99,19 +128,6 @@ class Validation:
         if every is None:
             return save_is_due(run)
         return run.step == run.total_steps or run.step % every == 0
-
-    def conclude(self) -> None:
-        """Say which step had the lowest loss, if there were several."""
-        finite = {
-            step: loss for step, loss in self._losses.items() if math.isfinite(loss)
-        }
-        if len(finite) > 1:
-            best = min(finite, key=finite.__getitem__)
-            last = max(finite)
-            logger.info(
-                f"validation loss {finite[last]:.4g} at step {last}, "
-                f"lowest {finite[best]:.4g} at step {best}"
-            )
 
 
 def held_out_losses(

@@ -125,7 +125,9 @@ def dstrain_tasks():
 @hookimpl
 def dstrain_quantizers(): return [QuantizationMethod("pack", print, print)]
 @hookimpl
-def dstrain_step_end(step): pass
+def dstrain_observers(run): return []
+@hookimpl
+def dstrain_updater(options): pass
 @hookimpl
 def dstrain_modify_step(step): pass
 """

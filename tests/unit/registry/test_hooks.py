@@ -16,13 +16,9 @@ HOOKS = """
 from types import SimpleNamespace
 from dstrain.plugin import hookimpl
 api = 2
-SEEN = []
 @hookimpl
 def dstrain_tasks():
     return (SimpleNamespace(name="a task"),)
-@hookimpl
-def dstrain_step_end(step, numbers):
-    SEEN.append((step, numbers["loss"]))
 """
 MODIFY = """
 import torch
@@ -34,9 +30,6 @@ def halved(value):
 def dstrain_modify_step(step, model, optimizer):
     print(step)
     optimizer.lr = halved(model.lr)
-@hookimpl
-def dstrain_step_end(numbers):
-    raise ValueError("no")
 """
 Load = Callable[..., Extensions]
 
@@ -64,13 +57,11 @@ def test_hooks_are_answered_and_a_broken_plugin_is_reported(load: Load) -> None:
         good=HOOKS,
         gone="import not_there_at_all",
         wrong=f"{of_hook}dstrain_tusks(): return ()",
-        more=f"{of_hook}dstrain_step_end(step, nonsense): pass",
+        more=f"{of_hook}dstrain_modify_step(step, nonsense): pass",
     )
     before = list(extensions.broken)
     assert tasks(extensions) == {"a task": SimpleNamespace(name="a task")}
     assert extensions.broken == before
-    assert extensions.step_end(3, {"loss": 0.5}) == []
-    assert sys.modules["extra_good"].SEEN == [(3, 0.5)]
     reasons = sorted(reason for reason in extensions.broken if "extra-" in reason)
     for reason, name, named in zip(
         reasons,
@@ -100,15 +91,6 @@ def test_a_hook_plugin_name_offered_twice_is_refused(
         assert "extra-one 1.0" in reason and "extra-two 1.0" in reason
 
 
-def test_a_hook_that_raises_is_left_out_from_then_on(load: Load) -> None:
-    extensions = load(good=HOOKS, bad=HOOKS.replace("SEEN.append(", "numbers.pop("))
-    (reason,) = extensions.step_end(1, {"loss": 0.5})
-    assert reason.startswith("plugin extra-bad 1.0 ")
-    assert "dstrain_step_end" in reason and "AttributeError" in reason
-    assert extensions.step_end(2, {"loss": 0.25}) == []
-    assert sys.modules["extra_good"].SEEN == [(1, 0.5), (2, 0.25)]
-
-
 @pytest.mark.parametrize(
     ("answer", "own", "named"),
     [
@@ -130,15 +112,33 @@ def test_what_cannot_be_used_is_reported(
     assert named in said
 
 
-def test_a_hook_changes_steps_even_where_its_other_hook_was_disabled(
-    load: Load,
-) -> None:
-    extensions = load(changes=MODIFY)
-    model, optimizer = SimpleNamespace(lr=1.0), SimpleNamespace(lr=0.0)
-    assert len(extensions.step_end(1, {})) == 1
-    assert extensions.step_end(2, {}) == []
-    extensions.modify_step(2, model, optimizer)  # type: ignore[arg-type]
-    assert optimizer.lr == 0.5
+UPDATES = """
+from dstrain.plugin import Updater, hookimpl
+api = 2
+class Signs(Updater):
+    def clip(self):
+        return super().clip()
+@hookimpl
+def dstrain_updater(options):
+    return Signs() if options == "signs" else None
+"""
+
+
+def test_an_updater_is_of_one_plugin_and_makes_another_run(load: Load) -> None:
+    extensions = load(signs=UPDATES)
+    assert extensions.updater("") is None
+    assert extensions.modifiers("") == {}
+    plugin, updater = extensions.updater("signs") or (None, None)
+    assert plugin is not None and plugin.name == "signs"
+    assert type(updater).__name__ == "Signs"
+    assert list(extensions.modifiers("signs")) == ["signs (extra-signs 1.0)"]
+    both = load(others=UPDATES)
+    with pytest.raises(UsageError, match="extra-signs") as caught:
+        both.updater("signs")
+    assert "extra-others" in str(caught.value)
+    broken = load(bad=UPDATES.replace("return Signs()", "return 1 / 0"))
+    with pytest.raises(UsageError, match="ZeroDivisionError"):
+        broken.updater("signs")
 
 
 def test_what_changes_steps_is_named_with_its_version_and_a_digest_of_its_code(

@@ -25,6 +25,7 @@ LOSS_CSV = "logs/loss.csv"
 LOSS_JSONL = "logs/loss.jsonl"
 VALIDATION_CSV = "logs/validation.csv"
 VALIDATION_JSONL = "logs/validation.jsonl"
+STATUS = "logs/state.json"
 LOG = "logs/dstrain.log"
 SKIPPED_ROWS = f"logs/{BAD_SAMPLES}"
 PREVIEWS = "previews"
@@ -39,6 +40,7 @@ WRITTEN = (
     LOSS_JSONL,
     VALIDATION_CSV,
     VALIDATION_JSONL,
+    STATUS,
     LOG,
     TRACKER_RUNS,
     SKIPPED_ROWS,

@@ -22,6 +22,7 @@ from dstrain.runs.checkpoints.directory import (
     LOSS_CSV,
     LOSS_JSONL,
     SKIPPED_ROWS,
+    STATUS,
     VALIDATION_CSV,
     VALIDATION_JSONL,
     check_start,
@@ -175,7 +176,7 @@ class RunDirectory:
         for folder in (self.folder, self.folder / STATES, self.folder / "logs"):
             remove_leftovers(folder)
         self._prune(run)
-        records = [CONFIG, LOG, LOSS_CSV, LOSS_JSONL]
+        records = [CONFIG, LOG, LOSS_CSV, LOSS_JSONL, STATUS]
         if run.validation:
             records += [VALIDATION_CSV, VALIDATION_JSONL]
         if setup.stage != "train" and any(

@@ -44,6 +44,7 @@ def training_state(run: TrainingRun, content: Mapping[str, str]) -> TrainingStat
         average=run.ema.tensors,
         average_facts=run.ema.facts,
         position=asdict(run.position) if run.position else {},
+        observers=run.keep(),
     )
 
 
@@ -104,6 +105,7 @@ def load_training_state(
     run.lr_scheduler.load_state_dict(state.scheduler)
     _load_average(run, state)
     run.step = state.step
+    run.observer_states = state.observers
     if state.position:
         run.passed = deque([Position(**state.position)])
 

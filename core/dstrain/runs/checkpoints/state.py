@@ -70,6 +70,8 @@ class TrainingState:
     """The fields of a `batching.Position` shortly before the next step's samples, which
     saves the walk to them; may be empty.
     """
+    observers: Mapping[str, Any] = field(default_factory=dict)
+    """What observers of plugins keep, by name; may be empty."""
 
 
 def save_full(
@@ -129,6 +131,8 @@ def _packed(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]:
         rest["average_facts"] = state.average_facts
     if state.position:
         rest["position"] = state.position
+    if state.observers:
+        rest["observers"] = state.observers
     return tensors, rest
 
 

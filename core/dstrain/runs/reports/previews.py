@@ -8,7 +8,7 @@ leaves training as it was.
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +28,7 @@ from dstrain.models import Found
 from dstrain.pipeline import Pipeline
 from dstrain.pipeline.loading import read_preset
 from dstrain.runs.checkpoints.directory import PREVIEWS, PROMPTS
+from dstrain.runs.observers import Observer, WatchedRun
 from dstrain.runs.reports.preview_plans import (
     RECORDED,
     PreviewPlan,
@@ -104,32 +105,8 @@ class Previews:
         with undisturbed(self.pipeline), self._without_adapters():
             self.values = [_cached_values(self.pipeline, plan) for plan in self.plans]
 
-    def make_if_due(
-        self,
-        run: TrainingRun,
-        saved: bool,
-        is_stopping: Callable[[], bool],
-    ) -> None:
-        """Make the previews that are due after this step and not there, while the other
-        processes wait.
-
-        They are due every --preview_steps, else with each save.
-        """
-        every = self.setup.config.preview_steps
-        is_due = run.step % every == 0 if every else saved
-        if not self.plans or not is_due:
-            return
-        if self.pipeline is not None:
-            with run.weights_to_use():
-                self._make(self.pipeline, run, is_stopping)
-        run.processes.wait()
-
-    def _make(
-        self,
-        pipeline: Pipeline,
-        run: TrainingRun,
-        is_stopping: Callable[[], bool],
-    ) -> None:
+    def make(self, pipeline: Pipeline, run: WatchedRun) -> None:
+        """Make the previews of this step that are not there."""
         output = self.setup.output
         step = run.step
         suffix = "mp4" if self.setup.spec.makes_video else "png"
@@ -147,7 +124,7 @@ class Previews:
 
         def on_step(index: int, latents: torch.Tensor) -> None:
             bar.update()
-            if is_stopping():
+            if run.is_stopping():
                 raise Stopped
 
         plans = [self.plans[number] for number in missing.values()]
@@ -166,7 +143,7 @@ class Previews:
                         preview = side_by_side(preview)
                     save_image_or_video(preview, path)
                     logger.info(f"preview {path}")
-                    run.trackers.log_images({f"preview/{number}": preview}, step)
+                    run.report({f"preview/{number}": preview})
                 except Stopped:
                     return
                 # Whatever it is, it is no reason to lose the training.
@@ -229,6 +206,42 @@ class Previews:
         if self.adapters:
             described["without"] = str(config.preset_lora_path)
         return {**described, "prompt": plan.prompt, "seed": config.seed}
+
+
+class PreviewsWhenDue(Observer):
+    """Makes previews, while the other processes wait: every --preview_steps, else with
+    each save, and at the start those that a run which was cut off lacks.
+    """
+
+    everywhere = True
+
+    def __init__(self, run: TrainingRun, previews: Previews) -> None:
+        """Make the previews of a run."""
+        self.previews = previews
+        self.every = run.setup.config.preview_steps
+
+    def start(self, run: WatchedRun) -> None:
+        """Make those due at the start."""
+        self._make(run, with_save=True)
+
+    def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
+        """Make those due after a step."""
+        if self.every:
+            self._make(run)
+
+    def saved(self, run: WatchedRun, files: Sequence[Path]) -> None:
+        """Make those due with a save."""
+        if not self.every:
+            self._make(run, with_save=True)
+
+    def _make(self, run: WatchedRun, with_save: bool = False) -> None:
+        is_due = run.step % self.every == 0 if self.every else with_save
+        if not self.previews.plans or not is_due:
+            return
+        if self.previews.pipeline is not None and not run.is_stopping():
+            with run.weights_to_use():
+                self.previews.make(self.previews.pipeline, run)
+        run.wait()
 
 
 def open_previews(setup: Setup, samples: TrainingData) -> Previews:

@@ -1,10 +1,6 @@
 """Log the start and the end of a run."""
 
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +19,6 @@ from dstrain.storage.run_files import averaged_name
 
 logger = get_logger(__name__)
 
-LOSSES_AVERAGED = 20
-"""Steps of the mean that is shown: a single loss depends on its timesteps more than on what
-was learned.
-"""
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -124,43 +116,6 @@ def _weights_of(networks: nn.Module) -> int:
         if isinstance(layer, StoredLinear):
             count += layer.in_features * layer.out_features - layer.weight.numel()
     return count
-
-
-@dataclass
-class RunStatistics:
-    """Count the steps of a run, their time and their losses, for the lines at its end."""
-
-    start: float = field(default_factory=time.monotonic)
-    steps: int = 0
-    seconds_per_sample: float = 0.0
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_AVERAGED))
-
-    def add(self, numbers: Mapping[str, float]) -> None:
-        """Count one optimizer step, by its numbers as they are logged."""
-        self.steps += 1
-        self.seconds_per_sample += 1 / numbers["samples_per_second"]
-        self.losses.append(numbers["loss"])
-
-    @property
-    def mean_loss(self) -> float:
-        """Return the mean of the last losses, at most `LOSSES_AVERAGED`."""
-        return sum(self.losses) / len(self.losses)
-
-    def summary(self, memory: float) -> tuple[str, ...]:
-        """Return the lines that summarize the steps.
-
-        `memory` is the peak in GiB. samples/s is that of the steps, without saves.
-        """
-        took = timedelta(seconds=round(time.monotonic() - self.start))
-        rate = self.steps / self.seconds_per_sample
-        last = f"mean of the last {number_of(len(self.losses), 'step')}"
-        if len(self.losses) == 1:
-            last = "of the last step"
-        return (
-            f"{number_of(self.steps, 'step')} in {took}, {rate:.2f} samples/s",
-            f"loss {self.mean_loss:.4g} ({last})",
-            f"peak memory {memory:.2f} GiB",
-        )
 
 
 def log_end(run: TrainingRun, weights: Sequence[Path], steps: int) -> None:

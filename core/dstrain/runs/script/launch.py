@@ -1,30 +1,34 @@
 """Train with an Accelerator, a dataset and a logger of a script's own."""
 
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dstrain.console import bars_hidden, progress_bar
-from dstrain.errors import Diverged, UsageError, about_rows, nearest
+from dstrain.console import bars_hidden
+from dstrain.distributed import ProcessGroup
+from dstrain.errors import UsageError, about_rows, nearest
 from dstrain.graph import Column
 from dstrain.pipeline.arguments import with_sizes
 from dstrain.randomness import SampleKey, digest
+from dstrain.runs.loop import run_steps
+from dstrain.runs.observers import Observer, Observers, WatchedRun
+from dstrain.runs.reports.progress import Bar, RunStatistics
 from dstrain.runs.script.logger import TrainingLogger
 from dstrain.runs.script.parts import StepNumbers
+from dstrain.runs.training_run import Training
 from dstrain.training import MicroBatch, Sample, TrainingModule
 from dstrain.training.copies import keep_frozen_apart
 from dstrain.training.loader import Batch
-from dstrain.training.optimizers import clip_gradients
+from dstrain.training.updater import Updater
 
 SHARDED = (
     DistributedType.DEEPSPEED,
@@ -108,45 +112,33 @@ def launch_training_task(
     with _naming_rows(), about_rows([0]):
         module.plan(first.inputs)
     keep_frozen_apart(module)
-    loop = _Loop(accelerator, dataset, module, accelerator.prepare(module), seed)
-    per_epoch = math.ceil(len(dataset) / loop.per_step)
-    total = num_epochs * per_epoch
-    losses: list[float] = []
-    with progress_bar("train", total) as bar:
-        for epoch in range(num_epochs):
-            for rows in loop.steps_of(epoch):
-                start = time.perf_counter()
-                loss = loop.backward(rows, epoch)
-                norm = float(clip_gradients(parameters, max_grad_norm or math.inf))
-                if not (math.isfinite(loss) and math.isfinite(norm)):
-                    what = (
-                        f"loss {loss}, gradient norm {norm}; the weights are unchanged"
-                    )
-                    advice = "lower the learning rate"
-                    raise Diverged(f"step {len(losses) + 1}", what, advice)
-                rate = float(optimizer.param_groups[0]["lr"])
-                optimizer.step()
-                optimizer.zero_grad()
-                if lr_scheduler is not None:
-                    lr_scheduler.step()
-                losses.append(loss)
-                bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
-                bar.update()
-                if accelerator.is_main_process:
-                    speed = len(rows) / (time.perf_counter() - start)
-                    numbers = StepNumbers(
-                        len(losses), total, epoch, loss, rate, norm, speed, 0.0
-                    )
-                    with bars_hidden():
-                        logger.on_step_end(module, numbers)
-            if accelerator.is_main_process:
-                with bars_hidden():
-                    logger.on_epoch_end(module, epoch)
-            accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        logger.on_training_end(module, len(losses))
-    accelerator.wait_for_everyone()
-    return tuple(losses)
+    processes = ProcessGroup(accelerator)
+    updater = Updater()
+    updater.start(parameters, optimizer, max_grad_norm, processes.size)
+    run = ScriptRun(
+        processes=processes,
+        module=module,
+        model=accelerator.prepare(module),
+        optimizer=optimizer,
+        lr_scheduler=lr_scheduler,
+        updater=updater,
+        total_steps=0,
+        seed=seed,
+        dataset=dataset,
+    )
+    run.total_steps = num_epochs * run.steps_per_epoch
+    watched = WatchedRun(
+        folder=None,
+        config=None,
+        total_steps=run.total_steps,
+        steps_per_epoch=run.steps_per_epoch,
+        is_main=processes.is_main,
+        module=module,
+        optimizer=optimizer,
+        wait=processes.wait,
+    )
+    own = [Bar(RunStatistics()), _CallsLogger(logger)]
+    return run_steps(run, _SavesNothing(), Observers(watched, processes, own))
 
 
 def _refuse_numbers(**numbers: float | None) -> None:
@@ -203,28 +195,32 @@ def _check(
         raise UsageError("accelerator", what, advice)
 
 
-@dataclass(frozen=True)
-class _Loop:
-    """The parts of the loop that stay the same."""
+@dataclass(kw_only=True)
+class ScriptRun(Training):
+    """A training of rows of a script's own."""
 
-    accelerator: Accelerator
     dataset: Rows
-    module: TrainingModule
-    model: nn.Module
-    """The module as the Accelerator wrapped it."""
-    seed: int
 
     @property
     def per_step(self) -> int:
         """Return the number of samples of a step."""
-        return self.processes * int(self.accelerator.gradient_accumulation_steps)
+        accumulated = int(self.processes.accelerator.gradient_accumulation_steps)
+        return self.processes.size * accumulated
 
     @property
-    def processes(self) -> int:
-        """Return the number of processes."""
-        return int(self.accelerator.num_processes)
+    def steps_per_epoch(self) -> int:
+        """Return the number of steps of an epoch, the last of which may be smaller."""
+        return math.ceil(len(self.dataset) / self.per_step)
 
-    def steps_of(self, epoch: int) -> Iterator[list[int]]:
+    def steps_of_batches(
+        self, is_stopping: Callable[[], bool]
+    ) -> Iterator[tuple[int, list[Batch]]]:
+        """Yield (epoch, micro-batches of one step, each of one sample)."""
+        for epoch in range(self.total_steps // self.steps_per_epoch):
+            for rows in self._rows_of_steps(epoch):
+                yield epoch, [*self._batches(rows, epoch)]
+
+    def _rows_of_steps(self, epoch: int) -> Iterator[list[int]]:
         """Yield the rows of each step of an epoch, in an order that the seed decides."""
         number = int.from_bytes(digest((self.seed, epoch), "order")[:7], "little")
         shuffled = torch.randperm(
@@ -234,40 +230,61 @@ class _Loop:
         for start in range(0, len(order), self.per_step):
             yield order[start : start + self.per_step]
 
-    def backward(self, rows: Sequence[int], epoch: int) -> float:
-        """Add up the gradients of a step; return its loss, the mean over all its samples."""
-        rank = int(self.accelerator.process_index)
-        rounds = math.ceil(len(rows) / self.processes)
-        losses: list[Tensor] = []
+    def _batches(self, rows: Sequence[int], epoch: int) -> Iterator[Batch]:
+        """Yield this process's samples of a step."""
+        rounds = math.ceil(len(rows) / self.processes.size)
         for number in range(rounds):
-            position = number * self.processes + rank
+            position = number * self.processes.size + self.processes.rank
             # Every process takes part in each round; where rows end, with weight 0.
             weight = float(position < len(rows))
             row = rows[position] if weight else rows[0]
-            batch = self._batch(row, epoch, weight)
-            with self._adding_up(is_last=number == rounds - 1):
-                with _naming_rows(), about_rows([row]):
-                    loss = self.model(batch) * (1 / len(rows))
-                self.module.refuse_without_gradient(loss)
-                losses.append(loss.detach())
-                # Processes are averaged, and accelerate divides by the accumulation steps.
-                scale = self.processes * self.accelerator.gradient_accumulation_steps
-                self.accelerator.backward(loss * scale)
-        total = torch.stack(losses).sum()
-        if self.processes > 1:
-            total = cast(Tensor, self.accelerator.reduce(total, reduction="sum"))
-        return float(total)
+            key = SampleKey(self.seed, epoch, 0, row)
+            micro_batch = MicroBatch([key], [weight], len(rows), number == rounds - 1)
+            sample = _sample(self.module, self.dataset, row)
+            with _naming_rows(), about_rows([row]):
+                self.module.plan(sample.inputs)
+            yield Batch(micro_batch, [sample])
 
-    def _adding_up(self, is_last: bool) -> AbstractContextManager[None]:
-        """Return a context in which gradients stay in each process, but for the last."""
-        if is_last or self.processes == 1:
-            return nullcontext()
-        return cast(AbstractContextManager[None], self.accelerator.no_sync(self.model))
 
-    def _batch(self, row: int, epoch: int, weight: float) -> Batch:
-        sample = _sample(self.module, self.dataset, row)
-        key = SampleKey(self.seed, epoch, 0, row)
-        return Batch(MicroBatch([key], [weight], 1, True), [sample])
+class _CallsLogger(Observer):
+    """Calls the logger of a script in the main process, while the others wait."""
+
+    everywhere = True
+
+    def __init__(self, logger: TrainingLogger) -> None:
+        self.logger = logger
+
+    def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
+        ends_epoch = run.step % run.steps_per_epoch == 0
+        if run.is_main:
+            with bars_hidden():
+                of_step = StepNumbers.of(numbers, run.total_steps)
+                self.logger.on_step_end(run.module, of_step)
+                if ends_epoch:
+                    self.logger.on_epoch_end(run.module, of_step.epoch)
+        if ends_epoch:
+            run.wait()
+
+    def end(self, run: WatchedRun, how: str) -> None:
+        if how == "finished":
+            if run.is_main:
+                self.logger.on_training_end(run.module, run.step)
+            run.wait()
+
+
+class _SavesNothing:
+    """Stands where a run has an output folder: what is saved is the logger's work."""
+
+    weights: tuple[Path, ...] = ()
+
+    def save_if_due(self, run: Training, epoch: int) -> bool:
+        return False
+
+    def save(self, run: Training, name: str) -> None:
+        pass
+
+    def stop(self, run: Training, saved: bool) -> NoReturn:
+        raise KeyboardInterrupt
 
 
 def _sample(module: TrainingModule, dataset: Rows, row: int) -> Sample:

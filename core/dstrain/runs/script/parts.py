@@ -8,6 +8,7 @@ from pathlib import Path
 from dstrain.console import bars_hidden
 from dstrain.errors import UsageError, nearest
 from dstrain.graph import Task
+from dstrain.runs.observers import STOP, Observer, WatchedRun
 from dstrain.training import TrainingModule
 
 
@@ -136,3 +137,16 @@ def _takes_one(function: Callable[..., object]) -> bool:
 
 NO_PARTS = OwnParts()
 """Those of the command line."""
+
+
+class Callbacks(Observer):
+    """The callbacks of a script; their errors end the run."""
+
+    def __init__(self, own: OwnParts) -> None:
+        """Call those of these parts."""
+        self.own = own
+
+    def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
+        """Show a step to each callback; where one returns True, ask the run to stop."""
+        if self.own.call(StepNumbers.of(numbers, run.total_steps)):
+            run.ask(STOP)

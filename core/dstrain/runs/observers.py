@@ -1,0 +1,296 @@
+"""Call what watches a run: core's own observers first, then those of plugins by name.
+
+The loop knows neither files, nor what is shown, nor where numbers are sent.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch.optim import Optimizer
+
+from dstrain.config.options import TrainConfig
+from dstrain.console import get_logger
+from dstrain.distributed import ProcessGroup, is_interrupt
+from dstrain.errors import DstrainError, Interrupted
+from dstrain.installed import described
+from dstrain.registry import Extensions
+from dstrain.training import TrainingModule
+
+logger = get_logger(__name__)
+
+STOP = "stop"
+"""Asked for: the run saves what it has trained, and ends."""
+SAVE = "save"
+"""Asked for: the run saves after this step."""
+INTERRUPT = "interrupt"
+"""Asked for by a signal: the run saves, and ends as one that is to be resumed."""
+SLOW = 0.05
+"""From this share of the time on, the summary names a plugin's observer."""
+
+
+@dataclass(kw_only=True)
+class WatchedRun:
+    """What observers see of a run, and what they ask of it."""
+
+    folder: Path | None
+    """The output folder; None in a script's own loop."""
+    config: TrainConfig | None
+    """The options; None in a script's own loop."""
+    total_steps: int
+    """The last step of the run."""
+    steps_per_epoch: int
+    is_main: bool
+    """Whether this process is the one that writes."""
+    module: TrainingModule
+    """What is trained; `module.pipeline` has the networks."""
+    optimizer: Optimizer
+    wait: Callable[[], None]
+    """Waits until every process is here; for observers that are everywhere."""
+    weights_to_use: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Puts the weights to look at, such as the average of --ema_decay, in place."""
+    step: int = 0
+    """Optimizer steps made."""
+    asked: frozenset[str] = frozenset()
+    """What was asked for after the last step, in any process."""
+    is_stopping: Callable[[], bool] = bool
+    """Tells whether a signal came: what takes long ends early then."""
+    message: str = ""
+    """The error of a run that failed or was interrupted."""
+    report: Callable[[Mapping[str, Any]], None] = field(default=lambda values: None)
+    """Shows other observers more numbers, or images, of the step the run is at."""
+    requests: set[str] = field(default_factory=set)
+
+    def ask(self, what: str) -> None:
+        """Ask for 'stop', 'save', or anything that another observer knows by this name;
+        from any thread. All processes agree on it after the step.
+        """
+        self.requests.add(what)
+
+
+class Observer:
+    """Something that watches a run. A method does nothing unless it is overridden."""
+
+    everywhere: bool = False
+    """Whether it watches in every process, or in the main one alone."""
+
+    def start(self, run: WatchedRun) -> None:
+        """Begin, before the first step of this process; `run.step` counts those made by
+        the runs that it resumes.
+        """
+
+    def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
+        """Look at a step that was made: its numbers, by the columns of loss.csv."""
+
+    def saved(self, run: WatchedRun, files: Sequence[Path]) -> None:
+        """Look at what was saved: one file of weights for each trained component."""
+
+    def reported(self, run: WatchedRun, values: Mapping[str, Any]) -> None:
+        """Look at numbers, images or videos that another observer has reported, by name."""
+
+    def end(self, run: WatchedRun, how: str) -> None:
+        """End: the run is 'finished', 'stopped' as it was asked to, 'interrupted' by a
+        signal, or has 'failed'; `run.message` has the reason of the latter two.
+        """
+
+    def state(self) -> Any:
+        """Return what a resumed run's observer needs, as JSON can hold it; None for
+        nothing.
+        """
+        return None
+
+    def load(self, state: Any) -> None:
+        """Take what `state` has returned, before `start`."""
+
+
+@dataclass(eq=False)
+class PluginObserver:
+    """The observer of a plugin, which can end no run."""
+
+    where: str
+    """The plugin, in words."""
+    name: str
+    """The name by which its state is kept."""
+    observer: Observer
+    seconds: float = 0.0
+    """How long its methods took."""
+    is_disabled: bool = False
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method; the first that raises disables the observer, with a warning."""
+        if self.is_disabled:
+            return None
+        start = time.perf_counter()
+        try:
+            return getattr(self.observer, method)(*arguments)
+        except (Exception, SystemExit) as error:
+            self.disable(method, error)
+            return None
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def disable(self, method: str, error: BaseException) -> None:
+        """Call the observer no more, and say why."""
+        self.is_disabled = True
+        name = f"{type(self.observer).__name__}.{method}"
+        what = f"disabled: {name} raised {described(error)}"
+        logger.warning(f"{self.where} {what}")
+
+
+@dataclass
+class Observers:
+    """The observers of one process of a run."""
+
+    run: WatchedRun
+    processes: ProcessGroup
+    own: Sequence[Observer]
+    """Those of the core, whose errors end the run."""
+    plugins: Sequence[PluginObserver] = ()
+    states: Mapping[str, Any] = field(default_factory=dict)
+    """What those of plugins had kept when the state was saved that the run resumes."""
+    _waiting: list[Mapping[str, Any]] = field(default_factory=list)
+    """What was reported, until all have looked at the step."""
+
+    def __post_init__(self) -> None:
+        is_main = self.run.is_main
+        self.own = [one for one in self.own if is_main or one.everywhere]
+        self.plugins = [
+            one for one in self.plugins if is_main or one.observer.everywhere
+        ]
+
+    @contextmanager
+    def watching(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
+        """Start all observers, and end them however the block ends."""
+        run = self.run
+        run.is_stopping = is_stopping
+        run.report = self._waiting.append
+        begun = time.perf_counter()
+        started: list[Observer] = []
+        how = "failed"
+        try:
+            for observer in self.own:
+                # It may have opened something when it raises.
+                started.append(observer)
+                observer.start(run)
+            for plugin in self.plugins:
+                if plugin.name in self.states:
+                    plugin.call("load", self.states[plugin.name])
+                plugin.call("start", run)
+            self._show_reports()
+            yield
+            how = "finished" if run.step >= run.total_steps else "stopped"
+        except BaseException as error:
+            is_asked = isinstance(error, Interrupted) or is_interrupt(error)
+            how = "interrupted" if is_asked else "failed"
+            run.message = str(error) or type(error).__name__
+            for observer in started:
+                # The first error is the one to tell.
+                try:
+                    observer.end(run, how)
+                except Exception as another:
+                    logger.warning(f"{type(another).__name__}: {another}")
+            self._end_plugins(how)
+            raise
+        for observer in started:
+            observer.end(run, how)
+        self._end_plugins(how)
+        took = time.perf_counter() - begun
+        for plugin in self.plugins:
+            if plugin.seconds > SLOW * took:
+                share = f"{plugin.seconds / took:.0%} of the time"
+                name = type(plugin.observer).__name__
+                logger.info(f"{plugin.where}: its {name} took {share}")
+
+    def _end_plugins(self, how: str) -> None:
+        for plugin in self.plugins:
+            plugin.call("end", self.run, how)
+
+    def step(self, numbers: Mapping[str, float]) -> None:
+        """Show a step's numbers, which no observer can change."""
+        run = self.run
+        run.step = int(numbers["step"])
+        shown = MappingProxyType(dict(numbers))
+        for observer in self.own:
+            observer.step(run, shown)
+        for plugin in self.plugins:
+            plugin.call("step", run, shown)
+        self._show_reports()
+
+    def saved(self, files: Sequence[Path]) -> None:
+        """Show the weights that were saved."""
+        for observer in self.own:
+            observer.saved(self.run, files)
+        for plugin in self.plugins:
+            plugin.call("saved", self.run, files)
+        self._show_reports()
+
+    def _show_reports(self) -> None:
+        while self._waiting:
+            values = self._waiting.pop(0)
+            for observer in self.own:
+                observer.reported(self.run, values)
+            for plugin in self.plugins:
+                plugin.call("reported", self.run, values)
+
+    def agree(self) -> frozenset[str]:
+        """Return what was asked for in any process since the last call, the same in each."""
+        run = self.run
+        asked = frozenset(run.requests)
+        run.requests -= asked
+        if run.is_stopping():
+            asked |= {INTERRUPT}
+        # One number per step, as signals need it; names only where there are any.
+        is_asked = self.processes.any(bool(asked))
+        run.asked = self.processes.union(asked) if is_asked else frozenset()
+        return run.asked
+
+    def kept(self) -> dict[str, Any]:
+        """Return what the observers of plugins keep in a state, by name."""
+        found = {}
+        for plugin in self.plugins:
+            state = plugin.call("state")
+            if state is None:
+                continue
+            try:
+                found[plugin.name] = json.loads(json.dumps(state, allow_nan=False))
+            except (TypeError, ValueError) as error:
+                plugin.disable("state", error)
+        return found
+
+
+def plugin_observers(extensions: Extensions, run: WatchedRun) -> list[PluginObserver]:
+    """Return the observers that plugins offer for a run, in the order of their names.
+
+    A plugin refuses a run by raising a DstrainError; whatever else it raises or returns
+    is a warning, and its observers are left out.
+    """
+    found: list[PluginObserver] = []
+    for plugin, manager in sorted(extensions.managers.items(), key=_by_name):
+        try:
+            answers = manager.hook.dstrain_observers(run=run)
+            items = [item for answer in answers for item in answer]
+        except DstrainError:
+            raise
+        except (Exception, SystemExit) as error:
+            what = f"disabled: dstrain_observers raised {described(error)}"
+            logger.warning(f"{plugin.where} {what}")
+            continue
+        for number, item in enumerate(items):
+            if not isinstance(item, Observer):
+                what = f"dstrain_observers returned a {type(item).__name__}"
+                logger.warning(f"{plugin.where}: {what}, not an Observer")
+                continue
+            name = f"{plugin.name}/{type(item).__name__}"
+            if any(one.name == name for one in found):
+                name = f"{name} {number}"
+            found.append(PluginObserver(plugin.where, name, item))
+    return found
+
+
+def _by_name(item: tuple[Any, Any]) -> str:
+    return str(item[0].name)
