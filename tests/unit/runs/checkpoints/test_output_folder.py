@@ -25,7 +25,13 @@ pytestmark = pytest.mark.usefixtures("tiny")
 
 ASIDE = ".overwritten"
 SKIPPED = "logs/bad_samples.jsonl"
-LOGS = ("logs/config.json", "logs/dstrain.log", "logs/loss.csv", "logs/loss.jsonl", "logs/state.json")
+LOGS = (
+    "logs/config.json",
+    "logs/dstrain.log",
+    "logs/loss.csv",
+    "logs/loss.jsonl",
+    "logs/state.json",
+)
 PROMPTS = "previews/prompts.json"
 
 
