@@ -69,10 +69,10 @@ FLAGS = {
         weight_decay width
     """,
     GenerateConfig: """
-        plugin_options dataset denoising_strength disabled_plugins family_options fp8_models guidance_scale height hub
+        plugin_options denoising_strength disabled_plugins family_options fp8_models guidance_scale height hub
         input lora mixed_precision model model_id model_id_with_origin_paths model_paths negative_prompt
         num_frames num_inference_steps offload_models on_long_prompt output overwrite prompt quant_options run
-        seed toy trajectory variant width
+        seed toy variant width
         framewise_decoding tile_size tile_stride tiled
     """,
 }

@@ -21,7 +21,8 @@ from dstrain import UsageError
 from dstrain.cache import SourceFiles, commit_plans, open_samples, stored_plans
 from dstrain.cache.plan_files import write_plan
 from dstrain.cli.main import main
-from dstrain.data import DataConfig, Resolution, load_cell, open_dataset
+from dstrain.data import DataConfig, Resolution, load_cell
+from dstrain.data.row_checks import open_dataset
 from dstrain.plugin import Column
 from PIL import Image
 

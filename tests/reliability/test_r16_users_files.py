@@ -192,6 +192,8 @@ def commands() -> dict[str, tuple[list[str], str]]:
         ),
         "cache verify": (["cache", "verify", "cache"], ""),
         "cache prune": (["cache", "prune", "cache", "--yes"], ""),
+        "cache export": (["cache", "export", "cache", "cache.tar"], ""),
+        "cache import": (["cache", "import", "cache.tar", "cache"], ""),
         "cache repair": (["cache", "verify", "cache", "--repair"], ""),
         "dataset": ([*generate, "--dataset", "prompts.csv", "--output", "made"], "made"),
         "image": ([*generate, "--prompt", "a", "--output", "made/x.png"], ""),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from dstrain import UsageError
-from dstrain.data import DataConfig, Dataset, Resolution, open_dataset
+from dstrain.data import DataConfig, Dataset, Resolution
+from dstrain.data.row_checks import open_dataset
 from dstrain.graph import Input
 
 OWN_SIZES = Resolution(None, None, 2**20)

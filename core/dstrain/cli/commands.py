@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from dstrain.cli.recipes import recipes_group
 from dstrain.config import parse_alpha, validate, with_run_options
 from dstrain.config.fields import Alpha, program_named
 from dstrain.config.options import GenerateConfig, TrainConfig
-from dstrain.config.plugin_options import broken_records, records, schema
+from dstrain.config.plugin_options import broken_records, schema
 from dstrain.console import (
     PAGE_WIDTH,
     as_table,
@@ -77,26 +76,15 @@ def graph(config: TrainConfig, form: str) -> None:
 
 
 def generate(config: GenerateConfig) -> None:
-    """Generate an image, a video or a dataset."""
+    """Generate an image or a video."""
     for reason in broken_records(GenerateConfig):
         logger.warning(reason)
     config = with_run_options(config)
     validate(config)
     with status():
-        start = _generator(config)
+        from dstrain.generation.run import start
+
         start(config)
-
-
-def _generator(config: GenerateConfig) -> Callable[[GenerateConfig], None]:
-    """Return what generates: a plugin's function, where its options ask for that."""
-    for record in records(config.disabled_plugins):
-        takes = getattr(config.of(record.options), "takes_generate", None)
-        if takes is not None and (place := takes()):
-            found: Callable[[GenerateConfig], None] = pkgutil.resolve_name(place)
-            return found
-    from dstrain.generation.run import start
-
-    return start
 
 
 def toy(

@@ -133,6 +133,17 @@ def records(disabled_plugins: Collection[str] = ()) -> tuple[Record, ...]:
     )
 
 
+def generator_of(config: Any) -> str:
+    """Return "package.module:function" of what generates in the place of dstrain, where a
+    plugin's options ask for that; '' for none.
+    """
+    for record in records(config.disabled_plugins):
+        takes = getattr(config.of(record.options), "takes_generate", None)
+        if takes is not None and (place := takes()):
+            return str(place)
+    return ""
+
+
 def broken_records(config: type) -> tuple[str, ...]:
     """Return why options of further plugins cannot be used with a configuration class."""
     clashes = [_clash(config, record) for record in records()]

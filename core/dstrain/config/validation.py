@@ -22,7 +22,7 @@ from dstrain.config.options import (
     ModelChoice,
     TrainConfig,
 )
-from dstrain.config.plugin_options import changed, flags, records
+from dstrain.config.plugin_options import changed, flags, generator_of, records
 from dstrain.config.quantization import parse_storage
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.config.sizes import parse_frames, parse_resolutions, parse_size
@@ -60,26 +60,8 @@ def validate(config: ModelChoice) -> None:
 
 
 def _check_prompt(config: GenerateConfig) -> None:
-    if config.dataset is not None and config.overwrite:
-        what = "has no effect with --dataset, which keeps the files that are there"
-        raise UsageError("--overwrite", what)
-    if config.dataset is None and config.trajectory:
-        raise UsageError("--trajectory", "has no effect without --dataset")
-    if config.trajectory and config.denoising_strength is not None:
-        what = "has trajectories start in their middle; a student learns whole ones"
-        raise UsageError("--denoising_strength", what, "leave out --trajectory")
-    if config.dataset is None:
-        if config.prompt is None:
-            raise UsageError(
-                "--prompt",
-                "is required: what to generate",
-                "or give --dataset, a table of prompts and seeds",
-            )
-        return
-    for name, value in (("prompt", config.prompt), ("seed", config.seed)):
-        if value:
-            what = f"cannot be combined with --dataset, whose column {name!r} has one for each row"
-            raise UsageError(f"--{name}", what)
+    if config.prompt is None and not generator_of(config):
+        raise UsageError("--prompt", "is required: what to generate")
 
 
 def _check_plugins(config: ModelChoice) -> None:

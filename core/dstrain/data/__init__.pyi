@@ -1,11 +1,13 @@
 from dstrain.data.cells import (
     Cell as Cell,
+    file_names as file_names,
     input_key as input_key,
     load_cell as load_cell,
     read_literal as read_literal,
 )
 from dstrain.data.clips import FrameSampling as FrameSampling
 from dstrain.data.dataset import Dataset as Dataset, inputs_of as inputs_of
+from dstrain.data.files import spellings as spellings
 from dstrain.data.images import (
     Resolution as Resolution,
     convert as convert,
@@ -21,10 +23,8 @@ from dstrain.data.output import (
 )
 from dstrain.data.row_checks import (
     DataConfig as DataConfig,
-    open_dataset as open_dataset,
+    check_rows as check_rows,
 )
 from dstrain.data.table import Fault as Fault, Table as Table
-from dstrain.data.variants.buckets import Buckets as Buckets
 from dstrain.data.variants.captions import CaptionOptions as CaptionOptions
-from dstrain.data.variants.views import AugmentationOptions as AugmentationOptions
 from dstrain.data.videos import probe as probe, read_frames as read_frames

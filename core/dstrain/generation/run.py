@@ -4,16 +4,17 @@ from collections.abc import Iterable
 from functools import partial
 from glob import escape
 from pathlib import Path
+from pkgutil import resolve_name
 
 from torch import Tensor
 
 from dstrain.config import validate, with_run_options
 from dstrain.config.options import GenerateConfig
+from dstrain.config.plugin_options import generator_of
 from dstrain.console import progress_bar, redacted, retitle
 from dstrain.data import save_image_or_video
 from dstrain.data.output import check_output, output_paths
 from dstrain.errors import UsageError
-from dstrain.generation.batch import generate_dataset
 from dstrain.generation.inputs import naming_flags, parse_arguments
 from dstrain.generation.prompts import notice
 from dstrain.generation.source import PipelineSource, check_used, open_source
@@ -27,21 +28,18 @@ from dstrain.training import GENERATE_ADVICE, oom_as_error
 
 
 def generate(config: GenerateConfig) -> None:
-    """Generate the image, video or dataset that a configuration describes; raises
-    DstrainError.
-    """
+    """Generate what a configuration describes; raises DstrainError."""
     config = with_run_options(with_family(config))
     validate(config)
     start(config)
 
 
 def start(config: GenerateConfig) -> None:
-    """Generate from a configuration that is valid; see `generate`."""
+    """Generate from a configuration that is valid, or let a plugin do it."""
     with oom_as_error("generate", *GENERATE_ADVICE):
-        if config.dataset is None:
-            generate_one(config)
-        else:
-            generate_dataset(config, config.dataset)
+        place = generator_of(config)
+        generator = resolve_name(place) if place else generate_one
+        generator(config)
 
 
 def generate_one(config: GenerateConfig) -> None:

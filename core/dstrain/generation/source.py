@@ -22,6 +22,7 @@ from dstrain.models import (
     Files,
     Found,
     ModelConfig,
+    component_digests,
     components_of,
     default_device,
     precision,
@@ -47,6 +48,7 @@ from dstrain.pipeline.sampling import find_for_inference
 from dstrain.pipeline.variant_choice import score_inputs
 from dstrain.registry import ModelFamily, load_extensions, load_family
 from dstrain.storage import RunFiles, verify_file
+from dstrain.storage.user_cache import ModelDigests
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,13 @@ class PipelineSource:
         kept = with_kept(files, self.kept, self.presets)
         tiling = Tiling.of(self.config)
         return with_tiles(replace(found, files=kept), self.family, tiling)
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each component's files and of its configuration."""
+        digests = ModelDigests()
+        found = component_digests(self.find(), digests)
+        digests.save()
+        return found
 
     @property
     def dtype(self) -> torch.dtype:

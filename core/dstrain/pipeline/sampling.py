@@ -247,27 +247,6 @@ def inference_sigmas(
     return schedule.sigmas(steps, schedule.tokens(latents.shape))
 
 
-def points_on_path(
-    states: Sequence[Tensor], taken: Tensor, wanted: Tensor
-) -> list[Tensor]:
-    """Return the latents at the wanted sigmas of a path whose states are at the taken
-    ones; both descend from 1 to 0.
-
-    Euler's steps are straight in sigma, so that the path is known between its states,
-    too, and what the sampler was at is returned as it is.
-    """
-    points = []
-    for sigma in wanted:
-        after = int((taken > sigma).sum())
-        if sigma == taken[after]:
-            points.append(states[after])
-            continue
-        start, end = taken[after - 1], taken[after]
-        share = (start - sigma) / (start - end)
-        points.append(torch.lerp(states[after - 1], states[after], share.item()))
-    return points
-
-
 def check_noise(
     noise: object, shape: Sequence[int], values: Mapping[str, Any], is_video: bool
 ) -> Tensor:

@@ -16,10 +16,10 @@ from dstrain.config.datasets import DatasetOptions
 from dstrain.config.fields import parse_preset, program_named
 from dstrain.config.options import TrainConfig
 from dstrain.config.validation import refuse_second_average
-from dstrain.data import DataConfig, Dataset, open_dataset
+from dstrain.data import DataConfig, Dataset
 from dstrain.data.decoding import skip_undecodable
 from dstrain.data.forms import find_source, join_datasets
-from dstrain.data.row_checks import absent_masks
+from dstrain.data.row_checks import absent_masks, open_dataset
 from dstrain.distributed import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph import Column, PipelineSpec, Plan, Task, make_plan

@@ -9,16 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from dstrain import UsageError
-from dstrain.data import (
-    AugmentationOptions,
-    Buckets,
-    Resolution,
-    cover,
-    fit,
-    load_image,
-    read_size,
-    white_pixels,
-)
+from dstrain.data import Resolution, cover, fit, load_image, read_size, white_pixels
+from dstrain.data.variants.buckets import Buckets
+from dstrain.data.variants.views import AugmentationOptions
 from PIL import ExifTags, Image
 
 from tests.support.bad_files import encoded

@@ -12,13 +12,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError, UsageError
-from dstrain.data import (
-    AugmentationOptions,
-    CaptionOptions,
-    Cell,
-    Resolution,
-    load_cell,
-)
+from dstrain.data import CaptionOptions, Cell, Resolution, load_cell
+from dstrain.data.variants.views import AugmentationOptions
 from dstrain.graph import Input
 from dstrain.plugin import Column, Constant, InferenceOnly, Measured
 from PIL import Image
@@ -191,7 +186,7 @@ def test_a_dataset_has_rows_and_a_folder(base: Path) -> None:
 
 def test_rows_are_checked_without_torch() -> None:
     code = (
-        "import sys, dstrain.data as data; data.open_dataset; data.read_frames; "
+        "import sys, dstrain.data as data; data.check_rows; data.read_frames; "
         "sys.exit(bool({'torch', 'av', 'imageio'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -15,15 +15,8 @@ import numpy as np
 import pytest
 import torch
 from dstrain.config.options import SamplingMode
-from dstrain.data import (
-    AugmentationOptions,
-    Cell,
-    Dataset,
-    FrameSampling,
-    Resolution,
-    input_key,
-    load_cell,
-)
+from dstrain.data import Cell, Dataset, FrameSampling, Resolution, input_key, load_cell
+from dstrain.data.variants.views import AugmentationOptions
 from dstrain.graph import Input
 from dstrain.plugin import Column, Measured
 from dstrain.storage import Digests

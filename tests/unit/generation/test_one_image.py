@@ -217,19 +217,17 @@ def test_an_output_that_cannot_be_written_is_refused_before_loading(
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("with_table", [False, True])
 def test_a_lora_file_that_is_not_there_is_refused_before_loading(
-    with_table: bool, config: GenerateConfig, tmp_path: Path
+    config: GenerateConfig, tmp_path: Path
 ) -> None:
-    (tmp_path / "prompts.csv").write_text("prompt,seed\ndog,1\n")
-    table = {"dataset": tmp_path / "prompts.csv", "prompt": None} if with_table else {}
+    (tmp_path / "there").write_text("")
     for lora, named in (
         (LoraFile(tmp_path / "no.safetensors"), f"^.*{tmp_path}/no.safetensors: "),
         (parse_lora(f"dti={tmp_path}/no.safetensors"), "'dti' .*dit"),
     ):
         with pytest.raises(StateError, match=named):
-            there = LoraFile(tmp_path / "prompts.csv")
-            generate(replace(config, lora=(there, lora), **table))
+            there = LoraFile(tmp_path / "there")
+            generate(replace(config, lora=(there, lora)))
 
 
 @pytest.mark.usefixtures("unloaded")
@@ -297,18 +295,8 @@ def test_what_is_not_finite_is_no_image(
 ) -> None:
     spec = replace(family.BASE, **change)
     monkeypatch.setitem(family.PIPELINES, "base", spec)
-    table = config.output.with_name("rows.csv")
-    table.write_text("prompt,seed\ndog,1\n")
     with pytest.raises(Diverged):
         generate(config)
-    with pytest.raises(Diverged) as caught:
-        rows = {
-            "dataset": table,
-            "prompt": None,
-            "output": config.output.parent / "set",
-        }
-        generate(replace(config, **rows))
-    assert caught.value.where.startswith("rows.csv:2: ")
     assert not [*config.output.parent.rglob("*.png")]
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain import Frames, UsageError
-from dstrain.data import DataConfig, Resolution, load_cell, open_dataset
+from dstrain.data import DataConfig, Resolution, load_cell
+from dstrain.data.row_checks import open_dataset
 from dstrain.graph import FunctionSpec
 from dstrain.plugin import Column, Constant, Measured, one_of, versioned
 from dstrain.registry import ModelFamily, load_family

@@ -45,7 +45,8 @@ from tests.support.training_batches import (
     gradients,
 )
 
-pytestmark = pytest.mark.usefixtures("tiny")
+# The dataset is made by plugin-tools.
+pytestmark = [pytest.mark.usefixtures("tiny"), pytest.mark.needs_plugin]
 DIRECT, ALONG = "direct_distill", "trajectory_imitation"
 BOTH = pytest.mark.parametrize("task", [DIRECT, ALONG])
 

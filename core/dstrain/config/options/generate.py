@@ -19,7 +19,7 @@ from dstrain.config.options.model import ModelChoice
 
 @options
 class GenerateConfig(ModelChoice):
-    """An image or video to generate, or one for each row of a table, as plain data.
+    """An image or video to generate, as plain data.
 
     None leaves a value to the family.
     """
@@ -42,18 +42,6 @@ class GenerateConfig(ModelChoice):
         "generation",
         "What to generate.",
         common=True,
-    )
-    dataset: Path | None = converted(
-        "generation",
-        "Table (csv, json or jsonl) of prompts, seeds and other inputs; generates a dataset from it.",
-        converter=as_optional_path,
-        default=None,
-    )
-    trajectory: bool = option(
-        "generation",
-        "With --dataset, store the latents that each row passes through as well, at its "
-        "num_inference_steps, for --task trajectory_imitation.",
-        False,
     )
     on_long_prompt: OnLongPrompt = option(
         "generation",
@@ -116,7 +104,7 @@ class GenerateConfig(ModelChoice):
     )
     output: Path = required(
         "output",
-        "File to write; with --dataset, a folder.",
+        "File to write; where a plugin generates several, a folder.",
         converter=as_path,
         common=True,
     )

@@ -5,16 +5,11 @@ from dataclasses import replace
 from dstrain.config import datasets_of, split_commas
 from dstrain.config.options import TrainConfig
 from dstrain.config.sizes import parse_frames, parse_resolutions
-from dstrain.data import (
-    AugmentationOptions,
-    Buckets,
-    CaptionOptions,
-    DataConfig,
-    FrameSampling,
-    Resolution,
-)
+from dstrain.data import CaptionOptions, DataConfig, FrameSampling, Resolution
 from dstrain.data.forms import parse_columns
+from dstrain.data.variants.buckets import Buckets
 from dstrain.data.variants.captions import replace_trigger
+from dstrain.data.variants.views import AugmentationOptions
 from dstrain.errors import UsageError
 from dstrain.graph import Column, PipelineSpec
 from dstrain.registry import load_family

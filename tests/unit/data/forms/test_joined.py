@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from dstrain import UsageError
-from dstrain.data import AugmentationOptions, Dataset, Fault, Resolution
+from dstrain.data import Dataset, Fault, Resolution
 from dstrain.data.forms import find_source, join_datasets, join_sources
+from dstrain.data.variants.views import AugmentationOptions
 from dstrain.plugin import Column
 from PIL import Image
 

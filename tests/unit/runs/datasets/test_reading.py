@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from dstrain import run
-from dstrain.data import AugmentationOptions, Buckets, CaptionOptions, Resolution
+from dstrain.data import CaptionOptions, Resolution
+from dstrain.data.variants.buckets import Buckets
+from dstrain.data.variants.views import AugmentationOptions
 from dstrain.plugin import Column, versioned
 from dstrain.runs.resolve import resolve
 from PIL import Image

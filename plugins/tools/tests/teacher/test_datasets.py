@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from dstrain import (
     DIRECT_DISTILL,
+    Diverged,
     GenerateConfig,
     StateError,
     UsageError,
@@ -365,3 +366,41 @@ def test_trajectories_are_added_to_images_that_are_there_and_kept(
     assert stored.items() < written(config.output / "trajectory").items()
     generate(with_trajectories)
     assert len(calls) == 7
+
+
+def test_what_is_not_finite_names_its_row_and_leaves_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predict_infinity(
+        noisy_latents: Any,
+        timestep: Any,
+        prompt_emb: Any,
+        prompt_mask: Any,
+        *,
+        dit: Any,
+    ) -> Any:
+        return noisy_latents / 0
+
+    spec = replace(family.BASE, model_fn=predict_infinity)
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    write(tmp_path / "model")
+    (tmp_path / "rows.csv").write_text("prompt,seed\ndog,1\n")
+    config = generation(
+        tmp_path / "model", tmp_path / "set", dataset=tmp_path / "rows.csv"
+    )
+    with pytest.raises(Diverged) as caught:
+        generate(config)
+    assert caught.value.where.startswith("rows.csv:2: ")
+    assert not [*tmp_path.rglob("*.png")]
+
+
+def test_a_lora_file_that_is_not_there_is_refused_before_loading(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "model")
+    (tmp_path / "rows.csv").write_text("prompt,seed\ndog,1\n")
+    config = generation(
+        tmp_path / "model", tmp_path / "set", dataset=tmp_path / "rows.csv"
+    )
+    with pytest.raises(StateError, match="gone"):
+        generate(replace(config, lora=(LoraFile(tmp_path / "gone.safetensors"),)))

@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
-
 from dstrain.data import Fault, Table, read_literal
 from dstrain.errors import UsageError
-from dstrain.graph import Column
-from dstrain.graph.noise_schedule import FlowMatchSchedule
 from dstrain.pipeline import inference_sigmas
-from dstrain.pipeline.sampling import points_on_path
+from dstrain.plugin import Column, FlowMatchSchedule
 from dstrain.storage import write_tensors
-from dstrain.training import LATENTS, SIGMAS
-from dstrain.training.distill import TRAJECTORY_IMITATION
+from dstrain.training import LATENTS, OWN_TASKS, SIGMAS
+from torch import Tensor
 
 STUDENT_STEPS = "num_inference_steps"
 """The column with the number of the student's steps."""
@@ -28,7 +24,7 @@ def student_steps(table: Table) -> list[int]:
     Raises UsageError for a table without this column, and for rows where it is not such
     a number.
     """
-    column = TRAJECTORY_IMITATION.inputs[STUDENT_STEPS]
+    column = OWN_TASKS["trajectory_imitation"].inputs[STUDENT_STEPS]
     assert isinstance(column, Column)
     if column.name not in table.columns:
         what = f"has no column {column.name!r}, the number of the student's steps, for --trajectory"
@@ -65,6 +61,27 @@ def write_trajectory(
     """
     taken = inference_sigmas(schedule, states[0], len(states) - 1)
     wanted = inference_sigmas(schedule, states[0], steps)
-    points = points_on_path(states, taken, wanted)
+    points = _points_on_path(states, taken, wanted)
     tensors = {LATENTS: torch.stack(points, dim=1), SIGMAS: wanted[None]}
     write_tensors(path, tensors, {}, checksum=True)
+
+
+def _points_on_path(
+    states: Sequence[Tensor], taken: Tensor, wanted: Tensor
+) -> list[Tensor]:
+    """Return the latents at the wanted sigmas of a path whose states are at the taken
+    ones; both descend from 1 to 0.
+
+    Euler's steps are straight in sigma, so that the path is known between its states,
+    too, and what the sampler was at is returned as it is.
+    """
+    points = []
+    for sigma in wanted:
+        after = int((taken > sigma).sum())
+        if sigma == taken[after]:
+            points.append(states[after])
+            continue
+        start, end = taken[after - 1], taken[after]
+        share = (start - sigma) / (start - end)
+        points.append(torch.lerp(states[after - 1], states[after], share.item()))
+    return points

@@ -15,33 +15,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from dstrain.config import LoraFile
-from dstrain.config.options import GenerateConfig
 from dstrain.console import get_logger, number_of, progress_bar, secrets
-from dstrain.data import Cell, Table, input_key, load_cell, save_image_or_video
-from dstrain.data.cells import file_names
-from dstrain.data.files import spellings
+from dstrain.data import (
+    Cell,
+    Table,
+    check_rows,
+    file_names,
+    input_key,
+    load_cell,
+    save_image_or_video,
+    spellings,
+)
 from dstrain.data.forms import read_metadata
-from dstrain.data.row_checks import check_rows
 from dstrain.errors import Diverged, StateError, UsageError, secret_error
-from dstrain.generation.inputs import (
+from dstrain.generation import (
     SAMPLING,
+    PipelineSource,
+    check_used,
     data_config,
     flag_for,
     flag_values,
     input_names,
     input_texts,
+    notice,
+    open_source,
     parse_arguments,
 )
-from dstrain.generation.prompts import notice
-from dstrain.generation.source import PipelineSource, check_used, open_source
-from dstrain.generation.trajectories import student_steps, write_trajectory
-from dstrain.graph import Column, Constant, as_column, noticing_long_prompts
-from dstrain.models import component_digests
+from dstrain.graph import as_column, noticing_long_prompts
 from dstrain.pipeline import Pipeline, plan_inference, seeded_noise
-from dstrain.pipeline.sampling import NOISE_DEVICE
+from dstrain.plugin import Column, Constant, GenerateConfig
 from dstrain.storage import (
     Digests,
     hash_json,
@@ -50,25 +53,34 @@ from dstrain.storage import (
     write_file,
     write_json,
 )
-from dstrain.storage.user_cache import ModelDigests
-from dstrain.training.distill import DIRECT_DISTILL, NOISE_COLUMNS
+from dstrain.training import OWN_TASKS
+from torch import Tensor
 
-logger = get_logger(__name__)
+from dstrain_tools.options import TeacherOptions
+from dstrain_tools.teacher.trajectories import student_steps, write_trajectory
+
+logger = get_logger("dstrain.generate")
 
 
 SETTINGS = "generated.json"
 TRAJECTORY = "trajectory"
+DISTILL = OWN_TASKS["direct_distill"].inputs
+"""The columns that direct distillation reads."""
+NOISE = ("seed", "rand_device")
+"""Those of them that decide a row's initial noise."""
 NAME_LENGTH = 16
 
 
-def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
+def generate_dataset(config: GenerateConfig) -> None:
     """Generate the files that the folder --output lacks; raises DstrainError before
     anything is loaded.
 
     Raises StateError for a folder whose files were generated with other settings,
     naming them.
     """
-    table = read_metadata(metadata)
+    own = config.of(TeacherOptions)
+    assert own.dataset is not None
+    table = read_metadata(own.dataset)
     folder = config.output
     for value, variable in secrets().items():
         for number, row in enumerate(table.rows):
@@ -83,19 +95,19 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         if source.spec.makes_video:
             column = "video"
             suffix = ".mp4"
-        generated = (column, TRAJECTORY) if config.trajectory else (column,)
+        generated = (column, TRAJECTORY) if own.trajectory else (column,)
         for name in generated:
             if name in table.columns:
                 what = f"has a column {name!r}, which is the one to generate"
                 raise UsageError(table.path, what, "remove it")
-        steps = student_steps(table) if config.trajectory else []
+        steps = student_steps(table) if own.trajectory else []
         digests = Digests(folder / ".digests.json")
         shared = parse_arguments(config, source.spec)
         columns = _columns(table, source, shared)
         rows = _rows(table, source, shared, columns)
         names = [_name(cells, digests) for cells in rows]
         files = {column: [f"{column}/{name}{suffix}" for name in names]}
-        if config.trajectory:
+        if own.trajectory:
             files[TRAJECTORY] = [
                 f"{TRAJECTORY}/{name}-{count}.safetensors"
                 for name, count in zip(names, steps, strict=True)
@@ -105,9 +117,9 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         _check_settings(folder, settings)
         of_rows = list(zip(*files.values(), strict=True))
         missing = {
-            own: number
-            for number, own in enumerate(of_rows)
-            if not all((folder / name).is_file() for name in own)
+            files_of_row: number
+            for number, files_of_row in enumerate(of_rows)
+            if not all((folder / name).is_file() for name in files_of_row)
         }
         files_in_all = number_of(len(rows), "file")
         logger.info(f"generating {len(missing)} of {files_in_all} into {folder}")
@@ -133,9 +145,9 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
                         ) from error
                     # Only now: a folder without files is bound to no settings.
                     write_json(folder / SETTINGS, settings)
-                    for own in trajectory:
+                    for path in trajectory:
                         schedule = source.spec.schedule
-                        write_trajectory(folder / own, schedule, states, steps[number])
+                        write_trajectory(folder / path, schedule, states, steps[number])
                     if not (folder / name).is_file():
                         save_image_or_video(output, folder / name)
                     progress.update()
@@ -160,7 +172,7 @@ def _generate(
             **{**shared, **inputs},
             on_step=lambda _, latents: path.append(latents.cpu()),
         )
-    device = inputs.get("rand_device", NOISE_DEVICE)
+    device = inputs.get("rand_device", "")
     noise = seeded_noise(path[0].shape, inputs["seed"], device)
     return output, [noise.cpu(), *path]
 
@@ -182,9 +194,9 @@ def _columns(
             if name in input_names(source.config):
                 what = f"is also a column of {table.path}"
                 raise UsageError(flag_for(source.config, name), what)
-        elif name in NOISE_COLUMNS:
-            columns[name] = NOISE_COLUMNS[name]
-        elif name not in DIRECT_DISTILL.inputs:
+        elif name in NOISE:
+            columns[name] = as_column(name, DISTILL[name])
+        elif name not in DISTILL:
             what = (
                 f"column {name!r} is not used for generation, and is copied unchanged"
             )
@@ -206,7 +218,7 @@ def _rows(
         if "seed" not in inputs:
             what = "has no column 'seed', which determines each row's noise"
             raise UsageError(table.path, what)
-        values = dict.fromkeys(set(inputs) - set(NOISE_COLUMNS), "")
+        values = dict.fromkeys(set(inputs) - set(NOISE), "")
         return plan_inference(
             spec, {**shared, **values}, table.columns
         ).plan.used_inputs
@@ -254,10 +266,8 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     config = source.config
     spec = source.spec
     settings: dict[str, Any] = {"family": spec.family, "variant": spec.variant}
-    model_digests = ModelDigests()
-    for name, digest in component_digests(source.find(), model_digests).items():
+    for name, digest in source.digests().items():
         settings[f"files of {name}"] = digest
-    model_digests.save()
     settings["LoRA"] = [_lora_setting(lora, digests) for lora in config.lora]
     settings["dtype"] = str(source.dtype).removeprefix("torch.")
     settings |= {name: constant.value for name, constant in spec.constants.items()}

@@ -1,0 +1,15 @@
+from dstrain.generation.inputs import (
+    SAMPLING as SAMPLING,
+    data_config as data_config,
+    flag_for as flag_for,
+    flag_values as flag_values,
+    input_names as input_names,
+    input_texts as input_texts,
+    parse_arguments as parse_arguments,
+)
+from dstrain.generation.prompts import notice as notice
+from dstrain.generation.source import (
+    PipelineSource as PipelineSource,
+    check_used as check_used,
+    open_source as open_source,
+)

@@ -1,0 +1,1 @@
+"""Datasets that a model generates, for another one to learn from."""
