@@ -8,54 +8,23 @@ from typing import Any
 
 import pytest
 from dstrain import UsageError
-from dstrain.cache import FeatureCache
 from dstrain.errors import CacheError
 
-from tests.support.dataset_forms import FORMS, rows_in, write_form
-from tests.support.family import write_data
-from tests.support.runs import outcome, project, same, train
+from tests.support.dataset_forms import FORMS, project_of_forms, unsplit_and_split
+from tests.support.runs import same, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
-CAPTIONS = ("dog", "two dogs\non a bridge", "cat", "a, b", "ünï 猫")
-STEPS = {"max_steps": 6, "seed": 3}
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = project(tmp_path_factory.mktemp("forms"))
-    shutil.rmtree(folder / "data")
-    write_data(folder / "data", CAPTIONS, ((16, 16), (16, 24)))
-    for form in FORMS:
-        write_form(form, folder / "data", rows_in(folder / "data"), folder / form)
-    return folder
+    return project_of_forms(tmp_path_factory.mktemp("forms"), FORMS)
 
 
 @pytest.fixture(scope="module")
 def wanted(here: Path) -> dict[str, Any]:
     """What the dataset of metadata.json gives."""
     return unsplit_and_split(here, here / "data")
-
-
-def unsplit_and_split(here: Path, data: Path) -> dict[str, Any]:
-    """Train on a dataset unsplit and split; return what both leave, and the plan."""
-    base = here / f"{data.name} runs"
-    whole = train(here, dataset_base_path=data, output_path=base / "whole", **STEPS)
-    stages = {"dataset_base_path": data, "feature_cache": base / "cache", **STEPS}
-    train(here, task="sft:data_process", **stages)
-    split = train(here, task="sft:train", output_path=base / "split", **stages)
-    ((_, plan),) = FeatureCache.open(base / "cache").plans()
-    cache = FeatureCache.open(base / "cache")
-    rows = [
-        {name: row[name] for name in ("row", "chunk", "values", "group")}
-        for (path, _) in cache.plans()
-        for row in cache.plan_rows(path)
-    ]
-    return {
-        "whole": outcome(whole),
-        "split": outcome(split),
-        "rows": rows,
-        "identity": plan["identity"],
-    }
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -181,7 +150,7 @@ def test_a_dry_run_says_the_rows_of_every_form(
 
 def test_a_second_dataset_may_have_another_form(here: Path, tmp_path: Path) -> None:
     losses = []
-    for form in ("data", "captions", "parquet"):
+    for form in ("data", "captions"):
         out = train(
             here,
             output_path=tmp_path / form,
@@ -190,44 +159,4 @@ def test_a_second_dataset_may_have_another_form(here: Path, tmp_path: Path) -> N
             validation_dataset_base_path=here / form,
         )
         losses.append((out / "logs/validation.csv").read_text())
-    assert losses[0] == losses[1] == losses[2]
-
-
-def test_a_name_in_parquet_leads_nowhere_else(here: Path, tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder = tmp_path / "x"
-    folder.mkdir()
-    shutil.copy(here / "data/0.png", tmp_path / "secret.png")
-    for name in ("../secret.png", str(tmp_path / "secret.png")):
-        images = [{"bytes": None, "path": name}]
-        rows = pa.table({"image": images, "text": ["a"]})
-        pq.write_table(rows, folder / "rows.parquet")
-        with pytest.raises(UsageError) as caught:
-            train(here, dataset_base_path=folder, output_path=tmp_path / "out")
-        (line,) = caught.value.help_lines
-        assert line.startswith("rows.parquet:1:image: ")
-        assert "points outside the dataset's folder" in line
-
-
-@pytest.mark.parametrize("start", [20, 60])
-def test_a_damaged_image_in_parquet_is_named_by_its_row_and_column(
-    start: int, here: Path, tmp_path: Path
-) -> None:
-    """In the header, where it shows before the run, or behind it: its file in the user's
-    folder has a name that says nothing.
-    """
-    shutil.copytree(here / "data", tmp_path / "data")
-    image = sorted((tmp_path / "data").rglob("*.png"))[1]
-    content = image.read_bytes()
-    image.write_bytes(content[:start] + b"\0" * 4 + content[start + 4 :])
-    rows = rows_in(tmp_path / "data")
-    write_form("parquet", tmp_path / "data", rows, tmp_path / "parquet")
-    with pytest.raises(UsageError) as caught:
-        train(
-            here, dataset_base_path=tmp_path / "parquet", output_path=tmp_path / "out"
-        )
-    said = str(caught.value)
-    assert ":2:image: the embedded file " in said
-    assert "embedded_files" not in said
+    assert losses[0] == losses[1]

@@ -18,7 +18,6 @@ READ: dict[str, dict[str, Any]] = {
     "model/vae/model-1-of-1.safetensors": {},
     "lora.safetensors": {"lora_checkpoint": "lora.safetensors"},
     "weights.pth": {"resume_from_checkpoint": "weights.pth"},
-    "rows.parquet": {"dataset_base_path": Path("rows.parquet")},
     "photos/a.txt": {"dataset_base_path": Path("photos")},
     "rows.csv": {"dataset_metadata_path": Path("rows.csv")},
 }

@@ -32,6 +32,7 @@ PUBLIC = {
         TransformersNetwork Updater WatchedRun at_least between hookimpl one_of read_key_maps
         same_config stored_linear toy_writer versioned
         CachedRows KeptWeights LargestSample PLAIN_TENSORS PlannedComponent PlannedRun Section
+        Content Form FormCell FormRow Given Source fetch_dataset first_few read_limited shell_word
     """,
     "dstrain.plugin.functional": """
         LongPrompt apply_guidance around_blocks as_uint8 check_length check_sides convert_image cover_image
@@ -45,7 +46,7 @@ FLAGS = {
     TrainConfig: """
         plugin_options batch_size data_file_keys dataset_base_path dataset_metadata_path recipe
         dataset_num_workers dataset_repeat dataset_root device_memory disabled_plugins dry_run
-        customized_optimizer ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
+        customized_optimizer dataset_form ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
         loraplus_lr_ratio optimizer optimizer_args trainable_dtype
         family_options feature_cache find_unused_parameters fix_frame_rate fp8_models frame_samples frame_sampling
         gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
@@ -61,7 +62,7 @@ FLAGS = {
         model_id model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt
         output_path overwrite preset_lora_model preset_lora_path preview_prompt quant_options
         preview_steps remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
-        seed task timestep_sampling toy trainable_models url_cache
+        seed task timestep_sampling toy trainable_models
         use_gradient_checkpointing use_gradient_checkpointing_offload variant
         blocks_to_swap compile enable_model_cpu_offload offload_models
         enable_csv_log enable_swanlab_log enable_tensorboard_log enable_wandb_log report_to
@@ -77,7 +78,7 @@ FLAGS = {
     """,
 }
 HOOKS = """
-    dstrain_commands dstrain_dry_run dstrain_hints dstrain_modify_step dstrain_observers
+    dstrain_commands dstrain_dry_run dstrain_forms dstrain_hints dstrain_modify_step dstrain_observers
     dstrain_quantizers dstrain_tasks dstrain_updater
 """
 LAZY = ("dstrain", "dstrain.plugin")

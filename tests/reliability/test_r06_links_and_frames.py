@@ -2,7 +2,6 @@
 stage 1 read.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -100,23 +99,6 @@ def test_what_a_link_leads_to_is_compared(
     assert "is not what the feature cache" in filled.refusal()
     filled.fill()
     assert same(filled.stage_2(), after)
-
-
-def test_a_fetched_file_in_a_relative_folder_is_compared(
-    filled: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(filled.folder)
-    url = "https://example.org/0.png"
-    name = f"{hashlib.sha256(url.encode()).hexdigest()}.png"
-    (filled.folder / "fetched").mkdir()
-    (filled.data / "0.png").rename(filled.folder / "fetched" / name)
-    metadata = filled.data / "metadata.json"
-    metadata.write_text(metadata.read_text().replace("0.png", url))
-    filled.flags["url_cache"] = Path("fetched")
-    filled.fill()
-    assert same(filled.stage_2(), filled.unsplit())
-    another_image(filled.folder / "fetched" / name)
-    assert f"{name}: is not what" in filled.refusal()
 
 
 def one_frame_more(folder: Path) -> None:

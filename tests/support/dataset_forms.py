@@ -9,8 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from dstrain.cache import FeatureCache
 
-FORMS = ("captions", "imagefolder csv", "imagefolder jsonl", "parquet", "saved")
+from tests.support.family import write_data
+from tests.support.runs import outcome, project, train
+
+FORMS = ("captions", "imagefolder csv", "imagefolder jsonl")
+"""Those that core reads."""
+OTHERS = ("parquet", "saved")
+"""Those of the plugin datasets."""
 Rows = Sequence[tuple[str, str]]
 """Names of images in a folder, and captions."""
 
@@ -68,3 +75,39 @@ def write_saved(folder: Path, table: Any) -> None:
     state = {"_data_files": [{"filename": name} for name in names], "_split": "train"}
     (folder / "state.json").write_text(json.dumps(state))
     (folder / "dataset_info.json").write_text("{}")
+
+
+CAPTIONS = ("dog", "two dogs\non a bridge", "cat", "a, b", "ünï 猫")
+STEPS = {"max_steps": 6, "seed": 3}
+
+
+def project_of_forms(folder: Path, forms: Sequence[str]) -> Path:
+    """A project with the same dataset in each of these forms, and in `data`."""
+    project(folder)
+    shutil.rmtree(folder / "data")
+    write_data(folder / "data", CAPTIONS, ((16, 16), (16, 24)))
+    for form in forms:
+        write_form(form, folder / "data", rows_in(folder / "data"), folder / form)
+    return folder
+
+
+def unsplit_and_split(here: Path, data: Path) -> dict[str, Any]:
+    """Train on a dataset unsplit and split; return what both leave, and the plan."""
+    base = here / f"{data.name} runs"
+    whole = train(here, dataset_base_path=data, output_path=base / "whole", **STEPS)
+    stages = {"dataset_base_path": data, "feature_cache": base / "cache", **STEPS}
+    train(here, task="sft:data_process", **stages)
+    split = train(here, task="sft:train", output_path=base / "split", **stages)
+    ((_, plan),) = FeatureCache.open(base / "cache").plans()
+    cache = FeatureCache.open(base / "cache")
+    rows = [
+        {name: row[name] for name in ("row", "chunk", "values", "group")}
+        for (path, _) in cache.plans()
+        for row in cache.plan_rows(path)
+    ]
+    return {
+        "whole": outcome(whole),
+        "split": outcome(split),
+        "rows": rows,
+        "identity": plan["identity"],
+    }

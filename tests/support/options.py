@@ -1,11 +1,11 @@
 """Options as the tests of their modules list them."""
 
-from dstrain.config import flags
+from dstrain.config.fields import own_flags
 
 
 def options_of(config: type) -> dict[str, tuple[object, str]]:
     """Return the options of a class of options: name -> default and effects."""
     return {
         flag.name: (flag.default, " ".join(sorted(flag.affects)))
-        for flag in flags(config)
+        for flag in own_flags(config)
     }

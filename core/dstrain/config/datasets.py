@@ -14,6 +14,7 @@ from dstrain.errors import UsageError, nearest
 
 BASE = "dataset_base_path"
 METADATA = "dataset_metadata_path"
+FORM = "dataset_form"
 REPEATS = "repeats"
 LOSS_WEIGHT = "loss_weight"
 MASK_COLUMN = "mask_column"
@@ -68,7 +69,7 @@ def datasets_of(config: TrainConfig, first: int = 1) -> tuple[DatasetOptions, ..
         if own.get(BASE) is None:
             what = f"is required: the folder of the dataset; {EXAMPLE}"
             raise UsageError(f"{place}: {BASE}", what)
-        changes = {METADATA: None, **_without_other_masks(own), **own}
+        changes = {METADATA: None, FORM: None, **_without_other_masks(own), **own}
         repeats = _number(entry, REPEATS, number, 1, int)
         weight = _number(entry, LOSS_WEIGHT, number, 1.0, float)
         one = replace(alone, **changes)

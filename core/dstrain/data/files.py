@@ -23,9 +23,16 @@ from dstrain.data.cells import (
     mask_cell,
 )
 from dstrain.data.damage.faults import LINK_LOOP, is_link_loop, raise_system_fault
+from dstrain.data.forms.form import Form
 from dstrain.data.images import ImageInfo, Size, has_transparent_parts, read_header
-from dstrain.data.table import EMBEDDED, RawValue, is_embedded_file, unicode_forms
-from dstrain.data.urls import UrlCache, is_url, remove_abandoned
+from dstrain.data.table import (
+    EMBEDDED,
+    RawValue,
+    is_embedded_file,
+    is_url,
+    unicode_forms,
+)
+from dstrain.data.urls import fetch, remove_abandoned
 from dstrain.data.videos import Video, probe
 from dstrain.errors import StateError, UsageError
 from dstrain.graph import Column, MaskColumn
@@ -43,14 +50,15 @@ MOST_REMEMBERED = 2**15
 
 @dataclass(frozen=True)
 class DataRoots:
-    """The folders in which the files of a dataset lie, and the cache of fetched files.
+    """The folders in which the files of a dataset lie, and what opens other files.
 
     Hard links are files like any other: nothing tells them apart.
     """
 
     folders: tuple[str, ...]
     """Real paths; relative names are looked for in each."""
-    urls: UrlCache | None = None
+    forms: tuple[Form, ...] = ()
+    """They fetch what has a URL."""
     names_in: Callable[[str], Mapping[str, str]] = field(
         default_factory=lambda: cache(_names_in), compare=False
     )
@@ -61,7 +69,7 @@ class DataRoots:
         cls,
         base: Path,
         roots: Iterable[Path],
-        url_cache: Path | None,
+        forms: Sequence[Form] = (),
     ) -> "DataRoots":
         """Return the roots that the dataset's flags name; raise UsageError for one that
         is not a folder.
@@ -72,10 +80,10 @@ class DataRoots:
             if not folder.is_dir():
                 raise UsageError(flag, f"{folder} is not a folder")
         folders = tuple(dict.fromkeys(os.path.realpath(folder) for _, folder in flags))
-        if url_cache is None:
-            return cls(folders)
-        remove_abandoned(url_cache)
-        return cls(folders, UrlCache(Path(os.path.realpath(url_cache))))
+        for form in forms:
+            if form.keeps is not None:
+                remove_abandoned(form.keeps)
+        return cls(folders, tuple(forms))
 
     def find(self, name: str) -> str:
         """Return the path of a file as it is named in one of the folders, links and all:
@@ -85,11 +93,7 @@ class DataRoots:
         FileNotFoundError.
         """
         if is_url(name):
-            if self.urls is None:
-                raise UsageError(
-                    name, "is a URL; use --url_cache DIR to download such files"
-                )
-            return str(self.urls.fetch(name))
+            return str(fetch(name, self.forms))
         for form in spellings(name):
             found: dict[str, str] = {}
             for folder in self.folders:
@@ -108,7 +112,7 @@ class DataRoots:
     def lacks(self, name: str) -> bool:
         """Return whether a file is in none of the folders, or is still to be fetched."""
         if is_url(name):
-            return self.urls is not None
+            return any(form.keeps is not None for form in self.forms)
         places = (
             os.path.join(folder, form)
             for form in spellings(name)
@@ -229,11 +233,11 @@ class FileInspector:
         columns: Iterable[Column],
         base: Path,
         roots: Iterable[Path],
-        url_cache: Path | None,
+        forms: Sequence[Form] = (),
     ) -> None:
         """Begin; the folders are looked at when a row names a file."""
         self._columns = [column for column in columns if column.is_file]
-        self._roots = cache(partial(DataRoots.of, base, roots, url_cache))
+        self._roots = cache(partial(DataRoots.of, base, roots, forms))
         # The least recently used first.
         self._known: dict[FileName, FileInfo] = {}
         self._weight = 0

@@ -29,6 +29,7 @@ from dstrain.data.forms import (
     lacking_columns,
     left_out_of,
 )
+from dstrain.data.forms.form import Form
 from dstrain.data.images import Resolution, Size
 from dstrain.data.rows.consistency import inconsistencies, short_videos
 from dstrain.data.rows.loaded import read_row
@@ -67,8 +68,11 @@ class DataConfig:
     sampling: FrameSampling = field(default_factory=FrameSampling)
     roots: tuple[Path, ...] = ()
     """Folders beside base_path that may hold files."""
-    url_cache: Path | None = None
-    """Where files named by URL are kept; None refuses URLs."""
+    forms: tuple[Form, ...] = ()
+    """The forms of plugins, which also fetch files named by URL; without them, URLs are
+    refused."""
+    form: str | None = None
+    """The name of its form, where it is chosen."""
     on_bad_sample: Literal["error", "skip"] = "error"
     pads_texts: bool = False
     """As in Dataset."""
@@ -88,7 +92,18 @@ class DataConfig:
     @property
     def source(self) -> Source:
         """Return where the rows are; raises UsageError if they are nowhere."""
-        return find_source(self.base_path, self.metadata_path, roots=self.roots)
+        return find_source(
+            self.base_path,
+            self.metadata_path,
+            roots=self.roots,
+            forms=self.forms,
+            chosen=self.form,
+        )
+
+    @property
+    def fetches(self) -> bool:
+        """Return whether files may be fetched, and are kept."""
+        return any(form.keeps is not None for form in self.forms)
 
     @property
     def reading(self) -> Reading:
@@ -130,7 +145,7 @@ def read_table(config: DataConfig, inputs: Mapping[str, Input]) -> Table:
     """Read the rows of a dataset of any form; raises UsageError and SystemFault."""
     source = config.source
     wanted = None
-    if source.has_embedded:
+    if source.has_contents:
         # Files are written for the columns that are used alone.
         header = config.reading.read_columns(source, inputs)
         columns = input_columns(header, config, inputs).values()
@@ -144,9 +159,7 @@ def without_absent(
     """Return the table without the rows that name files which are not on this machine,
     and these files.
     """
-    roots = DataRoots.of(
-        config.base_path, (*config.roots, *table.roots), config.url_cache
-    )
+    roots = DataRoots.of(config.base_path, (*config.roots, *table.roots), config.forms)
     columns = input_columns(table, config, inputs).values()
     absent: dict[str, None] = {}
     kept = array("q")
@@ -200,7 +213,7 @@ def _samples(
         columns.values(),
         config.base_path,
         (*config.roots, *table.roots),
-        config.url_cache,
+        config.forms,
     )
     captions = dict.fromkeys(config.caption_inputs, config.captions)
     rows = inspector.with_files(table.rows)

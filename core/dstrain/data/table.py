@@ -9,7 +9,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from dstrain.data.urls import is_url
+from dstrain.console import URL
 from dstrain.errors import UsageError
 from dstrain.storage import Chosen
 from dstrain.storage.spool import Numbers, Spool
@@ -253,6 +253,11 @@ def name_fault(name: str) -> str:
         is_bad = len(name.encode(errors="replace")) > MAX_PATH_BYTES
         is_bad = is_bad or max(map(len, name.split("/"))) > MAX_NAME_LENGTH
     return f"is not a file name ({len(name):,} characters)" if is_bad else ""
+
+
+def is_url(name: str) -> bool:
+    """Return whether the name of a file is a URL of any kind."""
+    return URL.match(name) is not None
 
 
 def unicode_forms(name: str) -> tuple[str, ...]:

@@ -4,7 +4,20 @@ from dstrain.config.options import (
     GenerateConfig as GenerateConfig,
     TrainConfig as TrainConfig,
 )
-from dstrain.errors import InputError as InputError, UsageError as UsageError
+from dstrain.console import shell_word as shell_word
+from dstrain.data.forms.form import (
+    Content as Content,
+    Form as Form,
+    FormCell as FormCell,
+    FormRow as FormRow,
+    Given as Given,
+    Source as Source,
+)
+from dstrain.errors import (
+    InputError as InputError,
+    UsageError as UsageError,
+    first_few as first_few,
+)
 from dstrain.graph.inputs import (
     Column as Column,
     Constant as Constant,
@@ -35,6 +48,7 @@ from dstrain.models.formats import (
     read_key_maps as read_key_maps,
     same_config as same_config,
 )
+from dstrain.models.hub import fetch_dataset as fetch_dataset
 from dstrain.models.networks import (
     DiffusersNetwork as DiffusersNetwork,
     Tokenizer as Tokenizer,
@@ -54,4 +68,5 @@ from dstrain.runs.dry_run.planned_run import (
     PlannedRun as PlannedRun,
 )
 from dstrain.runs.observers import Observer as Observer, WatchedRun as WatchedRun
+from dstrain.storage import read_limited as read_limited
 from dstrain.training.updater import Updater as Updater

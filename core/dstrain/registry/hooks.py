@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from dstrain.config.options import TrainConfig
     from dstrain.graph import QuantizationMethod, Task
 
 
@@ -77,6 +78,13 @@ class Hooks:
     @hookspec
     def dstrain_tasks(self) -> Sequence[Task]:
         """Return extra tasks for `--task`."""
+        raise NotImplementedError
+
+    @hookspec
+    def dstrain_forms(self, options: TrainConfig) -> Sequence[Any]:
+        """Return forms of datasets (`dstrain.plugin.Form`) for a run with these options:
+        each finds the rows of a dataset, reads them from files, or opens URLs.
+        """
         raise NotImplementedError
 
     @hookspec
@@ -135,6 +143,7 @@ class Extensions:
         hook: str,
         kind: type[Any],
         own: Collection[str],
+        **given: Any,
     ) -> dict[str, Any]:
         """Return what plugins offer by a hook, by name; what cannot be used is added to
         `broken`.
@@ -143,12 +152,13 @@ class Extensions:
             hook: A hook that returns things with a name.
             kind: The type of these things.
             own: Names of dstrain's own, which plugins cannot use.
+            given: What the hook is called with.
         """
         offers: dict[str, Any] = {}
         owners: dict[str, Installed] = {}
         for plugin, manager in self.managers.items():
             try:
-                answers = getattr(manager.hook, hook)()
+                answers = getattr(manager.hook, hook)(**given)
                 items = [item for answer in answers for item in answer]
             except (Exception, SystemExit) as error:
                 what = f"{hook} failed: {described(error)}"

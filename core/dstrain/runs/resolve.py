@@ -45,7 +45,7 @@ from dstrain.runs.checks.flags import (
 )
 from dstrain.runs.datasets.flags import caption_inputs, previewed_prompts
 from dstrain.runs.datasets.masks import with_masks_of_run
-from dstrain.runs.datasets.published import with_folders
+from dstrain.runs.datasets.places import with_folders
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.script.parts import NO_PARTS, OwnParts

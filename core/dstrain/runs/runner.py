@@ -27,7 +27,7 @@ from dstrain.models import write_toy
 from dstrain.models.execution import described
 from dstrain.pipeline.model_choice import with_family
 from dstrain.runs.checks.rows import dataset_inputs
-from dstrain.runs.datasets.published import is_published
+from dstrain.runs.datasets.places import is_published
 from dstrain.runs.dry_run.kept_bytes import described_with_bytes
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.launch.limits import refuse_unshardable

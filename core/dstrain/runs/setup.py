@@ -46,7 +46,7 @@ from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry import Extensions, ModelFamily, Option
 from dstrain.runs.datasets.flags import data_config
 from dstrain.runs.datasets.masks import masks_of
-from dstrain.runs.datasets.published import is_published
+from dstrain.runs.datasets.places import installed_forms, is_published
 from dstrain.training.optimizers import (
     OptimizerChoice,
     check_names,
@@ -119,7 +119,8 @@ class Setup:
         is_read = self.stage != "train" and not is_absent
         if is_read and (metadata is None or not base.is_dir()):
             # Refused here, by the names of the second dataset's own options.
-            find_source(base, None, "--validation_dataset")
+            forms = installed_forms(config)
+            find_source(base, None, "--validation_dataset", forms=forms)
         # Where the cache is named as the dataset, as in DiffSynth-Studio's commands.
         cache_path = self.cache_path if self.stage == "train" else config.feature_cache
         second = replace(
@@ -129,6 +130,7 @@ class Setup:
             validation_dataset_base_path=None,
             validation_dataset_metadata_path=None,
             dataset=(),
+            dataset_form=None,
             feature_cache=cache_path,
             preview_prompt=(),
         )

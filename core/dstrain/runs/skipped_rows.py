@@ -27,8 +27,9 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
 
 def _read(setup: Setup, processes: ProcessGroup) -> None:
     skips = setup.config.on_bad_sample == "skip"
-    is_written = any(part.setup.data_config.source.has_embedded for part in setup.parts)
-    if skips or is_written or setup.config.url_cache is not None:
+    data = [part.setup.data_config for part in setup.parts]
+    is_written = any(one.source.has_contents or one.fetches for one in data)
+    if skips or is_written:
         if processes.is_main:
             with lock(setup.output) if skips else nullcontext():
                 if skips:

@@ -63,7 +63,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "on_bad_sample": ("error", ""),
     "on_long_prompt": ("truncate", ""),
     "unmasked_weight": (0.0, "cache dataset mask resolved"),
-    "url_cache": (None, ""),
+    "dataset_form": (None, "dataset"),
     # samples
     "bucket_max_side": (None, "cache dataset if_given training"),
     "bucket_min_side": (None, "cache dataset if_given training"),

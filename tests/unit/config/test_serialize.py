@@ -17,11 +17,11 @@ from dstrain.config import (
     NamedInput,
     as_flags,
     command_line,
-    flags,
     read_resolved,
     with_run_options,
     write_resolved,
 )
+from dstrain.config.fields import own_flags
 from dstrain.config.options import options_affecting
 
 from tests.support.command_lines import toy_config
@@ -42,7 +42,7 @@ CHOSEN: dict[str, Any] = {
 
 def test_every_option_is_written_by_its_name() -> None:
     written = as_flags(CONFIG)
-    own = {flag.name for flag in flags(TrainConfig)}
+    own = {flag.name for flag in own_flags(TrainConfig)}
     assert set(written) == own | {"area", "p"}
     assert written["dataset_base_path"] == "data"
     assert written["preview_prompt"] == ["a dog", "a cat"]

@@ -66,11 +66,11 @@ class DataOptions:
         converter=as_paths,
         default=(),
     )
-    url_cache: Path | None = converted(
+    dataset_form: str | None = option(
         "data",
-        "Folder for files that the metadata names by URL. Without it, URLs are refused.",
-        converter=as_optional_path,
-        default=None,
+        "Form of the dataset: table, folder (images with captions), or the name of a plugin's form. "
+        "Defaults to the only one that finds it.",
+        affects={"dataset"},
     )
     on_bad_sample: Literal["error", "skip"] = option(
         "data",

@@ -2,9 +2,12 @@ from dstrain.data.forms.captions import (
     SUFFIXES as SUFFIXES,
     read_caption as read_caption,
 )
-from dstrain.data.forms.columnar import ARROW as ARROW, PARQUET as PARQUET
-from dstrain.data.forms.embedded import embedded_folder as embedded_folder
+from dstrain.data.forms.contents import embedded_folder as embedded_folder
 from dstrain.data.forms.folder import printable as printable
+from dstrain.data.forms.form import (
+    Given as Given,
+    Source as Source,
+)
 from dstrain.data.forms.joined import (
     join_datasets as join_datasets,
     join_sources as join_sources,
@@ -18,7 +21,10 @@ from dstrain.data.forms.listing import (
     Medium as Medium,
     list_media as list_media,
 )
-from dstrain.data.forms.metadata import read_metadata as read_metadata
+from dstrain.data.forms.metadata import (
+    metadata_files as metadata_files,
+    read_metadata as read_metadata,
+)
 from dstrain.data.forms.naming import (
     TEXT as TEXT,
     lacking_columns as lacking_columns,
@@ -31,7 +37,7 @@ from dstrain.data.forms.reading import (
     texts_of as texts_of,
 )
 from dstrain.data.forms.source import (
-    Source as Source,
+    ask as ask,
     find_source as find_source,
-    metadata_files as metadata_files,
+    offered_forms as offered_forms,
 )

@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 
 from dstrain.data.dataset import Dataset, Signature
-from dstrain.data.forms.source import Source
+from dstrain.data.forms.form import Source
 from dstrain.data.table import Table
 from dstrain.storage import hash_json
 from dstrain.storage.spool import Joined

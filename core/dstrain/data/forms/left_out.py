@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,6 @@ UNREAD_VIDEOS = frozenset(
 )
 REPEATS = re.compile(r"\d+_.+")
 """Folders that say how often kohya's scripts repeat their images, and of what they are."""
-PARQUET = ".parquet"
 DEPTH = 2
 """Folders below one in which tables are looked for, such as `data/train`."""
 
@@ -168,16 +167,16 @@ def _shown(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
-def tables_below(folder: Path) -> list[Path]:
-    """Return metadata and parquet files in folders below one, relative to it; links are
-    not followed. Those for training come first.
+def tables_below(folder: Path, endings: Collection[str]) -> list[Path]:
+    """Return metadata, and files with one of these endings, in folders below one, relative
+    to it; links are not followed. Those for training come first.
     """
-    found = [one for one in _tables(folder, DEPTH) if one.parent != folder]
+    found = [one for one in _tables(folder, endings, DEPTH) if one.parent != folder]
     below = [path.relative_to(folder) for path in found]
     return sorted(below, key=lambda path: ("train" not in path.parts, path))
 
 
-def _tables(folder: Path, depth: int) -> Iterator[Path]:
+def _tables(folder: Path, endings: Collection[str], depth: int) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
             listed = sorted(entries, key=lambda entry: entry.name)
@@ -189,8 +188,8 @@ def _tables(folder: Path, depth: int) -> Iterator[Path]:
         path = folder / entry.name
         if entry.is_dir(follow_symlinks=False):
             if depth:
-                yield from _tables(path, depth - 1)
-        elif path.suffix == PARQUET or (
+                yield from _tables(path, endings, depth - 1)
+        elif path.suffix in endings or (
             path.stem == "metadata" and path.suffix in TABLES
         ):
             yield path

@@ -6,15 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dstrain.data.cells import texts
-from dstrain.data.forms.columnar import (
-    columnar_columns,
-    columnar_texts,
-    read_columnar,
-)
 from dstrain.data.forms.folder import folder_columns, folder_texts, read_folder
+from dstrain.data.forms.form import Source
 from dstrain.data.forms.metadata import read_columns, read_metadata
 from dstrain.data.forms.naming import main_column, other_names
-from dstrain.data.forms.source import Source
+from dstrain.data.forms.row_files import file_columns, read_files, texts_in
 from dstrain.data.table import Table
 from dstrain.graph import Column, Input
 
@@ -68,8 +64,7 @@ class Reading:
             is_shadowed = column == name and name in others.values()
             if column in header.columns and not is_shadowed:
                 columns[column] = own[name].is_file
-        table = read_columnar(source.path, source.files, source.in_words, columns)
-        return table.renamed(others)
+        return read_files(source, columns).renamed(others)
 
     def _named(self, table: Table, inputs: Mapping[str, Input]) -> Table:
         return table.renamed(other_names(table.columns, inputs, self.columns))
@@ -82,7 +77,7 @@ def _columns(source: Source) -> Table:
         return read_columns(source.path)
     if source.form == "folder":
         return folder_columns(source.path)
-    return columnar_columns(source.path, source.files, source.in_words)
+    return file_columns(source)
 
 
 def list_columns(source: Source) -> frozenset[str]:
@@ -102,10 +97,10 @@ def list_columns(source: Source) -> frozenset[str]:
 
 
 def texts_of(source: Source) -> Iterator[str]:
-    """Yield every text that rows of a folder, of parquet or arrow files are read from."""
+    """Yield every text that rows of a folder, or of a plugin's form, are read from."""
     for part in source.parts:
         yield from texts_of(part)
     if source.form == "folder":
         yield from folder_texts(source.path, source.roots)
-    elif source.has_embedded:
-        yield from columnar_texts(source.files)
+    elif source.reader is not None:
+        yield from texts_in(source)

@@ -12,7 +12,7 @@ from dstrain.models.hub.source import (
     ModelSource as ModelSource,
     chosen_hub as chosen_hub,
     fetch as fetch,
-    find_local as find_local,
+    fetch_dataset as fetch_dataset,
     find_paths as find_paths,
     hub_of_environment as hub_of_environment,
     may_be_id as may_be_id,

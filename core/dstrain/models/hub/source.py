@@ -233,6 +233,28 @@ def fetch(source: ModelSource, pattern: str) -> list[str]:
     return _Download(source, source.hub).run(pattern)
 
 
+def fetch_dataset(
+    dataset_id: str, revision: str, hub: Hub | None, folder: str, may_fetch: bool
+) -> Path | None:
+    """Return the folder of a published dataset, which is downloaded unless it is here;
+    None if it is not here, and nothing may be downloaded. Raises as `fetch`.
+
+    Args:
+        dataset_id: OWNER/NAME.
+        revision: A branch, tag or commit; '' for the hub's default.
+        hub: The hub; None for that of the environment, else the default.
+        folder: The only folder of it that is wanted; '' for all.
+        may_fetch: Whether it may be downloaded.
+    """
+    source = ModelSource(dataset_id, revision, chosen_hub(hub), "dataset")
+    pattern = f"{folder.rstrip('/')}/" if folder else ""
+    if not find_local(source, pattern):
+        if not may_fetch:
+            return None
+        fetch(source, pattern)
+    return source.folder / folder
+
+
 class _Download:
     """A download from a hub to the folder of a model."""
 

@@ -13,6 +13,7 @@ from dstrain.data.variants.views import AugmentationOptions
 from dstrain.errors import UsageError
 from dstrain.graph import Column, PipelineSpec
 from dstrain.registry import load_family
+from dstrain.runs.datasets.places import installed_forms
 
 ORDERS = 8
 """Orders of tags that --shuffle_tags takes turns with by default."""
@@ -63,7 +64,8 @@ def data_config(
             parse_frames(config.num_frames)[:-1],
         ),
         roots=config.dataset_root,
-        url_cache=config.url_cache,
+        forms=installed_forms(config),
+        form=config.dataset_form,
         on_bad_sample=config.on_bad_sample,
         pads_texts=bool(spec.padded),
         captions=captions,

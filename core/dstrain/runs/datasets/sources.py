@@ -3,13 +3,19 @@
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from dstrain.cache import MARKER
 from dstrain.config import datasets_of
 from dstrain.config.options import TrainConfig
-from dstrain.data.forms import Source, embedded_folder, find_source, join_sources
+from dstrain.data.forms import (
+    Source,
+    embedded_folder,
+    find_source,
+    join_sources,
+)
 from dstrain.errors import UsageError, about_dataset
-from dstrain.runs.datasets.published import is_published
+from dstrain.runs.datasets.places import installed_forms, is_published
 
 
 def dataset_source(config: TrainConfig) -> Source | None:
@@ -25,10 +31,16 @@ def dataset_source(config: TrainConfig) -> Source | None:
             return None
         own = part.config
         with about_dataset(part.name):
-            found.append(
-                find_source(base, own.dataset_metadata_path, roots=own.dataset_root)
-            )
+            found.append(source_of(own, base, own.dataset_metadata_path))
     return _joined(config, found)
+
+
+def source_of(config: TrainConfig, base: Path, metadata: Path | None) -> Source:
+    """Return where the rows of one dataset are; raises as `find_source`."""
+    forms, chosen = installed_forms(config), config.dataset_form
+    return find_source(
+        base, metadata, roots=config.dataset_root, forms=forms, chosen=chosen
+    )
 
 
 def source_here(config: TrainConfig) -> Source | None:
@@ -65,12 +77,13 @@ def _one_here(config: TrainConfig) -> Source | None:
     base = config.dataset_base_path
     metadata = config.dataset_metadata_path
     if metadata is not None:
-        return find_source(metadata.parent, metadata) if metadata.is_file() else None
+        is_here = metadata.is_file()
+        return source_of(config, metadata.parent, metadata) if is_here else None
     if base is None or (base / MARKER).is_file():
         # A feature cache, as in DiffSynth-Studio's commands.
         return None
     with suppress(UsageError):
-        return find_source(base, roots=config.dataset_root)
+        return source_of(config, base, None)
     return None
 
 
@@ -85,10 +98,11 @@ def folders_of_parts(config: TrainConfig) -> list[list[str]]:
     found = []
     for part in datasets_of(config):
         own = part.config
-        places = [own.dataset_base_path, *own.dataset_root, own.url_cache]
+        kept = [form.keeps for form in installed_forms(own)]
+        places = [own.dataset_base_path, *own.dataset_root, *kept]
         folders = [os.path.realpath(place) for place in places if place is not None]
         source = _one_here(own)
-        if source is not None and source.has_embedded:
+        if source is not None and source.has_contents:
             folders.append(str(embedded_folder()))
         found.append(folders)
     return found

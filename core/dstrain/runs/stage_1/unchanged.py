@@ -112,8 +112,7 @@ def may_be_unchanged(setup: Setup) -> bool:
     """Return whether the flags let rows be taken as they were: files are neither decoded
     nor fetched for it.
     """
-    config = setup.config
-    return config.on_bad_sample == "error" and config.url_cache is None
+    return setup.config.on_bad_sample == "error" and not setup.data_config.fetches
 
 
 def find_unchanged(setup: Setup, may_fetch: bool = True) -> list[Unchanged]:

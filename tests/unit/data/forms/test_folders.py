@@ -374,7 +374,6 @@ def test_each_kind_is_one_line_with_its_number_and_an_example(tmp_path: Path) ->
             ("notes/metadata.csv", "a.png", "b.png", "b.txt"),
             "--dataset_base_path {} --dataset_metadata_path {}/notes/metadata.csv",
         ),
-        (("src=a/x.parquet", "src=b/y.parquet"), "--dataset_base_path {}/src=a"),
     ],
 )
 def test_tables_in_folders_below_are_named_with_what_to_type(

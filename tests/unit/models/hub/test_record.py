@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from dstrain import ModelConfig, StateError
-from dstrain.models.hub import RECORD, ModelSource, Record, fetch, find_local, select
+from dstrain.models.hub import RECORD, ModelSource, Record, fetch, select
+from dstrain.models.hub.source import find_local
 from dstrain.storage import file_mark, sha256
 
 from tests.support.hub_server import SHARDS, TINY, Hub, commit

@@ -70,7 +70,6 @@ def test_what_lies_beside_a_table_with_captions_and_is_not_in_it_is_counted(
     [
         ("captions", "3 rows: image, prompt from caption files"),
         ("imagefolder csv", "3 rows: image from file_name, prompt from text"),
-        ("parquet", "2 parquet files, 3 rows: image, prompt from text"),
     ],
 )
 def test_the_line_of_a_dataset_has_its_rows_and_the_columns_that_are_read(
@@ -78,8 +77,6 @@ def test_the_line_of_a_dataset_has_its_rows_and_the_columns_that_are_read(
 ) -> None:
     folder = tmp_path / "form"
     write_form(form, data, rows_in(data), folder)
-    if form == "parquet":
-        (folder / "data/test.parquet").touch()
     own = {"dataset_base_path": str(folder), "repeats": 2, "loss_weight": 0.5}
     several = lines(dataset=(json.dumps(own),), output_path=tmp_path / "out")
     of_first, of_second = that_begin(several, f"dataset {tmp_path}")
@@ -89,9 +86,7 @@ def test_the_line_of_a_dataset_has_its_rows_and_the_columns_that_are_read(
     assert of_second.endswith(" 0.5")
     # All are of one size, of which nothing is cropped away.
     assert sizes(several) == []
-    read, _, left_out = only.partition("; ")
-    assert read.endswith(said)
-    assert left_out.endswith(": test") == (form == "parquet")
+    assert only.endswith(said)
 
 
 def test_each_size_has_a_line_with_its_samples_batches_and_what_is_cropped_away(

@@ -2,16 +2,11 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from dstrain.data.forms.embedded import EmbeddedFiles
-from dstrain.data.table import RawValue, name_fault, text_fault
-from dstrain.errors import UsageError
+from dstrain.plugin import Content, FormCell, UsageError
 
-MAX_EMBEDDED = 2**31
-"""Bytes of an embedded file."""
-Convert = Callable[[Any], RawValue]
+Convert = Callable[[Any], FormCell]
 """Turns a value into a cell; raises ValueError that says what is wrong."""
 
 
@@ -26,9 +21,7 @@ def is_embedded(kind: Any) -> bool:
     )
 
 
-def converter(
-    name: str, kind: Any, is_file: bool, store: EmbeddedFiles | None
-) -> Convert:
+def converter(name: str, kind: Any, is_file: bool) -> Convert:
     """Return what turns the values of a column into cells.
 
     Raises UsageError for a type that no input can be read from.
@@ -37,7 +30,6 @@ def converter(
         name: The column.
         kind: Its type, a `pyarrow.DataType`.
         is_file: Whether its cells name files, or have files in them.
-        store: Keeps embedded files; their cells are the names of these in its folder.
     """
     import pyarrow as pa
 
@@ -45,11 +37,11 @@ def converter(
     convert: Convert
     has_path = pa.types.is_struct(item) and item.get_field_index("path") >= 0
     if is_file and (has_path or is_embedded(item)):
-        convert = partial(_file, store=store)
+        convert = _file
     elif pa.types.is_floating(item):
         convert = _number
     elif _is_plain(item):
-        convert = _name if is_file else _text
+        convert = _text
     else:
         wanted = "a file, or names a file" if is_file else "text or numbers"
         raise UsageError(name, f"is a column of {kind}; expected {wanted}")
@@ -95,19 +87,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    if fault := text_fault(text):
-        raise ValueError(fault)
-    return text
-
-
-def _name(value: Any) -> str:
-    """Return the name of a file; raise ValueError for text that is none, such as a file
-    in base64.
-    """
-    if fault := name_fault(str(value)):
-        raise ValueError(fault)
-    return _text(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _number(value: float) -> str:
@@ -116,17 +96,17 @@ def _number(value: float) -> str:
     return repr(value)
 
 
-def _list(value: Any, convert: Convert) -> RawValue:
-    cells = []
+def _list(value: Any, convert: Convert) -> FormCell:
+    cells: list[str | Content] = []
     for one in value or ():
         if one is None:
             raise ValueError("has a null in its list")
         cell = convert(one)
-        cells.append(cell if isinstance(cell, str) else "")
+        cells.append(cell if isinstance(cell, str | Content) else "")
     return cells if cells else ""
 
 
-def _file(value: Any, store: EmbeddedFiles | None) -> str:
+def _file(value: Any) -> str | Content:
     """Return the cell of a file: as `datasets` has it, a record of its bytes and its path,
     of which one may be absent; or its bytes alone.
     """
@@ -135,8 +115,4 @@ def _file(value: Any, store: EmbeddedFiles | None) -> str:
         path = value.get("path")
         name = path if isinstance(path, str) else ""
         value = value.get("bytes")
-    if value is None or store is None:
-        return _name(name)
-    if len(value) > MAX_EMBEDDED:
-        raise ValueError(f"has a file of more than {MAX_EMBEDDED:,} bytes")
-    return store.keep(value, name)
+    return name if value is None else Content(lambda: (value,), name)

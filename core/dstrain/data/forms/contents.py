@@ -1,5 +1,5 @@
-"""Files that are embedded in a table: written once, each under the digest of its bytes, so
-that they are files like any others.
+"""Files that rows have in them: written once, each under the digest of its bytes, so that
+they are files like any others.
 """
 
 import hashlib
@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dstrain.data.table import EMBEDDED_FILES
-from dstrain.errors import UsageError
+from dstrain.data.forms.form import Content
+from dstrain.data.table import DIGEST, EMBEDDED_FILES
+from dstrain.errors import DstrainError, UsageError
 from dstrain.storage import check_writable, file_mark, hash_json, replacing, sha256
 from dstrain.storage.user_cache import VARIABLE, user_cache
 
+MOST_BYTES = 2**31
+"""Bytes of an embedded file."""
 LISTS = "lists"
 """Below it, the names of the files that rows had, for later runs."""
 END = "null\n"
@@ -31,32 +34,39 @@ def embedded_folder() -> Path:
     return Path(os.path.realpath(cache)) / EMBEDDED_FILES
 
 
-class EmbeddedFiles:
+class Contents:
     """Writes embedded files to the user's folder of them."""
 
     def __init__(self) -> None:
         self.folder = embedded_folder()
         check_writable(self.folder)
 
-    def keep(self, data: bytes, name: str = "") -> str:
+    def keep(self, content: Content) -> str:
         """Return the path of the file with these bytes, which is written unless it is
-        there; raises SystemFault.
-
-        Args:
-            data: Its bytes.
-            name: What it was called, for its ending.
+        there; raises ValueError for a large one, and SystemFault.
         """
-        suffix = PurePosixPath(name).suffix.lower()
-        if not SUFFIX.fullmatch(suffix):
-            suffix = ""
-        digest = hashlib.sha256(data).hexdigest()
-        # Many files in one folder are slow on some file systems.
-        path = self.folder / digest[:2] / f"{digest}{suffix}"
+        if DIGEST.fullmatch(content.digest):
+            known = self._path(content.digest, content.name)
+            if known.is_file() and not known.is_symlink() and _is_whole(known):
+                return str(known)
+        data = b""
+        for chunk in _chunks(content):
+            data = data + chunk if data else chunk
+            if len(data) > MOST_BYTES:
+                raise ValueError(f"has a file of more than {MOST_BYTES:,} bytes")
+        path = self._path(hashlib.sha256(data).hexdigest(), content.name)
         if not self._is_there(path, data):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(path, len(data)) as building:
                 building.write_bytes(data)
         return str(path)
+
+    def _path(self, digest: str, name: str) -> Path:
+        suffix = PurePosixPath(name).suffix.lower()
+        if not SUFFIX.fullmatch(suffix):
+            suffix = ""
+        # Many files in one folder are slow on some file systems.
+        return self.folder / digest[:2] / f"{digest}{suffix}"
 
     def _is_there(self, path: Path, data: bytes) -> bool:
         try:
@@ -104,6 +114,16 @@ class EmbeddedFiles:
                 if is_own and not _is_whole(Path(name)):
                     return False
         return True
+
+
+def _chunks(content: Content) -> Iterator[bytes]:
+    """Yield the bytes of a content; raise ValueError for one that is damaged."""
+    try:
+        yield from content.open()
+    except (DstrainError, ValueError, OSError, MemoryError):
+        raise
+    except Exception as error:  # libraries say so by errors of any kind
+        raise ValueError(f"cannot be read: {error}") from error
 
 
 def _is_whole(path: Path) -> bool:

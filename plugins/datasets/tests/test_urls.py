@@ -18,9 +18,10 @@ import pytest
 from dstrain import SystemFault, UsageError
 from dstrain.cli.main import main
 from dstrain.data import Dataset
-from dstrain.data.urls import UrlCache
+from dstrain.data.urls import fetch
 from dstrain.plugin import Column
 from dstrain.storage import temporary
+from dstrain_datasets.urls import Urls
 from PIL import Image
 
 from tests.support.datasets import bad_cells, open_rows
@@ -124,7 +125,7 @@ def data(tmp_path: Path) -> Path:
 
 def opened(data: Path, *rows: dict[str, str]) -> Dataset:
     """Open a dataset whose URLs are fetched."""
-    return open_rows(data, rows, COLUMNS, url_cache=data.parent / "cache")
+    return open_rows(data, rows, COLUMNS, forms=(Urls(data.parent / "cache"),))
 
 
 def fetched(data: Path) -> list[Path]:
@@ -157,7 +158,8 @@ def test_files_are_fetched_once_and_kept_under_the_digest_of_their_url(
 def test_without_the_flag_a_url_is_refused_and_nobody_is_asked(
     site: Site, data: Path
 ) -> None:
-    found = bad_cells(data, [{"image": f"{site.address}/a.png"}], COLUMNS)
+    rows = [{"image": f"{site.address}/a.png"}]
+    found = bad_cells(data, rows, COLUMNS, forms=(Urls(),))
     assert "--url_cache" in found["metadata.json:1:image"]
     assert not site.asked
 
@@ -172,7 +174,7 @@ def test_all_bad_urls_are_named_at_once_and_leave_nothing_behind(
     ]
     rows = [{"image": f"{site.address}{path}"} for path in paths]
     rows += [{"image": "http://127.0.0.1:1/a.png"}]
-    found = bad_cells(data, rows, COLUMNS, url_cache=data.parent / "cache")
+    found = bad_cells(data, rows, COLUMNS, forms=(Urls(data.parent / "cache"),))
     assert list(found) == [f"metadata.json:{n}:image" for n in range(1, len(rows) + 1)]
     for row, reason in zip(rows, found.values(), strict=True):
         assert row["image"] in reason
@@ -193,7 +195,7 @@ def test_a_server_that_is_too_slow_or_sends_too_much_is_given_up(
 ) -> None:
     url = f"{site.address}/{path}"
     with pytest.raises(UsageError) as caught:
-        UrlCache(tmp_path, **limits).fetch(url)
+        fetch(url, (Urls(tmp_path, **limits),))
     assert caught.value.where == url
     assert not list(tmp_path.iterdir())
 
@@ -258,7 +260,7 @@ def test_secrets_of_urls_are_in_no_message_and_no_written_byte(
     ],
 )
 def test_what_can_hold_a_secret_is_not_shown(data: Path, name: str, shown: str) -> None:
-    (reason,) = bad_cells(data, [{"image": name}], COLUMNS).values()
+    (reason,) = bad_cells(data, [{"image": name}], COLUMNS, forms=(Urls(),)).values()
     assert repr(shown) in reason
     assert ("--url_cache" in reason) is ("://" in name)
 
@@ -289,7 +291,7 @@ def test_a_cache_that_cannot_be_written_is_a_fault_of_the_system(
         opened(data, {"image": f"{site.address}/a.png"})
     assert caught.value.where == str(data.parent / "cache")
     with pytest.raises(SystemFault):
-        UrlCache(data / "none").fetch(f"{site.address}/a.png")
+        fetch(f"{site.address}/a.png", (Urls(data / "none"),))
 
 
 def test_several_files_are_fetched_at_once(site: Site, data: Path) -> None:

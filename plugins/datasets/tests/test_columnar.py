@@ -13,14 +13,22 @@ import pyarrow.parquet as pq
 import pytest
 from dstrain import SystemFault, UsageError
 from dstrain.data import Table
-from dstrain.data.forms import Reading, embedded_folder, find_source, texts_of
+from dstrain.data.forms import (
+    Reading,
+    Source,
+    embedded_folder,
+    find_source as find_any,
+    texts_of,
+)
 from dstrain.graph import Input
 from dstrain.plugin import Column
+from dstrain_datasets.columnar import Arrow, Parquet
 
 from tests.support.datasets import bad_cells
 
 PROMPT: Mapping[str, Input] = {"prompt": Column("text")}
 INPUTS: Mapping[str, Input] = {**PROMPT, "input_image": Column("image", "image")}
+FORMS = (Parquet(), Arrow())
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -28,6 +36,10 @@ PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path.parent)
     monkeypatch.setenv("DSTRAIN_CACHE", f"{tmp_path.name}/cache")
+
+
+def find_source(base: Path, metadata: Path | None = None) -> Source:
+    return find_any(base, metadata, forms=FORMS)
 
 
 def table(count: int, **more: Any) -> Any:
@@ -337,6 +349,6 @@ def test_a_bad_file_of_a_row_is_known_by_its_place_and_not_its_digest(
     tmp_path: Path,
 ) -> None:
     path = parquet(tmp_path, "a.parquet", table(1))
-    found = bad_cells(tmp_path, None, INPUTS, metadata_path=path)
+    found = bad_cells(tmp_path, None, INPUTS, metadata_path=path, forms=FORMS)
     assert list(found) == ["a.parquet:1:image"]
     assert hashlib.sha256(b"0").hexdigest() not in found["a.parquet:1:image"]

@@ -1,0 +1,1 @@
+"""Forms of datasets beside tables of metadata and folders with captions."""
