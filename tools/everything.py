@@ -38,7 +38,7 @@ def groups() -> dict[str, list[str]]:
             found["unit"].append(str(path.relative_to(ROOT)))
     for path in sorted((ROOT / "plugins").glob("*/tests")):
         found[f"plugins/{path.parent.name}"].append(str(path.relative_to(ROOT)))
-    found["integration"].append("tests/integration")
+    found["integration"] += ["tests/integration", "tests/seams"]
     for path in sorted((ROOT / "tests/reliability").glob("test_*.py")):
         number = path.stem.split("_")[1].upper().replace("R0", "R")
         found[number].append(str(path.relative_to(ROOT)))

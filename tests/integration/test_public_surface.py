@@ -28,7 +28,7 @@ PUBLIC = {
         CheckpointFormat Column Component Constant DiffusersNetwork EntryCount GenerateConfig TrainConfig UsageError
         converted option options ExpertSchedule Files FlowMatchSchedule Frames InferenceOnly InputError KeyMap
         LatentConstraint LoraKeyFormat Measured ModelFamily Observer Option PipelineSpec QuantizationMethod Shapes
-        Tokenizer
+        Task Tokenizer
         TransformersNetwork Updater WatchedRun at_least between hookimpl one_of read_key_maps
         same_config stored_linear toy_writer versioned
         CachedRows KeptWeights LargestSample PLAIN_TENSORS PlannedComponent PlannedRun Section

@@ -1,0 +1,195 @@
+"""Each seam, used as a third party would use it: a module of at most 60 lines that imports
+nothing of dstrain but `dstrain.plugin`.
+"""
+
+import ast
+import json
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+from dstrain import StateError, UsageError
+from dstrain.cli.main import main
+
+from tests.support.command_lines import BASE
+from tests.support.runs import files, flags_of, log, plan_digests, project, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+PROOFS = sorted(Path(__file__).with_name("proofs").glob("*.py"))
+LINES = 60
+Install = Callable[..., None]
+STAGE_1 = "sft:data_process"
+
+
+@pytest.mark.parametrize("path", PROOFS, ids=lambda path: path.stem)
+def test_a_proof_is_short_and_imports_the_interface_alone(path: Path) -> None:
+    source = path.read_text()
+    assert len(source.splitlines()) <= LINES
+    used = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            used.add(str(node.module))
+        elif isinstance(node, ast.Import):
+            used |= {one.name for one in node.names}
+    of_core = {name for name in used if name.partition(".")[0] == "dstrain"}
+    assert of_core <= {"dstrain.plugin"}
+
+
+@pytest.fixture
+def install(fake_plugin: Callable[..., Path]) -> Iterator[Install]:
+    """Install proofs, by the names of their modules, in a group of entry points."""
+    used = []
+
+    def add(name: str, group: str = "dstrain", attribute: str = "") -> None:
+        sys.modules.pop(name, None)
+        used.append(name)
+        (path,) = [one for one in PROOFS if one.stem == name]
+        place = f"{name}:{attribute}" if attribute else name
+        fake_plugin(f"third-{name}", {name: place}, {name: path.read_text()}, group)
+
+    yield add
+    for name in used:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def serve(server: socket.socket, answers: dict[int, str], heard: list[str]) -> None:
+    """Hear one observer to its end, and answer each of its steps."""
+    connection, _ = server.accept()
+    with connection, connection.makefile("r") as lines:
+        for line in lines:
+            heard.append(line)
+            told = json.loads(line)
+            if "step" in told:
+                connection.sendall(answers.get(told["step"], "").encode() + b"\n")
+
+
+def test_an_observer_sends_steps_to_a_socket_and_saves_and_stops_from_there(
+    install: Install, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("remote_observer")
+    heard: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("REMOTE", f"127.0.0.1:{server.getsockname()[1]}")
+        answers = {2: "save", 4: "stop"}
+        thread = Thread(target=serve, args=(server, answers, heard), daemon=True)
+        thread.start()
+        train(here, output_path=tmp_path, max_steps=9)
+        thread.join(60)
+    *steps, end = map(json.loads, heard)
+    assert [one["step"] for one in steps] == [1, 2, 3, 4]
+    losses = [one["loss"] for one in log(tmp_path)]
+    assert [one["loss"] for one in steps] == pytest.approx(losses, rel=1e-4)
+    assert end == {"end": "stopped"}
+    assert list(files(tmp_path)) == ["step-2.safetensors", "step-4.safetensors"]
+
+
+def test_an_updater_moves_weights_by_the_signs_of_gradients(
+    install: Install, here: Path, tmp_path: Path
+) -> None:
+    install("sign_updater")
+    install("own_optimizer", group="nothing")
+    given = {"optimizer": "own_optimizer.Plain", "learning_rate": 0.5}
+    train(here, output_path=tmp_path, max_steps=1, **given)
+    ((_, weights),) = files(tmp_path).items()
+    moved = torch.cat(
+        [one.flatten() for key, one in weights.items() if "lora_B" in key]
+    )
+    assert moved.any()
+    assert torch.isin(moved, torch.tensor([0.0, 0.5, -0.5])).all()
+    given |= {"resume": "auto", "disabled_plugins": ("sign_updater",)}
+    with pytest.raises(StateError, match="sign_updater"):
+        train(here, output_path=tmp_path, max_steps=2, **given)
+
+
+def test_an_optimizer_is_named_by_its_path(
+    install: Install, here: Path, tmp_path: Path
+) -> None:
+    install("own_optimizer", group="nothing")
+    given = {"optimizer": "own_optimizer.Plain", "optimizer_args": ("gain=0.5",)}
+    train(here, output_path=tmp_path / "whole", max_steps=2, **given)
+    train(here, output_path=tmp_path / "parts", max_steps=1, **given)
+    train(here, output_path=tmp_path / "parts", max_steps=2, resume="auto", **given)
+    assert log(tmp_path / "parts") == log(tmp_path / "whole")
+    assert {one["step"] for one in log(tmp_path / "whole")} == {1, 2}
+
+
+def test_a_loss_reads_a_column_of_its_own(install: Install, tmp_path: Path) -> None:
+    install("half_loss")
+    here = project(tmp_path)
+    with pytest.raises(UsageError, match="importance"):
+        train(here, task="weighted", max_steps=1)
+    table = here / "data/metadata.json"
+    rows = json.loads(table.read_text())
+    for importance in (1, 0.5):
+        table.write_text(
+            json.dumps([{**row, "importance": importance} for row in rows])
+        )
+        out = tmp_path / f"out {importance}"
+        train(here, task="weighted", output_path=out, max_steps=1)
+    whole, half = (log(tmp_path / f"out {one}")[0]["loss"] for one in (1, 0.5))
+    assert half == pytest.approx(whole / 2, rel=1e-3)
+    table.write_text(json.dumps([{**row, "importance": 2} for row in rows]))
+    with pytest.raises(UsageError, match="importance"):
+        train(here, task="weighted", output_path=tmp_path / "bad", max_steps=1)
+
+
+def test_a_section_stands_in_the_dry_run(
+    install: Install, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("price_section")
+    flags = flags_of(here, output_path=here / "never", max_steps=8)
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    assert main([*words, "--dry_run"]) == 0
+    page = capsys.readouterr().out
+    assert "Price\n4 cents" in "\n".join(line.strip() for line in page.splitlines())
+
+
+def test_an_option_of_a_plugin_is_part_of_keys_where_it_is_given(
+    install: Install, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(here, task=STAGE_1, feature_cache=tmp_path / "before")
+    install("flavour_option", "dstrain.options", "FlavourOptions")
+    train(here, task=STAGE_1, feature_cache=tmp_path / "plain")
+    assert plan_digests(tmp_path / "plain") == plan_digests(tmp_path / "before")
+    train(here, task=STAGE_1, feature_cache=tmp_path / "mint", flavour="mint")
+    assert (
+        plan_digests(tmp_path / "mint").keys()
+        != plan_digests(tmp_path / "plain").keys()
+    )
+    stage_2 = {"task": "sft:train", "feature_cache": tmp_path / "mint", "max_steps": 1}
+    with pytest.raises(StateError, match="flavour"):
+        train(here, output_path=tmp_path / "a", **stage_2)
+    train(here, output_path=tmp_path / "b", flavour="mint", **stage_2)
+    with pytest.raises(UsageError, match="one sample at a time"):
+        train(here, output_path=tmp_path / "c", flavour="lemon", batch_size=2)
+    assert main(["train", "--help"]) == 0
+    assert "--flavour" in capsys.readouterr().out
+
+
+def test_commands_and_hints_join_those_of_dstrain(
+    install: Install,
+    runs: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    install("greeting_command")
+    assert main(["greet", "you"]) == main(["cache", "greet", "cache"]) == 0
+    assert capsys.readouterr().out.split() == ["hello", "you", "hello", "cache"]
+    for words, said in (
+        ([*BASE, "--lerning_speed", "1"], "use --learning_rate"),
+        (["--model", "tinny"], "spelled tiny"),
+    ):
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
+    monkeypatch.setenv("TINY_SPEED", "9")
+    assert main(BASE) == 0
+    assert "TINY_SPEED has no effect: speed is what it is" in capsys.readouterr().err
