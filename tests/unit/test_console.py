@@ -22,7 +22,6 @@ from dstrain.console import (
     fitted,
     get_logger,
     logging_to_file,
-    logging_to_stderr,
     progress_bar,
     redacted,
     shell_command,
@@ -77,40 +76,6 @@ def python(
         env={**os.environ, **environment},
         check=True,
     )
-
-
-FORKS = """
-import os, signal, threading
-from dstrain.console import get_logger, logging_to_stderr
-from tqdm import tqdm
-
-with logging_to_stderr():
-    logger = get_logger("dstrain.forks")
-    logger.warning("before")
-    {}
-    logger.warning("after")
-os._exit(0)
-"""
-KILLED_IN_A_LINE = """
-    child = os.fork()
-    if child == 0:
-        tqdm.get_lock().acquire()
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-"""
-FORKED_IN_A_LINE = """
-    other = threading.Thread(target=tqdm.get_lock().acquire)
-    other.start()
-    other.join()
-    child = os.fork()
-    if child:
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.parametrize("forks", [KILLED_IN_A_LINE, FORKED_IN_A_LINE])
-def test_no_process_waits_for_a_line_of_another(forks: str) -> None:
-    assert "after" in python(FORKS.format(forks.strip())).stderr
 
 
 def test_elsewhere_than_on_a_terminal_there_is_a_line_a_minute_and_more_at_first(
@@ -217,13 +182,6 @@ def test_a_bar_and_its_numbers_fit_80_columns_of_a_terminal(clock: Clock) -> Non
     assert len(last) <= 80
 
 
-def test_the_environment_can_hide_bars() -> None:
-    code = (
-        "from dstrain.console import progress_bar; print(progress_bar('a', 1).disable)"
-    )
-    assert python(code, TQDM_DISABLE="1").stdout == "True\n"
-
-
 def test_generate_shows_its_steps(tmp_path: Path, clock: Clock) -> None:
     clock.tick = 1.0
     config = GenerateConfig(
@@ -269,15 +227,6 @@ def test_a_program_can_silence_redirect_and_filter(
     assert caplog.messages == ["token ***", r"folder \x1b[2J"]
     said = capsys.readouterr().err
     assert said == "token ***\ndstrain: warning: folder \\x1b[2J\n"
-
-
-def test_the_command_line_leaves_loggers_as_they_were(capsys: Printed) -> None:
-    logger = logging.getLogger("dstrain")
-    before = (logger.level, list(logger.handlers))
-    with logging_to_stderr(), logging_to_stderr():
-        logger.info("once")
-    assert capsys.readouterr().err == "once\n"
-    assert (logger.level, logger.handlers) == before
 
 
 def test_lines_that_go_to_a_file_have_their_times_and_no_colours() -> None:

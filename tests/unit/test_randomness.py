@@ -7,7 +7,6 @@ import pytest
 import torch
 from dstrain import Rng, SampleKey
 from dstrain.randomness import choose, seed_global
-from dstrain.training import Order
 
 GOLDEN = (1.4760138988494873, -0.23928557336330414, 0.715182363986969)
 GOLDEN_CHOICES = [0, 2, 2, 2, 0, 2, 1, 0, 2, 2, 2, 0]
@@ -23,24 +22,6 @@ def test_numbers_of_a_key_stay_what_they_are() -> None:
     assert [choose(key, "variant", (3, 1, 2)) for key in keys] == GOLDEN_CHOICES
 
 
-def test_a_batch_draws_what_its_samples_draw_one_by_one() -> None:
-    keys = [SampleKey(0, 0, 0, row) for row in (3, 1, 2)]
-    rng = Rng(keys)
-    whole = [rng.normal("noise", (2, 3)), rng.uniform("timestep")]
-    for i, key in enumerate(keys):
-        alone = Rng([key])
-        assert torch.equal(whole[0][i : i + 1], alone.normal("noise", (2, 3)))
-        assert torch.equal(whole[1][i : i + 1], alone.uniform("timestep"))
-
-
-@pytest.mark.parametrize("field", SampleKey._fields)
-def test_every_part_of_a_key_counts(field: str) -> None:
-    other = KEY._replace(**{field: getattr(KEY, field) + 1})
-    assert not torch.equal(
-        Rng([KEY]).normal("noise", (4,)), Rng([other]).normal("noise", (4,))
-    )
-
-
 def test_streams_count_their_own_draws() -> None:
     plain, mixed = Rng([KEY]), Rng([KEY])
     mixed.uniform("timestep")
@@ -51,13 +32,6 @@ def test_streams_count_their_own_draws() -> None:
     assert not torch.equal(first, second)
     assert torch.equal(second, mixed.normal("noise", (4,)))
     assert not torch.equal(first, Rng([KEY]).normal("jitter", (4,)))
-
-
-def test_fifty_repeats_of_a_row_get_fifty_noises() -> None:
-    drawn = [key for (key,) in Order((0,), 50, 1, 0, [(0, 0)]).global_batches(epoch=0)]
-    noises = Rng(drawn).normal("noise", (8,))
-    assert len({tuple(noise) for noise in noises.tolist()}) == 50
-    assert len(set(Rng(drawn).uniform("timestep").tolist())) == 50
 
 
 def test_numbers_are_fp32_on_the_cpu_and_spread_as_they_should() -> None:

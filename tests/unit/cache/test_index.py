@@ -1,6 +1,5 @@
 """The index is derived: whatever happens to it, values are those of the shards."""
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.cache.index import own_files
 
 from tests.support.caching_project import address
-from tests.support.unreadable import make_unreadable
 
 COUNT = 12
 
@@ -59,15 +57,6 @@ def test_one_that_is_damaged_is_made_again(filled: Path, damage: str) -> None:
     assert path.read_bytes() == content
 
 
-def test_one_that_cannot_be_read_is_not_used_and_one_of_nothing_is(
-    filled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(filled / "empty", 0, 0).write_index()
-    assert list(FeatureCache.open(filled / "empty")) == []
-    make_unreadable(monkeypatch, index_file(filled), errno.EACCES)
-    assert len(FeatureCache.open(filled).parts[1]) == COUNT
-
-
 def test_shards_that_were_added_since_are_seen(filled: Path) -> None:
     before = FeatureCache.open(filled)
     fill(filled, COUNT, COUNT + 3)
@@ -90,15 +79,6 @@ def test_a_value_that_is_there_twice_is_one_and_the_other_is_found_when_one_is_g
     for shard in set(cache.shards) - set(second.shards):
         (filled / f"shards/{shard}.safetensors").unlink()
     assert list(FeatureCache.open(filled)) == [address("0")]
-
-
-def test_an_index_that_is_up_to_date_is_mapped_and_not_written(filled: Path) -> None:
-    before = index_file(filled).stat().st_mtime_ns
-    cache = FeatureCache.open(filled)
-    for column in (cache.addresses, cache.lengths):
-        assert column.base is not None  # of the file, not a copy
-    cache.write_index()
-    assert index_file(filled).stat().st_mtime_ns == before
 
 
 def test_an_index_that_others_have_mapped_stays_until_nobody_reads(

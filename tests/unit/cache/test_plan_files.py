@@ -12,7 +12,6 @@ from dstrain import StateError
 from dstrain.cache import (
     FeatureCache,
     PlanSamples,
-    commit_plans,
     open_samples,
     read_record,
     stored_plans,
@@ -115,16 +114,6 @@ def test_digests_tell_values_from_places(plans: Path) -> None:
         other_whole, other = digests([*LINES[:3], plan_line(5, changed)])
         assert other_whole != whole
         assert other != values
-
-
-def test_every_plan_that_is_written_is_the_newest(plans: Path) -> None:
-    for dataset in ("a", "b", "c", "a", "b"):
-        write(plans, dataset=dataset)
-        assert newest(plans)["about"]["dataset"]["path"] == dataset
-    assert len({record["sequence"] for _, record in stored_plans(plans)}) == 3
-    (first, *_) = (record for _, record in stored_plans(plans))
-    commit_plans(plans, [first])
-    assert newest(plans) == {**first, "sequence": 6}
 
 
 def test_columns_that_no_record_names_go(plans: Path) -> None:

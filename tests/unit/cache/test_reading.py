@@ -3,7 +3,6 @@ any of the processes that read together.
 """
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,24 +92,6 @@ def test_a_header_is_verified_once_of_however_many_shards_and_no_file_stays_open
     with pytest.raises(SystemFault) as caught:
         read(cache, 0)
     assert caught.value.where == str(path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        Path.unlink,
-        lambda path: path.rename(path.with_suffix(".old")) and path.mkdir(),
-    ],
-    ids=["cut short", "gone", "a folder"],
-)
-def test_a_shard_that_is_cut_short_or_gone_is_named(
-    cache: FeatureCache, change: Callable[[Path], object]
-) -> None:
-    path = path_of(cache, 3)
-    change(path)
-    damaged(cache, 3, path)
-    assert read(cache, 4) == 4
 
 
 def test_a_header_that_is_not_what_its_name_says_is_refused(

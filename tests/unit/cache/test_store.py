@@ -16,7 +16,6 @@ import pytest
 import torch
 from dstrain import Frames, StateError, UsageError
 from dstrain.cache import FeatureCache, ShardWriter, as_text, packed, read_shard
-from dstrain.storage import temporary
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -97,14 +96,6 @@ def test_equal_values_give_equal_bytes_in_whatever_order_they_came(
     (second,) = fill(empty(tmp_path / "b"), turned)
     assert first.name == second.name
     assert first.read_bytes() == second.read_bytes()
-
-
-def test_a_digest_is_of_the_bytes_and_what_they_mean(cache: FeatureCache) -> None:
-    zeros = torch.zeros(4)
-    values = [zeros, zeros.view(2, 2), zeros.int(), torch.ones(4), [zeros]]
-    (path,) = fill(cache, {str(n): value for n, value in enumerate(values)})
-    digests = read_shard(path).rows["digest"]
-    assert len({digest.tobytes() for digest in digests}) == len(values)
 
 
 def test_other_programs_read_a_shard_and_every_tensor_is_aligned(
@@ -211,22 +202,6 @@ def test_values_are_found_and_read_by_number(cache: FeatureCache) -> None:
         assert shards[0] != shards[4]
         assert as_text(wanted[3]) in opened
         assert "no address" not in opened
-
-
-def test_only_temporaries_are_removed_when_a_cache_is_created_again(
-    cache: FeatureCache,
-) -> None:
-    (kept,) = fill(cache, VALUES)
-    names = ("metadata.csv", "shards/notes.txt", "plans/x")
-    strangers = [cache.folder / name for name in names]
-    folders = [cache.folder / part for part in ("", "shards", "index", "plans")]
-    leftovers = [temporary(folder / "x.safetensors") for folder in folders]
-    for path in (*strangers, *leftovers):
-        path.write_text("x")
-    FeatureCache.create(cache.folder)
-    assert not any(path.exists() for path in leftovers)
-    assert all(path.exists() for path in (kept, *strangers))
-    assert set(FeatureCache.open(cache.folder)) == set(map(address, VALUES))
 
 
 def test_what_is_no_cache_of_this_version_is_refused(cache: FeatureCache) -> None:

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -264,13 +262,3 @@ def test_a_plugin_adds_a_command(fake_plugin: Install, capsys: Printed) -> None:
     assert "Shout." in capsys.readouterr().out
     assert main(["-p", "no:shouting", "shout", "hi"]) == 2
     assert "'shout'" in capsys.readouterr().err
-
-
-def test_a_letter_that_the_output_cannot_take_is_escaped(fake_plugin: Install) -> None:
-    shouting = {"shouting": "extra_shout"}
-    fake_plugin("extra-shout", shouting, {"extra_shout": HOOK}, group="dstrain")
-    written = BytesIO()
-    with redirect_stdout(TextIOWrapper(written, encoding="cp1252")) as stream:
-        assert main(["shout", "café 狗"]) == 0
-    stream.flush()
-    assert written.getvalue().decode("cp1252") == f"CAFÉ \\u72d7{os.linesep}"

@@ -211,35 +211,6 @@ def test_a_toy_that_is_typed_replaces_the_files_of_a_file_and_nothing_else(
     assert runs == [toy_config(blocks_to_swap=1, family_options=options)]
 
 
-def test_the_command_line_wins(here: Path, runs: list[TrainConfig]) -> None:
-    (here / "a.toml").write_text(TOML + "lora_rank = 4\n")
-    words = ["--seed", "9", "--config", "a.toml", "--preview_prompt", "a fox"]
-    assert main([*words, "--area", "32"]) == 0
-    assert runs == [
-        replace(
-            WANTED,
-            seed=9,
-            preview_prompt=("a fox",),
-            family_options={"area": "32"},
-            lora_rank=4,
-        )
-    ]
-
-
-def test_the_command_lines_model_decides_which_flags_there_are(
-    here: Path,
-    runs: list[TrainConfig],
-    fake_plugin: Install,
-    family_source: Source,
-    capsys: Printed,
-) -> None:
-    modules = {"othy_record": family_source("othy", options="()")}
-    fake_plugin("plugin-othy", {"othy": "othy_record:MODEL"}, modules)
-    (here / "a.toml").write_text(TOML)
-    assert main(["--config", "a.toml", "--model", "othy"]) == 2
-    assert "a.toml:area:" in capsys.readouterr().err
-
-
 def test_words_of_yaml_are_what_the_flag_takes_them_for(
     here: Path, runs: list[TrainConfig]
 ) -> None:
@@ -262,18 +233,6 @@ def test_words_of_yaml_are_what_the_flag_takes_them_for(
     ]
     assert main(shlex.split(command_line(runs[0]))[1:]) == 0
     assert runs[1] == runs[0]
-
-
-def test_plugins_can_be_disabled_by_a_file(
-    here: Path, runs: list[TrainConfig], fake_plugin: Install, family_source: Source
-) -> None:
-    modules = {"twin_record": family_source("faky")}
-    fake_plugin("plugin-twin", {"faky": "twin_record:MODEL"}, modules)
-    (here / "a.toml").write_text(TOML)
-    assert main(["--config", "a.toml"]) == 2
-    (here / "b.toml").write_text(TOML + 'p = ["no:plugin-twin"]\n')
-    assert main(["--config", "b.toml"]) == 0
-    assert runs[0].disabled_plugins == ("plugin-twin",)
 
 
 @pytest.mark.parametrize(

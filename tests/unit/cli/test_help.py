@@ -3,14 +3,13 @@
 import re
 import subprocess
 import sys
-import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from dstrain import TrainConfig
 from dstrain.cli.main import main
-from dstrain.config import Group, flags
+from dstrain.config import flags
 
 OPTION = re.compile(r"^  (--\w+|-\w)", re.MULTILINE)
 COMMANDS = {
@@ -67,15 +66,6 @@ def test_help_of_every_command_fits_80_columns(
     assert found == [(name, ".") for name in COMMANDS.get(words, "").split()]
 
 
-def test_help_names_every_flag_under_its_group(shown: Callable[[str], str]) -> None:
-    text = shown("train --help")
-    for flag in flags(TrainConfig):
-        assert f"--{flag.name}" in text.split()
-    groups = [group for group in typing.get_args(Group) if group != "generation"]
-    places = [text.splitlines().index(f"{group}:") for group in groups]
-    assert places == sorted(places)
-
-
 def test_the_short_help_has_the_common_options_and_says_how_many_more_there_are(
     shown: Callable[[str], str],
 ) -> None:
@@ -91,17 +81,6 @@ def test_the_short_help_has_the_common_options_and_says_how_many_more_there_are(
     assert len(text.splitlines()) < 100  # two screens
     # A description is cut behind a clause, not within a name such as dit.blocks.3.
     assert text.count("(") == text.count(")")
-
-
-def test_the_short_help_has_seven_headings_and_the_long_one_has_finer_ones(
-    shown: Callable[[str], str],
-) -> None:
-    headings = ["model", "data", "training", "LoRA", "memory", "output", "checkpoints"]
-    brief = re.findall(r"^(\w[^:\n]*):$", shown("train -h"), re.MULTILINE)
-    assert brief == [*headings, "general"]
-    whole = re.findall(r"^(\w.*):$", shown("train --help"), re.MULTILINE)
-    assert list(dict.fromkeys(one.partition(":")[0] for one in whole)) == brief
-    assert "data: captions" in whole
 
 
 def test_the_short_help_has_the_options_of_the_family_that_is_named(

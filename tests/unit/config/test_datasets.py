@@ -7,21 +7,13 @@ from typing import Any
 import pytest
 from dstrain import TrainConfig, UsageError
 from dstrain.cli.main import main
-from dstrain.config import dataset_flags, datasets_of
+from dstrain.config import datasets_of
 
 from tests.support.command_lines import BASE, toy_config
 
 
 def entry(**options: Any) -> str:
     return json.dumps({"dataset_base_path": "more", **options})
-
-
-def test_without_tables_there_is_the_dataset_of_the_options() -> None:
-    (only,) = datasets_of(toy_config())
-    assert only.config.dataset_base_path == Path("data")
-    assert (only.repeats, only.loss_weight) == (1, 1.0)
-    config = toy_config(dataset_base_path=None, dataset=(entry(), entry()))
-    assert len(datasets_of(config)) == 2
 
 
 def test_each_table_has_its_own_options_and_the_others_of_the_run() -> None:
@@ -112,12 +104,6 @@ def test_what_is_wrong_in_a_table_is_named(text: str, where: str, named: str) ->
     with pytest.raises(UsageError, match=named) as caught:
         datasets_of(toy_config(dataset=(text,)))
     assert caught.value.where == ": ".join(filter(None, ["--dataset 1", where]))
-
-
-def test_options_of_a_run_are_no_options_of_a_dataset() -> None:
-    names = set(dataset_flags())
-    assert {"dataset_base_path", "resolution", "caption_dropout", "num_frames"} <= names
-    assert not names & {"dataset", "seed", "batch_size", "learning_rate", "model"}
 
 
 def test_paths_that_are_repeated_become_datasets(runs: list[TrainConfig]) -> None:

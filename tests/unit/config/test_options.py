@@ -2,16 +2,14 @@
 plain data.
 """
 
-import copy
 import dataclasses
 import typing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dstrain import GenerateConfig, TimestepSampler, TrainConfig
 from dstrain.config import Effect, flags, flags_by_name
-from dstrain.config.options import ENDING_AT_LAST_STEP, options_affecting
+from dstrain.config.options import ENDING_AT_LAST_STEP
 from dstrain.plugin import FlowMatchSchedule
 
 from tests.support.command_lines import toy_config
@@ -221,13 +219,6 @@ def test_every_flag_is_described_and_acts_in_known_ways(config: type) -> None:
         assert flag.affects <= set(typing.get_args(Effect)), flag.name
 
 
-def test_options_of_effects_are_named_once_in_the_order_of_the_fields() -> None:
-    for effect in typing.get_args(Effect):
-        assert options_affecting(effect), effect
-    assert options_affecting("cache", "video") == options_affecting("cache")
-    assert options_affecting("cache")[:3] == ("height", "width", "column")
-
-
 def test_choices_are_what_the_code_can_do() -> None:
     choices = {flag.name: flag.choices for flag in flags(TrainConfig)}
     endless = ("constant", "constant_with_warmup")
@@ -240,23 +231,6 @@ def test_choices_are_what_the_code_can_do() -> None:
     for weighting in choices["loss_weighting"]:
         sampler = TimestepSampler(schedule, weighting=weighting)
         assert sampler.weight(schedule.table).shape == schedule.table.shape
-
-
-@pytest.mark.parametrize(
-    ("given", "swaps", "checkpoints"),
-    [
-        ({}, False, False),
-        ({"use_gradient_checkpointing": True}, False, True),
-        ({"use_gradient_checkpointing_offload": True}, False, True),
-        ({"blocks_to_swap": 1}, True, True),
-        ({"enable_model_cpu_offload": True}, True, True),
-    ],
-)
-def test_offloading_and_swapping_imply_checkpointing(
-    given: dict[str, Any], swaps: bool, checkpoints: bool
-) -> None:
-    config = toy_config(**given)
-    assert (config.swaps_blocks, config.checkpoints) == (swaps, checkpoints)
 
 
 @pytest.mark.parametrize("stage", ["", "train", "data_process"])
@@ -274,9 +248,3 @@ def test_a_tracker_is_asked_for_by_either_flag_and_named_once() -> None:
     for name in ("wandb", "swanlab", "tensorboard"):
         assert toy_config(**{f"enable_{name}_log": True}).trackers == (name,)
     assert toy_config(enable_csv_log=True).trackers == ()
-
-
-def test_a_configuration_is_plain_data() -> None:
-    config = toy_config(family_options={"tokenizer_path": "here"})
-    assert copy.deepcopy(config) == config
-    assert TrainConfig(**dataclasses.asdict(config)) == config

@@ -13,16 +13,12 @@ from dstrain import GenerateConfig, StateError, TrainConfig, run
 from dstrain.cli.main import main
 from dstrain.config import (
     CONFIG as PLACE,
-    LoraFile,
-    NamedInput,
     as_flags,
     command_line,
     read_resolved,
     with_run_options,
     write_resolved,
 )
-from dstrain.config.fields import own_flags
-from dstrain.config.options import options_affecting
 
 from tests.support.command_lines import toy_config
 from tests.support.runs import config as config_of, project
@@ -38,27 +34,6 @@ CHOSEN: dict[str, Any] = {
     "tile_size": 64, "tile_stride": 32, "family_options": {"area": "64", "bare": "True"},
 }  # fmt: skip
 """What a run used of what generation uses, too."""
-
-
-def test_every_option_is_written_by_its_name() -> None:
-    written = as_flags(CONFIG)
-    own = {flag.name for flag in own_flags(TrainConfig)}
-    assert set(written) == own | {"area", "p"}
-    assert written["dataset_base_path"] == "data"
-    assert written["preview_prompt"] == ["a dog", "a cat"]
-    assert (written["area"], written["p"]) == ("64", ["no:plugin-other"])
-    assert written["variant"] is None
-
-
-def test_files_and_inputs_are_written_as_on_the_command_line() -> None:
-    config = GenerateConfig(
-        model="faky",
-        output=Path("x.png"),
-        lora=(LoraFile(Path("a.s"), 0.5),),
-        input=(NamedInput("edit_image", "a.png"),),
-    )
-    written = as_flags(config)
-    assert (written["lora"], written["input"]) == (["a.s:0.5"], ["edit_image=a.png"])
 
 
 def test_what_a_run_used_is_what_generation_takes_and_its_recipe_is_not(
@@ -94,15 +69,6 @@ def test_what_a_run_used_is_what_generation_takes_and_its_recipe_is_not(
         (tmp_path / PLACE).write_text(text)
         with pytest.raises(StateError, match=PLACE):
             read_resolved(tmp_path)
-
-
-def test_options_of_one_start_are_not_in_the_file(tmp_path: Path) -> None:
-    write_resolved(tmp_path / "a.json", CONFIG, {"torch": "2"})
-    text = (tmp_path / "a.json").read_text()
-    written = json.loads(text)
-    assert set(as_flags(CONFIG)) - set(written) == set(options_affecting("start"))
-    assert written["versions"] == {"torch": "2"}
-    assert list(written) == sorted(written) and text.endswith("\n")
 
 
 def test_secrets_are_not_written_and_paths_need_not_be_text(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from dstrain.config import (
     LoraFile,
     NamedInput,
     as_size,
-    flags,
     parse_alpha,
     parse_input,
     parse_learning_rates,
@@ -23,7 +22,6 @@ from dstrain.config import (
     split_commas,
     validate,
 )
-from dstrain.config.fields import parse_preset
 from dstrain.config.quantization import parse_storage
 from dstrain.registry import card_size
 
@@ -228,21 +226,6 @@ def test_a_lora_file_may_have_a_component_a_scale_and_options(
     assert parse_lora(file.typed).of(components) == file
 
 
-def test_a_preset_may_be_for_training_only() -> None:
-    for text in ("dit=a.s:0.5@training_only@skip_missing", "dit=a.s:0.5@skip_missing"):
-        file = parse_preset(text).of(("dit",))
-        assert file.training_only == ("training" in text)
-        assert parse_preset(file.typed).of(("dit",)) == file
-        # Training is the same.
-        assert file.changes == ":0.5@skip_missing"
-
-
-def test_what_decides_the_effect_of_a_lora_file_is_told() -> None:
-    assert parse_lora("dit=a.s").of(("dit",)).changes == ""
-    changes = ":0.5@alpha=2.0@skip_missing"
-    assert parse_lora("a.s:0.5@skip_missing@alpha=2").changes == changes
-
-
 @pytest.mark.parametrize(
     ("parse", "text", "where"),
     [
@@ -264,16 +247,6 @@ def test_what_is_malformed_names_its_option(
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert caught.value.where == where
-
-
-@pytest.mark.parametrize("config", [TrainConfig, GenerateConfig])
-def test_text_stands_for_a_path_in_every_option_that_keeps_one(config: type) -> None:
-    needed = {"output": "o"} if config is GenerateConfig else {}
-    for flag in flags(config):
-        if flag.kind is Path:
-            made = config(**{"model": "m", **needed, flag.name: "some/place"})
-            place = Path("some/place")
-            assert getattr(made, flag.name) == ((place,) if flag.many else place)
 
 
 def test_a_script_gives_one_value_or_a_list_where_several_may_be() -> None:

@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from dstrain import UsageError
-from dstrain.data import Fault, Table
 from dstrain.graph import Input
 from dstrain.plugin import Column, EntryCount, Measured, one_of
 from PIL import Image
 
-from tests.support.datasets import OWN_SIZES, bad_cells, faults, open_rows, refusal
+from tests.support.datasets import OWN_SIZES, bad_cells, open_rows, refusal
 
 INPUTS: Mapping[str, Input] = {
     "prompt": Column("prompt"),
@@ -69,15 +67,6 @@ def test_all_bad_cells_are_reported_at_once_with_file_row_and_column(
     assert "\0" not in "".join(found.values())
 
 
-def test_bad_rows_and_bad_cells_are_reported_together(base: Path) -> None:
-    # Of a row that cannot be parted into cells, no cell is looked at.
-    table = "image,prompt\nnone.png,a\nnone.png\nwide.png,b\nwide.png,c,d\n"
-    error = refusal(base, table, INPUTS)
-    assert error.what.startswith("3 ")
-    places = ["metadata.csv:2:image", "metadata.csv:3", "metadata.csv:5"]
-    assert list(faults(error)) == places
-
-
 def test_fifty_faults_are_listed_and_the_others_counted(base: Path) -> None:
     names = [f"{number}.png" for number in range(60)]
     error = refusal(base, "\n".join(["image", *names]), INPUTS)
@@ -107,25 +96,6 @@ def test_what_no_file_can_be_called_is_not_shown(
     reason = found["metadata.json:1:image"]
     assert (name in reason) is may_be_one
     assert (f"({len(name):,}" in reason) is not may_be_one
-
-
-def test_rows_with_faults_may_be_skipped(base: Path) -> None:
-    table = "image,prompt\nnone.png,a\nwide.png,b\n"
-    data = open_rows(base, table, INPUTS, on_bad_sample="skip")
-    assert data.sample_ids.tolist() == [[1, 0]]
-    (fault,) = data.skipped
-    assert (fault.row, fault.column) == (0, "image")
-
-
-def test_rows_that_are_chosen_keep_their_lines_and_faults() -> None:
-    rows = [{"a": text} for text in "xyz"]
-    faults = [Fault(0, "a", "is bad"), Fault(2, "a", "too")]
-    table = Table(Path("photos/m.csv"), ("a",), rows, range(2, 5), faults)
-    chosen = table.chosen(np.array([2, 1]))
-    assert list(chosen.rows) == [{"a": "z"}, {"a": "y"}]
-    assert chosen.faults == [Fault(0, "a", "too")]
-    assert chosen.where(0, "a") == "m.csv:4:a"
-    table.refuse([])
 
 
 # What a run needs.
@@ -171,18 +141,6 @@ def test_a_column_that_is_missing_is_named_with_those_there_are(
     assert ("--column" in lines) is bool(flag)
     # A file that cannot be found is named if it is known to be one.
     assert ("none.png" in lines) is columns.startswith(("image", "file_name"))
-
-
-def test_a_cell_that_cannot_be_read_is_not_also_blank(base: Path) -> None:
-    rows = [{"image": {}, "prompt": "a"}, {"image": "wide.png", "prompt": "b"}]
-    assert len(refusal(base, rows, INPUTS, needed).help_lines) == 1
-
-
-def test_rows_that_cannot_be_read_come_before_columns_that_only_they_may_name(
-    base: Path,
-) -> None:
-    (base / "metadata.jsonl").write_text('{"image": "a.png"}\n{"image":\n')
-    assert list(bad_cells(base, None, INPUTS, needed)) == ["metadata.jsonl:2"]
 
 
 # Cells of a row that have to fit together.
@@ -240,11 +198,6 @@ def test_images_of_several_sizes_are_named_unless_they_are_loaded_at_one(
     assert "64 x 96, 64 x 48" in reason
     fixed = type(OWN_SIZES)(32, 32, 1)
     assert len(open_rows(base, mixed, FITTING, resolution=fixed).rows) == 1
-
-
-def test_what_a_row_lacks_is_compared_with_nothing(base: Path) -> None:
-    rows = changed(base, {"count": ""}, {"image": ""}, {"masks": ""})
-    assert len(open_rows(base, rows, FITTING).rows) == 3
 
 
 def test_bad_files_of_a_folder_are_said_with_those_of_kinds_that_are_not_read(

@@ -2,8 +2,6 @@
 whatever the video's length.
 """
 
-from itertools import pairwise
-
 import pytest
 from dstrain import UsageError
 from dstrain.config.options import SamplingMode
@@ -33,46 +31,6 @@ def test_every_length_gives_equal_clips_of_a_length_the_model_can_use(
                 assert clip.step == 1
                 assert 0 <= clip.start < clip.stop <= total
             assert len(set(clips)) == len(clips)
-
-
-def test_chunks_follow_each_other_and_the_rest_is_dropped() -> None:
-    for total in range(5, 60):
-        clips = FrameSampling(5, "chunk").clips(total, 4)
-        shown = [frame for clip in clips for frame in clip]
-        assert shown == list(range(total // 5 * 5))
-
-
-def test_uniform_clips_are_evenly_spaced_from_the_first_frame_to_the_last() -> None:
-    for samples in range(2, 9):
-        for total in range(5, 60):
-            clips = FrameSampling(5, "uniform", samples).clips(total, 4)
-            assert (clips[0].start, clips[-1].stop) == (0, total)
-            gaps = {after.start - before.start for before, after in pairwise(clips)}
-            assert not gaps or max(gaps) - min(gaps) <= 1
-            assert len(clips) == min(samples, total - 4)
-
-
-def test_a_video_gives_clips_of_the_most_frames_that_it_has() -> None:
-    sampling = FrameSampling(49, shorter=(17, 33))
-    for total, length in (
-        *((49, 49), (200, 49), (48, 33), (33, 33), (32, 17), (17, 17)),
-        # Too short for any: as for one number.
-        *((16, 13), (13, 13), (4, 1), (1, 1)),
-    ):
-        assert sampling.clips(total, 4) == (range(length),)
-        assert total < 17 or sampling.clips(total, 0) == (range(length),)
-    assert sampling.clips(16, 0) == (range(16),)
-
-
-def test_all_clips_of_a_video_have_one_length() -> None:
-    chunks = FrameSampling(9, "chunk", shorter=(5,))
-    assert chunks.clips(23, 4) == (range(9), range(9, 18))
-    assert chunks.clips(8, 4) == (range(5),)
-    for head in (FrameSampling(5), FrameSampling(5, "uniform", 1)):
-        assert head.clips(40, 4) == (range(5),)
-    spaced = FrameSampling(9, "uniform", 2, shorter=(5,))
-    assert spaced.clips(8, 4) == (range(5), range(3, 8))
-    assert spaced.clips(9, 4) == (range(9),)
 
 
 @pytest.mark.parametrize(
@@ -127,13 +85,3 @@ def test_each_frame_chosen_is_the_nearest_to_its_time_and_as_many_as_the_time_th
                 moment = number * source
                 nearest = min(abs(moment - other * fps) for other in range(count))
                 assert abs(moment - frame * fps) <= nearest + unit / 1000
-
-
-def test_frames_at_uneven_times_stay_as_long_as_they_were_and_in_order() -> None:
-    times = [0.0, 0.1, 0.2, 3.0, 3.1]
-    assert frames_at_rate(times, 3.2, 10) == (0, 1, *[2] * 28, 3, 4)
-    for fps in RATES:
-        chosen = frames_at_rate([0.0, 0.01, 0.5, 0.51, 0.52, 2.0], 2.5, fps)
-        assert list(chosen) == sorted(chosen)
-        assert chosen[0] in (0, 1)
-        assert chosen[-1] == 5

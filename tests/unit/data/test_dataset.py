@@ -42,19 +42,6 @@ def image(height: int, width: int) -> Cell:
     return Cell("image", files=("a.png",), parameters=(("sizes", sizes),))
 
 
-def test_samples_are_alike_by_inputs_sizes_and_what_must_be_equal() -> None:
-    wide = image(64, 96)
-    data = dataset(
-        {"prompt": text("a"), "input_image": wide, "mode": text("x")},
-        {"prompt": text("something longer"), "input_image": wide, "mode": text("x")},
-        {"prompt": text("a"), "input_image": image(96, 64), "mode": text("x")},
-        {"prompt": text("a"), "input_image": wide, "mode": text("y")},
-        {"prompt": text("a"), "input_image": wide},
-    )
-    assert data.groups.tolist() == [0, 0, 1, 2, 3]
-    assert data.unused_columns == ("note",)
-
-
 @pytest.mark.parametrize(
     ("prompts", "groups"),
     [
@@ -84,29 +71,6 @@ def test_all_texts_of_a_row_that_are_from_columns_count_together() -> None:
     # The last has another input, and not another length.
     assert data.groups.tolist() == [0, 0, 1, 2]
     assert data.signature(3) - data.signature(2) == {("constant", ())}
-
-
-def test_rows_with_faults_are_left_out_and_listed_in_order() -> None:
-    data = dataset({"prompt": text("a")}, {"prompt": text("b")}, {"prompt": text("c")})
-    late, early = Fault(2, "prompt", "is blank"), Fault(0, "image", "is missing")
-    kept = data.without([late, early, late])
-    assert [cells["prompt"].literal for cells in kept.rows] == ["b"]
-    assert kept.sample_ids.tolist() == [[1, 0]]
-    assert kept.skipped == [early, late]
-    with pytest.raises(UsageError) as caught:
-        kept.without([Fault(1, "prompt", "is cut")])
-    places = [line.partition(": ")[0].strip() for line in caught.value.help_lines]
-    wanted = ("2:image", "3:prompt", "4:prompt")
-    assert places == [f"metadata.csv:{one}" for one in wanted]
-
-
-def test_groups_are_numbered_by_the_rows_that_stay() -> None:
-    data = dataset(*({"input_image": image(64, 32 * size)} for size in (1, 2, 3, 2, 1)))
-    kept = data.without([Fault(0, "", "is bad"), Fault(1, "", "is bad")])
-    assert kept.groups.tolist() == [0, 1, 2]
-    signatures = [kept.signature(sample) for sample in range(3)]
-    assert signatures == [data.signature(sample) for sample in (2, 3, 4)]
-    assert kept.input_sets == (frozenset({"input_image"}),)
 
 
 def test_an_error_of_an_input_names_its_cell() -> None:

@@ -1,7 +1,5 @@
 """Images are loaded upright, in the mode wanted, at the size that their header states."""
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any, Literal
@@ -216,20 +214,6 @@ def test_damaged_exif_data_is_no_reason_to_refuse(tmp_path: Path) -> None:
     assert error(load_image(tmp_path / "a.png", "RGB", None), UPRIGHT) == 0
 
 
-def test_scaling_covers_and_the_crop_is_about_the_centre(tmp_path: Path) -> None:
-    stripes = np.zeros((20, 60, 3), np.uint8)
-    stripes[:, 20:40] = 255
-    Image.fromarray(stripes).save(tmp_path / "a.png")
-    middle = np.asarray(load_image(tmp_path / "a.png", "RGB", (20, 20)))
-    assert middle.min() == 255
-    for size in ((20, 60), (10, 30), (40, 120), (7, 64), (64, 7)):
-        image = load_image(tmp_path / "a.png", "RGB", size)
-        assert (image.height, image.width) == size
-    doubled = np.asarray(load_image(tmp_path / "a.png", "RGB", (40, 80)))
-    assert doubled[:, :14].max() == doubled[:, 66:].max() == 0
-    assert doubled[:, 26:54].min() == 255
-
-
 def test_a_view_says_where_an_image_is_cropped_and_whether_it_is_mirrored(
     tmp_path: Path,
 ) -> None:
@@ -308,14 +292,6 @@ def test_an_image_of_too_many_pixels_is_refused_even_if_warnings_are_ignored(
     with warnings.catch_warnings(), pytest.raises(UsageError, match="268,435,456"):
         warnings.simplefilter(action)
         read_size(path)
-
-
-def test_warnings_of_the_process_are_left_as_they_are() -> None:
-    code = (
-        "import warnings, PIL.Image, numpy; before = list(warnings.filters); "
-        "from dstrain.data import load_image; assert warnings.filters == before"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])

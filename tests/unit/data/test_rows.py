@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError, UsageError
-from dstrain.data import CaptionOptions, Cell, Resolution, load_cell
+from dstrain.data import Cell, Resolution, load_cell
 from dstrain.data.variants.views import AugmentationOptions
 from dstrain.graph import Input
-from dstrain.plugin import Column, Constant, InferenceOnly, Measured
+from dstrain.plugin import Column, InferenceOnly, Measured
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -67,22 +67,6 @@ def test_a_row_becomes_cells_and_sizes_are_known_before_decoding(base: Path) -> 
     assert data.unused_columns == ()
 
 
-def test_cells_load_at_the_size_they_tell(base: Path) -> None:
-    names = {"image": "tall.png", "mask": "tall.png"}
-    rows = [{**names, "edit_image": ["tall.png", "wide.png"]}]
-    (row,) = open_rows(base, rows, INPUTS).rows
-    assert load_cell(row["input_image"]).size == (64, 96)
-    assert load_cell(row["mask"]).mode == "L"
-    edits = load_cell(row["edit_image"])
-    assert [image.size for image in edits] == [(64, 96), (96, 64)]
-    assert load_cell(row["height"]) == 96
-    (row,) = open_rows(base, rows, INPUTS, resolution=Resolution(32, 48, 1)).rows
-    assert load_cell(row["input_image"]).size == (48, 32)
-    assert (row["height"].literal, row["width"].literal) == (32, 48)
-    # What has no multiple keeps its size.
-    assert load_cell(row["mask"]).size == (64, 100)
-
-
 def test_a_blank_text_is_empty_and_a_blank_file_or_number_is_absent(base: Path) -> None:
     table = "image,edit_image,prompt,seed,cfg_scale\n,,,,\n , [] ,NA, ,\n"
     found = [dict(row) for row in open_rows(base, table, INPUTS).rows]
@@ -125,14 +109,6 @@ def test_files_inside_the_folder_may_have_any_name_that_leads_there(base: Path) 
     assert row["edit_image"].files == (f"{real}/[1] a.png",)
 
 
-def test_rows_have_their_own_files_however_many_there_are(base: Path) -> None:
-    names = [("wide", "tall", "deep/square")[n % 3 * (n % 7 > 0)] for n in range(5000)]
-    table = "image\n" + "".join(f"{name}.png\n" for name in names)
-    rows = open_rows(base, table, INPUTS).rows
-    found = [row["input_image"].files[0] for row in rows]
-    assert found == [f"{base.resolve()}/{name}.png" for name in names]
-
-
 def test_an_extra_column_is_read_only_where_it_is_asked_for(base: Path) -> None:
     inputs = {**INPUTS, "mask": Column("mask", "image", mode="L", optional=True)}
     table = "image,mask,prompt\nwide.png,wide.png,a\n"
@@ -141,14 +117,6 @@ def test_an_extra_column_is_read_only_where_it_is_asked_for(base: Path) -> None:
     # By the input or its column.
     both = ("input_image", "image", "prompt")
     open_rows(base, table, inputs, extra_inputs=both)
-
-
-def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
-    table = "image,edit_image,prompt\nwide.png,none.png,a\n"
-    data = open_rows(base, table, INPUTS, file_keys=("image",))
-    assert list(data.rows[0]) == ["prompt", "input_image", "height", "width"]
-    assert data.unused_columns == ("edit_image",)
-    assert list(open_rows(base, table, INPUTS, file_keys=()).rows[0]) == ["prompt"]
 
 
 @pytest.mark.parametrize(
@@ -172,16 +140,6 @@ def test_settings_that_fit_no_column_are_refused(
     error = refusal(base, table, INPUTS, **settings)
     assert error.where == flag
     assert named in str(error)
-
-
-def test_a_dataset_has_rows_and_a_folder(base: Path) -> None:
-    assert refusal(base, "image,prompt\n", INPUTS).where == f"{base}/metadata.csv"
-    table = base.parent / "else.csv"
-    table.write_text("image\nwide.png\n")
-    assert len(open_rows(base, None, INPUTS, metadata_path=table).rows) == 1
-    error = refusal(base / "none", None, INPUTS, metadata_path=table)
-    assert error.where == "--dataset_base_path"
-    assert f"{base}/none" in error.what
 
 
 def test_rows_are_checked_without_torch() -> None:
@@ -217,17 +175,6 @@ def test_a_file_that_changed_since_it_was_checked_is_named(base: Path) -> None:
     assert damaged.value.where == cell.files[1]
 
 
-def test_constants_of_the_variant_are_cells_of_every_row(base: Path) -> None:
-    constants = {"pixels": 4096, "shift": 3.0, "mode": "plain"}
-    given = {name: Constant(value) for name, value in constants.items()}
-    data = open_rows(base, "prompt\na\nb\n", {"prompt": Column("prompt"), **given})
-    kinds = ("integer", "number", "text")
-    for row in data.rows:
-        for (name, value), kind in zip(constants.items(), kinds, strict=True):
-            assert row[name] == Cell(kind, value)
-    assert data.sample_ids.tolist() == [[0, 0], [1, 0]]
-
-
 def test_a_file_of_tensors_is_known_by_its_header_and_read_as_a_record(
     base: Path,
 ) -> None:
@@ -253,27 +200,6 @@ def test_a_file_of_tensors_is_known_by_its_header_and_read_as_a_record(
         ("--crops", AugmentationOptions(crops=2)),
     ):
         assert refusal(base, rows, inputs, augmentation=views).where == flag
-
-
-def test_a_row_has_a_variant_for_each_caption_in_each_view(base: Path) -> None:
-    rows = [{"image": "wide.png", "prompt": ["a", "b", "a"]}]
-    data = open_rows(
-        base,
-        rows,
-        INPUTS,
-        captions=CaptionOptions(),
-        caption_inputs=frozenset({"prompt"}),
-        augmentation=AugmentationOptions(flip=True),
-    )
-    texts = [row["prompt"].literal for row in data.rows]
-    assert texts == ["a", "a", "b", "b"]
-    weights = data.weights / data.weights.sum()
-    assert weights.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 6, 1 / 6])
-    plain, mirrored = (row["input_image"] for row in data.rows[:2])
-    assert not plain.view.flip
-    assert mirrored.view.flip
-    # Only captions are lists of several.
-    assert list(bad_cells(base, rows, INPUTS)) == ["metadata.json:1:prompt"]
 
 
 @pytest.mark.parametrize("flips", [False, True])
@@ -313,24 +239,3 @@ def test_crops_are_refused_for_images_that_keep_their_size(base: Path) -> None:
     camera = {**INPUTS, "camera": Column("camera", directed=True)}
     table = "image,mask,camera\nwide.png,wide.png,Left\n"
     assert refusal(base, table, camera, augmentation=flips).where == "--flip"
-
-
-def test_the_share_that_is_cut_off_is_the_greatest_of_a_row(base: Path) -> None:
-    square = Resolution(32, 32, 1)
-    edits = ["wide.png", "deep/square.png"]
-    rows = [{"image": "deep/square.png", "edit_image": edits}]
-    crops = AugmentationOptions(crops=3)
-    data = open_rows(base, rows, INPUTS, resolution=square, augmentation=crops)
-    assert len(data.rows) == 3
-    assert list(data.cropped) == pytest.approx([0.36])
-
-
-def test_each_resolution_gives_a_sample_unless_another_has_the_same_size(
-    base: Path,
-) -> None:
-    others = (Resolution(32, 32, 1), Resolution(64, 96, 1))
-    rows = [{"image": "wide.png"}]
-    data = open_rows(base, rows, INPUTS, further_resolutions=others)
-    sizes = [row["input_image"].shapes[0][1:] for row in data.rows]
-    assert sizes == [(64, 96), (32, 32)]
-    assert data.sample_ids.tolist() == [[0, 0], [0, 1]]

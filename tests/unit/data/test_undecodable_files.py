@@ -104,26 +104,6 @@ def test_only_what_changed_was_bad_or_is_loaded_in_another_way_is_decoded_again(
     assert decoded == ["a.png"]
 
 
-def test_a_list_is_decoded_again_where_any_of_its_files_changed(
-    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settle(monkeypatch)
-    images(tmp_path, "a.png", "b.png")
-    rows = [{"list": ["a.png", "b.png"]}]
-    for seed, count in ((0, 2), (0, 2), (1, 4)):
-        if seed:
-            noise_image(32, 32, seed=seed).save(tmp_path / "b.png")
-        decodable(
-            open_rows(tmp_path, rows, {"list": Column("list", "images")}), tmp_path
-        )
-        assert len(decoded) == count
-
-
-def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    decodable(images(tmp_path, "a.png"), tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-
-
 def test_a_row_of_several_clips_is_skipped_whole(tmp_path: Path) -> None:
     for name in "abc":
         film(tmp_path / f"{name}.mp4", steady(25, 15), 15, options=KEYS)

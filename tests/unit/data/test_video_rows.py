@@ -94,17 +94,6 @@ def test_a_video_becomes_frames_an_image_of_their_first_and_last_and_their_size(
     assert np.array_equal(last, grey)
 
 
-def test_files_of_one_scene_at_two_rates_give_the_same_motion(scenes: Path) -> None:
-    rows = sampled(scenes, "long.mp4", "fast.mp4").rows
-    slow, fast = (filmed(row["input_video"]) for row in rows)
-    assert fast == pytest.approx(slow, abs=NEAR)
-    assert load_cell(rows[1]["input_video"]).fps == 15.0
-    as_it_is = {"input_video": Column("video", "video")}
-    (row,) = sampled(scenes, "fast.mp4", inputs=as_it_is).rows
-    assert filmed(row["input_video"]) == pytest.approx(steady(9, 60), abs=NEAR)
-    assert load_cell(row["input_video"]).fps == pytest.approx(60, rel=0.01)
-
-
 def test_each_chunk_is_a_sample_of_its_row_with_images_of_its_own(
     scenes: Path,
 ) -> None:
@@ -127,12 +116,6 @@ def test_a_video_is_mirrored_as_an_image_is(scenes: Path, name: str) -> None:
     plain, mirrored = (load_cell(row["input_video"]).pixels for row in rows)
     assert torch.equal(mirrored, plain.flip(2))
     assert not torch.equal(mirrored, plain)
-
-
-def test_uniform_samples_reach_from_the_first_frame_to_the_last(scenes: Path) -> None:
-    rows = sampled(scenes, "long.mp4", mode="uniform", samples=3).rows
-    starts = [dict(row["input_video"].parameters)["frames"][0] for row in rows]
-    assert starts == [0, 10, 21]
 
 
 def test_clips_that_show_the_same_are_one_sample(scenes: Path) -> None:
@@ -224,11 +207,6 @@ def test_clips_with_too_few_frames_to_learn_from_are_bad_cells(scenes: Path) -> 
     assert list(found) == ["metadata.json:1:video"]
 
 
-def test_samples_share_a_batch_only_with_as_many_frames(scenes: Path) -> None:
-    data = sampled(scenes, "long.mp4", "fast.mp4", "short.mp4", "still.png")
-    assert data.groups.tolist() == [0, 0, 1, 2]
-
-
 NO_MEMORY = Path("absent")
 
 
@@ -250,16 +228,6 @@ def test_a_video_has_one_key_wherever_it_stands_and_another_for_other_frames(
     assert len({*keys, key(spread, sample=1)}) == 5
     assert key(data, "input_image") == key(fewer, "input_image")
     assert key(data, "end_image") != key(fewer, "end_image")
-
-
-def test_a_folder_of_frames_has_the_key_of_the_frames_it_gives(
-    scenes: Path, tmp_path: Path
-) -> None:
-    copied = shutil.copytree(scenes, tmp_path / "copy")
-    Image.fromarray(frame(0)).save(copied / "frames/9.png")  # beyond the first nine
-    assert key(sampled(copied, "frames")) == key(sampled(scenes, "frames"))
-    Image.fromarray(frame(0)).save(copied / "frames/8.png")
-    assert key(sampled(copied, "frames")) != key(sampled(scenes, "frames"))
 
 
 def test_bad_videos_are_reported_with_file_row_and_column(

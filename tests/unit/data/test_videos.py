@@ -215,11 +215,6 @@ def test_one_frame_is_a_video(name: str, tmp_path: Path) -> None:
     assert video.files == ((str(path),) if is_still else ())
 
 
-def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
-    for count in (5, 9):
-        assert probe(film(tmp_path / "a.mp4", steady(count, 15), 15)).frames == count
-
-
 @pytest.mark.parametrize("size", [(49, 127), (33, 97)])
 def test_odd_sizes_are_read_whole(size: tuple[int, int], tmp_path: Path) -> None:
     path = film(tmp_path / "odd.mp4", steady(4, 15), 15, size=size, form="yuv444p")
@@ -270,14 +265,6 @@ def test_any_frames_in_any_order_are_those_of_the_whole(
     several = [[23, 24, 25], [31, 30], [8, 8, 8], [44, 3], [19, 20, 21]]
     for indices in ([49], [0], [10], [9], *several):
         assert np.array_equal(read_frames(path, indices, None), whole[indices])
-
-
-def test_what_lies_before_the_last_key_frame_is_not_decoded(tmp_path: Path) -> None:
-    path = film(tmp_path / "a.mp4", steady(50, 25), 25, options=KEYS)
-    lose_frame(path, 35)
-    assert seconds(read_frames(path, [42, 43], None)) == pytest.approx(
-        [42 / 25, 43 / 25], abs=NEAR
-    )
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5])

@@ -58,13 +58,6 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "a b.png"
 
 
-def test_flags_and_named_inputs_are_given_together() -> None:
-    values = given("strength=0.5", "area=64", height=16, width=32)
-    sizes = {"height": 16, "width": 32}
-    assert values == {"prompt": "dog", "seed": 0, "strength": 0.5, "area": 64, **sizes}
-    assert isinstance(values["area"], int)
-
-
 @pytest.mark.parametrize("name", ["edit_image", "edit-image", "first"])
 def test_an_image_is_read_as_it_is_from_a_relative_or_absolute_path(
     name: str, image: Path, monkeypatch: pytest.MonkeyPatch
@@ -82,13 +75,6 @@ def test_a_video_is_read_in_as_many_frames_as_are_generated(image: Path) -> None
         shutil.copy(image, frames / f"{number}.png")
     clip = given(f"clip={frames}", num_frames=2)["clip"]
     assert clip.pixels.shape == (2, 21, 37, 3)
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_list_is_the_input_repeated_and_one_is_a_list_too(
-    count: int, image: Path
-) -> None:
-    assert len(given(*[f"references={image}"] * count)["references"]) == count
 
 
 def test_a_mask_is_as_large_as_its_image(image: Path) -> None:

@@ -83,12 +83,6 @@ def test_components_trained_in_full_take_the_place_of_their_files(here: Path) ->
     assert image_of(of_run(here)) == image_of(config)
 
 
-def test_a_toy_is_the_toy_that_was_trained(here: Path) -> None:
-    train(here, toy=True, max_steps=1, trainable_models="dit", learning_rate=0.1)
-    untrained = image_of(of_run(here, run=None, toy=True, variant="base"))
-    assert image_of(of_run(here)) != untrained
-
-
 def test_options_that_are_given_win_and_loras_are_added(here: Path) -> None:
     train(here, toy=True, max_steps=1)
     shutil.copy(here / "out/step-1.safetensors", here / "mine.safetensors")
@@ -155,19 +149,6 @@ def test_how_weights_are_stored_is_inherited_as_a_whole(
     filled = with_run_options(of_run(here, **given))
     assert (filled.fp8_models, filled.quant_options) == inherited
     image_of(of_run(here, **given))
-
-
-def test_options_that_an_older_run_did_not_record_are_absent(here: Path) -> None:
-    train(here, max_steps=1)
-    path = here / "out/logs/config.json"
-    recorded = json.loads(path.read_bytes())
-    path.write_text(
-        json.dumps({name: recorded[name] for name in ("model", "model_paths")})
-    )
-    config = of_run(here)
-    filled = with_run_options(config)
-    assert (filled.model_paths, filled.hub) == (recorded["model_paths"], config.hub)
-    assert (filled.toy, filled.lora) == (False, ())
 
 
 def test_a_folder_without_a_run_and_another_family_are_refused(here: Path) -> None:

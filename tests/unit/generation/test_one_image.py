@@ -4,7 +4,6 @@ what would be ignored is refused before anything is loaded.
 
 import io
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,21 +89,6 @@ def test_the_variant_is_the_one_named_or_the_one_that_uses_the_inputs(
     )
     generate(config)
     assert texts(config.output)["model"] == f"tiny {chosen}"
-
-
-def test_a_toy_is_the_same_each_time_and_leaves_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    images = []
-    for name in ("a", "b"):
-        output = tmp_path / f"{name}.png"
-        generate(GenerateConfig(model="tiny", toy=True, prompt="dog", output=output))
-        images.append(pixels(output))
-    assert images[0] == images[1]
-    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("names", ["text_encoder", "dit,text_encoder,vae"])

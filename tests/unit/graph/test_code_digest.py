@@ -13,7 +13,6 @@ import torch
 from dstrain.graph import code_of
 
 Load = Callable[[str], ModuleType]
-UNIT = "def unit(x):\n    return x\n"
 FACTORY = """
 def make(value):
     def unit(x):
@@ -283,17 +282,6 @@ def test_what_changes_the_value_changes_the_digest(change: str, load: Load) -> N
     assert digest(load(after)) != first
 
 
-def test_functions_of_one_name_in_one_module_have_digests_of_their_own(
-    load: Load,
-) -> None:
-    module = load(
-        f"{FACTORY}\nA = [lambda x: x, lambda x: -x]\nB = list(map(make, A))\n"
-        "C = [make(1), make(2)]\n"
-    )
-    functions = (*module.A, *module.B, *module.C)
-    assert len({code_of(one).digest for one in functions}) == len(functions)
-
-
 UNKNOWN = {
     "code that is executed": (
         "exec('def step(x): return x')\ndef unit(x):\n    return step(x)\n",
@@ -374,10 +362,6 @@ def test_what_compiling_adds_to_a_module_is_no_code_of_it(load: Load) -> None:
     torch.compile(module.unit, backend="eager")(torch.ones(2))
     assert any(name.startswith("__resume_at_") for name in vars(module))
     assert digest(module) == before
-
-
-def test_the_functions_that_families_share_count(load: Load) -> None:
-    assert "code of dstrain.models.functional" in code_of(load(UNIT).unit).facts
 
 
 PRINT = """

@@ -9,26 +9,15 @@ import pytest
 from dstrain.graph import (
     LongPrompt,
     MaskColumn,
-    as_column,
     noticing_long_prompts,
-    with_measured,
 )
 from dstrain.plugin import (
     Column,
-    Constant,
-    InferenceOnly,
-    Measured,
     at_least,
     between,
     functional,
     one_of,
 )
-
-
-@pytest.mark.parametrize("kind", ["text", "texts", "integer", "number"])
-def test_a_cell_that_is_the_value_itself_names_no_file(kind: str) -> None:
-    assert not Column("a", kind).is_file
-    assert not Column("a", kind).from_video
 
 
 @pytest.mark.parametrize(
@@ -52,17 +41,6 @@ def test_a_files_type_is_that_of_what_it_is_read_as(
     assert column.from_video == (file_type == "video")
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"), [("a", "text"), (1, "integer"), (1.0, "number")]
-)
-def test_a_constants_kind_is_that_of_its_value(
-    value: str | int | float, kind: str
-) -> None:
-    constant = Constant(value, check=at_least(1))
-    assert constant.kind == kind
-    assert as_column("area", constant) == Column("area", kind, check=constant.check)
-
-
 def test_checks_say_nothing_of_what_is_right_and_what_is_expected_of_the_rest() -> None:
     assert at_least(2)(2) == at_least(2)(3.5) == ""
     assert "2" in at_least(2)(1)
@@ -74,25 +52,6 @@ def test_checks_say_nothing_of_what_is_right_and_what_is_expected_of_the_rest() 
     for wrong in ("dept", ""):
         assert "canny, depth" in one_of("canny", "depth")(wrong)
     assert one_of("canny", "depth") != one_of("canny")
-
-
-def test_inference_reads_an_image_at_its_own_size_under_the_inputs_name() -> None:
-    column = Column(
-        "video", "image", frame="first", mode="L", multiple=16, optional=True
-    )
-    assert as_column("start", column) == Column("start", "image", mode="L")
-    assert as_column("height", Measured("a", "height")) == Column("height", "integer")
-    assert as_column("mask", InferenceOnly("image")) == Column("mask", "image")
-
-
-def test_a_size_is_present_where_what_it_is_measured_on_is() -> None:
-    inputs = {
-        "image": Column("image", "image"),
-        "height": Measured("image", "height"),
-        "frames": Measured("video", "frames"),
-    }
-    assert with_measured(["image"], inputs) == {"image", "height"}
-    assert with_measured([], inputs) == set()
 
 
 class Words:

@@ -75,12 +75,7 @@ def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor: 
 def loss(
     predict: Any, input_latents: Tensor, *, timestep_sampler: Any, rng: Any
 ) -> Tensor: ...
-def jitter_loss(predict: Any, jittered: Tensor) -> Tensor: ...
 def teacher_loss(predict: Any, input_latents: Tensor, *, teacher: Any) -> Tensor: ...
-def seeded_loss(predict: Any, input_latents: Tensor, seed: int) -> Tensor: ...
-def constrain_latents(
-    latents: Tensor, timestep: Tensor, noise: Tensor, hint_emb: Tensor | None = None
-) -> Any: ...
 
 
 TASK = Task.of("sft", loss)
@@ -130,14 +125,6 @@ def plan(
     return make_plan(spec, frozenset(inputs), task, trainables)
 
 
-def rewired(
-    *units: Callable[..., Any], without: str = "", **changes: Any
-) -> PipelineSpec:
-    """The spec with further units in place of one."""
-    kept = [unit for unit in WIRING.units if unit.name != without]
-    return replace(WIRING, units=(*kept, *units), **changes)
-
-
 # Stages.
 
 
@@ -176,39 +163,7 @@ def test_what_uses_a_trained_component_runs_in_training_as_do_users_of_its_outpu
     }
 
 
-def test_a_unit_that_uses_rng_runs_in_training() -> None:
-    made = plan("dit", task=Task.of("jitter", jitter_loss))
-    assert names(made.train_steps) == ["jitter"]
-    assert "input_latents" in made.cached_values
-    assert "jittered" not in made.cached_values
-
-
-def test_units_that_no_reader_needs_never_run_nor_load_anything() -> None:
-    for task in (TASK, GUIDED):
-        made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=task)
-        unused = {"jitter", "unused_encode"}
-        assert set(made.unused_units) == unused
-        assert not unused.intersection(names(made.cached_steps + made.train_steps))
-        assert "big" not in made.components[""]
-
-
-def test_inputs_of_constrain_latents_are_cached() -> None:
-    spec = replace(WIRING, constrain_latents=constrain_latents)
-    assert "hint_emb" in plan("dit", inputs=INPUTS | {"hint"}, spec=spec).cached_values
-    assert "hint_emb" not in plan("dit", spec=spec).cached_values
-
-
 # Absent values.
-
-
-def test_an_absent_optional_value_is_not_read() -> None:
-    for inputs, read in (
-        (INPUTS, ["text_emb"]),
-        (INPUTS | {"hint"}, ["text_emb", "hint_emb"]),
-    ):
-        steps = plan("dit", inputs=inputs).cached_steps
-        (step,) = [step for step in steps if step.unit.name == "join_prompt"]
-        assert dict(step.inputs) == {name: name for name in read}
 
 
 def test_skips_have_a_reason_and_cascade_through_required_inputs_only() -> None:
@@ -244,19 +199,6 @@ def test_an_absent_input_may_say_what_to_do() -> None:
     with pytest.raises(UsageError, match="'trajectory'") as caught:
         plan("dit", task=task)
     assert caught.value.help_lines == ("make it",)
-
-
-def test_an_absent_input_is_named_once() -> None:
-    class Both(TypedDict):
-        both: Tensor
-
-    def blend(input_latents: Tensor, unread: Tensor) -> Both: ...
-    def blend_loss(predict: Any, both: Tensor) -> Tensor: ...
-
-    task = Task.of("blend", blend_loss)
-    with pytest.raises(UsageError) as caught:
-        plan("dit", inputs={"prompt", "height"}, spec=rewired(blend), task=task)
-    assert str(caught.value).count("'image'") == 1
 
 
 # Trainables.
@@ -299,37 +241,6 @@ def test_units_run_once_per_branch_only_where_a_value_differs_by_branch() -> Non
     ]
 
 
-def test_the_inputs_of_both_branches_are_cached_when_the_encoder_is_trained() -> None:
-    made = plan("text_encoder", inputs=INPUTS | {"negative_prompt"}, task=GUIDED)
-    assert {"prompt", "negative_prompt"} <= set(made.cached_values)
-    assert made.cached_kinds["negative_prompt"] == "str"
-
-
-def test_a_unit_that_uses_the_branch_runs_once_per_branch() -> None:
-    def make_branch_ids(height: int, *, branch: str) -> Ids: ...
-
-    spec = rewired(make_branch_ids, without="make_ids")
-    made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=GUIDED, spec=spec)
-    assert {"ids", "negative.ids"} <= set(made.cached_values)
-
-
-def test_a_unit_runs_for_no_branch_that_nothing_reads() -> None:
-    def label_loss(predict: Any, input_latents: Tensor, hint_emb: Tensor) -> Tensor: ...
-    def encode_branch(hint: Image, *, branch: str, hint_encoder: Any) -> Hint: ...
-
-    spec = replace(
-        WIRING,
-        units=(encode_text, encode_branch, encode_image),
-        model_fn=lambda noisy_latents, timestep, text_emb: noisy_latents,
-    )
-    task = Task.of("labelled", label_loss, ("positive", "negative"))
-    inputs = INPUTS | {"negative_prompt", "hint"}
-    made = plan("hint_encoder", inputs=inputs, task=task, spec=spec)
-    branches = [(step.unit.name, step.branch) for step in made.train_steps]
-    assert branches == [("encode_branch", "positive")]
-    assert names(made.cached_steps).count("encode_text") == 2
-
-
 def test_an_absent_negative_input_is_refused_when_the_task_needs_that_branch() -> None:
     with pytest.raises(UsageError, match="'negative_prompt'"):
         plan("dit", task=GUIDED)
@@ -338,30 +249,12 @@ def test_an_absent_negative_input_is_refused_when_the_task_needs_that_branch() -
 # Losses.
 
 
-def test_an_input_of_the_loss_alone_is_cached() -> None:
-    task = Task.of("seeded", seeded_loss)
-    made = plan("dit", inputs=INPUTS | {"seed"}, task=task)
-    assert made.cached_kinds["seed"] == "int"
-    assert made.used_inputs == INPUTS | {"seed"}
-    with pytest.raises(UsageError, match=r"seeded_loss .*'seed'"):
-        plan("dit", task=task)
-
-
 def test_a_component_of_the_loss_alone_is_loaded_in_stage_2() -> None:
     task = Task.of("taught", teacher_loss)
     with pytest.raises(UsageError, match="'teacher'"):
         plan("dit", task=task)
     spec = replace(WIRING, components=(*WIRING.components, "teacher"))
     assert plan("dit", task=task, spec=spec).components["train"] == ("dit", "teacher")
-
-
-def test_the_kind_of_an_input_reads_as_that_of_an_output() -> None:
-    def embed(hints: list[Image], *, dit: Any) -> Ids: ...
-
-    inputs = {**WIRING.inputs, "hints": Column("hints", "images")}
-    spec = rewired(embed, without="make_ids", inputs=inputs)
-    made = plan("dit", inputs=INPUTS | {"hints"}, spec=spec)
-    assert made.cached_kinds["hints"] == "list[image]"
 
 
 # Experts.
@@ -404,17 +297,6 @@ def test_what_acts_beside_an_expert_is_loaded_with_it() -> None:
         "adapter2": ("dit2", "adapter2"),
     }.items():
         assert plan(trained, spec=spec).components["train"] == loaded
-
-
-def test_a_unit_that_uses_the_denoiser_runs_in_training_whichever_expert_is_trained() -> (
-    None
-):
-    def embed_size(height: int, *, dit: Any) -> Ids: ...
-
-    units = rewired(embed_size, without="make_ids").units
-    spec = replace(EXPERTS, units=units)
-    for expert in ("dit", "dit2"):
-        assert names(plan(expert, spec=spec).train_steps) == ["embed_size"]
 
 
 # The law, on random graphs: bodies are lists of what was read, so equal results mean

@@ -3,13 +3,11 @@ disagree.
 """
 
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, replace
 from typing import Any, TypedDict
 
 import pytest
 from dstrain import Frames, Task, UsageError
 from dstrain.graph import Input
-from dstrain.graph.unit import Unit
 from dstrain.plugin import (
     Column,
     EntryCount,
@@ -45,9 +43,6 @@ def join(prompt_emb: Tensor, input_latents: Tensor | None = None) -> Joined: ...
 def misspells(promt: str) -> Joined: ...
 def borrows_unknown(prompt: str, *, text_encoders: Any) -> Joined: ...
 def overwrites(prompt: str) -> Overwritten: ...
-def ambient(
-    prompt: str, *, device: Any, dtype: Any, rng: Any, branch: str, dit_config: Any
-) -> Joined: ...
 def predict(
     noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
 ) -> Tensor: ...
@@ -176,32 +171,6 @@ def test_a_field_that_names_what_is_not_there_is_refused(
         build(**changes)
 
 
-def test_a_spec_whose_names_fit_is_built() -> None:
-    masks = {"mask": Column("mask", "image", of="input_image")}
-    masks["film"] = Column("film", "video")
-    masks["film_mask"] = Column("film_mask", "video", of="film")
-    spec = build(
-        encode_prompt,
-        encode_image,
-        ambient,
-        constrain_latents=hold,
-        decoders=[decode, finish],
-        inputs=INPUTS | masks,
-        cfg_inputs={"prompt": "negative_prompt"},
-        defaults={"prompt": "", "guidance_scale": 2.0},
-    )
-    assert list(spec.makers) == ["prompt_emb", "input_latents", "joined"]
-    assert spec.branched == {"prompt", "prompt_emb", "joined"}
-    assert dict(spec.model_fn.inputs) == {"prompt_emb": True}
-    assert dict(spec.constrain_latents.inputs) == {"input_image": True}
-    assert dict(spec.decoders[0].inputs) == {"prompt": True}
-    assert spec.reads_videos and not build().reads_videos
-    start = Column("a", "image", frame="first")
-    assert build(inputs={**INPUTS, "start": start}).reads_videos
-    unit = Unit(encode_prompt)
-    assert build(unit).units == (unit,)
-
-
 def test_functions_ask_for_the_expert_and_what_acts_beside_it_by_one_name() -> None:
     assert build(
         components=("high", "low", "text_encoder"), experts=ExpertSchedule("dit", LOW)
@@ -266,19 +235,3 @@ def test_a_variant_has_no_input_that_nothing_uses() -> None:
     ):
         whole = build(**reader, cfg_inputs=spec.cfg_inputs)
         assert whole.named("toy", "base").where == "toy base"
-
-
-def test_what_is_given_is_converted_and_frozen() -> None:
-    inputs = dict(INPUTS)
-    spec = build(inputs=inputs, components=["dit", "text_encoder"])
-    inputs.clear()
-    assert set(spec.inputs) == set(INPUTS)
-    assert spec.components == ("dit", "text_encoder")
-    with pytest.raises(TypeError):
-        spec.inputs["more"] = Column("more")  # type: ignore[index]  # what is tested
-    with pytest.raises(FrozenInstanceError):
-        spec.units = ()  # type: ignore[misc]  # what is tested
-    assert replace(spec, units=[encode_prompt]).model_fn == spec.model_fn
-    fields = {name: given for name, given in vars(spec).items() if name != "model_fn"}
-    with pytest.raises(TypeError, match="model_fn"):
-        PipelineSpec(**fields)

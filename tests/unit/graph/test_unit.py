@@ -13,7 +13,7 @@ import torch
 from dstrain import Task, UsageError
 from dstrain.graph import code_of
 from dstrain.graph.unit import Unit
-from dstrain.plugin import Column, Constant, QuantizationMethod, versioned
+from dstrain.plugin import QuantizationMethod, versioned
 from PIL.Image import Image
 from torch import Tensor
 
@@ -64,18 +64,6 @@ def test_incomplete_declaration_is_refused_naming_function_and_fault(
 ) -> None:
     with pytest.raises(UsageError, match=rf"\.{function.__name__}\b.*{fault}"):
         Unit(function)
-
-
-def test_an_absent_optional_input_takes_the_default_and_others_are_not_passed() -> None:
-    class Seen(TypedDict):
-        seen: str
-
-    def unit(prompt: str, extra: str = "default") -> Seen:
-        return {"seen": f"{prompt} {extra}"}
-
-    assert Unit(unit).run({"prompt": "a", "other": 1}, {}) == {"seen": "a default"}
-    assert Unit(unit).run({"prompt": "a", "extra": "b"}, {}) == {"seen": "a b"}
-    assert Unit(unit).identity["name"] == unit.__qualname__
 
 
 @pytest.mark.parametrize(
@@ -141,8 +129,6 @@ def test_a_unit_may_call_its_function_in_its_own_way() -> None:
 
 # The bodies of these are never called.
 def plain(predict: Any, input_latents: Tensor, *, rng: Any) -> Tensor: ...
-def sampled(predict: Any, seed: list[int], *, sampler: Any) -> Tensor: ...
-def stepped(predict: Any, *, inference_sigmas: Any) -> Tensor: ...
 def without_predict(input_latents: Tensor) -> Tensor: ...
 
 
@@ -153,21 +139,6 @@ def test_a_task_needs_what_its_loss_takes_beside_predict() -> None:
     assert task.loss.components == ("rng",)
     with pytest.raises(UsageError, match="predict"):
         Task.of("sft", without_predict)
-
-
-def test_only_a_loss_that_uses_the_sampler_runs_it() -> None:
-    assert Task.of("distill", sampled).runs_sampler
-    assert Task.of("imitate", stepped).runs_sampler
-    assert not Task.of("sft", plain).runs_sampler
-
-
-def test_a_loss_gets_a_list_of_what_differs_within_a_batch() -> None:
-    inputs = {
-        "seed": Column("seed", "integer"),
-        "steps": Column("steps", "integer", same_in_batch=True),
-        "scale": Constant(4.0),
-    }
-    assert Task.of("distill", sampled, inputs=inputs).listed == {"seed"}
 
 
 def test_a_quantization_method_of_another_version_is_another_one() -> None:

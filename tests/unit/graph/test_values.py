@@ -173,47 +173,6 @@ def test_every_dtype_is_refused_or_comes_back_from_a_file_as_it_was(
     assert len(stored) == 18
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda t: t, lambda t: [t], lambda t: {"x": t}, lambda t: Frames(t, 1.0)]
-)
-@pytest.mark.parametrize(
-    "cut",
-    [lambda t: t[1:2], lambda t: t.transpose(0, 1), lambda t: t[:1].expand(4, 8)],
-    ids=["part", "turned", "wide"],
-)
-def test_what_a_unit_makes_is_alone_in_its_storage(wrap: Any, cut: Any) -> None:
-    part = cut(torch.arange(64, dtype=torch.uint8).reshape(8, 8))
-    tensors: dict[str, Tensor] = {}
-    serialize(of_unit(wrap(part)), tensors, "v")
-    (mine,) = tensors.values()
-    assert torch.equal(mine, part)
-    assert mine.untyped_storage().nbytes() == mine.nbytes
-    assert mine.is_contiguous()
-
-
-def test_an_output_shares_nothing_and_is_what_the_cache_returns() -> None:
-    whole = torch.ones(4)
-    first, second = of_unit([whole, whole])
-    assert len({one.data_ptr() for one in (whole, first, second)}) == 3
-    turned = torch.ones(1, 3).t().t().as_strided((1, 3), (1, 1))
-    assert of_unit(turned).stride() == (3, 1)
-    lazy = torch.tensor([1 + 2j], dtype=torch.complex64).conj()
-    for one in (lazy, lazy.imag):
-        copied = of_unit(one)
-        assert torch.equal(copied, one)
-        assert not copied.is_conj()
-        assert not copied.is_neg()
-    with torch.inference_mode():
-        frozen = torch.ones(2)
-    assert not of_unit(frozen).is_inference()
-    image = Image.new("RGB", (2, 2))
-    image.info["transparency"] = (0, 0, 0)
-    copied = of_unit(image)
-    image.paste((9, 9, 9), (0, 0, 1, 1))
-    assert copied.info == {}
-    assert copied.getpixel((0, 0)) == (0, 0, 0)
-
-
 def test_an_output_keeps_its_gradient_and_is_stored_without() -> None:
     weight = torch.ones(4, requires_grad=True)
     made = of_unit((weight * 2)[:2])
@@ -270,30 +229,3 @@ def test_an_input_that_a_unit_changes_in_place_is_named(case: str) -> None:
         Unit(unit).run({"first": first, "second": of_unit(value)}, {})
     with pytest.raises(UsageError, match=r"unit unit: .*'second'"):
         Unit(unit, given=("second",)).run({"first": first}, {}, second=of_unit(value))
-
-
-def test_what_a_unit_raises_comes_before_what_it_changed() -> None:
-    def unit(values: list[int]) -> Made:
-        values.clear()
-        return {"made": torch.ones(values[0])}
-
-    with pytest.raises(IndexError):
-        Unit(unit).run({"values": [1]}, {})
-    with pytest.raises(AttributeError):
-        Frames(torch.zeros(1), 8.0).fps = 9.0  # type: ignore[misc]  # what is tested
-
-
-def test_reading_is_no_change() -> None:
-    def unit(tensor: Tensor, values: list[Any], image: Image.Image) -> Made:
-        with torch.inference_mode():
-            (tensor * 2).add_(1)
-        [*values, 3].reverse()
-        image.resize((4, 4)).putpixel((0, 0), (1, 1, 1))
-        return {"made": tensor}
-
-    values = {
-        "tensor": torch.ones(2, requires_grad=True),
-        "values": [torch.ones(1), {"a": 1}],
-        "image": Image.new("RGB", (2, 2)),
-    }
-    assert torch.equal(Unit(unit).run(values, {})["made"], torch.ones(2))

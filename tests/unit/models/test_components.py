@@ -38,18 +38,6 @@ def test_keys_tell_the_prefix_and_the_format(
     assert (part and (part.prefix, part.checkpoint_format)) == wanted
 
 
-def test_experts_have_the_same_keys_and_a_folder_has_none() -> None:
-    tokenizer = component("tokenizer")
-    assert tokenizer.is_folder
-    assert tokenizer.part_of(Files(()), ["x"]) is None
-    assert not tokenizer.same_keys_as(component("processor"))
-    dit = component("dit", "new.*", formats=(OLD,))
-    assert dit.same_keys_as(component("dit2", "new.*", formats=(OLD,)))
-    assert not dit.same_keys_as(component("dit2", "new.*"))
-    behind = component("dit2", "new.*", formats=(OLD,), prefixes=("net.",))
-    assert not dit.same_keys_as(behind)
-
-
 WORDS = Component("words", SimpleNamespace(), "tokenizer", other_folders=("a/words",))
 
 
@@ -72,11 +60,3 @@ def test_a_pattern_may_name_a_components_folder_of_any_depth_or_its_file(
     """Without one, all files are meant, whatever their names end with."""
     dit = component("dit", "x", original_filenames=("ae.saf*", "*.saf*"))
     assert component_at(ModelConfig(None, "A/B", pattern), (dit, WORDS)) == name
-
-
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [("a/dit/x", "dit"), ("other/dit", "dit"), ("dit/a/x", ""), ("my-dit/x", "")],
-)
-def test_a_place_ends_with_the_components_folder(place: str, name: str) -> None:
-    assert component_at(ModelConfig([place]), (component("dit", "x"), WORDS)) == name

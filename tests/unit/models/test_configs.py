@@ -228,21 +228,6 @@ def test_a_configuration_beside_another_layout_is_translated_or_left_aside(
     assert find_config(ConfigQuery(DIT, files)) == wanted
 
 
-@pytest.mark.parametrize("text", ["a model of mine", "[]", '"x"'])
-def test_a_header_whose_config_is_none_is_as_one_without(
-    text: str, tmp_path: Path
-) -> None:
-    path = Path(weights(tmp_path / "x.safetensors", "new.weight", config=text))
-    assert find_config(ConfigQuery(DIT, Files((path,)))) == {"inferred": (2, 3)}
-
-
-def test_only_dstrain_writes_a_header_in_the_networks_own_terms(tmp_path: Path) -> None:
-    written = {"config": '{"dim": 5}'}
-    for more, found in (({}, {"width": 5, "depth": 1}), ({"family": "x"}, {"dim": 5})):
-        path = weights(tmp_path / "x.safetensors", "new.weight", **written, **more)
-        assert find_config(ConfigQuery(DIT, Files((Path(path),)))) == found
-
-
 @pytest.mark.parametrize(
     ("name", "other"),
     [

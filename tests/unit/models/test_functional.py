@@ -10,22 +10,19 @@ import pytest
 import torch
 from diffusers import QwenImagePipeline
 from diffusers.image_processor import VaeImageProcessor
-from dstrain import Pipeline, UsageError
+from dstrain import Pipeline
 from dstrain.models import (
     METHODS,
-    check_sides,
     override_positional_args,
     pack,
     unpack,
 )
-from dstrain.models.finite import has_nan
 from dstrain.plugin.functional import (
     apply_guidance,
     as_uint8,
     images_to_tensor,
     latents_mean_std,
     tensor_to_image,
-    to_minus_one_one,
 )
 from PIL import Image
 from torch import Tensor, nn
@@ -75,14 +72,6 @@ def test_images_are_signed_as_in_diffusers_and_come_back_exactly() -> None:
     assert np.array_equal(np.array(tensor_to_image(pixels[:1])), numbers[0])
 
 
-def test_every_value_of_a_pixel_comes_back_and_what_is_beyond_is_cut() -> None:
-    values = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1)
-    values = values.expand(1, 16, 16, 3)
-    assert torch.equal(as_uint8(to_minus_one_one(values)), values)
-    assert as_uint8(torch.full((1, 3, 1, 1), 1.7)).unique().tolist() == [255]
-    assert as_uint8(torch.full((1, 3, 1, 1), -9.0)).unique().tolist() == [0]
-
-
 @pytest.mark.parametrize("axes", [2, 3])
 def test_statistics_are_per_channel(axes: int) -> None:
     config = SimpleNamespace(latents_mean=[1.0, 2.0], latents_std=[3.0, 4.0])
@@ -102,32 +91,10 @@ def test_patches_are_those_of_diffusers_and_come_back() -> None:
     assert torch.equal(unpack(pack(latents, 1), 4, 6, 1), latents)
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "name", "nearest"),
-    [(44, 32, "height", 48), (32, 0, "width", 16), (-16, 16, "height", 16)],
-)
-def test_a_side_that_is_no_multiple_is_refused_by_name(
-    height: int, width: int, name: str, nearest: int
-) -> None:
-    check_sides(32, 48, 16)
-    with pytest.raises(UsageError, match=rf"{name}: .* 16, .* {nearest}$"):
-        check_sides(height, width, 16)
-
-
 def test_guidance_goes_from_the_negative_through_the_positive() -> None:
     positive, negative = torch.tensor([2.0]), torch.tensor([1.0])
     found = [apply_guidance(positive, negative, scale) for scale in (0.0, 1.0, 3.0)]
     assert torch.cat(found).tolist() == [1.0, 2.0, 4.0]
-
-
-def test_every_tensor_of_a_value_counts() -> None:
-    good = torch.ones(2)
-    bad = torch.tensor([1.0, float("nan")])
-    mask = torch.tensor([0.0, -float("inf")])
-    assert not has_nan([good, {"a": mask, "b": 3}, "text"])
-    assert has_nan([good, {"a": bad}, good])
-    assert has_nan(bad.to(torch.float8_e4m3fn))
-    assert not has_nan(good.to(torch.float8_e4m3fn))
 
 
 def test_a_damaged_weight_is_named() -> None:

@@ -17,17 +17,12 @@ from dstrain.models.hub import model_base
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import COMPONENTS, IDS, MODEL, weights_of
-from tests.support.runs import config, configs, files, same, train
+from tests.support.runs import config, files, same, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 TINY = Path("models/Tiny/Tiny")
 ORIGINS = "model_id_with_origin_paths"
 DIT = ModelConfig(None, "Tiny/Tiny", "transformer/model*.safetensors")
-
-
-def test_a_component_nobody_gave_is_asked_for(model: Path) -> None:
-    with pytest.raises(StateError, match=r"vae: (?s:.*)--model_paths .*--toy"):
-        find(MODEL, configs(model)[:2], ["dit", "vae"])
 
 
 def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_shapes(
@@ -70,21 +65,6 @@ def test_a_configuration_alone_needs_no_weights(here: Path) -> None:
     Path("models/Other/One/vae/config.json").write_text('{"branch": 4}')
     vae = ModelConfig(None, "Other/One", "vae/model*")
     assert find(MODEL, [by_id[0], vae], (), ["vae"]).configs["vae"] == {"branch": 4}
-
-
-def infer(shapes: Any) -> dict[str, int] | None:
-    embedder = shapes.get("embed.weight")
-    return {"width": embedder[1]} if embedder else None
-
-
-INFERRING = tuple(replace(part, infer=infer) for part in COMPONENTS)
-INFERRED = replace(MODEL, components=f"{__name__}:INFERRING")
-
-
-def test_a_component_may_infer_its_configuration_from_shapes(model: Path) -> None:
-    (model / "text_encoder/config.json").unlink()
-    found = find(INFERRED, configs(model), ["text_encoder"])
-    assert found.configs["text_encoder"] == {"width": 8}
 
 
 OTHER_PLACES = tuple(
@@ -178,16 +158,6 @@ def test_a_stage_never_opens_the_files_it_does_not_need(
         shutil.rmtree(place)
         shutil.rmtree("data", ignore_errors=True)
     assert same(whole, files(here / "out"))
-
-
-def test_a_path_in_a_list_is_a_set_of_its_own_and_must_exist(here: Path) -> None:
-    paths = weights_of(here / "model")
-    flat = json.dumps([*paths["dit"], paths["text_encoder"], paths["vae"][0]])
-    with pytest.raises(StateError, match=r"model-\d-of-2\.safetensors: .* dit"):
-        train(here, model_paths=flat)
-    paths["dit"] = [str(here / "model/transformer/nothing.safetensors")]
-    with pytest.raises(StateError, match=r"transformer/nothing\.safetensors: "):
-        train(here, model_paths=json.dumps(list(paths.values())))
 
 
 @pytest.mark.parametrize("tool", ["DSTRAIN", "DIFFSYNTH"])

@@ -114,16 +114,6 @@ def old(folder: Path, **changes: Tensor | None) -> tuple[Files, Small]:
     return Files((path,), prefix="net.", checkpoint_format=OLD), small
 
 
-def test_a_network_is_filled_from_another_layout_behind_a_prefix(
-    tmp_path: Path,
-) -> None:
-    files, small = old(tmp_path)
-    state = load(files, width=4).state_dict()
-    for name, weight in small.state_dict().items():
-        assert torch.equal(state[name], weight)
-        assert state[name].is_contiguous()
-
-
 def test_misfits_of_another_layout_are_named_as_in_the_file(tmp_path: Path) -> None:
     changes = {
         "old.weight": torch.zeros(5, 2),

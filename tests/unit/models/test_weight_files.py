@@ -163,14 +163,6 @@ def test_weights_that_another_program_quantized_are_refused_with_what_to_give(
     assert "bf16" in line and flag in line
 
 
-def test_names_that_only_look_alike_are_read(tmp_path: Path) -> None:
-    names = ("scale_shift_table", "blocks.0.scale", "norm.weight", "a.scale_weights")
-    path = tmp_path / "model.safetensors"
-    save_file({name: torch.zeros(1) for name in names}, path)
-    assert recognize(Files((path,)), (ANY,))
-    assert set(Weights.of(Files((path,))).shapes) == set(names)
-
-
 def test_a_gguf_file_is_named_as_one(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF\x03\x00\x00\x00")

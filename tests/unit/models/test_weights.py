@@ -133,23 +133,6 @@ def test_a_file_is_closed_after_its_last_weight(suffix: str, tmp_path: Path) -> 
         assert seen[f"b.{number}"] == set()
 
 
-def test_a_file_is_opened_anew_after_some_bytes_and_closed_where_reading_ends_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dstrain.models.weight_files.MAPPED", 1000)
-    names = [str(number) for number in range(7)]
-    path = tmp_path / "one.safetensors"
-    saved(path, {name: torch.zeros(100) for name in names})
-    reading = Weights.of(Files((path,))).read(
-        dict.fromkeys(names, (100,)), torch.float32
-    )
-    assert [bool(mapped(tmp_path)) for _ in zip(names[:5], reading, strict=False)] == (
-        [True, True, False, True, True]
-    )
-    reading.close()  # type: ignore[attr-defined]  # a generator
-    assert not mapped(tmp_path)
-
-
 DIT = component(
     "dit",
     "proj.weight",
@@ -179,12 +162,6 @@ def test_a_component_is_known_by_its_names_behind_any_of_its_prefixes(
     assert found(other, DIT, VAE, TOKENS) == [(["dit"], prefix, LAYOUT)]
 
 
-def test_a_prefix_is_found_even_where_marks_would_match_with_it(tmp_path: Path) -> None:
-    files = written(tmp_path / "x.safetensors", "vae.encoder.gain", "vae.x")
-    any_gain = component("any", "*gain", prefixes=("vae.", "other."))
-    assert found(files, any_gain) == [(["any"], "vae.", NATIVE)]
-
-
 def test_one_file_may_hold_several_components(tmp_path: Path) -> None:
     fused = "model.diffusion_model.blocks.0.0.qkv.weight"
     names = (fused, "vae.encoder.a", "vae.decoder.a")
@@ -196,17 +173,6 @@ def test_one_file_may_hold_several_components(tmp_path: Path) -> None:
     files = written(tmp_path / "more.safetensors", *names, "surplus.weight")
     with pytest.raises(StateError, match=r"1 .* dit, vae: surplus\.weight"):
         recognize(files, (DIT, VAE))
-
-
-def test_experts_are_found_together(tmp_path: Path) -> None:
-    others = {"formats": DIT.formats, "prefixes": DIT.prefixes}
-    expert = component("dit2", "proj.weight", **others)
-    files = written(tmp_path / "x.safetensors", "proj.weight")
-    assert found(files, DIT, VAE, expert) == [(["dit", "dit2"], "", NATIVE)]
-    with pytest.raises(StateError, match=r"dit, dit3 .*: proj\.weight"):
-        recognize(files, (DIT, component("dit3", "proj.*")))
-    with pytest.raises(StateError, match=r" vae; .*: proj\.weight"):
-        recognize(files, (VAE, TOKENS))
 
 
 def test_components_that_ignore_each_others_keys_share_files(tmp_path: Path) -> None:

@@ -121,18 +121,6 @@ def test_units_add_what_they_make_per_branch_and_leave_what_they_read() -> None:
     assert {name: values[name] for name in VALUES} == VALUES
 
 
-def test_model_fn_gets_the_conditions_of_the_branch_asked_for() -> None:
-    pipe = pipeline()
-    values = ready(pipe)
-    for branch, given, number in (
-        ("positive", values, 6.0),
-        ("negative", values, 2.0),
-        ("positive", values | {"scale": 2}, 10.0),
-    ):
-        made = pipe.predict(given, ONES, torch.tensor([500.0]), branch)
-        assert made.tolist() == [[number] * 4]
-
-
 def test_a_component_that_is_not_loaded_is_named_but_not_its_configuration() -> None:
     with pytest.raises(UsageError, match=r"vae .*dit, text_encoder"):
         ready(pipeline(without="vae"))
@@ -170,14 +158,6 @@ def experts(model_fn: Any = predict, **more: Any) -> Pipeline:
 def predicted(pipe: Pipeline, timestep: float, branch: str = "positive") -> Tensor:
     values = {"prompt_emb": torch.zeros(1, 4), "negative.prompt_emb": torch.zeros(1, 4)}
     return pipe.predict(values, ONES, torch.tensor([timestep]), branch)
-
-
-def test_the_expert_is_chosen_by_the_timestep_and_the_only_one_serves_all() -> None:
-    pipe = experts()
-    assert predicted(pipe, 875.0).tolist() == [[2.0] * 4]
-    assert predicted(pipe, 874.0).tolist() == [[3.0] * 4]
-    del pipe.components["dit"]
-    assert predicted(pipe, 999.0).tolist() == [[3.0] * 4]
 
 
 def test_each_sample_of_a_batch_is_predicted_by_the_expert_for_its_timestep() -> None:
@@ -230,11 +210,3 @@ def test_model_fn_with_experts_may_ask_for_the_context_and_what_is_beside_them()
     made = predicted(pipe, 1.0)
     assert (made.dtype, made.tolist()) == (torch.bfloat16, [[4.0] * 4])
     assert predicted(pipe, 1.0, "negative").tolist() == [[-2.0] * 4]
-
-
-def test_values_are_not_cast_by_running_units() -> None:
-    pipe = pipeline()
-    pipe.dtype = torch.float64
-    values = ready(pipe)
-    assert values["prompt_emb"].dtype == torch.float64
-    assert values["input_latents"].dtype == torch.float32

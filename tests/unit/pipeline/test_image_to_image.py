@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import torch
 from dstrain import Frames, Pipeline, UsageError
-from dstrain.pipeline import SamplerOptions, plan_inference, seeded_noise, start_input
+from dstrain.pipeline import SamplerOptions, seeded_noise, start_input
 from dstrain.plugin import Column
 from PIL import Image
 from torch import Tensor
-
-from tests.support.family import build
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -43,12 +41,6 @@ def test_a_share_outside_its_range_or_that_leaves_no_step_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match="denoising_strength"):
         SamplerOptions(4, denoising_strength=strength)
-
-
-def test_the_whole_schedule_forgets_the_picture(pipe: Pipeline) -> None:
-    plain = states(pipe, seed=3)
-    wanted = states(pipe, seed=3, input_image=picture(16, 16), denoising_strength=1.0)
-    assert all(map(torch.equal, plain, wanted))
 
 
 def test_a_part_of_it_begins_at_the_noisy_picture(pipe: Pipeline) -> None:
@@ -121,11 +113,3 @@ def test_a_strength_needs_a_variant_that_learns_one_picture(pipe: Pipeline) -> N
     with pytest.raises(UsageError) as refused:
         pipe(prompt="dog", denoising_strength=0.5, input_image=[])
     assert refused.value.where == "denoising_strength"
-
-
-def test_without_a_strength_no_unit_encodes_the_picture() -> None:
-    given = {"prompt": "dog", "input_image": ""}
-    plain = plan_inference(build("base"), given).plan
-    assert "input_image" not in plain.used_inputs
-    started = plan_inference(build("base"), {**given, "denoising_strength": 0.5}).plan
-    assert "input_image" in started.used_inputs

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from dstrain import SFT, SampleKey, StateError, Task, UsageError
-from dstrain.graph import MaskColumn, make_plan
-from dstrain.pipeline import MASK, Masks, check_masks, with_masks, with_masks_of_dataset
-from dstrain.plugin import Column, Constant
+from dstrain.graph import make_plan
+from dstrain.pipeline import MASK, Masks, check_masks, with_masks
+from dstrain.plugin import Column
 from dstrain.storage import tensor_shapes
 from PIL import Image
 from torch import Tensor
@@ -104,62 +104,9 @@ def test_a_position_has_the_mean_of_its_part_of_the_mask() -> None:
     assert weight.tolist() == [[[[1.0, 0.0, 0.0], [0.0, 0.25, 0.0]]]]
 
 
-def test_what_is_masked_out_has_the_unmasked_weight() -> None:
-    pixels = np.array([[0, 255, 51]], np.uint8).repeat(2, 0)
-    weight = weighed(mask_of(pixels), 0.1, 1, 4, 1, 3).flatten()
-    assert weight.tolist() == pytest.approx([0.1, 1.0, 0.28])
-    assert weight[1] == 1
-
-
-def test_all_frames_have_one_mask() -> None:
-    assert weighed(noise_mask(0, 4, 6), 0.0, 1, 16, 5, 2, 3).shape == (1, 1, 1, 2, 3)
-
-
 def test_latents_without_sides_are_refused() -> None:
     with pytest.raises(UsageError, match=r"\[1, 4, 6\]"):
         weighed(noise_mask(0), 0.0, 1, 4, 6)
-
-
-def halved(height: int, width: int) -> tuple[int, ...]:
-    return (1, 4, height // 2, width // 2)
-
-
-def test_the_code_of_latent_shape_is_part_of_what_the_unit_is() -> None:
-    plain = build("base")
-    specs = (plain, plain, replace(plain, latent_shape=halved))
-    one, again, other = (
-        with_masks(spec, SFT, BY_COLUMN).units[-1].identity for spec in specs
-    )
-    assert one == again != other
-
-
-def test_without_masks_the_variant_stays_as_it_is() -> None:
-    spec = build("base")
-    assert with_masks(spec, SFT, Masks()) is spec
-    assert with_masks_of_dataset(spec, BY_COLUMN) is spec
-
-
-def test_the_mask_is_of_the_image_that_the_latents_are_encoded_from() -> None:
-    spec = with_masks(build("base"), SFT, replace(BY_COLUMN, unmasked_weight=0.5))
-    column = spec.inputs[MASK]
-    assert column == MaskColumn("mask", "image", mode="L", of="input_image")
-    assert spec.inputs["unmasked_weight"] == Constant(0.5)
-    alpha = with_masks(build("base"), SFT, Masks(None, True)).inputs[MASK]
-    kind = {"mode": "RGBA", "of": "input_image", "not_empty": True}
-    assert alpha == MaskColumn("image", "image", **kind)
-
-
-def test_one_dataset_is_read_with_other_masks_or_without_any() -> None:
-    """Without, its rows have the inputs of rows whose cell is blank, and their units."""
-    spec = with_masks(build("base"), SFT, BY_COLUMN)
-    other = with_masks_of_dataset(spec, Masks("shape", False, 0.5))
-    column = MaskColumn("shape", "image", mode="L", of="input_image")
-    assert other.inputs[MASK] == column
-    assert other.inputs["unmasked_weight"] == Constant(0.5)
-    assert other.units == spec.units
-    none = with_masks_of_dataset(spec, Masks())
-    assert none.inputs.keys() == spec.inputs.keys() - {MASK}
-    assert none.units == build("base").units
 
 
 def no_weight(predict: Any, input_latents: Tensor) -> Tensor: ...
@@ -212,14 +159,6 @@ def test_a_mask_of_ones_and_no_mask_change_no_bit(here: Path) -> None:
     write_masks(here, [*white[:5], None])
     for rows in ([0, 2], [1, 3], [5]):
         assert same(losses(here, rows), losses(here, rows, mask_column="mask"))
-
-
-def test_masks_change_losses_and_a_batch_has_those_of_its_rows(here: Path) -> None:
-    write_masks(here, noise_masks())
-    together = losses(here, [0, 2], mask_column="mask")
-    apart = [losses(here, [row], mask_column="mask") for row in (0, 2)]
-    torch.testing.assert_close(together, torch.cat(apart))
-    assert (losses(here, [0, 2]) != together).all()
 
 
 def test_an_alpha_channel_is_the_mask_of_its_image(
@@ -278,16 +217,6 @@ def test_stage_2_says_which_masks_the_cache_was_filled_with(here: Path) -> None:
         with pytest.raises(StateError, match=difference):
             train(here, **second, **flags)
     train(here, **second, mask_column="mask")
-
-
-def test_rows_without_any_mask_are_refused(here: Path) -> None:
-    write_masks(here, [None] * 6)
-    for flags, flag in (
-        ({"mask_column": "mask"}, "--mask_column: .*'mask'"),
-        ({"alpha_mask": True}, "--alpha_mask: .*'image'"),
-    ):
-        with pytest.raises(UsageError, match=flag):
-            train(here, **flags)
 
 
 @pytest.mark.parametrize("stage", ["", ":data_process", ":train"])

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 import pytest
 import torch
 from dstrain import Pipeline, Rng, UsageError
-from dstrain.pipeline import inference_sigmas, plan_inference
+from dstrain.pipeline import plan_inference
 from dstrain.plugin import InferenceOnly, LatentConstraint
 from torch import Tensor
 
@@ -74,18 +74,6 @@ def test_steps_are_those_of_euler_with_guidance_only_where_it_was_asked_for(
     assert (image.size, image.mode) == ((24, 16), "RGB")
 
 
-@pytest.mark.parametrize(("scale", "calls"), [(0.5, 3), (1.0, 3), (1.5, 6)])
-def test_the_negative_branch_is_computed_only_with_guidance(
-    scale: float, calls: int, pipe: Pipeline
-) -> None:
-    called: list[str] = []
-    for name in ("dit", "text_encoder"):
-        hook = pipe.components[name].register_forward_hook
-        hook(lambda *_, name=name: called.append(name))
-    states(pipe, negative_prompt="cat", guidance_scale=scale, num_inference_steps=3)
-    assert (called.count("dit"), called.count("text_encoder")) == (calls, calls // 3)
-
-
 def test_the_seed_alone_decides_the_noise_and_what_is_not_given_is_the_familys(
     pipe: Pipeline,
 ) -> None:
@@ -137,11 +125,6 @@ def test_constrained_latents_are_kept_at_every_step_and_at_the_end(
     assert torch.equal(latents[-1], decoded[0])
     assert torch.equal(decoded[0][:, :, :1], first)
     assert (len(timesteps), timesteps[0], timesteps[-1]) == (4, 1000.0, 0.0)
-
-
-def test_inference_keeps_no_gradients(pipe: Pipeline) -> None:
-    pipe.components["dit"].requires_grad_(True)
-    assert not states(pipe, num_inference_steps=1)[0].requires_grad
 
 
 def test_a_scale_that_is_asked_for_guides_though_no_negative_prompt_is_known(
@@ -201,23 +184,3 @@ def test_a_unit_that_draws_random_numbers_runs_in_inference_and_the_seed_decides
         states(pipe, num_inference_steps=1, seed=seed)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
-
-
-def test_a_decoder_draws_random_numbers_from_the_seed(pipe: Pipeline) -> None:
-    def decode_noisy(latents: Tensor, *, vae: Any, rng: Any) -> DecodedImage:
-        noise = rng.normal("pixels", latents.shape[1:]).to(latents.dtype)
-        return decode(latents + noise, vae=vae)
-
-    pipe.spec = replace(pipe.spec, decoders=(decode_noisy,))
-    latents = torch.zeros(1, 4, 2, 2)
-    one, again, other = (
-        pipe(prompt="dog", latents=latents, seed=seed).tobytes() for seed in (1, 1, 2)
-    )
-    assert one == again != other
-
-
-def test_the_sigmas_of_inference_depend_on_the_size_of_the_latents() -> None:
-    schedule = replace(build("base").schedule, shift=None, latents_per_token=4)
-    for side, tokens in ((8, 16), (64, 1024)):
-        found = inference_sigmas(schedule, torch.zeros(1, 16, side, side), 4)
-        assert torch.equal(found, schedule.sigmas(4, tokens))

@@ -3,7 +3,6 @@ else.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,20 +31,6 @@ def test_metadata_is_read_and_nothing_is_imported_before_a_record_is_loaded() ->
     assert Installed("faky", "plugin-faky", "1.0", "faky_record:MODEL") in installed()
     assert "faky_record" not in sys.modules
     assert load_family("faky").variants == ("base", "edit")
-
-
-def test_a_plugin_that_is_installed_meanwhile_is_found(
-    faky: Path, fake_plugin: Install
-) -> None:
-    # The clock of a file system may stand still for longer than this test takes.
-    os.utime(faky, ns=(0, 0))
-    before = installed()
-    fake_plugin("plugin-more", {"more": "more_record:MODEL"}, {})
-    assert {one.name for one in installed()} - {one.name for one in before} == {"more"}
-    assert list(installed()) == sorted(installed())
-    for left_out in ("faky", "plugin-faky"):
-        names = [one.name for one in installed([left_out])]
-        assert "more" in names and "faky" not in names
 
 
 @pytest.mark.parametrize("written", ["faky_imge", "Faky-Image", "faky_im"])

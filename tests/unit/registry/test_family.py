@@ -9,11 +9,6 @@ from dstrain import UsageError
 from tests.support.family import MODEL
 
 
-def test_the_spec_of_a_variant_has_the_names_of_family_and_variant() -> None:
-    spec = MODEL.spec("other")
-    assert (spec.family, spec.variant, spec.where) == ("tiny", "other", "tiny other")
-
-
 def test_a_variant_without_a_spec_is_refused() -> None:
     with pytest.raises(UsageError, match=r"plugin tiny: .*'third'"):
         MODEL.spec("third")
@@ -50,15 +45,6 @@ def test_problems_and_missing_targets_are_reported() -> None:
         for place in ("nowhere.at_all:write", ":write", "dstrain"):
             (missing,) = replace(MODEL, **{part: place}).missing_targets()
             assert f"{part}, {place!r}" in missing
-
-
-def test_mappings_of_a_record_are_frozen() -> None:
-    targets = {"dit": ("to_q",)}
-    record = replace(MODEL, lora_targets=targets)
-    targets.clear()
-    assert dict(record.lora_targets) == {"dit": ("to_q",)}
-    with pytest.raises(TypeError):
-        record.lora_targets["vae"] = ()  # type: ignore[index]  # what is tested
 
 
 def test_known_models_are_those_listed_and_patterns_that_mean_more() -> None:

@@ -157,16 +157,6 @@ def test_what_changes_steps_is_named_with_its_version_and_a_digest_of_its_code(
         assert (load_extensions().modifiers() == before) == is_same
 
 
-def test_each_of_two_of_a_distribution_changes_the_run(
-    fake_plugin: Callable[..., Path],
-) -> None:
-    names = {"one": "changes_one", "two": "changes_two"}
-    fake_plugin("extra-both", names, dict.fromkeys(names.values(), MODIFY), "dstrain")
-    both = load_extensions().modifiers()
-    assert sorted(both) == ["one (extra-both 1.0)", "two (extra-both 1.0)"]
-    assert len(load_extensions(("one",)).modifiers()) == 1
-
-
 def test_a_method_changes_steps_too(fake_plugin: Callable[..., Path]) -> None:
     source = """
 from dstrain.plugin import hookimpl

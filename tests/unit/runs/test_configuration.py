@@ -3,9 +3,7 @@ its option, and what is not given has the default of the family, the device or t
 """
 
 import json
-import math
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +25,6 @@ from tests.support.runs import (
     project_by_id,
     same,
     train,
-    train_in_two_stages,
     training_run,
     weights_of,
 )
@@ -81,14 +78,6 @@ def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(
         train(here, dataset_base_path=tmp_path / "data", output_path=tmp_path / "out")
     places = [line.rpartition(": ")[0] for line in refused.value.help_lines]
     assert places == ["metadata.csv:3:image", "metadata.csv:5:image"]
-
-
-def test_a_dataset_without_its_columns_gets_all_of_them_listed(
-    here: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "metadata.csv").write_text("picture,words\n0.png,a dog\n")
-    with pytest.raises(UsageError, match=r"'image' .* 'prompt'"):
-        train(here, variant="base", dataset_base_path=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -221,19 +210,6 @@ def test_precision_is_the_flags_else_the_launchers_else_that_of_the_device(
     assert setup.dtype == dtypes[setup.mixed_precision]
 
 
-def test_losses_in_bf16_are_near_those_in_fp32(here: Path, tmp_path: Path) -> None:
-    exact, rounded = (
-        [row["loss"] for row in log(train(here, output_path=place, **flags))]
-        for place, flags in (
-            (tmp_path / "no", {"mixed_precision": "no"}),
-            (tmp_path / "bf16", {"mixed_precision": "bf16"}),
-        )
-    )
-    assert rounded != exact
-    assert all(map(math.isfinite, rounded))
-    assert rounded == pytest.approx(exact, rel=0.05)
-
-
 def test_a_family_may_checkpoint_unless_a_flag_says_otherwise(
     here: Path, tmp_path: Path, fake_plugin: Callable[..., Path]
 ) -> None:
@@ -266,29 +242,6 @@ def test_the_hub_of_the_environment_is_recorded_where_files_are_named_by_id(
     ):
         out = train(tmp_path, overwrite=True, variant="base", **given, **flags)
         assert recorded(out).get("hub") == hub
-
-
-def test_a_stage_of_a_command_that_runs_both_is_recorded_as_it_was_typed(
-    here: Path, tmp_path: Path
-) -> None:
-    cache = {"feature_cache": tmp_path / "cache", "max_steps": 1}
-    both = train(here, output_path=tmp_path / "both", **cache)
-    assert recorded(both)["task"] == "sft"
-    assert recorded(train_in_two_stages(here, tmp_path))["task"] == "sft:train"
-
-
-def test_a_toy_is_always_the_same_model_and_gone_afterwards(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    one, two, from_files = (
-        files(train(here, output_path=tmp_path / name, max_steps=2, toy=name != "c"))
-        for name in "abc"
-    )
-    assert same(one, two)
-    assert same(one, from_files)
-    assert not list((tmp_path / "temporary").glob("dstrain-toy-*"))
 
 
 def test_where_a_model_is_initialized_is_said_once_and_changes_nothing(

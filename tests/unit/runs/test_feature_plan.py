@@ -1,14 +1,12 @@
 """Stage 2 finds the plan it asks for, or names what differs and how to fill it."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dstrain import StateError, Task, run
 
-from tests.support.family import weights_of
 from tests.support.runs import config, same
 from tests.support.stage_project import Project
 
@@ -48,21 +46,6 @@ def test_a_cache_of_another_plan_is_refused_by_what_differs(
     assert [words for words in differing if words not in said] == []
 
 
-def test_the_nearest_plan_is_the_one_compared(filled: Project) -> None:
-    filled.fill(data_file_keys="image", max_pixels=4096)
-    said = filled.refusal(data_file_keys="image", max_pixels=64)
-    assert "--max_pixels: cache 4096, this run 64" in said
-    assert "--data_file_keys: " not in said
-
-
-def test_flags_count_in_one_of_the_ways_to_write_them(filled: Project) -> None:
-    columns = ("input_image=image", "prompt=prompt")
-    given = {"height": 16, "width": 24}
-    filled.fill(data_file_keys="image", column=columns, **given)
-    given |= {"data_file_keys": " image,", "max_pixels": 99999}
-    filled.stage_2(column=columns[::-1], **given)
-
-
 def test_rows_that_this_run_cannot_train_on_are_of_another_plan(
     filled: Project,
 ) -> None:
@@ -89,39 +72,6 @@ def test_flags_of_training_alone_are_no_part_of_a_plan(
     assert same(filled.stage_2(**flags), filled.unsplit(**flags))
 
 
-def test_stage_2_needs_neither_images_nor_metadata_nor_encoders(
-    filled: Project,
-) -> None:
-    want = filled.stage_2()
-    shutil.rmtree(filled.data)
-    denoiser = weights_of(filled.folder / "model")["dit"]
-    filled.flags["model_paths"] = json.dumps([denoiser])
-    for name in ("text_encoder", "vae", "tokenizer"):
-        shutil.rmtree(filled.folder / "model" / name)
-    assert same(filled.stage_2(), want)
-    moved = filled.folder / "moved"
-    (filled.folder / "cache").rename(moved)
-    for flags in (
-        {"feature_cache": moved},
-        {"feature_cache": moved, "dataset_base_path": None},
-        {"feature_cache": None, "dataset_base_path": moved},
-    ):
-        assert same(filled.stage_2(**flags), want)
-
-
-@pytest.mark.parametrize("is_named", [True, False])
-def test_metadata_that_changed_since_is_refused(
-    is_named: bool, filled: Project
-) -> None:
-    path = filled.data / "metadata.json"
-    named = {"dataset_metadata_path": path} if is_named else {}
-    filled.stage_2(**named)
-    path.write_text(path.read_text().replace("dog", "cat"))
-    assert f"{path}: " in filled.refusal(**named)
-    filled.fill()
-    assert same(filled.stage_2(**named), filled.unsplit(**named))
-
-
 def test_the_newest_fill_of_a_dataset_is_used(filled: Project) -> None:
     path = filled.data / "metadata.json"
     whole, rows = path.read_text(), json.loads(path.read_text())
@@ -139,25 +89,6 @@ def test_the_newest_fill_of_a_dataset_is_used(filled: Project) -> None:
     assert len(list((filled.folder / "cache/plans").glob("*.json"))) == 2
 
 
-def test_two_datasets_of_one_plan_must_be_distinguished(filled: Project) -> None:
-    second = filled.folder / "second"
-    shutil.copytree(filled.data, second)
-    rows = json.loads((second / "metadata.json").read_text())
-    (second / "metadata.json").write_text(json.dumps(rows[:1]))
-    filled.fill(dataset_base_path=second)
-    nowhere: dict[str, Any] = {"dataset_base_path": None}
-    said = filled.refusal(**nowhere)
-    for folder in (filled.data, second):
-        assert str(folder / "metadata.json") in said
-    assert "--dataset_metadata_path" in said
-    for flags, count in (
-        ({**nowhere, "dataset_metadata_path": second / "metadata.json"}, 1),
-        ({"dataset_base_path": second}, 1),
-        ({}, 3),
-    ):
-        assert len(filled.stage_2(**flags)["log"]) == count
-
-
 def test_values_that_are_gone_are_counted_before_training(filled: Project) -> None:
     shards = filled.folder / "cache/shards"
     images = {*shards.iterdir()}
@@ -172,19 +103,6 @@ def test_values_that_are_gone_are_counted_before_training(filled: Project) -> No
         assert " 3 of 3 rows" in said and "metadata.json:1" in said
         for path in gone:
             path.with_suffix(".gone").rename(path)
-
-
-def test_the_first_row_that_lacks_values_is_named(filled: Project) -> None:
-    shards = filled.folder / "cache/shards"
-    before = set(shards.iterdir())
-    path = filled.data / "metadata.json"
-    rows = json.loads(path.read_text())
-    path.write_text(json.dumps([*rows, {**rows[0], "prompt": "a new one"}]))
-    filled.fill()
-    (added,) = set(shards.iterdir()) - before
-    added.unlink()
-    said = filled.refusal()
-    assert " 1 of 4 rows" in said and "metadata.json:4" in said
 
 
 def test_what_stage_1_records_keeps_the_names_of_the_format(filled: Project) -> None:

@@ -6,20 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from dstrain import StateError, UsageError, run
-from dstrain.storage import BAD_SAMPLES, lock
+from dstrain import StateError, UsageError
+from dstrain.storage import BAD_SAMPLES
 
 from tests.support.runs import (
-    config,
     files,
     log,
     project,
     same,
     train,
     train_in_two_stages,
-    training_run,
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -45,16 +42,6 @@ def listed(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def draws(folder: Path, **changes: Any) -> list[tuple[int, int, int]]:
-    """(epoch, repeat, row) of two epochs' samples in order."""
-    order = training_run(config(folder, **changes)).order
-    return [
-        (key.epoch, key.repeat, key.row)
-        for epoch in range(2)
-        for (key,) in order.global_batches(epoch)
-    ]
-
-
 def test_bad_rows_are_skipped_whole_and_listed_with_their_places(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,30 +62,6 @@ def test_bad_rows_are_skipped_whole_and_listed_with_their_places(
     said = capfd.readouterr().err
     assert "4 of 8 rows" in said and str(logs / BAD_SAMPLES) in said
     assert "4 samples x 1" in said
-
-
-@pytest.mark.parametrize("bad", [0, 2, 5])
-def test_the_rows_that_stay_keep_their_numbers_and_their_order(
-    folder: Path, bad: int
-) -> None:
-    whole = draws(folder)
-    hurt(folder / f"data/{bad}.png")
-    left = draws(folder, **SKIP)
-    assert left == [place for place in whole if place[2] != bad] and len(left) == 10
-
-
-def test_the_samples_that_stay_are_those_of_their_rows(folder: Path) -> None:
-    source = training_run(config(folder)).source
-    whole = [source.sample(row).values for row in range(6)]
-    hurt(folder / "data/2.png")
-    source = training_run(config(folder, **SKIP)).source
-    for row in (0, 1, 3, 4, 5):
-        values = source.sample(row).values
-        assert values["prompt"] == whole[row]["prompt"]
-        pixels, wanted = map(
-            np.asarray, (values["input_image"], whole[row]["input_image"])
-        )
-        assert np.array_equal(pixels, wanted)
 
 
 def test_split_or_with_workers_the_same_rows_are_left_out(folder: Path) -> None:
@@ -154,12 +117,3 @@ def test_without_skip_damage_that_decoding_meets_is_named_by_row_and_column(
     with pytest.raises(UsageError, match=r"'3\.png'") as caught:
         train(folder, task=task, dataset_num_workers=workers)
     assert caught.value.where == "metadata.json:4:image"
-
-
-def test_a_folder_in_use_by_another_run_is_refused_before_anything_is_decoded(
-    folder: Path,
-) -> None:
-    with lock(folder / "out"), pytest.raises(StateError) as caught:
-        run(config(folder, **SKIP))
-    assert caught.value.where == str(folder / "out")
-    assert not (folder / "out/logs").exists()

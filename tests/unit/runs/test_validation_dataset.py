@@ -12,10 +12,8 @@ from dstrain.cli.main import main
 from dstrain.storage import BAD_SAMPLES, RunFiles
 
 from tests.support.family import write_data
-from tests.support.processes import commands, in_processes, words
 from tests.support.runs import (
     config,
-    flags_of,
     log,
     outcome,
     same,
@@ -138,21 +136,6 @@ def test_a_cache_without_it_is_refused_with_the_command_that_fills_it(
     assert sum(flag in line for line in found.value.help_lines) == 2
 
 
-def test_two_processes_compute_what_one_does(here: Path, tmp_path: Path) -> None:
-    # No step moves the weights, which would differ by rounding.
-    still = {"learning_rate": 1e-30, "max_steps": 1, "mixed_precision": "no"}
-    flags = flags_of(here, **still, **second(here / "val"))
-    for size in (1, 2):
-        place = {"feature_cache": tmp_path / f"cache-{size}"}
-        stage_1 = words({**flags, **place, "task": "sft:data_process"})
-        place["output_path"] = tmp_path / str(size)
-        stage_2 = words({**flags, **place, "task": "sft:train"})
-        ended = in_processes(size, commands(stage_1, stage_2), tmp_path)
-        assert ended.codes == (0,) * size, ended.said
-    assert len(validation(tmp_path / "1")) == 2
-    assert validation(tmp_path / "1") == validation(tmp_path / "2")
-
-
 def test_a_run_resumes_with_the_same_rows_or_without_any(
     here: Path, own: Path, tmp_path: Path
 ) -> None:
@@ -188,14 +171,6 @@ def test_bad_rows_are_named_or_skipped_as_those_of_the_dataset(
         assert (line["dataset"], line["row"]) == ("validation", 2)
     assert validation(split) == validation(whole)
     assert f"logs/{BAD_SAMPLES}" in RunFiles.read(whole).steps
-
-
-def test_a_folder_without_a_dataset_is_refused_by_the_option_of_its_own(
-    here: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "val").mkdir()
-    with pytest.raises(UsageError, match="--validation_dataset_metadata_path"):
-        train(here, output_path=tmp_path / "out", **second(tmp_path / "val"))
 
 
 def test_a_dry_run_names_it_and_refuses_what_the_run_refuses(

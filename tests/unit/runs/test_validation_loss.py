@@ -22,11 +22,9 @@ from dstrain import (
 from torch import Tensor
 
 from tests.support import family
-from tests.support.processes import commands, in_processes, words
 from tests.support.runs import (
     PowerCut,
     config,
-    flags_of,
     log,
     outcome,
     same,
@@ -169,18 +167,6 @@ def test_another_split_is_refused_by_name_and_other_steps_are_not(
     assert steps_in(tmp_path) == [0, 2, 3]
 
 
-def test_two_processes_compute_what_one_does(dropping: Path, tmp_path: Path) -> None:
-    # No step moves the weights, which would differ by rounding.
-    still = {"learning_rate": 1e-30, "max_steps": 1, "mixed_precision": "no"}
-    flags = flags_of(dropping, **still, **SPLIT)
-    for size, batch_size in ((1, 2), (2, 1)):
-        place = {"output_path": tmp_path / str(size), "batch_size": batch_size}
-        ended = in_processes(size, commands(words(flags | place)), tmp_path)
-        assert ended.codes == (0,) * size, ended.said
-    assert len(validation(tmp_path / "1")) == 2
-    assert validation(tmp_path / "1") == validation(tmp_path / "2")
-
-
 def test_it_uses_the_average_of_the_weights(dropping: Path, tmp_path: Path) -> None:
     flags = {"max_steps": 4, "validation_steps": 4, **SPLIT}
     plain = validation(train(dropping, output_path=tmp_path / "plain", **flags))
@@ -215,12 +201,6 @@ def test_a_row_that_cannot_be_used_is_named(
         with pytest.raises(UsageError) as caught:
             train(dropping, output_path=tmp_path, **flags)
         assert caught.value.where.startswith(row)
-
-
-def test_a_loss_that_draws_no_timesteps_has_none(dropping: Path) -> None:
-    with pytest.raises(UsageError, match="direct_distill") as caught:
-        train(dropping, task="direct_distill", **SPLIT)
-    assert caught.value.where == "--validation_split"
 
 
 def test_losses_are_said_with_the_lowest_at_the_end_and_one_that_is_none_is_null(

@@ -1,15 +1,12 @@
 """Tables of columns on disk are named by their bytes, and damage is noticed."""
 
-import errno
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from dstrain import StateError, SystemFault
+from dstrain import StateError
 from dstrain.storage import write_columns
 from dstrain.storage.columns import open_columns
-
-from tests.support.unreadable import make_unreadable
 
 SCHEMA = pa.schema([("row", pa.int64()), ("prompt", pa.string())])
 ROWS = {"row": [0, 1, 2], "prompt": ["a dog 0", "a dog 1", "a dog 2"]}
@@ -60,14 +57,3 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_columns(tmp_path, SCHEMA, (one for _ in "a" for one in batches()))
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
-def test_a_fault_of_the_machine_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    path = written(tmp_path)
-    make_unreadable(monkeypatch, path, number)
-    with pytest.raises(SystemFault) as caught:
-        open_columns(path)
-    assert caught.value.where == str(path)

@@ -3,7 +3,6 @@
 import errno
 import os
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -105,19 +104,6 @@ def test_a_file_that_is_damaged_or_of_another_form_is_an_empty_memory_and_stays(
         again.remember("key", MARKS)
         again.save()
         assert memory.path.read_bytes() == content
-
-
-def test_a_value_takes_few_bytes_of_ram(tmp_path: Path) -> None:
-    kept = {}
-    for count in (2_000, 6_000):
-        tracemalloc.start()
-        memory = ManyFiles(tmp_path / str(count))
-        for number in range(count):
-            memory.remember(f"/data/{number}.png", MARKS, value(number))
-        memory.save()
-        kept[count] = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-    assert kept[6_000] - kept[2_000] < 100 * 4_000
 
 
 # Digests of files.

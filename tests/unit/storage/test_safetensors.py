@@ -16,7 +16,6 @@ from dstrain.storage import (
     tensor_shapes,
     verify_file,
     with_checksum,
-    write_file,
     write_tensors,
 )
 from dstrain.storage.safetensors import read_rows
@@ -86,13 +85,6 @@ def test_equal_tensors_give_equal_bytes(tmp_path: Path) -> None:
     write_tensors(tmp_path / "b", *turned, checksum=True)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert read_tensors(tmp_path / "a")[1].items() > metadata.items()
-
-
-def test_tensors_are_as_readable_to_others_as_any_file(tmp_path: Path) -> None:
-    plain, tensors = tmp_path / "a.bin", tmp_path / "a.safetensors"
-    write_file(plain, b"")
-    write_tensors(tensors, {"a": torch.ones(1)}, {})
-    assert tensors.stat().st_mode == plain.stat().st_mode
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"PK\x03\x04 no safetensors"])

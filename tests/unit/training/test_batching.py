@@ -19,7 +19,6 @@ from dstrain.training import (
     Position,
     RepeatedRows,
     split_across_ranks,
-    with_skipped_rows,
 )
 
 
@@ -55,12 +54,6 @@ def dealt(count: int, batch_size: int, processes: int) -> list[list[MicroBatch]]
 def test_an_epoch_takes_every_row_once_at_every_number_up_to_300() -> None:
     for size in range(1, 301):
         assert sorted(permutation(size, size)) == [*range(size)]
-
-
-@pytest.mark.parametrize("size", [1_023, 1_024, 1_025, 4_097, 20_011])
-def test_an_epoch_takes_every_row_once_at_larger_numbers(size: int) -> None:
-    for seed, epoch in ((0, 0), (7, 1), (2**62, 3)):
-        assert sorted(permutation(size, seed, epoch)) == [*range(size)]
 
 
 def between(order: Order, start: int, count: int) -> list[tuple[int, int]]:
@@ -115,14 +108,6 @@ def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_
     assert sorted(chain(*drawn)) == [(n, *one) for n in range(3) for one in IDS]
     as_rows = [[(k.repeat, *IDS[k.row]) for k in b] for b in by_row.global_batches(2)]
     assert drawn == as_rows
-
-
-def test_rows_without_a_sample_keep_their_position_in_the_order() -> None:
-    groups, sample_ids = with_skipped_rows((4, 4, 5), ((1, 0), (1, 1), (3, 0)), 5)
-    assert sample_ids.tolist() == [[0, 0], [1, 0], [1, 1], [2, 0], [3, 0], [4, 0]]
-    assert groups.tolist() == [SKIPPED, 4, 4, SKIPPED, 5, SKIPPED]
-    order = Order(groups, 1, 1, 0, sample_ids)
-    assert (order.sample_count, order.group_count) == (3, 2)
 
 
 def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:
@@ -264,27 +249,6 @@ def test_the_middle_of_a_thousand_million_draws_is_known_by_a_position() -> None
     assert len(passed) == 2
 
 
-def test_few_samples_wait_however_many_signatures_there_are() -> None:
-    """Chunks grow with what waits, so that it is not sorted again for each few draws."""
-    order = one_of_each_row(range(1_000), 64, samples_per_step=64)
-    passed: list[Position] = []
-    next(order.global_batches(0, on_position=passed.append))
-    chunks = np.diff([one.draws for one in passed])
-    assert chunks[0] < chunks[-1]
-    assert len(chunks) < 15
-
-
-def test_arrays_are_not_copied_and_keys_have_plain_numbers() -> None:
-    groups = np.zeros(5, np.int32)
-    ids = np.stack([np.arange(5), np.zeros(5, np.int64)], axis=1)
-    kept = with_skipped_rows(groups, ids, 5)
-    order = Order(kept[0], 1, 5, 0, kept[1])
-    assert order.groups is groups
-    assert order.sample_ids.base is ids or order.sample_ids is ids
-    (batch,) = order.global_batches(0)
-    assert {type(number) for key in batch for number in key} == {int}
-
-
 @pytest.mark.parametrize(
     ("processes", "batch_size"),
     [(1, 8), (1, 4), (1, 1), (2, 4), (2, 1), (4, 2), (4, 1), (8, 1)],
@@ -317,20 +281,6 @@ def test_fillers_weigh_nothing_and_every_process_gets_equally_many_micro_batches
     assert {micro.global_batch_size for micro in micros} == {count}
     assert sum(not any(micro.weights) for micro in micros) == fillers
     assert all(micro.keys and len(micro.keys) == len(micro.weights) for micro in micros)
-
-
-def test_a_sample_counts_what_its_weight_is() -> None:
-    (first, second), (third, filler) = (
-        list(split_across_ranks(keys(5), 2, rank, 2, lambda key: key.row / 2))
-        for rank in (0, 1)
-    )
-    assert (first.weights, second.weights) == ([0, 0.5], [2])
-    assert (third.weights, filler.weights) == ([1, 1.5], [0])
-
-
-def test_only_the_last_micro_batch_of_a_step_ends_it() -> None:
-    for part in dealt(7, 1, 2):
-        assert [micro.ends_step for micro in part] == [False, False, False, True]
 
 
 def test_two_thousand_million_draws_need_flat_memory() -> None:

@@ -85,18 +85,6 @@ def test_the_student_walks_the_inference_schedule_from_the_noise_of_its_seeds() 
     assert [timestep.tolist() for _, timestep in seen] == steps
 
 
-def test_gradients_go_through_every_step() -> None:
-    """The final latents of a linear student are known in closed form, and so is the
-    gradient of its one weight.
-    """
-    weight = torch.tensor(0.3, dtype=torch.float32, requires_grad=True)
-    direct(lambda noisy_latents, timestep: weight * noisy_latents, 3).sum().backward()
-    known = torch.tensor(0.3, requires_grad=True)
-    factor = torch.prod(1 + SCHEDULE.sigmas(3, 4).diff() * known)
-    (factor * NOISE - IMAGES).square().flatten(1).mean(1).sum().backward()
-    torch.testing.assert_close(weight.grad, known.grad)
-
-
 def test_constrained_latents_are_seen_at_every_step_and_what_is_masked_costs_nothing() -> (
     None
 ):
@@ -136,19 +124,6 @@ def test_the_teachers_own_velocities_cost_nothing_and_others_their_mean_square(
     assert found == pytest.approx([cost, cost], abs=1e-6)
 
 
-def test_every_step_begins_at_the_teachers_latents_and_not_at_the_students() -> None:
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def predict(latents: Tensor, timestep: Tensor) -> Tensor:
-        seen.append((latents, timestep))
-        return torch.full_like(latents, 100.0)
-
-    along(predict)
-    assert same([latents for latents, _ in seen], [PATH[:, i] for i in range(STEPS)])
-    steps = [[one] * 2 for one in TIMESTEPS]
-    assert [timestep.tolist() for _, timestep in seen] == steps
-
-
 def test_what_is_kept_fixed_is_seen_at_every_step_and_costs_nothing() -> None:
     noises: list[Tensor] = []
 
@@ -164,13 +139,6 @@ def test_what_is_kept_fixed_is_seen_at_every_step_and_costs_nothing() -> None:
 
     assert along(predict, hold).tolist() == pytest.approx([4, 4])
     assert same(noises, [PATH[:, 0]] * STEPS)
-
-
-def test_what_is_masked_out_of_an_image_costs_nothing() -> None:
-    predict = by_teacher(5 * (1 - MASK))
-    given = along(predict, loss_weight=MASK)
-    assert given.tolist() == pytest.approx([0, 0], abs=1e-6)
-    assert along(predict).tolist() == pytest.approx([12.5, 12.5])
 
 
 @pytest.mark.parametrize(

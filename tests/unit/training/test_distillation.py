@@ -5,37 +5,29 @@ made.
 import csv
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dstrain import (
-    DIRECT_DISTILL,
-    SFT,
-    TRAJECTORY_IMITATION,
     Sample,
     SampleKey,
     TrainConfig,
-    TrainingModule,
     UsageError,
     run,
 )
-from dstrain.graph import make_plan
 from dstrain.runs.resolve import resolve
 from dstrain.training import LATENTS
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.support.distilling import distillable
-from tests.support.family import build, with_two_experts
 from tests.support.runs import (
     config,
     files,
     log,
     outcome,
-    project,
     same,
     training_run,
 )
@@ -75,18 +67,6 @@ def test_a_batch_has_the_losses_and_gradients_of_its_samples(
     """Rows 0 and 1 differ in seed and in the length of their texts."""
     ready = training_run(distill(here, task, trainable_models="dit"))
     assert_batch_equals_its_samples(ready, (0, 1))
-
-
-@BOTH
-def test_rows_of_one_batch_have_one_number_of_steps(
-    task: str, here: Path, tmp_path: Path
-) -> None:
-    dataset = resolve(distill(here, task)).dataset
-    groups = [dataset.signature(row) for row in range(6)]
-    assert groups == [groups[0], groups[0], groups[2]] * 2
-    assert groups[0] != groups[2]
-    run(distill(here, task, batch_size=6, output_path=tmp_path))
-    assert [row["epoch"] for row in log(tmp_path)] == [0] * 2
 
 
 @BOTH
@@ -136,17 +116,6 @@ def test_a_student_comes_nearer_to_what_its_teacher_made_in_many_steps(
     assert losses[-1] < losses[0] / 2
 
 
-def test_a_task_that_runs_the_sampler_uses_every_part_of_a_denoiser() -> None:
-    columns = {"prompt", "input_image", "seed", "trajectory", "num_inference_steps"}
-    for task, used in (
-        (SFT, ("dit2",)),
-        (DIRECT_DISTILL, ("dit", "dit2")),
-        (TRAJECTORY_IMITATION, ("dit", "dit2")),
-    ):
-        plan = make_plan(with_two_experts(), frozenset(columns), task, ("dit2",))
-        assert plan.components["train"] == used
-
-
 @BOTH
 def test_of_a_trajectory_the_image_is_neither_decoded_nor_encoded(
     task: str, here: Path
@@ -176,36 +145,6 @@ def test_what_the_pipeline_itself_draws_from_a_seed_costs_nothing(here: Path) ->
     with torch.no_grad():
         losses = module.losses([Sample(values, sample.inputs)], [SampleKey(0, 0, 0, 1)])
     assert losses.tolist() == [0]
-
-
-def losses_of(folder: Path, rows: tuple[int, ...]) -> Tensor:
-    ready = training_run(distill(folder, ALONG))
-    one = batch(ready, rows)
-    with torch.no_grad():
-        return ready.module.eval().losses(one.samples, one.micro_batch.keys)
-
-
-def test_the_student_starts_as_its_teacher_if_it_has_as_many_steps(
-    tmp_path: Path,
-) -> None:
-    """So the loss runs the same model at the same latents as inference did; with fewer
-    steps, and with guidance, there is something to learn.
-    """
-    twice = {"steps": (2,) * 6}
-    equal = distillable(tmp_path / "equal", num_inference_steps=2, **twice)
-    assert losses_of(equal, (0, 1)).max() < 1e-9
-    for steps, scale in ((6, None), (2, 3.0)):
-        teacher = {"num_inference_steps": steps, "guidance_scale": scale, **twice}
-        other = distillable(tmp_path / str(steps), **teacher)
-        assert losses_of(other, (0, 1)).min() > 1e-4
-
-
-def test_a_module_made_in_a_script_knows_the_tasks_inputs(here: Path) -> None:
-    ready = training_run(distill(here, DIRECT))
-    pipeline = replace(ready.module.pipeline, spec=build("base"))
-    module = TrainingModule(pipeline, DIRECT_DISTILL)
-    module.trained = ready.module.trained
-    assert torch.equal(module(batch(ready, (1,))), ready.module(batch(ready, (1,))))
 
 
 def put(folder: Path, **columns: Any) -> None:
@@ -250,18 +189,6 @@ def test_absent_and_blank_cells_are_one_on_the_cpu(here: Path, copy: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
-    [(DIRECT, "num_inference_steps"), (ALONG, r"(?s)'trajectory'.*--trajectory ")],
-)
-def test_a_column_that_is_missing_is_asked_for(
-    task: str, said: str, tmp_path: Path
-) -> None:
-    project(tmp_path)
-    with pytest.raises(UsageError, match=said):
-        run(config(tmp_path, task=task, dry_run=True))
-
-
-@pytest.mark.parametrize(
     ("flag", "value"),
     [
         ("timestep_sampling", "uniform"),
@@ -278,16 +205,6 @@ def test_options_that_do_nothing_here_are_refused(
     resolve(config(here, **{flag: value}))
 
 
-def test_extra_inputs_may_name_the_tasks_own_and_inference_has_none(copy: Path) -> None:
-    put(copy, cfg_scale=1, rand_device="cpu")
-    given = "seed,rand_device,num_inference_steps,cfg_scale"
-    dataset = resolve(distill(copy, DIRECT, extra_inputs=given)).dataset
-    assert dataset.unused_columns == ("trajectory",)
-    pipe = training_run(config(copy)).module.pipeline
-    with pytest.raises(UsageError, match="'cfg_scale'"):
-        pipe(prompt="dog", cfg_scale=1)
-
-
 def test_a_damaged_path_is_a_bad_file_of_its_row(copy: Path) -> None:
     path = next((copy / "made/trajectory").iterdir())
     content = bytearray(path.read_bytes())
@@ -301,12 +218,6 @@ def test_a_damaged_path_is_a_bad_file_of_its_row(copy: Path) -> None:
     path.write_bytes(content[:-8])
     with pytest.raises(UsageError, match=place):
         run(distill(copy, ALONG, output_path=copy / "third"))
-
-
-def test_views_of_the_images_are_refused(here: Path) -> None:
-    for flag in ({"flip": True}, {"crops": 2}):
-        with pytest.raises(UsageError, match="'trajectory'"):
-            run(distill(here, ALONG, **flag))
 
 
 def test_a_changed_path_is_another_value_of_the_cache(copy: Path) -> None:

@@ -61,32 +61,3 @@ def test_the_weights_are_the_average_within_and_what_they_were_afterwards(
     assert same(copies(trained), before)
     assert same(averaged.tensors, average)
     assert {value.dtype for value in average.values()} == {torch.float32}
-
-
-def test_an_average_begins_again_or_goes_on() -> None:
-    trained = parameters()
-    averaged = MovingAverage(trained, 0.9)
-    for _ in range(3):
-        move(trained)
-        averaged.update()
-    assert averaged.facts == {"decay": "0.9", "steps": "3"}
-    other = MovingAverage(trained, 0.9)
-    assert same(other.tensors, copies(trained))
-    other.load(averaged.tensors, 3)
-    move(trained)
-    for one in (averaged, other):
-        one.update()
-    assert same(averaged.tensors, other.tensors)
-    averaged.restart()
-    assert same(averaged.tensors, copies(trained))
-    assert averaged.steps == 0
-
-
-def test_without_a_decay_there_is_no_average() -> None:
-    trained = parameters()
-    averaged = MovingAverage(trained, None)
-    before = copies(trained)
-    averaged.update()
-    with averaged.applied():
-        assert same(copies(trained), before)
-    assert not averaged and not averaged.tensors and not averaged.facts

@@ -36,12 +36,6 @@ def test_all_chunks_of_a_row_are_on_one_side_and_skipped_rows_on_neither() -> No
         assert kept == (SKIPPED if row in rows else group)
 
 
-def test_without_a_fraction_nothing_is_held_out() -> None:
-    trained, held_out = hold_out([0, 1], [(0, 0), (1, 0)], 0, None)
-    assert trained.tolist() == [0, 1]
-    assert held_out.shape == (0, 2)
-
-
 @pytest.mark.parametrize(
     ("fraction", "said"), [(1e-6, "0 of 3 .* larger"), (1 - 1e-6, "3 of 3 .* smaller")]
 )

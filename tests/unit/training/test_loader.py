@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from dstrain import Sample, SampleKey, StateError, SystemFault, UsageError
 from dstrain.data import Cell
 from dstrain.plugin import Column
@@ -92,12 +91,6 @@ def test_samples_are_the_same_from_processes(
         multiprocessing.set_start_method(before, force=True)
 
 
-def test_loading_draws_nothing_from_the_global_generator(filled: Place) -> None:
-    before = torch.get_rng_state()
-    loaded(filled.stored(), 1)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def rows_that(read: Callable[[int], object], has_files: bool = True) -> DecodedSamples:
     """Rows of one input; reading that of a row calls this function with its number."""
 
@@ -123,14 +116,6 @@ def test_only_the_inputs_that_a_run_reads_are_decoded(filled: Place) -> None:
     sample = replace(source, rows=rows, used_inputs=used).sample(0)
     assert set(sample.values) == {"prompt", *unread}
     assert sample.inputs == set(cells)
-
-
-@pytest.mark.parametrize("has_files", [True, False])
-def test_a_thread_decodes_files_and_nothing_else(has_files: bool) -> None:
-    threads = set()
-    source = rows_that(lambda row: threads.add(threading.current_thread()), has_files)
-    assert [batch.micro_batch for batch in load_batches(source, ORDER, 0)] == ORDER
-    assert (threading.main_thread() not in threads) == has_files
 
 
 def test_rows_are_decoded_while_one_is_used_and_no_more_than_a_few() -> None:
@@ -300,17 +285,6 @@ def test_every_clip_is_stored_once_and_read_back_by_row_and_chunk(films: Place) 
         image = unsplit.source.sample(row, chunk).values["input_image"]
         second = seconds(np.asarray(image)[None])
         assert second == pytest.approx([5 * chunk / 15], abs=0.04)
-
-
-def test_another_choice_of_frames_is_another_plan(films: Place) -> None:
-    data_process(fill(films, **CHUNKS), alone())
-    for other in (
-        {"num_frames": 9},
-        {"frame_sampling": "head"},
-        {"frame_sampling": "uniform", "frame_samples": 2},
-    ):
-        with pytest.raises(StateError, match=r"--num_frames|--frame_sampling"):
-            open_training_data(fill(films, "train", **(CHUNKS | other)))
 
 
 def test_a_video_damaged_after_the_check_is_named_with_row_and_column(

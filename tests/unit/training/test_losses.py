@@ -81,10 +81,6 @@ def test_samples_are_weighed_by_their_own_sigma() -> None:
     assert torch.allclose(weighed, loss(mixture) * weight)
 
 
-def test_a_batch_has_the_losses_of_its_samples() -> None:
-    assert torch.equal(loss(mixture)[:1], loss(mixture, LATENTS[:1]))
-
-
 def test_a_bf16_prediction_is_compared_in_fp32() -> None:
     half = (NOISE - LATENTS).bfloat16()
     losses = loss(lambda noisy_latents, timestep: half)
@@ -175,23 +171,6 @@ def test_a_weighted_loss_is_the_mean_over_what_counts() -> None:
     one = torch.zeros(3, 1, 4, 4)
     one[:, :, 2, 1] = 1
     assert loss(off_by(3), loss_weight=one).tolist() == pytest.approx([9, 9, 9])
-
-
-def test_what_has_no_weight_has_no_gradient() -> None:
-    """Others have one as large as if these were all latents."""
-    error = torch.ones(3, 2, 4, 4, requires_grad=True)
-    loss(off_by(error), loss_weight=LEFT).sum().backward()
-    assert error.grad is not None
-    assert not error.grad[..., 2:].any()
-    counted = 2 / (2 * 8)
-    assert error.grad[..., :2].flatten().tolist() == pytest.approx([counted] * 48)
-
-
-def test_equal_weights_change_nothing_and_ones_no_bit() -> None:
-    weight = torch.ones(3, 1, 4, 4)
-    assert torch.equal(loss(mixture, loss_weight=weight), loss(mixture))
-    weighted = loss(mixture, loss_weight=0.3 * weight)
-    torch.testing.assert_close(weighted, loss(mixture))
 
 
 def holding(mask: Tensor) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import SFT, SampleKey, Task, TrainingModule, UsageError
+from dstrain import SampleKey, Task, TrainingModule, UsageError
 from torch import Tensor
 
 from tests.support import family
-from tests.support.runs import config, log, project, same, train, training_run
+from tests.support.runs import config, project, same, train, training_run
 from tests.support.training_batches import (
     assert_batch_equals_its_samples,
     batch,
@@ -76,18 +76,6 @@ def test_an_error_knows_the_rows_it_is_about(
     assert caught.value.rows == (5,)
 
 
-def test_the_loss_is_the_weighted_share_of_the_global_batch(here: Path) -> None:
-    """A filler has a gradient, if of 0, so that processes that wait for it get it."""
-    ready = training_run(config(here, trainable_models="dit"))
-    both = batch(ready, (0, 2))
-    losses = ready.module.losses(both.samples, both.micro_batch.keys)
-    share = ready.module(batch(ready, (0, 2), (1.0, 0.0), 8)).item()
-    assert share == pytest.approx(losses[0].item() / 8)
-    filler = gradients(ready.module, [batch(ready, (0,), (0.0,), 8)])
-    assert set(filler) == set(ready.module.trained.parameters)
-    assert not any(gradient.any() for gradient in filler.values())
-
-
 @pytest.mark.parametrize("stage", ["sft", "sft:train"])
 @pytest.mark.parametrize(
     ("flags", "registered"),
@@ -105,18 +93,6 @@ def test_only_what_a_training_step_uses_is_registered(
     module = training_run(config(here, task=stage, **given)).module
     assert {name.split(".")[1] for name, _ in module.named_parameters()} == registered
     assert ("vae" in module.pipeline.components) == (stage == "sft")
-
-
-def test_frozen_units_run_once_per_sample_without_gradients_and_keep_what_crosses(
-    here: Path,
-) -> None:
-    ready = training_run(config(here))
-    sample = ready.source.sample(0)
-    plan = ready.module.plan(sample.inputs)
-    made = ready.module.preprocess(sample, plan)
-    assert set(made) == {"input_latents", "prompt_emb", "prompt_mask"}
-    assert not any(value.requires_grad for value in made.values())
-    assert same(made, ready.module.preprocess(sample, plan))
 
 
 @pytest.mark.parametrize(
@@ -156,25 +132,6 @@ def test_what_is_trained_is_no_text(here: Path) -> None:
     name: Any = "dit"
     with pytest.raises(UsageError, match=r"trainables: .*'dit'"):
         module.switch_to_training_mode(name)
-
-
-def test_a_subclass_can_have_a_loss_of_its_own(here: Path, tmp_path: Path) -> None:
-    class Halved(TrainingModule):
-        def losses(self, samples: Any, keys: Any) -> Tensor:
-            return super().losses(samples, keys) / 2
-
-    whole, halved = (
-        log(train(here, one, output_path=tmp_path / one.__name__, max_steps=1))
-        for one in (TrainingModule, Halved)
-    )
-    assert halved[0]["loss"] == pytest.approx(whole[0]["loss"] / 2, rel=1e-5)
-
-
-def test_a_module_is_made_from_a_pipeline_in_a_script(here: Path) -> None:
-    ready = training_run(config(here))
-    module = TrainingModule(ready.module.pipeline, SFT)
-    module.trained = ready.module.trained
-    assert torch.equal(module(batch(ready, (1,))), ready.module(batch(ready, (1,))))
 
 
 def saved_bytes(ready: Any) -> int:

@@ -157,39 +157,12 @@ def test_a_file_that_is_no_table_at_all_is_refused_with_what_it_has(
     assert named in str(caught.value)
 
 
-def test_characters_and_lines_are_counted_across_parts_of_a_file(
-    tmp_path: Path,
-) -> None:
-    text = "a\n" + "猫" * 700_000 + "\nb\n"
-    assert texts(read(tmp_path, "m.csv", text), "a") == ["猫" * 700_000, "b"]
-    with pytest.raises(UsageError) as caught:
-        read_metadata(written(tmp_path, "m.csv", text.encode() + b"\xff"))
-    assert caught.value.where == f"{tmp_path / 'm.csv'}:4"
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        read_metadata(tmp_path / "m.csv")
-    assert caught.value.where == str(tmp_path / "m.csv")
-
-
 def test_a_cell_may_be_as_long_as_the_limit_and_the_csv_module_keeps_its_own(
     tmp_path: Path,
 ) -> None:
     before = csv.field_size_limit()
     assert texts(read(tmp_path, "m.csv", f"a\n{LONG[1:]}\n"), "a") == [LONG[1:]]
     assert csv.field_size_limit() == before
-
-
-def test_bad_rows_keep_their_place_in_the_table(tmp_path: Path) -> None:
-    lines = ['{"a": "x"}', '{"a":', "", '["y"]', '{"a": {}, "b": "z"}']
-    table = read_metadata(written(tmp_path, "m.jsonl", "\n".join(lines)))
-    cells = [("x", ""), ("", ""), ("", ""), ("", "z")]
-    assert [(row["a"], row["b"]) for row in table.rows] == cells
-    faults = [(fault.row, fault.column) for fault in table.faults]
-    assert faults == [(1, ""), (2, ""), (3, "a")]
-    places = [table.where(row) for row in range(4)]
-    assert places == [f"m.jsonl:{line}" for line in (1, 2, 4, 5)]
 
 
 def test_columns_alone_are_those_of_the_table(tmp_path: Path) -> None:

@@ -23,12 +23,6 @@ def test_without_options_a_caption_is_what_is_written() -> None:
         assert texts(CaptionOptions(), written) == [written]
 
 
-def test_several_captions_are_equally_probable_and_equal_ones_are_one() -> None:
-    found = shares(CaptionOptions(), ["a", "b", "a"])
-    assert found == pytest.approx({"a": 2 / 3, "b": 1 / 3})
-    assert texts(CaptionOptions(), []) == [""]
-
-
 @pytest.mark.parametrize("dropout", [0.1, 0.25, 0.9])
 @pytest.mark.parametrize("written", ["a", ["a", "b", "c"]])
 def test_dropout_is_the_probability_of_the_empty_caption(
@@ -38,12 +32,6 @@ def test_dropout_is_the_probability_of_the_empty_caption(
     assert shares(options, written)[""] == pytest.approx(dropout, abs=1e-6)
     # Validation takes the first.
     assert texts(options, written)[0] == "photo of a"
-
-
-def test_an_empty_caption_that_is_dropped_is_one() -> None:
-    half = CaptionOptions(dropout=0.5)
-    assert texts(half, "") == [""]
-    assert shares(half, ["", "a"]) == {"": 0.75, "a": 0.25}
 
 
 def test_tags_are_shuffled_but_for_those_that_are_kept() -> None:

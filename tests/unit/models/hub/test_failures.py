@@ -124,22 +124,6 @@ def test_what_a_killed_run_had_of_a_file_is_continued_from_modelscope(
     assert SHARDS[0] not in server.fetched
 
 
-class Huge(bytes):
-    """A file that no disk has room for."""
-
-    def __len__(self) -> int:
-        return 10**18
-
-
-def test_too_little_room_is_reported_before_anything_is_fetched(
-    source: ModelSource, server: Hub
-) -> None:
-    server.faults = Faults(lists={"transformer/c.safetensors": Huge(b"a")})
-    words = rf"models/{TINY}: 1,000,000,000,000,\d+,\d+ .*\n.*{BASE}"
-    refused(SystemFault, source, words)
-    assert server.fetched == []
-
-
 def test_a_hub_that_is_not_there_is_reported(
     source: ModelSource, server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

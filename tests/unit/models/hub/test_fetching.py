@@ -260,23 +260,6 @@ def test_offline_nothing_is_asked_and_what_is_missing_is_named(
     assert server.requests == []
 
 
-def test_a_hub_that_fails_is_no_error_for_files_that_are_here(
-    server: Hub, source: ModelSource, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fetch(source, DIT)
-    # It belongs to the files, which can be used without it.
-    (FOLDER / "transformer/config.json").unlink()
-    server.faults = Faults(listing=True, status=500)
-    server.forget()
-    capsys.readouterr()
-    assert fetch(source, DIT) == SHARDS
-    assert capsys.readouterr().err == ""
-    assert server.requests == []
-    server.faults = Faults(status=500)
-    with pytest.raises(SystemFault, match=rf"vae/config\.json .* {source.hub}"):
-        fetch(source, VAE)
-
-
 @pytest.mark.parametrize("is_put_here", [False, True])
 def test_a_configuration_alone_that_cannot_be_fetched_is_done_without(
     is_put_here: bool, server: Hub, hub: Any, capsys: pytest.CaptureFixture[str]
@@ -308,20 +291,6 @@ def test_a_configuration_that_is_not_here_is_fetched_alone(
     found = find(model, configs, files, ["dit"])
     assert server.fetched == ["transformer/config.json"]
     assert found.configs["dit"] == json.loads(content("transformer/config.json"))
-
-
-def test_the_tokenizer_of_files_that_are_here_is_fetched_from_the_chosen_hub(
-    server: Hub, hub: Any
-) -> None:
-    file = shutil.copy(f"published/{VAE_FILE}", "vae.safetensors")
-    find(family.MODEL, [ModelConfig(file, hub=hub)], ["tokenizer"])
-    (FOLDER / "tokenizer/vocabulary.json").unlink()
-    by_id = ModelConfig(None, TINY, "text_encoder/*.safetensors", hub=hub)
-    find(family.MODEL, [by_id], ["text_encoder", "tokenizer"])
-    # One that is here comes before one that would have to be fetched.
-    find(family.MODEL, [replace(by_id, model_id="Other/One")], ["tokenizer"])
-    assert server.fetched.count("tokenizer/vocabulary.json") == 2
-    assert "Other/One" not in str(server.requests)
 
 
 def test_the_nearest_name_is_suggested_when_none_fits(

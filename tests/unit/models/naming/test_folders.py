@@ -8,7 +8,7 @@ import pytest
 import torch
 from dstrain import TrainConfig, UsageError
 from dstrain.errors import MissingFiles
-from dstrain.models.naming import model_configs, parts_of, weight_sets
+from dstrain.models.naming import model_configs, parts_of
 from dstrain.plugin import Component, ModelFamily
 from safetensors.torch import load_file, save_file
 
@@ -121,14 +121,3 @@ def test_absent_shards_and_a_folder_of_nothing_are_named(
     (tmp_path / "empty").mkdir()
     with pytest.raises(MissingFiles, match=r"empty: .* dit, text_encoder, vae"):
         found(tmp_path / "empty")
-
-
-def test_shards_are_together_and_models_are_not() -> None:
-    names = ["b-1-of-2.st", "a.st", "b-2-of-2.st", "c-00001-of-00001.st", "x/a.st"]
-    sets = weight_sets(map(Path, names))
-    assert [[path.name for path in one] for one in sets] == [
-        ["a.st"],
-        ["b-1-of-2.st", "b-2-of-2.st"],
-        ["c-00001-of-00001.st"],
-        ["a.st"],
-    ]

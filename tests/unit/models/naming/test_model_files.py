@@ -14,7 +14,6 @@ from dstrain import ModelConfig, StateError, TrainConfig, UsageError, run
 from dstrain.errors import MissingFiles
 from dstrain.models.naming import (
     model_configs,
-    named_files,
     parts_of,
     without_replaced,
 )
@@ -46,15 +45,6 @@ def test_a_published_id_is_the_files_of_the_long_option(
     named = configs(False, hub=hub, model_id=f"Tiny/Tiny{revision}")
     assert named == configs(False, hub=hub, **{ORIGINS: long})
     assert [one.hub for one in named] == [hub] * 3
-
-
-def test_files_of_another_model_do_not_have_the_revision() -> None:
-    patterns = {"dit": "transformer/*", "vae": "Tiny/Tiny:vae/*"}
-    family = replace(MODEL, model_files={"Tiny/Second": patterns})
-    given = TrainConfig(model="tiny", model_id="Tiny/Second@v2")
-    dit, vae = named_files(given, family, None)
-    assert (dit.model_id, dit.revision) == ("Tiny/Second", "v2")
-    assert (vae.model_id, vae.revision) == ("Tiny/Tiny", "")
 
 
 def test_an_id_that_is_not_listed_is_expected_in_the_folders_of_diffusers(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError, UsageError
-from dstrain.lora.export import export
 from dstrain.storage import CHECKSUM, read_tensors, with_checksum, write_tensors
 
 from tests.support.runs import config, files, log, train, training_run
@@ -123,20 +122,6 @@ def test_two_files_of_one_component_and_two_ways_to_fill_lora_are_refused(
     with pytest.raises(UsageError, match="--resume_from_checkpoint") as caught:
         train(here, output_path=tmp_path, **both)
     assert caught.value.where == "--lora_checkpoint"
-
-
-def test_a_lora_in_the_names_of_another_program_is_a_start_and_no_full_weights(
-    here: Path, saved: dict[str, Path], tmp_path: Path
-) -> None:
-    path, kohya = saved["lora"] / "step-2.safetensors", tmp_path / "kohya.safetensors"
-    export(path, kohya, "kohya")
-    own, other = (
-        training_run(config(here, resume_from_checkpoint=one)).module.trained.parameters
-        for one in (path, kohya)
-    )
-    assert all(torch.equal(own[name], parameter) for name, parameter in other.items())
-    with pytest.raises(StateError, match=r"LoRA layers of dit.* all of dit"):
-        training_run(config(here, resume_from_checkpoint=kohya, **FULL))
 
 
 def test_a_preset_is_not_dropped_where_weights_take_the_place_of_what_it_is_for(

@@ -10,7 +10,6 @@ import pytest
 import torch
 from dstrain import DstrainError, UsageError
 from dstrain.cli.main import main
-from dstrain.config import as_flags
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.storage import CHECKSUM, read_tensors
 from safetensors import safe_open
@@ -88,19 +87,6 @@ def test_each_of_several_trainables_has_a_file_of_its_own(
     assert header["format"] == "pt" and len(header[CHECKSUM]) == 64
 
 
-def test_the_configuration_is_written_as_it_was_given(
-    here: Path, tmp_path: Path
-) -> None:
-    train(here, output_path=tmp_path, max_steps=1, seed=9)
-    printed = json.loads((tmp_path / "logs/config.json").read_text())
-    assert printed.pop("versions")["torch"] == torch.__version__
-    wanted = as_flags(config(here, output_path=tmp_path, max_steps=1, seed=9))
-    of_start = ("overwrite", "resume", "dry_run", "device_memory")
-    assert printed == {
-        name: value for name, value in wanted.items() if name not in of_start
-    }
-
-
 @pytest.mark.parametrize(
     "flags", [{"overwrite": True}, {"resume": "auto"}], ids=["overwrite", "resume"]
 )
@@ -166,16 +152,6 @@ def test_a_log_cut_off_anywhere_continues_without_gaps_or_doubles(
     assert same(log(cut / "whole"), log(tmp_path))
 
 
-def test_a_log_that_is_gone_or_was_cut_off_at_its_start_begins_again(
-    here: Path, tmp_path: Path
-) -> None:
-    train(here, output_path=tmp_path, max_steps=2)
-    for steps, content in ((3, ""), (4, "step,epo")):
-        (tmp_path / "logs/loss.csv").write_text(content)
-        train(here, output_path=tmp_path, max_steps=steps, resume="auto")
-        assert [row["step"] for row in log(tmp_path)] == [steps]
-
-
 PREFIX = MappingProxyType({"remove_prefix_in_ckpt": "pipe.dit."})
 
 
@@ -239,16 +215,6 @@ def test_what_a_header_records_and_the_digest_of_the_options_do_not_change(
     )
     digest = load_state(out / "states/step-4").config_digest
     assert digest == "f5bec383d329fda39defbea5391ce7dc4e3ee312"
-
-
-def test_a_header_records_masks_where_the_loss_has_them(
-    here: Path, tmp_path: Path
-) -> None:
-    flags = {"mask_column": "image", "unmasked_weight": 0.5}
-    out = train(here, output_path=tmp_path, max_steps=1, **flags)
-    _, header = read_tensors(out / "step-1.safetensors")
-    recipe = json.loads(header["recipe"])
-    assert recipe.items() >= {**flags, "alpha_mask": False}.items()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from tests.support.family import Dit
 from tests.support.runs import (
     PowerCut,
     files,
-    log,
     outcome,
     project,
     same,
@@ -28,14 +27,6 @@ from tests.support.runs import (
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
-
-
-def test_resume_without_a_run_starts_one(here: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for folder in (tmp_path / "new", tmp_path / "empty"):
-        train(here, output_path=folder, max_steps=2, save_steps=1, resume="auto")
-        assert [row["step"] for row in log(folder)] == [1, 2]
-        assert len(states(folder)) == 2
 
 
 def test_resume_starts_a_run_anew_that_ended_before_its_first_save(
@@ -108,19 +99,6 @@ def test_a_state_can_be_named_and_what_came_after_it_is_done_again(
     (out / "states/step-6").rename(tmp_path / "later")
     train(here, output_path=out, resume=str(out / "states/step-4"), **flags)
     assert same(before, outcome(out))
-
-
-def test_a_state_of_another_folder_is_not_mixed_into_a_run(
-    here: Path, tmp_path: Path
-) -> None:
-    first = train(here, output_path=tmp_path / "first", max_steps=2, save_steps=1)
-    other = train(here, output_path=tmp_path / "other", max_steps=3, save_steps=3)
-    begun = {"resume": str(first / "states/step-1"), "save_steps": 1}
-    with pytest.raises(StateError, match="step-3"):
-        train(here, output_path=other, max_steps=4, **begun)
-    new = train(here, output_path=tmp_path / "new", max_steps=2, **begun)
-    name = "step-2.safetensors"
-    assert same(files(new)[name], files(first)[name])
 
 
 def test_weights_of_other_shapes_are_not_resumed(tmp_path: Path) -> None:

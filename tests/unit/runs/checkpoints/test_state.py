@@ -123,28 +123,6 @@ def test_the_newest_whole_state_is_found_or_none_and_those_passed_over_are_named
     assert caught.value.where == str(tmp_path)
 
 
-def test_a_state_of_the_same_step_is_replaced_and_a_users_file_in_it_stays(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "states/step-1"
-    save_state(folder, small(1))
-    (folder / "notes.txt").write_text("mine")
-    save_state(folder, replace(small(1), config_digest="other"))
-    assert load_state(folder).config_digest == "other"
-    assert names(folder) == sorted([*FILES, "notes.txt"])
-    assert names(tmp_path / "states") == ["step-1"]
-
-
-def test_an_average_is_a_file_of_its_own_that_older_states_lack(tmp_path: Path) -> None:
-    save_state(tmp_path / "with", averaged(1))
-    save_state(tmp_path / "without", small(1))
-    back = load_state(tmp_path / "with")
-    assert torch.equal(back.average["w"], torch.arange(3.0))
-    assert back.average_facts == averaged(1).average_facts
-    assert not load_state(tmp_path / "without").average_facts
-    assert names(tmp_path / "without") == [*FILES]
-
-
 def test_a_transformers_component_has_the_names_its_own_saving_gives(
     tmp_path: Path,
 ) -> None:

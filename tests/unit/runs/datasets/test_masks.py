@@ -103,28 +103,6 @@ def test_each_dataset_has_its_own_masks_or_those_of_the_run(place: Path) -> None
     assert masks_in(place, **run_masks, dataset=(none,)) == of_first
 
 
-def test_an_alpha_channel_takes_the_place_of_a_column_and_the_other_way_round(
-    place: Path,
-) -> None:
-    for number in range(6):
-        with Image.open(place / f"more/{number}.png") as opened:
-            image = opened.convert("RGBA")
-        image.putalpha(128)
-        image.save(place / f"more/{number}.png")
-    of_alpha = {row + 6: (f"{row}.png", 0.0) for row in range(6)}
-    of_first = {row: (f"mask-{row}.png", 0.0) for row in (0, 1, 3, 4, 5)}
-    alpha = entry(place, alpha_mask=True)
-    found = masks_in(place, mask_column="mask", dataset=(alpha,))
-    assert found == of_first | of_alpha
-    column = entry(place, "data", mask_column="mask")
-    first_of_more = {row - 6: mask for row, mask in of_alpha.items()}
-    alone: dict[str, Any] = {"dataset_base_path": place / "more", "alpha_mask": True}
-    found = masks_in(place, dataset=(column,), **alone)
-    assert found == first_of_more | {row + 6: mask for row, mask in of_first.items()}
-    plain = entry(place, alpha_mask=False)
-    assert masks_in(place, dataset=(plain,), **alone) == first_of_more
-
-
 CHOICES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"mask_column": "mask"}, {"mask_column": None}),
     ({}, {"mask_column": "shape", "unmasked_weight": 0.25}),
@@ -175,21 +153,6 @@ def test_a_dataset_without_masks_trains_as_rows_with_blank_cells(place: Path) ->
     assert caught.value.where == "--dataset 1: --mask_column"
 
 
-def test_a_single_dataset_keeps_its_values_where_it_is_one_of_two(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    flags: dict[str, Any] = {
-        "task": "sft:data_process",
-        "feature_cache": place / "cache",
-    }
-    run(config(place, mask_column="mask", unmasked_weight=0.5, **flags))
-    run(config(place, dataset_base_path=place / "more", **flags))
-    capfd.readouterr()
-    own = entry(place, "data", mask_column="mask", unmasked_weight=0.5)
-    run(config(place, dataset_base_path=None, dataset=(own, entry(place)), **flags))
-    assert " 0 of 12 samples" in capfd.readouterr().err
-
-
 def test_the_cache_knows_the_masks_of_each_dataset(place: Path) -> None:
     flags: dict[str, Any] = {"feature_cache": place / "cache"}
     own = {"mask_column": "shape", "unmasked_weight": 0.5}
@@ -218,26 +181,6 @@ def test_masks_of_validation_are_those_of_the_run(place: Path) -> None:
     flags["feature_cache"] = place / "cache"
     run(config(place, output_path=place / "split", **flags))
     assert log(place / "unsplit") == log(place / "split")
-
-
-def test_rows_without_a_mask_are_counted_in_each_dataset_with_masks(
-    place: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    add_masks(place / "more", "shape", blank=(0, 1))
-    own = {"dataset": (entry(place, mask_column="shape"),)}
-    both = {"mask_column": "mask", "dataset": (entry(place),)}
-    of_both = [
-        f"{place}/data/metadata.json: 1 of 6",
-        f"{place}/more/metadata.json: 6 of 6",
-    ]
-    for flags, said in (
-        (own, [f"{place}/more/metadata.json: 2 of 6"]),
-        (both, of_both),
-    ):
-        caplog.clear()
-        run(config(place, max_steps=1, overwrite=True, **flags))
-        lines = [line for line in caplog.messages if " of 6 rows " in line]
-        assert [line.partition(" rows ")[0] for line in lines] == said
 
 
 def test_a_black_mask_is_refused_by_the_name_of_its_own_column(place: Path) -> None:
@@ -276,10 +219,3 @@ def test_wrong_masks_of_a_dataset_are_refused_with_its_number(
     with pytest.raises(UsageError, match=named) as caught:
         run(config(place, dataset=(entry(place, **own),), max_steps=1))
     assert caught.value.where == f"--dataset 1: {where}"
-
-
-def test_a_weight_of_the_run_has_an_effect_where_a_dataset_has_masks(
-    place: Path,
-) -> None:
-    own = entry(place, mask_column="shape")
-    run(config(place, dataset=(own,), unmasked_weight=0.5, max_steps=1))

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from dstrain import run
-from dstrain.data import CaptionOptions, Resolution
-from dstrain.data.variants.buckets import Buckets
+from dstrain.data import CaptionOptions
 from dstrain.data.variants.views import AugmentationOptions
 from dstrain.plugin import Column, versioned
 from dstrain.runs.resolve import resolve
@@ -23,22 +22,6 @@ from tests.support.runs import config, project
 @pytest.fixture(scope="module")
 def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
-
-
-def test_each_resolution_has_buckets_of_its_own_else_there_is_one_size(
-    here: Path,
-) -> None:
-    buckets: dict[str, Any] = {"bucket_min_side": 32, "bucket_max_side": 128}
-    buckets |= {"bucket_step": 8, "bucket_upscale": True}
-    given = config(here, resolution="64,96", **buckets)
-    found = resolve(given).data_config
-    fixed = Resolution(None, None, given.max_pixels)
-    assert (found.resolution, *found.further_resolutions) == tuple(
-        replace(fixed, buckets=Buckets(side, 8, 32, 128, True)) for side in (64, 96)
-    )
-    found = resolve(config(here, height=64, width=96)).data_config
-    assert found.resolution == Resolution(64, 96, given.max_pixels)
-    assert found.further_resolutions == ()
 
 
 def encode_image(

@@ -13,7 +13,7 @@ from dstrain import UsageError, run
 from dstrain.distributed import Sharding
 from dstrain.runs.launch.settings import read_launch
 
-from tests.support.launchers import FILES, FSDP_2, ZERO_3, handed_on
+from tests.support.launchers import FILES, ZERO_3, handed_on
 from tests.support.runs import config
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -109,24 +109,6 @@ def test_published_files_are_launched_without_deepspeed_as_the_guide_says(
     launch = read_launch(variables)
     assert launch.sharding == wanted
     assert launch.said.startswith(f"FSDP 2 of {WHERE}")
-
-
-def test_files_of_fsdp_are_translated(tmp_path: Path) -> None:
-    launch = read_launch(handed_on(FSDP_2, tmp_path))
-    assert launch.sharding == Sharding("full", True)
-    assert launch.flags == {"mixed_precision": "bf16"}
-    older = {"fsdp_version": 1, "fsdp_reshard_after_forward": "SHARD_GRAD_OP"}
-    settings = {**FSDP_2, "fsdp_config": {**FSDP_2["fsdp_config"], **older}}
-    launch = read_launch(handed_on(settings, tmp_path))
-    assert launch.sharding == Sharding("full", False)
-
-
-@pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU"])
-def test_files_without_sharding_say_nothing(kind: str, tmp_path: Path) -> None:
-    settings = {"distributed_type": kind, "use_cpu": kind == "MULTI_CPU"}
-    launch = read_launch(handed_on({**FSDP_2, **settings}, tmp_path))
-    assert launch.flags == {"mixed_precision": "bf16"}
-    assert not (launch.sharding or launch.said or read_launch({}).flags)
 
 
 @pytest.mark.parametrize(
@@ -298,17 +280,6 @@ def test_what_fsdp_has_besides_is_refused_by_name(
     with pytest.raises(UsageError, match=named) as caught:
         read_fsdp(**settings)
     assert caught.value.where == WHERE
-
-
-def test_stages_and_places_of_deepspeed_that_are_none_are_refused() -> None:
-    for settings, named in (
-        ({"ZERO_STAGE": "auto"}, "stage auto"),
-        ({"ZERO_STAGE": "4"}, "stage 4"),
-        ({"OFFLOAD_OPTIMIZER_DEVICE": "nvme"}, "nvme .offload_optimizer_device"),
-        ({"OFFLOAD_PARAM_DEVICE": "nvme"}, "nvme .offload_param_device"),
-    ):
-        with pytest.raises(UsageError, match=named):
-            read_zero(**settings)
 
 
 def test_groups_of_other_kinds_are_refused() -> None:

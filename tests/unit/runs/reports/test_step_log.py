@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
-from dstrain import Batch, StepNumbers, SystemFault, TrainingModule, run
+from dstrain import Batch, SystemFault, TrainingModule
 from torch import Tensor
 
-from tests.support.runs import config, train
+from tests.support.runs import train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -24,24 +24,6 @@ def rows(folder: Path) -> list[dict[str, float]]:
     lines = (folder / "logs/loss.jsonl").read_text().splitlines()
     assert table == [json.loads(line) for line in lines]
     return table
-
-
-def test_both_files_have_the_numbers_of_each_step(here: Path, tmp_path: Path) -> None:
-    seen: list[StepNumbers] = []
-    flags = {"max_steps": 8, "batch_size": 2, "output_path": tmp_path}
-    run(config(here, **flags), callbacks=[seen.append])
-    for row, numbers in zip(rows(tmp_path), seen, strict=True):
-        assert list(row) == [
-            *("step", "epoch", "loss", "learning_rate", "grad_norm"),
-            *("samples_per_second", "data_wait_seconds", "memory_gib"),
-        ]
-        assert row.pop("memory_gib") > 0
-        given = vars(numbers)
-        assert row == {name: pytest.approx(given[name], rel=1e-5) for name in row}
-    # Of three samples of each size, four batches.
-    assert [numbers.epoch for numbers in seen] == [0] * 4 + [1] * 4
-    line = (tmp_path / "logs/loss.jsonl").read_text()
-    assert line.startswith('{"step": 1, "epoch": 0, "loss": ')
 
 
 @pytest.mark.parametrize("torn", ["", "4", "4,0,0.5", "4,0,0.1,0.1,0.1,0.1,0.1,0"])

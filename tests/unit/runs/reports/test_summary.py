@@ -62,15 +62,6 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
     assert places == sorted(places)
 
 
-def test_the_start_says_which_of_two_limits_ends_the_run(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for steps, limit in ((5, ["max_steps"]), (6, []), (7, ["num_epochs"])):
-        train(here, output_path=tmp_path / str(steps), max_steps=steps, num_epochs=1)
-        (line,) = lines_with("runs to step ", capsys.readouterr().err)
-        assert re.findall(r"\(--(\w+)", line) == limit
-
-
 def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,16 +86,3 @@ def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
     weights = f"weights: {tmp_path}/step-22.safetensors\n"
     trial = f"dstrain generate --run {tmp_path} "
     assert printed.index(line) < printed.index(weights) < printed.index(trial)
-
-
-def test_a_run_with_nothing_left_to_do_reports_no_rate(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(here, output_path=tmp_path, max_steps=1)
-    capsys.readouterr()
-    train(here, output_path=tmp_path, max_steps=1, resume="auto")
-    printed = capsys.readouterr().err
-    assert f" {tmp_path} is at step 1 of 1\n" in printed
-    assert f"weights: {tmp_path}/step-1.safetensors\n" in printed
-    assert f"dstrain generate --run {tmp_path} " in printed
-    assert "samples/s" not in printed

@@ -128,25 +128,6 @@ def test_it_has_the_size_of_the_run(
     assert (found.get("height"), found.get("width")) == wanted
 
 
-@pytest.mark.parametrize("is_split", [False, True])
-def test_it_has_the_size_of_the_samples_if_they_have_one(
-    is_split: bool, tmp_path: Path, trial: Trial
-) -> None:
-    change_rows(tmp_path, {"image": "1.png"})
-    found = trial(feature_cache=tmp_path / "cache" if is_split else None)
-    assert (found["height"], found["width"]) == ("16", "24")
-
-
-@pytest.mark.parametrize("is_split", [False, True])
-def test_of_a_student_it_has_the_number_of_its_steps(
-    is_split: bool, tmp_path: Path, trial: Trial
-) -> None:
-    change_rows(tmp_path, *[{"seed": 1, "num_inference_steps": 2}] * 6)
-    cache = tmp_path / "cache" if is_split else None
-    found = trial(task="direct_distill", feature_cache=cache)
-    assert (found["num_inference_steps"], found["guidance_scale"]) == ("2", "1")
-
-
 @pytest.mark.parametrize(
     ("column", "cell", "flags", "said", "said_in_stage_2"),
     [

@@ -114,17 +114,6 @@ def test_a_logger_is_told_of_steps_and_epochs_and_the_losses_are_returned(
     assert losses != launched(module_of(here), steps=2, seed=1)
 
 
-def test_rows_may_be_named_by_columns_and_images_tell_their_sizes(here: Path) -> None:
-    by_column = [
-        {"prompt": row["prompt"], "image": row["input_image"], "height": 16}
-        for row in ROWS
-    ]
-    Steep.seen = []
-    given = launched(module_of(here, Steep), by_column)
-    assert given == launched(module_of(here, Steep))
-    assert {seen[1:] for seen in Steep.seen} == {(0, 16, 16), (1, 16, 24), (2, 16, 16)}
-
-
 def descended(module: TrainingModule, rate: float, **options: Any) -> Any:
     """Train by plain gradient descent: a gradient of another size is another step."""
     optimizer = torch.optim.SGD(module.trained_parameters, lr=rate)
@@ -262,15 +251,6 @@ def test_a_loss_that_is_not_finite_ends_it_before_the_weights_change(
     with pytest.raises(Diverged, match="nan"):
         launched(module)
     assert same(before, [one.detach() for one in module.trained_parameters])
-
-
-@pytest.mark.parametrize("name", ["learning_rate", "weight_decay"])
-def test_a_rate_and_a_decay_of_0_are_meant(name: str, here: Path) -> None:
-    zero, default = (
-        launched(module_of(here, trainable_models="dit"), **{name: given})
-        for given in (0.0, None)
-    )
-    assert zero != default
 
 
 def test_an_optimizer_and_a_schedule_of_ones_own_are_used(here: Path) -> None:

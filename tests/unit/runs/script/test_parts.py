@@ -151,11 +151,3 @@ def test_a_run_in_two_stages_has_the_same_parts(here: Path, tmp_path: Path) -> N
     own = trained("own", module_class=Halved, callbacks=[seen.append])
     assert own.losses == (plain.losses[0] / 2,)
     assert len(seen) == 1
-
-
-def test_what_a_callback_raises_ends_the_run(here: Path, tmp_path: Path) -> None:
-    def fail(numbers: StepNumbers) -> None:
-        raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match="mine"):
-        run(config(here, output_path=tmp_path / "out", max_steps=2), callbacks=[fail])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from dstrain import StateError, UsageError
-from dstrain.cache import FeatureCache
 from dstrain.cli.main import main
 
 from tests.support.runs import project, train
@@ -50,19 +49,6 @@ def test_the_users_own_photos_do_not_become_a_cache(
     assert {path: path.read_bytes() for path in Path("data").glob("*")} == before
 
 
-def test_a_folder_with_anything_in_it_is_refused_and_named(here: Path) -> None:
-    put("cache/thesis.txt", "photos/cat.png")
-    for flag, name, changes in (
-        ("--feature_cache", "thesis.txt", {}),
-        ("--output_path", "cat.png", {"feature_cache": None, "output_path": "photos"}),
-    ):
-        with pytest.raises(UsageError) as caught:
-            fill(here, **changes)
-        assert caught.value.where == flag
-        assert caught.value.help_lines[0].endswith(f" {name}")
-    assert os.listdir("cache") == ["thesis.txt"]
-
-
 @pytest.mark.parametrize("folder", [".", "..", "link"])
 def test_a_folder_that_has_the_dataset_in_it_is_refused(
     folder: str, here: Path, monkeypatch: pytest.MonkeyPatch
@@ -94,14 +80,6 @@ def test_a_folder_of_nobodys_is_taken(names: tuple[str, ...], here: Path) -> Non
     """A first start that was killed before it wrote the marker is one of them."""
     for name in names:
         (here / "cache" / name).mkdir(parents=True)
-    fill(here)
-
-
-def test_files_beside_the_parts_of_a_cache_are_no_matter(here: Path) -> None:
-    FeatureCache.create(here / "cache")
-    put("cache/notes.txt")
-    fill(here)
-    Path("cache/store.json").unlink()
     fill(here)
 
 

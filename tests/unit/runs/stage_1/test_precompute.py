@@ -5,7 +5,6 @@ processes.
 import os
 import re
 import shutil
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,11 @@ from dstrain import Pipeline, StateError, TrainingModule, UsageError
 from dstrain.cache import ShardWriter
 from dstrain.graph import Plan, make_plan
 from dstrain.runs import Setup, data_process
-from dstrain.storage import lock, temporary
+from dstrain.storage import temporary
 from dstrain.training import DecodedSamples
 
 from tests.support import caching_family
-from tests.support.caching_family import GUIDED, runs
+from tests.support.caching_family import runs
 from tests.support.caching_project import (
     Place,
     change_weights,
@@ -93,31 +92,6 @@ class NoNetworks(TrainingModule):
         return make_plan(self.pipeline.spec, inputs, self.task, ("dit",))
 
 
-def test_dtypes_are_kept(place: Place) -> None:
-    place.fill()
-    stored = place.values()[0]
-    assert stored["prompt_emb"][0] == stored["input_latents"][0] == "torch.float32"
-    assert stored["thumbnail"][0] == "torch.bfloat16"
-    assert stored["facts"]["first"][0] == "torch.int64"
-    place.fill(mixed_precision="bf16")
-    stored = place.values(mixed_precision="bf16")[0]
-    assert stored["prompt_emb"][0] == "torch.bfloat16"
-    assert stored["input_latents"][0] == "torch.float32"
-
-
-def test_the_negative_branch_is_stored_only_for_a_task_that_asks_for_it(
-    place: Place,
-) -> None:
-    write_rows(place.data, [{**row, "negative_prompt": "blurry"} for row in place.rows])
-    place.fill()
-    assert not [name for name in place.values()[0] if "negative" in name]
-    assert place.fill(GUIDED) == {"encode_prompt": 1, "describe": 1}
-    for row in place.stored(GUIDED).rows:
-        values = row["values"]
-        assert values["negative.prompt_emb"]["at"] != values["prompt_emb"]["at"]
-    assert place.values(GUIDED)[0]["negative.title"] == ("str", "Blurry")
-
-
 def test_what_is_new_is_work_of_the_first_row_that_needs_it(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,25 +111,6 @@ def test_what_is_new_is_work_of_the_first_row_that_needs_it(
     assert "loading text_encoder, tokenizer, vae" in caplog.messages
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_rows_are_exactly_as_many_on_any_number_of_processes(
-    place: Place, size: int
-) -> None:
-    place.fill()
-    want, expected = place.values(), place.stored().rows
-    cache = place.folder / f"cache {size}"
-    setup = place.setup(feature_cache=cache)
-    together(
-        size,
-        lambda one: data_process(setup, one),
-        late=lambda rank: time.sleep(0.1 * rank),
-    )
-    assert runs() == ALL
-    assert place.values(feature_cache=cache) == want
-    assert list(place.stored(feature_cache=cache).rows) == list(expected)
-    assert len(list((cache / "shards").iterdir())) == size
-
-
 def test_what_processes_left_that_saw_other_files_is_computed_in_the_end(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,11 +125,6 @@ def test_what_processes_left_that_saw_other_files_is_computed_in_the_end(
     together(2, lambda one: data_process(setups[one.rank], one))
     assert runs() == ALL
     assert len(place.values()) == 4
-
-
-def test_a_cache_that_another_process_fills_is_refused_naming_it(place: Place) -> None:
-    with lock(place.cache), pytest.raises(StateError, match=str(os.getpid())):
-        place.fill()
 
 
 def test_a_damaged_plan_is_refused_before_anything_is_computed(place: Place) -> None:
@@ -213,19 +163,6 @@ def test_a_cache_can_be_read_while_it_is_filled(
     assert seen == [want, want]
 
 
-def test_samples_with_several_images_have_the_size_of_the_largest(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    noise_image(9, branch=64).save(place.data / "9.png")
-    lists = ["0.png", "1.png"], ["0.png", "9.png"]
-    rows = [{**row, "references": lists[row["image"] == "0.png"]} for row in place.rows]
-    write_rows(place.data, rows)
-    place.fill()
-    found = [line.strip().partition(",")[0] for line in caplog.messages]
-    assert {"64 x 64: 1 sample", "32 x 32: 3 samples"} <= {*found}
-
-
 def test_a_secret_in_a_row_of_either_dataset_is_refused(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,24 +172,6 @@ def test_a_secret_in_a_row_of_either_dataset_is_refused(
     with pytest.raises(UsageError, match="HF_TOKEN") as caught:
         place.fill(validation_dataset_base_path=second)
     assert "metadata.csv:2:prompt" in caught.value.where
-
-
-def test_the_output_folder_of_stage_2_is_not_written_by_stage_1(place: Place) -> None:
-    users = place.folder / "out/bad_samples.jsonl"
-    users.parent.mkdir()
-    users.write_text("mine")
-    (place.data / "0.png").write_bytes(b"no image")
-    place.fill(output_path=users.parent, on_bad_sample="skip")
-    assert users.read_text() == "mine"
-    assert list(users.parent.iterdir()) == [users]
-    assert (place.cache / users.name).exists()
-
-
-def test_a_smaller_dataset_gives_exactly_its_rows(place: Place) -> None:
-    place.fill()
-    write_rows(place.data, place.rows[1:3])
-    assert place.fill() == {}
-    assert [value["title"][1] for value in place.values()] == ["Word 1", "Word 2"]
 
 
 @pytest.mark.parametrize("what", ["0.png", "vae"])

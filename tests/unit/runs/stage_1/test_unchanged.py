@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from dstrain import StateError
-from dstrain.runs import Setup, data_process, verify
+from dstrain.runs import data_process, verify
 from dstrain.storage import BAD_SAMPLES, file_memory, hashing, temporary
 
 from tests.support.caching_family import GUIDED
@@ -101,17 +101,6 @@ def test_no_row_is_read_and_the_same_is_said(
     assert "0 of 4 samples" in want[2]
     assert "'note'" in want[1]
     assert files(place.cache) == before
-
-
-def test_it_is_seen_of_both_datasets(place: Place, tmp_path: Path) -> None:
-    second = shutil.copytree(place.data, tmp_path / "second")
-    beside: Any = {"dataset": (json.dumps({"dataset_base_path": str(second)}),)}
-    for flags in ({"validation_dataset_base_path": second}, beside):
-        assert reads_rows(place, **flags)
-        place.fill(**flags)
-        assert not reads_rows(place, **flags)
-        (second / "1.png").touch()
-        assert reads_rows(place, **flags)
 
 
 def another_caption(place: Place) -> None:
@@ -226,14 +215,6 @@ def test_other_flags_end_it_but_not_a_recipe_that_sets_the_same(
     assert reads_rows(place, **flags) == ("recipe" not in flags)
 
 
-def test_other_versions_of_libraries_end_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others = {**place.setup().versions, "torch": "0.1"}
-    monkeypatch.setattr(Setup, "versions", others)
-    assert reads_rows(place)
-
-
 @pytest.mark.usefixtures("tiny", "settled")
 def test_values_of_a_preview_that_are_gone_are_named_and_computed_again(
     tmp_path: Path,
@@ -279,13 +260,3 @@ def test_files_that_were_just_written_are_not_trusted(
 def test_rows_that_are_decoded_are_always_read(place: Place) -> None:
     place.fill(on_bad_sample="skip")
     assert reads_rows(place, on_bad_sample="skip")
-
-
-def test_a_model_may_be_named_through_its_parent(place: Place) -> None:
-    """`..` in a path is not in the path that a plan records."""
-    other = Place(place.folder / ".." / place.folder.name)
-    flags = {"dataset_base_path": place.data, "feature_cache": place.cache}
-    assert not reads_rows(other, **flags)
-    (place.data / "2.png").touch()
-    other.fill(**flags)
-    assert not reads_rows(other, **flags)

@@ -3,16 +3,12 @@ cannot work is refused by the flag. What it can do is tried on a tiny matrix.
 """
 
 import math
-import re
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dstrain import UsageError
-from dstrain.config import flags
 from dstrain.config.options import OptimizerOptions
 from dstrain.training.optimizers import (
     OPTIMIZERS,
@@ -96,19 +92,6 @@ def test_an_argument_is_a_literal_in_the_kind_of_its_default(
     assert found == value and type(found) is type(value)
 
 
-WRONG = """
-    pair=0.9 pair='0.9' pair=() small=x small=true small=1e999 count=6.5 count=true flag=1
-    word=1 params=1 others=1
-"""
-
-
-@pytest.mark.parametrize("word", WRONG.split())
-def test_an_argument_of_another_kind_is_refused_by_name(word: str) -> None:
-    with pytest.raises(UsageError, match=word.partition("=")[0]) as found:
-        chosen(f"{HERE}.Kinds", "needed=1", word)
-    assert found.value.where == "--optimizer_args"
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
@@ -170,26 +153,6 @@ def test_prodigy_estimates_the_rate_unless_one_is_given() -> None:
     assert chosen("prodigyopt.Prodigy").rates.others == 1.0
     assert chosen("prodigy", learning_rate=0.5).rates.others == 0.5
     assert chosen("adamw").rates.others == 1e-4
-
-
-def test_a_default_spelled_out_is_the_same_optimizer() -> None:
-    assert chosen().is_default
-    assert chosen("adamw", "betas=0.9,0.999", "eps=1e-8", "fused=True").is_default
-    assert chosen("adamw", "betas=[0.9,0.999]").identity == chosen().identity
-    assert not chosen("adamw", "eps=1e-7").is_default
-    assert not chosen("torch.optim.AdamW").is_default  # not fused
-    assert chosen("torch.optim.AdamW", "fused=True").is_default
-    assert chosen("lion").identity != chosen().identity
-    words = ("relative_step=False", "scale_parameter=False")
-    spelled_out = chosen("transformers.Adafactor", *words)
-    assert chosen("adafactor").identity == spelled_out.identity
-
-
-@pytest.mark.parametrize("name", ["adamw8bit", "lion8bit"])
-def test_paged_and_not_paged_continue_each_other(name: str) -> None:
-    paged = chosen(f"paged_{name}").identity
-    assert chosen(name).identity == paged
-    assert chosen(name, "min_8bit_size=1").identity != paged
 
 
 BF16 = {"trainable_dtype": "bf16"}
@@ -268,23 +231,3 @@ def test_what_steps_with_rows_as_with_the_whole_is_seen(
     name: str, wanted: bool
 ) -> None:
     assert steps_by_rows(chosen(name).kind, {"lr": 0.1}) == wanted
-
-
-def test_what_optimizers_print_or_warn_of_as_they_are_imported_is_not_shown(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warn = "for one in FutureWarning, DeprecationWarning: warnings.warn('', one)"
-    code = f"import warnings; from torch.optim import SGD\n{warn}"
-    (tmp_path / "warning_optimizers.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    chosen("warning_optimizers.SGD")
-    chosen("prodigy", "decouple=True")
-    assert capfd.readouterr().out == ""
-
-
-def test_names_are_in_the_help_of_the_flag_and_known_without_torch() -> None:
-    (flag,) = (one for one in flags(OptimizerOptions) if one.name == "optimizer")
-    assert set(re.findall(r"\w+", flag.help)) >= set(OPTIMIZERS)
-    code = "import sys; from dstrain.training.optimizers import OPTIMIZERS; "
-    code += "sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -77,28 +77,6 @@ def test_an_optimizer_of_matrices_gets_no_vector() -> None:
         built("dit.1", shape=(2,), **flags)
 
 
-def test_prodigy_logs_its_estimate() -> None:
-    optimizer = built("dit.1", optimizer="prodigy", optimizer_args=("d0=0.25",))
-    assert effective_rate(optimizer) == 0.25
-
-
-@pytest.mark.parametrize(
-    ("rates", "components", "by_name"),
-    [
-        ("1,dit.blocks=0.5", ("dit2", "vae"), {"dit2.blocks": 0.5}),
-        ("dit=2,dit2=1", ("dit", "dit2"), {"dit": 2, "dit2": 1}),
-        ("dit2=1,dit=2", ("dit", "dit2"), {"dit": 2, "dit2": 1}),
-        ("1,dit=2", ("dit2", "vae"), {"dit2": 2}),
-    ],
-)
-def test_the_denoisers_name_is_that_of_an_expert_where_that_is_trained(
-    rates: str, components: tuple[str, ...], by_name: dict[str, float]
-) -> None:
-    given = parse_learning_rates(rates, 1.0)
-    found = check_names(given, components, {"dit": ("dit", "dit2")})
-    assert found.by_name == by_name
-
-
 @pytest.mark.parametrize(
     ("rates", "components", "plain"),
     [

@@ -49,25 +49,6 @@ def test_the_mean_of_many_roundings_is_the_number_between_its_neighbours() -> No
     assert error.abs().max() < 0.03  # six times what is expected of one number
 
 
-def test_bf16_numbers_stay() -> None:
-    values = torch.tensor([0.0, -0.0, 1.0, -3.5, torch.inf, -torch.inf])
-    found = stepped(values.expand(100, 6), torch.zeros(100, 6), 1.0)
-    assert torch.equal(found, values.expand(100, 6))
-    nothing = torch.full((100,), torch.nan)
-    assert bool(stepped(nothing, torch.zeros(100), 1.0).isnan().all())
-
-
-def test_it_equals_the_optimizer_in_fp32_but_for_the_rounding() -> None:
-    own = parameters()
-    exact = [nn.Parameter(one.detach().float()) for one in own]
-    for one in (*own, *exact):
-        one.grad = torch.ones_like(one)
-    built("adamw", own, 0.5).step()
-    torch.optim.AdamW(exact, 0.5, weight_decay=0.0).step()
-    for one, number in zip(own, exact, strict=True):
-        assert torch.allclose(one.float(), number, rtol=2**-7, atol=0)
-
-
 def test_parameters_without_a_gradient_stay() -> None:
     own = parameters()
     before = own[0].detach().clone()

@@ -75,8 +75,3 @@ def test_rex_falls_slowly_at_first_and_ends_at_zero() -> None:
     assert found == pytest.approx([1.0, 6 / 7, 2 / 3, 2 / 5, 0.0, 0.0])
     late = rates(ours("rex", 6, 1.0, lr_warmup_steps=2), 3)
     assert late == [[0.0], [0.5], [1.0]]
-
-
-def test_each_group_keeps_its_ratio() -> None:
-    for first, second in rates(ours("cosine", 8, 1e-2, 1e-3), 7):
-        assert first == pytest.approx(10 * second)

@@ -15,7 +15,6 @@ from dstrain.training.optimizers import (
     choose_optimizer,
     clip_gradients,
     effective_rate,
-    has_modes,
     in_eval_mode,
 )
 from torch import Tensor, nn
@@ -152,17 +151,6 @@ def test_muon_trains_matrices_and_adamw_the_rest_each_at_its_groups_rate(
     assert same(list(ours.parameters()), list(theirs.parameters()))
 
 
-def test_matrices_of_the_state_are_laid_out_as_a_file_has_them() -> None:
-    module = nn.Linear(6, 8, bias=False)
-    optimizer = built("soap", module)
-    for seed in range(12):
-        generator = torch.Generator().manual_seed(seed)
-        module.weight.grad = torch.randn(8, 6, generator=generator)
-        optimizer.step()
-    kept = optimizer.state[module.weight]["Q"]
-    assert len(kept) == 2 and all(one.is_contiguous() for one in kept)
-
-
 def test_averaged_weights_are_there_for_a_while_and_what_is_trained_comes_back() -> (
     None
 ):
@@ -181,15 +169,6 @@ def test_averaged_weights_are_there_for_a_while_and_what_is_trained_comes_back()
     assert group["train_mode"]
     optimizer.eval()  # type: ignore[attr-defined]
     assert same(list(module.parameters()), inside)
-
-
-def test_others_have_one_kind_of_weights() -> None:
-    with_modes = [name for name in OPTIMIZERS if has_modes(built(name, network()))]
-    assert with_modes == ["schedulefree"]
-    module = network()
-    before = [one.detach().clone() for one in module.parameters()]
-    with in_eval_mode(built("adamw", module)):
-        assert same(list(module.parameters()), before)
 
 
 def with_gradients(dtype: torch.dtype) -> list[nn.Parameter]:
