@@ -241,6 +241,12 @@ def test_units_run_once_per_branch_only_where_a_value_differs_by_branch() -> Non
     ]
 
 
+def test_the_inputs_of_both_branches_are_cached_when_the_encoder_is_trained() -> None:
+    made = plan("text_encoder", inputs=INPUTS | {"negative_prompt"}, task=GUIDED)
+    assert {"prompt", "negative_prompt"} <= set(made.cached_values)
+    assert made.cached_kinds["negative_prompt"] == "str"
+
+
 def test_an_absent_negative_input_is_refused_when_the_task_needs_that_branch() -> None:
     with pytest.raises(UsageError, match="'negative_prompt'"):
         plan("dit", task=GUIDED)
