@@ -3,8 +3,11 @@ good family still runs.
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -323,3 +326,153 @@ def test_an_observer_cannot_change_what_others_see(
     seen = [line.split() for line in printed.out.splitlines() if line.endswith(" 0")]
     assert [float(loss) for loss, _ in seen] == pytest.approx(losses, rel=1e-5)
     assert len(seen) == 2 and all(losses)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A plugin that is at fault in a run: `source` of its module; what a run says of it.
+
+    code: the exit code: 0 where the run goes on without it. option: whether the module has
+    a class of options, Own, and no hooks. words: more of the command line.
+    """
+
+    said: str
+    source: str
+    code: int = 0
+    option: bool = False
+    words: tuple[str, ...] = ()
+    twin: bool = False
+
+
+def option(said: str, field: str, code: int = 0, *words: str) -> Fault:
+    """A class of options with one field, or with another body."""
+    body = f"    {field}\n"
+    source = f"from dstrain.plugin import UsageError, option, options\n@options\nclass Own:\n{body}"
+    return Fault(said, source, code, option=True, words=words)
+
+
+def hooked(
+    said: str, body: str, code: int = 0, *words: str, twin: bool = False
+) -> Fault:
+    """A hook with this body."""
+    imports = HOOK + "from dstrain.plugin import Form, Section, Updater\n"
+    return Fault(
+        said, f"{imports}@hookimpl\ndef {body}\n", code, words=words, twin=twin
+    )
+
+
+ZIP = ("--dataset_metadata_path", "photos.zip")
+OTHER = "it was made for plugin interface"
+FAULTY: tuple[tuple[str, Fault], ...] = (
+    ("no api", Fault(f"{OTHER} 1, this dstrain has 2", "")),
+    ("another api", Fault(f"{OTHER} 3, this dstrain has 2", "api = 3")),
+    ("an api that is a text", Fault(f"{OTHER} 2.0, this dstrain has 2", "api = '2.0'")),
+    ("a retired hook", hooked("dstrain_step_end is no hook any more; implement dstrain_observers",
+                              "dstrain_step_end(step, numbers): pass")),
+    ("a hook that returns None", hooked("", "dstrain_tasks(): return None")),
+    ("a section that raises", hooked("dstrain_dry_run failed: ZeroDivisionError",
+                                     "dstrain_dry_run(planned): 1 / 0", 0, "--dry_run")),
+    ("a section that is a text", hooked("dstrain_dry_run failed: TypeError: returned a str",
+                                        "dstrain_dry_run(planned): return ['x']", 0, "--dry_run")),
+    ("no list of sections", hooked("dstrain_dry_run failed: TypeError",
+                                   "dstrain_dry_run(planned): return 3", 0, "--dry_run")),
+    ("two updaters", hooked("updates weights in a way of its own, as plugin plugin-twin 1.0 does",
+                            "dstrain_updater(options): return Updater()", 2, twin=True)),
+    ("an updater that raises", hooked("its dstrain_updater hook raised ZeroDivisionError",
+                                      "dstrain_updater(options): 1 / 0", 2)),
+    ("a change of steps that raises", hooked("its dstrain_modify_step hook raised ZeroDivisionError",
+                                             "dstrain_modify_step(step): 1 / 0", 2)),
+    ("hints that raise", hooked("no such option", "dstrain_hints(): 1 / 0", 2, "--network_dimm", "3")),
+    ("hints that are none", hooked("no such option", "dstrain_hints(): return {'--network_dimm': 3}",
+                                   2, "--network_dimm", "3")),
+    ("forms that raise", hooked("dstrain_forms failed: ZeroDivisionError", "dstrain_forms(options): 1 / 0", 2, *ZIP)),
+    ("a form that is a text", hooked("dstrain_forms returned a str, not a Form",
+                                     "dstrain_forms(options): return ['zip']", 2, *ZIP)),
+    ("a form that raises", Fault("form zip cannot look at it: Zero", HOOK + """from dstrain.plugin import Form
+class Zip(Form):
+    name = "zip"
+    reads = (".zip",)
+    def find(self, given): 1 / 0
+@hookimpl
+def dstrain_forms(options): return [Zip()]
+""", 2, words=ZIP)),
+    ("an option of ours", option("its option --seed is already one of dstrain's own",
+                                 "seed: int = option('data', 'S.', 1)")),
+    ("an option of another plugin", replace(
+        option("its option --shade is one of plugin plugin-", "shade: int = option('data', 'S.', 1)"), twin=True)),
+    ("a default of a wrong type", option("its option --shade is not usable: its default",
+                                         "shade: int = option('data', 'S.', 'dark')")),
+    ("a default out of bounds", option("its option --shade is not usable: its default",
+                                       "shade: int = option('data', 'S.', 1, minimum=2)")),
+    ("an effect that is none", option("affects 'weather', which is no effect",
+                                      "shade: int = option('data', 'S.', 1, affects={'weather'})")),
+    ("a command that is none", option("is for commands ('export',)",
+                                      "shade: int = option('data', 'S.', 1, commands=('export',))")),
+    ("options that are no class", Fault("is no class of options", "Own = 3", option=True)),
+    ("options that cannot be imported",
+     Fault("cannot be imported: ModuleNotFoundError", "import not_there", option=True)),
+    ("a check that refuses", option("--shade: is too dark", """shade: int = option('data', 'S.', 1)
+    def check(self, config): raise UsageError('--shade', 'is too dark')""", 2)),
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    "fault", [fault for _, fault in FAULTY], ids=[name for name, _ in FAULTY]
+)
+def test_what_a_run_says_of_a_plugin_at_fault(
+    fault: Fault,
+    fake_plugin: Install,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    group = "dstrain.options" if fault.option else "dstrain"
+    for name in ("bad", "twin") if fault.twin else ("bad",):
+        module = f"{name}_{abs(hash(fault))}"
+        place = f"{module}:Own" if fault.option else module
+        fake_plugin(f"plugin-{name}", {name: place}, {module: fault.source}, group)
+    place = project(tmp_path / "project")
+    words = ["--model", "tiny", "--toy", "--dataset_base_path", str(place / "data")]
+    words += [
+        "--lora_rank",
+        "2",
+        "--max_steps",
+        "1",
+        "--output_path",
+        str(place / "out"),
+    ]
+    assert main([*words, *fault.words]) == fault.code
+    said = " ".join(capfd.readouterr().err.split())
+    assert fault.said in said
+    assert "Traceback" not in said
+    assert said.count(fault.said) == 1 or not fault.said
+
+
+def test_options_that_import_torch_are_refused_by_the_name_of_their_plugin(
+    fake_plugin: Install, tmp_path: Path
+) -> None:
+    own = "shade: int = option('data', 'S.', 1)"
+    source = f"import torch\nfrom dstrain.plugin import option, options\n@options\nclass Own:\n    {own}\n"
+    site = fake_plugin(
+        "plugin-bad",
+        {"bad": "heavy_options:Own"},
+        {"heavy_options": source},
+        "dstrain.options",
+    )
+    code = (
+        "from dstrain.config.options import TrainConfig\n"
+        "from dstrain.config.plugin_options import broken_records, flags\n"
+        "print(broken_records(TrainConfig), 'shade' in {one.name for one in flags(TrainConfig)})"
+    )
+    paths = os.pathsep.join([str(site), *filter(None, sys.path)])
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    ).stdout
+    assert (
+        "plugin plugin-bad 1.0: its options, heavy_options:Own, import torch" in found
+    )
+    assert found.rstrip().endswith("False")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -151,6 +152,25 @@ def test_a_section_stands_in_the_dry_run(
     assert main([*words, "--dry_run"]) == 0
     page = capsys.readouterr().out
     assert "Price\n4 cents" in "\n".join(line.strip() for line in page.splitlines())
+
+
+def test_a_form_reads_a_zip_as_a_folder_of_the_same_pictures_is_read(
+    install: Install, here: Path, tmp_path: Path
+) -> None:
+    install("zip_form")
+    rows = json.loads((here / "data/metadata.json").read_text())
+    with ZipFile(tmp_path / "photos.zip", "w") as archive:
+        for row in rows:
+            archive.write(here / "data" / row["image"], row["image"])
+            archive.writestr(f"{Path(row['image']).stem}.txt", row["prompt"])
+    train(
+        here,
+        output_path=tmp_path / "zip",
+        dataset_base_path=tmp_path / "photos.zip",
+        max_steps=3,
+    )
+    train(here, output_path=tmp_path / "folder", max_steps=3)
+    assert log(tmp_path / "zip") == log(tmp_path / "folder")
 
 
 def test_an_option_of_a_plugin_is_part_of_keys_where_it_is_given(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.console import shell_word
+from dstrain.console import get_logger, shell_word
 from dstrain.data.forms.form import ID, URL, Form, Given, Source
 from dstrain.data.forms.left_out import left_out, tables_below
 from dstrain.data.forms.listing import has_media, list_media
@@ -15,14 +15,20 @@ from dstrain.errors import DstrainError, UsageError, first_few, nearest
 from dstrain.installed import how_to_have
 from dstrain.registry import Extensions
 
+logger = get_logger(__name__)
 OWN = ("table", "folder", "several")
 """The forms that core reads."""
 FORM_FLAG = "--dataset_form"
 
 
 def offered_forms(extensions: Extensions, options: Any) -> tuple[Form, ...]:
-    """Return the forms that plugins offer for a run with these options."""
+    """Return the forms that plugins offer for a run with these options; what cannot be
+    used is named in the log.
+    """
+    others = len(extensions.broken)
     offers = extensions.offered("dstrain_forms", Form, OWN, options=options)
+    for reason in extensions.broken[others:]:
+        logger.warning(reason)
     return tuple(offers.values())
 
 
