@@ -123,6 +123,20 @@ def test_an_optimizer_is_named_by_its_path(
     assert {one["step"] for one in log(tmp_path / "whole")} == {1, 2}
 
 
+def test_a_schedule_is_named_by_its_path(
+    install: Install, here: Path, tmp_path: Path
+) -> None:
+    install("wave_schedule", group="nothing")
+    given = {"lr_scheduler": "wave_schedule.wave", "learning_rate": 0.1}
+    train(here, output_path=tmp_path / "out", max_steps=6, lr_warmup_steps=2, **given)
+    rates = [one["learning_rate"] for one in log(tmp_path / "out")]
+    assert rates == pytest.approx([0.0, 0.05, 0.1, 0.05, 0.0, 0.05], abs=1e-6)
+    for path, what in (("wave_schedule.surf", "surf"), ("no_such.wave", "no_such")):
+        with pytest.raises(UsageError, match=what) as caught:
+            train(here, max_steps=1, lr_scheduler=path)
+        assert caught.value.where == "--lr_scheduler"
+
+
 def test_a_loss_reads_a_column_of_its_own(install: Install, tmp_path: Path) -> None:
     install("half_loss")
     here = project(tmp_path)

@@ -172,6 +172,8 @@ class Flag:
     listed: bool = False
     """True if it may be VALUE,VALUE,... in place of one value."""
     choices: tuple[str, ...] = ()
+    is_open: bool = False
+    """True if a dotted path is a value, too, beside the choices."""
     bare: str | None = None
     """Its value if it stands alone."""
     minimum: float | None = None
@@ -260,7 +262,8 @@ def check_value(flag: Flag, value: Any) -> None:
         is_bool = isinstance(one, bool) and flag.kind is not bool
         if is_bool or not isinstance(one, wanted):
             raise UsageError(where, f"expected {flag.kind.__name__}, got {one!r}")
-    if flag.choices and value not in flag.choices:
+    is_path = flag.is_open and "." in value
+    if flag.choices and value not in flag.choices and not is_path:
         hint = nearest(value, flag.choices)
         what = f"expected one of {', '.join(flag.choices)}, got {value!r}{hint}"
         raise UsageError(where, what)

@@ -238,7 +238,9 @@ def _schema_of(flag: Flag) -> dict[str, Any]:
     found: dict[str, Any] = {
         "type": [kind, "string"] if flag.by_name or flag.listed else kind
     }
-    if flag.choices:
+    if flag.is_open:
+        found["anyOf"] = [{"enum": list(flag.choices)}, {"pattern": r"\."}]
+    elif flag.choices:
         found["enum"] = list(flag.choices)
     for name, bound in (
         ("minimum", flag.minimum),

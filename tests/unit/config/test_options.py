@@ -149,10 +149,10 @@ OPTIONS: dict[str, tuple[object, str]] = {
 }
 """Name -> default and effects. Stored files are compared by the effects."""
 OF_GENERATE = """
-dataset denoising_strength fp8_models framewise_decoding guidance_scale height hub input lora mixed_precision model
+denoising_strength fp8_models framewise_decoding guidance_scale height hub input lora mixed_precision model
 model_id model_id_with_origin_paths model_paths negative_prompt num_frames num_inference_steps offload_models
 on_long_prompt output overwrite prompt quant_options run seed tile_size tile_stride tiled toy
-trajectory variant width
+variant width
 """
 BOUNDS = {
     ">= 1": "batch_size blocks_to_swap bucket_max_side bucket_min_side bucket_step dataset_repeat frame_samples "

@@ -18,6 +18,7 @@ from dstrain.config.options.optimizer import (
     POLYNOMIAL_END as POLYNOMIAL_END,
     SCHEDULE_FREE as SCHEDULE_FREE,
     OptimizerOptions as OptimizerOptions,
+    ends_at_last_step as ends_at_last_step,
 )
 from dstrain.config.options.output import SavedFormat as SavedFormat
 from dstrain.config.options.trackers import TRACKERS as TRACKERS

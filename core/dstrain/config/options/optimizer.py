@@ -13,6 +13,13 @@ SCHEDULE_FREE = "schedulefree"
 """The optimizer that averages the weights itself, and the package that it is from."""
 
 
+def ends_at_last_step(schedule: str) -> bool:
+    """Return whether every value of a schedule depends on how many steps the run has; one
+    that is named by its path may use them.
+    """
+    return schedule in ENDING_AT_LAST_STEP or "." in schedule
+
+
 @options
 class OptimizerOptions:
     """How gradients change the weights."""
@@ -25,19 +32,14 @@ class OptimizerOptions:
         above=0,
         common=True,
     )
-    lr_scheduler: Literal[
-        "constant",
-        "constant_with_warmup",
-        "linear",
-        "cosine",
-        "polynomial",
-        "cosine_with_restarts",
-        "rex",
-    ] = option(
+    lr_scheduler: str = option(
         "training",
-        "Learning rate schedule.",
+        "Learning rate schedule; or the dotted path of a function of the step, of all steps and "
+        "of those of the warm-up, which returns the factor of the learning rates.",
         "constant",
         affects={"training"},
+        choices=("constant", "constant_with_warmup", *ENDING_AT_LAST_STEP),
+        is_open=True,
     )
     lr_warmup_steps: int = option(
         "training: optimizer",

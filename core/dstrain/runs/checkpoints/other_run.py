@@ -13,7 +13,7 @@ from dstrain.config import (
     read_resolved,
     split_commas,
 )
-from dstrain.config.options import ENDING_AT_LAST_STEP, options_affecting
+from dstrain.config.options import ends_at_last_step, options_affecting
 from dstrain.config.serialize import NEW_START
 from dstrain.data.forms import parse_columns
 from dstrain.errors import StateError, UsageError
@@ -184,7 +184,7 @@ def _resolved(run: AnyRun, flags: Mapping[str, Any]) -> dict[str, Any]:
     the ways in which it can be written.
     """
     names = options_affecting("training", "resolved")
-    if run.setup.config.lr_scheduler in ENDING_AT_LAST_STEP:
+    if ends_at_last_step(run.setup.config.lr_scheduler):
         names += options_affecting("length")
     names += (*run.setup.spec.constants, PROCESSES)
     found = {name: flags[name] for name in names if name in flags}

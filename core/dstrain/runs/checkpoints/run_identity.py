@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.config import split_commas
-from dstrain.config.options import ENDING_AT_LAST_STEP, recorded_values
+from dstrain.config.options import ends_at_last_step, recorded_values
 from dstrain.data.forms import parse_columns
 from dstrain.graph import MaskColumn
 from dstrain.models.device import ATTENTION
@@ -92,11 +92,10 @@ def config_digest(run: AnyRun) -> str:
     """
     setup = run.setup
     config = setup.config
-    ends_at_last_step = config.lr_scheduler in ENDING_AT_LAST_STEP
     columns = (config.extra_inputs, config.data_file_keys)
     numbers: list[Any] = [
         setup.mixed_precision,
-        run.total_steps if ends_at_last_step else None,
+        run.total_steps if ends_at_last_step(config.lr_scheduler) else None,
         {name: constant.value for name, constant in setup.spec.constants.items()},
         [[one.component, dict(one.entries)] for one in setup.models if one.entries],
         [setup.spec.variant, *(sorted(split_commas(names)) for names in columns)],

@@ -22,6 +22,7 @@ from dstrain.training.optimizers.arguments import (
 )
 from dstrain.training.optimizers.modes import has_modes
 from dstrain.training.optimizers.names import OPTIMIZERS, NamedOptimizer, named
+from dstrain.training.optimizers.schedules import schedule_at
 from dstrain.training.optimizers.trial import Trial, steps_apart, try_optimizer
 
 EXCLUDED = ("torchao",)
@@ -58,6 +59,8 @@ def choose_optimizer(options: OptimizerOptions) -> OptimizerChoice:
     Raises UsageError for one that is unknown, not installed or of no use here, and for
     arguments that it does not take.
     """
+    if "." in options.lr_scheduler:
+        schedule_at(options.lr_scheduler)  # refused before models load
     flag = "--customized_optimizer" if options.customized_optimizer else "--optimizer"
     name = options.customized_optimizer or options.optimizer
     entry = named(name)

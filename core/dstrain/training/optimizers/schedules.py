@@ -1,11 +1,31 @@
 """Learning rate schedules."""
 
 import math
+from collections.abc import Callable
+from pkgutil import resolve_name
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from dstrain.config.options import POLYNOMIAL_END, OptimizerOptions
+from dstrain.errors import UsageError
+from dstrain.installed import described
+
+Schedule = Callable[[int, int, int], float]
+"""(step from 0, all steps, steps of the warm-up) -> the factor of all learning rates."""
+
+
+def schedule_at(path: str) -> Schedule:
+    """Return the schedule of a dotted path; raises UsageError naming what is wrong."""
+    flag = "--lr_scheduler"
+    try:
+        found = resolve_name(path)
+    except Exception as error:
+        raise UsageError(flag, f"{path} is not there: {described(error)}") from error
+    if not callable(found):
+        raise UsageError(flag, f"{path} is no function")
+    schedule: Schedule = found
+    return schedule
 
 
 def build_lr_scheduler(
@@ -15,7 +35,8 @@ def build_lr_scheduler(
 ) -> LambdaLR:
     """Build the schedule of --lr_scheduler, which multiplies every learning rate.
 
-    All but `rex` are those of `transformers.get_scheduler`, whose import takes seconds.
+    All but `rex`, and those that are named by a path, are those of
+    `transformers.get_scheduler`, whose import takes seconds.
     `rex` is that of Chen et al. 2021, "REX: revisiting budgeted training with an improved
     schedule".
     """
@@ -25,7 +46,11 @@ def build_lr_scheduler(
     power = options.lr_scheduler_power or 1.0
     first = optimizer.param_groups[0]["lr"]
 
+    own = schedule_at(schedule) if "." in schedule else None
+
     def factor(step: int) -> float:
+        if own is not None:
+            return float(own(step, total_steps, warmup_steps))
         if schedule == "constant":
             return 1.0
         if step < warmup_steps:
