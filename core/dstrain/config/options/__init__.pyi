@@ -14,7 +14,6 @@ from dstrain.config.options.model import (
     Precision as Precision,
 )
 from dstrain.config.options.optimizer import (
-    ENDING_AT_LAST_STEP as ENDING_AT_LAST_STEP,
     POLYNOMIAL_END as POLYNOMIAL_END,
     SCHEDULE_FREE as SCHEDULE_FREE,
     OptimizerOptions as OptimizerOptions,
