@@ -110,6 +110,11 @@ def checked_family(plugin: Installed) -> ModelFamily:
         raise UsageError(plugin.where, what)
     for problem in family.problems():
         raise UsageError(plugin.where, problem)
+    for name in family.needs:
+        if name not in {one.name for one in installed(group=HOOK_GROUP)}:
+            what = f"it needs the plugin {name}, which is not installed"
+            advice = f"in the folder of the project, pip install ./plugins/{name}"
+            raise UsageError(plugin.where, what, advice)
     taken = {"config", "debug", "format", "help", "p", "recipe", "versions"}
     taken |= flags_by_name(TrainConfig).keys() | flags_by_name(GenerateConfig).keys()
     for option in family.options:

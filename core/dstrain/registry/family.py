@@ -90,6 +90,8 @@ class ModelFamily:
     for models whose activations no card holds."""
     recipes: str = ""
     """Place of its recipes, "package:folder": a folder with goals.toml and cards.toml."""
+    needs: tuple[str, ...] = ()
+    """Plugins that it does not work without, beside core, such as "datasets"."""
     api: int = 1
     """The version of the plugin interface that the record is made for, written as a number:
     a record that states none was made for the first.

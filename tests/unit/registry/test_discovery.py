@@ -135,3 +135,15 @@ def test_finding_plugins_needs_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_a_plugin_that_a_family_needs_is_named_with_the_line_that_installs_it(
+    fake_plugin: Install, family_source: Source
+) -> None:
+    modules = {"needy_record": family_source("needy", needs="('tables',)")}
+    fake_plugin("plugin-needy", {"needy": "needy_record:MODEL"}, modules)
+    with pytest.raises(UsageError, match="needs the plugin tables") as caught:
+        load_family("needy")
+    assert "pip install ./plugins/tables" in caught.value.help_lines[0]
+    fake_plugin("plugin-tables", {"tables": "json"}, {}, group="dstrain")
+    assert load_family("needy").needs == ("tables",)

@@ -23,8 +23,8 @@ class DataOptions:
 
     dataset_base_path: Path | None = converted(
         "data",
-        "Dataset: a folder with metadata, with captions beside images or videos, or with parquet files; "
-        "a parquet file; or the id of a published dataset, OWNER/NAME[@REVISION][:FOLDER]. Paths in "
+        "Dataset: a folder with metadata, with captions beside images or videos, or of a plugin's form; "
+        "a file of such a form; or the id of a published dataset, OWNER/NAME[@REVISION][:FOLDER]. Paths in "
         "metadata are relative to the folder. Can be repeated.",
         converter=as_optional_path,
         default=None,
@@ -41,7 +41,7 @@ class DataOptions:
     )
     dataset_metadata_path: Path | None = converted(
         "data",
-        "Metadata file (csv, json, jsonl or parquet). Defaults to what is in --dataset_base_path.",
+        "Metadata file (csv, json, jsonl, or of a plugin's form). Defaults to what is in --dataset_base_path.",
         converter=as_optional_path,
         default=None,
         affects={"dataset"},

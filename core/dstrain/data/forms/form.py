@@ -120,7 +120,7 @@ class Form:
     name = ""
     """What --dataset_form calls it."""
     reads: tuple[str, ...] = ()
-    """Endings of the files that it reads, such as '.parquet'; `ID`, `URL`."""
+    """Endings of the files that it reads, such as '.zip'; `ID`, `URL`."""
     keeps: Path | None = None
     """The folder in which files are kept that `open` opens; None keeps none."""
     advice: tuple[str, ...] = ()

@@ -132,7 +132,8 @@ def refuse_unread(where: str | Path, what: str, forms: Sequence[Form]) -> None:
     if advice := how_to_have("forms", what):
         named = {ID: "may be the id of a published dataset", URL: "is a URL"}
         says = named.get(what, f"is a {what} file")
-        raise UsageError(where, f"{says}, which no installed plugin reads", advice)
+        # In one sentence, as what is wrong with a row of a table is.
+        raise UsageError(where, f"{says}, which no installed plugin reads; {advice}")
 
 
 def _chosen(forms: Sequence[Form], name: str | None) -> Sequence[Form]:

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from dstrain import SystemFault, UsageError
 from dstrain.data import Table
-from dstrain.data.forms import Reading, embedded_folder, find_source, texts_of
+from dstrain.data.forms import (
+    Reading,
+    ask,
+    embedded_folder,
+    find_source,
+    texts_of,
+)
 from dstrain.data.urls import fetch
 from dstrain.graph import Input
 from dstrain.plugin import Column, Content, Form, FormCell, FormRow, Given, Source
@@ -191,3 +197,24 @@ def test_a_form_opens_urls_of_its_own(tmp_path: Path) -> None:
     assert fetch(" bytes://abc ", (form,)).read_text() == "abc"
     with pytest.raises(UsageError, match="is a URL"):
         fetch("https://a.example/x.png", (form,))
+
+
+def test_what_a_plugin_reads_that_is_not_installed_is_answered_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dstrain.installed._is_there", lambda *_: False)
+    for name in ("a.png", "a.txt", "data/train.parquet", "b/rows.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    file = tmp_path / "b/rows.parquet"
+    for given in ((tmp_path,), (tmp_path / "b",), (file,), (tmp_path, file)):
+        with pytest.raises(UsageError, match="no installed plugin reads") as caught:
+            find_source(*given)
+        assert "pip install ./plugins/datasets" in str(caught.value)
+    with pytest.raises(UsageError, match="pip install"):
+        fetch("https://a.example/x.png", ())
+    with pytest.raises(UsageError, match="pip install") as caught:
+        ask((), Given(Path("someone/photos"), is_id=True))
+    assert caught.value.where == "--dataset_base_path"
+    assert ask((), Given(Path("someone/photos"), is_id=True, is_needed=False)) is None
+    assert find_source(tmp_path, chosen="folder").form == "folder"
