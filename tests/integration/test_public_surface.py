@@ -31,6 +31,8 @@ PUBLIC = {
         Task Tokenizer
         TransformersNetwork Updater WatchedRun at_least between hookimpl one_of read_key_maps
         same_config stored_linear toy_writer versioned
+        DstrainError Images PromptRow RunFiles as_texts get_logger nearest progress_bar read_resolved redacted
+        remove_leftovers save_image_or_video split_commas write_json
         CachedRows KeptWeights LargestSample PLAIN_TENSORS PlannedComponent PlannedRun Section
         Content Form FormCell FormRow Given Source fetch_dataset first_few read_limited shell_word
     """,
@@ -60,13 +62,12 @@ FLAGS = {
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model
         model_id model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt
-        output_path overwrite preset_lora_model preset_lora_path preview_prompt quant_options
-        preview_steps remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
+        output_path overwrite preset_lora_model preset_lora_path quant_options
+        remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
         seed task timestep_sampling toy trainable_models
         use_gradient_checkpointing use_gradient_checkpointing_offload variant
         blocks_to_swap compile enable_model_cpu_offload offload_models
-        enable_csv_log enable_swanlab_log enable_tensorboard_log enable_wandb_log report_to
-        framewise_decoding swanlab_project tile_size tile_stride tiled wandb_project
+        framewise_decoding tile_size tile_stride tiled
         weight_decay width
     """,
     GenerateConfig: """
@@ -79,7 +80,7 @@ FLAGS = {
 }
 HOOKS = """
     dstrain_commands dstrain_dry_run dstrain_forms dstrain_hints dstrain_modify_step dstrain_observers
-    dstrain_quantizers dstrain_tasks dstrain_updater
+    dstrain_quantizers dstrain_rows dstrain_tasks dstrain_updater
 """
 LAZY = ("dstrain", "dstrain.plugin")
 FAMILIES = ("flux", "qwen_image", "wan")

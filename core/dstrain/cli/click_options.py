@@ -29,7 +29,7 @@ from dstrain.config import (
     parse_input,
     parse_lora,
 )
-from dstrain.config.options import TRACKERS, ModelChoice
+from dstrain.config.options import ModelChoice
 
 COMMAND_NAMES = (
     *("train", "graph", "generate", "cache"),
@@ -147,7 +147,6 @@ COMPLETERS: MappingProxyType[str, Completer] = MappingProxyType(
         "model": families,
         "variant": variants,
         "model_id": model_ids,
-        "report_to": one_of(TRACKERS),
         "lora": files,
         "optimizer": optimizers,
     }

@@ -32,8 +32,6 @@ Group = Literal[
     "LoRA",
     "memory",
     "output",
-    "output: previews",
-    "output: trackers",
     "checkpoints",
     "general",
 ]

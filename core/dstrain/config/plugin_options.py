@@ -36,6 +36,7 @@ class Record:
       the rest of a configuration;
     - `choices`: option of dstrain's own -> further choices, where other hooks of the
       plugin say what they mean;
+    - `writes`: patterns of the files that the plugin lists in a run's folder;
     - `takes_generate(self) -> str`: "package.module:function" of what `dstrain generate`
       calls with the configuration in place of generating, or ''.
     """
@@ -43,6 +44,12 @@ class Record:
     plugin: Installed
     options: type[Any]
     flags: tuple[Flag, ...]
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Return patterns of the files that the plugin writes to a run's folder."""
+        patterns: tuple[str, ...] = getattr(self.options, "writes", ())
+        return patterns
 
     @property
     def choices(self) -> Mapping[str, tuple[str, ...]]:

@@ -17,7 +17,6 @@ from dstrain.config.learning_rates import parse_learning_rates
 from dstrain.config.options import (
     POLYNOMIAL_END,
     SCHEDULE_FREE,
-    TRACKERS,
     GenerateConfig,
     ModelChoice,
     TrainConfig,
@@ -26,8 +25,7 @@ from dstrain.config.plugin_options import changed, flags, generator_of, records
 from dstrain.config.quantization import parse_storage
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.config.sizes import parse_frames, parse_resolutions, parse_size
-from dstrain.console import secrets
-from dstrain.errors import UsageError, about_dataset, nearest, secret_error
+from dstrain.errors import UsageError, about_dataset, nearest
 
 
 def validate(config: ModelChoice) -> None:
@@ -50,8 +48,6 @@ def validate(config: ModelChoice) -> None:
         _check_masks(config, not _has_masks_in_datasets(config))
         _check_optimizer(config)
         _check_start(config)
-        _check_previews(config)
-        _check_trackers(config)
         _check_device_memory(config)
         if not config.dry_run:
             _check_places(config)
@@ -165,7 +161,6 @@ def _check_trainables(config: TrainConfig) -> None:
 def _check_pairs(config: TrainConfig) -> None:
     """Refuse an option that is given without the one it goes together with."""
     for name, other in (
-        ("preview_steps", "preview_prompt"),
         ("validation_dataset_metadata_path", "validation_dataset_base_path"),
         ("preset_lora_model", "preset_lora_path"),
     ):
@@ -322,28 +317,6 @@ def _check_device_memory(config: TrainConfig) -> None:
     if not config.dry_run:
         what = "has no effect without --dry_run, which says what fits"
         raise UsageError("--device_memory", what)
-
-
-def _check_previews(config: TrainConfig) -> None:
-    """Refuse a prompt with a secret: it is written down with the previews."""
-    for value, name in secrets().items():
-        if any(value in prompt for prompt in config.preview_prompt):
-            raise secret_error("--preview_prompt", name)
-
-
-def _check_trackers(config: TrainConfig) -> None:
-    """Refuse a tracker that there is not, and a project of one that is not asked for."""
-    if config.report_to is not None and not split_commas(config.report_to):
-        raise UsageError("--report_to", "is empty")
-    for name in split_commas(config.report_to):
-        if name not in TRACKERS:
-            hint = nearest(name, TRACKERS)
-            what = f"no tracker named {name!r}; trackers: {', '.join(TRACKERS)}{hint}"
-            raise UsageError("--report_to", what)
-    for name in ("wandb", "swanlab"):
-        flag = f"{name}_project"
-        if getattr(config, flag) is not None and name not in config.trackers:
-            raise UsageError(f"--{flag}", f"has no effect without --report_to {name}")
 
 
 def _check_places(config: TrainConfig) -> None:

@@ -1,10 +1,20 @@
-from dstrain.config.conversion import converted as converted, options as options
-from dstrain.config.fields import option as option
+from dstrain.config.conversion import (
+    as_texts as as_texts,
+    converted as converted,
+    options as options,
+)
+from dstrain.config.fields import option as option, split_commas as split_commas
 from dstrain.config.options import (
     GenerateConfig as GenerateConfig,
     TrainConfig as TrainConfig,
 )
-from dstrain.console import shell_word as shell_word
+from dstrain.config.serialize import read_resolved as read_resolved
+from dstrain.console import (
+    get_logger as get_logger,
+    progress_bar as progress_bar,
+    redacted as redacted,
+    shell_word as shell_word,
+)
 from dstrain.data.forms.form import (
     Content as Content,
     Form as Form,
@@ -13,10 +23,13 @@ from dstrain.data.forms.form import (
     Given as Given,
     Source as Source,
 )
+from dstrain.data.output import save_image_or_video as save_image_or_video
 from dstrain.errors import (
+    DstrainError as DstrainError,
     InputError as InputError,
     UsageError as UsageError,
     first_few as first_few,
+    nearest as nearest,
 )
 from dstrain.graph.inputs import (
     Column as Column,
@@ -58,7 +71,11 @@ from dstrain.models.networks import (
 from dstrain.models.quantization.methods import stored_linear as stored_linear
 from dstrain.models.toy import toy_writer as toy_writer
 from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
-from dstrain.registry.hooks import Section as Section, hookimpl as hookimpl
+from dstrain.registry.hooks import (
+    PromptRow as PromptRow,
+    Section as Section,
+    hookimpl as hookimpl,
+)
 from dstrain.runs.datasets.largest import LargestSample as LargestSample
 from dstrain.runs.dry_run.components import (
     KeptWeights as KeptWeights,
@@ -68,6 +85,15 @@ from dstrain.runs.dry_run.planned_run import (
     CachedRows as CachedRows,
     PlannedRun as PlannedRun,
 )
-from dstrain.runs.observers import Observer as Observer, WatchedRun as WatchedRun
+from dstrain.runs.observers import (
+    Images as Images,
+    Observer as Observer,
+    WatchedRun as WatchedRun,
+)
 from dstrain.storage import read_limited as read_limited
+from dstrain.storage.files import (
+    remove_leftovers as remove_leftovers,
+    write_json as write_json,
+)
+from dstrain.storage.run_files import RunFiles as RunFiles
 from dstrain.training.updater import Updater as Updater

@@ -8,6 +8,7 @@ from dstrain.registry.discovery import (
 from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
 from dstrain.registry.hooks import (
     Extensions as Extensions,
+    PromptRow as PromptRow,
     load_extensions as load_extensions,
     registered as registered,
 )

@@ -93,6 +93,13 @@ class Hooks:
         raise NotImplementedError
 
     @hookspec
+    def dstrain_rows(self, options: Any) -> Sequence[PromptRow]:
+        """Return rows without latents, whose prompts stage 1 encodes as well, so that
+        images can be made of them in training; `options` is the TrainConfig.
+        """
+        raise NotImplementedError
+
+    @hookspec
     def dstrain_observers(self, run: Any) -> Sequence[Any]:
         """Return observers of a run, of type `dstrain.plugin.Observer`; `run` is what they
         will see of it, a `dstrain.plugin.WatchedRun`, with all its networks in place.
@@ -122,6 +129,19 @@ class Hooks:
         """Change what is trained, or the optimizer, after optimizer step `step`, in
         every process alike and without gradients. `model` is the TrainingModule.
         """
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """A row without latents: inference with its prompt, while the run trains."""
+
+    option: str
+    """What asks for it, in messages: '--preview_prompt'."""
+    text: str
+    """As it was given; it names the row in a feature cache."""
+    prompt: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of inference, by name; `seed` is that of the run otherwise."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +241,27 @@ class Extensions:
             else:
                 found += own
         return found
+
+    def rows(self, options: Any) -> tuple[PromptRow, ...]:
+        """Return the rows that plugins add; of one that fails none, and it is named in
+        `broken`. A DstrainError refuses the run.
+        """
+        found: list[PromptRow] = []
+        for plugin, manager in self.managers.items():
+            try:
+                answers = manager.hook.dstrain_rows(options=options)
+                own = [row for answer in answers for row in answer]
+                for one in own:
+                    if not isinstance(one, PromptRow):
+                        raise TypeError(f"returned a {type(one).__name__}")
+            except DstrainError:
+                raise
+            except (Exception, SystemExit) as error:
+                what = f"dstrain_rows failed: {described(error)}"
+                self.broken.append(f"{plugin.where}: {what}")
+            else:
+                found += own
+        return tuple(found)
 
     def updater(self, options: Any) -> tuple[Installed, Any] | None:
         """Return the plugin that updates weights in a way of its own, and its updater.

@@ -340,7 +340,7 @@ def without_effect(
             f"--lr_warmup_steps {warmup} is not over when the run ends: its {steps} steps "
             "never have the learning rate"
         )
-    for name in ("preview_steps", "validation_steps", "lr_scheduler_num_cycles"):
+    for name in ("validation_steps", "lr_scheduler_num_cycles"):
         wanted = getattr(config, name)
         if wanted is not None and wanted > steps:
             yield f"--{name} {wanted}: the run ends before, after {steps} steps"

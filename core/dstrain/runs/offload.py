@@ -63,7 +63,7 @@ def check_offloaded(setup: Setup) -> None:
     spec = setup.spec
     plans = [setup.plan(setup.all_inputs())]
     decoders: set[str] = set()
-    if setup.config.preview_prompt:
+    if setup.prompt_rows:
         inference = generate_task(spec, guided=True)
         plans.append(make_plan(spec, frozenset(spec.inputs), inference))
         decoders = {name for one in spec.decoders for name in one.components}
@@ -75,7 +75,7 @@ def check_offloaded(setup: Setup) -> None:
         for step in (*plan.cached_steps, *plan.train_steps)
         for name in step.unit.components
     }
-    if spec.experts is not None and setup.config.preview_prompt:
+    if spec.experts is not None and setup.prompt_rows:
         used.update(*spec.experts.roles.values())
     for name in offloaded:
         why = ""

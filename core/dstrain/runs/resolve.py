@@ -43,14 +43,13 @@ from dstrain.runs.checks.flags import (
     refuse_precision,
     refuse_unused,
 )
-from dstrain.runs.datasets.flags import caption_inputs, previewed_prompts
+from dstrain.runs.datasets.flags import caption_inputs, with_trigger
 from dstrain.runs.datasets.masks import with_masks_of_run
 from dstrain.runs.datasets.places import with_folders
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.script.parts import NO_PARTS, OwnParts
 from dstrain.runs.setup import Setup
-from dstrain.runs.trackers import check_trackers
 from dstrain.training import OWN_TASKS
 from dstrain.training.trainables import trainables_of
 
@@ -62,8 +61,6 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     attention_backend()  # refused before anything is downloaded
     family = load_family(config.model, config.disabled_plugins)
     config = with_folders(with_defaults(config, family))
-    if config.stage != "data_process":
-        check_trackers(config)
     # Planning asks no hub.
     models = model_configs(config, family, offline=config.dry_run)
     refuse_unsupported(family, "--extra_inputs", split_commas(config.extra_inputs))
@@ -113,6 +110,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
         extensions=extensions,
         # Now, since what hooks keep in their modules changes as they run.
         modifiers=extensions.modifiers(config),
+        prompt_rows=with_trigger(config, extensions.rows(config)),
         kept=kept_components(config, family, spec, models, lambda: extensions, swapped),
     )
     check_masks(setup.plan(setup.all_inputs()))
@@ -135,10 +133,8 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
 
 def with_defaults(config: TrainConfig, family: ModelFamily) -> TrainConfig:
     """Return the configuration with the hub of the environment and the family's gradient
-    checkpointing, where no flag says otherwise, and with the trigger word in previews.
+    checkpointing, where no flag says otherwise.
     """
-    # Once for all, so that what is previewed, recorded and printed is the same.
-    config = replace(config, preview_prompt=previewed_prompts(config))
     if config.hub is None and not config.toy:
         # Recorded, so that `generate --run` finds the same files.
         config = replace(config, hub=hub_of_environment())

@@ -1,6 +1,6 @@
 """The resolved run: a configuration with its family, variant, task and trainables."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -43,7 +43,7 @@ from dstrain.pipeline.kept_choice import with_kept
 from dstrain.pipeline.loss_masks import refuse_no_masks
 from dstrain.pipeline.preset_choice import Preset
 from dstrain.pipeline.variant_choice import check_denoiser
-from dstrain.registry import Extensions, ModelFamily, Option
+from dstrain.registry import Extensions, ModelFamily, Option, PromptRow
 from dstrain.runs.datasets.flags import data_config
 from dstrain.runs.datasets.masks import masks_of
 from dstrain.runs.datasets.places import installed_forms, is_published
@@ -91,6 +91,8 @@ class Setup:
     """Component -> how its weights are kept, where not as they are loaded."""
     modifiers: Mapping[str, str] = field(default_factory=dict)
     """What changes training after each step: the plugin -> the digest of its code."""
+    prompt_rows: Sequence[PromptRow] = ()
+    """Rows without latents that plugins add, of which images are made in training."""
     sharding: Sharding | None = None
     """How trained networks are sharded among processes, if they are."""
     is_validation: bool = False
@@ -132,10 +134,11 @@ class Setup:
             dataset=(),
             dataset_form=None,
             feature_cache=cache_path,
-            preview_prompt=(),
         )
         spec = with_masks_of_dataset(self.spec, masks_of(second))
-        return replace(self, config=second, spec=spec, is_validation=True)
+        return replace(
+            self, config=second, spec=spec, prompt_rows=(), is_validation=True
+        )
 
     @property
     def datasets(self) -> "tuple[Setup, ...]":
@@ -237,10 +240,10 @@ class Setup:
         raise IndexError(row)
 
     def name_row(self, row: int) -> str:
-        """Name a row of the dataset in messages; rows beyond the last are previews."""
+        """Name a row of the dataset in messages; rows beyond the last are those of prompts."""
         table = self.dataset.table
         if row >= len(table.rows):
-            return "--preview_prompt"
+            return self.prompt_rows[row - len(table.rows)].option
         return self.in_words(table.where(row))
 
     def in_words(self, place: str) -> str:

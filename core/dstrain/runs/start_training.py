@@ -18,7 +18,7 @@ from dstrain.runs.observers import (
     WatchedRun,
     plugin_observers,
 )
-from dstrain.runs.reports.previews import Previews, PreviewsWhenDue, open_previews
+from dstrain.runs.prompt_images import PromptImages, open_images
 from dstrain.runs.reports.progress import Bar, RunStatistics, Summary
 from dstrain.runs.reports.status import Status
 from dstrain.runs.reports.step_log import StepLog
@@ -26,7 +26,6 @@ from dstrain.runs.reports.summary import log_end, log_start
 from dstrain.runs.script.parts import NO_PARTS, Callbacks, OwnParts, RunResult
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
-from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingRun
 from dstrain.runs.validation_loss import VALIDATION, Validation
 from dstrain.storage import RunFiles
@@ -55,15 +54,15 @@ def train(
         reading(setup.cache_path) if reads_cache else nullcontext(),
     ):
         samples = open_training_data(setup)
-        previews = open_previews(setup, samples)
+        images = open_images(setup, samples)
         with oom_as_error("loading", *LOAD_ADVICE, *_in_two_stages(setup)):
             run = prepare(setup, processes, samples, own.module_class)
-            previews.load(run)
+            images.load(run)
         directory.load_state(run)
         log_start(run)
         logs = _note_long_prompts(run)
         directory.start(run)
-        observers = observers_of(run, own, previews)
+        observers = observers_of(run, own, images)
         losses = run_steps(run, directory, observers)
         for log in logs:
             log.conclude()
@@ -75,7 +74,7 @@ def train(
 
 
 def observers_of(
-    run: TrainingRun, own: OwnParts = NO_PARTS, previews: Previews | None = None
+    run: TrainingRun, own: OwnParts = NO_PARTS, images: PromptImages | None = None
 ) -> Observers:
     """Return the observers of a run: core's own in the order in which they are called,
     then those of plugins.
@@ -88,7 +87,7 @@ def observers_of(
         steps_per_epoch=run.order.steps_per_epoch,
         is_main=run.processes.is_main,
         module=run.module,
-        optimizer=run.optimizer,
+        images=images,
         wait=run.processes.wait,
         weights_to_use=run.weights_to_use,
         step=run.step,
@@ -104,8 +103,6 @@ def observers_of(
             Callbacks(own),
             Summary(statistics),
             Validation(run),
-            *([PreviewsWhenDue(run, previews)] if previews else []),
-            Trackers(setup.config),
         ],
         plugin_observers(setup.extensions, watched),
         run.observer_states,

@@ -12,8 +12,6 @@ from dstrain.storage.files import write_json
 RUN = "run.json"
 BAD_SAMPLES = "bad_samples.jsonl"
 """The list of the rows that a run skips, in its logs."""
-TRACKER_RUNS = "logs/trackers.json"
-"""The ids of the run in its trackers."""
 AVERAGED = ".ema.safetensors"
 """End of the names of weights files that contain an average over the steps."""
 

@@ -127,8 +127,6 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "lora_format": (None, ""),
     "output_path": (None, ""),
     "overwrite": (False, "start"),
-    "preview_prompt": ((), ""),
-    "preview_steps": (None, ""),
     "remove_prefix_in_ckpt": (None, ""),
     "resume": (None, "start"),
     "resume_from_checkpoint": (None, "weights"),
@@ -139,13 +137,6 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "validation_split": (None, "resolved timestep_sampler"),
     "validation_steps": (None, ""),
     # trackers
-    "enable_csv_log": (False, ""),
-    "enable_swanlab_log": (False, ""),
-    "enable_tensorboard_log": (False, ""),
-    "enable_wandb_log": (False, ""),
-    "report_to": (None, ""),
-    "swanlab_project": (None, ""),
-    "wandb_project": (None, ""),
 }
 """Name -> default and effects. Stored files are compared by the effects."""
 OF_GENERATE = """
@@ -157,7 +148,7 @@ variant width
 BOUNDS = {
     ">= 1": "batch_size blocks_to_swap bucket_max_side bucket_min_side bucket_step dataset_repeat frame_samples "
     "gradient_accumulation_steps height keep_checkpoints lokr_factor lora_rank lr_scheduler_num_cycles max_pixels "
-    "max_steps num_epochs num_frames num_inference_steps preview_steps save_steps tile_size tile_stride "
+    "max_steps num_epochs num_frames num_inference_steps save_steps tile_size tile_stride "
     "validation_steps width",
     ">= 1 <= 64": "crops",
     ">= 2 <= 1000": "caption_variants",
@@ -240,12 +231,3 @@ def test_a_task_may_name_a_stage_and_without_it_a_cache_means_both(stage: str) -
     assert (config.task_name, config.stage) == ("sft", stage)
     assert config.runs_both_stages == (not stage)
     assert not dataclasses.replace(config, feature_cache=None).runs_both_stages
-
-
-def test_a_tracker_is_asked_for_by_either_flag_and_named_once() -> None:
-    given = {"report_to": "wandb, tensorboard", "enable_wandb_log": True}
-    config = toy_config(**given, enable_swanlab_log=True)
-    assert config.trackers == ("wandb", "tensorboard", "swanlab")
-    for name in ("wandb", "swanlab", "tensorboard"):
-        assert toy_config(**{f"enable_{name}_log": True}).trackers == (name,)
-    assert toy_config(enable_csv_log=True).trackers == ()

@@ -20,7 +20,6 @@ from dstrain.config.options.optimizer import (
     ends_at_last_step as ends_at_last_step,
 )
 from dstrain.config.options.output import SavedFormat as SavedFormat
-from dstrain.config.options.trackers import TRACKERS as TRACKERS
 from dstrain.config.options.train import (
     TrainConfig as TrainConfig,
     options_affecting as options_affecting,

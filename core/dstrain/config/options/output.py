@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from dstrain.config.conversion import as_optional_path, as_texts, converted, options
+from dstrain.config.conversion import as_optional_path, converted, options
 from dstrain.config.fields import option
 
 SavedFormat = Literal["diffusers", "comfyui", "diffsynth", "reference"]
@@ -11,7 +11,7 @@ SavedFormat = Literal["diffusers", "comfyui", "diffsynth", "reference"]
 
 @options
 class OutputOptions:
-    """Checkpoints, weights files and previews."""
+    """Checkpoints and weights files."""
 
     output_path: Path | None = converted(
         "output",
@@ -28,18 +28,6 @@ class OutputOptions:
         "output",
         "Program whose key names saved LoRA, or full weights, have; reference is diffsynth. "
         "Defaults to diffsynth with --remove_prefix_in_ckpt, else to diffusers.",
-    )
-    preview_prompt: tuple[str, ...] = converted(
-        "output: previews",
-        "Prompt to generate a preview from during training. Can be repeated.",
-        converter=as_texts,
-        default=(),
-        common=True,
-    )
-    preview_steps: int | None = option(
-        "output: previews",
-        "Generate previews every N steps. Defaults to whenever weights are saved.",
-        minimum=1,
     )
     save_steps: int | None = option(
         "checkpoints",

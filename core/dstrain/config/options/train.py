@@ -12,7 +12,6 @@ from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.config.options.output import OutputOptions
 from dstrain.config.options.samples import SampleOptions
 from dstrain.config.options.task import TaskChoice
-from dstrain.config.options.trackers import TrackerOptions
 from dstrain.config.options.training import TrainingOptions
 from dstrain.config.options.validation import ValidationOptions
 from dstrain.config.plugin_options import flags, plugin_flags
@@ -20,7 +19,6 @@ from dstrain.config.plugin_options import flags, plugin_flags
 
 @options
 class TrainConfig(
-    TrackerOptions,
     OutputOptions,
     LoraOptions,
     MemoryOptions,

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 
 from dstrain.config import CONFIG
 from dstrain.config.options import TrainConfig
+from dstrain.config.plugin_options import records
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.state_folders import (
     RECORD,
@@ -19,7 +20,7 @@ from dstrain.runs.launch.variables import world_size
 from dstrain.storage import BAD_SAMPLES, RUN, RunFiles, lock, temporary
 from dstrain.storage.files import finish_replacing, temporaries
 from dstrain.storage.locks import LOCK
-from dstrain.storage.run_files import TRACKER_RUNS, not_listed, remove_empty
+from dstrain.storage.run_files import not_listed, remove_empty
 
 LOSS_CSV = "logs/loss.csv"
 LOSS_JSONL = "logs/loss.jsonl"
@@ -28,8 +29,6 @@ VALIDATION_JSONL = "logs/validation.jsonl"
 STATUS = "logs/state.json"
 LOG = "logs/dstrain.log"
 SKIPPED_ROWS = f"logs/{BAD_SAMPLES}"
-PREVIEWS = "previews"
-PROMPTS = "previews/prompts.json"
 SET_ASIDE = ".overwritten"
 """Folder of the files that --overwrite is removing."""
 WRITTEN = (
@@ -42,15 +41,17 @@ WRITTEN = (
     VALIDATION_JSONL,
     STATUS,
     LOG,
-    TRACKER_RUNS,
     SKIPPED_ROWS,
-    PROMPTS,
     "epoch-*.safetensors",
     "step-*.safetensors",
-    f"{PREVIEWS}/step-*-*.*",
     *(f"{STATES}/step-*/{name}" for name in STATE_FILES),
 )
-"""Patterns of what a run may write."""
+"""Patterns of what a run may write, beside what its plugins write."""
+
+
+def written() -> tuple[str, ...]:
+    """Return the patterns of what a run may write, those of plugins included."""
+    return (*WRITTEN, *(one for record in records() for one in record.writes))
 
 
 def run_in(folder: Path) -> list[Path]:
@@ -82,7 +83,7 @@ def refuse_run(folder: Path) -> None:
 def refuse_unlisted(folder: Path) -> None:
     """Raise StateError for a file that is in the way of the run's and is not listed."""
     listed = RunFiles.read(folder).steps
-    for pattern in WRITTEN:
+    for pattern in written():
         for path in sorted(folder.glob(pattern)):
             name = path.relative_to(folder).as_posix()
             if name not in listed:
@@ -177,10 +178,11 @@ def _remove_rest(folder: Path, doomed: Path) -> None:
 
 def _written(files: RunFiles) -> list[str]:
     """Return what is listed and has a name that runs write; others may be a stranger's."""
+    patterns = [PurePath(one) for one in written()]
     return [
         name
         for name in files.steps
-        if any(_matches(PurePath(name), PurePath(pattern)) for pattern in WRITTEN)
+        if any(_matches(PurePath(name), pattern) for pattern in patterns)
     ]
 
 

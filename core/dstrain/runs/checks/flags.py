@@ -203,7 +203,7 @@ def loaded_components(setup: Setup) -> list[str]:
     """Return the components that training or a preview loads, in any stage."""
     spec = setup.spec
     plans = [setup.plan(setup.all_inputs())]
-    if setup.config.preview_prompt:
+    if setup.prompt_rows:
         inference = generate_task(spec, guided=True)
         plans.append(make_plan(spec, frozenset(spec.inputs), inference))
     # '' is the run that is not split, which loads what both stages load.

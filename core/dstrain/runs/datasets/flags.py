@@ -1,18 +1,20 @@
 """How a dataset is read, as the options of a run, or of one of its datasets, say."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dstrain.config import datasets_of, split_commas
 from dstrain.config.options import TrainConfig
 from dstrain.config.sizes import parse_frames, parse_resolutions
+from dstrain.console import secrets
 from dstrain.data import CaptionOptions, DataConfig, FrameSampling, Resolution
 from dstrain.data.forms import parse_columns
 from dstrain.data.variants.buckets import Buckets
 from dstrain.data.variants.captions import replace_trigger
 from dstrain.data.variants.views import AugmentationOptions
-from dstrain.errors import UsageError
+from dstrain.errors import UsageError, secret_error
 from dstrain.graph import Column, PipelineSpec
-from dstrain.registry import load_family
+from dstrain.registry import PromptRow, load_family
 from dstrain.runs.datasets.places import installed_forms
 
 ORDERS = 8
@@ -105,14 +107,24 @@ def caption_inputs(spec: PipelineSpec) -> frozenset[str]:
     return frozenset(names)
 
 
-def previewed_prompts(config: TrainConfig) -> tuple[str, ...]:
-    """Return the prompts of --preview_prompt with the word that was trained in place of
-    [trigger]: that of the run, else that of the first dataset that has one of its own.
+def with_trigger(
+    config: TrainConfig, rows: Iterable[PromptRow]
+) -> tuple[PromptRow, ...]:
+    """Return rows with the word that was trained in place of [trigger]: that of the run,
+    else that of the first dataset that has one of its own. Raises UsageError for a
+    prompt with a secret, since it is written down.
     """
     datasets = (one.config for one in datasets_of(config))
     words = [one.trigger_word for one in (config, *datasets)]
     word = next(filter(None, words), "")
-    return tuple(replace_trigger(prompt, word) for prompt in config.preview_prompt)
+    found = []
+    for row in rows:
+        for value, name in secrets().items():
+            if value in row.text:
+                raise secret_error(row.option, name)
+        text, prompt = (replace_trigger(one, word) for one in (row.text, row.prompt))
+        found.append(replace(row, text=text, prompt=prompt))
+    return tuple(found)
 
 
 def most_frames(config: TrainConfig) -> int:

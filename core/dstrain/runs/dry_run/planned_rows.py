@@ -24,10 +24,10 @@ from dstrain.runs.datasets.sizes import GroupSize, trained_sizes
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.feature_plan import check_configs
 from dstrain.runs.launch.variables import world_size
-from dstrain.runs.reports.preview_plans import (
-    plan_previews,
+from dstrain.runs.prompt_rows import (
+    plan_rows,
     recorded_plan,
-    stored_previews,
+    stored_rows,
 )
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
@@ -135,7 +135,7 @@ def _of_cache(setup: Setup) -> PlannedRows:
         previews = []
         if data.cache_info is not None and isinstance(data.source, CachedSamples):
             check_configs(data.cache_info, setup.find(plans, []))
-            cached = stored_previews(setup, data.source.cache, data.cache_info.previews)
+            cached = stored_rows(setup, data.source.cache, data.cache_info.previews)
             previews = [preview.plan for preview in cached]
     groups, validation = choose_validation(setup, data)
     order = order_of(setup, data, groups, world_size(os.environ))
@@ -188,7 +188,7 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
         logger.warning(line)
     found = PlannedRows(
         [setup.plan(inputs) for inputs in dataset.input_sets],
-        [preview.plan for preview in plan_previews(setup)],
+        [preview.plan for preview in plan_rows(setup)],
         source.path,
         len(rows),
         _held_out(setup, np.array(rows)),

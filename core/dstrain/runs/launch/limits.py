@@ -58,9 +58,9 @@ def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:
         what = f"{optimizer.name} is not known to do with rows what it does with whole tensors"
         advice = "use adamw, lion or schedulefree"
         raise UsageError("--optimizer", what, advice, WITHOUT)
-    if config.preview_prompt:
+    if setup.prompt_rows:
         raise UsageError(
-            "--preview_prompt",
-            "one process makes the previews, but with sharding none has all weights",
+            setup.prompt_rows[0].option,
+            "one process makes the images, but with sharding none has all weights",
             f"leave it out, and generate from what is saved: dstrain generate --run {setup.output}",
         )

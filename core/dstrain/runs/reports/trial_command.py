@@ -20,7 +20,7 @@ UNKNOWN = "..."
 
 def trial_command(run: TrainingRun) -> str:
     """Return the command that makes an image or a video with the weights of a run: of
-    its preview's prompt, or of the first caption, at the size that was trained.
+    a prompt of the run, or of the first caption, at the size that was trained.
     """
     setup = run.setup
     # Before it is cut: a part of a secret would not be known as one.
@@ -58,8 +58,8 @@ def first_caption(dataset: Dataset) -> str:
 
 def _prompt(run: TrainingRun) -> str:
     setup = run.setup
-    if setup.config.preview_prompt:
-        return setup.config.preview_prompt[0]
+    if setup.prompt_rows:
+        return setup.prompt_rows[0].prompt
     info = run.cache_info
     if info is None:
         return first_caption(setup.dataset)

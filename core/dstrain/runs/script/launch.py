@@ -134,7 +134,6 @@ def launch_training_task(
         steps_per_epoch=run.steps_per_epoch,
         is_main=processes.is_main,
         module=module,
-        optimizer=optimizer,
         wait=processes.wait,
     )
     own = [Bar(RunStatistics()), _CallsLogger(logger)]

@@ -15,7 +15,7 @@ from dstrain.data import Cell, input_key, inputs_of
 from dstrain.data.dataset import Groups, SampleIds
 from dstrain.graph import Plan, Step
 from dstrain.models import Found
-from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews
+from dstrain.runs.prompt_rows import PromptPlan, plan_rows
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import component_keys
 from dstrain.storage import Chosen
@@ -44,7 +44,7 @@ class AddressedSamples(Sequence[KeyedSample]):
 
     cells: Sequence[Mapping[str, Cell]]
     """Of the samples of the dataset."""
-    previews: Sequence[PreviewPlan]
+    previews: Sequence[PromptPlan]
     """They come last, as rows that the table does not have."""
     sample_ids: SampleIds
     plans: Sequence[Plan]
@@ -98,7 +98,7 @@ class KeyedSamples:
     model_digests: ModelDigests
     samples: AddressedSamples
     """Those of the dataset, then one for each preview."""
-    previews: Sequence[PreviewPlan]
+    previews: Sequence[PromptPlan]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def key_rows(setup: Setup) -> KeyedSamples:
     Reads every file that changed since it was last read.
     """
     dataset = setup.dataset
-    previews = plan_previews(setup)
+    previews = plan_rows(setup)
     plans = [setup.plan(inputs) for inputs in dataset.input_sets]
     found = setup.find([*plans, *(preview.plan for preview in previews)])
     digests = FileDigests(setup.cache_path / DIGESTS)
@@ -131,7 +131,7 @@ def key_rows(setup: Setup) -> KeyedSamples:
 
 def _addressed(
     setup: Setup,
-    previews: Sequence[PreviewPlan],
+    previews: Sequence[PromptPlan],
     components: Mapping[str, str],
     digests: FileDigests,
 ) -> AddressedSamples:

@@ -23,7 +23,7 @@ from dstrain.runs.datasets.sources import (
 )
 from dstrain.runs.feature_plan import CacheInfo, names_digest
 from dstrain.runs.plan_identity import plan_identity
-from dstrain.runs.reports.preview_plans import preview_line
+from dstrain.runs.prompt_rows import row_line
 from dstrain.runs.reports.trial_command import first_caption
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import KeyedSample, KeyedSamples
@@ -75,7 +75,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         sizes=group_sizes(setup.dataset),
         repeatable=as_repeatable(setup, keyed.digests, keyed.model_digests),
         previews=[
-            preview_line(preview, sample.addresses)
+            row_line(preview, sample.addresses)
             for preview, sample in zip(
                 keyed.previews, keyed.samples[count:], strict=True
             )

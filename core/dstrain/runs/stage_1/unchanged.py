@@ -37,7 +37,7 @@ from dstrain.runs.feature_plan import (
     planned_parts,
 )
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
-from dstrain.runs.reports.preview_plans import recorded_plan
+from dstrain.runs.prompt_rows import recorded_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import code_of_rows, component_keys
 from dstrain.storage import Digests, hash_json
@@ -71,8 +71,9 @@ class Unchanged:
         log.conclude()
 
     def _name_row(self, row: int) -> str:
-        if row >= self.info.dataset["rows"]:
-            return "--preview_prompt"
+        count = int(self.info.dataset["rows"])
+        if row >= count:
+            return self.setup.prompt_rows[row - count].option
         rows = self.samples.rows
         return self.setup.in_words(self.info.name_row(rows[rows.index(row)]))
 

@@ -1,5 +1,5 @@
-"""Plan what --preview_prompt asks for: inference with each prompt, split into stages by
-the same rule as training.
+"""Plan inference with the prompts of rows that plugins add, split into stages by the
+same rule as training.
 
 In stage 1 the cached steps run, and values are stored under the same keys as those of
 rows; the rest runs in stage 2.
@@ -26,29 +26,30 @@ from dstrain.graph import (
     serialize,
 )
 from dstrain.pipeline import SamplerOptions, generate_task, plan_inference
+from dstrain.registry import PromptRow
 from dstrain.runs.datasets.flags import most_frames, resolutions_of
 from dstrain.runs.setup import Setup
 
 PIXELS = 512 * 512
-"""The most pixels of a preview, or of a frame of it, without --height and --width: a
-look, not a result.
+"""The most pixels of an image, or of a frame, without --height and --width: a look, not a
+result.
 """
 TOY_PIXELS = 128 * 128
 TOY_FRAMES = 5
-"""The same for a toy, whose previews are noise at any size, and its most frames: 4n + 1,
+"""The same for a toy, whose images are noise at any size, and its most frames: 4n + 1,
 as video models want it.
 """
 RECORDED = ("num_inference_steps", "guidance_scale", "rand_device")
-"""Fields of `SamplerOptions` that a feature cache keeps with a preview; its seed is that of
+"""Fields of `SamplerOptions` that a feature cache keeps with a row; its seed is that of
 the run that makes it.
 """
 
 
 @dataclass(frozen=True)
-class PreviewPlan:
+class PromptPlan:
     """Inference with one prompt, split by what is trained."""
 
-    prompt: str
+    row: PromptRow
     plan: Plan
     sampling: SamplerOptions
     cells: Mapping[str, Cell] = field(default_factory=dict)
@@ -57,20 +58,23 @@ class PreviewPlan:
     """In stage 2, what the feature cache has in place of them."""
 
 
-def plan_previews(setup: Setup) -> list[PreviewPlan]:
+def plan_rows(setup: Setup) -> list[PromptPlan]:
     """Plan inference with each prompt, with the variant's defaults; reads no file but
     the dataset's.
 
     Raises UsageError for a variant that cannot be previewed, with the reason.
     """
     spec = setup.spec
-    previews: list[PreviewPlan] = []
-    if not setup.config.preview_prompt:
-        return previews
-    try:
-        shared = _shared_arguments(setup)
-        for prompt in setup.config.preview_prompt:
-            call = plan_inference(spec, {**shared, "prompt": prompt})
+    found: list[PromptPlan] = []
+    if not setup.prompt_rows:
+        return found
+    shared: dict[str, Any] | None = None
+    for row in setup.prompt_rows:
+        try:
+            if shared is None:
+                shared = _shared_arguments(setup)
+            own = {k: one for k, one in row.arguments.items() if k != "seed"}
+            call = plan_inference(spec, {**shared, **own, "prompt": row.prompt})
             guided = NEGATIVE in call.plan.task.branches
             plan = _plan(setup, call.inputs, guided)
             cells = {}
@@ -80,60 +84,60 @@ def plan_previews(setup: Setup) -> list[PreviewPlan]:
                     # As a dataset would have it, so that both have one key.
                     value = Cell(as_column(name, spec.inputs[name]).kind, value)
                 cells[name] = value
-            previews.append(PreviewPlan(prompt, plan, call.sampling, cells))
-    except UsageError as error:
-        what = f"{error.where}: {error.what}"
-        raise UsageError("--preview_prompt", what, *error.help_lines) from error
-    return previews
+            found.append(PromptPlan(row, plan, call.sampling, cells))
+        except UsageError as error:
+            what = f"{error.where}: {error.what}"
+            raise UsageError(row.option, what, *error.help_lines) from error
+    return found
 
 
-def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str, Any]:
-    """Return the record of a preview in a feature cache: a row, with its sampling
-    options.
-    """
+def row_line(planned: PromptPlan, addresses: Mapping[str, str]) -> dict[str, Any]:
+    """Return the record of such a row in a feature cache, with its sampling options."""
     values: dict[str, Any] = {name: {"at": at} for name, at in addresses.items()}
-    for name in preview.plan.cached_values:
+    for name in planned.plan.cached_values:
         if name not in addresses:
-            values[name] = serialize(preview.cells[name].literal, {}, name)
+            values[name] = serialize(planned.cells[name].literal, {}, name)
     return {
-        "prompt": preview.prompt,
-        "inputs": sorted(preview.plan.inputs),
-        "branches": list(preview.plan.task.branches),
-        "sampling": {name: getattr(preview.sampling, name) for name in RECORDED},
+        "prompt": planned.row.text,
+        "inputs": sorted(planned.plan.inputs),
+        "branches": list(planned.plan.task.branches),
+        "sampling": {name: getattr(planned.sampling, name) for name in RECORDED},
         "values": values,
     }
 
 
-def stored_previews(
+def stored_rows(
     setup: Setup,
     cache: FeatureCache,
     recorded: Sequence[Mapping[str, Any]],
-) -> list[PreviewPlan]:
-    """Return the previews asked for, with their cached values.
+) -> list[PromptPlan]:
+    """Return the rows asked for, with their cached values.
 
     Raises StateError naming those that the cache lacks.
     """
     lines = {line["prompt"]: line for line in recorded}
-    previews = []
-    missing = []
-    for prompt in setup.config.preview_prompt:
-        preview = _stored(setup, cache, lines[prompt]) if prompt in lines else None
-        if preview is None:
-            missing.append(repr(prompt))
+    found = []
+    missing: dict[str, list[str]] = {}
+    for row in setup.prompt_rows:
+        line = lines.get(row.text)
+        planned = None if line is None else _stored(setup, cache, row, line)
+        if planned is None:
+            missing.setdefault(row.option, []).append(repr(row.text))
         else:
-            previews.append(preview)
-    if missing:
-        what = f"contains no values for previews of {', '.join(missing)}"
+            found.append(planned)
+    for option, texts in missing.items():
+        what = f"contains no values for {option} {', '.join(texts)}"
         raise CacheError(cache.folder, what)
-    return previews
+    return found
 
 
 def _stored(
     setup: Setup,
     cache: FeatureCache,
+    row: PromptRow,
     line: Mapping[str, Any],
-) -> PreviewPlan | None:
-    """Return one preview with its values; None if what is trained now needs others."""
+) -> PromptPlan | None:
+    """Return one row with its values; None if what is trained now needs others."""
     plan = recorded_plan(setup, line)
     forms = line["values"]
     addresses = {form["at"] for form in forms.values() if "at" in form}
@@ -146,11 +150,11 @@ def _stored(
         for name, form in forms.items()
     }
     sampling = SamplerOptions(**line["sampling"])
-    return PreviewPlan(line["prompt"], plan, sampling, cached_values=values)
+    return PromptPlan(row, plan, sampling, cached_values=values)
 
 
 def recorded_plan(setup: Setup, line: Mapping[str, Any]) -> Plan:
-    """Return the plan of a preview as it is now."""
+    """Return the plan of a row as it is now."""
     return _plan(setup, line["inputs"], NEGATIVE in line["branches"])
 
 
@@ -164,7 +168,7 @@ def _plan(
 
 
 def _shared_arguments(setup: Setup) -> dict[str, Any]:
-    """Return what all previews have in common: sizes, and what only a row can give,
+    """Return what all rows have in common: sizes, and what only a row can give,
     such as an image to be edited.
     """
     spec = setup.spec
@@ -198,7 +202,7 @@ def _shared_arguments(setup: Setup) -> dict[str, Any]:
 
 def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
     """Return the first sample that has most of these inputs, its images as small as
-    previews are.
+    these are.
     """
     dataset = setup.dataset
     counts = [len(wanted & inputs_of(common)) for common in dataset.signatures]

@@ -11,22 +11,24 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from dstrain.plugin import (
+    Frames,
+    Observer,
+    RunFiles,
+    WatchedRun,
+    get_logger,
+    read_resolved,
+    redacted,
+    write_json,
+)
 from PIL import Image
 
-from dstrain.config import read_resolved
-from dstrain.config.options import TrainConfig
-from dstrain.console import get_logger, redacted
-from dstrain.errors import UsageError
-from dstrain.graph import Frames
-from dstrain.runs.observers import Observer, WatchedRun
-from dstrain.storage import RunFiles, write_json
-from dstrain.storage.run_files import TRACKER_RUNS
+from dstrain_watch.options import TRACKER_RUNS, WatchOptions
 
 logger = get_logger(__name__)
 
@@ -47,35 +49,25 @@ NO_METADATA = MappingProxyType(
 """SwanLab's settings by which it sends neither the command line nor what is printed."""
 
 
-def check_trackers(config: TrainConfig) -> None:
-    """Raise UsageError for a tracker whose library is not installed."""
-    for name in config.trackers:
-        if find_spec(name) is None:
-            what = f"{name} is not installed"
-            raise UsageError("--report_to", what, f"run: pip install {name}")
-
-
 class Trackers(Observer):
-    """The trackers of a run; one that asks for none has one of these too, which does
-    nothing.
-    """
+    """The trackers of a run."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        """Send to the trackers that a configuration asks for."""
-        self.config = config
+    def __init__(self, options: WatchOptions) -> None:
+        """Send to the trackers that are asked for."""
+        self.options = options
         self._open: dict[str, Any] = {}
 
     def start(self, run: WatchedRun) -> None:
         """Open the trackers, and send them the resolved configuration."""
-        if run.folder is None or not self.config.trackers:
+        if run.folder is None:
             return
         run_id = _run_id(run.folder)
         resolved = read_resolved(run.folder)
-        for name in self.config.trackers:
+        for name in self.options.trackers:
             # Libraries warn of their own dependencies when they are imported.
             with self._giving_up(name), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                tracker = _tracker(name, self.config, run.folder, run_id, run.step)
+                tracker = _tracker(name, self.options, run.folder, run_id, run.step)
                 tracker.start()
                 self._open[name] = tracker
                 _send_config(tracker, resolved)
@@ -122,7 +114,7 @@ class Trackers(Observer):
 
 
 def _tracker(
-    name: str, config: TrainConfig, folder: Path, run_id: str, step: int
+    name: str, options: WatchOptions, folder: Path, run_id: str, step: int
 ) -> Any:
     """Return a tracker of accelerate's, not started."""
     from accelerate import tracking
@@ -135,10 +127,15 @@ def _tracker(
         return tracking.TensorBoardTracker(run_id, place, purge_step=purge)
     own: dict[str, Any] = {"id": run_id, "resume": "allow"}
     if name == "wandb":
-        project = config.wandb_project or PROJECT
+        project = options.wandb_project or PROJECT
         own |= {"dir": str(place), "settings": _wandb_settings()}
         return tracking.WandBTracker(project, **own)
-    project = config.swanlab_project or PROJECT
+    if name != "swanlab":
+        kind = tracking.LOGGER_TYPE_TO_CLASS[name]
+        if kind.requires_logging_directory:
+            return kind(PROJECT, str(place))
+        return kind(PROJECT)
+    project = options.swanlab_project or PROJECT
     own |= {"logdir": str(place), "settings": _swanlab_settings()}
     return tracking.SwanLabTracker(project, **own)
 
@@ -214,6 +211,8 @@ def _send_images(
     if tracker.name == "tensorboard":
         stacks = {name: np.stack(several) for name, several in arrays.items()}
         tracker.log_images(stacks, step=step, dataformats="NHWC")
+        return
+    if not hasattr(tracker, "log_images"):
         return
     as_images = {
         name: [Image.fromarray(one) for one in several]

@@ -1,0 +1,150 @@
+"""Make images or videos during training.
+
+previews/step-000010-0.png  the first --preview_prompt after 10 optimizer steps
+previews/prompts.json       step -> from there on, the prompts by number, with seed,
+                            size and what else decides them
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dstrain.plugin import (
+    DstrainError,
+    Images,
+    Observer,
+    RunFiles,
+    WatchedRun,
+    get_logger,
+    progress_bar,
+    remove_leftovers,
+    save_image_or_video,
+    write_json,
+)
+
+from dstrain_watch.options import FLAG, PREVIEWS, PROMPTS
+
+logger = get_logger(__name__)
+
+
+class Stopped(Exception):
+    """A preview is cut short, since the run is to stop."""
+
+
+class Previews(Observer):
+    """Makes previews, while the other processes wait: every so many steps, else with each
+    save, and at the start those that a run which was cut off lacks.
+    """
+
+    everywhere = True
+
+    def __init__(self, images: Images, every: int | None) -> None:
+        """Make those of the rows that `preview_rows` has given."""
+        self.every = every
+        self.numbers = [
+            number for number, row in enumerate(images.rows) if row.option == FLAG
+        ]
+
+    def start(self, run: WatchedRun) -> None:
+        """Make those due at the start."""
+        if self.every and self.every > run.total_steps and run.is_main:
+            what = f"the run ends before, after {run.total_steps} steps"
+            logger.info(f"--preview_steps {self.every}: {what}")
+        self._make_if_due(run, with_save=True)
+
+    def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
+        """Make those due after a step."""
+        if self.every:
+            self._make_if_due(run)
+
+    def saved(self, run: WatchedRun, files: Sequence[Path]) -> None:
+        """Make those due with a save."""
+        if not self.every:
+            self._make_if_due(run, with_save=True)
+
+    def _make_if_due(self, run: WatchedRun, with_save: bool = False) -> None:
+        is_due = run.step % self.every == 0 if self.every else with_save
+        if not is_due:
+            return
+        if run.is_main and not run.is_stopping():
+            try:
+                with run.weights_to_use():
+                    self._make(run)
+            # Or the other processes would wait for one whose previews are disabled.
+            except Exception as error:
+                logger.warning(f"no previews at step {run.step}: {_reason(error)}")
+        run.wait()
+
+    def _make(self, run: WatchedRun) -> None:
+        """Make the previews of this step that are not there."""
+        images, output = run.images, run.folder
+        if images is None or output is None:
+            return
+        suffix = "mp4" if images.are_videos else "png"
+        missing: dict[str, tuple[int, int]] = {}
+        try:
+            self._record(images, output, run.step)
+            for place, number in enumerate(self.numbers):
+                name = f"{PREVIEWS}/step-{run.step:06}-{place}.{suffix}"
+                if not (output / name).exists():
+                    missing[name] = place, number
+            RunFiles.read(output).add(missing, run.step)
+        except (OSError, DstrainError) as error:
+            logger.warning(f"no previews in {output / PREVIEWS}: {_reason(error)}")
+            return
+
+        def on_step(index: int, latents: Any) -> None:
+            bar.update()
+            if run.is_stopping():
+                raise Stopped
+
+        steps = sum(images.steps(number) for _, number in missing.values())
+        bar = progress_bar("preview", steps, brief=True)
+        with images.making(), bar:
+            for name, (place, number) in missing.items():
+                path = output / name
+                try:
+                    preview = images.make(number, on_step)
+                    save_image_or_video(preview, path)
+                    logger.info(f"preview {path}")
+                    run.report({f"preview/{place}": preview})
+                except Stopped:
+                    return
+                # Whatever it is, it is no reason to lose the training.
+                except Exception as error:
+                    logger.warning(f"no preview {path}: {_reason(error)}")
+
+    def _record(self, images: Images, output: Path, step: int) -> None:
+        """Record what each number stands for from this step on; if that is new, remove
+        what was made and recorded from there on.
+        """
+        path = output / PROMPTS
+        files = RunFiles.read(output)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent)
+        try:
+            record = json.loads(path.read_bytes())
+            before = {int(first): prompts for first, prompts in record.items()}
+        except (OSError, ValueError, AttributeError):
+            before = {}
+        now = {first: prompts for first, prompts in before.items() if first <= step}
+        prompts = [images.facts(number) for number in self.numbers]
+        if not now or now[max(now)] != prompts:
+            now[step] = prompts
+        if now == before:
+            return
+        outdated = [
+            name
+            for name, made_at in files.steps.items()
+            if name.startswith(f"{PREVIEWS}/step-") and made_at >= step
+        ]
+        files.remove(outdated)
+        files.add([PROMPTS])
+        write_json(path, now)
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong, in one line, with its kind."""
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line.removeprefix('dstrain: error: ')}"
