@@ -8,6 +8,7 @@ import torch
 from dstrain.cache import FeatureCache, PlanSamples
 from dstrain.config import LoraFile, parse_lora
 from dstrain.config.options import TrainConfig
+from dstrain.config.plugin_options import plugin_flags
 from dstrain.console import get_logger
 from dstrain.data import inputs_of
 from dstrain.data.dataset import first_variants
@@ -340,7 +341,9 @@ def without_effect(
             f"--lr_warmup_steps {warmup} is not over when the run ends: its {steps} steps "
             "never have the learning rate"
         )
-    for name in ("validation_steps", "lr_scheduler_num_cycles"):
+    # Those of plugins that are named so count steps, too.
+    of_plugins = [one for one in plugin_flags(type(config)) if one.endswith("_steps")]
+    for name in (*of_plugins, "validation_steps", "lr_scheduler_num_cycles"):
         wanted = getattr(config, name)
         if wanted is not None and wanted > steps:
             yield f"--{name} {wanted}: the run ends before, after {steps} steps"

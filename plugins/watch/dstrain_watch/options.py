@@ -114,7 +114,7 @@ class WatchOptions:
             if getattr(self, flag) is not None and name not in self.trackers:
                 what = f"has no effect without --report_to {name}"
                 raise UsageError(f"--{flag}", what)
-        if config.stage != "data_process":
+        if isinstance(config, TrainConfig) and config.stage != "data_process":
             for name in self.trackers:
                 if find_spec(name) is None:
                     what = f"{name} is not installed"

@@ -25,7 +25,7 @@ from dstrain.plugin import (
 
 from dstrain_watch.options import FLAG, PREVIEWS, PROMPTS
 
-logger = get_logger(__name__)
+logger = get_logger("dstrain.watch")
 
 
 class Stopped(Exception):
@@ -48,9 +48,6 @@ class Previews(Observer):
 
     def start(self, run: WatchedRun) -> None:
         """Make those due at the start."""
-        if self.every and self.every > run.total_steps and run.is_main:
-            what = f"the run ends before, after {run.total_steps} steps"
-            logger.info(f"--preview_steps {self.every}: {what}")
         self._make_if_due(run, with_save=True)
 
     def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:

@@ -30,7 +30,7 @@ from PIL import Image
 
 from dstrain_watch.options import TRACKER_RUNS, WatchOptions
 
-logger = get_logger(__name__)
+logger = get_logger("dstrain.watch")
 
 ID_LENGTH = 21
 """Letters of a run's id: SwanLab takes no other number."""

@@ -238,7 +238,7 @@ def test_a_prompt_the_cache_lacks_is_refused_naming_the_flag_of_stage_1(
     stage_2 = {"task": "sft:train", "feature_cache": tmp_path / "cache"}
     train(here, preview_prompt=("dog",), **stage_1)
     for dry_run in (False, True):
-        with pytest.raises(StateError, match="previews of 'a bird'") as caught:
+        with pytest.raises(StateError, match="--preview_prompt 'a bird'") as caught:
             prompts = ("dog", "a bird")
             train(here, preview_prompt=prompts, dry_run=dry_run, **stage_2)
         assert caught.value.exit_code == 3
@@ -249,7 +249,7 @@ def test_a_prompt_the_cache_lacks_is_refused_naming_the_flag_of_stage_1(
         shard.unlink()
     # The rows' values alone.
     train(here, **stage_1)
-    with pytest.raises(StateError, match="previews of 'dog'"):
+    with pytest.raises(StateError, match="--preview_prompt 'dog'"):
         train(here, preview_prompt=("dog",), **stage_2)
 
 
@@ -451,3 +451,19 @@ def test_flags_that_would_do_nothing_are_refused(
         train(here, output_path=tmp_path / "out", **flags)
     assert caught.value.where == "--preview_steps"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_preview_with_arguments_of_its_own_is_the_same_split_and_unsplit(
+    here: Path, tmp_path: Path
+) -> None:
+    own = "cat --w 16 --h 24 --d 3 --s 2 --l 2 --n dark"
+    flags = {"preview_prompt": (own, "cat", "cat --d 3"), "max_steps": 1}
+    whole = made(train(here, output_path=tmp_path / "whole", **flags))
+    assert made(train_in_two_stages(here, tmp_path, **flags)) == whole
+    assert len(set(whole.values())) == 6
+    with Image.open(tmp_path / "whole/previews/step-000001-0.png") as image:
+        assert image.size == (16, 24)
+    record = json.loads((tmp_path / "whole/previews/prompts.json").read_bytes())
+    (first, *_) = record["0"]
+    named = ("prompt", "seed", "num_inference_steps", "guidance_scale")
+    assert [first[name] for name in named] == ["cat", 3, 2, 2.0]
