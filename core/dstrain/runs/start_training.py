@@ -59,10 +59,12 @@ def train(
             run = prepare(setup, processes, samples, own.module_class)
             images.load(run)
         directory.load_state(run)
+        callbacks = Callbacks(own)
+        # Plugins may refuse the run, before one that was there is removed.
+        observers = observers_of(run, callbacks, images)
         log_start(run)
         logs = _note_long_prompts(run)
         directory.start(run)
-        observers = observers_of(run, own, images)
         losses = run_steps(run, directory, observers)
         for log in logs:
             log.conclude()
@@ -70,11 +72,15 @@ def train(
             directory.save_if_missing(run)
         log_end(run, directory.weights, len(losses))
         weights = RunFiles.read(directory.folder).newest_weights()
-        return RunResult(directory.folder, tuple(weights), losses, run.step)
+        return RunResult(
+            directory.folder, tuple(weights), losses, run.step, callbacks.validation
+        )
 
 
 def observers_of(
-    run: TrainingRun, own: OwnParts = NO_PARTS, images: PromptImages | None = None
+    run: TrainingRun,
+    callbacks: Callbacks | None = None,
+    images: PromptImages | None = None,
 ) -> Observers:
     """Return the observers of a run: core's own in the order in which they are called,
     then those of plugins.
@@ -100,7 +106,7 @@ def observers_of(
             Bar(statistics),
             StepLog(setup.output),
             Status(setup.stage, setup.output),
-            Callbacks(own),
+            callbacks or Callbacks(NO_PARTS),
             Summary(statistics),
             Validation(run),
         ],

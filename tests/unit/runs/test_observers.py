@@ -84,6 +84,24 @@ def test_it_is_told_of_the_start_steps_saves_reports_and_the_end(
     ]
 
 
+def test_callbacks_and_the_result_have_the_validation_losses(
+    here: Path, tmp_path: Path
+) -> None:
+    flags = {"validation_split": 0.34, "max_steps": 4, "validation_steps": 2}
+    seen: list[float | None] = []
+    result = run(
+        config(here, output_path=tmp_path, **flags),
+        callbacks=[lambda numbers: seen.append(numbers.validation_loss)],
+    )
+    table = (tmp_path / "logs/validation.csv").read_text().splitlines()[1:]
+    logged = [float(line.split(",")[1]) for line in table]
+    computed = [one["validation_loss"] for one in result.validation.values()]
+    assert list(result.validation) == [0, 2, 4]
+    assert computed == pytest.approx(logged, rel=1e-5)
+    # A step's own loss is computed after the callbacks.
+    assert seen == [computed[0], computed[0], computed[1], computed[1]]
+
+
 def test_what_it_asks_for_is_done_and_others_read_it(
     fake_plugin: Install, here: Path, tmp_path: Path
 ) -> None:

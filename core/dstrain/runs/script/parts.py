@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dstrain.console import bars_hidden
 from dstrain.errors import UsageError, nearest
@@ -29,9 +30,16 @@ class StepNumbers:
     samples_per_second: float
     data_wait_seconds: float
     """How long the step waited for its samples."""
+    validation_loss: float | None = None
+    """The last one that was computed, before this step's save; None before the first."""
 
     @classmethod
-    def of(cls, numbers: Mapping[str, float], total_steps: int) -> "StepNumbers":
+    def of(
+        cls,
+        numbers: Mapping[str, float],
+        total_steps: int,
+        validation_loss: float | None = None,
+    ) -> "StepNumbers":
         """Return the numbers of a step as they are logged."""
         return cls(
             step=int(numbers["step"]),
@@ -42,6 +50,7 @@ class StepNumbers:
             grad_norm=numbers["grad_norm"],
             samples_per_second=numbers["samples_per_second"],
             data_wait_seconds=numbers["data_wait_seconds"],
+            validation_loss=validation_loss,
         )
 
 
@@ -63,6 +72,10 @@ class RunResult:
     """The loss of each step that this call has made, in order."""
     step: int = 0
     """The last step made, by earlier runs that it resumed included."""
+    validation: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Step -> the numbers of logs/validation.csv that this call has computed there, in
+    the main process.
+    """
 
 
 @dataclass(frozen=True)
@@ -139,14 +152,27 @@ NO_PARTS = OwnParts()
 """Those of the command line."""
 
 
+LOSS = "validation_loss"
+"""The name under which the validation loss is reported."""
+
+
 class Callbacks(Observer):
     """The callbacks of a script; their errors end the run."""
 
     def __init__(self, own: OwnParts) -> None:
         """Call those of these parts."""
         self.own = own
+        self.validation: dict[int, Mapping[str, float]] = {}
+        """Step -> the validation losses that were computed there."""
 
     def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
         """Show a step to each callback; where one returns True, ask the run to stop."""
-        if self.own.call(StepNumbers.of(numbers, run.total_steps)):
+        last = self.validation[max(self.validation)] if self.validation else {}
+        loss = last.get(LOSS)
+        if self.own.call(StepNumbers.of(numbers, run.total_steps, loss)):
             run.ask(STOP)
+
+    def reported(self, run: WatchedRun, values: Mapping[str, Any]) -> None:
+        """Keep validation losses, for the next step and the result."""
+        if LOSS in values:
+            self.validation[run.step] = dict(values)
