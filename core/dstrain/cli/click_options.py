@@ -11,15 +11,9 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from dstrain.cli.completion import (
-    Completer,
     families,
     file_item,
-    files,
-    model_ids,
     one_of,
-    optimizers,
-    plugins,
-    variants,
 )
 from dstrain.config import (
     Flag,
@@ -142,16 +136,6 @@ def place(param: click.Parameter, ctx: click.Context) -> str:
     return f"{origin}:{option.lstrip('-')}"
 
 
-COMPLETERS: MappingProxyType[str, Completer] = MappingProxyType(
-    {
-        "model": families,
-        "variant": variants,
-        "model_id": model_ids,
-        "lora": files,
-        "optimizer": optimizers,
-    }
-)
-"""Option -> what completes its values, where its type does not."""
 LONGEST_CHOICES = 26
 """Letters of choices that stand beside an option in help; more are in its description."""
 KINDS = MappingProxyType(
@@ -197,7 +181,6 @@ def shared_options() -> tuple[click.Option, ...]:
         type=disabled_plugin,
         metavar="no:NAME",
         multiple=True,
-        shell_complete=plugins,
         help="Disable a plugin. Can be repeated.",
     )
     debug = GroupedOption(
@@ -245,8 +228,8 @@ def as_option(flag: Flag) -> click.Option:
     if flag.choices and len(settings["metavar"]) > LONGEST_CHOICES:
         settings["metavar"] = "NAME"
         settings["help"] = f"{flag.help} One of {', '.join(flag.choices)}."
-    if flag.name in COMPLETERS:
-        settings["shell_complete"] = COMPLETERS[flag.name]
+    if flag.name == "model":
+        settings["shell_complete"] = families
     if flag.bare is not None:
         metavar = f"[{flag.bare}|PATH]"
         settings |= {"is_flag": False, "flag_value": flag.bare, "metavar": metavar}

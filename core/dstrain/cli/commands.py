@@ -15,7 +15,7 @@ from dstrain.cli.click_options import (
     model_options,
     shared_options,
 )
-from dstrain.cli.completion import families, variants
+from dstrain.cli.completion import families
 from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.help import Command, Group
 from dstrain.cli.recipes import recipes_group
@@ -282,7 +282,6 @@ def commands() -> tuple[click.Command, ...]:
         GroupedOption(
             "--variant",
             metavar="TEXT",
-            shell_complete=variants,
             help="Variant of the family to describe. Defaults to all.",
         ),
     )

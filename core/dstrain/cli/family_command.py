@@ -18,7 +18,7 @@ from dstrain.cli.click_options import (
     repeat_flags,
     shared_options,
 )
-from dstrain.cli.completion import FAMILY, family_knowing, files, folded, spelled
+from dstrain.cli.completion import FAMILY, family_knowing, folded, spelled
 from dstrain.cli.config_file import (
     default_map,
     for_toy,
@@ -112,7 +112,6 @@ class FamilyCommand(Command):
                 help=option.help,
                 # click takes False to mean that the value may be left out.
                 is_flag=option.is_flag or None,
-                shell_complete=files if option.component else None,
             )
             for option in self._family_options(family)
         ]

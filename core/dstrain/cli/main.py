@@ -16,7 +16,6 @@ from dstrain.cli.completion import (
     VARIABLE,
     answer,
     folded,
-    install_option,
     spelled,
 )
 from dstrain.cli.errors import explain
@@ -141,7 +140,7 @@ def command_group() -> click.Group:
     group = RootGroup(
         PROGRAM,
         commands=commands(),
-        params=[install_option(), *shared_options()],
+        params=[*shared_options()],
         help="Train diffusion models and generate images and videos with them.\n\n"
         "`dstrain --model FAMILY ...` is short for `dstrain train --model FAMILY ...`.\n\n"
         "\b\n"

@@ -16,8 +16,6 @@ import click
 from dstrain.cli.click_options import GroupedOption, shared_options
 from dstrain.cli.completion import (
     families,
-    recipe_cards,
-    recipe_goals,
     recipe_names,
 )
 from dstrain.cli.help import Command, Group
@@ -231,13 +229,11 @@ def recipes_group() -> click.Group:
         click.Option(
             ["--goal"],
             metavar="GOAL",
-            shell_complete=recipe_goals,
             help="Of this goal, such as style or motion.",
         ),
         click.Option(
             ["--card"],
             metavar="SIZE",
-            shell_complete=recipe_cards,
             help="Those that make the most of a card of this size, such as 24GB.",
         ),
     )

@@ -13,7 +13,7 @@ from PIL import Image
 
 from dstrain.console import shown
 from dstrain.data.clips import frames_at_rate
-from dstrain.data.damage.detection import check_unchanged
+from dstrain.data.faults import check_unchanged
 from dstrain.data.images import (
     HALF_GREY,
     LOADER_VERSION,
@@ -105,7 +105,7 @@ def load_cell(cell: Cell, check: bool = True) -> Any:
 
     Args:
         cell: The cell.
-        check: Whether decoders are asked for damage that shows in no other way.
+        check: Whether the checksums of a PNG are compared.
     """
     if not cell.files:
         return cell.literal

@@ -22,7 +22,7 @@ from dstrain.data.cells import (
     file_names,
     mask_cell,
 )
-from dstrain.data.damage.faults import LINK_LOOP, is_link_loop, raise_system_fault
+from dstrain.data.faults import LINK_LOOP, is_link_loop, raise_system_fault
 from dstrain.data.forms.form import Form
 from dstrain.data.images import ImageInfo, Size, has_transparent_parts, read_header
 from dstrain.data.table import (

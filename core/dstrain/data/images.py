@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from dstrain.data.damage.detection import check_content
-from dstrain.data.damage.faults import raise_system_fault
-from dstrain.data.damage.truncation import check_end
+from dstrain.data.faults import raise_system_fault
 from dstrain.data.packets import MAX_FRAME_PIXELS
 from dstrain.data.variants.buckets import Buckets
 from dstrain.data.variants.views import PLAIN, View
@@ -137,7 +135,7 @@ def fit(
 def read_size(path: Path) -> Size:
     """Return the (height, width) of the upright image from its file's header.
 
-    Raises UsageError if the file is not an image, has too many pixels, or is truncated.
+    Raises UsageError if the file is not an image or has too many pixels.
     """
     return read_header(path)[0]
 
@@ -145,7 +143,6 @@ def read_size(path: Path) -> Size:
 def read_header(path: Path) -> tuple[Size, bool]:
     """Return what `read_size` returns, and whether parts of the image may be transparent."""
     with _opened(path) as image:
-        check_end(image, path)
         width, height = image.size
         is_sideways = _orientation(image) in SIDEWAYS
         size = (width, height) if is_sideways else (height, width)
@@ -229,14 +226,14 @@ def load_image(
         mode: RGB, RGBA or L.
         size: (height, width) in pixels; None keeps the image's own.
         frame: Which frame of an animated image, from 0.
-        check: Whether decoders are asked for damage that shows in no other way.
+        check: Whether the checksums of a PNG are compared.
         view: Where it is cropped, and whether it is mirrored.
         is_mask: Whether one of 0 and 1 becomes one of 0 and 255, with the note `SCALED`:
             tools for segmentation write it, and it looks black.
     """
     with _opened(path) as image:
-        if check:
-            check_content(path, image.format)
+        if check and image.format == "PNG":
+            _check_sums(path)
         orientation = _orientation(image)
         if size is not None:
             # A JPEG of four times the size or more is decoded at a half, a quarter or an
@@ -259,6 +256,14 @@ def load_image(
     # The feature cache stores pixels: a unit must find no more without it.
     loaded.info = {SCALED: True} if is_scaled else {}
     return loaded
+
+
+def _check_sums(path: Path) -> None:
+    """Raise for a PNG with another checksum in a chunk: Pillow skips those of the pixels
+    while it decodes.
+    """
+    with Image.open(path, formats=("PNG",)) as image:
+        image.verify()
 
 
 def _is_of_0_and_1(image: Image.Image, mask: Image.Image) -> bool:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from dstrain.data.damage.faults import check_readable, raise_system_fault
+from dstrain.data.faults import check_readable, raise_system_fault
 from dstrain.errors import UsageError
 
 if TYPE_CHECKING:

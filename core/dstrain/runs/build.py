@@ -40,7 +40,11 @@ from dstrain.training import (
 )
 from dstrain.training.batching import Groups, as_groups
 from dstrain.training.copies import keep_frozen_apart
-from dstrain.training.optimizers import build_lr_scheduler, build_optimizer, check_fit
+from dstrain.training.optimizers import (
+    build_lr_scheduler,
+    build_optimizer,
+    parameter_groups,
+)
 from dstrain.training.sharded_networks import Division, refuse_single_numbers
 from dstrain.training.trainables import check_start, start_from_lora
 from dstrain.training.updater import Updater
@@ -261,7 +265,8 @@ def load_module(
     )
     dtype = torch.bfloat16 if setup.optimizer.rounds else torch.float32
     module.switch_to_training_mode(setup.trainables, config.seed, dtype)
-    check_fit(setup.optimizer, module.trained.parameters)
+    chosen = setup.optimizer
+    parameter_groups(module.trained.parameters, chosen.rates, chosen.b_ratio)
     for name, lora_config in module.trained.lora.items():
         check_names(
             pipeline.components[name],

@@ -22,7 +22,6 @@ from dstrain.models import Found
 from dstrain.models.component_files import named_models
 from dstrain.models.configs import differing_entries
 from dstrain.models.needed_components import find_given
-from dstrain.runs.datasets.changed import written_since
 from dstrain.runs.datasets.recorded import NamedParts
 from dstrain.runs.datasets.sources import (
     dataset_folders,
@@ -261,7 +260,7 @@ def _choose(
     if other_part is not None and not newest:
         raise _changed(cache, other_part)
     if source is not None and not newest:
-        raise _changed(cache, source.path, written_since(source, _latest(fitting)))
+        raise _changed(cache, source.path)
 
     def is_named(plan: StoredPlan) -> tuple[bool, bool]:
         dataset = plan[1]["about"]["dataset"]
@@ -386,16 +385,11 @@ def _source(setup: Setup, fitting: Sequence[StoredPlan]) -> Source | None:
     return source if is_named or source.form in forms else None
 
 
-def _latest(plans: Sequence[StoredPlan]) -> Path:
-    """Return the file of the plan that was written last."""
-    return max(plans, key=lambda one: int(one[1]["sequence"]))[0]
-
-
-def _changed(cache: FeatureCache, path: str | Path, which: str = "") -> StateError:
+def _changed(cache: FeatureCache, path: str | Path) -> StateError:
     what = (
         f"is not what the feature cache {cache.folder} was filled from, or has changed"
     )
-    return CacheError(path, what, *filter(None, [which]))
+    return CacheError(path, what)
 
 
 def _differences(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dstrain.data.damage.faults import LINK_LOOP, is_link_loop, raise_system_fault
+from dstrain.data.faults import LINK_LOOP, is_link_loop, raise_system_fault
 from dstrain.data.forms.captions import read_caption
 from dstrain.data.forms.left_out import left_out
 from dstrain.data.forms.listing import (

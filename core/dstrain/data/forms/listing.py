@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dstrain.data.damage.faults import raise_system_fault
+from dstrain.data.faults import raise_system_fault
 from dstrain.data.forms.captions import MAX_BYTES, SUFFIXES as CAPTIONS
 from dstrain.data.table import unicode_forms
 from dstrain.errors import SystemFault, UsageError

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dstrain.data.damage.faults import raise_system_fault
+from dstrain.data.faults import raise_system_fault
 from dstrain.data.forms.contents import Contents
 from dstrain.data.forms.form import Content, Form, FormCell, Source
 from dstrain.data.table import (

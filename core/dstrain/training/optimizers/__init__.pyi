@@ -1,6 +1,5 @@
 from dstrain.training.optimizers.build import (
     build_optimizer as build_optimizer,
-    check_fit as check_fit,
     effective_rate as effective_rate,
 )
 from dstrain.training.optimizers.choice import (
@@ -8,12 +7,15 @@ from dstrain.training.optimizers.choice import (
     choose_optimizer as choose_optimizer,
 )
 from dstrain.training.optimizers.clipping import clip_gradients as clip_gradients
-from dstrain.training.optimizers.groups import check_names as check_names
+from dstrain.training.optimizers.groups import (
+    check_names as check_names,
+    parameter_groups as parameter_groups,
+)
 from dstrain.training.optimizers.modes import (
     has_modes as has_modes,
     in_eval_mode as in_eval_mode,
 )
-from dstrain.training.optimizers.names import OPTIMIZERS as OPTIMIZERS, named as named
+from dstrain.training.optimizers.names import named as named
 from dstrain.training.optimizers.schedules import (
     build_lr_scheduler as build_lr_scheduler,
 )

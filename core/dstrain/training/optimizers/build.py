@@ -34,14 +34,17 @@ def _build(
 ) -> Optimizer:
     # A warning at every parameter's first step; the guide says it once.
     warnings.filterwarnings("ignore", "Paged optimizers are not supported on CPU")
-    groups = check_fit(choice, parameters)
+    groups = parameter_groups(parameters, choice.rates, choice.b_ratio)
     arguments = dict(choice.arguments)
+    trained: Any = groups
     if len(groups) == 1:
         # Written to states as groups always were.
         arguments["lr"] = groups[0]["lr"]
-        optimizer = construct(choice.kind, groups[0]["params"], arguments)
-    else:
-        optimizer = construct(choice.kind, groups, arguments)
+        trained = groups[0]["params"]
+    try:
+        optimizer = construct(choice.kind, trained, arguments)
+    except ValueError as error:  # of matrices alone, such as torch's Muon
+        raise UsageError("--optimizer", f"{choice.name}: {error}") from error
     enter_training(optimizer)
     if not choice.is_default:
         optimizer.register_step_post_hook(_keep_layout)
@@ -66,24 +69,6 @@ def _keep_layout(optimizer: Optimizer, *_: object) -> None:
                     continue  # laid out like its parameter
                 items[position] = item.contiguous()
             state[name] = items if isinstance(value, list) else items[0]
-
-
-def check_fit(
-    choice: OptimizerChoice, parameters: Mapping[str, nn.Parameter]
-) -> list[dict[str, Any]]:
-    """Return the groups of these parameters.
-
-    Raises UsageError if an optimizer of matrices is to train something else, or the rates
-    do not fit the parameters.
-    """
-    for name, parameter in parameters.items():
-        if parameter.ndim != 2 and not choice.trial.takes_vectors:
-            raise UsageError(
-                "--optimizer",
-                f"{choice.name} takes matrices only, but {name} is {list(parameter.shape)}",
-                "use --optimizer muon, which trains such with AdamW, or train LoRA alone",
-            )
-    return parameter_groups(parameters, choice.rates, choice.b_ratio)
 
 
 def effective_rate(optimizer: Optimizer) -> float:

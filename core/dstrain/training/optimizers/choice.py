@@ -16,6 +16,7 @@ from dstrain.config.options import OptimizerOptions
 from dstrain.console import silenced
 from dstrain.errors import UsageError, nearest
 from dstrain.training.optimizers.arguments import (
+    FLAG,
     check_arguments,
     parameters_of,
     parse_arguments,
@@ -80,15 +81,12 @@ def choose_optimizer(options: OptimizerOptions) -> OptimizerChoice:
     elif options.weight_decay != OptimizerOptions().weight_decay:
         what = f"has no effect: optimizer {name} takes no weight decay"
         raise UsageError("--weight_decay", what)
-    trial = try_optimizer(flag, name, kind, arguments, given)
+    trial = try_optimizer(FLAG if given else flag, name, kind, arguments)
     ratio = options.loraplus_lr_ratio or 1.0
-    for flag, has_several in (
-        ("--loraplus_lr_ratio", ratio != 1),
-        ("--learning_rate", len(set(rates.all)) > 1),
-    ):
-        if has_several and not trial.takes_rates:
-            what = f"optimizer {name} takes one learning rate for all parameters"
-            raise UsageError(flag, what)
+    if ratio != 1:
+        try_optimizer("--loraplus_lr_ratio", name, kind, arguments, (1.0, 0.5))
+    if len(set(rates.all)) > 1:
+        try_optimizer("--learning_rate", name, kind, arguments, (1.0, 0.5))
     rounds = options.trainable_dtype == "bf16"
     if rounds:
         _check_rounding(name, kind, arguments)

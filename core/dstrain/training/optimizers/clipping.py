@@ -24,20 +24,12 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tenso
     if divided:
         return _clip_rows(divided, max_norm)
     gradients = [one.grad for one in parameters if one.grad is not None]
-    kinds = {(one.device, one.dtype) for one in gradients}
-    if len(kinds) == 1 and gradients[0].dtype == torch.float32:
-        # What `clip_grad_norm_` does with gradients of one device and dtype, without
-        # its search for others.
-        norms = [*torch._foreach_norm(gradients)]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        torch._foreach_mul_(gradients, _factor(norm, max_norm))
-        return norm
     if all(one.dtype == torch.float32 for one in parameters):
         clipped: Tensor = nn.utils.clip_grad_norm_(parameters, max_norm)
         return clipped
     # Norms of bf16 gradients would be rounded to three digits, each and together.
     norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients]
-    norm = torch.linalg.vector_norm(torch.stack(norms))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     factor = _factor(norm, max_norm)
     for gradient in gradients:
         gradient.mul_(factor)

@@ -28,10 +28,6 @@ class Trial:
 
     state: Mapping[str, Any]
     """Its `state_dict()` after a step."""
-    takes_vectors: bool
-    """Whether it optimizes other tensors than matrices."""
-    takes_rates: bool
-    """Whether its parameters can have different learning rates."""
 
 
 def try_optimizer(
@@ -39,74 +35,42 @@ def try_optimizer(
     name: str,
     kind: Callable[..., Optimizer],
     arguments: Mapping[str, Any],
-    given: Mapping[str, Any],
+    factors: Sequence[float] = (1.0,),
 ) -> Trial:
-    """Make a step on a matrix, and one on a vector.
+    """Make a step on a matrix for each learning rate, in terms of the one given.
 
-    Raises UsageError for an optimizer that cannot make one, naming the argument that it
-    is due to.
+    Raises UsageError for an optimizer that cannot make one.
 
     Args:
-        flag: The flag that names the optimizer.
+        flag: The flag that errors name.
         name: The optimizer as it was asked for.
         kind: The optimizer.
         arguments: All that it is called with.
-        given: Those of --optimizer_args.
-    """
-    optimizer = _after_a_step(kind, arguments, (SIDE, SIDE))
-    if optimizer is None:
-        for one in given:
-            others = {key: value for key, value in arguments.items() if key != one}
-            if _after_a_step(kind, others, (SIDE, SIDE)) is not None:
-                what = f"{name} does not work with {one}={given[one]!r}"
-                raise UsageError(FLAG, what)
-        if given and _after_a_step(kind, _without(arguments, given), (SIDE, SIDE)):
-            words = " ".join(f"{one}={value!r}" for one, value in given.items())
-            raise UsageError(FLAG, f"{name} does not work with {words} together")
-        what = f"{name} makes no step from gradients alone, so that it cannot be used"
-        raise UsageError(flag, what, f"if it needs an argument, give it with {FLAG}")
-    takes_vectors = _after_a_step(kind, arguments, (SIDE,)) is not None
-    rates = (1.0, 0.5)
-    takes_rates = _after_a_step(kind, arguments, (SIDE, SIDE), rates) is not None
-    return Trial(optimizer.state_dict(), takes_vectors, takes_rates)
-
-
-def _without(arguments: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name not in names}
-
-
-def _after_a_step(
-    kind: Callable[..., Optimizer],
-    arguments: Mapping[str, Any],
-    shape: Sequence[int],
-    factors: Sequence[float] = (),
-) -> Optimizer | None:
-    """Return an optimizer after one step; None if it fails, whatever it raises.
-
-    Args:
-        kind: The optimizer.
-        arguments: All that it is called with.
-        shape: That of the parameters.
         factors: Learning rates of several groups, in terms of the one given.
     """
-    parameters = [nn.Parameter(torch.ones(*shape)) for _ in factors or (1.0,)]
+    parameters = [nn.Parameter(torch.ones(SIDE, SIDE)) for _ in factors]
     for parameter in parameters:
-        parameter.grad = torch.linspace(-1, 1, parameter.numel()).view(*shape)
+        parameter.grad = torch.linspace(-1, 1, parameter.numel()).view(SIDE, SIDE)
     groups: Any = [
         {"params": [parameter], "lr": arguments["lr"] * factor}
-        for parameter, factor in zip(parameters, factors, strict=False)
+        for parameter, factor in zip(parameters, factors, strict=True)
     ]
+    words = " ".join(f"{one}={value!r}" for one, value in arguments.items())
     with warnings.catch_warnings(), torch.random.fork_rng([]):
         # What is done with an optimizer in a trial is no reason to warn of it.
         warnings.simplefilter("ignore")
         try:
-            optimizer = construct(kind, groups or parameters, arguments)
+            several = len(factors) > 1
+            optimizer = construct(kind, groups if several else parameters, arguments)
             enter_training(optimizer)
             optimizer.step()
-        except Exception:
-            return None
-    is_finite = all(bool(torch.isfinite(one).all()) for one in parameters)
-    return optimizer if is_finite else None
+        except Exception as error:
+            what = f"{name} makes no step with {words}: {error!r}"
+            advice = f"its arguments are given with {FLAG}"
+            raise UsageError(flag, what, advice) from error
+    if not all(bool(torch.isfinite(one).all()) for one in parameters):
+        raise UsageError(flag, f"{name} makes steps that are not finite with {words}")
+    return Trial(optimizer.state_dict())
 
 
 def steps_apart(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) -> bool:

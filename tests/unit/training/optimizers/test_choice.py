@@ -11,12 +11,12 @@ import torch
 from dstrain import UsageError
 from dstrain.config.options import OptimizerOptions
 from dstrain.training.optimizers import (
-    OPTIMIZERS,
     OptimizerChoice,
     build_optimizer,
     choose_optimizer,
     steps_by_rows,
 )
+from dstrain.training.optimizers.names import OPTIMIZERS
 from torch import nn
 from torch.optim import SGD
 
@@ -121,9 +121,8 @@ def test_an_argument_is_a_literal_in_the_kind_of_its_default(
     ],
 )
 def test_what_cannot_work_is_refused(name: str, arguments: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said) as found:
+    with pytest.raises(UsageError, match=said):
         chosen(name, *arguments.split())
-    assert "text of another program" not in str(found.value)
 
 
 def test_an_absent_library_is_named_with_its_installation(
@@ -199,13 +198,6 @@ def test_every_optimizer_takes_a_flag_or_refuses_it_by_name(
     optimizer.step()
     assert all(bool(one.isfinite().all()) for one in parameters.values())
     assert len(optimizer.param_groups) == (1 if "trainable_dtype" in flags else 2)
-
-
-def test_what_takes_matrices_or_one_rate_alone_is_seen() -> None:
-    adamw, muon, prodigy = map(chosen, ("adamw", "torch.optim.Muon", "prodigy"))
-    assert adamw.trial.takes_vectors and adamw.trial.takes_rates
-    assert not muon.trial.takes_vectors
-    assert not prodigy.trial.takes_rates
 
 
 def test_the_state_is_that_after_a_step_and_large_enough_for_8_bits() -> None:

@@ -10,13 +10,13 @@ import torch
 from dstrain.config.options import OptimizerOptions
 from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state
 from dstrain.training.optimizers import (
-    OPTIMIZERS,
     build_optimizer,
     choose_optimizer,
     clip_gradients,
     effective_rate,
     in_eval_mode,
 )
+from dstrain.training.optimizers.names import OPTIMIZERS
 from torch import Tensor, nn
 from torch.optim import Optimizer
 

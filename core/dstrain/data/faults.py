@@ -3,7 +3,9 @@
 import errno
 from pathlib import Path
 
-from dstrain.errors import OutOfMemory, SystemFault
+from dstrain.errors import OutOfMemory, StateError, SystemFault
+from dstrain.storage import file_mark
+from dstrain.storage.hashing import FileMark
 
 OF_THE_FILE = frozenset(
     {
@@ -45,6 +47,24 @@ def raise_system_fault(path: str | Path, error: BaseException) -> None:
         f"cannot be read: {getattr(error, 'strerror', None) or error}",
         "this is a fault of the machine, not of the file: no row is skipped for it",
     ) from error
+
+
+def check_unchanged(path: str | Path, mark: FileMark) -> None:
+    """Raise StateError for a file whose size or time of content was another one; one
+    that is gone passes, since whoever opens it says so.
+    """
+    try:
+        # The rest of a mark changes with the file's entry, too, such as its permissions.
+        if file_mark(path)[:2] == mark[:2]:
+            return
+    except OSError as error:
+        raise_system_fault(path, error)
+        return
+    raise StateError(
+        path,
+        "changed after the run had inspected it",
+        "leave a dataset as it is while a run uses it, and run the same command again",
+    )
 
 
 def check_readable(path: Path) -> None:

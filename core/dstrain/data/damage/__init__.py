@@ -1,1 +1,0 @@
-"""Tell damage of a file from faults of the machine."""
