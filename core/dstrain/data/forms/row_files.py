@@ -171,7 +171,12 @@ class _Reader:
             reasons = {}
             for name, is_file in used.items():
                 try:
-                    cells.append(self._cell(row.get(name, ""), is_file))
+                    cell = row.get(name, "")
+                    # Most are text, of which a table may have millions.
+                    if isinstance(cell, str):
+                        cells.append(self._one(cell, is_file))
+                    else:
+                        cells.append(self._cell(cell, is_file))
                 except ValueError as error:
                     cells.append("")
                     reasons[name] = str(error)
