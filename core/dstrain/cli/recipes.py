@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import groupby
 from textwrap import wrap
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import click
 
@@ -21,10 +21,10 @@ from dstrain.cli.completion import (
 from dstrain.cli.help import Command, Group
 from dstrain.config import (
     Flag,
-    Group as OptionGroup,
     as_size,
     command_line,
     flags_by_name,
+    headings,
     split_commas,
 )
 from dstrain.config.options import TrainConfig
@@ -355,7 +355,7 @@ def as_toml(recipe: Recipe, family: ModelFamily) -> str:
         if one.source == COMPUTED:
             group = "memory"
         groups.setdefault(group, []).append(one)
-    for group in (*get_args(OptionGroup), family.name):
+    for group in (*headings(groups.keys() - {family.name}), family.name):
         if group in groups:
             lines += ["", *_rule(group)]
         for one in groups.get(group, ()):

@@ -5,7 +5,6 @@ from dstrain.config.datasets import (
 from dstrain.config.fields import (
     Effect as Effect,
     Flag as Flag,
-    Group as Group,
     LoraFile as LoraFile,
     NamedInput as NamedInput,
     parse_alpha as parse_alpha,
@@ -19,7 +18,11 @@ from dstrain.config.learning_rates import (
     LearningRates as LearningRates,
     parse_learning_rates as parse_learning_rates,
 )
-from dstrain.config.plugin_options import flags as flags, flags_by_name as flags_by_name
+from dstrain.config.plugin_options import (
+    flags as flags,
+    flags_by_name as flags_by_name,
+    headings as headings,
+)
 from dstrain.config.serialize import (
     CONFIG as CONFIG,
     as_flags as as_flags,

@@ -114,7 +114,8 @@ def convert(config: Any) -> None:
             continue
         kept = given if flag.converter is None else flag.converter(given)
         if flag.name in of_plugins:
-            values[flag.name] = kept
+            if kept != flag.default:
+                values[flag.name] = kept
         elif flag.converter is not None:
             # The class refuses to set its fields.
             object.__setattr__(config, flag.name, kept)

@@ -148,7 +148,7 @@ variant width
 BOUNDS = {
     ">= 1": "batch_size blocks_to_swap bucket_max_side bucket_min_side bucket_step dataset_repeat frame_samples "
     "gradient_accumulation_steps height keep_checkpoints lokr_factor lora_rank lr_scheduler_num_cycles max_pixels "
-    "max_steps num_epochs num_frames num_inference_steps save_steps tile_size tile_stride "
+    "max_steps num_epochs num_frames num_inference_steps preview_steps save_steps tile_size tile_stride "
     "validation_steps width",
     ">= 1 <= 64": "crops",
     ">= 2 <= 1000": "caption_variants",

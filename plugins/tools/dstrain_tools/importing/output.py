@@ -2,10 +2,10 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 import click
-from dstrain.config import Group, flags_by_name
+from dstrain.config import flags_by_name, headings
 from dstrain.config.options import TrainConfig
 from dstrain.config.serialize import assignment
 from dstrain.console import printable
@@ -29,7 +29,7 @@ def as_toml(found: Translation, source: Source) -> str:
     """Return the options as TOML, with the key that each is from beside it."""
     names = ", ".join(file.name for file in source.files)
     lines = [_comment(f"From {found.title}: {names}")]
-    for group in get_args(Group):
+    for group in headings(map(_group_of, found.run)):
         own = [name for name in _in_order(found) if _group_of(name) == group]
         if own:
             lines += ["", f"# {group}", *(_line(one, found.run[one]) for one in own)]
