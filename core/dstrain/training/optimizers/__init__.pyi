@@ -15,7 +15,6 @@ from dstrain.training.optimizers.modes import (
     has_modes as has_modes,
     in_eval_mode as in_eval_mode,
 )
-from dstrain.training.optimizers.names import named as named
 from dstrain.training.optimizers.schedules import (
     build_lr_scheduler as build_lr_scheduler,
 )
