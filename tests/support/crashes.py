@@ -31,10 +31,12 @@ NOT_COMPARED = (
     ".dstrain.lock.pid",
     "config.json",
     "loss.csv",
+    "logs/state.json",
     "loss.jsonl",
     "dstrain.log",
 )
-"""config.json holds --resume; loss.csv is compared without what depends on the clock.
+"""config.json holds --resume; loss.csv is compared without what depends on the clock;
+logs/state.json says when and where a run was.
 """
 
 
@@ -125,7 +127,8 @@ def everything(folder: Path) -> dict[str, Any]:
     paths = (
         path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in NOT_COMPARED
+        if path.is_file()
+        and {path.name, f"{path.parent.name}/{path.name}"}.isdisjoint(NOT_COMPARED)
     )
     digests = {
         str(path.relative_to(folder)): sorted(json.loads(path.read_bytes())["files"])
