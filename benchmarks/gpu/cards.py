@@ -13,12 +13,14 @@ from typing import Any
 
 from dstrain import TrainConfig, TrainingModule
 from dstrain.config import as_size
-from dstrain.config.sizes import parse_size
+from dstrain.plugin import PlannedRun
 from dstrain.runs.build import load_module
-from dstrain.runs.memory.advice import added_flags
-from dstrain.runs.memory.facts import facts_of
-from dstrain.runs.memory.planning import PlannedRun
+from dstrain.runs.dry_run.planned_rows import PlannedRows
 from dstrain.runs.resolve import resolve
+from dstrain_planner.memory.advice import added_flags
+from dstrain_planner.memory.counting import count
+from dstrain_planner.memory.planning import MemoryPlan
+from dstrain_planner.sizes import parse_size
 
 PAGE = Path(__file__).parents[2] / "docs/guide/hardware.md"
 CARDS = ("80GB", "48GB", "32GB", "24GB", "16GB", "12GB")
@@ -68,7 +70,7 @@ LEFT_OUT = ("task", "feature_cache")
 """Options that every pair of stages has."""
 
 
-def plan(flags: Mapping[str, Any]) -> PlannedRun:
+def plan(flags: Mapping[str, Any]) -> MemoryPlan:
     """Plan LoRA of rank 32, or what the flags say, at batch 1, in bf16, from
     configurations alone.
     """
@@ -84,15 +86,17 @@ def plan(flags: Mapping[str, Any]) -> PlannedRun:
     plans = [setup.plan(setup.all_inputs())]
     found = setup.find(plans, [])
     module = load_module(setup, plans, found, TrainingModule, empty=True)
-    return PlannedRun(setup, plans, facts_of(setup, plans, module, None, None))
+    rows = PlannedRows(plans)
+    run = PlannedRun.of(setup, plans, rows, (None, None), config, module)
+    return MemoryPlan(run, count(run))
 
 
-def row(model: str, run: PlannedRun, card: str) -> str:
+def row(model: str, run: MemoryPlan, card: str) -> str:
     """Return the row of a card."""
     return f"| {' | '.join((model, card, *_cells(run, card)))} |"
 
 
-def _cells(run: PlannedRun, card: str) -> tuple[str, str, str, str, str]:
+def _cells(run: MemoryPlan, card: str) -> tuple[str, str, str, str, str]:
     """Return the flags and the peak of both stages, and what the second has in RAM."""
     way = run.cheapest(parse_size("", card))
     if way is None:

@@ -17,12 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.config import as_size
-from dstrain.config.sizes import parse_size
 from dstrain.errors import nearest
 from dstrain.plugin import ModelFamily
-from dstrain.registry import Recipe, load_family, name_part, recipes_of
-from dstrain.registry.recipes import CARDS, Goal, goals_of
-from dstrain.runs.memory.planning import PlannedRun
+from dstrain.registry import load_family
+from dstrain_planner.memory.planning import MemoryPlan
+from dstrain_planner.recipes.record import (
+    CARDS,
+    Goal,
+    Recipe,
+    goals_of,
+    name_part,
+    recipes_of,
+)
+from dstrain_planner.sizes import parse_size
 
 from benchmarks.gpu.cards import LEFT_OUT, plan
 
@@ -36,7 +43,7 @@ HEAD = """\
 
 def computed(goal: Goal, sizes: Sequence[str] = SIZES) -> dict[str, dict[str, Any]]:
     """Return for each card on which a goal fits its flags, and the peaks with them."""
-    runs: dict[str, PlannedRun] = {}
+    runs: dict[str, MemoryPlan] = {}
     found = {}
     for card in sizes:
         options = {one.option: one.value for one in goal.on_card(card)}
@@ -50,7 +57,7 @@ def computed(goal: Goal, sizes: Sequence[str] = SIZES) -> dict[str, dict[str, An
     return found
 
 
-def fit(run: PlannedRun, card: str) -> dict[str, Any]:
+def fit(run: MemoryPlan, card: str) -> dict[str, Any]:
     """Return the flags with which a run of both stages fits on a card, and its peaks; {}
     if none are known.
     """

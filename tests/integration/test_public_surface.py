@@ -33,7 +33,7 @@ PUBLIC = {
         same_config stored_linear toy_writer versioned
         DstrainError Images PromptRow RunFiles as_texts get_logger nearest progress_bar read_resolved redacted
         remove_leftovers save_image_or_video split_commas write_json
-        CachedRows KeptWeights LargestSample PLAIN_TENSORS PlannedComponent PlannedRun Section
+        CachedRows Defaults KeptWeights LargestSample PLAIN_TENSORS PlannedComponent PlannedRun Section
         Content Form FormCell FormRow Given Source fetch_dataset first_few read_limited shell_word
     """,
     "dstrain.plugin.functional": """
@@ -46,8 +46,8 @@ PUBLIC = {
 }
 FLAGS = {
     TrainConfig: """
-        plugin_options batch_size data_file_keys dataset_base_path dataset_metadata_path recipe
-        dataset_num_workers dataset_repeat dataset_root device_memory disabled_plugins dry_run
+        plugin_options batch_size data_file_keys dataset_base_path dataset_metadata_path
+        dataset_num_workers dataset_repeat dataset_root disabled_plugins dry_run
         customized_optimizer dataset_form ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
         loraplus_lr_ratio optimizer optimizer_args trainable_dtype
         family_options feature_cache find_unused_parameters fix_frame_rate fp8_models frame_samples frame_sampling
@@ -79,7 +79,8 @@ FLAGS = {
     """,
 }
 HOOKS = """
-    dstrain_commands dstrain_dry_run dstrain_forms dstrain_hints dstrain_modify_step dstrain_observers
+    dstrain_commands dstrain_defaults dstrain_dry_run dstrain_forms dstrain_hints
+    dstrain_modify_step dstrain_observers
     dstrain_quantizers dstrain_rows dstrain_tasks dstrain_updater
 """
 LAZY = ("dstrain", "dstrain.plugin")

@@ -83,13 +83,6 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
                 "input_image: Image.Image, mask: Image.Image, *, vae",
             ),
         ),
-        "recipes_are_of_what_the_family_has": (
-            (
-                "__init__.py",
-                "    toy=",
-                '    recipes="dstrain.registry:template",\n    toy=',
-            ),
-        ),
         "equal_arguments_write_equal_toys": (
             ("toy.py", "write = toy_writer(", f"{WITH_ANOTHER_SEED}same = toy_writer("),
         ),

@@ -4,7 +4,7 @@ from dstrain.config.fields import own_flags
 
 
 def options_of(config: type) -> dict[str, tuple[object, str]]:
-    """Return the options of a class of options: name -> default and effects."""
+    """Return the own options of a class: name -> default and effects."""
     return {
         flag.name: (flag.default, " ".join(sorted(flag.affects)))
         for flag in own_flags(config)

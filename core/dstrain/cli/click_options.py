@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from dstrain.cli.completion import (
+    completing,
     families,
     file_item,
     one_of,
@@ -27,14 +28,14 @@ from dstrain.config.options import ModelChoice
 
 COMMAND_NAMES = (
     *("train", "graph", "generate", "cache"),
-    *("export", "toy", "models", "plugins", "recipes"),
+    *("export", "toy", "models", "plugins"),
     *("cache ls", "cache verify", "cache prune"),
 )
 """Names of dstrain's own commands, which a plugin's command cannot have; a name of two words
 is that of a group and a command in it."""
 ORIGINS = "dstrain.origins"
 """Key of `Context.meta` for where values that were not typed are from: name of a parameter
--> the file of --config, or the recipe.
+-> the file of --config, or what a plugin says.
 """
 
 
@@ -124,8 +125,8 @@ def disabled_plugin(text: str) -> str:
 
 
 def place(param: click.Parameter, ctx: click.Context) -> str:
-    """Return how errors name a value: by its option, or by the file or recipe, and the
-    key, it is from.
+    """Return how errors name a value: by its option, or by what it is from and its
+    name there.
     """
     option = param.opts[0]
     name = str(param.name)
@@ -230,6 +231,9 @@ def as_option(flag: Flag) -> click.Option:
         settings["help"] = f"{flag.help} One of {', '.join(flag.choices)}."
     if flag.name == "model":
         settings["shell_complete"] = families
+    if flag.completes is not None:
+        settings["metavar"] = "NAME"
+        settings["shell_complete"] = completing(flag.completes)
     if flag.bare is not None:
         metavar = f"[{flag.bare}|PATH]"
         settings |= {"is_flag": False, "flag_value": flag.bare, "metavar": metavar}

@@ -18,7 +18,6 @@ from dstrain.cli.click_options import (
 from dstrain.cli.completion import families
 from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.help import Command, Group
-from dstrain.cli.recipes import recipes_group
 from dstrain.config import parse_alpha, validate, with_run_options
 from dstrain.config.fields import Alpha, program_named
 from dstrain.config.options import GenerateConfig, TrainConfig
@@ -330,7 +329,6 @@ def commands() -> tuple[click.Command, ...]:
             help=plugins.__doc__,
             params=[as_json, *shared_options()],
         ),
-        recipes_group(),
     )
 
 

@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr
 
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from dstrain.errors import DstrainError
-from dstrain.registry import ModelFamily, Recipe, name_part, recipes_of
+from dstrain.registry import ModelFamily
 
 PROGRAM = "dstrain"
 VARIABLE = "_DSTRAIN_COMPLETE"
@@ -61,32 +60,22 @@ def family_knowing(model_id: str) -> ModelFamily | None:
     return found[0] if len(found) == 1 else None
 
 
-def recipe_names(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem[str]]:
-    """Complete the name of a recipe; only families that it can be of are imported."""
-    typed = incomplete.lower().replace("_", "-")
-    return _matching(((one.name, one.title) for one in _recipes(typed)), typed)
+def completing(values: Callable[[str], Iterable[tuple[str, str]]]) -> Completer:
+    """Return the completer of the values that a function knows for what is typed, each
+    with what it is; it is asked when something is completed.
+    """
 
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        typed = incomplete.casefold().replace("_", "-")
+        return [
+            CompletionItem(value, help=help or None)
+            for value, help in values(incomplete)
+            if value.casefold().replace("_", "-").startswith(typed)
+        ]
 
-def _recipes(beginning: str = "") -> list[Recipe]:
-    """Return the recipes of the families of which a recipe's name may begin so."""
-    from dstrain.installed import installed
-    from dstrain.registry import usable_families
-
-    names = [one.name for one in installed() if _may_be_of(one.name, beginning)]
-    families, _ = usable_families(names=names)
-    found: list[Recipe] = []
-    for family in families:
-        with suppress(DstrainError):
-            found += recipes_of(family)
-    return found
-
-
-def _may_be_of(family: str, beginning: str) -> bool:
-    """Return whether names of a family's recipes can begin so."""
-    own = f"{name_part(family)}-"
-    return own.startswith(beginning) or beginning.startswith(own)
+    return complete
 
 
 def file_item(incomplete: str) -> CompletionItem[str]:

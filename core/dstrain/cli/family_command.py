@@ -2,11 +2,12 @@
 known, of the model's family.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from dstrain.cli.click_options import (
@@ -35,21 +36,21 @@ from dstrain.cli.help import (
     write_sections,
 )
 from dstrain.cli.hints import DISABLED, hints, variables_without_effect
-from dstrain.cli.recipes import find_recipe, recipe_option, refuse_full_training
 from dstrain.config import flags, read_resolved
 from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.options import ModelChoice, TrainConfig
 from dstrain.config.plugin_options import headings
 from dstrain.console import get_logger, number_of, status
 from dstrain.errors import UsageError
-from dstrain.registry import ModelFamily, Option, Recipe
+from dstrain.registry import ModelFamily, Option
+
+if TYPE_CHECKING:  # it imports pluggy
+    from dstrain.registry import Defaults
 
 logger = get_logger(__name__)
 
-RECIPE = "dstrain.recipe"
-"""Key of `Context.meta` for the recipe that options are from."""
-EXTRA = "extra_inputs"
-"""The option of what a dataset must have beyond what is always read."""
+DEFAULTS = "dstrain.defaults"
+"""Key of `Context.meta` for the values that plugins have in place of defaults."""
 
 
 class FamilyCommand(Command):
@@ -91,8 +92,6 @@ class FamilyCommand(Command):
             help="Show the common options and exit.",
         )
         own: list[click.Parameter] = [as_option(flag) for flag in flags(config)]
-        if issubclass(config, TrainConfig):
-            own.append(recipe_option())
         params = [*own, *extra, file, *shared_options(), brief]
         super().__init__(name, params=params, help=body.__doc__)
         self.config = config
@@ -151,14 +150,20 @@ class FamilyCommand(Command):
         from dstrain.models.naming import family_of
         from dstrain.registry import load_family
 
-        first = self.make_context(
+        early = self.make_context(
             ctx.info_name,
             list(args),
             parent=ctx.parent,
             resilient_parsing=True,
             ignore_unknown_options=True,
             allow_extra_args=True,
-        ).params
+        )
+        first = early.params
+        typed = {
+            name: value
+            for name, value in first.items()
+            if early.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        }
         file = first["config"]
         values = read_file(file) if file is not None else {}
         if first.get("run") is not None:
@@ -169,16 +174,11 @@ class FamilyCommand(Command):
         ctx.meta[DISABLED] = tuple(disabled)
         named = first["model_id"] or values.get("model_id")
         model = first["model"] or values.get("model")
-        name = first.get("recipe")
-        if name is None and issubclass(self.config, TrainConfig):
-            name = values.get("recipe")
-        recipe = find_recipe(str(name), disabled) if name is not None else None
-        if recipe is not None:
-            ctx.meta[RECIPE] = recipe
-            model = model or recipe.family
-            if model != recipe.family:
-                what = f"is {model}, but recipe {recipe.name} is for {recipe.family}"
-                raise UsageError("--model", what)
+        is_run = not ctx.resilient_parsing and {*HELP}.isdisjoint(args)
+        defaults = self._defaults({**values, **typed}, disabled, is_run)
+        ctx.meta[DEFAULTS] = defaults
+        for one in defaults:
+            model = model or one.values.get("model")
         if model is not None:
             try:
                 ctx.meta[FAMILY] = load_family(str(model), disabled)
@@ -202,12 +202,10 @@ class FamilyCommand(Command):
         values = with_choice_of_model(first, values, family, file)
         # What is read later takes precedence, and what is typed over all of it.
         read: list[tuple[object, dict[str, Any]]] = []
-        if recipe is not None:
-            is_toy = first["toy"] or is_true(values.get("toy", ""))
-            own = {"model": recipe.family, **recipe.texts()}
-            if is_toy:
-                own = for_toy(own, family)
-            read.append((f"recipe {recipe.name}", own))
+        is_toy = first["toy"] or is_true(values.get("toy", ""))
+        for one in reversed(defaults):
+            own = dict(one.values)
+            read.append((one.source, for_toy(own, family) if is_toy else own))
         if values:
             read.append((file or first["run"], values))
         options = {
@@ -221,12 +219,28 @@ class FamilyCommand(Command):
             origins.update(dict.fromkeys(found, origin))
             ctx.default_map = {**(ctx.default_map or {}), **found}
 
+    def _defaults(
+        self, given: dict[str, Any], disabled: Collection[str], is_run: bool
+    ) -> "list[Defaults]":
+        """Ask plugins for values below those that are given; for help and completion, only if
+        an option is given that says where values are from.
+        """
+        if not issubclass(self.config, TrainConfig):
+            return []
+        says = any(
+            one.name in given for one in flags(self.config) if "origin" in one.affects
+        )
+        if not says and not is_run:
+            return []
+        from dstrain.registry import load_extensions
+
+        return load_extensions(disabled).defaults(given, disabled)
+
     def invoke(self, ctx: click.Context) -> None:
         """Build the configuration and call the body with it."""
         from dstrain.distributed import interrupt_on_signals
 
         family: ModelFamily = ctx.meta[FAMILY]
-        recipe: Recipe | None = ctx.meta.get(RECIPE)
         family_options = {}
         for option in self._family_options(family):
             value = ctx.params.pop(option.name)
@@ -234,9 +248,6 @@ class FamilyCommand(Command):
                 family_options[option.name] = str(value)
         values = {flag.name: ctx.params.pop(flag.name) for flag in flags(self.config)}
         ctx.params.pop("config")
-        if issubclass(self.config, TrainConfig):
-            ctx.params.pop("recipe")
-            values["recipe"] = recipe.name if recipe is not None else ""
         config = self.config(
             **values,
             family_options=family_options,
@@ -246,17 +257,16 @@ class FamilyCommand(Command):
             logger.info(line)
         try:
             _check_family(config, family)
-            if recipe is not None and isinstance(config, TrainConfig):
-                refuse_full_training(recipe, config)
             with interrupt_on_signals():
                 self.body(config, **ctx.params)
         except UsageError as error:
             for param in self.get_params(ctx):
                 if error.where == param.opts[0]:
                     error.where = place(param, ctx)
-            if recipe is not None and error.where == f"recipe {recipe.name}:{EXTRA}":
-                # The dataset lacks a column that only such a dataset has.
-                error.what += f"; the recipe is for {recipe.data}"
+            for one in ctx.meta[DEFAULTS]:
+                for name, note in one.notes.items():
+                    if error.where == f"{one.source}:{name}":
+                        error.what += f"; {note}"
             raise
 
     def format_options(

@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -53,6 +53,8 @@ Effect = Literal[
     "LoRA",
     "weights",
     "start",
+    "gpu",
+    "origin",
 ]
 """What an option affects; everything that treats options differently follows from it.
 
@@ -70,6 +72,8 @@ timestep_sampler: acts through it, so refused for a loss that does not use it.
 LoRA: the layers that are trained; refused where none are.
 weights: names weights to start from, in addition to the model's.
 start: one start of a run, so it is not written to config.json.
+gpu: of a dry run, which is then planned for a GPU, wherever it is made.
+origin: where other values are from: written to config.json alone, and not read from there.
 """
 
 
@@ -180,6 +184,8 @@ class Flag:
     maximum: float | None = None
     below: float | None = None
     """An upper bound that is itself not allowed."""
+    completes: Callable[[str], Iterable[tuple[str, str]]] | None = None
+    """Yields values for what is typed of one, each with what it is; help calls it NAME."""
     converter: Callable[[Any], Any] | None = None
     """Makes of what a script gives what the option keeps."""
 

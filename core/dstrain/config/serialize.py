@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from dstrain.config.fields import Flag
@@ -18,21 +17,11 @@ from dstrain.config.options import (
     TrainConfig,
     options_affecting,
 )
-from dstrain.config.plugin_options import flags, flags_by_name, plugin_flags
+from dstrain.config.plugin_options import changed, flags, flags_by_name, plugin_flags
 from dstrain.console import redacted, shell_command
 from dstrain.errors import StateError, UsageError
 from dstrain.storage import write_file
 
-NEW_START = MappingProxyType(
-    {
-        "resume": None,
-        "overwrite": False,
-        "resume_from_checkpoint": None,
-        "dry_run": False,
-        "device_memory": None,
-    }
-)
-"""The ways to start, none of which is chosen."""
 MODEL_FILES = ("model_id", "model_paths", "model_id_with_origin_paths")
 """The options that name model files."""
 CONFIG = "logs/config.json"
@@ -49,7 +38,7 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
     values = {
         flag.name: getattr(config, flag.name)
         for flag in flags(type(config))
-        if flag.name not in of_plugins
+        if flag.name not in of_plugins and "origin" not in flag.affects
     }
     values |= config.family_options
     values["p"] = tuple(f"no:{name}" for name in config.disabled_plugins)
@@ -95,6 +84,8 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
     if size != "1" and config.stage != "data_process":
         words[:1] = ["torchrun", "--nproc_per_node", size, "-m", "dstrain"]
     for flag in flags(TrainConfig):
+        if "origin" in flag.affects:
+            continue
         value = getattr(config, flag.name)
         if flag.is_switch and value is False:
             words.append(f"--no_{flag.name}")
@@ -110,13 +101,19 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
     return shell_command(words)
 
 
+def new_start() -> dict[str, Any]:
+    """Return the options of one start of a run at their defaults."""
+    chosen = [flag for flag in flags(TrainConfig) if "start" in flag.affects]
+    return {**{one.name: one.default for one in chosen}, "resume_from_checkpoint": None}
+
+
 def refill_advice(config: TrainConfig) -> str:
     """Return the command of stage 1 that fills the feature cache of a run, in words."""
     stage_1 = f"{config.task_name}:data_process"
     has_dataset = config.stage != "train" or config.feature_cache is not None
     if config.dataset_base_path is None or not has_dataset:
         return f"to fill it, run the command that filled it, with --task {stage_1}"
-    return "to fill it, run: " + command_line(config, task=stage_1, **NEW_START)
+    return "to fill it, run: " + command_line(config, task=stage_1, **new_start())
 
 
 def one_command_advice(config: TrainConfig) -> tuple[str, ...]:
@@ -150,8 +147,9 @@ def write_resolved(
     for name in options_affecting("start"):
         written.pop(name, None)
     # Here alone: what it has set is compared and recorded elsewhere, not by whom.
-    if isinstance(config, TrainConfig) and config.recipe:
-        written["recipe"] = config.recipe
+    written |= {
+        one.name: getattr(config, one.name) for one in changed(config, "origin")
+    }
     text = json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True)
     # A lone surrogate stands for a byte of a path that is not UTF-8; JSON can escape it.
     write_file(path, (text + "\n").encode(errors="backslashreplace"))

@@ -24,7 +24,7 @@ from dstrain.config.options import (
 from dstrain.config.plugin_options import changed, flags, generator_of, records
 from dstrain.config.quantization import parse_storage
 from dstrain.config.serialize import MODEL_FILES
-from dstrain.config.sizes import parse_frames, parse_resolutions, parse_size
+from dstrain.config.sizes import parse_frames, parse_resolutions
 from dstrain.errors import UsageError, about_dataset, nearest
 
 
@@ -48,7 +48,6 @@ def validate(config: ModelChoice) -> None:
         _check_masks(config, not _has_masks_in_datasets(config))
         _check_optimizer(config)
         _check_start(config)
-        _check_device_memory(config)
         if not config.dry_run:
             _check_places(config)
     if isinstance(config, GenerateConfig):
@@ -307,16 +306,6 @@ def _check_start(config: TrainConfig) -> None:
     if len(chosen) > 1:
         flag = chosen[0].split()[0]
         raise UsageError(flag, ", and ".join(chosen), "give one of them")
-
-
-def _check_device_memory(config: TrainConfig) -> None:
-    """Refuse a size that is none, and one without a dry run, which alone plans."""
-    if config.device_memory is None:
-        return
-    parse_size("--device_memory", config.device_memory)
-    if not config.dry_run:
-        what = "has no effect without --dry_run, which says what fits"
-        raise UsageError("--device_memory", what)
 
 
 def _check_places(config: TrainConfig) -> None:

@@ -72,6 +72,7 @@ from dstrain.models.quantization.methods import stored_linear as stored_linear
 from dstrain.models.toy import toy_writer as toy_writer
 from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
 from dstrain.registry.hooks import (
+    Defaults as Defaults,
     PromptRow as PromptRow,
     Section as Section,
     hookimpl as hookimpl,

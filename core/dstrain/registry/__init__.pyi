@@ -7,19 +7,10 @@ from dstrain.registry.discovery import (
 )
 from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
 from dstrain.registry.hooks import (
+    Defaults as Defaults,
     Extensions as Extensions,
     PromptRow as PromptRow,
     load_extensions as load_extensions,
     registered as registered,
-)
-from dstrain.registry.recipes import (
-    COMPUTED as COMPUTED,
-    NEEDED as NEEDED,
-    Recipe as Recipe,
-    card_size as card_size,
-    name_part as name_part,
-    named as named,
-    recipes_of as recipes_of,
-    select as select,
 )
 from dstrain.registry.scaffold import write_plugin as write_plugin

@@ -58,6 +58,18 @@ class Section:
         return ["", self.title, *self.lines]
 
 
+@dataclass(frozen=True)
+class Defaults:
+    """Values of options, which what is typed and what a file says take precedence of."""
+
+    source: str
+    """Where they are from, as errors say it."""
+    values: Mapping[str, Any]
+    """Option -> its value as text, or a list of texts, as a file of options has them."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Option -> what is added to an error about its value."""
+
+
 class Hooks:
     """The hooks. A plugin's module implements any of them with `@hookimpl`, and says
     `api = 2`: the version of the interface that it is made for.
@@ -112,6 +124,15 @@ class Hooks:
     def dstrain_updater(self, options: Any) -> Any:
         """Return the `dstrain.plugin.Updater` that turns losses into steps, or None for
         dstrain's own; `options` is the TrainConfig. At most one plugin may return one.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def dstrain_defaults(
+        self, options: Mapping[str, Any], disabled_plugins: Collection[str]
+    ) -> Sequence[Defaults]:
+        """Return values in place of the defaults of `train`, each with its source;
+        `options` are those that are typed or in a file, as text.
         """
         raise NotImplementedError
 
@@ -216,6 +237,33 @@ class Extensions:
             except (Exception, SystemExit) as error:
                 what = f"dstrain_hints failed: {described(error)}"
                 self.broken.append(f"{plugin.where}: {what}")
+        return found
+
+    def defaults(
+        self, options: Mapping[str, Any], disabled_plugins: Collection[str]
+    ) -> list[Defaults]:
+        """Return what plugins have in place of defaults.
+
+        Raises UsageError naming a plugin that raised: without its values, the run would be
+        another one.
+        """
+        found: list[Defaults] = []
+        for plugin, manager in self.managers.items():
+            try:
+                for answer in manager.hook.dstrain_defaults(
+                    options=MappingProxyType(dict(options)),
+                    disabled_plugins=disabled_plugins,
+                ):
+                    for one in answer:
+                        if not isinstance(one, Defaults):
+                            raise TypeError(f"returned a {type(one).__name__}")
+                        found.append(one)
+            except DstrainError:
+                raise
+            except (Exception, SystemExit) as error:
+                what = f"its dstrain_defaults hook raised {described(error)}"
+                advice = f"disable it with -p no:{plugin.name}"
+                raise UsageError(plugin.where, what, advice) from error
         return found
 
     def sections(self, planned: Any) -> list[Section]:

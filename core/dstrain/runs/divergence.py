@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dstrain.config import command_line
-from dstrain.config.serialize import NEW_START
+from dstrain.config.serialize import new_start
 from dstrain.distributed import peer_failed
 from dstrain.errors import Diverged, StateError
 from dstrain.runs.checkpoints.state import damage
@@ -48,7 +48,7 @@ def diverged(
     weights = RunFiles.read(run.setup.output).newest_weights()
     config = run.setup.typed
     lower = run.setup.optimizer.rates.times(0.1).plain
-    changes: dict[str, Any] = {**NEW_START, "learning_rate": lower}
+    changes: dict[str, Any] = {**new_start(), "learning_rate": lower}
     if weights or config.resume_from_checkpoint:
         # Another folder, since --overwrite excludes --resume_from_checkpoint.
         changes["output_path"] = unused_name(run.setup.output)

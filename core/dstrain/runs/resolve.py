@@ -11,6 +11,7 @@ import torch
 from dstrain.cache import MARKER, FeatureCache
 from dstrain.config import split_commas
 from dstrain.config.options import TrainConfig
+from dstrain.config.plugin_options import changed
 from dstrain.data.forms import Reading, list_columns, other_names, parse_columns
 from dstrain.errors import UsageError, nearest
 from dstrain.graph import Column, PipelineSpec, Task
@@ -103,9 +104,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
         stage=config.stage,
         trainables=trainables,
         # Planned for a GPU, frozen weights are in bf16 by default.
-        device=default_device()
-        if config.device_memory is None
-        else torch.device("cuda"),
+        device=torch.device("cuda") if changed(config, "gpu") else default_device(),
         models=models,
         extensions=extensions,
         # Now, since what hooks keep in their modules changes as they run.

@@ -88,29 +88,8 @@ def test_choices_and_files_are_completed(lines: Complete) -> None:
     assert lines("cache", "ls", "ca") == ["file,ca"]
 
 
-def test_recipes_are_completed(completed: Complete) -> None:
-    for words in ("--recipe",), ("train", "--recipe"), ("recipes", "show"):
-        for typed in "qwen-image-ch", "Qwen_image-ch":
-            found = completed(*words, typed)
-            assert "qwen-image-character-24gb" in found
-            assert all(one.startswith("qwen-image-character-") for one in found)
-        assert {one.split("-")[0] for one in completed(*words, "")} == {
-            *("flux", "qwen", "wan")
-        }
-        assert completed(*words, "qwen-image-nothing") == []
-    assert completed("recipes", "--model", "qw") == ["qwen_image"]
+def test_families_are_completed(completed: Complete) -> None:
     assert completed("export", "--model", "qw") == ["qwen_image"]
-
-
-def test_a_broken_family_keeps_no_recipe_of_others_and_nothing_is_printed(
-    fake_plugin: Install, lines: Complete
-) -> None:
-    modules = {"leaves_record": "print('hello')\nraise KeyError('gone')"}
-    fake_plugin("plugin-leaves", {"leaves": "leaves_record:MODEL"}, modules)
-    found = lines("--recipe", "")
-    assert "plain,wan-character-24gb" in found
-    assert all(one.startswith("plain,") for one in found)
-    assert lines("--recipe", "leaves-") == []
 
 
 @pytest.mark.usefixtures("shady")

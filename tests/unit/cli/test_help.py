@@ -13,10 +13,9 @@ from dstrain.config import flags
 
 OPTION = re.compile(r"^  (--\w+|-\w)", re.MULTILINE)
 COMMANDS = {
-    "": "cache export generate graph models plugins recipes toy train",
+    "": "cache export generate graph models plugins toy train",
     "cache": "ls prune verify",
     "plugins": "new",
-    "recipes": "show",
 }
 """The public commands and their own."""
 EVERY_COMMAND = [
@@ -72,7 +71,7 @@ def test_the_short_help_has_the_common_options_and_says_how_many_more_there_are(
     text = shown("train -h")
     common = {f"--{flag.name}" for flag in flags(TrainConfig) if flag.common}
     found = set(OPTION.findall(text))
-    assert found == common | {"--recipe", "--config", "-h", "--help"}
+    assert found == common | {"--config", "-h", "--help"}
     every = OPTION.findall(shown("train --help"))
     assert len(every) == len(set(every))
     end = text.splitlines()[-1]

@@ -13,7 +13,6 @@ from dstrain import GenerateConfig, StateError, TrainConfig, run
 from dstrain.cli.main import main
 from dstrain.config import (
     CONFIG as PLACE,
-    as_flags,
     command_line,
     read_resolved,
     with_run_options,
@@ -36,14 +35,12 @@ CHOSEN: dict[str, Any] = {
 """What a run used of what generation uses, too."""
 
 
-def test_what_a_run_used_is_what_generation_takes_and_its_recipe_is_not(
+def test_what_a_run_used_is_what_generation_takes(
     tmp_path: Path,
 ) -> None:
-    config = TrainConfig(model="m", recipe="m-style-24gb", fp8_models="dit", **CHOSEN)
+    config = TrainConfig(model="m", fp8_models="dit", **CHOSEN)
     (tmp_path / PLACE).parent.mkdir()
     write_resolved(tmp_path / PLACE, config, {})
-    assert read_resolved(tmp_path)["recipe"] == "m-style-24gb"
-    assert "recipe" not in as_flags(config)
     wanted = GenerateConfig(run=tmp_path, prompt="a", output=Path("a.png"))
     found = with_run_options(wanted)
     assert (found.model, found.fp8_models, found.seed) == ("m", "dit", 0)

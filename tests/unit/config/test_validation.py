@@ -110,7 +110,6 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("preset_lora_model", "--preset_lora_path", {"preset_lora_model": "dit"}),
     ("resume", "--overwrite", {"resume": "auto", "overwrite": True}),
     ("resume_from_checkpoint", "--overwrite", {"resume_from_checkpoint": V, "overwrite": True}),
-    ("device_memory", "--dry_run", {"device_memory": "24GB"}),
     ("frame_samples", "uniform", {"frame_sampling": "uniform"}),
     ("frame_samples", "uniform", {"frame_sampling": "chunk", "frame_samples": 2}),
     ("offload_models", "", {"offload_models": " ,"}),

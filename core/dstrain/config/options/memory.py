@@ -36,11 +36,6 @@ class MemoryOptions:
         "Keep the frozen weights of all blocks in RAM, as --blocks_to_swap does for some.",
         False,
     )
-    device_memory: str | None = option(
-        "memory",
-        "Memory of the GPU that --dry_run plans for, such as 24GB. Defaults to that of the GPU found.",
-        affects={"start"},
-    )
 
     @property
     def swaps_blocks(self) -> bool:

@@ -43,9 +43,6 @@ class TrainConfig(
         common=True,
     )
 
-    recipe: str = ""
-    """Name of the recipe that values are from, for the record; it sets nothing by itself."""
-
     @property
     def runs_both_stages(self) -> bool:
         """Return whether the command fills a feature cache, then trains from it."""

@@ -10,7 +10,7 @@ from dstrain.config import (
     read_resolved,
 )
 from dstrain.config.options import ends_at_last_step, options_affecting
-from dstrain.config.serialize import NEW_START
+from dstrain.config.serialize import new_start
 from dstrain.errors import StateError
 from dstrain.models.device import ATTENTION
 from dstrain.runs.checkpoints.run_identity import (
@@ -108,7 +108,7 @@ def _new_run(run: AnyRun) -> list[str]:
     if not weights:
         return []
     changes = {
-        **NEW_START,
+        **new_start(),
         "resume_from_checkpoint": ",".join(map(str, weights)),
         "output_path": unused_name(output),
     }

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from dstrain import console
 from dstrain.config import as_size
-from dstrain.config.sizes import parse_size
 from dstrain.console import as_table, fitted, number_of, status
 from dstrain.plugin import PlannedComponent, PlannedRun, Section
 
@@ -21,6 +20,8 @@ from dstrain_planner.memory.counting import count
 from dstrain_planner.memory.disk import disk_of
 from dstrain_planner.memory.estimate import CAST, CONTEXT, FRAGMENTED, Estimate
 from dstrain_planner.memory.planning import MemoryPlan
+from dstrain_planner.options import PlannerOptions
+from dstrain_planner.sizes import parse_size
 
 COUNTING = "counting what the run needs ..."
 SEARCHING = "looking for what makes it fit ..."
@@ -170,7 +171,7 @@ def device_memory(run: PlannedRun) -> tuple[int, str] | None:
     """Return the bytes of the device to plan for, and its name: that of
     --device_memory, else of the GPU that is here; None without either.
     """
-    text = run.config.device_memory
+    text = run.config.of(PlannerOptions).device_memory
     if text is not None:
         return parse_size("--device_memory", text), f"--device_memory {text}"
     if not torch.cuda.is_available():
@@ -205,11 +206,11 @@ def _advice(plan: MemoryPlan, size: int) -> Iterator[str]:
     way = plan.cheapest(size)
     if way is None:
         yield "    no flags are known with which it fits"
-        config = run.config
-        if config.recipe:
+        own = run.config.of(PlannerOptions)
+        if own.recipe:
             # What a recipe quantizes stays as it is, but one for less memory may quantize more.
-            card = f" --card {config.device_memory}" if config.device_memory else ""
-            yield f"    recipes that may: dstrain recipes --model {config.model}{card}"
+            card = f" --card {own.device_memory}" if own.device_memory else ""
+            yield f"    recipes that may: dstrain recipes --model {run.config.model}{card}"
         if run.sharding is not None:
             advice = run.sharding.advice()
             yield from fitted(f"        {line}" for line in advice)

@@ -9,7 +9,8 @@ import pytest
 from dstrain import UsageError
 from dstrain.cli.main import main
 from dstrain.plugin import ModelFamily
-from dstrain.registry import Recipe, load_family, named, recipes_of, select
+from dstrain.registry import load_family
+from dstrain_planner.recipes.record import Recipe, named, recipes_of, select
 
 GOALS = """
 [sources.paper]

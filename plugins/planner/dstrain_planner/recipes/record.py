@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.config import flags_by_name
-from dstrain.config.options import TrainConfig
-from dstrain.config.sizes import parse_size
-from dstrain.errors import UsageError, nearest
-from dstrain.registry.family import ModelFamily
+from dstrain.errors import nearest
+from dstrain.plugin import ModelFamily, TrainConfig, UsageError
+
+from dstrain_planner.sizes import parse_size
 
 GOALS = "goals.toml"
 """The file of what is trained, written by hand."""

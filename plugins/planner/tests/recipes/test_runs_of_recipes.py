@@ -3,17 +3,18 @@ it states, and is read back from what `dstrain recipes show` prints.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dstrain import TrainConfig
 from dstrain.cli.main import main
-from dstrain.registry import Recipe, card_size, load_family, recipes_of
-from dstrain.registry.recipes import goals_of
+from dstrain.registry import load_family, usable_families
 from dstrain.runs.resolve import resolve
 from dstrain.storage import tensor_shapes
 from dstrain.testing.rows import usual_size, write_rows
+from dstrain_planner.recipes.record import Recipe, card_size, goals_of, recipes_of
 
 from benchmarks.gpu.recipes import (
     FAMILIES,
@@ -50,6 +51,18 @@ def test_every_goal_fits_on_a_card_of_24_gb_and_on_larger_ones() -> None:
         assert {"24GB", "48GB", "80GB"} <= cards <= {*SIZES}, goal.key
 
 
+def test_recipes_are_of_what_their_family_has() -> None:
+    """Recipes name variants, models and components that exist."""
+    families, _ = usable_families()
+    for family in families:
+        for recipe in recipes_of(family):
+            options = recipe.options
+            trained = options.get("lora_base_model", family.default_trainable)
+            assert options.get("variant", family.variants[0]) in family.variants
+            assert trained in family.lora_targets
+            assert "model_id" not in options or family.knows(options["model_id"])
+
+
 def test_the_page_has_the_table_that_the_files_make() -> None:
     page = (ROOT / "docs/guide/recipes.md").read_text()
     assert "\n".join(table()) in page, (
@@ -78,7 +91,9 @@ def test_a_recipe_is_read_back_from_what_is_shown(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("dstrain.cli.recipes.find_recipe", lambda *_: RECIPES[name])
+    monkeypatch.setattr(
+        "dstrain_planner.recipes.command.find_recipe", lambda *_: RECIPES[name]
+    )
     assert main(["recipes", "show", name]) == 0
     shown = tmp_path / "shown.toml"
     shown.write_text(capsys.readouterr().out)
@@ -87,9 +102,8 @@ def test_a_recipe_is_read_back_from_what_is_shown(
     places = ["--dataset_base_path", "photos", "--output_path", "out"]
     assert main(["train", "--config", str(shown), *places]) == 0
     assert main(["train", "--recipe", name, *places]) == 0
-    from_file, from_recipe = map(vars, given)
-    assert from_recipe["recipe"] == name
-    assert {**from_file, "recipe": name} == from_recipe
+    from_file, from_recipe = given
+    assert from_recipe == replace(from_file, recipe=name) != from_file
 
 
 @pytest.mark.parametrize("name", everyday.cases(RECIPES, EVERYDAY.__contains__))

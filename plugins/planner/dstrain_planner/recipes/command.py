@@ -1,9 +1,7 @@
-"""Define `dstrain recipes`, and find the recipe of `--recipe`; what looks for plugins is
-imported when a command runs.
-"""
+"""Define `dstrain recipes`."""
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from itertools import groupby
@@ -12,43 +10,40 @@ from types import MappingProxyType
 from typing import Any
 
 import click
-
-from dstrain.cli.click_options import GroupedOption, shared_options
-from dstrain.cli.completion import (
+from dstrain import TrainConfig, UsageError
+from dstrain.cli import (
+    Command,
+    Group as CommandGroup,
+    completing,
     families,
-    recipe_names,
+    shared_options,
 )
-from dstrain.cli.help import Command, Group
-from dstrain.config import (
-    Flag,
-    as_size,
-    command_line,
-    flags_by_name,
-    headings,
-    split_commas,
-)
-from dstrain.config.options import TrainConfig
+from dstrain.config import Flag, as_size, flags_by_name, headings
 from dstrain.config.serialize import assignment
-from dstrain.console import PAGE_WIDTH, as_table, get_logger
-from dstrain.errors import SIMILAR, UsageError, nearest
-from dstrain.registry import (
+from dstrain.console import PAGE_WIDTH, as_table
+from dstrain.errors import SIMILAR, nearest
+from dstrain.plugin import ModelFamily
+from dstrain.registry import load_family
+
+from dstrain_planner.recipes.finding import (
+    all_recipes,
+    find_recipe,
+    recipes_named,
+)
+from dstrain_planner.recipes.record import (
     COMPUTED,
     NEEDED,
-    ModelFamily,
+    UNTESTED,
     Recipe,
+    Setting,
     card_size,
     name_part,
-    named,
     recipes_of,
     select,
 )
-from dstrain.registry.recipes import UNTESTED, Setting
 
-logger = get_logger(__name__)
 EXAMPLES = MappingProxyType({"dataset_base_path": "photos", "output_path": "out"})
 """Option that every user gives -> an example."""
-FULL_LEARNING_RATE = 1e-5
-"""The learning rate in advice on full training, as in docs/guide/troubleshooting.md."""
 TRIAL = "--max_steps 10"
 """What makes a run of a recipe short."""
 EXAMPLE_CARD = "24GB"
@@ -56,63 +51,6 @@ EXAMPLE_CARD = "24GB"
 FIVE_CARDS = "12gb 16gb 24gb 48gb 80gb"
 """The longest column of cards."""
 LISTS = "`dstrain recipes` lists all"
-
-
-def recipe_option() -> GroupedOption:
-    """Return --recipe."""
-    return GroupedOption(
-        "--recipe",
-        metavar="NAME",
-        common=True,
-        shell_complete=recipe_names,
-        help="Start from a ready configuration (`dstrain recipes` lists them). --config and the command line take "
-        "precedence.",
-    )
-
-
-def find_recipe(
-    name: str, disabled_plugins: Collection[str] = (), where: str = "--recipe"
-) -> Recipe:
-    """Return the recipe of a name; of the families, only the one that the name begins
-    with is imported. Raises UsageError that names the nearest.
-
-    where: what the name was given to.
-    """
-    from dstrain.installed import installed
-    from dstrain.registry import load_family
-
-    typed = name.lower().replace("_", "-")
-    for plugin in installed(disabled_plugins):
-        if typed.startswith(f"{name_part(plugin.name)}-"):
-            family = load_family(plugin.name, disabled_plugins)
-            return named(name, recipes_of(family), where)
-    return named(name, _all_recipes(disabled_plugins), where)
-
-
-def refuse_full_training(recipe: Recipe, config: TrainConfig) -> None:
-    """Refuse to train in full what a recipe adds LoRA to: its values, its flags about
-    memory and its peaks are for LoRA. Raises UsageError with the command without them.
-    """
-    component = config.lora_base_model
-    trained = {name.partition(".")[0] for name in split_commas(config.trainable_models)}
-    if component not in trained or component != recipe.options.get("lora_base_model"):
-        return
-    known = flags_by_name(TrainConfig)
-    left_out = {
-        one.option: known[one.option].default
-        for one in recipe.settings
-        if one.option in known
-        and (one.source == COMPUTED or known[one.option].group == "LoRA")
-    }
-    if config.learning_rate == recipe.options.get("learning_rate"):
-        left_out["learning_rate"] = FULL_LEARNING_RATE
-    command = command_line(config, **left_out)
-    raise UsageError(
-        "--trainable_models",
-        f"trains {component} in full, but recipe {recipe.name} is for LoRA on it, and so are its peaks",
-        f"for full training without the recipe: {command}",
-        "it takes far more memory: with --dry_run as well, the command says how much",
-    )
 
 
 def recipes(
@@ -132,12 +70,10 @@ def recipes(
             what = "has no effect here: give it after the name"
             raise UsageError("--json", what)
         return
-    from dstrain.registry import load_family
-
     every = (
         recipes_of(load_family(model, disabled_plugins))
         if model is not None
-        else _all_recipes(disabled_plugins)
+        else all_recipes(disabled_plugins)
     )
     goals = sorted({one.goal for one in every})
     if goal is not None and goal not in goals:
@@ -145,7 +81,7 @@ def recipes(
         what = (
             f"no recipe{of_family} is for {goal!r}; goals: {', '.join(goals) or 'none'}"
         )
-        others = _all_recipes(disabled_plugins) if model is not None else []
+        others = all_recipes(disabled_plugins) if model is not None else []
         if any(one.goal == goal for one in others):
             raise UsageError(
                 "--goal", what, f"other families: dstrain recipes --goal {goal}"
@@ -172,8 +108,6 @@ def recipes(
 
 def show(name: str | None, as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
     """Print a recipe as a TOML file for --config."""
-    from dstrain.registry import load_family
-
     if name is None:
         what = "needs the name of a recipe; `dstrain recipes` lists them"
         raise UsageError("recipes show", what)
@@ -184,7 +118,7 @@ def show(name: str | None, as_json: bool, disabled_plugins: tuple[str, ...]) -> 
         click.echo(as_toml(recipe, load_family(recipe.family, disabled_plugins)))
 
 
-class RecipesGroup(Group):
+class RecipesGroup(CommandGroup):
     """The command `dstrain recipes`, which says what is meant by a word that is no command."""
 
     def resolve_command(
@@ -201,7 +135,7 @@ class RecipesGroup(Group):
 
 def _meant(word: str, disabled_plugins: Collection[str]) -> str:
     """Return the command that lists or shows what a word names."""
-    every = _all_recipes(disabled_plugins)
+    every = all_recipes(disabled_plugins)
     typed = word.lower().replace("_", "-")
     commands = {"list": "dstrain recipes", "ls": "dstrain recipes"}
     for one in every:
@@ -214,6 +148,10 @@ def _meant(word: str, disabled_plugins: Collection[str]) -> str:
     if close:
         return f"did you mean: {commands[min(close, key=len)]}"
     return f"{LISTS}; `dstrain recipes --help` says how to list fewer"
+
+
+def _names(typed: str) -> Iterable[tuple[str, str]]:
+    return recipes_named(typed.lower().replace("_", "-"))
 
 
 def recipes_group() -> click.Group:
@@ -244,7 +182,10 @@ def recipes_group() -> click.Group:
         params=[
             # What is required is said in `show`, with what lists the names.
             click.Argument(
-                ["name"], metavar="NAME", required=False, shell_complete=recipe_names
+                ["name"],
+                metavar="NAME",
+                required=False,
+                shell_complete=completing(_names),
             ),
             as_json,
             *shared_options(),
@@ -258,22 +199,6 @@ def recipes_group() -> click.Group:
         help=recipes.__doc__,
         params=[*filters, as_json, *shared_options()],
     )
-
-
-def _all_recipes(disabled_plugins: Collection[str]) -> list[Recipe]:
-    """Return the recipes of every family that can be used."""
-    from dstrain.registry import usable_families
-
-    families, broken = usable_families(disabled_plugins)
-    found = []
-    for reason in broken:
-        logger.warning(reason)
-    for family in families:
-        try:
-            found += recipes_of(family)
-        except UsageError as error:
-            logger.warning("%s: %s", error.where, error.what)
-    return found
 
 
 def _by_goal(found: Sequence[Recipe]) -> Iterator[str]:

@@ -14,7 +14,8 @@ import pytest
 from dstrain import TrainConfig
 from dstrain.cli.main import main
 from dstrain.config import as_flags
-from dstrain.registry import load_family, named, recipes_of
+from dstrain.registry import load_family
+from dstrain_planner.recipes.record import named, recipes_of
 from PIL import Image
 
 Printed = pytest.CaptureFixture[str]
@@ -229,7 +230,7 @@ def test_full_training_is_answered_with_the_command_that_does_it(
     assert (config.num_frames, config.seed, config.max_steps) == (1, 7, 2000)
     assert config.family_options == {"tokenizer_path": "here"}
     assert config.disabled_plugins == ("tools",)
-    assert (config.learning_rate, config.recipe) == (1e-5, "")
+    assert (config.learning_rate, config.recipe) == (1e-5, None)
     assert train(f"--recipe {NAME} --trainable_models dit --learning_rate 3e-5") == 2
     assert "--learning_rate 3e-05" in capsys.readouterr().err
 

@@ -1,0 +1,1 @@
+"""Ready configurations: what is trained, on which card, from which source."""

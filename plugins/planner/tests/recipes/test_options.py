@@ -1,0 +1,101 @@
+"""Names of recipes, goals and cards are completed, and the options are checked."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dstrain import TrainConfig, UsageError
+from dstrain.cli.main import main
+from dstrain.config import as_flags, read_resolved, validate, write_resolved
+from dstrain_planner.recipes.record import card_size
+
+Complete = Callable[..., list[str]]
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def lines(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Complete:
+    """Words -> what a shell is told for the last one."""
+
+    def run(*words: str) -> list[str]:
+        with monkeypatch.context() as patch:
+            patch.setenv("_DSTRAIN_COMPLETE", "bash_complete")
+            patch.setenv("COMP_WORDS", "\n".join(["dstrain", *words]))
+            patch.setenv("COMP_CWORD", str(len(words)))
+            assert main([]) == 0
+        captured = capfd.readouterr()
+        assert captured.err == ""
+        return captured.out.split()
+
+    return run
+
+
+@pytest.fixture
+def completed(lines: Complete) -> Complete:
+    """Words -> the completions of the last one."""
+    return lambda *words: [line.partition(",")[2] for line in lines(*words)]
+
+
+def test_recipes_are_completed(completed: Complete) -> None:
+    for words in ("--recipe",), ("train", "--recipe"), ("recipes", "show"):
+        for typed in "qwen-image-ch", "Qwen_image-ch":
+            found = completed(*words, typed)
+            assert "qwen-image-character-24gb" in found
+            assert all(one.startswith("qwen-image-character-") for one in found)
+        assert {one.split("-")[0] for one in completed(*words, "")} == {
+            *("flux", "qwen", "wan")
+        }
+        assert completed(*words, "qwen-image-nothing") == []
+    assert completed("recipes", "--model", "qw") == ["qwen_image"]
+
+
+def test_a_broken_family_keeps_no_recipe_of_others_and_nothing_is_printed(
+    fake_plugin: Install, lines: Complete
+) -> None:
+    modules = {"leaves_record": "print('hello')\nraise KeyError('gone')"}
+    fake_plugin("plugin-leaves", {"leaves": "leaves_record:MODEL"}, modules)
+    found = lines("--recipe", "")
+    assert "plain,wan-character-24gb" in found
+    assert all(one.startswith("plain,") for one in found)
+    assert lines("--recipe", "leaves-") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("24GB", 24 * 10**9),
+        ("24", 24 * 10**9),
+        ("24 gb", 24 * 10**9),
+        ("24GiB", 24 * 2**30),
+        ("0.5GiB", 2**29),
+        ("512MiB", 2**29),
+        ("500MB", 5 * 10**8),
+    ],
+)
+def test_a_size_is_understood(text: str, size: int) -> None:
+    assert card_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "GB", "-24GB", "24GBs", "24 KB", "1e9", "\u221e"]
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    config = TrainConfig(model="m", toy=True, dry_run=True, device_memory=text)
+    with pytest.raises(UsageError) as refused:
+        validate(config)
+    assert refused.value.where == "--device_memory"
+
+
+def test_a_size_goes_with_a_dry_run() -> None:
+    with pytest.raises(UsageError, match="--dry_run"):
+        validate(TrainConfig(model="m", toy=True, device_memory="24GB"))
+
+
+def test_a_run_records_its_recipe_beside_its_options(tmp_path: Path) -> None:
+    config = TrainConfig(model="m", recipe="m_Style-24gb")
+    (tmp_path / "logs").mkdir()
+    write_resolved(tmp_path / "logs/config.json", config, {})
+    assert read_resolved(tmp_path)["recipe"] == "m-style-24gb"
+    assert "recipe" not in as_flags(config)
