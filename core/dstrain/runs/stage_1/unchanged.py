@@ -113,7 +113,9 @@ def may_be_unchanged(setup: Setup) -> bool:
     """Return whether the flags let rows be taken as they were: files are neither decoded
     nor fetched for it.
     """
-    return setup.config.on_bad_sample == "error" and not setup.data_config.fetches
+    if setup.config.on_bad_sample != "error":
+        return False
+    return not any(part.setup.data_config.fetches for part in setup.parts)
 
 
 def find_unchanged(setup: Setup, may_fetch: bool = True) -> list[Unchanged]:
