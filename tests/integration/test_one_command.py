@@ -425,7 +425,7 @@ def test_what_stage_2_would_refuse_is_refused_before_anything_is_computed(
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ({}, "the dataset has changed since the saved run read it: its metadata; 6 rows then, 7 now; written since: "),
+        ({}, "the dataset has changed since the saved run read it: its metadata; 6 rows then, 7 now"),
         ({"learning_rate": 1e-3}, "--learning_rate: saved 0.01, this run 0.001"),
     ],
     ids=["a dataset that changed", "another flag"],

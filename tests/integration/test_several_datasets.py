@@ -310,20 +310,20 @@ OWN = {
 
 
 @pytest.mark.parametrize(
-    ("other", "saved", "now"),
+    "other",
     [
-        ({"trigger_word": "other"}, "sks", "other"),
-        ({"caption_prefix": "old "}, "not given", "old "),
-        ({"caption_dropout": 0.5}, "0.0", "0.5"),
-        ({"flip": True}, "False", "True"),
-        ({"resolution": 24}, "16", "24"),
-        ({"repeats": 3}, "2", "3"),
-        ({"loss_weight": 0.5}, "1.0", "0.5"),
-        ({"column": ["prompt=note"]}, "input_image=image prompt=prompt", "prompt=note"),
+        {"trigger_word": "other"},
+        {"caption_prefix": "old "},
+        {"caption_dropout": 0.5},
+        {"flip": True},
+        {"resolution": 24},
+        {"repeats": 3},
+        {"loss_weight": 0.5},
+        {"column": ["prompt=note"]},
     ],
 )
 def test_a_run_is_not_resumed_with_other_options_of_a_dataset(
-    place: Path, other: dict[str, Any], saved: str, now: str
+    place: Path, other: dict[str, Any]
 ) -> None:
     rows = json.loads((place / "more/metadata.json").read_text())
     noted = [{**row, "note": row["prompt"]} for row in rows]
@@ -335,9 +335,8 @@ def test_a_run_is_not_resumed_with_other_options_of_a_dataset(
         run(config(place, dataset=changed, max_steps=2, resume="auto"))
     (name,) = other
     assert caught.value.where == "--resume"
-    assert caught.value.help_lines[0] == (
-        f"--dataset 1: {name}: saved {saved}, this run {now}"
-    )
+    assert "--dataset: saved {" in caught.value.help_lines[0]
+    assert f'"{name}"' in caught.value.help_lines[0].partition(", this run ")[2]
     # Written in another way, and elsewhere, it is the same run.
     (place / "more").rename(place / "moved")
     own["dataset_base_path"] = str(place / "moved")

@@ -125,12 +125,10 @@ def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
     other = {"output_path": tmp_path / "other", "learning_rate": 0.5}
     with pytest.raises(PowerCut):
         train(here, stop_at(0), max_steps=2, **other)
-    # Other ways to write what was saved.
-    flags = {"lora_alpha": 2.0, "mixed_precision": "no", "loraplus_lr_ratio": 1.0}
     for name in ("other", "new"):
         given = {"output_path": tmp_path / name, "resume": str(states(held)[0])}
         with pytest.raises(StateError) as caught:
-            train(here, max_steps=4, seed=1, **given, **flags)
+            train(here, max_steps=4, seed=1, **given)
         assert caught.value.help_lines[0] == "--seed: saved 0, this run 1"
 
 
@@ -158,12 +156,10 @@ def test_what_was_saved_may_be_written_in_other_ways_but_for_the_preset(
     for steps, rates in enumerate(("dit=1e-2", "1,dit=1e-2"), 1):
         train(here, max_steps=steps, **given, **saved, learning_rate=rates)
     train(here, max_steps=3, **given, **now)
-    del given["resume"]
-    found = first_difference(here, max_steps=4, seed=1, **given, **saved)
-    assert found == "--seed: saved 0, this run 1"
     other = train(here, output_path=tmp_path / "other", max_steps=1)
     now["preset_lora_path"] = other / "step-1.safetensors"
-    assert "--" not in first_difference(here, max_steps=4, **given, **now)
+    with pytest.raises(StateError, match="--resume"):
+        train(here, max_steps=4, **given, **now)
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -214,7 +210,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a caption": (
         lambda data: rewritten(data, lambda rows: rows[0].update(prompt="a bird")),
-        "metadata; written since: .*metadata.json",
+        "its metadata",
     ),
     "an image": (lambda data: Image.new("RGB", (16, 16)).save(data / "0.png"), "files"),
 }
@@ -237,27 +233,6 @@ def test_a_dataset_whose_content_changed_is_not_resumed(
     assert ": saved" not in str(caught.value)
     assert "--resume_from_checkpoint" in str(caught.value)
     assert len(log(tmp_path / "out")) == 2
-
-
-def test_the_captions_that_were_written_since_are_named(tmp_path: Path) -> None:
-    project(tmp_path)
-    (tmp_path / "data/metadata.json").unlink()
-    for number in range(6):
-        (tmp_path / f"data/{number}.txt").write_text("a dog")
-    entry = json.dumps({"dataset_base_path": str(tmp_path / "data")})
-    flags: dict[str, Any] = {"dataset_base_path": None, "dataset": (entry,)}
-    train(tmp_path, max_steps=1, **flags)
-    for path in (tmp_path / "data").iterdir():
-        os.utime(path, (1, 1))
-    train(tmp_path, max_steps=2, resume="auto", **flags)
-    captioned = {**flags, "default_caption": "a cat"}
-    found = first_difference(tmp_path, max_steps=3, **captioned)
-    assert found == "--default_caption: saved not given, this run a cat"
-    (tmp_path / "data/3.txt").write_text("a cat")
-    os.utime(tmp_path / "data/3.txt", (2**32, 2**32))
-    with pytest.raises(StateError, match=rf"since: {tmp_path}/data/3.txt\n") as caught:
-        train(tmp_path, max_steps=3, resume="auto", **flags)
-    assert caught.value.where == "--resume"
 
 
 def test_a_refused_resume_names_the_numbers_of_processes(
@@ -323,25 +298,25 @@ def of_dataset(**options: Any) -> dict[str, Any]:
         (
             of_dataset(mask_column="image"),
             of_dataset(mask_column="copy"),
-            "1: mask_column: saved i",
+            "--dataset: saved {",
         ),
         (
             of_dataset(alpha_mask=True),
             of_dataset(mask_column="image"),
-            "1: alpha_mask: saved True",
+            "--dataset: saved {",
         ),
         (
             of_dataset(mask_column="image", unmasked_weight=0.5),
             of_dataset(mask_column="image"),
-            "1: unmasked_weight: saved 0.5",
+            "--dataset: saved {",
         ),
-        (of_dataset(flip=True), of_dataset(), "1: flip: saved True"),
+        (of_dataset(flip=True), of_dataset(), "--dataset: saved {"),
         (
             {**of_dataset(), "flip": True},
             of_dataset(flip=True),
             "--flip: saved True",
         ),
-        (of_dataset(), {"dataset": [{}, {}]}, "--dataset: saved 1, this run 2"),
+        (of_dataset(), {"dataset": [{}, {}]}, "--dataset: saved {"),
     ],
 )
 def test_an_option_is_named_of_the_run_or_of_the_dataset_that_has_it(
