@@ -1,9 +1,7 @@
 """What is in a folder of images and videos, or below it, and is not read."""
 
 import os
-import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dstrain.data.forms.captions import SUFFIXES as CAPTIONS
@@ -19,42 +17,13 @@ from dstrain.data.forms.naming import main_column
 from dstrain.data.table import Table, unicode_forms
 from dstrain.graph import Input
 
-UNREAD_IMAGES = frozenset(
-    {
-        *(".heic", ".heif", ".jxl", ".jp2", ".j2k", ".psd", ".xcf", ".tga", ".exr"),
-        *(".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".raf", ".rw2"),
-        *(".hdr", ".svg", ".eps"),
-    }
-)
-UNREAD_VIDEOS = frozenset(
-    {".3gp", ".flv", ".m2ts", ".mpeg", ".mpg", ".mts", ".ogv", ".wmv"}
-)
-REPEATS = re.compile(r"\d+_.+")
-"""Folders that say how often kohya's scripts repeat their images, and of what they are."""
 DEPTH = 2
 """Folders below one in which tables are looked for, such as `data/train`."""
 
 
-@dataclass
-class _Count:
-    """How many things there are, and the first of them."""
-
-    number: int = 0
-    first: str = ""
-
-    def add(self, name: str) -> None:
-        self.number += 1
-        self.first = self.first or name
-
-    def are(self, thing: str) -> str:
-        """Return such as '1 video is' or '2 videos are'."""
-        return f"1 {thing} is" if self.number == 1 else f"{self.number} {thing}s are"
-
-
 def left_out(folder: Path, is_image: bool) -> list[str]:
-    """Return a line for each kind of thing in a folder, and below it, that is not read:
-    captions without an image or a video, and images and videos of formats that are not
-    read.
+    """Return a line with the number of files in a folder, and below it, that are not
+    read; none if all are.
 
     Raises as `list_media`.
 
@@ -62,59 +31,29 @@ def left_out(folder: Path, is_image: bool) -> list[str]:
         folder: The folder.
         is_image: Whether images alone are read, and videos left out.
     """
-    captions, images, videos, others = _Count(), _Count(), _Count(), _Count()
-    parts = _Count()
-    repeats = ""
+    read = MEDIA - VIDEOS if is_image else MEDIA
+    unread = []
     for prefix, names in _folders(folder, ""):
-        stems = set()
         listed = [os.fsencode(name) for name in names]
+        media = {
+            name
+            for name in names
+            if os.path.splitext(name)[1].lower() in read
+            and not belongs_to_another(listed, name)
+        }
+        stems = {os.path.splitext(name)[0] for name in media}
         for name in names:
             stem, ending = os.path.splitext(name)
-            # A caption of a file that is not read has one, and is none too many.
-            if ending.lower() in MEDIA | UNREAD_IMAGES | UNREAD_VIDEOS:
-                stems.add(stem)
-        for name in names:
-            stem, ending = os.path.splitext(name)
-            kind = ending.lower()
-            if name.endswith("/"):
-                is_one = REPEATS.fullmatch(name[:-1]) is not None
-                repeats = repeats or (name[:-1] if is_one else "")
-            elif kind in MEDIA and belongs_to_another(listed, name):
-                parts.add(prefix + name)
-            elif kind in CAPTIONS and stem not in stems:
-                captions.add(prefix + name)
-            elif kind in UNREAD_IMAGES:
-                images.add(prefix + name)
-            elif kind in UNREAD_VIDEOS:
-                others.add(prefix + name)
-            elif is_image and kind in VIDEOS:
-                videos.add(prefix + name)
-    lines = []
-    if repeats:
-        lines.append(
-            f"folder names such as {repeats!r} are not read as repeats and captions: use "
-            "repeats of a [[dataset]], --default_caption or --trigger_word"
-        )
-    if parts.number:
-        what = f"{parts.are('mask, control image or Live Photo')} not read, such as"
-        lines.append(f"{what} {_shown(parts.first)}: a table gives them a column")
-    if captions.number:
-        thing = "image" if is_image else "image or video"
-        many = (
-            "1 caption has"
-            if captions.number == 1
-            else f"{captions.number} captions have"
-        )
-        lines.append(f"{many} no {thing}, such as {_shown(captions.first)}")
-    for count, wanted in ((images, "PNG or JPEG"), (others, "MP4")):
-        if count.number:
-            them = "it" if count.number == 1 else "them"
-            what = f"{count.are('file')} of a kind that is not read, such as"
-            lines.append(f"{what} {_shown(count.first)}; convert {them} to {wanted}")
-    if videos.number:
-        what = f"{videos.are('video')} not read: the variant reads images"
-        lines.append(what)
-    return lines
+            is_caption = ending.lower() in CAPTIONS and stem in stems
+            if not (name in media or is_caption or name.endswith("/")):
+                unread.append(prefix + name)
+    return [_said("file", unread, "not read")] if unread else []
+
+
+def _said(thing: str, names: Sequence[str], what: str) -> str:
+    are = f"1 {thing} is" if len(names) == 1 else f"{len(names)} {thing}s are"
+    first = names[0] if names[0].isprintable() else repr(names[0])
+    return f"{are} {what}, such as {first}"
 
 
 def left_out_of(folder: Path, inputs: Mapping[str, Input]) -> list[str]:
@@ -145,10 +84,7 @@ def hidden_by(table: Table) -> str:
             files = value if isinstance(value, list) else [value]
             for file in files:
                 hidden.difference_update(unicode_forms(os.path.basename(file)))
-    if not hidden:
-        return ""
-    count = _Count(len(hidden), min(hidden))
-    return f"{count.are('captioned file')} not in it, such as {_shown(count.first)}"
+    return _said("captioned file", sorted(hidden), "not in it") if hidden else ""
 
 
 def _folders(folder: Path, prefix: str) -> Iterator[tuple[str, list[str]]]:
@@ -161,10 +97,6 @@ def _folders(folder: Path, prefix: str) -> Iterator[tuple[str, list[str]]]:
     for name in names:
         if name.endswith("/"):
             yield from _folders(folder, prefix + name)
-
-
-def _shown(name: str) -> str:
-    return name if name.isprintable() else repr(name)
 
 
 def tables_below(folder: Path, endings: Collection[str]) -> list[Path]:

@@ -1,18 +1,20 @@
 """Find the inputs that the rows of a run have, and say what of its datasets is not read."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from dstrain.config import split_commas
 from dstrain.config.sizes import parse_frames
 from dstrain.console import get_logger
 from dstrain.data import DataConfig, Dataset
-from dstrain.data.forms import hidden_by
+from dstrain.data.forms import TEXT, Source, hidden_by, left_out_of
 from dstrain.data.row_checks import input_columns
 from dstrain.errors import about_dataset, first_few
 from dstrain.graph import Column, with_measured
 from dstrain.pipeline import MASK
 from dstrain.pipeline.loss_masks import rows_without_masks
-from dstrain.runs.datasets.said import dataset_line, left_out_lines, short_clips
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.setup import Setup
 
@@ -56,8 +58,10 @@ def log_left_out(setup: Setup) -> None:
     """Warn of what is in folders with captions and is not read."""
     for part in setup.parts:
         own = part.setup
-        for line in left_out_lines(own.data_config.source, own.spec.inputs):
-            logger.warning(setup.in_words(line))
+        source = own.data_config.source
+        if source.form == "folder":
+            for line in left_out_of(source.path, own.spec.inputs):
+                logger.warning(setup.in_words(f"{source.path}: {line}"))
 
 
 def lines_of_datasets(setup: Setup) -> list[str]:
@@ -65,7 +69,7 @@ def lines_of_datasets(setup: Setup) -> list[str]:
     lines = []
     for part in setup.parts:
         source, dataset = part.setup.data_config.source, part.setup.checked_dataset
-        line = setup.in_words(dataset_line(source, dataset))
+        line = setup.in_words(_dataset_line(source, dataset))
         if part.options.repeats != 1:
             line += f"; {part.options.repeats} times in an epoch"
         if part.options.loss_weight != 1:
@@ -112,7 +116,7 @@ def warnings_of_rows(setup: Setup) -> list[str]:
     for part in setup.parts:
         own = part.setup
         found = setup.dataset if own is setup else part.dataset
-        for line in short_clips(found, parse_frames(own.config.num_frames)):
+        for line in _short_clips(found, parse_frames(own.config.num_frames)):
             lines.append(line if own is setup else f"{found.table.path}: {line}")
         if MASK in own.spec.inputs:
             lines += rows_without_masks(found)
@@ -138,3 +142,49 @@ def warnings_of_rows(setup: Setup) -> list[str]:
                 line += f"; optional inputs are read with --extra_inputs {wanted}"
             lines.append(line)
     return lines
+
+
+def _dataset_line(source: Source, dataset: Dataset) -> str:
+    """Say where a dataset is, its form, its rows, and the columns that are read."""
+    table = dataset.table
+    read = sorted(dataset.columns.values(), key=lambda column: not column.is_file)
+    columns = dict.fromkeys(column.name for column in read)
+    names = []
+    for name in columns:
+        original = table.originals.get(name, name)
+        if source.form == "folder":
+            is_text = original == TEXT
+            names.append(f"{name} from caption files" if is_text else name)
+        else:
+            names.append(name if name == original else f"{name} from {original}")
+    rows = f"{len(table.rows)} row{'s' * (len(table.rows) != 1)}"
+    form = "" if source.form == "table" else f"{source.in_words}, "
+    line = f"dataset {source.path}: {form}{rows}: {', '.join(names)}"
+    if source.left_out:
+        line += f"; not read: {', '.join(source.left_out)}"
+    return line
+
+
+def _short_clips(dataset: Dataset, lengths: Sequence[int]) -> list[str]:
+    """Say how many clips of a dataset have fewer frames than are asked for.
+
+    lengths: The numbers of frames of --num_frames, rising.
+    """
+    clips = 0
+    short: Counter[int] = Counter()
+    counts = np.bincount(dataset.groups, minlength=len(dataset.signatures))
+    # Samples of one signature have clips of one length.
+    for common, count in zip(dataset.signatures, counts.tolist(), strict=True):
+        for name, shapes in common:
+            if name in dataset.columns and dataset.columns[name].kind == "video":
+                clips += count
+                if shapes[0][0] < lengths[0]:
+                    short[shapes[0][0]] += count
+    if not short:
+        return []
+    asked = f"fewer than --num_frames {lengths[0]} frames"
+    if len(lengths) > 1:
+        asked = f"fewer frames than {lengths[0]}, the least of --num_frames"
+    return [
+        f"{short.total()} of {clips} clips have {asked}; the shortest has {min(short)}"
+    ]

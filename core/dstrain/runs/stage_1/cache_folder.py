@@ -7,8 +7,6 @@ from pathlib import Path
 
 from dstrain.cache import DIGESTS, MARKER
 from dstrain.cache.store import LOG, PARTS, check_parts
-from dstrain.config import datasets_of
-from dstrain.config.options import TrainConfig
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.runs.setup import Setup
 from dstrain.storage import BAD_SAMPLES
@@ -17,28 +15,25 @@ REST = ("shards", "plans", LOG)
 """What stage 1 makes beside the marker before anything else."""
 OF_SYSTEM = ("lost+found",)
 """What an empty file system has in it."""
-EMPTY = "give an empty or new folder"
 
 
 def refuse_folder(setup: Setup) -> None:
     """Refuse a folder that stage 1 cannot fill, or would fill among the user's files.
 
-    Raises UsageError for a folder that has anything in it and is no feature cache, or in
-    which the dataset is; StateError if stage 1 would replace a file of another program,
-    or write to a place outside of the folder.
+    Raises UsageError for a folder that has anything in it and is no feature cache;
+    StateError if stage 1 would replace a file of another program, or write to a place
+    outside of the folder.
     """
     folder = setup.cache_path
     refuse_files(folder)
     if is_cache(folder):
         return
     flag = "--output_path" if setup.config.feature_cache is None else "--feature_cache"
-    for dataset in _datasets(setup.config):
-        if Path(os.path.realpath(dataset)).is_relative_to(os.path.realpath(folder)):
-            what = f"{folder} has the dataset {dataset} in it and is no feature cache"
-            raise UsageError(flag, f"{what}: {EMPTY}")
     others = first_few(other_files(folder))
     if others:
-        what = f"{folder} is not empty and no feature cache: {EMPTY}"
+        what = (
+            f"{folder} is not empty and no feature cache: give an empty or new folder"
+        )
         raise UsageError(flag, what, f"it contains {others}")
 
 
@@ -56,13 +51,6 @@ def refuse_files(folder: Path) -> None:
                 f"contains {name}, but is not a feature cache",
                 "move it away, or give another --feature_cache",
             )
-
-
-def _datasets(config: TrainConfig) -> list[Path]:
-    """Return the folders of the datasets, of the one for validation, too."""
-    bases = [part.config.dataset_base_path for part in datasets_of(config)]
-    bases.append(config.validation_dataset_base_path)
-    return [base for base in bases if base is not None]
 
 
 def is_cache(folder: Path) -> bool:

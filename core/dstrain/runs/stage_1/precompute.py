@@ -34,7 +34,6 @@ from dstrain.runs.skipped_rows import read_samples, write_list
 from dstrain.runs.stage_1.before_stage_2 import check_resume, check_training
 from dstrain.runs.stage_1.cache_folder import refuse_folder
 from dstrain.runs.stage_1.computing import compute
-from dstrain.runs.stage_1.freeing import LoadedWeights
 from dstrain.runs.stage_1.keyed_samples import (
     KeyedSamples,
     addresses_of,
@@ -52,6 +51,7 @@ from dstrain.runs.stage_1.unchanged import (
 )
 from dstrain.storage import BAD_SAMPLES, lock
 from dstrain.storage.files import nameable
+from dstrain.training import collect_memory
 
 logger = get_logger(__name__)
 
@@ -112,10 +112,10 @@ def data_process(
             loaded = fill(one, processes, loaded)
         _log_next(setup)
         if stage_2 is not None and loaded is not None:
-            weights = LoadedWeights.of(loaded.pipeline.components)
             # The last reference: `fill` has returned.
             loaded = None
-            weights.free()
+            collect_memory()
+            logger.info("encoders freed")
         processes.wait()
 
 

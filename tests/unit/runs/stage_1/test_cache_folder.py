@@ -56,12 +56,12 @@ def test_a_folder_that_has_the_dataset_in_it_is_refused(
     (here / "link").symlink_to(here)
     Path("deep").mkdir()
     monkeypatch.chdir("deep" if folder == ".." else ".")
-    with pytest.raises(UsageError, match=str(here / "data")) as caught:
+    with pytest.raises(UsageError, match="no feature cache") as caught:
         fill(here, feature_cache=Path(folder))
     assert caught.value.where == "--feature_cache"
     second = shutil.copytree(here / "data", here / "held out/rows")
     flags = {"validation_dataset_base_path": second}
-    with pytest.raises(UsageError, match=str(second)):
+    with pytest.raises(UsageError, match="no feature cache"):
         fill(here, feature_cache=second.parent, **flags)
 
 

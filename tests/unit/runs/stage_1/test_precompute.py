@@ -31,8 +31,6 @@ from tests.support.caching_project import (
     write_place,
     write_rows,
 )
-from tests.support.runs import train
-from tests.support.stage_project import UNITS, Project
 
 ALL = Counter({"encode_prompt": 3, "describe": 3, "encode_image": 4})
 
@@ -226,28 +224,3 @@ def test_what_was_computed_before_a_refusal_is_kept_and_the_row_is_named(
     log = (place.cache / "dstrain.log").read_text()
     assert re.findall(r" (\d) of 4 samples", log) == ["4", "4"]
     assert re.findall("ERROR.*metadata.csv:(.)", log) == ["4"]
-
-
-def test_a_component_whose_weights_a_plugin_keeps_is_named_before_stage_2(
-    filled: Project, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A view of them is enough: the parameter is gone, its bytes are not."""
-    kept = "KEPT = []\n\n\ndef encode_image("
-    keeps = "KEPT.append(vae.encoder.weight.detach()[0])\n    pixels = pixels /"
-    caplog.set_level("INFO")
-    for source, named in (
-        (UNITS, False),
-        (
-            UNITS.replace("def encode_image(", kept).replace(
-                "pixels = pixels /", keeps
-            ),
-            True,
-        ),
-    ):
-        filled.install(source)
-        caplog.clear()
-        flags = {"feature_cache": filled.folder / f"cache {named}", "max_steps": 1}
-        train(filled.folder, output_path=filled.folder / f"out {named}", **flags)
-        (line,) = [one for one in caplog.messages if "encoders freed" in one]
-        assert ("vae" in line) == named
-        assert "text_encoder" not in line
