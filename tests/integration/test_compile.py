@@ -55,14 +55,6 @@ def test_blocks_with_stored_weights_are_compiled_and_compute_the_same(
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
 
 
-def test_a_dry_run_compiles_nothing(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch, "compile", None)
-    run(config(here, compile=True, dry_run=True))
-    assert "steps" in capsys.readouterr().out
-
-
 def test_the_code_that_torch_generates_computes_the_same_within_rounding(
     here: Path,
 ) -> None:

@@ -140,14 +140,6 @@ def test_the_default_caption_and_chosen_columns_belong_to_the_cache(
         train(here, task="sft:train", output_path=tmp_path / "b", max_steps=1, **chosen)
 
 
-def test_a_dry_run_says_the_rows_of_every_form(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for form in FORMS:
-        train(here, dataset_base_path=here / form, dry_run=True)
-        assert "5 rows in" in capsys.readouterr().out
-
-
 def test_a_second_dataset_may_have_another_form(here: Path, tmp_path: Path) -> None:
     losses = []
     for form in ("data", "captions"):

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain import Frames, StateError, TrainConfig, UsageError, run
-from dstrain.cli.main import main
+from dstrain import Frames, TrainConfig, UsageError, run
 from dstrain.data import write_video
 from dstrain.runs import Setup
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.resolve import resolve
-from dstrain.runs.stage_1.recorded_config import recorded_flags
 
 from tests.support.runs import log
 
@@ -127,21 +125,6 @@ def test_each_dataset_has_its_own_numbers(videos: Path) -> None:
     assert [shape[0] for _, shape in found] == [*CLIPS.values(), 1, 5, 9, 9, 9]
 
 
-def test_one_number_is_what_it_was(videos: Path, tmp_path: Path) -> None:
-    words = ["--model", "wan", "--variant", "t2v", "--toy", "--lora_rank", "2"]
-    words += ["--dataset_base_path", str(videos), "--max_steps", "1"]
-    for name, given, expected in (("one", "9", 9), ("several", "5,9", "5,9")):
-        output = tmp_path / name
-        assert main([*words, "--num_frames", given, "--output_path", str(output)]) == 0
-        written = json.loads((output / "logs/config.json").read_text())
-        assert written["num_frames"] == expected
-        # What a run wrote is the same run again.
-        again = ["--config", str(output / "logs/config.json")]
-        assert main([*again, "--output_path", str(tmp_path / f"{name}-again")]) == 0
-        assert log(output) == log(tmp_path / f"{name}-again")
-    assert recorded_flags(config(videos, num_frames=9))["num_frames"] == 9
-
-
 @pytest.mark.parametrize(
     ("given", "named"),
     [("5,10,15", "10, 15|9, 17"), ("5,10", "10|4n+1|9"), ("5,,9", "81"), ("5,5", "5")],
@@ -153,35 +136,3 @@ def test_numbers_that_the_model_cannot_use_are_refused(
         run(config(videos, num_frames=given, output_path=tmp_path / "out"))
     assert all(one in caught.value.what for one in named.split("|"))
     assert caught.value.where == "--num_frames"
-
-
-def test_frames_may_be_taken_as_they_are(videos: Path, tmp_path: Path) -> None:
-    plain = config(videos, fix_frame_rate=False)
-    counts = {name: shape[0] for name, shape in shapes(resolve(plain))}
-    assert counts == {**CLIPS, "fast": 13}
-    flags: dict[str, Any] = {"num_epochs": 1, "feature_cache": tmp_path / "cache"}
-    stage_1 = config(videos, task="sft:data_process", **flags)
-    run(replace(stage_1, fix_frame_rate=False))
-    stage_2 = replace(stage_1, task="sft:train", output_path=tmp_path / "out")
-    with pytest.raises(StateError, match="--fix_frame_rate"):
-        run(stage_2)
-    run(replace(stage_2, fix_frame_rate=False))
-
-
-def contents(cache: Path) -> dict[str, int]:
-    """The files of a feature cache, and when each was written."""
-    return {
-        str(path): path.stat().st_mtime_ns
-        for path in cache.rglob("*")
-        if path.suffix in (".safetensors", ".json") and "locks" not in str(path)
-    }
-
-
-def test_the_default_frame_rate_may_be_asked_for(videos: Path, tmp_path: Path) -> None:
-    flags: dict[str, Any] = {"num_epochs": 1, "feature_cache": tmp_path / "cache"}
-    stage_1 = config(videos, task="sft:data_process", **flags)
-    run(stage_1)
-    stage_2 = replace(stage_1, task="sft:train", output_path=tmp_path / "out")
-    stored = contents(tmp_path / "cache")
-    run(replace(stage_2, fix_frame_rate=True))
-    assert contents(tmp_path / "cache") == stored

@@ -101,16 +101,6 @@ def test_one_command_leaves_what_two_commands_and_an_unsplit_run_leave(
     assert recorded["task"] == "sft"
 
 
-def test_the_sizes_of_the_samples_are_said_once(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = flags(here, feature_cache=tmp_path / "cache", output_path=tmp_path / "out")
-    assert main(words({**given, "lora_rank": 2})) == 0
-    said = capsys.readouterr().err
-    assert said.count("2 sizes (height x width)") == 1
-    assert "2 sizes (height x width), batches of up to 2:" in said
-
-
 FAMILIES = ("qwen_image", "flux", "wan")
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from dstrain import SampleKey, run
 from dstrain.cache import FeatureCache
-from dstrain.data import load_cell
 from dstrain.errors import CacheError
 from dstrain.runs import open_training_data
 from dstrain.runs.resolve import resolve
@@ -103,15 +102,6 @@ def drawn(place: Path, row: int, draws: int, **feature: Any) -> Counter[Any]:
     return seen
 
 
-def test_each_option_changes_what_is_drawn(place: Path) -> None:
-    found: dict[Any, str] = {}
-    for name, feature in {"none": {}, **FEATURES}.items():
-        samples = frozenset(
-            one for row in range(len(SIZES)) for one in drawn(place, row, 40, **feature)
-        )
-        assert found.setdefault(samples, name) == name
-
-
 def test_variants_are_drawn_as_often_as_they_are_probable(place: Path) -> None:
     seen = drawn(place, 1, 4000, caption_dropout=0.2, flip=True)
     of_texts: Counter[str] = Counter()
@@ -131,14 +121,6 @@ def test_a_key_chooses_the_same_variant_each_time(place: Path) -> None:
     feature = {"crops": 4, "flip": True, "caption_dropout": 0.5, "resolution": "16"}
     assert drawn(place, 0, 50, **feature) == drawn(place, 0, 50, **feature)
     assert len(drawn(place, 0, 200, **feature)) == 4 * 2 * 2
-
-
-def test_without_a_key_a_sample_is_the_plain_one(place: Path) -> None:
-    plain = open_training_data(resolve(config(place))).source.sample(0).values
-    feature = {"flip": True, "caption_dropout": 0.9, "shuffle_tags": True}
-    found = open_training_data(resolve(config(place, **feature))).source.sample(0)
-    assert found.values["prompt"] == plain["prompt"]
-    assert found.values["input_image"] == plain["input_image"]
 
 
 def test_the_cache_has_each_text_and_each_view_once(
@@ -169,21 +151,6 @@ def test_stage_2_refuses_other_variants(place: Path, tmp_path: Path) -> None:
     for other in ({}, {"caption_dropout": 0.2}, {"caption_dropout": 0.1, "flip": True}):
         with pytest.raises(CacheError, match=r"--caption_dropout|--flip"):
             run(config(place, task="sft:train", max_steps=1, **cache, **other))
-
-
-def test_resolutions_of_one_size_are_one_sample(place: Path) -> None:
-    """An image that is too small for the larger one is not seen twice."""
-    source = open_training_data(resolve(config(place, resolution="16,24,32")))
-    sizes: dict[int, list[tuple[int, int]]] = {}
-    for row, chunk in source.sample_ids.tolist():
-        image = source.source.sample(row, chunk).values["input_image"]
-        sizes.setdefault(row, []).append((image.height, image.width))
-    assert sizes == {
-        0: [(8, 24), (16, 32), (16, 40)],
-        1: [(24, 8), (32, 16), (40, 16)],
-        2: [(16, 16), (24, 24)],
-        3: [(16, 16), (16, 32), (24, 40)],
-    }
 
 
 @pytest.mark.parametrize("crops", [2, 3, 4])
@@ -222,12 +189,3 @@ def test_crops_lie_evenly_between_the_ends(tmp_path: Path) -> None:
         edges.add((int(row[0]), int(row[-1])))
     # 48 columns are cut off, at both sides together.
     assert edges == {(8, 23), (24, 39), (40, 55), (23, 8), (39, 24), (55, 40)}
-
-
-def test_masks_are_mirrored_and_cropped_as_their_images(place: Path) -> None:
-    """Of masks that are the red of their images."""
-    setup = resolve(config(place, **FEATURES["crops, flip and masks"]))
-    assert len(setup.dataset.rows) > 2 * len(SIZES)
-    for cells in setup.dataset.rows:
-        image, mask = (load_cell(cells[name]) for name in ("input_image", "loss_mask"))
-        assert np.array_equal(np.asarray(image)[..., 0], np.asarray(mask))

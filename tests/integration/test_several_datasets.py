@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain import Diverged, DstrainError, UsageError, run
+from dstrain import DstrainError, UsageError, run
 from dstrain.cli.main import main
 from dstrain.errors import CacheError
 from dstrain.runs import Setup
-from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.resolve import resolve
 from dstrain.runs.stage_1 import plan_writer
 from PIL import Image
@@ -67,11 +66,6 @@ def test_each_row_of_each_dataset_is_drawn_as_often_as_its_repeats_say(
     expected = {f"data {number}": 2 for number in range(4)}
     expected |= {f"more {number}": 6 for number in range(3)}
     assert found == expected
-
-
-def test_a_single_dataset_may_be_a_table_too(place: Path) -> None:
-    found = draws(place, dataset_base_path=None, dataset=more(place, repeats=2))
-    assert found == {f"more {number}": 2 for number in range(3)}
 
 
 def test_a_single_table_trains_from_a_feature_cache(
@@ -168,14 +162,6 @@ def test_nothing_to_do_is_seen_and_a_change_of_any_dataset_too(
     assert "precomputing 1 of 7 samples" in capfd.readouterr().err
 
 
-def test_stage_2_refuses_other_options_of_a_dataset(place: Path) -> None:
-    cache = {"feature_cache": place / "cache"}
-    run(config(place, task="sft:data_process", dataset=more(place, flip=True), **cache))
-    for other in (more(place), more(place, flip=True, resolution=16), ()):
-        with pytest.raises(CacheError, match="--dataset 1"):
-            run(config(place, task="sft:train", dataset=other, max_steps=1, **cache))
-
-
 def test_stage_2_compares_the_datasets_that_it_names(place: Path) -> None:
     """Also where it leaves out that of --dataset_base_path."""
     changes: dict[str, Any] = {"feature_cache": place / "cache", "max_steps": 1}
@@ -225,17 +211,6 @@ def test_a_plan_without_digests_of_its_datasets_is_still_trained_from(
     changes |= {"task": "sft:train", "dataset_base_path": None}
     run(config(place, **changes))
     assert len(log(place / "out")) == 1
-
-
-def test_a_damaged_dataset_is_named_and_may_be_skipped(place: Path) -> None:
-    (place / "more/1.png").write_bytes(b"no image")
-    with pytest.raises(UsageError) as caught:
-        run(config(place, dataset=more(place), max_steps=1))
-    assert "more" in caught.value.where
-    assert "metadata.json:2:image" in str(caught.value)
-    run(config(place, dataset=more(place), max_steps=1, on_bad_sample="skip"))
-    listed = (place / "out/logs/bad_samples.jsonl").read_text().splitlines()
-    assert [json.loads(line)["row"] for line in listed] == [2]
 
 
 @pytest.mark.parametrize(
@@ -371,15 +346,6 @@ def test_a_default_caption_is_for_those_datasets_that_are_folders_of_captions(
     assert caught.value.where == "--dataset 2: --default_caption"
 
 
-def test_an_option_without_effect_is_refused_of_a_dataset_too(place: Path) -> None:
-    dataset = (*more(place), *more(place, num_frames=5))
-    with pytest.raises(UsageError) as caught:
-        resolve(config(place, dataset=dataset))
-    assert caught.value.where == "--dataset 2: --num_frames"
-    with pytest.raises(UsageError, match="2"):
-        resolve(config(place, dataset=more(place, resolution="2")))
-
-
 def test_a_dataset_that_is_gone_is_named_before_stage_1(place: Path) -> None:
     changes: dict[str, Any] = {"dataset": more(place), "max_steps": 1}
     changes["feature_cache"] = place / "cache"
@@ -389,31 +355,3 @@ def test_a_dataset_that_is_gone_is_named_before_stage_1(place: Path) -> None:
         run(config(place, **changes, overwrite=True))
     assert caught.value.where == "--dataset 1: --dataset_base_path"
     assert "--feature_cache" in str(caught.value)
-
-
-def test_a_dry_run_counts_the_rows_of_all_also_where_the_first_lacks_a_file(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for steps in ("3 steps\n", "3 steps, if "):
-        run(config(place, dry_run=True, validation_split=0.5, dataset=more(place)))
-        page = capfd.readouterr().out
-        assert " 4 of these for validation\n" in page and f"    {steps}" in page
-        (place / "data/1.png").unlink(missing_ok=True)
-
-
-def test_the_first_row_of_a_further_dataset_has_the_name_of_its_own_table(
-    place: Path,
-) -> None:
-    table = (place / "more/metadata.json").rename(place / "more/more.json")
-    changes: dict[str, Any] = {"feature_cache": place / "cache", "batch_size": 7}
-    changes["dataset"] = more(place, dataset_metadata_path=str(table))
-    with pytest.raises(Diverged, match=r"more\.json:1"):
-        run(config(place, learning_rate=1e30, max_steps=9, **changes))
-
-
-def test_inputs_are_those_of_all_datasets(place: Path) -> None:
-    rows = json.loads((place / "data/metadata.json").read_text())
-    masked = [{**row, "mask": row["image"]} for row in rows]
-    (place / "data/metadata.json").write_text(json.dumps(masked))
-    setup = resolve(config(place, dataset=more(place), mask_column="mask"))
-    assert {"loss_mask", "input_image", "prompt"} <= dataset_inputs(setup)

@@ -176,29 +176,6 @@ def test_a_dataset_that_is_in_no_plan_or_in_two_is_refused(
     assert words in filled.refusal(**flags)
 
 
-def test_more_rows_than_are_looked_at_are_said(
-    filled: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
-    filled.patch.setattr(feature_plan, "MOST_ROWS", 2)
-    another_image(filled.data / "1.png")
-    filled.stage_2()
-    said = capsys.readouterr().err.splitlines()
-    (line,) = [one for one in said if "not compared" in one]
-    assert "2 rows" in line
-
-
-def test_stage_2_says_how_many_rows_stage_1_skipped(
-    filled: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
-    filled.stage_2()
-    assert "rows are skipped" not in capsys.readouterr().err
-    (filled.data / "1.png").write_bytes(b"no image")
-    filled.fill(on_bad_sample="skip")
-    capsys.readouterr()
-    filled.stage_2(on_bad_sample="skip")
-    assert "1 of 3 rows" in capsys.readouterr().err
-
-
 def test_a_dataset_that_moved_is_one_also_where_it_is_gone(filled: Project) -> None:
     want = filled.stage_2()
     filled.data.rename(filled.folder / "moved")

@@ -557,17 +557,6 @@ def test_a_small_file_fills_no_memory(
         assert f"metadata.json:1:{column}: 'bomb' " in said
 
 
-def test_a_hard_link_is_a_file_like_any_other(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "other.png").write_bytes(encoded("PNG"))
-    os.link(tmp_path / "other.png", tmp_path / "data/link.png")
-    (tmp_path / "data/metadata.csv").write_text("image\nlink.png\n")
-    assert open_dataset(
-        DataConfig(tmp_path / "data", None, None, Resolution(None, None, 2**20)),
-        COLUMNS,
-    ).rows
-
-
 def pipe(path: Path) -> None:
     os.mkfifo(path)
 

@@ -19,7 +19,6 @@ from dstrain.plugin import (
     Column,
     Component,
     DiffusersNetwork,
-    ExpertSchedule,
     Files,
     FlowMatchSchedule,
     InferenceOnly,
@@ -249,23 +248,6 @@ PIPELINES = {
 def build(variant: str) -> PipelineSpec:
     """Return the spec of a variant."""
     return MODEL.spec(variant)
-
-
-def with_two_experts() -> PipelineSpec:
-    """Return the spec of a variant whose denoiser has two parts, for high and low noise."""
-
-    def predict(
-        noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
-    ) -> Tensor:
-        return noisy_latents
-
-    ranges = MappingProxyType({"dit": (875.0, 1000.0), "dit2": (0.0, 875.0)})
-    return replace(
-        build("base"),
-        components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
-        model_fn=predict,
-        experts=ExpertSchedule("dit", ranges),
-    )
 
 
 def write(

@@ -65,8 +65,3 @@ def more_memory(limit: int) -> AbstractContextManager[None]:
     data = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert data is not None
     return _limited(resource.RLIMIT_DATA, int(data[1]) * 1024 + limit)
-
-
-def no_more_files() -> AbstractContextManager[None]:
-    """Inside, this process can open no file."""
-    return _limited(resource.RLIMIT_NOFILE, 3)

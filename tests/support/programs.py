@@ -96,19 +96,6 @@ def blend(
     return hidden
 
 
-def unit_body(
-    makes: Mapping[str, str], borrows: tuple[str, ...], **named: Any
-) -> dict[str, Any]:
-    hidden = blend(named, borrows)
-    return {name: hidden * (i + 1) for i, name in enumerate(makes)}
-
-
-def predict_body(
-    borrows: tuple[str, ...], noisy_latents: Tensor, timestep: Tensor, **named: Any
-) -> Tensor:
-    return blend(named, borrows, noisy_latents + timestep[:, None] / 1000)
-
-
 def loss_body(
     borrows: tuple[str, ...],
     branches: tuple[str, ...],

@@ -25,7 +25,6 @@ from dstrain.console import (
     progress_bar,
     redacted,
     shell_command,
-    silenced,
     status,
 )
 from dstrain.runs import OwnParts
@@ -110,18 +109,6 @@ def test_a_notebook_has_a_bar_of_its_own(
         with progress_bar("train", 3) as bar:
             bar.update()
         assert capsys.readouterr() == ("", "")
-
-
-def test_widgets_that_a_notebook_lacks_are_not_warned_of_by_other_libraries() -> None:
-    code = (
-        "import sys, warnings\nfrom types import SimpleNamespace\n"
-        "kernel = SimpleNamespace(config={'IPKernelApp': {}})\n"
-        "sys.modules['IPython'] = SimpleNamespace(get_ipython=lambda: kernel)\n"
-        "sys.modules['ipykernel.zmqshell'] = kernel\n"  # by which tqdm tells a notebook
-        "sys.modules['ipywidgets'] = None\n"
-        "import dstrain.console\nwarnings.simplefilter('always')\nimport tqdm.auto"
-    )
-    assert python(code).stderr == ""
 
 
 @pytest.mark.parametrize("is_brief", [False, True])
@@ -301,21 +288,6 @@ def test_only_a_terminal_has_colours_unless_the_environment_says_otherwise(
     assert line == "a line"
 
 
-def test_trials_are_silent_whoever_logs_in_them(capsys: Printed) -> None:
-    with silenced():
-        get_logger("dstrain.trial").warning("of a trial")
-        logging.getLogger("of.a.library").error("of a library")
-        warnings.warn("of Python", stacklevel=1)
-    with silenced(logging.WARNING):
-        with silenced():
-            pass
-        get_logger("dstrain.trial").warning("of a library")
-        get_logger("dstrain.trial").error("of a part")
-    get_logger("dstrain.trial").warning("of the run")
-    said = "dstrain: error: of a part\ndstrain: warning: of the run\n"
-    assert capsys.readouterr().err == said
-
-
 def test_lines_are_written_above_open_bars() -> None:
     with (
         redirect_stderr(Terminal()) as terminal,
@@ -344,19 +316,6 @@ def test_what_a_callback_prints_is_a_line_of_its_own() -> None:
     before, _, after = terminal.getvalue().partition("step 1\n")
     assert before.endswith("\r")  # the bar is cleared
     assert "train 33%" in after
-
-
-def test_a_script_that_loads_the_library_says_so_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with redirect_stderr(Terminal()) as terminal:
-        assert dstrain.UsageError
-        assert not terminal.getvalue()  # torch is here already
-        monkeypatch.delitem(sys.modules, "torch")
-        assert dstrain.UsageError
-    assert terminal.getvalue().partition("\r")[0].strip()
-    with pytest.raises(AttributeError):
-        _ = dstrain.nothing
 
 
 @pytest.mark.parametrize(

@@ -203,14 +203,6 @@ def test_a_prompt_of_a_region_sees_itself_and_its_region() -> None:
     assert "joint_attention_kwargs" not in negative
 
 
-def test_the_shape_of_the_latents() -> None:
-    shape = MODEL.spec("dev").latent_shape.function
-    assert shape(1024, 768) == (1, 16, 128, 96)
-    for height, width, name in ((1000, 768, "height"), (1024, 0, "width")):
-        with pytest.raises(UsageError, match=name):
-            shape(height, width)
-
-
 def matches(*targets: str) -> tuple[dict[str, int], set[str], set[str]]:
     """Return how many layers each target matches, and the linear layers that get LoRA
     layers and those that do not.
@@ -225,12 +217,6 @@ def matches(*targets: str) -> tuple[dict[str, int], set[str], set[str]]:
     named = {name.removesuffix(".lora_A") for name, _ in dit.named_modules()}
     adapted_layers = {name for name in linear if f"{name}.base_layer" in named}
     return counts, adapted_layers, linear - adapted_layers
-
-
-def test_default_targets_are_the_projections_of_both_kinds_of_block() -> None:
-    _, layers, others = matches(*MODEL.lora_targets["dit"])
-    assert all("transformer_blocks." in name and "norm" not in name for name in layers)
-    assert all("transformer_blocks." not in name or "norm" in name for name in others)
 
 
 def test_the_references_names_mean_the_layers_they_were() -> None:

@@ -157,17 +157,6 @@ def test_a_file_of_the_reference_loads_as_the_network_that_it_was_made_from(
     assert to_checkpoint(REFERENCE_DIT, network.state_dict()).keys() == weights.keys()
 
 
-def test_a_transformer_of_other_depth_and_without_guidance_loads_too(
-    path: Path,
-) -> None:
-    sizes = {"num_layers": 3, "num_single_layers": 1, "num_attention_heads": 3}
-    network = make("dit", guidance_embeds=False, **sizes)
-    weights = original("dit", network)
-    assert not any(key.startswith("guidance_in") for key in weights)
-    part = part_of(path, weights, "dit")
-    assert_equal(load("dit", part, network).state_dict(), network.state_dict())
-
-
 def test_one_file_of_comfyui_gives_every_component(path: Path) -> None:
     save_file({key: one.contiguous().clone() for key, one in comfyui().items()}, path)
     found = assign([ModelConfig(path=str(path))], KNOWN, ("dit", "vae"))

@@ -216,11 +216,6 @@ def test_weights_in_full_that_a_program_has_no_names_for_are_refused(
         run(config(tmp_path / "out", **flags))
 
 
-def test_generate_has_nothing_to_align() -> None:
-    words = "generate --model flux --toy --prompt a --align_to_opensource_format"
-    assert main(words.split()) == 2
-
-
 @pytest.mark.parametrize("component", ["text_encoder_1", "text_encoder_2"])
 def test_files_of_text_encoders_are_distinguished_by_their_prefix(
     component: str, tmp_path: Path

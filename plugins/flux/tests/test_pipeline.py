@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from dstrain import Pipeline, UsageError
 from dstrain.cli.main import main
 from dstrain_flux import MODEL
 from PIL import Image
 
-from tests.support.noise_images import noise_image, smooth_noise
-from tests.support.toys import opened, sharpened, toy
+from tests.support.noise_images import noise_image
+from tests.support.toys import toy
 
 TOLD = {"fill": "fill", "redux": "redux", "ip-adapter": "ip-adapter", "dev": "dev"}
 """Variant of a folder -> the one that it is loaded as, if it tells."""
@@ -36,43 +35,6 @@ def test_training_draws_from_diffsynths_table() -> None:
     shifted = 3 * plain / (1 + 2 * plain)
     table = MODEL.spec("dev").schedule.table.numpy()
     assert np.abs(table - shifted).max() < 1e-7
-
-
-@pytest.mark.parametrize("variant", MODEL.variants)
-def test_a_folder_tells_its_variant_or_is_for_a_prompt(variant: str) -> None:
-    if variant in TOLD:
-        told = Pipeline.from_pretrained(toy("flux", variant)).spec.variant
-        assert told == TOLD[variant]
-        return
-    with pytest.raises(UsageError, match="variant") as error:
-        Pipeline.from_pretrained(toy("flux", variant))
-    assert variant in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"prompt": "x"},
-        {"embedded_guidance": 1.0},
-        {"kontext_images": [smooth_noise(64, 64, 1)]},
-    ],
-)
-def test_the_toy_listens_to_what_it_is_given(change: dict[str, object]) -> None:
-    pipe, passed = sharpened(opened("flux", "kontext")), []
-    given = {
-        "prompt": "a dog and the cat on a red table",
-        "kontext_images": [smooth_noise(64, 64)],
-        "kontext_pixels": 64 * 64,
-        "num_inference_steps": 1,
-    }
-    for arguments in (given, {**given, **change}):
-        pipe(
-            **arguments,
-            height=64,
-            width=64,
-            on_step=lambda step, latents: passed.append(latents),
-        )
-    assert (passed[0] - passed[1]).abs().max() > 1e-2
 
 
 def test_generate_starts_from_a_file_in_its_own_size(

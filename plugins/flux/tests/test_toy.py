@@ -3,7 +3,6 @@
 import pytest
 from diffusers import DiffusionPipeline
 from dstrain_flux import MODEL
-from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from tests.support.toys import toy
@@ -26,18 +25,6 @@ def test_diffusers_loads_the_folder_as_its_own_pipeline(variant: str) -> None:
     assert pipeline.tokenizer_max_length == 77
     assert pipeline.text_encoder.config.attention_dropout == 0.1
     assert pipeline.text_encoder_2.config.dropout_rate == 0.1
-
-
-def test_weights_are_in_shards_and_have_published_names() -> None:
-    folder = toy("flux", "dev")
-    for place in ("transformer/diffusion_pytorch_model", "text_encoder_2/model"):
-        shards = sorted(folder.glob(f"{place}-*.safetensors"))
-        assert [one.stem[-14:] for one in shards] == [
-            "00001-of-00002",
-            "00002-of-00002",
-        ]
-    names = load_file(folder / "text_encoder/model.safetensors")
-    assert {name.partition(".")[0] for name in names} == {"text_model"}
 
 
 def test_tokenizers_load_by_their_ordinary_classes_and_know_their_special_tokens() -> (

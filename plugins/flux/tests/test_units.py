@@ -63,18 +63,6 @@ def test_prompt_embeddings_are_bit_equal_to_diffusers(
     assert not ids.any()
 
 
-@torch.no_grad()
-def test_in_bf16_embeddings_are_bf16_and_latents_fp32() -> None:
-    pipe = opened("flux", "dev", torch.bfloat16)
-    for unit in ("encode_prompt", "encode_clip"):
-        (made,) = run_unit(pipe, unit, prompt="x").values()
-        assert made.dtype == torch.bfloat16
-    given = {"input_image": smooth_noise(32, 32)}
-    latents = run_unit(pipe, "encode_image", **given)["input_latents"]
-    assert latents.dtype == torch.float32
-    assert run_unit(pipe, "decode", latents=latents)["image"].size == (32, 32)
-
-
 def kontext_sizes(pixels: int, *sizes: tuple[int, int]) -> list[tuple[int, int]]:
     images = [Image.new("L", size) for size in sizes]
     given = {"kontext_images": images, "kontext_pixels": pixels}

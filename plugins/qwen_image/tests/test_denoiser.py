@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import InputError, LoraConfig, Pipeline, UsageError
+from dstrain import InputError, LoraConfig, Pipeline
 from dstrain.lora import inject
 from dstrain.models import components_of
 from dstrain.models.execution import enable_checkpointing
 from dstrain_qwen_image import MODEL
-from PIL import Image
 from torch import Tensor
 
 from tests.support.toys import gradients, opened
@@ -135,17 +134,6 @@ def test_gradient_checkpointing_keeps_less_and_changes_no_gradient(
     assert kept(pipe, given) < 0.8 * before
 
 
-def test_a_mask_of_all_true_is_passed_as_none() -> None:
-    pipe = opened("qwen_image", "base")
-    seen = seen_by(pipe)
-    pipe.predict(VALUES, LATENTS, TIMESTEP)
-    padded = {**VALUES, "prompt_mask": mask(2, 4)}
-    padded["prompt_mask"][0, -1] = False
-    pipe.predict(padded, LATENTS, TIMESTEP)
-    assert seen[0]["encoder_hidden_states_mask"] is None
-    assert torch.equal(seen[1]["encoder_hidden_states_mask"], padded["prompt_mask"])
-
-
 @torch.no_grad()
 def test_without_entities_the_attention_is_that_of_diffusers() -> None:
     pipe, plain = opened("qwen_image", "eligen"), opened("qwen_image", "base")
@@ -157,16 +145,6 @@ def test_without_entities_the_attention_is_that_of_diffusers() -> None:
     assert torch.equal(plain.predict(VALUES, LATENTS, TIMESTEP), before)
     # The negative branch has no entities.
     assert torch.equal(pipe.predict(values, LATENTS, TIMESTEP, "negative"), before)
-
-
-@torch.no_grad()
-def test_padding_of_an_entity_changes_nothing() -> None:
-    pipe = opened("qwen_image", "eligen")
-    short, padded = (
-        pipe.predict({**VALUES, **one}, LATENTS, TIMESTEP)
-        for one in (entities(2), entities(5, padded=3))
-    )
-    assert torch.allclose(short, padded, atol=1e-5)
 
 
 def test_texts_attend_to_themselves_and_their_regions_and_nothing_to_padding() -> None:
@@ -210,17 +188,3 @@ def test_a_controlnet_of_other_inputs_is_refused_by_their_number() -> None:
         pipe.predict({**VALUES, **CONTROL}, LATENTS, TIMESTEP)
     masked = {"control_latents": draw(2, 17, 1, 4, 8)}
     pipe.predict({**VALUES, **masked}, LATENTS, TIMESTEP)
-
-
-def test_the_shape_of_the_latents() -> None:
-    shape = MODEL.spec("base").latent_shape.function
-    assert shape(1024, 768) == (1, 16, 1, 128, 96)
-    for height, width, name in ((1000, 768, "height"), (1024, 0, "width")):
-        with pytest.raises(UsageError, match=name):
-            shape(height, width)
-    # An image is made in the size of the last one to edit.
-    edited = MODEL.spec("edit").latent_shape.function
-    images = [Image.new("RGB", size) for size in ((64, 96), (128, 32))]
-    assert edited(images) == (1, 16, 1, 4, 16)
-    assert edited(images, height=64) == (1, 16, 1, 8, 16)
-    assert edited(images, 64, 48) == (1, 16, 1, 8, 6)

@@ -81,10 +81,3 @@ def test_each_layer_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == UsageError.exit_code
     assert "made/dog[1]-1.png" in capsys.readouterr().err
     assert main([*words, "--overwrite"]) == 0
-
-
-def test_a_dataset_of_layers_is_not_generated() -> None:
-    Path("prompts.csv").write_text("prompt\na dog\n")
-    words = "generate --dataset prompts.csv --output made"
-    image = "--input layer_input_image=data/3.png"
-    assert main(layered(f"{words} {image}")) == UsageError.exit_code

@@ -105,13 +105,6 @@ def test_a_published_configuration_has_what_is_its_own(
     assert {one for one in published if published[one].get(entry)} == models
 
 
-def test_heads_that_are_not_published_tell_nothing() -> None:
-    dit = COMPONENTS["dit"]
-    config = toy("qwen_image", "base") / "transformer/config.json"
-    assert dit.infer is not None
-    assert dit.infer(layout_shapes(dit, config)) is None
-
-
 def test_the_published_vae_is_the_librarys_default() -> None:
     vae = COMPONENTS["vae"]
     assert settings(vae, vae.published[BASE]) == settings(vae, {})

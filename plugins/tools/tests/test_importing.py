@@ -227,16 +227,6 @@ def test_nothing_is_overwritten_without_being_told(
     assert imported(example).options["lora_type"] == "lokr"
 
 
-def test_without_an_output_the_file_is_printed(
-    project: Path, imported: Import, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["import", "diffsynth_qwen_image.sh"]) == 0
-    said = capsys.readouterr()
-    assert tomllib.loads(said.out)["lora_rank"] == 32
-    assert "--output" in said.err
-    assert imported("diffsynth_qwen_image.sh").toml == said.out
-
-
 REFUSED = sorted(Path(__file__).with_name("refused").iterdir())
 """Files that cannot be imported; the first line of each is what the error names."""
 
@@ -270,27 +260,6 @@ def test_an_option_is_refused_where_it_has_no_effect(
     Path(name).write_text(text)
     assert main(["import", *words.split()]) == 2
     assert f" {option}: " in capsys.readouterr().err
-
-
-def test_whose_a_file_is_can_be_said(project: Path, imported: Import) -> None:
-    Path("a.sh").write_text("python own_train.py --seed 3\n")
-    Path("a.toml").write_text("seed = 3\n")
-    Path("a.yaml").write_text("config: [1]\n")
-    for name in ("a.sh", "a.toml"):
-        assert main(["import", name, "--model", "flux"]) == 2
-        found = imported(name, "--from", "kohya", "--model", "flux", "-o", "b.toml")
-        assert found.options["seed"] == 3
-    assert main(["import", "a.yaml", "--from", "ai-toolkit"]) == 2
-
-
-def test_a_file_of_datasets_alone_needs_the_model(
-    project: Path, imported: Import
-) -> None:
-    model_id = "Wan-AI/Wan2.1-T2V-1.3B"
-    options = imported("musubi_wan_dataset.toml", "--model", model_id).options
-    assert options["model_id"] == model_id
-    assert options["dataset_base_path"] == "videos"
-    assert "learning_rate" not in options
 
 
 def test_values_that_training_refuses_are_left_out_with_the_reason(
@@ -330,13 +299,6 @@ def test_what_is_written_is_toml_whatever_the_values_are(
     assert main(["import", "odd.toml", "--output", "my run.toml"]) == 0
     assert "lr_scheduler" not in tomllib.loads(Path("my run.toml").read_text())
     assert "dstrain --config 'my run.toml' --dry_run" in capsys.readouterr().out
-
-
-def test_a_plugin_that_is_switched_off_is_not_looked_at(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["import", "kohya_flux.sh", "-p", "no:flux"]) == 2
-    assert "family flux" in capsys.readouterr().err
 
 
 def test_the_family_of_another_plugin_has_what_its_record_says(

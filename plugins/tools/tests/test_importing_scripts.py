@@ -80,20 +80,6 @@ def test_a_script_has_the_flags_that_its_shell_would_pass(file: Path) -> None:
         assert flags(text, ending[1:]) == wanted
 
 
-@pytest.mark.parametrize(
-    "ending", ("", ".sh", ".bash", ".bat", ".cmd", ".ps1", ".txt", ".BAT")
-)
-def test_a_script_is_known_by_its_ending(ending: str, imported: Import) -> None:
-    Path(f"train{ending}").write_text(f"{FLUX} --network_dim 3\n")
-    assert imported(f"train{ending}").options["lora_rank"] == 3
-
-
-def test_what_else_a_script_does_is_known() -> None:
-    found = {file.name: read_script(file.read_text(), file) for file in SCRIPTS}
-    assert found["beside.sh"].others == ["cd", "tee", "echo", "echo"]
-    assert found["variables.ps1"].exported == {"A"}
-
-
 @pytest.mark.parametrize("home", ("~", "$HOME", "${HOME}"))
 def test_the_home_folder_is_that_of_the_user(
     home: str, monkeypatch: pytest.MonkeyPatch

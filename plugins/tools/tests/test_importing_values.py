@@ -115,15 +115,6 @@ def test_a_key_of_a_job_becomes_the_option_that_means_the_same(
     assert {name: options.get(name) for name in wanted} == wanted
 
 
-def test_a_value_that_stands_in_two_places_is_none_of_itself(
-    project: Path, imported: Import
-) -> None:
-    model = "model: {name_or_path: black-forest-labs/FLUX.1-dev}"
-    steps = "train: &a {steps: 5}, sample: {<<: *a}, save: *a"
-    Path("a.yaml").write_text(f"config: {{process: [{{{model}, {steps}}}]}}")
-    assert imported("a.yaml").options["max_steps"] == 5
-
-
 @pytest.mark.parametrize(("is_on", "kind"), [(False, "needed"), (True, "carried over")])
 def test_a_setting_of_what_is_off_is_not_needed(
     is_on: bool, kind: str, job: Import
@@ -199,23 +190,6 @@ def test_a_value_that_cannot_be_read_is_not_carried_over(
     for text in (flags, flags.partition("--network_module")[0]):
         found = command(f"{text} {given}")
         assert named in found.reason(given.partition(" ")[0])
-
-
-def test_files_that_are_here_are_named(project: Path, imported: Import) -> None:
-    text = Path("musubi_kontext.sh").read_text().replace("/models/", "")
-    Path("here.sh").write_text(text)
-    names = ["flux1-kontext-dev.safetensors", "ae.safetensors"]
-    for name in names:
-        Path(name).touch()
-    assert json.loads(imported("here.sh").options["model_paths"]) == names
-
-
-def test_parts_of_weights_are_found_whatever_their_names_are(command: Import) -> None:
-    names = [f"dit[bf16]-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    for name in names:
-        Path(name).touch()
-    options = command(f"{WAN} --dit '{names[0]}'").options
-    assert json.loads(options["model_paths"]) == [names]
 
 
 @pytest.mark.parametrize("model", ["wan", "Wan-AI/Wan2.1-T2V-1.3B"])
@@ -325,13 +299,3 @@ def test_what_is_no_row_is_said_with_its_line(
     assert "rows.jsonl" in reason
     assert f"line {line}" in reason
     assert named in reason
-
-
-def test_the_folder_of_a_table_gives_way_to_one_that_a_key_names(
-    project: Path, imported: Import
-) -> None:
-    table = 'image_directory = "photos/"\ncontrol_directory = "before"\n'
-    Path("musubi_kontext_dataset.toml").write_text(f"[[datasets]]\n{table}")
-    found = imported("musubi_kontext.sh")
-    assert found.options["dataset_base_path"] == "photos/"
-    assert found.kind("control_directory") == "changed"

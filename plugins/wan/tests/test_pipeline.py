@@ -16,7 +16,6 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from dstrain import (
     Frames,
     ModelConfig,
-    Pipeline,
     Rng,
     SampleKey,
     TrainConfig,
@@ -78,18 +77,6 @@ def test_videos_are_loaded_at_the_models_frames_per_second(variant: str) -> None
     }
     assert rates == {24.0 if variant == "ti2v-5b" else 16.0}
     assert MODEL.spec(variant).constants["fps"].value in rates
-
-
-@pytest.mark.parametrize("variant", MODEL.variants)
-def test_a_folder_tells_its_variant_unless_others_have_the_same_files(
-    variant: str,
-) -> None:
-    if variant in ALIKE[:4] and variant != "speedcontrol":
-        with pytest.raises(UsageError, match="variant") as error:
-            Pipeline.from_pretrained(toy("wan", variant))
-        assert variant in str(error.value)
-        return
-    assert Pipeline.from_pretrained(toy("wan", variant)).spec.variant == variant
 
 
 def test_a_published_configuration_tells_the_variant_of_its_id(tmp_path: Path) -> None:

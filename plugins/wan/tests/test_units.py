@@ -93,34 +93,6 @@ def test_the_image_encoder_sees_the_whole_image_squeezed(size: tuple[int, int]) 
 
 
 @torch.no_grad()
-def test_an_image_of_another_size_is_seen_at_the_size_of_the_video() -> None:
-    pipe, size = opened("wan", "fun-camera"), {"height": 32, "width": 48}
-    scaled = IMAGE.resize((48, 32), Image.Resampling.LANCZOS)
-    made, wanted = (
-        run_unit(pipe, "encode_squeezed_clip", input_image=one, **size)["clip_feature"]
-        for one in (IMAGE, scaled)
-    )
-    assert torch.equal(made, wanted)
-
-
-@torch.no_grad()
-def test_in_bf16_embeddings_are_bf16_and_latents_fp32() -> None:
-    pipe = opened("wan", "i2v", torch.bfloat16)
-    size = {"num_frames": 5, "height": 32, "width": 32}
-    for unit, given, dtype in (
-        ("encode_prompt", {"prompt": "x"}, torch.bfloat16),
-        ("encode_clip", {"input_image": IMAGE}, torch.bfloat16),
-        ("encode_first", {"input_image": IMAGE, **size}, torch.float32),
-        ("encode_video", {"input_video": video(5, 32, 32)}, torch.float32),
-    ):
-        (made,) = run_unit(pipe, unit, **given).values()
-        assert made.dtype == dtype, unit
-    shown = run_unit(pipe, "decode", latents=made, fps=24.0)["video"]
-    assert (shown.pixels.shape, shown.pixels.dtype) == ((5, 32, 32, 3), torch.uint8)
-    assert shown.fps == 24.0
-
-
-@torch.no_grad()
 @pytest.mark.parametrize(
     ("variant", "unit", "name"),
     [

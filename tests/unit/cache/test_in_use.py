@@ -13,7 +13,7 @@ from dstrain.cache import FeatureCache, exclusive, readers
 from dstrain.cache.in_use import READING, reading, remove_dead_marks
 from dstrain.storage import lock
 
-from tests.support.machines import fill_disk, move_elsewhere
+from tests.support.machines import fill_disk
 from tests.support.unreadable import make_unreadable
 
 REMOVING = ".removing.json"
@@ -93,17 +93,6 @@ def test_nobody_begins_to_read_or_remove_beside_who_removes_or_writes(
     with reading(cache), reading(cache):
         assert len(readers(cache)) == 2
     assert sorted(cache.rglob("*")) == before
-
-
-def test_a_reader_on_another_machine_counts_until_it_is_silent(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with reading(cache):
-        move_elsewhere(monkeypatch)
-        assert len(readers(cache)) == 1
-        (path,) = left(cache)
-        age(path)
-        assert readers(cache) == []
 
 
 @pytest.mark.parametrize("why", ["just being made", "of another version", "refused"])

@@ -34,14 +34,6 @@ def dstrain_commands():
 """
 
 
-@pytest.mark.parametrize("first", [(), ("train",), ("--debug",), ("--debug", "train")])
-def test_an_option_or_train_means_train(
-    runs: list[TrainConfig], first: tuple[str, ...]
-) -> None:
-    assert main([*first, *BASE]) == 0
-    assert runs == [toy_config()]
-
-
 @pytest.mark.parametrize(
     ("words", "values"),
     [
@@ -198,23 +190,6 @@ def test_an_id_tells_the_family_and_its_flags_are_known(
     # --model is taken at its word.
     assert main(["--model", "faky", *words]) == 0
     assert runs[2].model == "faky"
-
-
-@pytest.mark.usefixtures("listed")
-def test_help_of_a_model_that_is_named_by_its_id_imports_no_torch(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "model"
-    (folder / "transformer").mkdir(parents=True)
-    (folder / "model_index.json").write_text('{"_class_name": "SomePipeline"}')
-    for named, shown in (
-        ("Some/Model", True),
-        (str(folder), True),
-        (str(folder / "transformer"), False),
-    ):
-        printed, imported = fresh("train", "--model_id", named, "--help")
-        assert ("--shade" in printed) == shown
-        assert not {"torch", "numpy"} & imported
 
 
 def fresh(*words: str) -> tuple[str, set[str]]:

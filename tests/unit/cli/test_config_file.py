@@ -4,8 +4,6 @@ value is named by file and key.
 
 import json
 import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -263,27 +261,6 @@ def test_a_file_that_cannot_be_read_is_named(here: Path, capsys: Printed) -> Non
     for name, place in (("gone.toml", "--config: gone.toml"), ("folder.toml",) * 2):
         assert main(["--config", name]) == 2
         assert capsys.readouterr().err.startswith(f"dstrain: error: {place}")
-
-
-def test_a_file_without_a_model_needs_one(
-    here: Path, runs: list[TrainConfig], capsys: Printed
-) -> None:
-    for text in ("", "seed = 1"):
-        (here / "a.toml").write_text(text)
-        assert main(["--config", "a.toml"]) == 2
-        assert capsys.readouterr().err.startswith("dstrain: error: --model: ")
-    (here / "a.yaml").write_text("")
-    assert main(["--config", "a.yaml", *BASE]) == 0
-
-
-def test_reading_a_file_imports_no_torch(here: Path) -> None:
-    (here / "a.yaml").write_text("seed: x\n")
-    words = ["--config", "a.yaml", "--model", "no"]
-    code = f"import sys; from dstrain.cli.main import main; print(main({words}), 'torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "2 False\n"
 
 
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8)

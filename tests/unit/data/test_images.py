@@ -9,7 +9,6 @@ import pytest
 from dstrain import UsageError
 from dstrain.data import Resolution, cover, fit, load_image, read_size, white_pixels
 from dstrain.data.variants.buckets import Buckets
-from dstrain.data.variants.views import AugmentationOptions
 from PIL import ExifTags, Image
 
 from tests.support.bad_files import encoded
@@ -212,23 +211,6 @@ def test_damaged_exif_data_is_no_reason_to_refuse(tmp_path: Path) -> None:
     Image.fromarray(UPRIGHT).save(tmp_path / "a.png", exif=b"Exif\x00\x00garbage!")
     assert read_size(tmp_path / "a.png") == (48, 32)
     assert error(load_image(tmp_path / "a.png", "RGB", None), UPRIGHT) == 0
-
-
-def test_a_view_says_where_an_image_is_cropped_and_whether_it_is_mirrored(
-    tmp_path: Path,
-) -> None:
-    path, upright = tmp_path / "ramp.png", tmp_path / "upright.png"
-    ramp = np.repeat(np.arange(64, dtype=np.uint8)[np.newaxis], 16, axis=0)
-    Image.fromarray(ramp).save(path)
-    Image.fromarray(ramp.T).save(upright)
-    for _, view in AugmentationOptions(flip=True, crops=2).views(True):
-        found = np.asarray(load_image(path, "L", (16, 16), view=view))
-        first = {0.25: 12, 0.5: 24, 0.75: 36}[view.crop]
-        wanted = ramp[:, first : first + 16]
-        assert np.array_equal(found, wanted[:, ::-1] if view.flip else wanted)
-        assert np.array_equal(load_image(upright, "L", (16, 16), view=view), wanted.T)
-        whole = np.asarray(load_image(path, "L", None, view=view))
-        assert np.array_equal(whole, ramp[:, ::-1] if view.flip else ramp)
 
 
 @pytest.mark.parametrize(

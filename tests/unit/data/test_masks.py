@@ -215,22 +215,6 @@ def test_a_mask_of_0_and_1_is_one_of_0_and_255(base: Path) -> None:
     assert np.array_equal(load_cell(cells["mask"]), 255 * half[:, 2:98])
 
 
-def test_a_mask_of_0_and_1_is_judged_and_scaled_before_its_size(base: Path) -> None:
-    stripes = np.tile([0, 0, 0, 1], 50).reshape(1, 200).repeat(128, 0).astype(np.uint8)
-    faint = np.where(np.arange(200) < 30, 255, stripes).astype(np.uint8)
-    for name, pixels in {"a": stripes, "b": 255 * stripes, "c": faint}.items():
-        Image.fromarray(pixels).save(base / f"{name}.png")
-    row = {"image": "wide.png", "prompt": "a"}
-    rows = [{**row, "mask": f"{name}.png"} for name in "abc"]
-    square = Resolution(64, 64, 0)
-    cells = open_rows(base, rows, {**IMAGE, "mask": ALLOWED}, resolution=square).rows
-    ones, white, dark = (np.asarray(load_cell(one["mask"])) for one in cells)
-    assert np.array_equal(ones, white)
-    assert ones.max() > 50
-    # What is cropped away tells that it is of other values.
-    assert dark.max() <= 1
-
-
 @pytest.mark.parametrize("level", [2, 31])
 def test_a_mask_of_labels_is_refused(level: int, base: Path) -> None:
     labels = Image.fromarray(np.tile([0, level], (64, 50)).astype(np.uint8))

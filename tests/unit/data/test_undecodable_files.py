@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import UsageError
 from dstrain.data import (
     Cell,
     Dataset,
@@ -77,16 +76,6 @@ def test_a_damaged_file_leaves_its_rows_out_and_is_decoded_once(
     assert sorted(decoded) == ["a.png", "b.png", "c.png"]
 
 
-def test_without_a_good_row_all_faults_are_raised(tmp_path: Path) -> None:
-    dataset = images(tmp_path, "a.png", "b.png")
-    for name in "ab":
-        damage(tmp_path / f"{name}.png")
-    with pytest.raises(UsageError) as caught:
-        decodable(dataset, tmp_path)
-    places = [line.partition(": ")[0] for line in caught.value.help_lines]
-    assert places == ["metadata.json:1:image", "metadata.json:2:image"]
-
-
 def test_only_what_changed_was_bad_or_is_loaded_in_another_way_is_decoded_again(
     tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,15 +111,3 @@ def test_a_row_of_several_clips_is_skipped_whole(tmp_path: Path) -> None:
     (fault,) = left.skipped
     assert (fault.row, fault.column) == (1, "clip")
     assert "'b.mp4'" in fault.reason
-
-
-def test_only_files_that_the_run_reads_are_decoded(tmp_path: Path) -> None:
-    images(tmp_path, "a.png", "b.png")
-    damage(tmp_path / "b.png")
-    inputs = {name: Column(name, "image") for name in ("image", "mask")}
-    rows = [{"image": "a.png", "mask": "b.png"}]
-    dataset = open_rows(tmp_path, rows, inputs, on_bad_sample="skip")
-    assert len(decodable(dataset, tmp_path, lambda names: names - {"mask"}).rows) == 1
-    with pytest.raises(UsageError) as caught:
-        decodable(dataset, tmp_path)
-    assert caught.value.help_lines[0].startswith("metadata.json:1:mask: ")

@@ -133,35 +133,6 @@ def test_clips_that_show_the_same_are_one_sample(scenes: Path) -> None:
     assert sizes == [(48, 128), (16, 32)]
 
 
-@pytest.mark.parametrize(
-    ("name", "frames"),
-    [
-        *(("short.mp4", 5), ("still.png", 1), ("frames", 9)),
-        *(("moving.gif", 5), ("long.mp4", 29)),
-    ],
-)
-def test_a_shorter_video_gives_the_most_frames_the_model_can_use(
-    name: str, frames: int, scenes: Path
-) -> None:
-    data = sampled(scenes, name, frames=81)
-    (row,) = data.rows
-    assert load_cell(row["input_video"]).pixels.shape[0] == frames
-    assert row["num_frames"].literal == frames
-    assert dict(data.signature(0))["input_video"] == ((frames, 48, 128),)
-
-
-def test_videos_of_one_row_are_cut_at_the_same_places_as_far_as_the_shortest_goes(
-    scenes: Path,
-) -> None:
-    rows = [{"video": "long.mp4", "control": name} for name in ("frames", "")]
-    data = open_rows(scenes, rows, CONTROLLED, sampling=FrameSampling(5, "chunk"))
-    ids = [[0, 0], [0, 1], *([1, chunk] for chunk in range(6))]
-    assert data.sample_ids.tolist() == ids
-    files = [Path(file).name for file in data.rows[1]["control"].files]
-    assert files == [f"{number}.png" for number in range(5, 10)]
-    assert "control" not in data.rows[2]
-
-
 def test_a_video_too_short_for_the_clips_of_the_learned_one_is_a_bad_cell(
     scenes: Path,
 ) -> None:

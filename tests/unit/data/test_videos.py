@@ -1,6 +1,5 @@
 """Videos are read at the times their frames were filmed."""
 
-import io
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from dstrain.data import probe, read_frames
 from dstrain.data.clips import frames_at_rate
 from PIL import Image
 
-from tests.support.bad_files import sound
 from tests.support.videos import (
     HEIGHT,
     KEYS,
@@ -58,25 +56,6 @@ def test_every_rate_and_container_of_one_scene_gives_the_same_motion(
     rate = int(name[:2])
     assert (video.size, video.frames) == ((HEIGHT, WIDTH), 2 * rate)
     assert video.fps == pytest.approx(rate, rel=0.01)
-
-
-def test_sound_gives_no_frames(tmp_path: Path) -> None:
-    silent, path = film(tmp_path / "a.mp4", steady(9, 15), 15), tmp_path / "b.mp4"
-    with (
-        av.open(io.BytesIO(sound())) as audio,
-        av.open(str(silent)) as video,
-        av.open(str(path), "w") as file,
-    ):
-        sources = [
-            (one, file.add_stream_from_template(one.streams[0]))
-            for one in (audio, video)
-        ]
-        for source, stream in sources:
-            for packet in filter(lambda one: one.size, source.demux()):
-                packet.stream = stream
-                file.mux(packet)
-    assert probe(path).timestamps == probe(silent).timestamps
-    assert shown(path, 15) == pytest.approx(steady(9, 15), abs=NEAR)
 
 
 def test_a_variable_rate_shows_each_frame_for_as_long_as_it_was_shown(
@@ -197,30 +176,6 @@ def test_a_folder_is_read_in_the_order_of_its_numbers_and_has_no_rate_of_its_own
     names = [Path(file).name for file in video.files]
     assert names == [f"{number}.png" for number in range(12)]
     assert (video.frames, video.fps, video.size) == (12, 0, (HEIGHT, WIDTH))
-
-
-@pytest.mark.parametrize("name", ["a.mp4", "a.webm", "a.gif", "a.png"])
-def test_one_frame_is_a_video(name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    is_still = path.suffix in (".gif", ".png")
-    if is_still:
-        gif(path, [100])
-    else:
-        codec = "libvpx-vp9" if path.suffix == ".webm" else "libx264"
-        film(path, [0.0], 15, codec=codec)
-    video = probe(path)
-    assert video.frames == 1
-    assert frames_at_rate(video.timestamps, video.end, 15) == (0,)
-    assert (video.fps == 0) is is_still
-    assert video.files == ((str(path),) if is_still else ())
-
-
-@pytest.mark.parametrize("size", [(49, 127), (33, 97)])
-def test_odd_sizes_are_read_whole(size: tuple[int, int], tmp_path: Path) -> None:
-    path = film(tmp_path / "odd.mp4", steady(4, 15), 15, size=size, form="yuv444p")
-    pixels = read_frames(path, range(4), None)
-    assert pixels.shape == (4, *size, 3)
-    assert seconds(pixels) == pytest.approx(steady(4, 15), abs=NEAR)
 
 
 def test_transparent_parts_are_shown_over_white(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from dstrain import Interrupted, OutOfMemory, StateError, TrainingModule, run
-from dstrain.cli.main import main
 from dstrain.distributed import catch_stop_signals, interrupt_on_signals
 
 from tests.support.runs import changed, config, outcome, project, same, train
@@ -125,38 +124,6 @@ def test_a_second_signal_during_saving_ends_the_run_at_once_and_the_third_kills(
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def lost_interrupt(*given: Any, **named: Any) -> None:
-    """Get Ctrl-C, and raise what torch raises in its place while it reads a tensor."""
-    try:
-        signal.raise_signal(signal.SIGINT)
-    except KeyboardInterrupt:
-        raise ValueError("could not determine the shape of object type") from None
-
-
-def test_an_error_in_place_of_a_keyboard_interrupt_counts_as_one(
-    here: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(Interrupted), interrupt_on_signals():
-        lost_interrupt()
-    with pytest.raises(ValueError, match="shape"), interrupt_on_signals():
-        raise ValueError("shape")
-    with (
-        pytest.raises(Interrupted) as stopped,
-        interrupt_on_signals(),
-        failing(LOADING, lost_interrupt),
-    ):
-        train(here, output_path=tmp_path)
-    assert stopped.value.where == str(tmp_path)
-
-
-def test_a_dstrain_error_after_a_signal_stays_what_it_is() -> None:
-    with pytest.raises(StateError), interrupt_on_signals():
-        try:
-            lost_interrupt()
-        except ValueError:
-            raise StateError("states/step-1", "is damaged") from None
-
-
 def test_copies_of_a_signal_that_reach_a_launched_process_later_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -166,13 +133,6 @@ def test_copies_of_a_signal_that_reach_a_launched_process_later_are_ignored(
         signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is not before
-
-
-def test_a_terminal_that_goes_away_ends_nothing_under_nohup() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with catch_stop_signals() as asked, interrupt_on_signals():
-        signal.raise_signal(signal.SIGHUP)
-        assert not asked()
 
 
 def advised(place: str, here: Path, output: Path, **flags: Any) -> list[str]:
@@ -252,24 +212,6 @@ def test_out_of_memory_is_told_wherever_it_comes_with_the_flags_that_lower_it_th
     assert caught.value.exit_code == 6
     assert caught.value.where == where
     assert advice in " ".join(caught.value.help_lines)
-
-
-def test_out_of_memory_in_inference_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["generate", "--model", "tiny", "--toy", "--prompt", "a", "--output"]
-    with failing(LOADING, raising(NO_MEMORY["CPU"])):
-        assert main([*words, str(tmp_path / "a.png")]) == 6
-    printed = capsys.readouterr().err
-    assert re.match("dstrain: error: generate: .*--height", printed, re.DOTALL)
-
-
-def test_another_error_of_the_same_kind_is_not_taken_for_out_of_memory(
-    here: Path, tmp_path: Path
-) -> None:
-    broken = raising(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    with pytest.raises(RuntimeError, match="mat1"), failing(STEP, broken):
-        train(here, output_path=tmp_path)
 
 
 def test_out_of_memory_names_the_row_what_was_in_use_the_shapes_and_the_flags(

@@ -3,7 +3,6 @@ what a step does not reach; and how trained networks are sharded among them.
 """
 
 import json
-import math
 import os
 import select
 import socket
@@ -15,11 +14,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 from dstrain import UsageError
-from dstrain.cache import FeatureCache
 from dstrain.distributed import Sharding, distributed_run
 from torch.distributed import Store
 
-from tests.support.caching_project import plain
 from tests.support.family import weights_of, write_data
 from tests.support.processes import commands, in_processes, words
 from tests.support.runs import files, log, project
@@ -59,24 +56,6 @@ def test_what_one_process_knows_all_know_and_sums_are_over_all(tmp_path: Path) -
     assert ended.codes == (0, 0), ended.said
 
 
-@pytest.mark.parametrize(("rows", "sizes"), [(2, (1, 3)), (5, (1, 2, 4))])
-def test_stage_1_gives_exactly_the_rows_on_any_number_of_processes(
-    rows: int, sizes: tuple[int, ...], here: Path, tmp_path: Path
-) -> None:
-    stores = []
-    for size in sizes:
-        stage = {"task": "sft:data_process", "feature_cache": tmp_path / str(size)}
-        ran(size, here, tmp_path, f"rows-{rows}", **stage)
-        store = FeatureCache.open(tmp_path / str(size))
-        ((plan, _),) = store.plans()
-        lines = list(store.plan_rows(plan))
-        stored = [value for line in lines for value in line["values"].values()]
-        values = [plain(store.read(one["at"])) for one in stored if "at" in one]
-        stores.append((lines, values))
-    assert len(stores[0][0]) == rows
-    assert stores[1:] == stores[:-1]
-
-
 def test_the_process_that_holds_the_store_ends_after_the_others_have_looked(
     here: Path, tmp_path: Path
 ) -> None:
@@ -111,18 +90,6 @@ def test_the_process_that_holds_the_store_ends_after_the_others_have_looked(
     ended = in_processes(2, work, tmp_path, launched=False, poke=poke)
     os.close(first_ended)
     assert ended.codes == (0, 0), ended.said
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_the_schedule_counts_optimizer_steps_on_any_number_of_processes(
-    size: int, here: Path, tmp_path: Path
-) -> None:
-    common = {"lr_scheduler": "cosine", "num_epochs": 4, "lora_rank": 2}
-    ran(size, here, tmp_path, output_path=tmp_path / "out", **common)
-    rates = [row["learning_rate"] for row in log(tmp_path / "out")]
-    steps = 4 * 2 * math.ceil(3 / size)
-    wanted = [1e-2 * 0.5 * (1 + math.cos(math.pi * k / steps)) for k in range(steps)]
-    assert rates == pytest.approx(wanted, rel=1e-4, abs=1e-8)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -83,18 +83,6 @@ def test_components_trained_in_full_take_the_place_of_their_files(here: Path) ->
     assert image_of(of_run(here)) == image_of(config)
 
 
-def test_options_that_are_given_win_and_loras_are_added(here: Path) -> None:
-    train(here, toy=True, max_steps=1)
-    shutil.copy(here / "out/step-1.safetensors", here / "mine.safetensors")
-    mine = (LoraFile(here / "mine.safetensors"),)
-    given = generation(here / "model", here / "b.png", lora=mine)
-    of_both = of_run(here, model_paths=given.model_paths, lora=mine)
-    doubled = (LoraFile(here / "out/step-1.safetensors"), *mine)
-    assert image_of(of_both) == image_of(replace(given, lora=doubled))
-    loras = "step-1.safetensors:1, mine.safetensors:1"
-    assert texts(of_both.output)["LoRA"] == loras
-
-
 @pytest.mark.parametrize(
     ("trained", "stored", "loras", "presets"),
     [

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 import pytest
-from dstrain import Frames, Task, UsageError
+from dstrain import Task, UsageError
 from dstrain.graph import Input
 from dstrain.plugin import (
     Column,
@@ -16,7 +16,6 @@ from dstrain.plugin import (
     Measured,
     PipelineSpec,
 )
-from PIL import Image
 from torch import Tensor
 
 
@@ -54,7 +53,6 @@ def shape() -> tuple[int, ...]: ...
 def drawn_shape(*, rng: Any) -> tuple[int, ...]: ...
 def hold(latents: Any, timestep: Any, noise: Any, input_image: Any) -> Any: ...
 def hold_first(latents: Any, timestep: Any, noise: Any, first_latents: Any) -> Any: ...
-def decode(latents: Tensor, prompt: str, *, vae: Any, rng: Any) -> Joined: ...
 def finish(latents: Tensor, joined: Tensor) -> Latents: ...
 def paint(latents: Tensor, input_image: Any) -> Overwritten: ...
 def decode_nothing(prompt: str) -> Joined: ...
@@ -189,24 +187,6 @@ def test_functions_ask_for_the_expert_and_what_acts_beside_it_by_one_name() -> N
     assert [experts.choose(at) for at in (1000, 875, 874, 0)] == [
         *("high", "high", "low", "low")
     ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "layers", "video"),
-    [
-        (Image.Image, False, False),
-        (list[Image.Image], True, False),
-        (Frames, False, True),
-    ],
-)
-def test_what_the_last_decoder_returns_is_what_inference_makes(
-    kind: Any, layers: bool, video: bool
-) -> None:
-    def last(latents: Tensor) -> Any: ...
-
-    last.__annotations__["return"] = TypedDict("Made", {"made": kind})
-    spec = build(decoders=[decode, last])
-    assert (spec.makes_layers, spec.makes_video) == (layers, video)
 
 
 def test_the_inputs_of_a_task_join_the_variants_table_unless_both_differ() -> None:

@@ -21,7 +21,6 @@ from dstrain import (
 )
 from dstrain.models import assign
 from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.models.hub import ModelSource
 from dstrain.plugin import (
     CheckpointFormat,
     Component,
@@ -52,12 +51,6 @@ OLD = CheckpointFormat(
     ("old.weight",), (KeyMap("new", "old"),), configuration=translated
 )
 FOREIGN = CheckpointFormat(("foreign.weight",), (KeyMap("new", "foreign"),))
-MARKED = CheckpointFormat(
-    ("mark",),
-    ignored=("mark",),
-    configuration=same_config,
-    implies=(("width", "implied"),),
-)
 
 
 def part(name: str, folder: str, other: str, **fields: Any) -> Component:
@@ -96,15 +89,6 @@ def test_a_damaged_configuration_is_named(content: str, tmp_path: Path) -> None:
     with pytest.raises(StateError) as caught:
         find_config(ConfigQuery(DIT, files))
     assert caught.value.where == str(tmp_path / "config.json")
-
-
-def test_what_a_format_implies_is_not_overruled(tmp_path: Path) -> None:
-    files = beside(tmp_path, {"width": 8, "size": 5}, "new.weight", "mark")
-    component = replace(DIT, formats=(MARKED,))
-    marked = replace(files, checkpoint_format=MARKED)
-    for given, width in ((files, 8), (marked, "implied")):
-        found = find_config(ConfigQuery(component, given))
-        assert found == {"width": width, "size": 5}
 
 
 @pytest.mark.parametrize(
@@ -297,20 +281,3 @@ def test_a_configuration_beside_several_components_is_that_of_the_class_it_names
         is_own = content.items() <= {**own, "size": 5}.items()
         wanted = content if is_own else {"inferred": (2, 3)}
         assert find_config(query) == wanted
-
-
-def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
-    source = ModelSource("A/B", hub=None)
-    for place, size in (("low", 5), ("named", 6)):
-        (tmp_path / "A/B" / place).mkdir(parents=True)
-        content = json.dumps({"dim": size})
-        (tmp_path / "A/B" / place / "config.json").write_text(content)
-        found = find_config(ConfigQuery(EXPERT, None, source, place))
-        assert found == {"width": size, "depth": 0}
-    found = find_config(ConfigQuery(EXPERT, None, source))
-    assert found == {"width": 5, "depth": 0}
-    with pytest.raises(StateError, match=r"dit: .* A/B "):
-        find_config(ConfigQuery(DIT, None, source))

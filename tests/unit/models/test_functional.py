@@ -13,7 +13,6 @@ from diffusers.image_processor import VaeImageProcessor
 from dstrain import Pipeline
 from dstrain.models import (
     METHODS,
-    override_positional_args,
     pack,
     unpack,
 )
@@ -25,34 +24,9 @@ from dstrain.plugin.functional import (
     tensor_to_image,
 )
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from tests.support.family import MODEL
-
-
-class Sum(nn.Module):
-    """Adds its arguments."""
-
-    def forward(self, first: Tensor, second: Tensor, third: Tensor) -> Tensor:
-        return first + second + third
-
-
-def test_the_first_arguments_are_replaced_and_the_others_kept() -> None:
-    """What would be rounded arrives as it is, and nothing is left behind."""
-    module, one = Sum(), torch.ones(1)
-    with override_positional_args(module, 10 * one):
-        assert module(one, one, one).item() == 12
-    with override_positional_args(module, 10 * one, 100 * one):
-        assert module(one, one, one).item() == 111
-    exact = torch.tensor([501.0])
-    with (
-        pytest.raises(ZeroDivisionError),
-        override_positional_args(module, exact),
-    ):
-        assert module(exact.bfloat16(), 0 * one, 0 * one).item() == 501.0
-        _ = 1 / 0
-    assert module(one, one, one).item() == 3
-    assert not module._forward_pre_hooks
 
 
 def noise_image(seed: int) -> Image.Image:

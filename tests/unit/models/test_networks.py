@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError
-from dstrain.plugin import CheckpointFormat, DiffusersNetwork, Files, KeyMap, Tokenizer
+from dstrain.plugin import CheckpointFormat, DiffusersNetwork, Files, KeyMap
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -130,19 +130,6 @@ def test_misfits_of_another_layout_are_named_as_in_the_file(tmp_path: Path) -> N
     assert shaped.startswith("1 ") and shaped.endswith(parts)
 
 
-def test_every_misfit_is_named_with_examples_and_counts(tmp_path: Path) -> None:
-    """Axes of length 1 make no difference in another layout alone."""
-    surplus = {f"surplus.{i}": torch.zeros(1) for i in range(5)}
-    lost = ("first.weight", "first.bias", "count")
-    changes = {**dict.fromkeys(lost), "second.weight": torch.zeros(2, 3, 1)}
-    with pytest.raises(StateError, match=f"{tmp_path}: .* Small, .* 4 ") as error:
-        load(saved(tmp_path, **changes, **surplus))
-    missing, unexpected, shaped = error.value.help_lines
-    assert missing == "3 missing: count, first.weight, first.bias"
-    assert unexpected == "5 unexpected: surplus.0, surplus.1, surplus.2, ..."
-    assert shaped.endswith("second.weight (expected (2, 3), found (2, 3, 1))")
-
-
 class Tied(nn.Module):
     """A network that declares two of its weights to be one, as those of transformers
     do.
@@ -215,21 +202,3 @@ def test_a_configuration_has_defaults_and_nothing_that_no_constructor_takes(
     defaults = {"bias": True, "device": None, "dtype": None}
     assert vars(configuration) == {**sizes, **defaults, **own}
     assert network.build(configuration).weight.shape == (3, 2)
-
-
-class Words:
-    """A processor of a family's own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @classmethod
-    def from_pretrained(cls, folder: Path, *, local_files_only: bool) -> "Words":
-        assert local_files_only
-        return cls(folder)
-
-
-def test_a_tokenizer_may_be_a_class_of_the_familys_own(tmp_path: Path) -> None:
-    found = Tokenizer(f"{__name__}:Words").load(Files((tmp_path,)), None, torch.float32)
-    assert isinstance(found, Words)
-    assert found.folder == tmp_path

@@ -71,20 +71,6 @@ def test_weights_are_read_in_pieces_in_the_dtype_asked_for(
     assert all(weight.is_contiguous() for weight in read.values())
 
 
-def test_a_weight_may_be_joined_from_several_files(tmp_path: Path) -> None:
-    one = saved(tmp_path / "1.safetensors", {"first": torch.zeros(1, 2)})
-    other = saved(tmp_path / "2.pt", {"second": torch.ones(2, 2)})
-    both = CheckpointFormat((), (KeyMap("w", "second"), KeyMap("w", "first")))
-    files = Files((one, other), checkpoint_format=both)
-    weights = Weights.of(files)
-    assert weights.shapes == {"w": (3, 2)}
-    found = dict(weights.read({"w": (3, 2)}, torch.float32))
-    assert found["w"].tolist() == [[1, 1], [1, 1], [0, 0]]
-    saved(one, {"first": torch.zeros(1, 3)})
-    with pytest.raises(StateError, match="second, first"):
-        _ = Weights.of(files).shapes
-
-
 def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
     first = written(tmp_path / "1.safetensors", "a").paths
     second = written(tmp_path / "2.pth", "b", "a").paths
@@ -160,34 +146,6 @@ def test_a_component_is_known_by_its_names_behind_any_of_its_prefixes(
     other = written(tmp_path / "other.pth", f"{prefix}blocks.0.0.qkv.weight")
     assert found(own, DIT, VAE, TOKENS) == [(["dit"], prefix, NATIVE)]
     assert found(other, DIT, VAE, TOKENS) == [(["dit"], prefix, LAYOUT)]
-
-
-def test_one_file_may_hold_several_components(tmp_path: Path) -> None:
-    fused = "model.diffusion_model.blocks.0.0.qkv.weight"
-    names = (fused, "vae.encoder.a", "vae.decoder.a")
-    files = written(tmp_path / "all.safetensors", *names)
-    assert found(files, DIT, VAE) == [
-        (["dit"], "model.diffusion_model.", LAYOUT),
-        (["vae"], "vae.", NATIVE),
-    ]
-    files = written(tmp_path / "more.safetensors", *names, "surplus.weight")
-    with pytest.raises(StateError, match=r"1 .* dit, vae: surplus\.weight"):
-        recognize(files, (DIT, VAE))
-
-
-def test_components_that_ignore_each_others_keys_share_files(tmp_path: Path) -> None:
-    denoiser = CheckpointFormat(("proj.weight",), ignored=("beside.*",))
-    beside = CheckpointFormat(("beside.weight",), ignored=("proj.*",))
-    dit = component("dit", "proj.weight", formats=(denoiser,))
-    adapter = component("adapter", "beside.weight", formats=(beside,))
-    files = written(tmp_path / "x.safetensors", "proj.weight", "beside.weight")
-    assert found(files, dit, adapter) == [
-        (["dit"], "", denoiser),
-        (["adapter"], "", beside),
-    ]
-    greedy = component("adapter", "beside.weight")
-    with pytest.raises(StateError, match="dit, adapter "):
-        recognize(files, (dit, greedy))
 
 
 def test_files_that_are_no_model_by_themselves_are_named(tmp_path: Path) -> None:

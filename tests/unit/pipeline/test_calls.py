@@ -2,18 +2,16 @@
 the name of the argument, with what makes the right one.
 """
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dstrain import Frames, Layers, Pipeline, UsageError, Video
+from dstrain import Frames, Pipeline, UsageError
 from dstrain.pipeline import check_measured, checked
 from dstrain.plugin import Column, Measured
 from PIL import Image
-from torch import Tensor
 
 INPUTS: dict[str, Any] = {
     "prompt": Column("prompt"),
@@ -167,55 +165,6 @@ def test_latents_of_another_shape_are_refused_with_what_each_axis_is(
     wanted = r"\[1, 4, 2, 3\] \(1, channels, height 16 / 8, width 24 / 8\)"
     with pytest.raises(UsageError, match=f"latents: .*{wanted}, got {got}"):
         pipe(prompt="dog", height=16, width=24, latents=latents)
-
-
-class Film(TypedDict):
-    film: Frames
-
-
-class Pictures(TypedDict):
-    pictures: list[Image.Image]
-
-
-def decode_film(latents: Tensor) -> Film:
-    return {"film": frames(2, 16, 16, 3)}
-
-
-def decode_pictures(latents: Tensor) -> Pictures:
-    return {"pictures": [IMAGE, IMAGE]}
-
-
-def five_axes(height: int, width: int) -> tuple[int, ...]:
-    return (1, 4, 5, height // 8, width // 8)
-
-
-@pytest.mark.parametrize(
-    ("decode", "third"), [(decode_film, "latent frames"), (decode_pictures, "5")]
-)
-def test_the_third_axis_of_latents_is_frames_only_where_videos_are_made(
-    decode: Any, third: str, pipe: Pipeline
-) -> None:
-    pipe.spec = replace(pipe.spec, decoders=(decode,), latent_shape=five_axes)
-    words = rf"\(1, channels, {third}, height 16 / 8, width 24 / 8\), got list"
-    with pytest.raises(UsageError, match=words):
-        pipe(prompt="dog", height=16, width=24, latents=[])
-
-
-def test_what_is_made_can_be_saved_by_the_name_of_a_file(
-    pipe: Pipeline, tmp_path: Path
-) -> None:
-    made: list[Any] = []
-    for decode in (decode_pictures, decode_film):
-        pipe.spec = replace(pipe.spec, decoders=(decode,))
-        made.append(pipe(prompt="dog", num_inference_steps=1))
-    layers, video = made
-    assert isinstance(layers, Layers)
-    layers.save(tmp_path / "a.png")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1.png", "a.png"]
-    assert isinstance(video, Video)
-    assert (video.pixels.shape, video.fps) == ((2, 16, 16, 3), 16.0)
-    video.save(str(tmp_path / "a.mp4"))
-    assert (tmp_path / "a.mp4").stat().st_size > 0
 
 
 @pytest.mark.parametrize(

@@ -83,40 +83,6 @@ def test_a_configuration_gets_the_family_that_its_model_tells(
     run(TrainConfig(disabled_plugins=("plugin-twin",), **folder, **own))
 
 
-def test_files_replace_those_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = project_by_id(tmp_path, monkeypatch)
-    (own,) = map(Path, weights_of(here / "model")["vae"])
-    changed = {name: weight + 1 for name, weight in load_file(own).items()}
-    place = tmp_path / "vae"
-    place.mkdir()
-    save_file(changed, place / "own.safetensors")
-    (place / "config.json").write_bytes(own.with_name("config.json").read_bytes())
-    config = ModelConfig([place / "own.safetensors"])
-    pipe = Pipeline.from_pretrained("Tiny/Tiny", [config])
-    assert same(weights(pipe, "vae"), dict(sorted(changed.items())))
-    plain = Pipeline.from_pretrained("Tiny/Tiny")
-    assert same(weights(pipe, "dit"), weights(plain, "dit"))
-    with pytest.raises(StateError, match=r"nowhere(.|\n)*model"):
-        Pipeline.from_pretrained(here / "model", [ModelConfig("nowhere")])
-
-
-def test_a_tokenizer_may_be_given_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = project_by_id(tmp_path, monkeypatch)
-    files = configs(here / "model")
-    tokenizer = ModelConfig(model_id="Tiny/Tiny", origin_file_pattern="tokenizer/")
-    pipe = Pipeline.from_pretrained("tiny", files, tokenizer_config=tokenizer)
-    assert pipe.files["tokenizer"].paths == (Path("models/Tiny/Tiny/tokenizer"),)
-    folder: Any = "tokenizer"
-    with pytest.raises(UsageError, match=r"tokenizer_config(.|\n)*ModelConfig\('tok"):
-        Pipeline.from_pretrained("Tiny/Tiny", tokenizer_config=folder)
-    with pytest.raises(UsageError, match="processor_config: tiny "):
-        Pipeline.from_pretrained("Tiny/Tiny", processor_config=replace(tokenizer))
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.support.family import build
-from tests.support.runs import config, log, project, same, train, training_run
+from tests.support.runs import config, project, same, train, training_run
 
 BY_COLUMN = Masks("mask", False, 0.0)
 
@@ -140,20 +140,6 @@ def test_a_variant_whose_latents_have_no_known_size_is_refused() -> None:
         check_masks(make_plan(spec, absent, SFT, ("dit",)))
 
 
-@pytest.mark.parametrize("unmasked_weight", [0.0, 0.25])
-def test_split_and_unsplit_runs_are_equal(here: Path, unmasked_weight: float) -> None:
-    write_masks(here, noise_masks(blank=(2,)))
-    flags: dict[str, Any] = {"mask_column": "mask", "unmasked_weight": unmasked_weight}
-    flags |= {"max_steps": 4, "batch_size": 2, "validation_split": 0.3}
-    unsplit = train(here, output_path=here / "unsplit", **flags)
-    flags |= {"output_path": here / "split", "feature_cache": here / "cache"}
-    train(here, task="sft:data_process", **flags)
-    split = train(here, task="sft:train", **flags)
-    assert log(split) == log(unsplit)
-    tables = [one / "logs/validation.csv" for one in (split, unsplit)]
-    assert tables[0].read_text() == tables[1].read_text()
-
-
 def test_a_mask_of_ones_and_no_mask_change_no_bit(here: Path) -> None:
     white = [mask_of(np.full((16, 24 if row % 2 else 16), 255)) for row in range(6)]
     write_masks(here, [*white[:5], None])
@@ -232,24 +218,6 @@ def test_a_dry_run_with_masks_computes_what_memory_it_needs(
     printed = capsys.readouterr().out
     assert ("activations" in printed) == (stage != ":data_process")
     assert "fits" in printed
-
-
-def test_a_black_mask_is_named_or_its_row_skipped_in_both_stages(here: Path) -> None:
-    masks = noise_masks()
-    masks[3] = mask_of(np.zeros((16, 24)))
-    write_masks(here, masks)
-    with pytest.raises(UsageError, match=r"metadata\.json:4:mask: .*'mask-3\.png'"):
-        stage_1(here, mask_column="mask")
-    flags: dict[str, Any] = {"mask_column": "mask", "max_steps": 7}
-    stage_1(here, mask_column="mask", on_bad_sample="skip")
-    (line,) = (here / "cache/bad_samples.jsonl").read_text().splitlines()
-    assert json.loads(line)["row"] == 4 and json.loads(line)["column"] == "mask"
-    second = {"task": "sft:train", "feature_cache": here / "cache", **flags}
-    split = train(here, output_path=here / "a", **second)
-    unsplit = train(here, output_path=here / "b", on_bad_sample="skip", **flags)
-    assert log(split) == log(unsplit)
-    # What is masked out counts a little, so nothing is bad.
-    assert stage_1(here, mask_column="mask", unmasked_weight=0.5) > 6
 
 
 def test_a_student_is_compared_where_its_mask_is(here: Path) -> None:

@@ -157,25 +157,6 @@ def test_what_changes_steps_is_named_with_its_version_and_a_digest_of_its_code(
         assert (load_extensions().modifiers() == before) == is_same
 
 
-def test_a_method_changes_steps_too(fake_plugin: Callable[..., Path]) -> None:
-    source = """
-from dstrain.plugin import hookimpl
-class Half:
-    api = 2
-    @hookimpl
-    def dstrain_modify_step(self, model):
-        model.lr = 0.5
-HALF = Half()
-"""
-    modules = {"half_steps": source}
-    fake_plugin("extra-half", {"half": "half_steps:HALF"}, modules, "dstrain")
-    extensions = load_extensions()
-    model = SimpleNamespace(lr=1.0)
-    extensions.modify_step(1, model, None)  # type: ignore[arg-type]
-    assert model.lr == 0.5
-    assert list(extensions.modifiers()) == ["half (extra-half 1.0)"]
-
-
 @pytest.mark.parametrize("error", ["ValueError('no')", "SystemExit(3)"])
 def test_a_change_that_raises_ends_the_run_and_names_the_plugin(
     error: str, load: Load

@@ -19,22 +19,14 @@ from tests.support import family
 from tests.support.experts import copied_denoiser, let_tiny_have_experts
 from tests.support.runs import (
     config,
-    files,
     log,
     project,
-    project_by_id,
-    same,
     train,
     training_run,
     weights_of,
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
-
-
-def recorded(output: Path) -> Any:
-    """The configuration that a run keeps beside what it writes."""
-    return json.loads((output / "logs/config.json").read_text())
 
 
 TRAINED_TWICE = {"trainable_models": "dit", "lora_base_model": "dit"}
@@ -208,51 +200,6 @@ def test_precision_is_the_flags_else_the_launchers_else_that_of_the_device(
     assert default_device().type == "cuda" or setup.mixed_precision == precision
     dtypes = {"bf16": torch.bfloat16, "no": torch.float32}
     assert setup.dtype == dtypes[setup.mixed_precision]
-
-
-def test_a_family_may_checkpoint_unless_a_flag_says_otherwise(
-    here: Path, tmp_path: Path, fake_plugin: Callable[..., Path]
-) -> None:
-    source = (
-        "from dataclasses import replace\nfrom tests.support.family import MODEL as TINY\n"
-        "MODEL = replace(TINY, name='careful', gradient_checkpointing=True)\n"
-    )
-    fake_plugin("plugin-careful", {"careful": "careful:MODEL"}, {"careful": source})
-    for model, flags, checkpoints in (
-        ("careful", {}, True),
-        ("careful", {"use_gradient_checkpointing": False}, False),
-        ("careful", {"blocks_to_swap": 1}, True),
-        ("tiny", {}, False),
-    ):
-        module = training_run(config(here, model=model, **flags)).module
-        dit: Any = module.pipeline.components["dit"]
-        assert (dit.checkpoint is not None) is checkpoints
-
-
-def test_the_hub_of_the_environment_is_recorded_where_files_are_named_by_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project_by_id(tmp_path, monkeypatch)
-    monkeypatch.setenv("DIFFSYNTH_DOWNLOAD_SOURCE", "huggingface")
-    given: dict[str, Any] = {"model_paths": None, "max_steps": 1}
-    for flags, hub in (
-        ({"model_id": "Tiny/Tiny"}, "huggingface"),
-        ({"model_id": "Tiny/Tiny", "hub": "modelscope"}, "modelscope"),
-        ({"toy": True}, None),
-    ):
-        out = train(tmp_path, overwrite=True, variant="base", **given, **flags)
-        assert recorded(out).get("hub") == hub
-
-
-def test_where_a_model_is_initialized_is_said_once_and_changes_nothing(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flag = "--initialize_model_on_cpu"
-    plain = files(train(here, output_path=tmp_path / "a", max_steps=1))
-    assert flag not in capsys.readouterr().err
-    given = {"initialize_model_on_cpu": True, "output_path": tmp_path / "b"}
-    assert same(plain, files(train(here, max_steps=1, **given)))
-    assert capsys.readouterr().err.count(flag) == 1
 
 
 TASKS = """

@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 from dstrain import Pipeline, SampleKey, StateError, UsageError
-from dstrain.cli.main import main
-from dstrain.storage import BAD_SAMPLES, RunFiles
 
 from tests.support.family import write_data
 from tests.support.runs import (
     config,
     log,
-    outcome,
-    same,
     train,
-    train_in_two_stages,
     training_run,
     validation,
 )
@@ -47,20 +42,6 @@ def second(folder: Path) -> dict[str, Any]:
 
 def fill(here: Path, cache: Path, **flags: Any) -> None:
     train(here, task="sft:data_process", feature_cache=cache, **flags)
-
-
-def without_validation(folder: Path) -> dict[str, Any]:
-    found = outcome(folder)
-    found["names"] = [name for name in found["names"] if "validation" not in name]
-    return found
-
-
-def test_training_is_the_same_with_and_without_it(here: Path, tmp_path: Path) -> None:
-    flags = {"num_epochs": 2, "save_steps": 4}
-    plain = train(here, output_path=tmp_path / "without", **flags)
-    out = train(here, output_path=tmp_path / "with", **second(here / "val"), **flags)
-    assert [row["step"] for row in validation(out)] == [0, 4, 8, 12]
-    assert same(without_validation(out), without_validation(plain))
 
 
 def test_the_loss_is_the_mean_over_its_rows_and_parts_of_the_timesteps(
@@ -152,38 +133,6 @@ def test_a_run_resumes_with_the_same_rows_or_without_any(
         train(here, max_steps=4, **flags, **second(own))
     train(here, max_steps=4, **flags | {"validation_steps": None})
     assert len(validation(out)) == 3
-
-
-def test_bad_rows_are_named_or_skipped_as_those_of_the_dataset(
-    here: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (own / "1.png").write_bytes(b"no image")
-    flags = {"max_steps": 1, **second(own)}
-    with pytest.raises(UsageError) as caught:
-        train(here, output_path=tmp_path / "refused", **flags)
-    assert caught.value.where.endswith("val/metadata.json")
-    flags["on_bad_sample"] = "skip"
-    whole = train(here, output_path=tmp_path / "whole", **flags)
-    split = train_in_two_stages(here, tmp_path, **flags)
-    assert capsys.readouterr().err.count("1 of 3 validation rows") == 3
-    for folder in (whole / "logs", tmp_path / "cache"):
-        (line,) = map(json.loads, (folder / BAD_SAMPLES).read_text().splitlines())
-        assert (line["dataset"], line["row"]) == ("validation", 2)
-    assert validation(split) == validation(whole)
-    assert f"logs/{BAD_SAMPLES}" in RunFiles.read(whole).steps
-
-
-def test_a_dry_run_names_it_and_refuses_what_the_run_refuses(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = f"--model tiny --dataset_base_path {here / 'data'} --output_path out"
-    line = [*flags.split(), "--dry_run", "--validation_dataset_base_path"]
-    assert main([*line, str(here / "val")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert f" 3 rows in {here / 'val/metadata.json'} for validation" in said
-    assert main([*line, str(tmp_path / "val")]) == 2
-    option = f"--validation_dataset_base_path: {tmp_path / 'val'} "
-    assert option in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

@@ -48,23 +48,6 @@ def test_a_value_is_recalled_only_for_the_same_marks_of_its_files(
         assert known.recall("other", MARKS) is None
 
 
-def test_new_values_take_the_place_of_old_ones_however_many_there_are(
-    memory: ManyFiles,
-) -> None:
-    count = 70_000
-    for turn in range(2):
-        for number in range(count):
-            memory.remember(f"{number}", MARKS, value(number + turn))
-        memory = saved(memory)
-    assert len(memory) == count
-    for number in range(0, count, 100):
-        assert memory.recall(f"{number}", MARKS) == value(number + 1)
-    # Each key has a number of its own.
-    assert len({memory.number(f"{number}") for number in range(count)}) == count
-    with pytest.raises(KeyError):
-        memory.number("another")
-
-
 @pytest.mark.parametrize("changed", [1, 2])
 @pytest.mark.parametrize(("kind", "kept"), [(ManyFiles, value(1)), (Digests, "x")])
 def test_what_changed_just_now_is_not_stored(

@@ -3,8 +3,6 @@
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,6 @@ from pathlib import Path
 import pytest
 from dstrain import SystemFault, UsageError
 from dstrain.storage import (
-    check_writable,
     read_limited,
     remove_leftovers,
     replacing,
@@ -90,19 +87,6 @@ def test_a_write_that_fails_keeps_the_old_file_and_names_path_and_bytes(
         raise KeyboardInterrupt
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a.bin"]
-
-
-def test_a_folder_that_cannot_be_written_is_named_without_temporary_names(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemFault) as caught:
-        check_writable(tmp_path / "file")
-    assert caught.value.where == str(tmp_path / "file")
-    with pytest.raises(SystemFault) as missing:
-        write_json(tmp_path / "none/a.json", {})
-    assert missing.value.where == str(tmp_path / "none/a.json")
-    assert ".tmp-" not in f"{caught.value}{missing.value}"
 
 
 def test_equal_json_gives_equal_bytes(tmp_path: Path) -> None:
@@ -223,14 +207,6 @@ def test_no_two_machines_processes_or_threads_share_a_temporary(
     move_elsewhere(monkeypatch)
     found.append(temporary(path))
     assert len(set(found)) == 4
-
-
-def test_files_are_written_without_torch() -> None:
-    code = (
-        "import sys; from dstrain.storage import write_file, write_tensors; "
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_only_regular_files_up_to_a_size_are_read(tmp_path: Path) -> None:

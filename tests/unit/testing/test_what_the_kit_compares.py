@@ -29,9 +29,8 @@ from dstrain.testing.fingerprints import (
 from dstrain.testing.kinds import has_kind
 from dstrain.testing.rows import inputs, least_sizes, usual_size, write_rows
 from dstrain.testing.split_equivalence import Outcome, differences, without_gradient
-from dstrain.testing.trained_sets import trained_sets
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from tests.support.kit import install_family
 
@@ -88,27 +87,6 @@ def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
             assert [image.tobytes() for image in loaded] == pixels
         else:
             assert loaded == value, name
-
-
-def test_another_network_that_model_fn_calls_is_trained_like_a_conditioner(
-    fine: ModelFamily,
-) -> None:
-    def predict(
-        noisy_latents: Tensor,
-        timestep: Tensor,
-        prompt_emb: Tensor,
-        *,
-        dit: Any,
-        vae: Any,
-    ) -> Tensor: ...
-
-    spec = replace(fine.spec("base"), model_fn=predict)
-    sets = trained_sets(fine, spec)
-    names = [trained.name for trained in sets]
-    assert names[:4] == ["dit_lora", "dit", "vae", "vae+dit_lora"]
-    assert sets[3].components == ("vae", "dit")
-    given = {"trainable_models": "vae", "lora_base_model": "dit"}
-    assert sets[3].flags.items() >= given.items()
 
 
 def test_the_greatest_difference_is_named_by_position_and_values() -> None:

@@ -87,12 +87,6 @@ def test_seed_and_epoch_decide_the_order_and_every_order_comes_up() -> None:
     assert max(counts.values()) < 200
 
 
-def test_neighbours_do_not_stay_neighbours() -> None:
-    items = np.array(permutation(10_000, 3))
-    assert abs(float(np.corrcoef(items, np.arange(10_000))[0, 1])) < 0.05
-    assert abs(float(np.corrcoef(items[:-1], items[1:])[0, 1])) < 0.05
-
-
 IDS = ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1))
 
 
@@ -212,24 +206,6 @@ def test_an_epoch_continues_after_any_batch_from_any_position_before_it(
     for done in ends | {end - 1 for end in ends if end}:
         for known in (None, *passed):
             assert list(order.global_batches(2, done, known)) == batches[done:]
-
-
-def test_a_position_of_another_order_or_epoch_changes_nothing() -> None:
-    order = mixed()
-    batches = list(order.global_batches(0))
-    others = (
-        (mixed(repeat=14), 0),
-        (mixed(samples_per_step=8), 0),
-        (replace(order, seed=6), 0),
-        (replace(order, groups=np.roll(order.groups, 1)), 0),
-        (replace(order, repeated=PARTS), 0),
-        (order, 1),
-    )
-    for other, epoch in others:
-        passed: list[Position] = []
-        next(other.global_batches(epoch, 500, on_position=passed.append))
-        assert passed[-1].draws > 0
-        assert list(order.global_batches(0, 900, passed[-1])) == batches[900:]
 
 
 def test_the_middle_of_a_thousand_million_draws_is_known_by_a_position() -> None:

@@ -105,19 +105,6 @@ def rows_that(read: Callable[[int], object], has_files: bool = True) -> DecodedS
     return DecodedSamples(rows, rows, ids, lambda row, name, error: error, has_files)
 
 
-def test_only_the_inputs_that_a_run_reads_are_decoded(filled: Place) -> None:
-    source = unsplit_rows(filled)
-    (cells, *_) = source.rows
-    unread = {name: cell for name, cell in cells.items() if cell.files}
-    gone = replace(unread.pop("reference"), files=("/nowhere.png",))
-    assert unread
-    rows = [{**cells, "reference": gone}]
-    used = [{"prompt", *unread}]
-    sample = replace(source, rows=rows, used_inputs=used).sample(0)
-    assert set(sample.values) == {"prompt", *unread}
-    assert sample.inputs == set(cells)
-
-
 def test_rows_are_decoded_while_one_is_used_and_no_more_than_a_few() -> None:
     """One is used, two wait, and one waits for room; the thread ends with the loader."""
     before = threading.active_count()
@@ -327,15 +314,6 @@ def test_a_process_that_hangs_is_named_after_a_time_and_a_signal_ends_the_wait(
     dying = load_batches(Signalled(signal.SIGKILL), micro_batches((1,)), 1)
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         next(dying)
-
-
-def test_the_processes_end_with_the_error_and_not_with_its_traceback() -> None:
-    others = multiprocessing.active_children()
-    source = Failing(UsageError("metadata.csv:3:image", "is no image"))
-    with pytest.raises(UsageError) as caught:
-        list(load_batches(source, micro_batches((0,), (1,), (0,), (0,)), 2))
-    assert caught.tb is not None
-    assert multiprocessing.active_children() == others
 
 
 # Torch's iterator expects to have been made as a whole when it is deleted.

@@ -219,16 +219,6 @@ def test_a_run_that_resumes_keeps_what_its_numbers_depend_on(
     assert "blocks_to_swap" in seen
 
 
-def test_flags_are_added_to_a_command_that_is_not_complete(
-    deep: Path, dry_run: DryRun
-) -> None:
-    flags = {"dataset_base_path": None, "output_path": None}
-    sums = dry_run(deep, **flags).sums
-    page = dry_run(deep, device_memory=memory_of(0.99, sums), **flags).page
-    assert commands_in(page) == []
-    assert "\n        add --use_gradient_checkpointing\n" in page
-
-
 def test_sharding_is_advised_nothing_that_it_refuses(
     deep: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,15 +250,6 @@ def test_advised_commands_have_files_that_are_not_here(
     commands = commands_in(page)
     assert commands
     assert all(flags_in(one)["preset_lora_path"] == str(absent) for one in commands)
-
-
-def test_where_nothing_helps_recipes_for_the_card_are_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = "--recipe flux-style-48gb --toy --dry_run --device_memory 1MiB"
-    assert main(words.split()) == 0
-    page = capsys.readouterr().out
-    assert page.endswith("dstrain recipes --model flux --card 1MiB\n")
 
 
 def test_a_device_is_a_size_and_goes_with_a_dry_run(

@@ -168,19 +168,6 @@ def test_what_is_offloaded_is_on_the_device_while_a_unit_borrows_it(
     assert found["encoding"] == near(plain["encoding"] + max(sizes))
 
 
-def test_what_is_stored_is_restored_to_encode_with_it(
-    deep: Path, dry_run: DryRun
-) -> None:
-    stage_1 = {"task": "sft:data_process", "feature_cache": deep / "cache"}
-    plain = dry_run(deep, **stage_1).memory
-    stored = dry_run(deep, quant_options="text_encoder:int8_block", **stage_1).memory
-    # The head, of 64 x 24 numbers, in bf16.
-    assert stored["encoding"] == near(plain["encoding"] + 2 * 64 * 24)
-    stored = dry_run(deep, quant_options="dit:fp8").memory
-    plain = dry_run(deep).memory
-    assert stored["activations"] == near(plain["activations"] + 2 * 24 * 24)
-
-
 def test_trained_weights_in_bf16_have_gradients_in_bf16_and_no_copies(
     deep: Path, dry_run: DryRun
 ) -> None:
@@ -252,23 +239,6 @@ def test_sharding_divides_frozen_weights_and_each_process_has_a_row(
     assert dry_run(deep).memory["trained weights"] == near(8 * 4 * (24 + 2))
 
 
-def test_copies_on_each_machine_are_divided_by_its_processes(
-    deep: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {
-        "ACCELERATE_USE_FSDP": "true",
-        "FSDP_SHARDING_STRATEGY": "HYBRID_SHARD",
-        "WORLD_SIZE": "4",
-        "LOCAL_WORLD_SIZE": "2",
-    }.items():
-        monkeypatch.setenv(name, value)
-    page = " ".join(dry_run(deep).page.split())
-    assert "divided by 2" in page
-    monkeypatch.setenv("FSDP_SHARDING_STRATEGY", "FULL_SHARD")
-    page = " ".join(dry_run(deep).page.split())
-    assert "divided by 4" in page
-
-
 @pytest.mark.parametrize(
     ("flags", "saves", "states"),
     [
@@ -306,23 +276,3 @@ def test_disk_is_what_the_run_leaves(
     written = sum(one.stat().st_size for one in tmp_path.rglob("*.safetensors"))
     # Beside the headers of files, which count at the size of a toy.
     assert 0.5 < said / written <= 1
-
-
-def test_a_component_of_which_a_part_is_trained_is_saved_whole(
-    deep: Path, dry_run: DryRun
-) -> None:
-    whole = dry_run(deep, trainable_models="dit").disk
-    part = dry_run(deep, trainable_models="dit.blocks.0").disk
-    assert part["weights files"] == whole["weights files"]
-
-
-def test_the_feature_cache_is_as_large_as_what_stage_1_stores(
-    deep: Path, tmp_path: Path, dry_run: DryRun
-) -> None:
-    stage_1 = {"task": "sft:data_process", "feature_cache": tmp_path / "cache"}
-    found = dry_run(deep, **stage_1)
-    # 6 rows of 4 x 2 x 3 latents, of 21 letters of 24 numbers and of a mask.
-    largest = 4 * 24 + 21 * (4 * 24 + 1)
-    assert found.disk["feature cache"] == found.disk["in all"] == near(6 * largest)
-    unknown = dry_run(deep, dataset_base_path=None, **stage_1)
-    assert "feature cache, per sample" in unknown.disk

@@ -2,16 +2,14 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import UsageError
 from dstrain.models import METHODS
 from dstrain.runs import plan_of
 
-from tests.support.family import IDS, PIPELINES
+from tests.support.family import IDS
 from tests.support.runs import config
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -67,20 +65,3 @@ def test_without_model_files_the_first_published_ones_are_measured(here: Path) -
         words = kept(here, **given, **named)["dit"]
         assert words.endswith(", loaded as fp32")
         assert kib_in(words) == kib_in(found["dit"]) != []
-
-
-def test_the_published_one_is_one_of_the_variant(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {"model_paths": None, "quant_options": "dit:fp8"}
-    for depth, is_known in ((3, False), (2, True)):
-        entries = {"depth": depth, "is_wide": False}
-        spec = replace(PIPELINES["base"], denoiser_config=entries)
-        monkeypatch.setitem(PIPELINES, "base", spec)
-        words = kept(here, variant="base", **given)["dit"]
-        assert bool(kib_in(words)) is is_known
-
-
-def test_a_pattern_that_fits_no_layer_is_refused(here: Path) -> None:
-    with pytest.raises(UsageError, match=r"dit .*'to_qq'"):
-        kept(here, quant_options="dit:fp8@to_qq")

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.plugin import Column
 from PIL import Image
 from safetensors.torch import save_file
-from torch import Tensor
 
 from tests.support import family
 from tests.support.family import IDS
@@ -95,26 +93,6 @@ def test_the_sample_that_is_counted_is_the_largest_with_the_longest_prompt(
     assert place in {f"metadata.json:{row}" for row in (2, 4, 6)}
 
 
-def test_of_several_images_each_has_its_own_size(
-    tmp_path: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def encode_last(
-        input_image: list[Image.Image], *, vae: Any, dtype: torch.dtype
-    ) -> family.Latents:
-        return family.encode_image(input_image[-1], vae=vae, dtype=dtype)
-
-    several = {"input_image": Column("image", "images", multiple=8)}
-    inputs = {**family.BASE.inputs, **several}
-    units = (family.encode_prompt, encode_last)
-    spec = replace(family.BASE, units=units, inputs=inputs)
-    monkeypatch.setitem(family.PIPELINES, "base", spec)
-    project(tmp_path)
-    Image.new("RGB", (512, 512)).save(tmp_path / "data/1.png")
-    row = {"image": ["0.png", "1.png"], "prompt": "a dog"}
-    (tmp_path / "data/metadata.json").write_text(json.dumps([row]))
-    assert dry_run(tmp_path, variant="base").memory["activations"] > 2**20
-
-
 def test_of_a_feature_cache_it_is_the_largest_that_is_stored(
     here: Path, tmp_path: Path, dry_run: DryRun
 ) -> None:
@@ -152,19 +130,6 @@ def test_without_a_dataset_it_has_the_size_of_the_flags(
     assert found.fits
 
 
-def test_large_samples_take_no_memory_and_no_image_is_decoded(
-    tmp_path: Path, dry_run: DryRun
-) -> None:
-    project(tmp_path)
-    found = dry_run(tmp_path, dataset_base_path=None, height=2**13, width=2**13)
-    # A latent has 4 numbers for 8 x 8 pixels, and attends to each letter.
-    assert found.memory["activations"] > 2**20 * 512 * 4
-    image = tmp_path / "data/1.png"
-    content = image.read_bytes()
-    image.write_bytes(content[:200] + b"\xff\xd7" * 8 + content[216:])
-    assert dry_run(tmp_path).fits
-
-
 def test_what_units_hold_at_once_is_followed(
     here: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,22 +155,6 @@ def test_what_units_hold_at_once_is_followed(
     # Training holds none of them.
     stage_2 = dry_run(here, task="sft:train", height=16, width=16, **cache)
     assert stage_2.memory["activations"] < 2**20
-
-
-def test_a_mask_of_a_tokenizer_selects_among_tensors_without_memory(
-    here: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def encode_prompt(
-        prompt: str, *, text_encoder: Any, tokenizer: Any
-    ) -> family.Prompt:
-        ids = tokenizer(prompt)
-        mask = ids > 0
-        chosen: Tensor = text_encoder(ids)[mask][None]
-        return {"prompt_emb": chosen, "prompt_mask": mask[mask][None]}
-
-    spec = replace(family.BASE, units=(encode_prompt, family.encode_image))
-    monkeypatch.setitem(family.PIPELINES, "base", spec)
-    assert dry_run(here, variant="base").fits
 
 
 def test_tensors_are_as_large_as_their_files_say_and_unknown_without_a_dataset(

@@ -80,14 +80,3 @@ def test_nothing_is_removed_while_a_cache_is_read(
     assert caught.value.where == str(folder)
     commands[name]()
     assert readers(folder) == []
-
-
-def test_they_are_commands_of_the_group_cache_and_need_no_import_to_be_listed(
-    cache: Run,
-) -> None:
-    text = cache("--help")
-    for name in ("show", "export", "import"):
-        assert f"From plugin-tools; dstrain cache {name} -h" in " ".join(text.split())
-        assert cache(name, "--help").startswith(f"Usage: dstrain cache {name}")
-    assert "plugin-tools, which -p disables" in cache("-p", "no:tools", "show", code=2)
-    assert "no command named" in cache("shw", code=2)

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import StateError, SystemFault, UsageError
+from dstrain import StateError, UsageError
 from dstrain.cache import read_record
 from dstrain.cli.main import main
 from dstrain.runs import listing, verify
-from dstrain.storage import hash_json, lock
+from dstrain.storage import hash_json
 from dstrain_tools.caches.exporting import export
 from dstrain_tools.caches.importing import import_cache
 
-from tests.support.caching_project import Place, noise_image, write_rows
+from tests.support.caching_project import Place, noise_image
 from tests.support.crashes import events, killed_at
 from tests.support.runs import files, project, train
 
@@ -87,17 +87,6 @@ def test_of_several_plans_only_what_the_chosen_one_uses(
     assert found["used_by_no_plan"]["values"] == 0
     assert found["values"] < listing(two_plans.cache)["values"]
     verify(folder)
-
-
-def test_all_plans_go_together_and_keep_their_order(
-    two_plans: Place, tmp_path: Path
-) -> None:
-    for rows in (two_plans.rows, two_plans.rows[:2]):  # the last one is the newest
-        write_rows(two_plans.data, rows)
-        two_plans.fill()
-        export(two_plans.cache, tmp_path / f"{len(rows)}.tar", [])
-        import_cache(tmp_path / f"{len(rows)}.tar", tmp_path / f"in {len(rows)}")
-        assert plans(tmp_path / f"in {len(rows)}") == plans(two_plans.cache)
 
 
 def test_an_output_that_exists_or_would_be_compressed_is_refused(
@@ -237,34 +226,6 @@ def test_a_tar_that_is_cut_or_changed_anywhere_is_refused(
             refused(bad, tmp_path / "cache")
 
 
-def test_a_folder_with_links_or_other_files_is_refused(
-    exported: Path, tmp_path: Path
-) -> None:
-    bad = shutil.copytree(exported.with_suffix(""), tmp_path / "bad")
-    (bad / SHARD).symlink_to(exported)
-    refused(bad, tmp_path / "cache")
-    (bad / SHARD).unlink()
-    (bad / "plans/notes.txt").write_text("mine")
-    refused(bad, tmp_path / "cache")
-
-
-def test_a_place_that_is_something_else_is_refused(
-    exported: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes/a.txt").write_text("mine")
-    for kind, target in ((StateError, "notes"), (SystemFault, "notes/a.txt")):
-        with pytest.raises(kind) as caught:
-            import_cache(exported, tmp_path / target)
-        assert caught.value.where == str(tmp_path / target)
-    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["a.txt"]
-    with pytest.raises(UsageError, match=r"nothing\.tar") as missing:
-        import_cache(tmp_path / "nothing.tar", tmp_path / "cache")
-    assert missing.value.where == "INPUT"
-    with lock(tmp_path / "cache"), pytest.raises(StateError, match=str(os.getpid())):
-        import_cache(exported, tmp_path / "cache")
-
-
 def test_killed_at_any_moment_it_leaves_nothing_half(
     exported: Path, tmp_path: Path
 ) -> None:
@@ -334,14 +295,6 @@ def test_the_plan_of_a_stranger_is_refused_by_every_command(
     assert left(shared_place.cache) == before
 
 
-def test_a_plan_of_a_stranger_that_is_there_twice_is_refused(
-    exported: Path, tmp_path: Path
-) -> None:
-    source = shutil.copytree(exported.with_suffix(""), tmp_path / "export")
-    hostile(next((source / "plans").glob("*.json")), lambda record: None)
-    refused(source, tmp_path / "cache")
-
-
 def test_a_plan_of_the_cache_with_newer_values_is_not_replaced(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,28 +315,6 @@ def test_a_plan_of_the_cache_with_newer_values_is_not_replaced(
     import_cache(tmp_path / "old.tar", place.cache)
     noise_image(0).save(place.data / "0.png")
     assert place.values() == old
-
-
-def test_a_plan_of_the_cache_with_the_same_values_stays_as_it_is(
-    place: Place, tmp_path: Path
-) -> None:
-    export(place.cache, tmp_path / "old", [])
-    (plan,) = place.plans
-    os.utime(place.data / "0.png")
-    place.fill()
-    own = read_record(plan)
-    assert own["columns"] != read_record(tmp_path / "old/plans" / plan.name)["columns"]
-    import_cache(tmp_path / "old", place.cache)
-    assert {**read_record(plan), "sequence": 0} == {**own, "sequence": 0}
-    verify(place.cache)
-
-
-def test_a_damaged_plan_of_the_cache_is_replaced(place: Place, tmp_path: Path) -> None:
-    export(place.cache, tmp_path / "old", [])
-    for path in place.columns:
-        path.write_bytes(path.read_bytes()[:-1])
-    import_cache(tmp_path / "old", place.cache)
-    verify(place.cache)
 
 
 def test_files_of_others_in_a_cache_are_not_exported_and_stay_at_an_import(

@@ -123,21 +123,6 @@ def test_latents_are_decoded_and_captions_are_those_of_the_rows(
     assert np.array_equal(np.array(shown(card.images[0])), np.array(Image.open(data)))
 
 
-def test_captions_are_shown_as_the_model_is_given_them(tmp_path: Path) -> None:
-    project(tmp_path)
-    table = tmp_path / "data/metadata.json"
-    rows = json.loads(table.read_text())[:3]
-    for row, caption in zip(rows, ("a [trigger]", "b, c", "sks\na dog"), strict=True):
-        row |= {"prompt": "not read", "title": caption}
-    table.write_text(json.dumps(rows))
-    flags: dict[str, Any] = {"caption_lines": True, "shuffle_tags": True}
-    flags |= {"trigger_word": "sks", "column": ("prompt=title",)}
-    train(tmp_path, task="sft:data_process", feature_cache=tmp_path / "cache", **flags)
-    page = page_of(tmp_path / "cache", tmp_path / "x.html", named(tmp_path))
-    captions = dict.fromkeys(card.caption for card in page.cards)
-    assert list(captions) == ["a sks", "sks, b, c", "sks\nsks, a dog"]
-
-
 @pytest.mark.parametrize("name", ["data", "data/metadata.json", "model/vae"])
 def test_without_a_model_or_the_dataset_as_it_was_the_page_says_so(
     name: str, here: Path, tmp_path: Path, spare: Spare
@@ -153,24 +138,6 @@ def test_without_a_model_or_the_dataset_as_it_was_the_page_says_so(
     assert len(page.cards) == 6
     assert bool(page.cards[0].images) == (name != "model/vae")
     assert bool(page.cards[0].caption) == (name == "model/vae")
-
-
-def test_what_is_not_named_is_not_opened_and_the_page_says_so(
-    here: Path, tmp_path: Path
-) -> None:
-    page = page_of(here / "whole", tmp_path / "x.html")
-    assert [note.partition(":")[0] for note in page.notes] == [
-        *("latents are not decoded", "captions are not shown")
-    ]
-    assert not any(card.images or card.caption for card in page.cards)
-
-
-def test_images_of_the_cache_are_shown_where_latents_cannot_be_decoded(
-    shared_place: Place, tmp_path: Path
-) -> None:
-    page = page_of(shared_place.cache, tmp_path / "x.html")
-    assert len(page.notes) == 1
-    assert [len(card.images) for card in page.cards] == [1] * 4
 
 
 def test_of_two_datasets_the_one_that_is_trained_on_is_shown(

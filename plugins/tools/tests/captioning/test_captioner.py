@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 from dstrain import StateError, UsageError
-from dstrain.models import METHODS, StoredLinear
+from dstrain.models import StoredLinear
 from dstrain_tools.captioning.captioner import PROMPT, load_captioner
 from dstrain_tools.captioning.model_files import find_model
-from dstrain_tools.captioning.options import QUANTIZE_CHOICES, CaptionOptions
+from dstrain_tools.captioning.options import CaptionOptions
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -82,13 +82,6 @@ def test_a_text_encoder_captions_as_transformers_qwen_does(
     assert asked != written
 
 
-def test_frames_of_a_video_are_shown_as_several_images(
-    toy: Toy, images: list[Image.Image]
-) -> None:
-    written = captioner(toy("qwen"), prompt="p").write([images], ["a"])
-    assert written == [qwen_caption(toy("qwen"), images, "p")]
-
-
 @pytest.mark.parametrize("kind", ("qwen", "llava", "blip"))
 def test_a_batch_has_the_captions_of_its_images(
     toy: Toy, images: list[Image.Image], kind: str
@@ -153,10 +146,6 @@ def test_tokens_are_drawn_only_where_that_is_asked_for(
     assert other.write([images[:1]], ["a"]) != texts[:1]
 
 
-def test_the_methods_that_are_offered_are_methods_of_dstrain() -> None:
-    assert set(QUANTIZE_CHOICES) <= METHODS.keys()
-
-
 def test_the_language_model_is_quantized_and_what_reads_images_is_not(
     toy: Toy, images: list[Image.Image]
 ) -> None:
@@ -176,11 +165,6 @@ def test_the_language_model_is_quantized_and_what_reads_images_is_not(
         )
     assert not torch.equal(exact, near)
     assert torch.nn.functional.cosine_similarity(exact, near, dim=-1).min() > 0.99
-
-
-def test_half_precision_is_that_of_all_weights(toy: Toy) -> None:
-    model = captioner(toy("llava"), mixed_precision="bf16").model
-    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
 
 
 def without_a_weight(folder: Path) -> None:
@@ -240,8 +224,3 @@ def test_files_that_do_not_fit_are_named(
     with pytest.raises(error) as caught:
         captioner(folder)
     assert named in str(caught.value).replace(f"{folder}/", "")
-
-
-def test_a_device_that_there_is_not_is_refused(toy: Toy) -> None:
-    with pytest.raises(UsageError, match="--device: nonsense"):
-        captioner(toy("blip"), device="nonsense")

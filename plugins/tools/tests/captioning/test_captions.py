@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain import SystemFault
 from dstrain.cli.main import main
 from PIL import Image
 
@@ -75,13 +74,6 @@ def test_videos_are_captioned_and_wan_is_trained_on_them(
     assert main([*command, *small]) == 0
 
 
-def test_each_image_gets_a_file_beside_it(writer: Any, photos: Path) -> None:
-    assert caption() == 0
-    written = {"beach/sea": "the sea\n", "cat": "a cat\n", "dog": "a dog\n"}
-    assert captions(photos) == written
-    assert writer.batches == [[name] for name in NAMES]
-
-
 def test_images_and_videos_are_found_in_all_folders_and_trained_on_as_images(
     writer: Any, photos: Path, capsys: Said
 ) -> None:
@@ -110,14 +102,6 @@ def test_a_caption_is_kept_unless_it_is_to_be_replaced(
     # In the same file: two captions of one image would be refused.
     assert own.read_text() == "a cat\n"
     assert (photos / "cat.txt").exists() is (ending == ".txt")
-
-
-def test_an_empty_file_is_no_caption(writer: Any, photos: Path) -> None:
-    (photos / "cat.txt").write_text(" \n")
-    (photos / "dog.json").write_text('{"camera": "x"}')
-    assert caption() == 0
-    assert captions(photos)["cat"] == "a cat\n"
-    assert captions(photos)["dog"] == "a dog\n"
 
 
 @pytest.mark.parametrize(
@@ -182,28 +166,6 @@ def test_a_caption_that_cannot_be_written_is_known_before_and_costs_no_other(
     assert "cat.txt" in found["cat.png"]
 
 
-@pytest.mark.parametrize("is_folder", [False, True])
-def test_a_caption_that_is_there_meanwhile_is_kept_and_costs_no_other(
-    is_folder: bool, writer: Any, photos: Path, capsys: Said
-) -> None:
-    own = photos / "cat.txt"
-    writer.before = own.mkdir if is_folder else lambda: own.write_text("mine")
-    assert caption("--batch_size 3") == 2
-    assert faults(capsys).keys() == {"cat.png"}
-    assert (photos / "dog.txt").read_text() == "a dog\n"
-    assert own.is_dir() if is_folder else own.read_text() == "mine"
-
-
-def test_a_fault_of_the_system_ends_the_command(writer: Any, photos: Path) -> None:
-    def replace() -> None:
-        shutil.rmtree(photos / "beach")
-        (photos / "beach").touch()
-
-    writer.before = replace
-    assert caption() == SystemFault.exit_code
-    assert len(writer.batches) == 1
-
-
 @pytest.mark.parametrize(
     ("index", "trained"),
     (
@@ -234,24 +196,6 @@ def test_a_broken_image_is_named_and_the_others_are_captioned(
     assert writer.batches == [["beach/sea.webp", "dog.jpg"]]
     ((name, what),) = faults(capsys).items()
     assert name == "cat.png" and name not in what
-
-
-def test_an_image_that_the_processor_refuses_does_not_cost_its_batch(
-    writer: Any, photos: Path, capsys: Said
-) -> None:
-    left = iter([ValueError("of the batch"), None, ValueError("too wide\nmore")])
-
-    def refuse() -> None:
-        error = next(left, None)
-        if error is not None:
-            raise error
-
-    writer.before = refuse
-    assert caption("--batch_size 3") == 2
-    assert set(captions(photos)) == {"beach/sea", "dog"}
-    found = faults(capsys)
-    assert found.keys() == {"cat.png"}
-    assert found["cat.png"].endswith("too wide")
 
 
 @pytest.mark.parametrize("text", ["", " \n\t", "\x00", "\ufffd", "a \ud800 cat"])
@@ -330,12 +274,6 @@ def test_a_dry_run_lists_what_would_be_captioned_and_imports_no_torch(
     assert captions(photos) == {"cat": "my cat"}
 
 
-def test_nothing_left_to_do_needs_no_model(photos: Path) -> None:
-    for name in NAMES:
-        (photos / name).with_suffix(".txt").write_text("x")
-    assert main(["caption", "photos", "--model_id", "absent"]) == 0
-
-
 def test_metadata_in_the_folder_is_warned_of(
     writer: Any, photos: Path, capsys: Said
 ) -> None:
@@ -375,17 +313,6 @@ def test_what_is_wrong_is_said_with_its_exit_code(
     assert captions(photos) == {}
 
 
-def test_of_many_broken_images_the_first_are_named(
-    writer: Any, photos: Path, capsys: Said
-) -> None:
-    for number in range(30):
-        (photos / f"n{number}.png").write_bytes(b"no image")
-    assert caption() == 2
-    said = capsys.readouterr().err
-    assert len(re.findall(r"^  n\d+\.png: ", said, re.MULTILINE)) == 20
-    assert " 10 " in said.splitlines()[-1]
-
-
 def test_transparent_parts_are_white_and_an_image_is_shown_upright(
     writer: Any, photos: Path
 ) -> None:
@@ -397,15 +324,6 @@ def test_transparent_parts_are_white_and_an_image_is_shown_upright(
     (shown,) = writer.shown["cat.png"]
     assert (shown.mode, shown.size) == ("RGB", (20, 40))
     assert shown.getextrema() == ((255, 255),) * 3
-
-
-@pytest.mark.parametrize(("most", "size"), [(10_000, (200, 50)), (40_000, (400, 100))])
-def test_large_images_are_scaled_down_to_the_limit(
-    most: int, size: tuple[int, int], writer: Any, photos: Path
-) -> None:
-    Image.new("RGB", (400, 100)).save(photos / "cat.png")
-    assert caption(f"--max_pixels {most}") == 0
-    assert writer.shown["cat.png"][0].size == size
 
 
 @pytest.mark.parametrize(

@@ -70,16 +70,6 @@ def test_a_model_is_downloaded_with_its_small_files_and_without_pickles(
     } == {"pytorch_model.bin", "modeling.py", "notes.md"}
 
 
-def test_files_that_training_downloaded_are_used_as_they_are(
-    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
-    # conftest.py of the project forbids downloads.
-    for name in ("text_encoder", "tokenizer"):
-        shutil.copytree(toy("qwen") / name, tmp_path / "Qwen/Qwen-Image" / name)
-    assert find_model("Qwen/Qwen-Image", None).weights.is_dir()
-
-
 def test_what_is_not_there_and_may_not_be_downloaded_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,14 +77,6 @@ def test_what_is_not_there_and_may_not_be_downloaded_is_named(
     with pytest.raises(StateError, match="DSTRAIN_SKIP_DOWNLOAD") as error:
         find_model("Qwen/Qwen-Image", None)
     assert error.value.where == str(tmp_path / "Qwen/Qwen-Image")
-
-
-def test_a_model_that_the_hub_does_not_have_is_named(
-    server: hub_server.Hub, hub: Hub
-) -> None:
-    with pytest.raises(StateError) as error:
-        find_model("Some/Absent", hub)
-    assert error.value.where == "Some/Absent"
 
 
 @pytest.mark.parametrize(
@@ -134,17 +116,6 @@ def test_a_pipeline_has_the_tokenizer_of_its_processor_and_without_any_is_refuse
     found = find_model(str(tmp_path), None)
     assert found.tokenizer == found.processor == tmp_path / "processor"
     assert len(found.weight_files()) == 2
-
-
-@pytest.mark.parametrize(
-    ("content", "kind"), [('{"a": 1}', UsageError), ("{", StateError)]
-)
-def test_a_configuration_that_says_nothing_is_refused(
-    content: str, kind: type[DstrainError], tmp_path: Path
-) -> None:
-    found = find_model(write(tmp_path, content), None)
-    with pytest.raises(kind, match=r"config\.json"):
-        found.config()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from dstrain import Frames, GenerateConfig, StateError, UsageError, generate
-from dstrain.config import NamedInput
 from dstrain.plugin import Column
 from PIL import Image
 from torch import Tensor
@@ -118,17 +117,6 @@ def test_images_that_rows_name_go_into_the_dataset_too(
         generate(config)
 
 
-def test_a_mask_gets_the_size_of_its_image_though_its_column_comes_first(
-    config: GenerateConfig, given: Path
-) -> None:
-    Image.linear_gradient("L").resize((16, 16)).save(given / "hints/mask.png")
-    hints = {"hint_mask": r"hints\mask.png", "hint_image": "hints/a.png"}
-    rows = [{"prompt": "dog", "seed": 1, **hints}]
-    (given / "prompts.json").write_text(json.dumps(rows))
-    generate(config)
-    assert (config.output / "hints/mask.png").is_file()
-
-
 def test_a_link_is_copied_by_the_name_that_its_row_has(
     config: GenerateConfig, given: Path
 ) -> None:
@@ -167,16 +155,3 @@ def test_a_name_by_which_no_copy_would_be_found_is_refused(
     tabulate(config, "hint_image", name.format(given=given))
     with pytest.raises(UsageError, match=r"prompts\.json:1:hint_image"):
         generate(config)
-
-
-def test_a_folder_of_frames_may_be_given_for_all_rows(
-    config: GenerateConfig, given: Path
-) -> None:
-    tabulate(config, "note", "one", "two")
-    hint = (NamedInput("hint_frames", str(given / "hints")),)
-    generate(replace(config, input=hint))
-    one, two = made(config.output)
-    assert one == two
-    Image.new("RGB", (8, 8), "red").save(given / "hints/a.png")
-    with pytest.raises(StateError, match="hint_frames"):
-        generate(replace(config, input=hint))

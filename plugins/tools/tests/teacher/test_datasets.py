@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from dstrain import (
-    DIRECT_DISTILL,
     Diverged,
     GenerateConfig,
     StateError,
@@ -18,7 +17,7 @@ from dstrain import (
 )
 from dstrain.config import LoraFile, NamedInput
 from dstrain.plugin import Constant
-from dstrain.storage import lock, temporary
+from dstrain.storage import temporary
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -188,20 +187,6 @@ def test_what_is_said_of_a_lora_where_it_is_named_is_a_setting(
             generate(replace(config, lora=others))
 
 
-def test_what_is_made_is_a_dataset_for_distillation(
-    config: GenerateConfig, tmp_path: Path
-) -> None:
-    generate(config)
-    train(
-        tmp_path,
-        task=DIRECT_DISTILL.name,
-        model_paths=config.model_paths,
-        dataset_base_path=config.output,
-        max_steps=2,
-    )
-    assert (tmp_path / "out/logs/loss.csv").is_file()
-
-
 @pytest.mark.parametrize(
     ("rows", "flags", "where"),
     [
@@ -328,12 +313,6 @@ def test_flags_that_no_row_uses_or_that_are_columns_are_refused(
     assert not (config.output / "generated.json").exists()
 
 
-def test_two_runs_do_not_fill_one_folder(config: GenerateConfig) -> None:
-    with lock(config.output), pytest.raises(StateError, match=str(config.output)):
-        generate(config)
-    assert not (config.output / "image").exists()
-
-
 def test_flags_give_what_all_rows_share(
     config: GenerateConfig, model: Path, table: Path, tmp_path: Path
 ) -> None:
@@ -392,15 +371,3 @@ def test_what_is_not_finite_names_its_row_and_leaves_no_image(
         generate(config)
     assert caught.value.where.startswith("rows.csv:2: ")
     assert not [*tmp_path.rglob("*.png")]
-
-
-def test_a_lora_file_that_is_not_there_is_refused_before_loading(
-    tmp_path: Path,
-) -> None:
-    write(tmp_path / "model")
-    (tmp_path / "rows.csv").write_text("prompt,seed\ndog,1\n")
-    config = generation(
-        tmp_path / "model", tmp_path / "set", dataset=tmp_path / "rows.csv"
-    )
-    with pytest.raises(StateError, match="gone"):
-        generate(replace(config, lora=(LoraFile(tmp_path / "gone.safetensors"),)))

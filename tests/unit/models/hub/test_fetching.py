@@ -158,24 +158,6 @@ def test_files_of_unknown_names_are_fetched_only_until_the_wanted_components_are
     assert "vae.safetensors" not in server.fetched
 
 
-def test_what_is_here_is_used_without_asking_and_what_is_gone_is_fetched_again(
-    server: Hub, source: ModelSource, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fetch(source, DIT) == SHARDS
-    # Progress bars are for a terminal.
-    (line,) = capsys.readouterr().err.splitlines()
-    assert " 3 files" in line
-    server.forget()
-    assert fetch(source, DIT) == SHARDS
-    assert fetch(source, SHARDS[1]) == SHARDS[1:]
-    assert server.requests == []
-    for gone in SHARDS:
-        (FOLDER / gone).unlink()
-        assert fetch(source, DIT) == SHARDS
-        assert server.fetched == [gone]
-        server.forget()
-
-
 def test_a_pinned_revision_is_fetched_and_another_one_replaces_only_what_differs(
     server: Hub, source: ModelSource
 ) -> None:
@@ -260,21 +242,6 @@ def test_offline_nothing_is_asked_and_what_is_missing_is_named(
     assert server.requests == []
 
 
-@pytest.mark.parametrize("is_put_here", [False, True])
-def test_a_configuration_alone_that_cannot_be_fetched_is_done_without(
-    is_put_here: bool, server: Hub, hub: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The published one is taken; for files that were put here no hub is asked."""
-    if is_put_here:
-        shutil.copytree("published/vae", FOLDER / "vae")
-    server.faults = Faults(listing=True, status=500)
-    configs = [ModelConfig(None, TINY, DIT, hub=hub)]
-    found = find(family.MODEL, configs, (), ("dit",)).configs["dit"]
-    assert found == {"width": 8, "depth": 2}
-    assert bool(server.requests) == (not is_put_here)
-    assert (f"{TINY}: " in capsys.readouterr().err) == (not is_put_here)
-
-
 UNLISTED = tuple(replace(one, default_configs={}) for one in family.COMPONENTS)
 
 
@@ -291,14 +258,6 @@ def test_a_configuration_that_is_not_here_is_fetched_alone(
     found = find(model, configs, files, ["dit"])
     assert server.fetched == ["transformer/config.json"]
     assert found.configs["dit"] == json.loads(content("transformer/config.json"))
-
-
-def test_the_nearest_name_is_suggested_when_none_fits(
-    server: Hub, source: ModelSource
-) -> None:
-    with pytest.raises(StateError, match=f"{source.hub} .* '{SHARDS[1]}'"):
-        fetch(source, "transformer/modell-*.safetensors")
-    assert not Path("models/Tiny").exists()
 
 
 def fetch_in_a_process(place: Path, hub: Any) -> None:

@@ -47,19 +47,6 @@ def test_a_published_id_is_the_files_of_the_long_option(
     assert [one.hub for one in named] == [hub] * 3
 
 
-def test_an_id_that_is_not_listed_is_expected_in_the_folders_of_diffusers(
-    server: Hub, hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    configs(model_id="Tiny/Tiny")
-    assert not capsys.readouterr().err
-    assert [one.pattern for one in configs(model_id="Tiny/Tinny")] == [
-        f"{place}/*.safetensors" for place in ("transformer", "text_encoder", "vae")
-    ]
-    assert "'Tiny/Tiny'" in capsys.readouterr().err
-    with pytest.raises(StateError, match="Tiny/Tinny"):
-        train(tmp_path, model_paths=None, model_id="Tiny/Tinny", hub=hub)
-
-
 UNSUPPORTED = replace(
     MODEL,
     name="unsupporting",
@@ -134,12 +121,6 @@ def test_the_four_ways_train_the_same_and_share_a_cache(here: Path) -> None:
         run(config(here, **{**stage_2, "task": "sft:data_process"}))
     # The same plan and the same values, whatever the files are named by.
     assert sorted((here / "cache").rglob("*")) == plans
-
-
-def test_one_file_lacks_the_others_and_says_which(here: Path) -> None:
-    save_file(joined(weights_of(here / "model")["dit"]), here / "dit.safetensors")
-    with pytest.raises(StateError, match=r"text_encoder, vae: (?s:.*)--model_id"):
-        train(here, model_paths=None, model_id="dit.safetensors", max_steps=1)
 
 
 def test_what_does_not_exist_is_refused_in_a_dry_run_too(here: Path) -> None:

@@ -87,20 +87,6 @@ def test_a_damaged_state_is_passed_over_for_the_one_before(
         train(here, output_path=tmp_path / "cut", resume=str(damaged.parent), **flags)
 
 
-def test_a_state_can_be_named_and_what_came_after_it_is_done_again(
-    here: Path, tmp_path: Path
-) -> None:
-    flags = {"max_steps": 6, "save_steps": 2}
-    out = train(here, output_path=tmp_path / "out", **flags)
-    before = outcome(out)
-    with pytest.raises(StateError, match="step-6"):
-        train(here, output_path=out, resume=str(out / "states/step-4"), **flags)
-    assert same(before, outcome(out))
-    (out / "states/step-6").rename(tmp_path / "later")
-    train(here, output_path=out, resume=str(out / "states/step-4"), **flags)
-    assert same(before, outcome(out))
-
-
 def test_weights_of_other_shapes_are_not_resumed(tmp_path: Path) -> None:
     project(tmp_path)
     train(tmp_path, output_path=tmp_path / "out", max_steps=2)

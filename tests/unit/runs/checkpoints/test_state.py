@@ -13,11 +13,9 @@ from dstrain.runs.checkpoints.state import (
     damage,
     load_state,
     newest_state,
-    save_full,
     save_state,
     states,
 )
-from dstrain.storage import read_tensors
 
 from tests.support.caching_project import plain
 
@@ -121,18 +119,3 @@ def test_the_newest_whole_state_is_found_or_none_and_those_passed_over_are_named
     with pytest.raises(StateError) as caught:
         newest_state(tmp_path)
     assert caught.value.where == str(tmp_path)
-
-
-def test_a_transformers_component_has_the_names_its_own_saving_gives(
-    tmp_path: Path,
-) -> None:
-    from transformers import T5Config, T5EncoderModel
-
-    config = T5Config(d_model=8, d_kv=4, d_ff=9, num_layers=1, num_heads=2)
-    model = T5EncoderModel(config)
-    model.save_pretrained(tmp_path / "theirs")
-    save_full(tmp_path / "ours.safetensors", model, model.config.to_dict(), {})
-    ours, _ = read_tensors(tmp_path / "ours.safetensors")
-    theirs, _ = read_tensors(tmp_path / "theirs/model.safetensors")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -50,21 +50,6 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_masks_of_0_and_1_are_counted(
-    place: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for number in (0, 3):
-        path = place / f"data/mask-{number}.png"
-        Image.fromarray(np.asarray(Image.open(path)) // 128).save(path)
-    caplog.set_level("INFO", "dstrain")
-    for workers in (0, 1):
-        caplog.clear()
-        flags = {"dataset_num_workers": workers, "num_epochs": 2, "overwrite": True}
-        run(config(place, mask_column="mask", **flags))
-        (said,) = (line for line in caplog.messages if "0 and 255" in line)
-        assert "2 rows" in said
-
-
 def entry(place: Path, folder: str = "more", **options: Any) -> str:
     return json.dumps({"dataset_base_path": str(place / folder), **options})
 
@@ -137,20 +122,6 @@ def test_unsplit_and_split_runs_are_equal(
     alone = {**changes, "dataset_base_path": None, "feature_cache": place / "cache"}
     run(config(place, output_path=place / "alone", task="sft:train", **alone))
     assert log(place / "alone") == log(place / "split")
-
-
-def test_a_dataset_without_masks_trains_as_rows_with_blank_cells(place: Path) -> None:
-    """It has the same inputs, and so the same batches."""
-    add_masks(place / "more", "mask", blank=tuple(range(6)))
-    by_column = entry(place, mask_column="mask"), entry(place, mask_column=None)
-    outputs = [place / "blank", place / "none"]
-    flags: dict[str, Any] = {"mask_column": "mask", "max_steps": 6, "batch_size": 2}
-    run(config(place, output_path=outputs[0], dataset=(entry(place),), **flags))
-    run(config(place, output_path=outputs[1], dataset=by_column[1:], **flags))
-    assert log(outputs[0]) == log(outputs[1])
-    with pytest.raises(UsageError, match="'mask'") as caught:
-        run(config(place, dataset=by_column[:1], **flags))
-    assert caught.value.where == "--dataset 1: --mask_column"
 
 
 def test_the_cache_knows_the_masks_of_each_dataset(place: Path) -> None:

@@ -234,30 +234,6 @@ def test_settings_of_fsdp_say_how_networks_are_divided(
     assert found.said.startswith(f"FSDP {settings.get('VERSION', '1')} ")
 
 
-def test_groups_are_copies_on_each_machine() -> None:
-    assert read_groups(1, 4).sharding == Sharding("full")
-    assert read_groups(2, 2).sharding == Sharding("hybrid")
-    assert read_groups(4, 1).sharding is None
-
-
-@pytest.mark.parametrize(
-    ("variables", "named"),
-    [
-        ({"MIXED_PRECISION": "fp16"}, "fp16"),
-        ({"MIXED_PRECISION": "fp8"}, "fp8"),
-        ({"USE_MEGATRON_LM": "true"}, "Megatron-LM"),
-        ({"USE_SAGEMAKER": "true"}, "SageMaker"),
-        ({"DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend INDUCTOR"),
-    ],
-)
-def test_what_dstrain_does_not_have_is_refused(
-    variables: dict[str, str], named: str
-) -> None:
-    with pytest.raises(UsageError, match=named) as caught:
-        read_launch({f"ACCELERATE_{name}": value for name, value in variables.items()})
-    assert caught.value.where == WHERE
-
-
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

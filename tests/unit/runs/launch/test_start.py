@@ -61,17 +61,6 @@ def test_processes_on_cpus_meet_told_or_not_and_train_as_one(
         assert found == pytest.approx(wanted, rel=1e-3)
 
 
-def test_processes_that_do_not_meet_are_refused(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Accelerator(cpu=True)
-    train(here, output_path=tmp_path, max_steps=1)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match=r"2 .* 0 others") as caught:
-        run(config(here, output_path=tmp_path / "other"))
-    assert caught.value.where == "processes"
-
-
 def test_settings_are_hidden_and_there_again_for_another_run(
     here: Path,
     tmp_path: Path,
@@ -108,14 +97,3 @@ def test_a_scripts_own_accelerator_has_no_settings_that_dstrain_acts_on(
     with pytest.raises(UsageError, match=named) as caught:
         run(config(here, output_path=tmp_path))
     assert caught.value.where == "the script's own Accelerator"
-
-
-def test_a_scripts_own_accumulation_agrees_with_the_flag(
-    here: Path, tmp_path: Path
-) -> None:
-    flags = {"output_path": tmp_path, "max_steps": 1}
-    Accelerator(cpu=True, gradient_accumulation_steps=4)
-    with pytest.raises(UsageError, match=r"2, .* 4;") as caught:
-        run(config(here, gradient_accumulation_steps=2, **flags))
-    assert caught.value.where == "--gradient_accumulation_steps"
-    run(config(here, gradient_accumulation_steps=4, **flags))

@@ -65,14 +65,6 @@ def test_it_has_the_first_caption_that_is_not_blank(
     assert trial(**flags)["prompt"] == 'a dog\'s "bed" on $HOME'
 
 
-def test_a_long_caption_is_cut_and_without_one_it_says_that_one_is_needed(
-    tmp_path: Path, trial: Trial
-) -> None:
-    for caption, prompt in (("一只狗" * 40, ("一只狗" * 34)[:100]), (" ", "...")):
-        change_rows(tmp_path, {"prompt": caption})
-        assert trial()["prompt"] == prompt
-
-
 @pytest.mark.parametrize(
     "caption",
     ["a first  second\nthird's b", f"{'word ' * 18}first  second\nthird's"],

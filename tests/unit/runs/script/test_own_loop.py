@@ -25,7 +25,6 @@ from dstrain import (
     launch_training_task,
 )
 from PIL import Image
-from safetensors import safe_open
 from torch import nn
 
 from tests.support.forks import forget_accelerator
@@ -253,22 +252,6 @@ def test_a_loss_that_is_not_finite_ends_it_before_the_weights_change(
     assert same(before, [one.detach() for one in module.trained_parameters])
 
 
-def test_an_optimizer_and_a_schedule_of_ones_own_are_used(here: Path) -> None:
-    module = module_of(here)
-    optimizer = torch.optim.SGD(module.trained_parameters, lr=0.5)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
-    with pytest.raises(UsageError, match="lr_scheduler: "):
-        launched(module, lr_scheduler=schedule)
-    for number in ("learning_rate", "weight_decay"):
-        with pytest.raises(UsageError, match=f"{number}: "):
-            launched(module, optimizer=optimizer, **{number: 0.0})
-    logger = Noting()
-    own = {"optimizer": optimizer, "lr_scheduler": schedule, "logger": logger}
-    launched(module, num_epochs=1, **own)
-    assert logger.numbers.learning_rate == pytest.approx(0.5 * 0.1**2)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 0.1**3)
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -295,20 +278,6 @@ def test_a_file_has_the_names_that_a_run_gives_and_loads_in_a_pipeline(
     plain = pipe(prompt="dog", num_inference_steps=1).tobytes()
     pipe.load_lora(str(file))
     assert pipe(prompt="dog", num_inference_steps=1).tobytes() != plain
-
-
-def test_weights_in_full_are_saved_with_their_configuration(
-    here: Path, tmp_path: Path
-) -> None:
-    module = module_of(here, trainable_models="dit,vae")
-    WeightsLogger(tmp_path).save(module, "last")
-    assert names(tmp_path) == ["last.dit.safetensors", "last.vae.safetensors"]
-    with safe_open(tmp_path / "last.dit.safetensors", "pt") as file:
-        assert "width" in file.metadata()["config"]
-    start = {"resume_from_checkpoint": tmp_path / "last.dit.safetensors"}
-    again = {"trainable_models": "dit", "output_path": tmp_path / "run", **start}
-    saved = files(train(here, max_steps=1, **again))["step-1.safetensors"]
-    assert saved.keys() == module.pipeline.components["dit"].state_dict().keys()
 
 
 def test_files_are_saved_by_steps_or_by_epochs(here: Path, tmp_path: Path) -> None:

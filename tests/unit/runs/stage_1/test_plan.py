@@ -17,7 +17,7 @@ from tests.support.caching_project import (
     write_rows,
 )
 from tests.support.family import weights_of
-from tests.support.runs import project, project_by_id, train
+from tests.support.runs import project, train
 
 
 def plan_of(cache: Path) -> tuple[Path, dict[str, Any]]:
@@ -110,19 +110,6 @@ def test_the_flags_of_stage_1_are_recorded_with_absolute_paths(
         "lora_rank": 2,
         "p": ["no:other"],
     }
-
-
-def test_a_model_is_recorded_so_that_it_means_the_same_elsewhere(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project_by_id(tmp_path, monkeypatch)
-    by_pattern = {"model_id_with_origin_paths": "Tiny/Tiny:vae/model*.safetensors"}
-    flags = {"model_id": "Tiny/Tiny", **by_pattern}
-    assert flags.items() <= recorded(tmp_path, **flags).items()
-    train(tmp_path, preset_lora_path=None, max_steps=1)
-    flags = {"model_id": "model", "preset_lora_path": Path("out/step-1.safetensors")}
-    found = recorded(tmp_path, feature_cache=tmp_path / "cache", **flags)
-    assert found["model_id"] == f"{tmp_path}/model"
 
 
 @pytest.mark.parametrize(

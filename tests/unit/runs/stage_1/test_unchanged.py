@@ -234,18 +234,6 @@ def test_values_of_a_preview_that_are_gone_are_named_and_computed_again(
     verify(cache)
 
 
-def test_an_earlier_folder_with_a_name_ends_it(place: Place, tmp_path: Path) -> None:
-    second = tmp_path / "images"
-    second.mkdir()
-    for path in place.data.glob("*.png"):
-        shutil.move(path, second)
-    flags = {"dataset_root": (second,)}
-    place.fill(**flags)
-    assert not reads_rows(place, **flags)
-    os.link(second / "1.png", place.data / "1.png")
-    assert reads_rows(place, **flags)
-
-
 @pytest.mark.parametrize("of", [file_memory, hashing], ids=["rows", "the model"])
 def test_files_that_were_just_written_are_not_trusted(
     place: Place, monkeypatch: pytest.MonkeyPatch, of: Any
