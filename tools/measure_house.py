@@ -250,7 +250,12 @@ class House:
         return found
 
 
-INTERFACE = ("dstrain", "dstrain.plugin", "dstrain.plugin.functional")
+INTERFACE = (
+    "dstrain",
+    "dstrain.plugin",
+    "dstrain.plugin.functional",
+    "dstrain.plugin.lora",
+)
 """What every plugin may import of core; a few may import further faces of packages."""
 
 

@@ -25,6 +25,7 @@ PUBLIC = {
         save_lora split_units
     """,
     "dstrain.plugin": """
+        FilePath command families
         CheckpointFormat Column Component Constant DiffusersNetwork EntryCount GenerateConfig TrainConfig UsageError
         converted option options ExpertSchedule Files FlowMatchSchedule Frames InferenceOnly InputError KeyMap
         LatentConstraint LoraKeyFormat Measured ModelFamily Observer Option PipelineSpec QuantizationMethod Shapes
@@ -53,7 +54,7 @@ FLAGS = {
         family_options feature_cache find_unused_parameters fix_frame_rate fp8_models frame_samples frame_sampling
         gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
         lora_alpha lora_base_model lora_checkpoint lora_dropout lora_format lora_rank
-        lora_target_modules lora_type lokr_factor
+        lora_target_modules lora_type
         validation_dataset_base_path validation_dataset_metadata_path validation_split validation_steps
         accept_code_change alpha_mask mask_column unmasked_weight
         bucket_max_side bucket_min_side bucket_step bucket_upscale caption_dropout caption_lines
@@ -63,7 +64,7 @@ FLAGS = {
         max_timestep_boundary min_timestep_boundary mixed_precision model
         model_id model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt
         output_path overwrite preset_lora_model preset_lora_path quant_options
-        remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
+        resume resume_from_checkpoint save_steps
         seed task timestep_sampling toy trainable_models
         use_gradient_checkpointing use_gradient_checkpointing_offload variant
         blocks_to_swap compile enable_model_cpu_offload offload_models
@@ -79,8 +80,8 @@ FLAGS = {
     """,
 }
 HOOKS = """
-    dstrain_commands dstrain_defaults dstrain_dry_run dstrain_forms dstrain_hints
-    dstrain_modify_step dstrain_observers
+    dstrain_commands dstrain_defaults dstrain_dry_run dstrain_forms dstrain_hints dstrain_lora_formats
+    dstrain_lora_types dstrain_modify_step dstrain_observers
     dstrain_quantizers dstrain_rows dstrain_tasks dstrain_updater
 """
 LAZY = ("dstrain", "dstrain.plugin")

@@ -1,5 +1,6 @@
 from dstrain.cli.click_options import (
     FilePath as FilePath,
+    command as command,
     file_path as file_path,
     shared_options as shared_options,
 )

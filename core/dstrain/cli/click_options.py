@@ -1,6 +1,6 @@
 """Make click options from the fields of a configuration."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from dstrain.cli.completion import (
     file_item,
     one_of,
 )
+from dstrain.cli.help import Command
 from dstrain.config import (
     Flag,
     LoraFile,
@@ -28,7 +29,7 @@ from dstrain.config.options import ModelChoice
 
 COMMAND_NAMES = (
     *("train", "graph", "generate", "cache"),
-    *("export", "toy", "models", "plugins"),
+    *("toy", "models", "plugins"),
     *("cache ls", "cache verify", "cache prune"),
 )
 """Names of dstrain's own commands, which a plugin's command cannot have; a name of two words
@@ -242,3 +243,13 @@ def as_option(flag: Flag) -> click.Option:
     return GroupedOption(
         f"--{flag.name}", required=flag.required, multiple=flag.many, **settings
     )
+
+
+def command(
+    name: str, body: Callable[..., None], *params: click.Parameter
+) -> click.Command:
+    """Return a command with the options that all have; its help is the docstring of what
+    it calls.
+    """
+    every = [*params, *shared_options()]
+    return Command(name, callback=body, help=body.__doc__, params=every)

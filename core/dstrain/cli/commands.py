@@ -2,24 +2,22 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from dstrain.cli.cache import cache_group
 from dstrain.cli.click_options import (
-    FilePath,
     GroupedOption,
+    command,
     file_path,
     model_options,
     shared_options,
 )
 from dstrain.cli.completion import families
 from dstrain.cli.family_command import FamilyCommand
-from dstrain.cli.help import Command, Group
-from dstrain.config import parse_alpha, validate, with_run_options
-from dstrain.config.fields import Alpha, program_named
+from dstrain.cli.help import Group
+from dstrain.config import validate, with_run_options
 from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.config.plugin_options import broken_records, schema
 from dstrain.console import (
@@ -35,8 +33,6 @@ from dstrain.errors import UsageError
 logger = get_logger(__name__)
 LOOKING = "looking at plugins ..."
 """What a terminal shows while plugins are imported, each in a process of its own."""
-PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
-"""Programs whose key names `dstrain export` can write."""
 
 
 def train(config: TrainConfig) -> None:
@@ -116,34 +112,6 @@ def toy(
     if variant_of_folder(family, output) != chosen:
         words += ["--variant", chosen]
     click.echo(f"wrote {output}; use it with {shell_command(words)}")
-
-
-def export(
-    source: Path,
-    output: Path,
-    program: str | None,
-    model: str | None,
-    overwrite: bool,
-    alpha: Alpha | None,
-    component: str | None,
-    disabled_plugins: tuple[str, ...],
-) -> None:
-    """Convert a LoRA file or weights for another program."""
-    with status():
-        from dstrain.lora.export import export as run
-
-    program = program_named(program) if program else None
-    done = run(
-        source,
-        output,
-        program,
-        model,
-        overwrite,
-        disabled_plugins,
-        alpha,
-        component or "",
-    )
-    click.echo(f"wrote {output}: {done}")
 
 
 def models(
@@ -284,43 +252,14 @@ def commands() -> tuple[click.Command, ...]:
             help="Variant of the family to describe. Defaults to all.",
         ),
     )
-    new = _command("new", new_plugin, click.Argument(["name"], metavar="NAME"))
-    export_params = (
-        click.Option(
-            ["--format", "program"],
-            type=click.Choice((*PROGRAMS, "reference")),
-            metavar=f"[{'|'.join(PROGRAMS)}]",
-            help="Program whose key names to use. With --alpha, defaults to those of INPUT.",
-        ),
-        click.Option(
-            ["--model"],
-            shell_complete=families,
-            help="Model family. Defaults to the one in INPUT's header.",
-        ),
-        click.Option(
-            ["--overwrite"], is_flag=True, help="Replace OUTPUT if it exists."
-        ),
-        click.Option(
-            ["--alpha"],
-            type=parse_alpha,
-            metavar="rank|NUMBER",
-            help="Alpha of a LoRA file that does not contain it.",
-        ),
-        click.Option(
-            ["--component"],
-            help="Component of a LoRA file that does not say which of several it is for.",
-        ),
-        click.Argument(["source"], type=file_path, metavar="INPUT"),
-        click.Argument(["output"], type=FilePath(is_file=True), metavar="OUTPUT"),
-    )
+    new = command("new", new_plugin, click.Argument(["name"], metavar="NAME"))
     return (
         FamilyCommand("train", TrainConfig, train, (schema_option(),)),
         FamilyCommand("graph", TrainConfig, graph, (shape,)),
         FamilyCommand("generate", GenerateConfig, generate),
         cache_group(),
-        _command("export", export, *export_params),
-        _command("toy", toy, *model_options(), output),
-        _command("models", models, *of_family),
+        command("toy", toy, *model_options(), output),
+        command("models", models, *of_family),
         Group(
             "plugins",
             commands=(new,),
@@ -330,12 +269,3 @@ def commands() -> tuple[click.Command, ...]:
             params=[as_json, *shared_options()],
         ),
     )
-
-
-def _command(
-    name: str,
-    body: Callable[..., None],
-    *params: click.Parameter,
-) -> click.Command:
-    every = [*params, *shared_options()]
-    return Command(name, callback=body, help=body.__doc__, params=every)

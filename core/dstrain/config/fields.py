@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from dstrain.console import shell_word
 from dstrain.errors import UsageError, nearest
+from dstrain.installed import how_to_have
 
 Group = Literal[
     "model",
@@ -270,7 +271,8 @@ def check_value(flag: Flag, value: Any) -> None:
     if flag.choices and value not in flag.choices and not is_path:
         hint = nearest(value, flag.choices)
         what = f"expected one of {', '.join(flag.choices)}, got {value!r}{hint}"
-        raise UsageError(where, what)
+        advice = how_to_have(flag.name, value)
+        raise UsageError(where, what, *filter(None, [advice]))
     if flag.kind is float and not math.isfinite(value):
         raise UsageError(where, f"expected a finite number, got {value}")
     if flag.above is not None and value <= flag.above:
@@ -388,13 +390,6 @@ def parse_input(text: str) -> NamedInput:
     if not name.strip() or not equals:
         raise UsageError("--input", f"expected NAME=VALUE, got {text!r}")
     return NamedInput(name.strip().replace("-", "_"), value)
-
-
-def program_named(name: str) -> str:
-    """Return the program that a name of a format stands for; 'reference' is another one
-    for diffsynth.
-    """
-    return "diffsynth" if name == "reference" else name
 
 
 def parse_alpha(text: str, flag: str = "--alpha") -> Alpha:

@@ -138,11 +138,6 @@ def _check_trainables(config: TrainConfig) -> None:
             raise UsageError(f"--{name}", "is empty")
     parse_ranks(config.lora_rank)
     parse_alphas(config.lora_alpha)
-    if config.lokr_factor is not None and config.lora_type != "lokr":
-        raise UsageError("--lokr_factor", "has no effect without --lora_type lokr")
-    if config.lora_dropout and config.lora_type == "lokr":
-        what = "lokr has no dropout of its input"
-        raise UsageError("--lora_dropout", what, "leave it out, or train lora or dora")
     trained = {name.partition(".")[0] for name in split_commas(config.trainable_models)}
     if config.lora_base_model in trained:
         what = f"{config.lora_base_model} is also in --trainable_models"

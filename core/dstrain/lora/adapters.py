@@ -5,22 +5,18 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dstrain.config.options import LoraType
 from dstrain.console import number_of
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.lazy import QUANTIZERS, hidden, import_name
-from dstrain.lora.initial_layers import fill
-from dstrain.lora.key_names import base_shapes, layers_of
-from dstrain.lora.key_parser import LoraWeights, Weights, parse_keys
-from dstrain.lora.layers import LoraConfig, LoraLayer
-from dstrain.lora.lokr import Layer, LokrLayer
+from dstrain.lora.layer_names import base_shapes, layers_of
+from dstrain.lora.layers import Layer, LoraConfig
 from dstrain.lora.patterns import exact_pattern, is_target, numbers_of_layers
+from dstrain.lora.types import LoraType, known_types, type_named
 from dstrain.models import StoredLinear
 from dstrain.storage.safetensors import whole
 
@@ -67,21 +63,16 @@ def inject(
             "--lora_target_modules", what, f"its layers: {first_few(layers)}"
         )
     wanted = [name for name in layers if name in chosen]
-    settings = _numbers(wanted, lora_config, aliases)
+    settings, ranks = _numbers(wanted, lora_config, aliases)
     if lora_config.dropout:
         settings["lora_dropout"] = lora_config.dropout
-    kind = "LoraConfig"
-    if lora_config.type != "lora":
-        _refuse_other_kinds(module, wanted, lora_config.type)
-    if lora_config.type == "dora":
-        settings["use_dora"] = True
-    if lora_config.type == "lokr":
-        kind = "LoKrConfig"
-        settings["alpha"] = settings.pop("lora_alpha")
-        settings["decompose_factor"] = lora_config.factor
+    kind = type_named(lora_config.type)
+    _check_layers(module, ranks, kind)
+    settings["target_modules"] = sorted(peft_targets)
+    configuration = kind.configured(settings, dict(lora_config.settings))
     module.requires_grad_(False)
     try:
-        _add(module, ADAPTER, kind, target_modules=sorted(peft_targets), **settings)
+        _add(module, ADAPTER, configuration)
     except ValueError as error:
         # A target also matches a module of a kind that peft cannot wrap.
         raise UsageError("--lora_target_modules", str(error)) from error
@@ -119,18 +110,35 @@ def lora_layers(
         state: What `lora_state` returned, where it was called already: of a network that
             is sharded each process must call it, and equally often.
     """
+    return _layers(module, lora_state(module) if state is None else state, ADAPTER)
+
+
+def _layers(
+    module: nn.Module, state: Mapping[str, Tensor], adapter_name: str
+) -> dict[str, Layer]:
+    """Return the layers of an adapter, sharing memory with its state."""
     wrapped = _lora_modules(module)
+    parts: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        # A layer may lie inside another one that is wrapped.
+        name = key
+        while name not in wrapped:
+            name = name.rpartition(".")[0]
+        parts.setdefault(name, {})[key.removeprefix(f"{name}.")] = tensor
     found: dict[str, Layer] = {}
-    kind = Path(type(module).__name__)
-    weights = parse_keys(kind, lora_state(module) if state is None else dict(state))
-    for name, one in weights.items():
-        layer = wrapped[name]
-        if isinstance(one, LoraWeights):
-            found[name] = one.layer(layer.lora_alpha[ADAPTER])
-            continue
-        rank, alpha = layer.r[ADAPTER], layer.alpha[ADAPTER]
-        found[name] = LokrLayer(one.first, one.second, rank, alpha)
+    for name, own in parts.items():
+        kind = _type_of(own, name)
+        rank, alpha = kind.numbers_of(wrapped[name], adapter_name)
+        found[name] = kind.layer(own, rank, alpha)
     return found
+
+
+def _type_of(parts: Collection[str], name: str) -> LoraType:
+    """Return the type of a layer, by what its tensors are called."""
+    for kind in known_types().values():
+        if all(re.fullmatch(kind.keys, part) for part in parts):
+            return kind
+    raise UsageError("--lora_type", f"no type has {', '.join(parts)}, as {name} has")
 
 
 @torch.no_grad()
@@ -144,87 +152,52 @@ def add_layers(
     layers.
 
     Adapters of other names stay active, and no other parameter changes. Raises
-    UsageError for DoRA on layers that have one.
+    UsageError for layers that have one where their types exclude each other.
 
     Args:
         module: The network.
         layers: The layers by the module's own names, with fitting shapes (`read_lora`
             checks both).
-        scale: A factor of the adapter's effect; of DoRA, only 1 (`with_strength`).
+        scale: A factor of the adapter's effect; only 1 for a type that does not scale
+            (`with_strength`).
         adapter_name: The name of the adapter.
     """
     trainable = [
         parameter for parameter in module.parameters() if parameter.requires_grad
     ]
-    pairs = {name: one for name, one in layers.items() if isinstance(one, LoraLayer)}
-    if pairs:
-        _add_pairs(module, pairs, adapter_name)
-    else:
-        _add_lokr(module, layers, adapter_name)
+    _hold(module, layers, adapter_name)
     for parameter in trainable:
         parameter.requires_grad_(True)
     for layer in _lora_modules(module).values():
-        layer.set_scale(adapter_name, scale)
+        if scale != 1 or hasattr(layer, "set_scale"):
+            layer.set_scale(adapter_name, scale)
 
 
-def _add_pairs(
-    module: nn.Module, layers: Mapping[str, LoraLayer], adapter_name: str
-) -> None:
-    """Add LoRA or DoRA."""
+def _hold(module: nn.Module, layers: Mapping[str, Layer], adapter_name: str) -> None:
+    """Add an adapter that has the numbers of these layers, all of one type."""
     ranks = {name: layer.rank for name, layer in layers.items()}
     alphas = {name: layer.alpha for name, layer in layers.items()}
     first = next(iter(layers))
+    kind = type_named(layers[first].type, "--lora")
+    _refuse_below(module, layers, kind)
+    kind.check(ranks, module, "--lora")
     settings = _peft_numbers(ranks, ranks[first], alphas, alphas[first])
-    _refuse_below(module, layers, layers[first].type)
-    if layers[first].type == "dora":
-        settings["use_dora"] = True
-    targets = "|".join(map(re.escape, layers))
-    _add(module, adapter_name, target_modules=targets, **settings)
-    for name, added in _weights(module, adapter_name).items():
-        assert isinstance(added, LoraWeights)
-        fill(added.layer(1.0), layers[name])
-
-
-def _add_lokr(
-    module: nn.Module, layers: Mapping[str, Layer], adapter_name: str
-) -> None:
-    """Add LoKr, whose matrices may have any shapes: they replace those of peft."""
-    _refuse_below(module, layers, "lokr")
-    for name in layers:
-        if isinstance(module.get_submodule(name), StoredLinear):
-            what = f"LoKr cannot be added to {name}, which is quantized"
-            raise UsageError("--lora", what, "leave the component as it is loaded")
-    targets = "|".join(map(re.escape, layers))
-    settings = {"r": 1, "alpha": 1, "decompose_factor": 1}
-    _add(module, adapter_name, "LoKrConfig", target_modules=targets, **settings)
+    settings["target_modules"] = "|".join(map(re.escape, layers))
+    _add(module, adapter_name, kind.to_hold(layers, settings))
     wrapped = _lora_modules(module)
-    for name, layer in layers.items():
-        assert isinstance(layer, LokrLayer)
-        own = wrapped[name]
-        device = own.lokr_w1[adapter_name].device
-        for part in ("lokr_w1", "lokr_w2", "lokr_w2_a", "lokr_w2_b"):
-            matrices = getattr(own, part)
-            if adapter_name in matrices:
-                del matrices[adapter_name]
-        for part, matrix in layer.folded().parts().items():
-            weight = matrix.detach().float().to(device)
-            getattr(own, part)[adapter_name] = nn.Parameter(weight, requires_grad=False)
-
-
-def _weights(module: nn.Module, adapter_name: str) -> Mapping[str, Weights]:
-    """Return the matrices of an adapter by layer, sharing memory with the module."""
-    return parse_keys(Path(type(module).__name__), lora_state(module, adapter_name))
+    held = _layers(module, lora_state(module, adapter_name), adapter_name)
+    for name, own in held.items():
+        kind.hold(wrapped[name], adapter_name, own, layers[name])
 
 
 def with_strength(
-    module: nn.Module, layers: Mapping[str, Layer], strength: float
+    module: nn.Module, layers: Mapping[str, Any], strength: float
 ) -> dict[str, Layer]:
-    """Return DoRA layers that change the module's own weights `strength` times as much
-    as these; the weights must be readable.
+    """Return layers of a type that does not scale, which change the module's own weights
+    `strength` times as much as these; the weights must be readable.
     """
     found: dict[str, Layer] = {}
     for name, layer in layers.items():
-        assert isinstance(layer, LoraLayer)
         linear = module.get_submodule(name)
         own = linear.get_parameter("weight")
         weight = linear.dequantize() if isinstance(linear, StoredLinear) else own
@@ -232,44 +205,37 @@ def with_strength(
     return found
 
 
-def _refuse_other_kinds(
-    module: nn.Module, names: Collection[str], lora_type: LoraType
-) -> None:
-    """Refuse DoRA and LoKr on what is no linear layer, and LoKr on a quantized one."""
-    for name in names:
+def _check_layers(module: nn.Module, ranks: Mapping[str, int], kind: LoraType) -> None:
+    """Refuse a type on layers that it is not for."""
+    for name in ranks:
         layer: Any = module.get_submodule(name)
-        kind = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
-        if lora_type == "lokr" and isinstance(kind, StoredLinear):
-            what = f"lokr needs weights as they are loaded; {name} is quantized"
+        own = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
+        if not kind.stored and isinstance(own, StoredLinear):
+            what = f"{kind.name} needs weights as they are loaded; {name} is quantized"
             raise UsageError("--lora_type", what, "train lora or dora")
-        if not isinstance(kind, nn.Linear):
-            what = f"{lora_type} is for linear layers; {name} is {type(kind).__name__}"
+        if kind.linear_only and not isinstance(own, nn.Linear):
+            what = f"{kind.name} is for linear layers; {name} is {type(own).__name__}"
             advice = "leave it out of --lora_target_modules"
             raise UsageError("--lora_type", what, advice)
+    kind.check(ranks, module, "--lora_type")
 
 
-def _refuse_below(
-    module: nn.Module, names: Collection[str], lora_type: LoraType
-) -> None:
-    """Refuse DoRA and LoKr on layers that have a LoRA already, and LoRA on LoKr.
-
-    DoRA rescales the model's own weights, and what it makes of those that another LoRA
-    has changed was not trained. peft cannot have LoKr and another on one layer.
+def _refuse_below(module: nn.Module, names: Collection[str], kind: LoraType) -> None:
+    """Refuse types on layers that have another one already, where that would not be
+    what was trained, or peft cannot have both on one layer.
     """
-    lokr = import_name("peft.tuners.lokr", "LoKrLayer")
+    lora = import_name("peft.tuners.lora", "LoraLayer")
     wrapped = _lora_modules(module)
     taken = [
         name
         for name in names
-        if name in wrapped and (lora_type != "lora" or isinstance(wrapped[name], lokr))
+        if name in wrapped and not (kind.below and isinstance(wrapped[name], lora))
     ]
     if taken:
-        kinds = {"dora": "a LoRA below this DoRA", "lokr": "a LoRA beside this LoKr"}
-        kind = kinds.get(lora_type, "a LoKr beside this LoRA")
-        what = f"{number_of(len(taken), 'layer')} with {kind}: {first_few(taken)}"
+        what = f"{number_of(len(taken), 'layer')} with another LoRA below this {kind.name}: {first_few(taken)}"
         advice = "give one file for these layers"
-        if lora_type == "dora":
-            advice = "give the DoRA first"
+        if kind.kind == LoraType.kind and not kind.below:
+            advice = f"give the {kind.name} first"
         raise UsageError("--lora", what, advice)
 
 
@@ -277,8 +243,10 @@ def _numbers(
     layers: Collection[str],
     lora_config: LoraConfig,
     aliases: Mapping[str, tuple[str, ...]],
-) -> dict[str, Any]:
-    """Return the ranks and alphas that layers are to have, as peft's settings."""
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the ranks and alphas that layers are to have, as peft's settings, and the
+    rank of each.
+    """
     found = numbers_of_layers("--lora_rank", layers, lora_config.ranks, aliases)
     ranks = {name: found.get(name, lora_config.rank) for name in layers}
     given = numbers_of_layers("--lora_alpha", layers, lora_config.alphas, aliases)
@@ -287,7 +255,7 @@ def _numbers(
         other = ranks[name] if lora_config.alpha is None else lora_config.alpha
         alphas[name] = float(given.get(name, other))
     alpha = lora_config.rank if lora_config.alpha is None else lora_config.alpha
-    return _peft_numbers(ranks, lora_config.rank, alphas, alpha)
+    return _peft_numbers(ranks, lora_config.rank, alphas, alpha), ranks
 
 
 def _peft_numbers(
@@ -318,33 +286,22 @@ def _exceptions(numbers: Mapping[str, float], usual: float) -> dict[str, float]:
 
 def _lora_modules(module: nn.Module) -> dict[str, Any]:
     """Return the layers that peft has wrapped, by name."""
-    kinds = (
-        import_name("peft.tuners.lora", "LoraLayer"),
-        import_name("peft.tuners.lokr", "LoKrLayer"),
-    )
+    kind = import_name("peft.tuners.tuners_utils", "BaseTunerLayer")
     return {
-        name: layer
-        for name, layer in module.named_modules()
-        if isinstance(layer, kinds)
+        name: layer for name, layer in module.named_modules() if isinstance(layer, kind)
     }
 
 
-def _add(
-    module: nn.Module,
-    adapter_name: str,
-    kind: str = "LoraConfig",
-    **settings: Any,
-) -> None:
-    """Add an adapter in fp32 beside the others, all active and frozen; the settings are
-    those of peft's configuration of that kind.
+def _add(module: nn.Module, adapter_name: str, configuration: Any) -> None:
+    """Add an adapter of a configuration of peft in fp32 beside the others, all active and
+    frozen.
     """
-    make_config = import_name("peft", kind)
     inject_adapter = import_name("peft", "inject_adapter_in_model")
     cast_adapter = import_name("peft.tuners.tuners_utils", "cast_adapter_dtype")
     with warnings.catch_warnings(), _as_linear_layers(), _drawn_in_fp32(module):
         # peft warns of a second adapter; several are intended here.
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")
-        inject_adapter(make_config(**settings), module, adapter_name)
+        inject_adapter(configuration, module, adapter_name)
     cast_adapter(module, adapter_name)
     adapters: Any = module.peft_config
     for layer in _lora_modules(module).values():

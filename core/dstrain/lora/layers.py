@@ -1,24 +1,21 @@
-"""The LoRA layers to train, and the LoRA of one layer.
+"""The layers to train, and what one of them adds to a layer of a network.
 
 LoRA (Hu et al. 2021, "LoRA: low-rank adaptation of large language models"):
-y = W x + (alpha / rank) B A x. DoRA (Liu et al. 2024, "DoRA: weight-decomposed low-rank
-adaptation"): the rows of W + (alpha / rank) B A get lengths that are trained, too.
+y = W x + (alpha / rank) B A x.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, Self
 
-import torch
 from torch import Tensor
 
 from dstrain.config.layer_numbers import parse_alphas, parse_ranks
-from dstrain.config.options import DEFAULT_RANK, LoraOptions, LoraType
+from dstrain.config.options import DEFAULT_RANK, LoraOptions
 
-EARLIER = MappingProxyType(
-    {"ranks": (), "alphas": (), "type": "lora", "dropout": 0.0, "factor": -1}
-)
+EARLIER = MappingProxyType({"ranks": (), "alphas": (), "type": "lora", "dropout": 0.0})
 """Fields of a LoraConfig that were added later -> what all layers had before."""
 
 
@@ -38,18 +35,23 @@ class LoraConfig:
     """Patterns of `lora.patterns` with the ranks of the layers that they match."""
     alphas: tuple[tuple[str, float], ...] = ()
     """The same with alphas."""
-    type: LoraType = "lora"
+    type: str = "lora"
+    """The name of a `LoraType`."""
     dropout: float = 0.0
     """Of the layers' input, in training."""
-    factor: int = -1
-    """Rows and columns of the first matrix of a LoKr; -1: about those of the second."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Name -> value of what the type has beside these, without what is at its default."""
 
     @classmethod
     def of(
-        cls, options: LoraOptions, component: str, targets: tuple[str, ...]
+        cls,
+        options: LoraOptions,
+        component: str,
+        targets: tuple[str, ...],
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> "LoraConfig":
-        """Return what a run's options ask for; raises UsageError for a value that cannot
-        be parsed.
+        """Return what a run's options ask for, with settings of the type; raises
+        UsageError for a value that cannot be parsed.
         """
         ranks = parse_ranks(options.lora_rank)
         alphas = parse_alphas(options.lora_alpha)
@@ -66,7 +68,7 @@ class LoraConfig:
             alphas.by_pattern,
             options.lora_type,
             options.lora_dropout,
-            options.lokr_factor or -1,
+            tuple(settings.items()),
         )
 
     @property
@@ -75,6 +77,7 @@ class LoraConfig:
         where that is as it was.
         """
         found = asdict(self)
+        found |= dict(found.pop("settings"))
         for name, earlier in EARLIER.items():
             if found[name] == earlier:
                 del found[name]
@@ -102,9 +105,50 @@ class Trainables:
         return {"full": self.full, "lora": [one.identity for one in self.lora]}
 
 
+class Layer(Protocol):
+    """What a layer in training, or of a file, changes of one layer of a network."""
+
+    @property
+    def type(self) -> str:
+        """Return the name of its `LoraType`."""
+
+    @property
+    def rank(self) -> int:
+        """Return its rank."""
+
+    @property
+    def alpha(self) -> float:
+        """Return its alpha."""
+
+    @property
+    def scales(self) -> bool:
+        """Return whether a factor of its matrices is one of all that it changes; else it
+        has `at_strength`, as `dstrain_formats.dora` shows.
+        """
+
+    @property
+    def acts(self) -> bool:
+        """Return whether it changes a weight, as far as that follows from itself."""
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether it is for a weight of this shape."""
+
+    def folded(self) -> "Layer":
+        """Return a layer with the same effect whose scale is 1: what files contain."""
+
+    def with_alpha(self, alpha: float) -> "Layer":
+        """Return a layer with the same effect that has this alpha."""
+
+    def changed(self, weight: Tensor) -> Tensor:
+        """Return an fp32 weight (out, in, ...) as the layer changes it."""
+
+    def parts(self) -> dict[str, Tensor]:
+        """Return its tensors by what peft calls them, after the name of the layer."""
+
+
 @dataclass(frozen=True)
 class LoraLayer:
-    """The LoRA of one layer: (alpha / rank) up down. With a magnitude, it is DoRA."""
+    """The LoRA of one layer: (alpha / rank) up down."""
 
     down: Tensor
     """(rank, in), followed by the kernel's axes for a convolution. The `in` of an
@@ -113,13 +157,16 @@ class LoraLayer:
     up: Tensor
     """(out, rank)."""
     alpha: float
-    magnitude: Tensor | None = None
-    """(out,): the lengths of the rows of the changed weight."""
 
     @property
-    def type(self) -> LoraType:
+    def type(self) -> str:
         """Return what `--lora_type` trains such layers."""
-        return "lora" if self.magnitude is None else "dora"
+        return "lora"
+
+    @property
+    def scales(self) -> bool:
+        """Return whether a factor of the product is one of what it changes."""
+        return True
 
     @property
     def rank(self) -> int:
@@ -142,46 +189,22 @@ class LoraLayer:
         # An embedding's weight is (vocabulary, channels): the other way round.
         return shape in (product, product[::-1])
 
-    def with_alpha(self, alpha: float) -> "LoraLayer":
+    def with_alpha(self, alpha: float) -> Self:
         """Return a layer with the same effect that has this alpha."""
         return replace(self, up=rescaled(self.up, self.alpha, alpha), alpha=alpha)
 
-    def folded(self) -> "LoraLayer":
+    def folded(self) -> Self:
         """Return a layer with the same effect whose scale is 1: what files contain."""
         return self.with_alpha(float(self.rank))
 
     def changed(self, weight: Tensor) -> Tensor:
         """Return an fp32 weight (out, in, ...) as the layer changes it."""
-        total = self._added(weight)
-        if self.magnitude is None:
-            return total
-        return (self._magnitude_on(weight) / row_lengths(total))[:, None] * total
-
-    def at_strength(self, weight: Tensor, strength: float) -> "LoraLayer":
-        """Return a DoRA layer whose change of this fp32 weight is `strength` times this
-        one's: peft would scale the product alone, and not what the lengths change.
-        """
-        ratio = strength * self._magnitude_on(weight) / row_lengths(self._added(weight))
-        # W + s (m / n (W + BA) - W) = (1 - s + s m / n) W + (s m / n) BA
-        own = 1 - strength + ratio
-        up = self.up.float() * (ratio / own)[:, None].to(self.up.device)
-        scaled = replace(self, up=up)
-        magnitude = own * row_lengths(scaled._added(weight))
-        return replace(scaled, magnitude=magnitude)
-
-    def _added(self, weight: Tensor) -> Tensor:
         product = self.up.float().flatten(1) @ self.down.float().flatten(1)
         return weight + (self.scale * product).reshape(weight.shape).to(weight.device)
 
-    def _magnitude_on(self, weight: Tensor) -> Tensor:
-        assert self.magnitude is not None
-        return self.magnitude.float().to(weight.device)
-
-
-def row_lengths(weight: Tensor) -> Tensor:
-    """Return the length of each row (out,) of a weight (out, in)."""
-    lengths: Tensor = torch.linalg.vector_norm(weight, dim=1)
-    return lengths
+    def parts(self) -> dict[str, Tensor]:
+        """Return the matrices by peft's names for those of linear layers."""
+        return {"lora_A.weight": self.down, "lora_B.weight": self.up}
 
 
 def rescaled(up: Tensor, alpha: float, new_alpha: float) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.config import LoraFile
-from dstrain.errors import StateError, first_few
-from dstrain.lora.foreign.differences import own_parameter
+from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.layers import LoraLayer
 from dstrain.lora.reading.contents import Lora
+from dstrain.models import StoredLinear
 
 
 class Changes(Protocol):
@@ -54,6 +54,39 @@ def merged(
     if strength != 1:
         changed = exact + strength * (changed - exact)
     return changed.to(weight.dtype)
+
+
+def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
+    """Return a network's parameter by the name that it has without LoRA layers; raises
+    UsageError for one that is quantized.
+    """
+    layer, _, end = name.rpartition(".")
+    owner = module.get_submodule(layer)
+    owner = getattr(owner, "base_layer", owner)
+    if end == "weight" and isinstance(owner, StoredLinear):
+        what = f"contains a difference of {name}, which is quantized"
+        raise UsageError("--lora", what, "leave that component as it is loaded")
+    parameter: nn.Parameter = getattr(owner, end)
+    return parameter
+
+
+@torch.no_grad()
+def add_differences(
+    module: nn.Module, differences: Mapping[str, Tensor], scale: float = 1.0
+) -> None:
+    """Add `scale` times these differences to a network's own parameters, computed in
+    fp32 and rounded to their dtype; raises UsageError, before any is added, for a
+    parameter that is quantized.
+    """
+    own = {name: own_parameter(module, name) for name in differences}
+    for name, parameter in own.items():
+        parameter.copy_(changed_by(parameter, differences[name], scale))
+
+
+def changed_by(parameter: Tensor, difference: Tensor, scale: float) -> Tensor:
+    """Return a parameter with `scale` times a difference, in its dtype."""
+    added = scale * difference.float().to(parameter.device)
+    return (parameter.float() + added).to(parameter.dtype)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Read LoRA files with any naming into layers with the network's own names.
+"""Read LoRA files of any format into layers with the network's own names.
 
-The naming is recognized by the keys. Every key is used, every layer is complete, and
+The format is recognized by the keys. Every key is used, every layer is complete, and
 nothing is guessed: what is ambiguous is refused by name.
 """
 
@@ -11,25 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from torch import Tensor
+
 from dstrain.config import LoraFile
 from dstrain.console import get_logger, number_of
-from dstrain.errors import StateError, first_few
-from dstrain.lora.foreign.differences import difference_fits, own_differences
-from dstrain.lora.foreign.products import LohaLayer, MergedLayer
-from dstrain.lora.fusing import divided, merged_parts, split_fused
-from dstrain.lora.key_names import Rows, layers_of, unused_layers
-from dstrain.lora.key_parser import read_adapter_config
-from dstrain.lora.layers import LoraLayer
-from dstrain.lora.lokr import Layer, LokrLayer
+from dstrain.errors import StateError, UsageError, first_few
+from dstrain.installed import how_to_have
+from dstrain.lora.file_formats import LoraFormat, LoraSource
+from dstrain.lora.layer_names import layers_of, unused_layers
+from dstrain.lora.reading.adapter_config import read_adapter_config
 from dstrain.lora.reading.alphas import alphas_of
 from dstrain.lora.reading.contents import Lora
 from dstrain.lora.reading.groups import Group, groups_in
 from dstrain.lora.reading.naming import Naming, find_naming, missing_advice
-from dstrain.models import Shapes
-from dstrain.registry import ModelFamily
+from dstrain.lora.reading.scheme import LoraNames
+from dstrain.models import NATIVE, Config, Shapes
+from dstrain.models.components import Component
+from dstrain.models.formats import CheckpointFormat
+from dstrain.registry import ModelFamily, disabled_plugins, extensions_in_use
 from dstrain.storage import read_tensors
 
 logger = get_logger(__name__)
+LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b")
+"""What is in the key of a matrix of LoRA, of most programs."""
 
 
 def check_lora_file(path: Path, components: Collection[str] = ()) -> None:
@@ -79,43 +83,139 @@ def read_lora(
     if recorded != family.name:
         what = f"is a LoRA for family {recorded}, not for {family.name}"
         raise StateError(path, what)
-    groups = groups_in(path, tensors, family)
-    reader = _Reader(
-        file,
-        header,
-        family,
-        networks,
-        unused_parameters,
-        is_one_of_several,
-        {name for group in groups for name in group.prefix.components},
+    source = LoraSource(
+        file, tensors, header, family, networks, unused_parameters, is_one_of_several
     )
-    loras = [lora for lora in map(reader.read, groups) if lora is not None]
+    loras = format_of(path, tensors, header).read(source)
     if not loras:
         what = f"has no layers for {file.component or 'what is loaded'}"
         raise StateError(path, what)
-    names = [lora.component for lora in loras]
-    if len(set(names)) < len(names):
-        raise StateError(path, f"uses two naming schemes for {first_few(names)}")
     return loras
+
+
+def read_layers(source: LoraSource, names: LoraNames) -> list[Lora]:
+    """Read a file whose names follow a scheme: what `LoraFormat.read` returns."""
+    groups = groups_in(source.path, source.tensors, source.family, names)
+    candidates = {name for group in groups for name in group.prefix.components}
+    reader = _Reader(source, names, candidates)
+    loras = [lora for lora in map(reader.read, groups) if lora is not None]
+    found = [lora.component for lora in loras]
+    if len(set(found)) < len(found):
+        raise StateError(source.path, f"uses two naming schemes for {first_few(found)}")
+    return loras
+
+
+def components_in(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    header: Mapping[str, str],
+    family: ModelFamily,
+) -> list[tuple[str, ...]]:
+    """Return the components that layers of a file may be of, for each group of names that
+    begin alike; raises StateError for keys that no format explains.
+    """
+    return format_of(path, tensors, header).components(path, tensors, family)
+
+
+class OwnFormat(LoraFormat):
+    """The names of diffusers and peft."""
+
+    name = "diffusers"
+    fallback = True
+
+    def components(
+        self, path: Path, tensors: Mapping[str, Tensor], family: ModelFamily
+    ) -> list[tuple[str, ...]]:
+        """Return those that the prefixes of diffusers stand for."""
+        groups = groups_in(path, tensors, family, LoraNames())
+        return [group.prefix.components for group in groups]
+
+    def read(self, source: LoraSource) -> list[Lora]:
+        """Return layers that have the network's own names."""
+        return read_layers(source, LoraNames())
+
+    def has_names(
+        self, component: Component, family: ModelFamily, lora_type: str
+    ) -> bool:
+        """Return True: the names are the network's own."""
+        return True
+
+    def weights(
+        self, component: Component, family: ModelFamily, config: Config
+    ) -> CheckpointFormat | None:
+        """Return the network's own names."""
+        return NATIVE
+
+
+OWN = OwnFormat()
+
+
+def known_formats() -> dict[str, LoraFormat]:
+    """Return the formats by name: diffusers' first, then those of installed plugins."""
+    offered = extensions_in_use().offered(
+        "dstrain_lora_formats", LoraFormat, (OWN.name,)
+    )
+    return {OWN.name: OWN, **offered}
+
+
+def format_named(name: str, flag: str = "--lora_format") -> LoraFormat:
+    """Return a format by one of its names; raises UsageError for one that is not
+    installed.
+    """
+    known = known_formats()
+    for one in known.values():
+        if name == one.name or name in one.aliases:
+            return one
+    what = f"expected one of {', '.join(known)}, got {name!r}"
+    advice = how_to_have("lora_files", name, disabled_plugins())
+    raise UsageError(flag, what, *filter(None, [advice]))
+
+
+def format_of(
+    path: Path, keys: Collection[str], header: Mapping[str, str]
+) -> LoraFormat:
+    """Return the format that reads a file: of diffusers and peft, if no plugin's does;
+    raises StateError where several do.
+    """
+    reading = [one for one in known_formats().values() if one.reads(keys, header)]
+    chosen = [one for one in reading if not one.fallback] or reading[:1]
+    if len(chosen) > 1:
+        names = " and ".join(one.name for one in chosen)
+        what = f"is read by the formats {names}; disable one of their plugins"
+        raise StateError(path, what)
+    return chosen[0] if chosen else OWN
+
+
+def is_lora_file(keys: Collection[str], header: Mapping[str, str]) -> bool:
+    """Return whether a file has LoRA layers in any known format."""
+    if any(map(LORA_KEY.search, keys)):
+        return True
+    return any(one.reads(keys, header) for one in known_formats().values())
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Turns the groups of one file into LoRAs; most fields are `read_lora`'s arguments."""
+    """Turns the groups of one file into LoRAs."""
 
-    file: LoraFile
-    header: Mapping[str, str]
-    family: ModelFamily
-    networks: Mapping[str, Shapes]
-    unused_parameters: Mapping[str, Collection[str]]
-    is_one_of_several: bool
+    source: LoraSource
+    known: LoraNames
     candidates: Collection[str]
     """The components that any of its groups may be of."""
+
+    @property
+    def file(self) -> LoraFile:
+        """Return the file, and what the command says of it."""
+        return self.source.file
 
     @property
     def path(self) -> Path:
         """Return where the file is."""
         return self.file.path
+
+    @property
+    def header(self) -> Mapping[str, str]:
+        """Return the file's header."""
+        return self.source.header
 
     def read(self, group: Group) -> Lora | None:
         """Return the layers of a group by the network's own names; None if it is left
@@ -124,7 +224,14 @@ class _Reader:
         if self._is_left_out(group):
             return None
         named = self._named(group)
-        naming = find_naming(group, self.file, named, self.family, self.networks)
+        naming = find_naming(
+            group,
+            self.file,
+            named,
+            self.source.family,
+            self.source.networks,
+            self.known,
+        )
         name, table = naming.component, naming.layers
         if self.file.skip_missing:
             group = self._without_missing(group, naming)
@@ -134,25 +241,21 @@ class _Reader:
             self.path, self.header, group.prefix.text, group.peft
         )
         alphas = alphas_of(group, self.file, self.header, adapter)
-        shapes = self.networks[name]
+        shapes = self.source.networks[name]
         own = layers_of(shapes)
-        layers: dict[str, Layer] = {}
-        merged: dict[str, MergedLayer] = {}
+        stored = {}
         for rest, weights in group.layers.items():
-            stored = weights.layer(alphas[rest])
-            rows = table[rest]
-            if not _fits(stored, rows, own):
-                wanted = ", ".join(f"{one.layer} {own[one.layer]}" for one in rows)
-                what = f"does not fit {name}: {rest} has matrices of shapes {_shapes(stored)}, for {wanted}"
+            stored[rest] = weights.layer(alphas[rest])
+            if not self.known.fits(stored[rest], table[rest], shapes):
+                wanted = ", ".join(
+                    f"{one.layer} {own.get(one.layer) or shapes[one.layer]}"
+                    for one in table[rest]
+                )
+                have = self.known.shapes(stored[rest])
+                what = f"does not fit {name}: {rest} has matrices of shapes {have}, for {wanted}"
                 raise StateError(self.path, what, *missing_advice(self.file))
-            if isinstance(stored, LohaLayer) or (
-                isinstance(stored, LokrLayer) and len(rows) > 1
-            ):
-                merged |= merged_parts(stored, rows)
-            else:
-                layers |= divided(stored, rows)
-        differences = own_differences(
-            self.path, group.differences, naming.differences, shapes
+        layers, merged, differences = self.known.contents(
+            self.path, stored, table, shapes
         )
         is_dora = any(one.type == "dora" for one in layers.values())
         if adapter is not None and adapter.dora and not is_dora:
@@ -161,11 +264,13 @@ class _Reader:
         targets: Sequence[str] = ()
         if self.header.get("component") == name and "targets" in self.header:
             targets = self.header["targets"].split(",")
-        elif adapter is not None and all(rest in own for rest in group.layers):
+        elif adapter is not None and all(
+            rest in own for rest in group.layers if table[rest][0].layer in own
+        ):
             targets = adapter.targets
         # A part of a fused layer without LoRA has no columns, and so is not in `layers`.
         present = {one.layer for rows in table.values() for one in rows}
-        present |= unused_layers(self.unused_parameters.get(name, ()), shapes)
+        present |= unused_layers(self.source.unused_parameters.get(name, ()), shapes)
         endings = tuple(f".{target}" for target in targets)
         missing = [
             one for one in own if one not in present and f".{one}".endswith(endings)
@@ -188,10 +293,10 @@ class _Reader:
         """
         candidates = group.prefix.components
         if self.file.component and self.file.component not in candidates:
-            if self.file.skip_missing and not self.is_one_of_several:
+            if self.file.skip_missing and not self.source.is_one_of_several:
                 self._warn_of(group.names, " or ".join(candidates))
-            return self.file.skip_missing or self.is_one_of_several
-        is_loaded = any(name in self.networks for name in candidates)
+            return self.file.skip_missing or self.source.is_one_of_several
+        is_loaded = any(name in self.source.networks for name in candidates)
         if self.file.skip_missing and not is_loaded:
             self._warn_of(group.names, f"{' or '.join(candidates)}, not loaded")
             return True
@@ -199,21 +304,14 @@ class _Reader:
 
     def _without_missing(self, group: Group, naming: Naming) -> Group:
         """Return a group without what its network lacks, or has in another shape."""
-        shapes = self.networks[naming.component]
-        own = layers_of(shapes)
+        shapes = self.source.networks[naming.component]
         layers = {
             rest: weights
             for rest, weights in group.layers.items()
             if rest in naming.layers
-            and _fits(weights.layer(1.0), naming.layers[rest], own)
+            and self.known.fits(weights.layer(1.0), naming.layers[rest], shapes)
         }
-        differences = {
-            key: value
-            for key, value in group.differences.items()
-            if key in naming.differences
-            and difference_fits(value, naming.differences[key], shapes)
-        }
-        kept = Group(group.prefix, group.peft, layers, differences)
+        kept = Group(group.prefix, group.peft, layers)
         left = [name for name in group.names if name not in kept.names]
         if left:
             self._warn_of(left, f"layers that {naming.component} lacks")
@@ -226,28 +324,3 @@ class _Reader:
             f"{name} ({count})" if count > 1 else name for name, count in counts.items()
         )
         logger.warning(f"{self.path}: left out {len(names)}, {what}: {listed}")
-
-
-def _fits(
-    layer: Layer | LohaLayer, rows: Sequence[Rows], own: Mapping[str, tuple[int, ...]]
-) -> bool:
-    """Return whether a layer of a file has the shape of those that it stands for."""
-    if isinstance(layer, LoraLayer):
-        if len(rows) > 1 and len(layer.up) != rows[-1].stop:
-            return False
-        split = split_fused(layer, tuple(rows))
-        return all(one.fits(own[name]) for name, one in split.items())
-    if len(rows) == 1 and isinstance(layer, LokrLayer):
-        return layer.fits(own[rows[0].layer])
-    height, width = layer.shape
-    return height == rows[-1].stop and all(
-        own[one.layer][1:] == (width,) for one in rows
-    )
-
-
-def _shapes(layer: Layer | LohaLayer) -> str:
-    if isinstance(layer, LoraLayer):
-        return f"{tuple(layer.down.shape)} and {tuple(layer.up.shape)}"
-    if isinstance(layer, LohaLayer):
-        return str(layer.shape)
-    return " and ".join(str(tuple(one.shape)) for one in layer.parts().values())

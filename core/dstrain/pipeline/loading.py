@@ -19,11 +19,9 @@ from dstrain.lora import (
     base_shapes,
     log_differences,
     merge_layers,
-    merged,
     read_lora,
 )
-from dstrain.lora.foreign.differences import changed_by
-from dstrain.lora.merging import Changes
+from dstrain.lora.merging import Changes, changed_by, merged
 from dstrain.models import Files, Found, components_of, empty_component
 from dstrain.models.components import Component
 from dstrain.models.execution import (

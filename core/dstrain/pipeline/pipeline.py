@@ -22,6 +22,7 @@ from dstrain.lora import (
     log_differences,
     merge_layers,
     read_lora,
+    type_named,
 )
 from dstrain.lora.adapters import with_strength
 from dstrain.models import Found, ModelConfig
@@ -203,8 +204,12 @@ class Pipeline(BoundSpec):
                 merge_layers(module, lora.merged, scale)
                 add_differences(module, lora.differences, scale)
             for kind, layers in lora.by_type.items():
+                if type_named(kind, "--lora").merged:
+                    with in_ram.readable() if in_ram else nullcontext():
+                        merge_layers(module, layers, scale)
+                    continue
                 adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
-                if scale == 1 or kind != "dora":
+                if scale == 1 or all(layer.scales for layer in layers.values()):
                     add_layers(module, layers, scale, adapter_name)
                     continue
                 with in_ram.readable() if in_ram else nullcontext():

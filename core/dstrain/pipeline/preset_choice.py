@@ -9,8 +9,7 @@ from dstrain.config.fields import SKIP_MISSING
 from dstrain.console import shell_word
 from dstrain.errors import StateError, UsageError
 from dstrain.graph import PipelineSpec
-from dstrain.lora import check_lora_file, groups_in
-from dstrain.lora.reading.groups import Group
+from dstrain.lora import check_lora_file, components_in
 from dstrain.registry import ModelFamily
 from dstrain.storage import read_tensors, sha256
 
@@ -51,7 +50,7 @@ def find_preset(
         raise UsageError("--preset_lora_model", what, "give one of the two")
     check_lora_file(file.path, spec.components)
     tensors, header = read_tensors(file.path)
-    groups = groups_in(file.path, tensors, family)
+    groups = components_in(file.path, tensors, header, family)
     names = (file.component,) if file.component else split_commas(component)
     if names:
         _check_all_used(file, names, groups)
@@ -61,11 +60,12 @@ def find_preset(
     return Preset(file, tuple(dict.fromkeys(found)))
 
 
-def _component_of(group: Group, named: str, file: LoraFile, spec: PipelineSpec) -> str:
+def _component_of(
+    candidates: Sequence[str], named: str, file: LoraFile, spec: PipelineSpec
+) -> str:
     """Return the component that a group of layers is for: of those that its keys allow, the
     one that the file's header names, as `read_lora` has it.
     """
-    candidates = group.prefix.components
     fitting = [name for name in spec.components if name in candidates]
     if named in fitting:
         return named
@@ -77,15 +77,14 @@ def _component_of(group: Group, named: str, file: LoraFile, spec: PipelineSpec) 
 
 
 def _check_all_used(
-    file: LoraFile, names: Sequence[str], groups: Sequence[Group]
+    file: LoraFile, names: Sequence[str], groups: Sequence[Sequence[str]]
 ) -> None:
     """Refuse layers of components that a preset is not merged into."""
-    unlike = [one for one in groups if not set(names) & set(one.prefix.components)]
+    unlike = [one for one in groups if not set(names) & set(one)]
     if len(unlike) == len(groups):
-        of = " or ".join(groups[0].prefix.components)
+        of = " or ".join(groups[0])
         raise StateError(file.path, f"is a LoRA for {of}, not for {', '.join(names)}")
-    for group in unlike:
-        others = group.prefix.components
+    for others in unlike:
         if file.skip_missing:
             continue
         what = f"{file.path} also has layers for {' or '.join(others)}"

@@ -1,3 +1,5 @@
+from dstrain.cli.click_options import FilePath as FilePath, command as command
+from dstrain.cli.completion import families as families
 from dstrain.config.conversion import (
     as_texts as as_texts,
     converted as converted,

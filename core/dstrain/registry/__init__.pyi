@@ -10,6 +10,9 @@ from dstrain.registry.hooks import (
     Defaults as Defaults,
     Extensions as Extensions,
     PromptRow as PromptRow,
+    disable as disable,
+    disabled_plugins as disabled_plugins,
+    extensions_in_use as extensions_in_use,
     load_extensions as load_extensions,
     registered as registered,
 )

@@ -5,7 +5,9 @@ hooks of entry-point group `dstrain`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +107,18 @@ class Hooks:
         raise NotImplementedError
 
     @hookspec
+    def dstrain_lora_formats(self) -> Sequence[Any]:
+        """Return formats of LoRA files, each a `LoraFormat`: values of `--lora_format`, and
+        files to read.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def dstrain_lora_types(self) -> Sequence[Any]:
+        """Return types of LoRA layers, each a `LoraType`: values of `--lora_type`."""
+        raise NotImplementedError
+
+    @hookspec
     def dstrain_rows(self, options: Any) -> Sequence[PromptRow]:
         """Return rows without latents, whose prompts stage 1 encodes as well, so that
         images can be made of them in training; `options` is the TrainConfig.
@@ -152,6 +166,9 @@ class Hooks:
         """
 
 
+_disabled: ContextVar[tuple[str, ...]] = ContextVar("disabled_plugins", default=())
+
+
 @dataclass(frozen=True)
 class PromptRow:
     """A row without latents: inference with its prompt, while the run trains."""
@@ -165,7 +182,7 @@ class PromptRow:
     """Further arguments of inference, by name; `seed` is that of the run otherwise."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Extensions:
     """The plugins that implement hooks."""
 
@@ -379,6 +396,28 @@ class Extensions:
             name = f"{plugin.name} ({plugin.distribution} {plugin.version})"
             found[name] = hash_json("dstrain_updater", [found.get(name), digest])
         return found
+
+
+def disable(plugins: Collection[str]) -> None:
+    """Leave plugins out of `extensions_in_use`, here and in what this calls: a command
+    says it once, and what reads a file need not be told.
+    """
+    _disabled.set(tuple(plugins))
+
+
+def disabled_plugins() -> tuple[str, ...]:
+    """Return what `disable` named last."""
+    return _disabled.get()
+
+
+def extensions_in_use() -> Extensions:
+    """Return the plugins of the group without those that `disable` named last."""
+    return _registered_once(installed(_disabled.get(), HOOK_GROUP))
+
+
+@lru_cache(maxsize=4)
+def _registered_once(plugins: tuple[Installed, ...]) -> Extensions:
+    return registered(plugins)
 
 
 def load_extensions(disabled_plugins: Collection[str] = ()) -> Extensions:

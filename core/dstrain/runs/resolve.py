@@ -31,7 +31,7 @@ from dstrain.pipeline import (
 )
 from dstrain.pipeline.kept_choice import given_expert
 from dstrain.pipeline.variant_choice import Score, Scorer
-from dstrain.registry import ModelFamily, load_extensions, load_family
+from dstrain.registry import ModelFamily, disable, extensions_in_use, load_family
 from dstrain.runs.checkpoints.state import refuse_unwritable
 from dstrain.runs.checks.flags import (
     check_component_flags,
@@ -65,7 +65,8 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     # Planning asks no hub.
     models = model_configs(config, family, offline=config.dry_run)
     refuse_unsupported(family, "--extra_inputs", split_commas(config.extra_inputs))
-    extensions = load_extensions(config.disabled_plugins)
+    disable(config.disabled_plugins)
+    extensions = extensions_in_use()
     tasks = {**OWN_TASKS, **extensions.offered("dstrain_tasks", Task, OWN_TASKS)}
     tasks |= own.offered_tasks(config.task_name, tasks)
     if config.task_name not in tasks:

@@ -13,7 +13,7 @@ import torch
 
 from dstrain.config import LearningRates, datasets_of, split_commas
 from dstrain.config.datasets import DatasetOptions
-from dstrain.config.fields import parse_preset, program_named
+from dstrain.config.fields import parse_preset
 from dstrain.config.options import TrainConfig
 from dstrain.config.validation import refuse_second_average
 from dstrain.data import DataConfig, Dataset
@@ -27,7 +27,7 @@ from dstrain.graph.code_digest import facts_of, loading_code
 from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
 from dstrain.installed import installed
-from dstrain.lora import Trainables
+from dstrain.lora import Trainables, format_named, known_formats
 from dstrain.models import DTYPES, Found, ModelConfig, components_of, find, precision
 from dstrain.models.device import attention_backend
 from dstrain.models.execution import Kept
@@ -422,12 +422,13 @@ class Setup:
         """Return the program in whose key names a trained component is saved."""
         config = self.config
         if config.lora_format is not None:
-            return program_named(config.lora_format)
+            return format_named(config.lora_format).name
         has_lora = any(one.component == component for one in self.trainables.lora)
         is_default = component == self.family.default_trainable
         if self.saving is not None and has_lora and is_default:
             return self.saving.saves
-        return "diffsynth" if config.remove_prefix_in_ckpt else "diffusers"
+        asked = (one for one in known_formats().values() if one.asked_by(config))
+        return next((one.name for one in asked), "diffusers")
 
     def component_code(self, name: str) -> Mapping[str, Any]:
         """Return the version of the family's own code for a component, or the digests of

@@ -19,6 +19,7 @@ from dstrain.lora import (
     lora_layers,
     matching_names,
     read_lora,
+    type_named,
     unused_layers,
 )
 from dstrain.pipeline import Pipeline
@@ -61,7 +62,8 @@ def trainables_of(
 ) -> Trainables:
     """Return what the flags ask to train; by default LoRA on the family's component.
 
-    Raises UsageError where a family has no default targets for a component.
+    Raises UsageError where a family has no default targets for a component, and for a
+    type of layers that is not installed.
     """
     full = split_commas(trainable_models)
     component = options.lora_base_model or ("" if full else family.default_trainable)
@@ -76,7 +78,11 @@ def trainables_of(
             f"is required: {family.name} has no default targets for {component!r}",
             f"it has targets for {', '.join(family.lora_targets)}",
         )
-    lora = LoraConfig.of(options, component, tuple(targets))
+    kind = type_named(options.lora_type)
+    if options.lora_dropout and not kind.dropout:
+        what = f"{kind.name} has no dropout of its input"
+        raise UsageError("--lora_dropout", what, "leave it out, or train lora")
+    lora = LoraConfig.of(options, component, tuple(targets), kind.settings(options))
     return Trainables(full, (lora,))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from diffusers import QwenImagePipeline
-from dstrain.lora import key_formats
 from dstrain.models import components_of
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain_qwen_image import MODEL
@@ -118,6 +117,10 @@ def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:
     loaded = {
         prefix
         for name, prefix in MODEL.lora_prefixes.items()
-        if key_formats(components_of(MODEL)[name], MODEL)["diffusers"].is_loaded
+        if all(
+            one.is_loaded
+            for one in components_of(MODEL)[name].lora
+            if one.program == "diffusers"
+        )
     }
     assert loaded == set(QwenImagePipeline._lora_loadable_modules)

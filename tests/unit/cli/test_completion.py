@@ -89,7 +89,7 @@ def test_choices_and_files_are_completed(lines: Complete) -> None:
 
 
 def test_families_are_completed(completed: Complete) -> None:
-    assert completed("export", "--model", "qw") == ["qwen_image"]
+    assert completed("toy", "--model", "qw") == ["qwen_image"]
 
 
 @pytest.mark.usefixtures("shady")

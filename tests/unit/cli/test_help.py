@@ -13,7 +13,7 @@ from dstrain.config import flags
 
 OPTION = re.compile(r"^  (--\w+|-\w)", re.MULTILINE)
 COMMANDS = {
-    "": "cache export generate graph models plugins toy train",
+    "": "cache generate graph models plugins toy train",
     "cache": "ls prune verify",
     "plugins": "new",
 }

@@ -106,7 +106,6 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "trainable_dtype": ("fp32", "resolved"),
     "weight_decay": (0.01, "training"),
     # LoRA
-    "lokr_factor": (None, "LoRA resolved"),
     "lora_alpha": (None, "LoRA resolved"),
     "lora_base_model": (None, "LoRA resolved"),
     "lora_checkpoint": (None, "LoRA weights"),
@@ -127,7 +126,6 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "lora_format": (None, ""),
     "output_path": (None, ""),
     "overwrite": (False, "start"),
-    "remove_prefix_in_ckpt": (None, ""),
     "resume": (None, "start"),
     "resume_from_checkpoint": (None, "weights"),
     "save_steps": (None, ""),

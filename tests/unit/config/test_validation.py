@@ -36,7 +36,7 @@ GIVEN: tuple[dict[str, Any], ...] = (
     {"dataset_base_path": None, "dataset": FOLDER},
     {"unmasked_weight": 0.5, "dataset": (FOLDER | {"alpha_mask": True}, FOLDER)},
     {"lora_rank": 2**15},
-    {"lora_type": "dora", "lora_dropout": 0.1},
+    {"lora_dropout": 0.1},
     {"validation_split": 0.1, "validation_steps": 2},
 )
 
@@ -75,8 +75,6 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("lora_rank", "--trainable_models", {"trainable_models": "dit", "lora_rank": 8}),
     ("lora_alpha", "--trainable_models", {"trainable_models": "dit", "lora_alpha": 8.0}),
     ("loraplus_lr_ratio", "--trainable_models", {"trainable_models": "dit", "loraplus_lr_ratio": 2.0}),
-    ("lokr_factor", "--lora_type lokr", {"lokr_factor": 2}),
-    ("lora_dropout", "lokr", {"lora_dropout": 0.1, "lora_type": "lokr"}),
     ("trainable_models", "", {"trainable_models": " , "}),
     ("lora_target_modules", "", {"lora_target_modules": ""}),
     ("output_path", "", {"output_path": None}),

@@ -3,7 +3,7 @@ is exactly for them.
 """
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,10 +207,9 @@ def test_what_identifies_plain_layers_is_what_it_was() -> None:
         "rank": 4,
         "alpha": 6.0,
     }
-    more = {"type": "lokr", "dropout": 0.1, "factor": 4, "ranks": (("a", 2),)}
-    changed = replace(plain, **more)
-    assert changed.identity == {**plain.identity, **more}
-    assert asdict(changed).keys() >= changed.identity.keys()
+    more = {"type": "lokr", "dropout": 0.1, "ranks": (("a", 2),)}
+    changed = replace(plain, **more, settings=(("factor", 4),))
+    assert changed.identity == {**plain.identity, **more, "factor": 4}
     both = Trainables(("vae", "dit.blocks.0"), (plain,))
     assert both.identity == {"full": both.full, "lora": [plain.identity]}
     assert both.components == ("vae", "dit")
@@ -227,8 +226,8 @@ def test_what_identifies_plain_layers_is_what_it_was() -> None:
             (4, 2.0, (("ff", 8),), (("ff", 1.0),)),
         ),
         (
-            {"lora_type": "lokr", "lokr_factor": 4, "lora_dropout": 0.1},
-            (32, 32.0, (), (), "lokr", 0.1, 4),
+            {"lora_type": "lokr", "lora_dropout": 0.1},
+            (32, 32.0, (), (), "lokr", 0.1),
         ),
     ],
 )
@@ -257,7 +256,11 @@ LORA, DORA, LOKR = typed("lora"), typed("dora"), typed("lokr", 1)
             replace(LORA, ranks=(("to_q", 3),)),
             r"rank 3 of blocks\.0\.attn\.to_q.*4\n.*--lora_rank.*PATTERN=NUMBER",
         ),
-        (LOKR, replace(LOKR, factor=3), r"blocks\.0\.\S+to_q.*\(3, 3\).*--lokr_factor"),
+        (
+            LOKR,
+            replace(LOKR, settings=(("factor", 3),)),
+            r"blocks\.0\.\S+to_q.*\(3, 3\).*--lokr_factor",
+        ),
         (
             LORA,
             replace(LORA, targets=("to_q",)),

@@ -6,7 +6,6 @@ from dstrain.config.options.generate import GenerateConfig as GenerateConfig
 from dstrain.config.options.lora import (
     DEFAULT_RANK as DEFAULT_RANK,
     LoraOptions as LoraOptions,
-    LoraType as LoraType,
 )
 from dstrain.config.options.model import (
     Hub as Hub,
@@ -19,7 +18,6 @@ from dstrain.config.options.optimizer import (
     OptimizerOptions as OptimizerOptions,
     ends_at_last_step as ends_at_last_step,
 )
-from dstrain.config.options.output import SavedFormat as SavedFormat
 from dstrain.config.options.train import (
     TrainConfig as TrainConfig,
     options_affecting as options_affecting,

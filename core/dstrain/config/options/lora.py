@@ -1,12 +1,10 @@
 """The options of LoRA training."""
 
 from pathlib import Path
-from typing import Literal
 
 from dstrain.config.conversion import as_commas, as_optional_path, converted, options
 from dstrain.config.fields import option
 
-LoraType = Literal["lora", "dora", "lokr"]
 DEFAULT_RANK = 32
 """The rank of layers for which no rank is given."""
 
@@ -44,19 +42,13 @@ class LoraOptions:
         affects={"resolved", "LoRA"},
         above=0,
     )
-    lora_type: LoraType = option(
+    lora_type: str = option(
         "LoRA",
-        "What is trained of a layer's weight: its change (lora), its change and the length "
-        "of each of its rows (dora), or a change that is a Kronecker product (lokr).",
+        "What is trained of a layer's weight: a change of low rank (lora), or what a plugin "
+        "adds.",
         "lora",
         affects={"resolved", "LoRA"},
-    )
-    lokr_factor: int | None = option(
-        "LoRA",
-        "Rows and columns of the first matrix of a LoKr, in layers that can be divided so. "
-        "Defaults to about as many as the second has.",
-        affects={"resolved", "LoRA"},
-        minimum=1,
+        choices=("lora",),
     )
     lora_dropout: float = option(
         "LoRA",

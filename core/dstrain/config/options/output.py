@@ -1,12 +1,9 @@
 """The options of what a run writes."""
 
 from pathlib import Path
-from typing import Literal
 
 from dstrain.config.conversion import as_optional_path, converted, options
 from dstrain.config.fields import option
-
-SavedFormat = Literal["diffusers", "comfyui", "diffsynth", "reference"]
 
 
 @options
@@ -20,14 +17,10 @@ class OutputOptions:
         default=None,
         common=True,
     )
-    remove_prefix_in_ckpt: str | None = option(
+    lora_format: str | None = option(
         "output",
-        "Save with DiffSynth-Studio's key names. They have no prefix, with any value (pipe.COMPONENT.).",
-    )
-    lora_format: SavedFormat | None = option(
-        "output",
-        "Program whose key names saved LoRA, or full weights, have; reference is diffsynth. "
-        "Defaults to diffsynth with --remove_prefix_in_ckpt, else to diffusers.",
+        "Program whose key names saved LoRA, or full weights, have. Defaults to diffusers.",
+        choices=("diffusers",),
     )
     save_steps: int | None = option(
         "checkpoints",

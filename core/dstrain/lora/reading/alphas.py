@@ -7,14 +7,14 @@ from dataclasses import replace
 from dstrain.config import LoraFile
 from dstrain.console import get_logger, shell_command, shell_word
 from dstrain.errors import StateError, UsageError, first_few
-from dstrain.lora.key_parser import (
+from dstrain.lora.reading.adapter_config import (
     ADAPTER_HEADER,
     AdapterConfig,
-    Weights,
     is_folded,
     is_of_ai_toolkit,
 )
 from dstrain.lora.reading.groups import Group
+from dstrain.lora.reading.stored import StoredLayer
 from dstrain.storage.files import unused_name
 
 logger = get_logger(__name__)
@@ -41,7 +41,7 @@ def alphas_of(
         adapter: What peft's configuration says.
     """
     ranks = {rest: float(weights.rank) for rest, weights in group.layers.items()}
-    # Alpha says nothing of a LoKr of two whole matrices, nor that layer of others.
+    # Alpha says nothing of what is no product of a rank, nor that layer of others.
     layers = {rest: one for rest, one in group.layers.items() if one.has_product}
     if layers:
         return {**ranks, **_stated(layers, file, header, adapter, group.peft)}
@@ -51,7 +51,7 @@ def alphas_of(
 
 
 def _stated(
-    layers: Mapping[str, Weights],
+    layers: Mapping[str, StoredLayer],
     file: LoraFile,
     header: Mapping[str, str],
     adapter: AdapterConfig | None,

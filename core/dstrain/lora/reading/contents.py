@@ -2,18 +2,29 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
-from dstrain.config.options import LoraType
 from dstrain.errors import StateError, first_few
-from dstrain.lora.foreign.products import MergedLayer
-from dstrain.lora.key_parser import is_folded
-from dstrain.lora.layers import LoraLayer
-from dstrain.lora.lokr import Layer
+from dstrain.lora.layers import Layer
+from dstrain.lora.reading.adapter_config import is_folded
+
+
+@dataclass(frozen=True)
+class MergedLayer:
+    """A change of one layer's weight that can only be merged into it."""
+
+    type: str
+    """What it is, for errors."""
+    change: Callable[[], Tensor]
+    """Computes what is added to the weight, in fp32."""
+
+    def changed(self, weight: Tensor) -> Tensor:
+        """Return an fp32 weight (out, in) as the layer changes it."""
+        return weight + self.change().to(weight.device)
 
 
 @dataclass(frozen=True)
@@ -30,14 +41,14 @@ class Lora:
     """Parameter -> what is added to it."""
 
     @property
-    def type(self) -> LoraType:
+    def type(self) -> str:
         """Return the type of the layers, or of the first of them; `lora` for none."""
         return next((layer.type for layer in self.layers.values()), "lora")
 
     @property
-    def by_type(self) -> dict[LoraType, dict[str, Layer]]:
+    def by_type(self) -> dict[str, dict[str, Layer]]:
         """Return the layers of each type: LyCORIS may give each layer its own."""
-        found: dict[LoraType, dict[str, Layer]] = {}
+        found: dict[str, dict[str, Layer]] = {}
         for name, layer in self.layers.items():
             found.setdefault(layer.type, {})[name] = layer
         return found
@@ -79,9 +90,5 @@ class Lora:
             given = self.header.get("alphas", text)
             raise StateError(path, f"its header has no valid alpha: {given!r}")
         return {
-            # Of LoKr, whoever fills layers rescales them.
-            name: layer.with_alpha(alphas[name])
-            if isinstance(layer, LoraLayer)
-            else layer
-            for name, layer in self.layers.items()
+            name: layer.with_alpha(alphas[name]) for name, layer in self.layers.items()
         }

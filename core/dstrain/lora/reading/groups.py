@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dstrain.lora.foreign.differences import DifferenceKey, split_differences
-from dstrain.lora.key_names import PEFT_PREFIX, Prefix, narrowed, prefixes
-from dstrain.lora.key_parser import Weights, parse_keys
+from dstrain.lora.layer_names import PEFT_PREFIX, Prefix, narrowed
+from dstrain.lora.reading.scheme import LoraNames
+from dstrain.lora.reading.stored import StoredLayer
 from dstrain.registry import ModelFamily
 
 
@@ -19,45 +19,34 @@ class Group:
     prefix: Prefix
     peft: bool
     """Whether peft's prefix comes before it."""
-    layers: dict[str, Weights]
+    layers: dict[str, StoredLayer]
     """The rest of the name -> the layer."""
-    differences: dict[DifferenceKey, Tensor]
-    """The rest of the name -> the difference of a parameter."""
 
     @property
     def names(self) -> list[str]:
         """Return the rests of all names."""
-        return [*self.layers, *map(str, self.differences)]
+        return list(self.layers)
 
 
 def groups_in(
     path: Path,
     tensors: Mapping[str, Tensor],
     family: ModelFamily,
+    names: LoraNames,
 ) -> list[Group]:
     """Group the layers of a file by how their names begin, and by the components that may
-    have layers of these names; raises what `parse_keys` raises.
+    have layers of these names; raises what `names.parse` raises.
     """
-    known = prefixes(family)
+    known = names.prefixes(family)
     found: dict[tuple[Prefix, bool], Group] = {}
-
-    def place(name: str) -> tuple[Group, str]:
-        """Return the group that a name is of, and the rest of the name."""
+    for name, weights in names.parse(path, tensors).items():
         rest = name.removeprefix(PEFT_PREFIX)
-        prefix = next(prefix for prefix in known if rest.startswith(prefix.text))
-        own = rest.removeprefix(prefix.text)
+        layer, end = names.place(rest)
+        prefix = next(prefix for prefix in known if layer.startswith(prefix.text))
+        own = layer.removeprefix(prefix.text)
         key = (narrowed(prefix, own, family), rest != name)
-        group = found.setdefault(key, Group(*key, {}, {}))
-        return group, own
-
-    differences, others = split_differences(path, tensors)
-    if others or not differences:
-        for name, weights in parse_keys(path, others).items():
-            group, rest = place(name)
-            group.layers[rest] = weights
-    for key, difference in differences.items():
-        group, rest = place(key.layer)
-        group.differences[key._replace(layer=rest)] = difference
+        group = found.setdefault(key, Group(*key, {}))
+        group.layers[own + end] = weights
     return _joined(list(found.values()), family.default_trainable)
 
 
@@ -80,5 +69,4 @@ def _joined(groups: list[Group], default: str) -> list[Group]:
             continue
         narrower.sort(key=lambda one: default not in one.prefix.components)
         narrower[0].layers.update(group.layers)
-        narrower[0].differences.update(group.differences)
     return [one for one in groups if any(one is other for other in kept)]

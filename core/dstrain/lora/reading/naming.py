@@ -6,14 +6,9 @@ from dataclasses import dataclass, replace
 from dstrain.config import LoraFile
 from dstrain.console import number_of, shell_command, shell_word
 from dstrain.errors import StateError, first_few
-from dstrain.lora.foreign.differences import DifferenceTable, difference_table
-from dstrain.lora.key_names import (
-    KeyTable,
-    checkpoint_formats,
-    key_table,
-    with_underscores,
-)
+from dstrain.lora.layer_names import KeyTable
 from dstrain.lora.reading.groups import Group
+from dstrain.lora.reading.scheme import LoraNames
 from dstrain.models import Shapes, components_of
 from dstrain.registry import ModelFamily
 
@@ -24,12 +19,6 @@ class Naming:
 
     component: str
     layers: KeyTable
-    differences: DifferenceTable
-
-    @property
-    def names(self) -> list[str]:
-        """Return the names in the file, as `Group.names` does."""
-        return [*self.layers, *map(str, self.differences)]
 
 
 def find_naming(
@@ -38,11 +27,12 @@ def find_naming(
     named: str,
     family: ModelFamily,
     networks: Mapping[str, Shapes],
+    known: LoraNames,
 ) -> Naming:
-    """Return the component that a group is of, and the tables of the names it uses.
+    """Return the component that a group is of, and the table of the names it uses.
 
     Raises StateError where there is none, or more than one. The arguments are those of
-    `read_lora`, and the component that the file's header names, '' for none.
+    `read_lora`, the component that the file's header names, '' for none, and the names.
     """
     candidates = group.prefix.components
     names = group.names
@@ -64,18 +54,12 @@ def find_naming(
     for name in loaded:
         component = components_of(family)[name]
         shapes = networks[name]
-        underscored = group.prefix.underscored
-        for one in checkpoint_formats(component, family):
-            table = key_table(one, shapes)
-            table = with_underscores(table) if underscored else table
-            others = difference_table(one, shapes, underscored)
+        for table in known.tables(component, family, shapes, group.prefix):
             # Formats that differ in other layers alone are one naming.
             naming = Naming(
-                name,
-                {rest: table[rest] for rest in group.layers if rest in table},
-                {key: others[key] for key in group.differences if key in others},
+                name, {rest: table[rest] for rest in group.layers if rest in table}
             )
-            left = [rest for rest in names if rest not in naming.names]
+            left = [rest for rest in names if rest not in naming.layers]
             if len(left) < len(unknown):
                 unknown = left
                 namings = []

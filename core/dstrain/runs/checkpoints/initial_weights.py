@@ -8,7 +8,7 @@ from typing import Any
 
 from dstrain.config import split_commas
 from dstrain.errors import StateError, UsageError
-from dstrain.lora import is_lora_key
+from dstrain.lora import is_lora_file
 from dstrain.models import Found
 from dstrain.models.component_files import saved_weights
 from dstrain.models.configs import differing_entries
@@ -37,7 +37,7 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
         if component in components:
             raise UsageError(FLAG, f"names two files for {component}; one is {path}")
         components.add(component)
-        is_lora = _is_lora(path)
+        is_lora = is_lora_file(find_weights((path,)), header)
         _check_trained(path, component, is_lora, setup)
         if not is_lora:
             if setup.preset is not None and component in setup.preset.components:
@@ -69,11 +69,6 @@ def _read_header(path: Path, setup: Setup) -> dict[str, str]:
         what = "its header does not name its component, as that of saved weights does"
         raise StateError(path, what, "a LoRA file can be given with --lora_checkpoint")
     return header
-
-
-def _is_lora(path: Path) -> bool:
-    """Return whether a file has matrices of LoRA layers, in any program's names."""
-    return any(map(is_lora_key, find_weights((path,))))
 
 
 def _check_trained(

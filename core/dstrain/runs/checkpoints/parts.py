@@ -4,7 +4,7 @@ them.
 
 from collections.abc import Mapping
 
-from dstrain.lora import format_of_weights, lora_state
+from dstrain.lora import format_named, lora_state
 from dstrain.models import components_of
 from dstrain.models.formats import CheckpointFormat
 from dstrain.runs.checkpoints.resume import training_state
@@ -42,6 +42,6 @@ def key_format(run: TrainingRun, component: str) -> CheckpointFormat:
     known = components_of(setup.family)[component]
     config = run.found.configs[component]
     program = setup.saved_names(component)
-    found = format_of_weights(known, setup.family, program, config)
+    found = format_named(program).weights(known, setup.family, config)
     assert found is not None  # `check_saved_names` has refused the others
     return found

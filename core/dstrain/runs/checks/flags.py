@@ -9,15 +9,16 @@ from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import changed
 from dstrain.errors import UsageError, about_dataset, nearest
 from dstrain.graph import Column, PipelineSpec, make_plan
-from dstrain.lora import key_formats
-from dstrain.lora.writer import refuse_lora_type
-from dstrain.models import NATIVE, components_of
+from dstrain.lora import LoraFormat, format_named, known_formats, type_named
+from dstrain.models import components_of
+from dstrain.models.components import Component
 from dstrain.models.execution import AS_LOADED
 from dstrain.pipeline import generate_task
 from dstrain.pipeline.kept_choice import (
     check_loaded,
     check_trained,
 )
+from dstrain.registry import ModelFamily
 from dstrain.runs.datasets.flags import resolutions_of
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.setup import Setup
@@ -80,23 +81,39 @@ def check_saved_names(setup: Setup) -> None:
         if name not in known:
             continue  # what is no component is refused where it is looked up
         component = known[name]
-        formats = key_formats(component, family)
-        if name not in with_lora:
-            # The others have names for the layers of a LoRA alone.
-            whole = (NATIVE, *component.formats)
-            formats = {
-                program: one
-                for program, one in formats.items()
-                if one.checkpoint_format in whole and not one.underscored
-            }
-        program = setup.saved_names(name)
-        if program in formats and name in with_lora:
-            refuse_lora_type(setup.config.lora_type, program)
-        if program not in formats:
-            flag = "--lora_format" if chosen else "--remove_prefix_in_ckpt"
-            kind = "LoRA on" if name in with_lora else "all of"
-            what = f"{program} has no key names for {kind} {name}"
+        lora_type = setup.config.lora_type
+        program = format_named(setup.saved_names(name))
+        flag = "--lora_format" if chosen else program.asked_by(setup.config)
+
+        has_lora = name in with_lora
+        if not _has_names(program, component, family, has_lora):
+            formats = [
+                one.name
+                for one in known_formats().values()
+                if _has_names(one, component, family, has_lora)
+            ]
+            kind = "LoRA on" if has_lora else "all of"
+            what = f"{program.name} has no key names for {kind} {name}"
             raise UsageError(flag, what, f"programs that have: {', '.join(formats)}")
+        if has_lora and not program.has_names(component, family, lora_type):
+            what = (
+                f"{program.name} has no key names for {lora_type}, and ignores its keys"
+            )
+            formats = [
+                one.name
+                for one in known_formats().values()
+                if one.has_names(component, family, lora_type)
+            ]
+            raise UsageError("--lora_format", what, f"give {' or '.join(formats)}")
+
+
+def _has_names(
+    one: LoraFormat, component: Component, family: ModelFamily, has_lora: bool
+) -> bool:
+    """Return whether a format has names for LoRA layers, or for everything else."""
+    if has_lora:
+        return one.has_names(component, family, "lora")
+    return one.weights(component, family, {}) is not None
 
 
 def check_sizes(setup: Setup) -> None:
@@ -194,8 +211,8 @@ def check_kept(setup: Setup) -> None:
         # Where patterns leave layers as they are loaded, the layers themselves decide.
         kept = setup.kept.get(lora.component, AS_LOADED)
         whole = [one for one in kept.methods if not one.patterns]
-        if lora.type == "lokr" and whole:
-            what = f"lokr needs weights as they are loaded; {whole[0].flag} quantizes {lora.component}"
+        if whole and not type_named(lora.type).stored:
+            what = f"{lora.type} needs weights as they are loaded; {whole[0].flag} quantizes {lora.component}"
             raise UsageError("--lora_type", what, "train lora or dora")
 
 

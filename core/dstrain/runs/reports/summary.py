@@ -8,7 +8,7 @@ from torch import nn
 
 from dstrain.console import fitted, get_logger, number_of, shell_command
 from dstrain.graph.noise_schedule import STRATA
-from dstrain.lora import key_formats
+from dstrain.lora import LoraFormat, known_formats
 from dstrain.models import StoredLinear, components_of
 from dstrain.models.execution import described
 from dstrain.runs.build import without_effect
@@ -136,15 +136,17 @@ def log_end(run: TrainingRun, weights: Sequence[Path], steps: int) -> None:
     if run.ema and all(path.exists() for path in averages):
         logger.info("averaged over the steps: " + ", ".join(map(str, averages)))
     logger.info(f"try them: {trial_command(run)}")
-    for path in weights_to_convert(run, weights):
-        output = str(path.with_name(f"{path.stem}-comfyui.safetensors"))
-        words = ["dstrain", "export", "--format", "comfyui", str(path), output]
-        logger.info(f"for ComfyUI: {shell_command(words)}")
+    for program, path in weights_to_convert(run, weights):
+        output = str(path.with_name(f"{path.stem}-{program.name}.safetensors"))
+        words = ["dstrain", "export", "--format", program.name, str(path), output]
+        logger.info(f"for {program.title}: {shell_command(words)}")
 
 
-def weights_to_convert(run: TrainingRun, weights: Sequence[Path]) -> list[Path]:
-    """Return the LoRA files of components that ComfyUI knows, by what the family
-    declares, which it does not read as they are: of DoRA, those in any other names.
+def weights_to_convert(
+    run: TrainingRun, weights: Sequence[Path]
+) -> list[tuple[LoraFormat, Path]]:
+    """Return the LoRA files that programs read only once they are converted, each with
+    the format of the program.
     """
     setup = run.setup
     known = components_of(setup.family)
@@ -152,13 +154,9 @@ def weights_to_convert(run: TrainingRun, weights: Sequence[Path]) -> list[Path]:
     for name, path in zip(run.module.trained.components, weights, strict=True):
         if name not in run.module.trained.lora:
             continue
-        is_comfyui = setup.saved_names(name) == "comfyui"
-        if run.module.trained.lora[name].type == "dora":
-            if "comfyui" in key_formats(known[name], setup.family) and not is_comfyui:
-                found.append(path)
-            continue
-        for names in known[name].lora:
-            readable = (names.program, *names.also_reads)
-            if names.program == "comfyui" and setup.saved_names(name) not in readable:
-                found.append(path)
+        lora_type = run.module.trained.lora[name].type
+        saved = setup.saved_names(name)
+        for one in known_formats().values():
+            if one.needs_export(known[name], setup.family, lora_type, saved):
+                found.append((one, path))
     return found

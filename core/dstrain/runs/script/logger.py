@@ -1,12 +1,10 @@
 """Save what a script's own loop trains."""
 
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Protocol
 
-from dstrain.config.fields import program_named
-from dstrain.config.options import SavedFormat
 from dstrain.errors import StateError, UsageError
-from dstrain.lora import format_of_weights, save_lora_for
+from dstrain.lora import format_named, save_lora_for
 from dstrain.models import components_of
 from dstrain.runs.checkpoints.state import save_full
 from dstrain.runs.script.parts import StepNumbers
@@ -33,7 +31,7 @@ class WeightsLogger:
         self,
         output_path: str | Path,
         save_steps: int | None = None,
-        lora_format: SavedFormat = "diffusers",
+        lora_format: str = "diffusers",
         overwrite: bool = False,
     ) -> None:
         """Save to a folder; raises StateError if there are weights in it already, and
@@ -47,13 +45,9 @@ class WeightsLogger:
         """
         self.folder: Path = Path(output_path)
         self.save_steps = save_steps
-        self.program: str = program_named(lora_format)
+        self.program: str = format_named(lora_format, "lora_format").name
         self.weights: tuple[Path, ...] = ()
         """The files saved last."""
-        known = get_args(SavedFormat)
-        if lora_format not in known:
-            what = f"expected {', '.join(known)}, got {lora_format!r}"
-            raise UsageError("lora_format", what)
         if save_steps is not None and save_steps < 1:
             raise UsageError("save_steps", f"expected 1 or more, got {save_steps}")
         there = sorted(self.folder.glob("*.safetensors"))
@@ -106,7 +100,7 @@ class WeightsLogger:
             return
         config = pipeline.config_entries.get(component, {})
         known = components_of(family)[component]
-        key_format = format_of_weights(known, family, self.program, config)
+        key_format = format_named(self.program).weights(known, family, config)
         if key_format is None:
             what = f"{self.program} has no key names for all of {component}"
             raise UsageError("lora_format", what)

@@ -8,7 +8,7 @@ from torch import nn
 from dstrain.config import LearningRates
 from dstrain.config.learning_rates import FLAG
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.lora import UP
+from dstrain.lora.adapters import UP
 
 
 def check_names(

@@ -21,7 +21,6 @@ from tests.support.runs import config, project
             "--preset_lora_model",
             "'dit'",
         ),
-        ({"lora_type": "lokr", "fp8_models": "dit"}, "--lora_type", "--fp8_models"),
         ({"default_caption": "a"}, "--default_caption", "caption"),
     ],
 )
@@ -34,10 +33,3 @@ def test_what_a_run_cannot_have_is_refused(
     with pytest.raises(UsageError, match=named) as caught:
         resolve(config(tmp_path, **flags))
     assert caught.value.where == where
-
-
-def test_lokr_goes_with_layers_of_which_others_are_quantized(
-    tiny: Path, tmp_path: Path
-) -> None:
-    flags = {"lora_type": "lokr", "quant_options": "dit:int8_block/to_q"}
-    resolve(config(project(tmp_path), **flags))

@@ -17,9 +17,9 @@ from dstrain.lora import (
     lora_layers,
     lora_state,
     merge_layers,
-    merged,
     read_lora,
 )
+from dstrain.lora.merging import merged
 from dstrain.models import METHODS
 from torch import nn
 
@@ -35,7 +35,7 @@ TYPES = pytest.mark.parametrize(
         replace(SPEC, ranks=(("to_q", 4), ("0.attn.to_q", 3)), alphas=(("to_out", 1),)),
         DORA,
         LOKR,
-        replace(LOKR, rank=6, factor=3),
+        replace(LOKR, rank=6, settings=(("factor", 3),)),
     ],
     ids=["lora", "lora of several ranks", "dora", "lokr", "lokr of whole matrices"],
 )
@@ -70,7 +70,8 @@ def test_what_is_trained_is_the_lokr_of_peft(rank: int, factor: int) -> None:
         settings, nn.Sequential(nn.Linear(12, 16))
     )
     net = nn.Sequential(nn.Linear(12, 16))
-    config = LoraConfig("net", ("0",), rank, 3.0, type="lokr", factor=factor)
+    own_settings = () if factor == -1 else (("factor", factor),)
+    config = LoraConfig("net", ("0",), rank, 3.0, type="lokr", settings=own_settings)
     inject(net, config, {})
     (own,) = lora_layers(net).values()
     for name, matrix in own.parts().items():

@@ -9,13 +9,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from dstrain.plugin import TrainConfig
+from dstrain.plugin.lora import (
+    LoraOptions,
+    LoraType,
+    StateError,
+    UsageError,
+    first_few,
+    rescaled,
+)
+from peft import LoKrConfig
+from torch import Tensor, nn
 
-from dstrain.config.options import LoraType
-from dstrain.errors import StateError, first_few
-from dstrain.lora.layers import LoraLayer, rescaled
+from dstrain_formats.options import FormatOptions
 
 LOKR_KEY = re.compile(r"(?P<layer>.+)\.(?P<part>lokr_w[12](?:_[ab])?|alpha)")
 
@@ -32,9 +41,14 @@ class LokrLayer:
     alpha: float
 
     @property
-    def type(self) -> LoraType:
+    def type(self) -> str:
         """Return what `--lora_type` trains such layers."""
         return "lokr"
+
+    @property
+    def scales(self) -> bool:
+        """Return whether a factor of the product is one of what it changes."""
+        return True
 
     @property
     def scale(self) -> float:
@@ -51,6 +65,10 @@ class LokrLayer:
         first = rescaled(self.first[0], self.scale, scale)
         alpha = scale * self.rank
         return replace(self, first=(first, *self.first[1:]), alpha=alpha)
+
+    def with_alpha(self, alpha: float) -> "LokrLayer":
+        """Return it as it is: what it fills says its scale."""
+        return self
 
     def folded(self) -> "LokrLayer":
         """Return a layer with the same effect whose scale is 1: what files contain."""
@@ -86,7 +104,82 @@ class LokrLayer:
         return found
 
 
-Layer = LoraLayer | LokrLayer
+class LokrType(LoraType):
+    """LoKr by peft."""
+
+    name = "lokr"
+    keys = r"lokr_w[12](?:_[ab])?"
+    kind = "LoKrConfig"
+    diffusers = False
+    linear_only = True
+    stored = False
+    dropout = False
+    below = False
+    sizes = "--lora_rank and --lokr_factor"
+
+    def settings(self, options: LoraOptions) -> dict[str, Any]:
+        """Return the factor, if one is given."""
+        if not isinstance(options, TrainConfig):
+            return {}
+        factor = options.of(FormatOptions).lokr_factor
+        return {} if factor is None else {"factor": factor}
+
+    def configured(self, numbers: dict[str, Any], settings: Mapping[str, Any]) -> Any:
+        """Return peft's LoKrConfig."""
+        numbers = {**numbers, "alpha": numbers["lora_alpha"]}
+        del numbers["lora_alpha"]
+        numbers["decompose_factor"] = settings.get("factor", -1)
+        return LoKrConfig(**numbers)
+
+    def to_hold(self, layers: Mapping[str, Any], numbers: dict[str, Any]) -> Any:
+        """Return the smallest configuration: `hold` replaces the matrices, which may
+        have any shapes.
+        """
+        targets = numbers["target_modules"]
+        return LoKrConfig(r=1, alpha=1, decompose_factor=1, target_modules=targets)
+
+    def numbers_of(self, wrapped: Any, adapter: str) -> tuple[int, float]:
+        """Return the rank and the alpha of a layer that peft has wrapped."""
+        return wrapped.r[adapter], wrapped.alpha[adapter]
+
+    def layer(
+        self, parts: Mapping[str, Tensor], rank: int | None, alpha: float | None
+    ) -> LokrLayer:
+        """Return a layer of its matrices; raises ValueError for those that lack one."""
+        first, second = (_matrices(parts, name) for name in ("lokr_w1", "lokr_w2"))
+        weights = LokrWeights(first, second, alpha)
+        rank = weights.rank if rank is None else rank
+        return LokrLayer(first, second, rank, float(rank) if alpha is None else alpha)
+
+    @torch.no_grad()
+    def fill(self, own: Any, layer: Any) -> None:
+        """Copy a layer, with the scale of the one it is copied into."""
+        super().fill(own, layer.with_scale(own.scale))
+
+    def hold(self, wrapped: Any, adapter: str, own: Any, layer: Any) -> None:
+        """Replace the matrices by those of a layer."""
+        device = wrapped.lokr_w1[adapter].device
+        for part in ("lokr_w1", "lokr_w2", "lokr_w2_a", "lokr_w2_b"):
+            matrices = getattr(wrapped, part)
+            if adapter in matrices:
+                del matrices[adapter]
+        for part, matrix in layer.folded().parts().items():
+            weight = matrix.detach().float().to(device)
+            parameter = nn.Parameter(weight, requires_grad=False)
+            getattr(wrapped, part)[adapter] = parameter
+
+    def shapes_of(self, layer: Any) -> str:
+        """Return the shapes of the matrices, which rank and factor alone do not decide."""
+        return ", ".join(str(tuple(one.shape)) for one in layer.parts().values())
+
+    def check(self, ranks: Mapping[str, int], network: nn.Module, flag: str) -> None:
+        """Refuse layers that are stored in another form."""
+        if flag != "--lora":
+            return
+        for name in ranks:
+            if hasattr(network.get_submodule(name), "dequantize"):
+                what = f"LoKr cannot be added to {name}, which is quantized"
+                raise UsageError(flag, what, "leave the component as it is loaded")
 
 
 @dataclass(frozen=True)
@@ -156,8 +249,10 @@ def parse_lokr(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LokrWeigh
     parts = parts_of_layers(path, tensors, LOKR_KEY, "LoKr")
     layers = {}
     for name, found in parts.items():
-        first = _matrices(path, name, "lokr_w1", found)
-        second = _matrices(path, name, "lokr_w2", found)
+        try:
+            first, second = (_matrices(found, part) for part in ("lokr_w1", "lokr_w2"))
+        except ValueError as error:
+            raise StateError(path, f"incomplete LoRA file: {name} {error}") from error
         alpha = float(found["alpha"]) if "alpha" in found else None
         weights = LokrWeights(first, second, alpha)
         if not weights.has_product:
@@ -166,19 +261,16 @@ def parse_lokr(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LokrWeigh
     return layers
 
 
-def _matrices(
-    path: Path, layer: str, name: str, found: Mapping[str, Tensor]
-) -> tuple[Tensor, ...]:
+def _matrices(found: Mapping[str, Tensor], name: str) -> tuple[Tensor, ...]:
     """Return the one or two matrices of a part."""
     ends = [end for end in ("", "_a", "_b") if name + end in found]
     if ends not in ([""], ["_a", "_b"]):
         have = ", ".join(found)
-        what = f"incomplete LoRA file: {layer} has only {have}, without all of {name}"
-        raise StateError(path, what)
+        raise ValueError(f"has only {have}, without all of {name}")
     matrices = tuple(found[name + end] for end in ends)
     if len(matrices) == 2 and matrices[0].shape[1] != len(matrices[1]):
         shapes = " and ".join(str(tuple(one.shape)) for one in matrices)
-        raise StateError(path, f"{layer} has matrices of different ranks: {shapes}")
+        raise ValueError(f"has matrices of different ranks: {shapes}")
     return matrices
 
 

@@ -3,14 +3,12 @@
 from collections.abc import Container, Mapping
 
 import torch
+from dstrain.plugin.lora import Layer, LoraLayer, MergedLayer, Rows, UsageError
 from torch import Tensor
 
-from dstrain.config.options import LoraType
-from dstrain.errors import UsageError
-from dstrain.lora.foreign.products import LohaLayer, MergedLayer, of_each
-from dstrain.lora.key_names import Rows
-from dstrain.lora.layers import LoraLayer
-from dstrain.lora.lokr import Layer, LokrLayer
+from dstrain_formats.dora import lengths_of, lora_layer
+from dstrain_formats.loha import LohaLayer, of_each
+from dstrain_formats.lokr import LokrLayer
 
 
 def joined(layers: Mapping[str, Layer], rows: tuple[Rows, ...]) -> Layer:
@@ -19,7 +17,7 @@ def joined(layers: Mapping[str, Layer], rows: tuple[Rows, ...]) -> Layer:
     one exactly.
     """
     first = layers[next(one.layer for one in rows if one.layer in layers)]
-    if isinstance(first, LokrLayer):
+    if not isinstance(first, LoraLayer):
         refuse_parts(layers, rows, first.type)
         return first.folded()
     pairs = {name: one for name, one in layers.items() if isinstance(one, LoraLayer)}
@@ -42,7 +40,9 @@ def merged_parts(
     nothing but rows of a product, and none of them is such a product itself.
     """
     if isinstance(layer, LohaLayer):
-        return of_each("LoHa", lambda own: layer.rows(own).change(), rows)
+        return of_each(
+            "LoHa of several layers at once", lambda own: layer.rows(own).change(), rows
+        )
     kind = "LoKr of several layers at once"
     return of_each(kind, lambda own: layer.change()[own], rows)
 
@@ -77,15 +77,15 @@ def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
                 block[one.start : one.stop] = part
     down = torch.cat(downs)
     up = torch.cat(blocks, 1)
-    if all(layer.magnitude is None for layer in parts.values()):
+    if all(lengths_of(layer) is None for layer in parts.values()):
         return LoraLayer(down, up, float(len(down)))
     refuse_parts(layers, rows, "dora")
     lengths = down.new_empty(height)
     for one in rows:
-        own = layers[one.layer].magnitude
+        own = lengths_of(layers[one.layer])
         assert own is not None
         lengths[one.start : one.stop] = own[one.offset :][: one.stop - one.start]
-    return LoraLayer(down, up, float(len(down)), lengths)
+    return lora_layer(down, up, float(len(down)), lengths)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -93,18 +93,16 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return is_alike and torch.equal(one, other)
 
 
-def refuse_parts(
-    names: Container[str], rows: tuple[Rows, ...], lora_type: LoraType
-) -> None:
+def refuse_parts(names: Container[str], rows: tuple[Rows, ...], lora_type: str) -> None:
     """Raise UsageError for a layer of a program that stands for several of the network
     of which only some have DoRA, since nothing says what lengths the rows of the others
-    have, or of which any has LoKr: no Kronecker product is several at once.
+    have, or of which any has LoKr or LoHa: no such product is several at once.
     """
     every = dict.fromkeys(one.layer for one in rows)
-    if lora_type == "lokr":
+    if lora_type not in ("lora", "dora"):
         if len(rows) > 1 and any(name in names for name in every):
             what = f"the program has one layer for {', '.join(every)}"
-            advice = "no LoKr of it is one of each of these; give diffusers"
+            advice = f"no {lora_type} of it is one of each of these; give diffusers"
             raise UsageError("--lora_format", what, advice)
         return
     absent = [name for name in every if name not in names]
@@ -117,7 +115,7 @@ def split_fused(layer: LoraLayer, rows: tuple[Rows, ...]) -> dict[str, LoraLayer
     """Split a layer of a file exactly into those of the network that it stands for:
     each has the same `down`, and its own rows of `up`.
 
-    If every column of `up` acts on one of them alone, which is how `export.fuse` writes
+    If every column of `up` acts on one of them alone, which is how `fuse` writes
     several as one, each gets its own columns back.
     """
     if len(rows) == 1:
@@ -131,8 +129,9 @@ def split_fused(layer: LoraLayer, rows: tuple[Rows, ...]) -> dict[str, LoraLayer
     layers = {}
     for name, used in columns.items():
         lengths = None
-        if layer.magnitude is not None:
-            lengths = _own_rows(layer.magnitude, name, rows)
+        all_lengths = lengths_of(layer)
+        if all_lengths is not None:
+            lengths = _own_rows(all_lengths, name, rows)
             if not used.any():
                 # Its lengths change it nevertheless.
                 used = next((one for one in columns.values() if one.any()), ~used)
@@ -140,7 +139,7 @@ def split_fused(layer: LoraLayer, rows: tuple[Rows, ...]) -> dict[str, LoraLayer
         if rank:
             alpha = layer.alpha * (rank / layer.rank)
             up = ups[name][:, used]
-            layers[name] = LoraLayer(layer.down[used], up, alpha, lengths)
+            layers[name] = lora_layer(layer.down[used], up, alpha, lengths)
     return layers
 
 

@@ -16,13 +16,14 @@ from dstrain.config import LoraFile
 from dstrain.lora import (
     add_layers,
     check_lora_file,
-    groups_in,
-    is_lora_key,
-    key_formats,
     read_lora,
     save_lora_for,
 )
 from dstrain.plugin import CheckpointFormat, LoraKeyFormat
+from dstrain.plugin.lora import groups_in
+from dstrain_formats.key_names import key_formats
+from dstrain_formats.key_parser import is_lora_key
+from dstrain_formats.names import OtherNames
 from safetensors.torch import load_file
 
 from tests.support.lora_family import (
@@ -139,7 +140,9 @@ def test_the_matrices_of_a_lora_are_told_by_their_names(key: str, wanted: bool) 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("config", [TO_Q, replace(TO_Q, type="lokr", factor=1)])
+@pytest.mark.parametrize(
+    "config", [TO_Q, replace(TO_Q, type="lokr", settings=(("factor", 1),))]
+)
 def test_files_of_half_precision_are_computed_in_fp32(
     config: LoraConfig, dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -381,7 +384,7 @@ def test_names_that_a_networks_files_leave_to_another_are_not_its_own(
     tensors = {}
     for one in names:
         tensors |= pair(f"{prefix}{one}")
-    dit, vace = groups_in(PATH, tensors, FAMILY)
+    dit, vace = groups_in(PATH, tensors, FAMILY, OtherNames())
     assert (dit.prefix.components, dit.names) == (("dit", "dit2"), names[:2])
     assert (vace.prefix.components, vace.names) == (("vace",), names[2:])
     assert dit.prefix.text == prefix

@@ -116,7 +116,7 @@ def refused() -> Iterator[tuple[str, Change, Header, str]]:
     yield "DoRA without numbers", with_lengths(6, number=NAN), own, key
     yield "half a LoHa beside LoRA", plus(hada_w1_a=ONE[None]), own, "hada_w1_a"
     yield "half a LoKr beside LoRA", plus(lokr_w1=ONE[None]), own, "lokr_w2"
-    shape = r"blocks\.0\.attn\.to_q\.weight .*\(1,\), .*\(6, 6\)"
+    shape = r"blocks\.0\.attn\.to_q\.diff .*\(1,\), .*to_q\.weight \(6, 6\)"
     yield "a difference of another shape", plus(diff=ONE), own, shape
     yield "a difference of NaN", plus(diff=torch.eye(2).log()), own, r"to_q\.diff "
     yield "a difference of whole numbers", plus(diff=ONE.int()), own, r"to_q\.diff "

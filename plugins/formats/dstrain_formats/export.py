@@ -14,43 +14,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from dstrain.config import LoraFile, parse_lora
-from dstrain.config.fields import Alpha
-from dstrain.console import get_logger, number_of, shell_word
-from dstrain.errors import StateError, UsageError, first_few, nearest
-from dstrain.lora.key_names import base_shapes, format_of_weights
-from dstrain.lora.key_parser import (
+from dstrain.plugin import Component, Files, ModelFamily, Shapes
+from dstrain.plugin.lora import (
     ADAPTER_HEADER,
+    CHECKSUM,
     FOLDED,
-    is_folded,
-    is_key_of_lora_file,
-    parse_pairs,
-)
-from dstrain.lora.layers import rescaled
-from dstrain.lora.reader import read_lora
-from dstrain.lora.reading.contents import Lora
-from dstrain.lora.writer import (
-    adapter_fields,
-    in_header,
-    key_format_of,
-    layers_in,
-)
-from dstrain.models import (
     NATIVE,
-    Files,
-    Shapes,
+    Alpha,
+    Lora,
+    LoraFile,
+    StateError,
+    UsageError,
+    base_shapes,
     components_of,
     empty_component,
+    first_few,
     from_checkpoint,
+    get_logger,
+    in_header,
+    is_folded,
+    load_family,
+    nearest,
+    number_of,
+    parse_lora,
+    peft_exceptions,
+    read_lora,
+    read_tensors,
     recognize,
+    recorded_config,
+    rescaled,
+    shell_word,
     to_checkpoint,
+    with_checksum,
+    write_tensors,
 )
-from dstrain.models.components import Component
-from dstrain.models.configs import recorded_config
-from dstrain.registry import ModelFamily, load_family
-from dstrain.storage import CHECKSUM, read_tensors, with_checksum, write_tensors
+from torch import Tensor
+
+from dstrain_formats.key_names import format_of_weights, key_format_of
+from dstrain_formats.key_parser import is_key_of_lora_file, parse_pairs
+from dstrain_formats.programs import layers_in
 
 logger = get_logger(__name__)
 
@@ -119,7 +121,7 @@ def export(
         raise UsageError("--model", what)
     family = load_family(name, disabled_plugins)
     header = {"format": "pt", "family": name, **header}
-    is_lora = any(is_key_of_lora_file(key) for key in tensors)
+    is_lora = any(is_key_of_lora_file(key) or ".oft_R." in key for key in tensors)
     for flag, value in (("--alpha", alpha), ("--component", component)):
         if value and not is_lora:
             raise UsageError(flag, f"has no effect: {source} is not a LoRA file")
@@ -149,8 +151,8 @@ def _with_alpha(
     It needs no network: every program's names of a layer may end in `.alpha`.
     """
     found = dict(tensors)
-    if any(".lokr_" in key for key in tensors):
-        what = "is for pairs of matrices; LoKr without alpha is given one by --format"
+    if any(".lokr_" in key or ".hada_" in key for key in tensors):
+        what = "is for pairs of matrices; LoKr or LoHa without alpha is given one by --format"
         raise UsageError("--alpha", what, "export --format diffusers --alpha rank")
     for name, layer in parse_pairs(source, tensors).items():
         if layer.alpha is not None:
@@ -309,6 +311,30 @@ def _shapes(component: Component, config: Mapping[str, Any]) -> Shapes:
         advice = "give its network a method build(configuration)"
         raise UsageError(f"component {component.name}", what, advice)
     return base_shapes(network)
+
+
+def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
+    """Return the fields of `lora_adapter_metadata`, where diffusers finds rank and
+    alpha; in files that dstrain writes they are equal. There are none of other
+    types than LoRA and DoRA, for which they are read off the shapes.
+    """
+    if lora.type not in ("lora", "dora"):
+        return {}
+    ranks = {name: layer.rank for name, layer in lora.layers.items()}
+    rank = max(ranks.values())
+    others = peft_exceptions(ranks, rank)
+    targets = sorted(lora.layers)
+    if "targets" in lora.header:
+        targets = lora.header["targets"].split(",")
+    fields = {
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": targets,
+        "rank_pattern": others,
+        "alpha_pattern": others,
+        "use_dora": {} if lora.type == "lora" else True,
+    }
+    return {prefix + name: value for name, value in fields.items() if value != {}}
 
 
 def _convert_weights(

@@ -8,8 +8,8 @@ import torch
 
 from dstrain.console import number_of
 from dstrain.errors import StateError, first_few
-from dstrain.lora.layers import LoraLayer
-from dstrain.lora.lokr import Layer, LokrLayer
+from dstrain.lora.layers import Layer
+from dstrain.lora.types import type_named
 
 
 @torch.no_grad()
@@ -55,25 +55,11 @@ def load_layers(
         what = f"does not fit: it has LoRA on {number_of(len(layers), 'layer')}, but {len(trained)} are trained"
         raise StateError(path, what, *lines, advice)
     for name in trained & layers.keys():
-        fill(own[name], layers[name])
-
-
-def fill(own: Layer, layer: Layer) -> None:
-    """Copy a layer into the memory of another one of its type and shapes."""
-    if isinstance(own, LokrLayer) and isinstance(layer, LokrLayer):
-        parts = layer.with_scale(own.scale).parts()
-        for name, matrix in own.parts().items():
-            matrix.copy_(parts[name])
-        return
-    assert isinstance(own, LoraLayer) and isinstance(layer, LoraLayer)
-    own.down.copy_(layer.down)
-    own.up.copy_(layer.up)
-    if own.magnitude is not None and layer.magnitude is not None:
-        own.magnitude.copy_(layer.magnitude)
+        type_named(own[name].type).fill(own[name], layers[name])
 
 
 def _check_type(layer: Layer, trained: Layer, path: Path) -> None:
-    """Refuse LoRA where DoRA is trained, and the other way round."""
+    """Refuse layers of another type than is trained."""
     if layer.type != trained.type:
         what = f"contains {layer.type}, but the LoRA layers to train are {trained.type}"
         raise StateError(path, what, f"give --lora_type {layer.type}")
@@ -85,15 +71,15 @@ def _check_numbers(
     trained: Mapping[str, Layer],
     path: Path,
 ) -> None:
-    """Refuse a layer with another rank or alpha than the one in training, or of LoKr
-    with other shapes, of which rank and factor are not the only cause.
+    """Refuse a layer with another rank or alpha than the one in training, or of a
+    type with shapes of its own with other ones.
     """
-    own = trained[name]
-    if isinstance(layer, LokrLayer) and isinstance(own, LokrLayer):
-        have, wanted = (_shapes(one) for one in (layer, own))
-        if have != wanted:
-            what = f"has LoKr of {name} in matrices of shapes {have}, but {wanted} are to be trained"
-            raise StateError(path, what, "--lora_rank and --lokr_factor choose them")
+    kind = type_named(layer.type)
+    have, wanted = (kind.shapes_of(one) for one in (layer, trained[name]))
+    if have != wanted:
+        what = f"has {kind.name} of {name} in tensors of shapes {have}, but {wanted} are to be trained"
+        raise StateError(path, what, f"{kind.sizes} choose them")
+    if have:
         return
     for number in ("rank", "alpha"):
         have = getattr(layer, number)
@@ -111,7 +97,3 @@ def _check_numbers(
         )
         advice = f"--lora_{number} chooses it, for some layers as PATTERN=NUMBER"
         raise StateError(path, what, advice)
-
-
-def _shapes(layer: LokrLayer) -> str:
-    return ", ".join(str(tuple(one.shape)) for one in layer.parts().values())

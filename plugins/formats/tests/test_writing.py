@@ -18,7 +18,6 @@ from dstrain.lora import (
     base_weights,
     check_names,
     inject,
-    key_formats,
     log_differences,
     lora_layers,
     lora_state,
@@ -28,6 +27,7 @@ from dstrain.lora import (
 )
 from dstrain.plugin import Files, LoraKeyFormat
 from dstrain.storage import CHECKSUM, read_tensors
+from dstrain_formats.key_names import key_formats
 from safetensors.torch import load_file
 from torch import nn
 
@@ -164,7 +164,7 @@ def test_dora_whose_product_is_zero_in_a_part_keeps_its_lengths(tmp_path: Path) 
         (("to_q", "to_v"), "dora", "comfyui", f"--lora_format: .*{', '.join(FIRST)}"),
         (("to_q",), "dora", "diffsynth", "--lora_format: diffsynth .*dora"),
         (QKV.targets, "lokr", "comfyui", f"--lora_format: .*{', '.join(FIRST)}"),
-        (("to_q",), "dora", "else", "--format: else .*dit"),
+        (("to_q",), "dora", "else", "--lora_format: expected .*else"),
         (QKV.targets, "dora", "comfyui", None),
         (("to_q",), "dora", "diffusers", None),
         (("to_q",), "lora", "comfyui", None),

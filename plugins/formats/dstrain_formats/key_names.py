@@ -4,77 +4,32 @@ The names follow from the formats of the network's checkpoints. Names in files a
 looked up and never parsed, since '_' in place of '.' cannot be undone.
 """
 
-import fnmatch
-import re
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
 
-from torch import nn
-
-from dstrain.models import NATIVE, Config, Shapes, components_of
-from dstrain.models.components import Component
-from dstrain.models.formats import CheckpointFormat, LoraKeyFormat, checkpoint_shapes
-from dstrain.registry import ModelFamily
-
-PEFT_PREFIX = "base_model.model."
-"""What peft's own files put before every name."""
-
+from dstrain.plugin import (
+    CheckpointFormat,
+    Component,
+    LoraKeyFormat,
+    ModelFamily,
+    Shapes,
+)
+from dstrain.plugin.lora import (
+    NATIVE,
+    Config,
+    KeyTable,
+    Prefix,
+    Rows,
+    UsageError,
+    checkpoint_shapes,
+    components_of,
+    layers_of,
+)
 
 TRAINERS = ("lora_unet_", "lora_transformer_", "lycoris_")
 """What trainers put before the names of a denoiser with '_' for '.': kohya's scripts and
 musubi-tuner; OneTrainer (modules/util/convert/lora); LyCORIS, and SimpleTuner through it.
 """
-
-
-class Rows(NamedTuple):
-    """Rows of a layer in a file that are rows of one of the network's layers."""
-
-    layer: str
-    start: int
-    stop: int
-    offset: int
-    """The first of these rows in the network's layer."""
-
-
-KeyTable = Mapping[str, tuple[Rows, ...]]
-"""A layer's name in files -> the network's layers that it is, several where the file
-has them fused.
-"""
-
-
-class Prefix(NamedTuple):
-    """A beginning of layer names, with the components it stands for: several if their
-    layers have the same names.
-    """
-
-    text: str
-    components: tuple[str, ...]
-    underscored: bool
-
-
-def base_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a network's weights by name, as if it had no LoRA layers, and
-    none of its weights were stored in another form.
-    """
-    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    for name, layer in network.named_modules():
-        if isinstance(layer, nn.Linear) and f"{name}.weight" in shapes:
-            shapes[f"{name}.weight"] = (layer.out_features, layer.in_features)
-    return {
-        name.replace(".base_layer.", "."): shape
-        for name, shape in shapes.items()
-        if ".lora_" not in name and ".lokr_" not in name
-    }
-
-
-def layers_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Return the layers that can have LoRA, with the shapes of their weights."""
-    return {
-        name.removesuffix(".weight"): shape
-        for name, shape in shapes.items()
-        if name.endswith(".weight") and len(shape) > 1
-    }
 
 
 def key_formats(component: Component, family: ModelFamily) -> dict[str, LoraKeyFormat]:
@@ -120,6 +75,21 @@ def format_of_weights(
     return declared.checkpoint_format
 
 
+def key_format_of(
+    source: Path | str,
+    component: str,
+    family: ModelFamily,
+    program: str,
+) -> LoraKeyFormat:
+    """Return a program's names for a component; raises UsageError if it has none."""
+    found = key_formats(components_of(family)[component], family)
+    if program not in found:
+        what = f"{program} has no key names for LoRA on {component}, but {source} has layers of it"
+        line = f"{component} has names in {', '.join(found)}"
+        raise UsageError("--format", what, line)
+    return found[program]
+
+
 def prefixes(family: ModelFamily) -> list[Prefix]:
     """Return every known beginning of layer names, the longest first; the last is '',
     for every component.
@@ -144,31 +114,6 @@ def prefixes(family: ModelFamily) -> list[Prefix]:
         for (text, underscored), names in found.items()
     ]
     return sorted(known, key=lambda prefix: len(prefix.text), reverse=True)
-
-
-def narrowed(prefix: Prefix, name: str, family: ModelFamily) -> Prefix:
-    """Return a prefix without the components that cannot have a layer of this name: where
-    networks share their files, the formats of each say which names there are another's.
-
-    name: The rest of the layer's name, after the prefix.
-    """
-    if len(prefix.components) < 2:
-        return prefix
-    known = components_of(family)
-    left = tuple(
-        one
-        for one in prefix.components
-        if not any(
-            fnmatch.fnmatchcase(name, pattern)
-            for pattern in _names_of_others(known[one], prefix.underscored)
-        )
-    )
-    return prefix._replace(components=left) if left else prefix
-
-
-def _names_of_others(component: Component, underscored: bool) -> list[str]:
-    patterns = [name for one in component.formats for name in one.ignored]
-    return [name.replace(".", "_") if underscored else name for name in patterns]
 
 
 def checkpoint_formats(
@@ -227,31 +172,3 @@ def with_underscores(table: KeyTable) -> KeyTable:
     for name, rows in table.items():
         found.setdefault(name.replace(".", "_"), []).append(rows)
     return {name: same[0] for name, same in found.items() if len(same) == 1}
-
-
-def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]:
-    """Return the names that match a pattern; '{last}' stands for the highest index
-    found in its place.
-    """
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        before, mark, after = pattern.partition("{last}")
-        if mark:
-            index = re.compile(re.escape(before) + r"(\d+)(?:\.|$)")
-            last = 0
-            for name in names:
-                hit = index.match(name)
-                if hit is not None:
-                    last = max(last, int(hit[1]))
-            pattern = f"{before}{last}{after}"
-        found |= dict.fromkeys(fnmatch.filter(names, pattern))
-    return list(found)
-
-
-def unused_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[str]:
-    """Return the layers that no loss reaches, given the names of all parameters."""
-    return frozenset(
-        name.removesuffix(".weight")
-        for name in matching_names(patterns, names)
-        if name.endswith(".weight")
-    )

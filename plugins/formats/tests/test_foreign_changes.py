@@ -12,9 +12,11 @@ import pytest
 import torch
 from dstrain import LoraConfig, Pipeline, StateError, UsageError
 from dstrain.config import LoraFile
-from dstrain.lora import add_differences, groups_in, merge_layers, read_lora
+from dstrain.lora import add_differences, merge_layers, read_lora
 from dstrain.models import METHODS
 from dstrain.plugin import CheckpointFormat, KeyMap
+from dstrain.plugin.lora import groups_in
+from dstrain_formats.names import OtherNames
 from torch import Tensor, nn
 
 from tests.support.lora_family import (
@@ -67,7 +69,7 @@ def test_a_loha_acts_as_that_of_peft(tmp_path: Path) -> None:
     own["alpha"] = torch.tensor(3.0)
     path = written(tmp_path / PATH, under(f"transformer.{FIRST}q", own))
     module = network()
-    merge_layers(module, read(path).merged, 0.5)
+    merge_layers(module, read(path).layers, 0.5)
     found = changes(module)[f"{FIRST}q.weight"]
     delta = wanted[0].get_delta_weight("default")
     assert torch.allclose(found, 0.5 * delta, atol=1e-6)
@@ -117,10 +119,10 @@ def test_layers_of_several_types_in_one_file_are_each_read(tmp_path: Path) -> No
     tensors |= under("lycoris_blocks_0_attn_to_k", kronecker)
     tensors |= {"lycoris_blocks_0_attn_to_v.diff_b": numbers(6)}
     lora = read(written(tmp_path / PATH, tensors))
-    assert list(lora.merged) == [f"{FIRST}q"]
-    assert list(lora.layers) == [f"{FIRST}k"]
+    assert lora.by_type["loha"].keys() == {f"{FIRST}q"}
+    assert lora.by_type["lokr"].keys() == {f"{FIRST}k"}
     assert list(lora.differences) == [f"{FIRST}v.bias"]
-    with pytest.raises(StateError, match=f"LoHa .*\n.*{FIRST}q, {FIRST}v.bias"):
+    with pytest.raises(StateError, match=f"whole weights.*\n.*{FIRST}v.bias"):
         lora.refuse_merged(PATH, "")
 
 
@@ -226,7 +228,7 @@ def test_differences_beside_lora_layers_are_those_of_the_networks_parameters(
     assert lora.differences.keys() == wanted.keys()
     for name, one in wanted.items():
         assert torch.equal(lora.differences[name], one)
-    (group,) = groups_in(PATH, tensors, MODEL)
+    (group,) = groups_in(PATH, tensors, MODEL, OtherNames())
     assert len(group.names) == 4
     for key in ("double.0.qkv.b_norm", "double.0.qkv.diff"):
         more = {f"diffusion_model.{key}": bias}

@@ -14,6 +14,7 @@ from dstrain.cli.main import main
 from dstrain.config import LoraFile
 from dstrain.lora import base_shapes, merge_layers, read_lora
 from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.resolve import resolve
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -58,14 +59,21 @@ TYPES: Mapping[str, Flags] = MappingProxyType(
             "lora_rank": "4,to_out=1",
             "lora_alpha": 3.0,
         },
+        "loha": {"lora_type": "loha", "lora_rank": "3,to_out=2", "lora_alpha": 2.0},
+        "oft": {"lora_type": "oft", "lora_rank": 4},
     }
 )
+PROGRAMS = ("diffusers", "comfyui", "kohya")
 ON_ENCODER: Flags = MappingProxyType(
     {"lora_base_model": "text_encoder", "lora_target_modules": "layer"}
 )
 of_each_type = pytest.mark.parametrize("name", TYPES)
 in_each_programs_names = pytest.mark.parametrize(
-    "program", ["diffusers", "comfyui", "kohya"]
+    ("name", "program"),
+    [
+        *((name, one) for name in TYPES if name != "oft" for one in PROGRAMS),
+        ("oft", "diffusers"),
+    ],
 )
 
 
@@ -182,7 +190,6 @@ def test_saving_memory_changes_no_bit(
 
 
 @in_each_programs_names
-@of_each_type
 def test_training_goes_on_from_a_file_in_any_programs_names(
     name: str,
     program: str,
@@ -200,7 +207,6 @@ def test_training_goes_on_from_a_file_in_any_programs_names(
 
 
 @in_each_programs_names
-@of_each_type
 def test_what_is_saved_acts_as_what_was_trained(
     name: str,
     program: str,
@@ -266,7 +272,7 @@ def test_dora_is_not_added_above_another_lora_but_below_it(
     dora = trained("dora") / "step-3.safetensors"
     pipeline = opened(here / "model")
     pipeline.load_lora(lora)
-    with pytest.raises(UsageError, match=r"4 layers .* DoRA"):
+    with pytest.raises(UsageError, match=r"4 layers .* dora"):
         pipeline.load_lora(dora)
     both = opened(here / "model")
     both.load_lora(dora)
@@ -344,6 +350,10 @@ def test_the_header_says_what_was_trained(here: Path, tmp_path: Path) -> None:
         ("lokr", {"lora_type": "lokr", "lora_format": "diffsynth"}),
         ("--lora_dropout", {"lora_type": "lokr", "lora_dropout": 0.1}),
         ("--lokr_factor", {"lokr_factor": 4}),
+        ("--lora_type: .*--fp8_models", {"lora_type": "lokr", "fp8_models": "dit"}),
+        ("--lora_dropout", {"lora_type": "oft", "lora_dropout": 0.1}),
+        ("--lora_alpha", {"lora_type": "oft", "lora_alpha": 9}),
+        ("--lora_rank: .*divide", {"lora_type": "oft", "lora_rank": 7}),
         ("--lora_rank", {"lora_rank": "to_q=0"}),
         ("--lora_dropout", {"lora_dropout": 1.0}),
     ],
@@ -354,3 +364,10 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_trained(
     with pytest.raises(UsageError, match=option):
         train(here, output_path=tmp_path / "out", **flags)
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_lokr_goes_with_layers_of_which_others_are_quantized(
+    here: Path, tmp_path: Path
+) -> None:
+    flags = {"lora_type": "lokr", "quant_options": "dit:int8_block/to_q"}
+    resolve(config(here, output_path=tmp_path, **flags))

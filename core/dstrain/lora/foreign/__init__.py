@@ -1,1 +1,0 @@
-"""What LoRA files of other programs contain and dstrain does not write."""

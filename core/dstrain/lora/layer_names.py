@@ -1,0 +1,128 @@
+"""The names of a network's layers, and how they begin in LoRA files."""
+
+import fnmatch
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from torch import nn
+
+from dstrain.models import Shapes, components_of
+from dstrain.models.components import Component
+from dstrain.registry import ModelFamily
+
+PEFT_PREFIX = "base_model.model."
+"""What peft's own files put before every name."""
+
+
+class Rows(NamedTuple):
+    """Rows of a layer in a file that are rows of one of the network's layers."""
+
+    layer: str
+    start: int
+    stop: int
+    offset: int
+    """The first of these rows in the network's layer."""
+
+
+KeyTable = Mapping[str, tuple[Rows, ...]]
+"""A layer's name in files -> the network's layers that it is, several where the file
+has them fused.
+"""
+
+
+class Prefix(NamedTuple):
+    """A beginning of layer names, with the components it stands for: several if their
+    layers have the same names.
+    """
+
+    text: str
+    components: tuple[str, ...]
+    underscored: bool = False
+    """Whether '_' stands for '.' in what follows."""
+
+
+def base_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a network's weights by name, as if it had no LoRA layers, and
+    none of its weights were stored in another form.
+    """
+    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    added: tuple[str, ...] = ()
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Linear) and f"{name}.weight" in shapes:
+            shapes[f"{name}.weight"] = (layer.out_features, layer.in_features)
+        if hasattr(layer, "base_layer"):
+            added += (f"{name}.",)
+    # What peft has added to a layer lies beside the layer itself.
+    return {
+        name.replace(".base_layer.", "."): shape
+        for name, shape in shapes.items()
+        if not name.startswith(added) or ".base_layer." in name
+    }
+
+
+def layers_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Return the layers that can have LoRA, with the shapes of their weights."""
+    return {
+        name.removesuffix(".weight"): shape
+        for name, shape in shapes.items()
+        if name.endswith(".weight") and len(shape) > 1
+    }
+
+
+def prefix_of(component: str, family: ModelFamily) -> str:
+    """Return what diffusers calls a component in LoRA files ('transformer')."""
+    return family.lora_prefixes.get(component, component)
+
+
+def narrowed(prefix: Prefix, name: str, family: ModelFamily) -> Prefix:
+    """Return a prefix without the components that cannot have a layer of this name: where
+    networks share their files, the formats of each say which names there are another's.
+
+    name: The rest of the layer's name, after the prefix.
+    """
+    if len(prefix.components) < 2:
+        return prefix
+    known = components_of(family)
+    left = tuple(
+        one
+        for one in prefix.components
+        if not any(
+            fnmatch.fnmatchcase(name, pattern)
+            for pattern in _names_of_others(known[one], prefix.underscored)
+        )
+    )
+    return prefix._replace(components=left) if left else prefix
+
+
+def _names_of_others(component: Component, underscored: bool) -> list[str]:
+    patterns = [name for one in component.formats for name in one.ignored]
+    return [name.replace(".", "_") if underscored else name for name in patterns]
+
+
+def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]:
+    """Return the names that match a pattern; '{last}' stands for the highest index
+    found in its place.
+    """
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        before, mark, after = pattern.partition("{last}")
+        if mark:
+            index = re.compile(re.escape(before) + r"(\d+)(?:\.|$)")
+            last = 0
+            for name in names:
+                hit = index.match(name)
+                if hit is not None:
+                    last = max(last, int(hit[1]))
+            pattern = f"{before}{last}{after}"
+        found |= dict.fromkeys(fnmatch.filter(names, pattern))
+    return list(found)
+
+
+def unused_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[str]:
+    """Return the layers that no loss reaches, given the names of all parameters."""
+    return frozenset(
+        name.removesuffix(".weight")
+        for name in matching_names(patterns, names)
+        if name.endswith(".weight")
+    )

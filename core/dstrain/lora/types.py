@@ -1,0 +1,165 @@
+"""The types of layers that can be trained: LoRA, and those that plugins add."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dstrain.config.options import LoraOptions
+from dstrain.errors import UsageError
+from dstrain.installed import how_to_have
+from dstrain.lazy import import_name
+from dstrain.lora.layers import Layer, LoraLayer
+from dstrain.registry import disabled_plugins, extensions_in_use
+
+
+class LoraType:
+    """A type of layers that peft adds to a network: plugins subclass it. This one is LoRA.
+
+    What it is called, `keys` and `keep` have to be given; an error of a type names its
+    plugin.
+    """
+
+    name: ClassVar[str] = "lora"
+    """A value of --lora_type."""
+    keys: ClassVar[str] = (
+        r"lora_[AB](?:\.(?P<adapter>[^.]+))?\.weight|lora_embedding_[AB]"
+    )
+    """Regular expression of what follows a layer's name in peft's names of its tensors,
+    with the name of an adapter as `adapter`."""
+    kind: ClassVar[str] = "LoraConfig"
+    """The name of peft's configuration."""
+    fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Fields of that configuration, beside ranks, alphas and targets."""
+    diffusers: ClassVar[bool] = True
+    """Whether diffusers reads rank and alpha of such layers from a file's header."""
+    linear_only: ClassVar[bool] = False
+    """Whether it is for linear layers alone."""
+    stored: ClassVar[bool] = True
+    """Whether it can be added to layers whose weights are stored in another form."""
+    dropout: ClassVar[bool] = True
+    """Whether --lora_dropout applies."""
+    below: ClassVar[bool] = True
+    """Whether it can be added to a layer that has LoRA already: not what changes that, nor
+    what peft cannot have beside it."""
+    sizes: ClassVar[str] = "--lora_rank"
+    """The options that decide the shapes of its tensors."""
+    merged: ClassVar[bool] = False
+    """Whether inference merges it into weights, rather than to add it to layers."""
+
+    def settings(self, options: LoraOptions) -> dict[str, Any]:
+        """Return the values of options of the type, without those at their defaults.
+
+        They are part of what decides a run, and of a file's header.
+        """
+        return {}
+
+    def configured(self, numbers: dict[str, Any], settings: Mapping[str, Any]) -> Any:
+        """Return peft's configuration of layers to train.
+
+        Args:
+            numbers: Its fields `target_modules`, `r`, `lora_alpha`, `rank_pattern`,
+                `alpha_pattern`, and `lora_dropout` if there is one.
+            settings: What `settings` returned.
+        """
+        return import_name("peft", self.kind)(**numbers, **self.fields)
+
+    def to_hold(self, layers: Mapping[str, Layer], numbers: dict[str, Any]) -> Any:
+        """Return peft's configuration of layers that are to get the numbers of these;
+        `numbers` is as for `configured`.
+        """
+        return self.configured(numbers, {})
+
+    def numbers_of(self, wrapped: Any, adapter: str) -> tuple[int, float]:
+        """Return the rank and the alpha of a layer that peft has wrapped."""
+        return wrapped.r[adapter], wrapped.lora_alpha[adapter]
+
+    def layer(
+        self, parts: Mapping[str, Tensor], rank: int | None, alpha: float | None
+    ) -> Layer:
+        """Return a layer of tensors by what follows its name, sharing their memory.
+
+        Raises ValueError for parts that are not all there, or do not fit each other.
+
+        Args:
+            parts: What follows the layer's name, as `keys` matches it -> the tensor.
+            rank: The rank, if it is known.
+            alpha: The alpha; None is the rank.
+        """
+        down, up = pair_of(parts)
+        return LoraLayer(down, up, float(len(down)) if alpha is None else alpha)
+
+    @torch.no_grad()
+    def fill(self, own: Layer, layer: Layer) -> None:
+        """Copy a layer into the memory of another one of this type."""
+        given = layer.parts()
+        for name, tensor in own.parts().items():
+            tensor.copy_(given[name])
+
+    @torch.no_grad()
+    def hold(self, wrapped: Any, adapter: str, own: Layer, layer: Layer) -> None:
+        """Give the layer of an adapter, which `to_hold` configured, the numbers of
+        another one.
+
+        Args:
+            wrapped: peft's layer.
+            adapter: The adapter.
+            own: Its layer, which shares memory with `wrapped`.
+            layer: The numbers.
+        """
+        self.fill(own, layer)
+
+    def shapes_of(self, layer: Layer) -> str:
+        """Return the shapes of a layer for comparison with those of one in training; ''
+        where ranks and alphas decide them.
+        """
+        return ""
+
+    def check(self, ranks: Mapping[str, int], network: nn.Module, flag: str) -> None:
+        """Raise UsageError for layers of a network that cannot have this type.
+
+        Args:
+            ranks: Layer -> the rank that it is to have.
+            network: The network.
+            flag: The option that asked for it.
+        """
+
+
+def pair_of(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return `down` and `up` of a LoRA layer by peft's names for them; raises ValueError
+    for less, or more.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in parts.items():
+        which = re.match(r"lora_(?:embedding_)?([AB])", name)
+        if which is not None:
+            found[which[1]] = tensor
+    if found.keys() != {"A", "B"}:
+        raise ValueError("lack lora_A, lora_B or an alpha")
+    down, up = found["A"], found["B"]
+    if up.numel() != len(up) * len(down):
+        shapes = f"{tuple(down.shape)} and {tuple(up.shape)}"
+        raise ValueError(f"have matrices of different ranks: {shapes}")
+    return down, up
+
+
+LORA = LoraType()
+
+
+def known_types() -> dict[str, LoraType]:
+    """Return the types by name: LoRA first, then those of installed plugins."""
+    offered = extensions_in_use().offered("dstrain_lora_types", LoraType, (LORA.name,))
+    return {LORA.name: LORA, **offered}
+
+
+def type_named(name: str, flag: str = "--lora_type") -> LoraType:
+    """Return a type by name; raises UsageError for one that is not installed."""
+    known = known_types()
+    if name not in known:
+        what = f"expected one of {', '.join(known)}, got {name!r}"
+        advice = how_to_have("lora_type", name, disabled_plugins())
+        raise UsageError(flag, what, *filter(None, [advice]))
+    return known[name]

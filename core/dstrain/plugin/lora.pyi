@@ -1,0 +1,68 @@
+from dstrain.config import (
+    LoraFile as LoraFile,
+    parse_alpha as parse_alpha,
+    parse_lora as parse_lora,
+)
+from dstrain.config.fields import Alpha as Alpha
+from dstrain.config.options import LoraOptions as LoraOptions
+from dstrain.console import (
+    get_logger as get_logger,
+    number_of as number_of,
+    shell_word as shell_word,
+)
+from dstrain.errors import (
+    StateError as StateError,
+    UsageError as UsageError,
+    first_few as first_few,
+    nearest as nearest,
+)
+from dstrain.lora.file_formats import LoraFormat as LoraFormat, LoraSource as LoraSource
+from dstrain.lora.layer_names import (
+    KeyTable as KeyTable,
+    Prefix as Prefix,
+    Rows as Rows,
+    base_shapes as base_shapes,
+    layers_of as layers_of,
+)
+from dstrain.lora.layers import (
+    Layer as Layer,
+    LoraLayer as LoraLayer,
+    rescaled as rescaled,
+)
+from dstrain.lora.reader import (
+    is_lora_file as is_lora_file,
+    read_layers as read_layers,
+    read_lora as read_lora,
+)
+from dstrain.lora.reading.adapter_config import (
+    ADAPTER_HEADER as ADAPTER_HEADER,
+    FOLDED as FOLDED,
+    is_folded as is_folded,
+)
+from dstrain.lora.reading.contents import Lora as Lora, MergedLayer as MergedLayer
+from dstrain.lora.reading.groups import groups_in as groups_in
+from dstrain.lora.reading.scheme import Contents as Contents, LoraNames as LoraNames
+from dstrain.lora.reading.stored import StoredLayer as StoredLayer
+from dstrain.lora.types import LoraType as LoraType, pair_of as pair_of
+from dstrain.lora.writer import (
+    in_header as in_header,
+    peft_exceptions as peft_exceptions,
+)
+from dstrain.models import (
+    NATIVE as NATIVE,
+    Config as Config,
+    components_of as components_of,
+    empty_component as empty_component,
+    from_checkpoint as from_checkpoint,
+    recognize as recognize,
+    to_checkpoint as to_checkpoint,
+)
+from dstrain.models.configs import recorded_config as recorded_config
+from dstrain.models.formats import checkpoint_shapes as checkpoint_shapes, fits as fits
+from dstrain.registry import load_family as load_family
+from dstrain.storage import (
+    CHECKSUM as CHECKSUM,
+    read_tensors as read_tensors,
+    with_checksum as with_checksum,
+    write_tensors as write_tensors,
+)

@@ -1,0 +1,1 @@
+"""LoRA files of other programs, and other types of LoRA layers."""

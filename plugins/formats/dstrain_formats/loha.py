@@ -1,0 +1,204 @@
+"""The LoHa of one layer, its keys in files, and products of several layers at once.
+
+LoHa (Hyeon-Woo et al. 2022, "FedPara: low-rank Hadamard product for communication-
+efficient federated learning"): (alpha / rank) (A1 B1) * (A2 B2), element by element.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from dstrain.plugin.lora import LoraType, MergedLayer, Rows, StateError, rescaled
+from peft import LoHaConfig
+from torch import Tensor
+
+from dstrain_formats.lokr import parts_of_layers
+
+LOHA_KEY = re.compile(r"(?P<layer>.+)\.(?P<part>hada_w[12]_[ab]|alpha)")
+LOHA_PARTS = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+
+
+@dataclass(frozen=True)
+class LohaWeights:
+    """One layer as a file has it."""
+
+    first: tuple[Tensor, Tensor]
+    """(out, rank) and (rank, in)."""
+    second: tuple[Tensor, Tensor]
+    alpha: float | None
+    named: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Return the rank of both products."""
+        return len(self.first[1])
+
+    @property
+    def has_product(self) -> bool:
+        """Return whether it has a rank, and an alpha that counts: always."""
+        return True
+
+    def layer(self, alpha: float) -> "LohaLayer":
+        """Return the layer with an alpha."""
+        return LohaLayer(self.first, self.second, alpha)
+
+
+@dataclass(frozen=True)
+class LohaLayer:
+    """The LoHa of one layer: (alpha / rank) (A1 B1) * (A2 B2)."""
+
+    first: tuple[Tensor, Tensor]
+    """(out, rank) and (rank, in)."""
+    second: tuple[Tensor, Tensor]
+    alpha: float
+
+    @property
+    def type(self) -> str:
+        """Return what `--lora_type` trains such layers."""
+        return "loha"
+
+    @property
+    def scales(self) -> bool:
+        """Return whether a factor of the product is one of what it changes."""
+        return True
+
+    @property
+    def rank(self) -> int:
+        """Return the rank of both products."""
+        return len(self.first[1])
+
+    @property
+    def scale(self) -> float:
+        """Return what the product is multiplied by."""
+        return self.alpha / self.rank
+
+    @property
+    def acts(self) -> bool:
+        """Return whether it changes a weight."""
+        return bool(self.change().any())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the shape of the weight, (out, in)."""
+        return (len(self.first[0]), self.first[1].shape[1])
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether it is for a weight of this shape."""
+        return shape == self.shape
+
+    def with_alpha(self, alpha: float) -> "LohaLayer":
+        """Return a layer with the same effect that has this alpha."""
+        up = rescaled(self.first[0], self.alpha, alpha)
+        return replace(self, first=(up, self.first[1]), alpha=alpha)
+
+    def folded(self) -> "LohaLayer":
+        """Return a layer with the same effect whose scale is 1: what files contain."""
+        return self.with_alpha(float(self.rank))
+
+    def change(self) -> Tensor:
+        """Return what is added to the weight, in fp32."""
+        one, other = (
+            up.float() @ down.float() for up, down in (self.first, self.second)
+        )
+        return self.scale * one * other
+
+    def changed(self, weight: Tensor) -> Tensor:
+        """Return an fp32 weight (out, in) as the layer changes it."""
+        return weight + self.change().to(weight.device)
+
+    def rows(self, chosen: Tensor) -> "LohaLayer":
+        """Return the layer of some rows of the weight."""
+        first = (self.first[0][chosen], self.first[1])
+        second = (self.second[0][chosen], self.second[1])
+        return replace(self, first=first, second=second)
+
+    def parts(self) -> dict[str, Tensor]:
+        """Return the matrices by LyCORIS' and peft's names for them."""
+        return dict(zip(LOHA_PARTS, (*self.first, *self.second), strict=True))
+
+
+class LohaType(LoraType):
+    """LoHa by peft."""
+
+    name = "loha"
+    keys = r"hada_w[12]_[ab]"
+    kind = "LoHaConfig"
+    diffusers = False
+    linear_only = True
+    stored = False
+    dropout = False
+    below = False
+    # Of several files for one layer, peft cannot add the LoHa beside others.
+    merged = True
+
+    def configured(self, numbers: dict[str, Any], settings: Mapping[str, Any]) -> Any:
+        """Return peft's LoHaConfig."""
+        numbers = {**numbers, "alpha": numbers["lora_alpha"]}
+        del numbers["lora_alpha"]
+        return LoHaConfig(**numbers)
+
+    def numbers_of(self, wrapped: Any, adapter: str) -> tuple[int, float]:
+        """Return the rank and the alpha of a layer that peft has wrapped."""
+        return wrapped.r[adapter], wrapped.alpha[adapter]
+
+    def layer(
+        self, parts: Mapping[str, Tensor], rank: int | None, alpha: float | None
+    ) -> LohaLayer:
+        """Return a layer of its matrices; raises ValueError for those that lack one."""
+        first, second = _factors(parts)
+        own = float(len(first[1])) if alpha is None else alpha
+        return LohaLayer(first, second, own)
+
+
+def parse_loha(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LohaWeights]:
+    """Put the matrices of each layer together; raises StateError for those that are
+    missing or do not fit each other, and what `parts_of_layers` raises.
+    """
+    parts = parts_of_layers(path, tensors, LOHA_KEY, "LoHa")
+    found = {}
+    for name, own in parts.items():
+        try:
+            first, second = _factors(own)
+        except ValueError as error:
+            raise StateError(path, f"incomplete LoRA file: {name} {error}") from error
+        alpha = float(own["alpha"]) if "alpha" in own else None
+        found[name] = LohaWeights(first, second, alpha)
+    return found
+
+
+def _factors(
+    own: Mapping[str, Tensor],
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the two products; raises ValueError for what is not all of both."""
+    if not own.keys() >= set(LOHA_PARTS):
+        raise ValueError(f"has only {', '.join(own)}")
+    a, b, c, d = (own[part] for part in LOHA_PARTS)
+    if a.shape[1] != len(b) or c.shape[1] != len(d) or len(b) != len(d):
+        raise ValueError("has matrices of different ranks")
+    if len(a) != len(c) or b.shape[1] != d.shape[1]:
+        raise ValueError("has two products of different shapes")
+    return (a, b), (c, d)
+
+
+def of_each(
+    kind: str, change: Callable[[Tensor], Tensor], rows: Sequence[Rows]
+) -> dict[str, MergedLayer]:
+    """Return the changes of the network's layers that one layer of a file stands for.
+
+    Args:
+        kind: What it is, for errors.
+        change: (indices of rows) -> these rows of what the file's layer adds.
+        rows: Which rows are of which layer.
+    """
+    found = {}
+    for name in dict.fromkeys(one.layer for one in rows):
+        own = sorted(
+            (one for one in rows if one.layer == name), key=lambda one: one.offset
+        )
+        chosen = torch.cat([torch.arange(one.start, one.stop) for one in own])
+        found[name] = MergedLayer(kind, partial(change, chosen))
+    return found

@@ -1,0 +1,115 @@
+"""The names of layers in LoRA files of other programs, which follow from the formats of a
+network's checkpoints.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dstrain.plugin import Component, ModelFamily, Shapes
+from dstrain.plugin.lora import (
+    Contents,
+    KeyTable,
+    Layer,
+    LoraLayer,
+    LoraNames,
+    MergedLayer,
+    Prefix,
+    Rows,
+    StoredLayer,
+    layers_of,
+)
+from torch import Tensor
+
+from dstrain_formats.differences import (
+    DIFFERENCE,
+    Difference,
+    difference_fits,
+    difference_table,
+    own_differences,
+)
+from dstrain_formats.fusing import divided, merged_parts, split_fused
+from dstrain_formats.key_names import (
+    checkpoint_formats,
+    key_table,
+    prefixes,
+    with_underscores,
+)
+from dstrain_formats.key_parser import parse_file
+from dstrain_formats.loha import LohaLayer
+from dstrain_formats.lokr import LokrLayer
+
+
+class OtherNames(LoraNames):
+    """The names of every known program, and those of diffusers and peft."""
+
+    def prefixes(self, family: ModelFamily) -> list[Prefix]:
+        """Return the beginnings of layer names in all programs."""
+        return prefixes(family)
+
+    def parse(
+        self, path: Path, tensors: Mapping[str, Tensor]
+    ) -> Mapping[str, StoredLayer]:
+        """Return layers, and differences of whole parameters."""
+        return parse_file(path, tensors)
+
+    def place(self, name: str) -> tuple[str, str]:
+        """Return the name of a layer, and what follows it of a difference."""
+        hit = DIFFERENCE.fullmatch(name)
+        return (name, "") if hit is None else (hit["layer"], f".{hit['kind']}")
+
+    def tables(
+        self, component: Component, family: ModelFamily, shapes: Shapes, prefix: Prefix
+    ) -> Iterator[KeyTable]:
+        """Yield a table for each format of the component's checkpoints."""
+        underscored = prefix.underscored
+        for one in checkpoint_formats(component, family):
+            table = key_table(one, shapes)
+            table = with_underscores(table) if underscored else table
+            yield {**table, **difference_table(one, shapes, underscored)}
+
+    def fits(self, stored: Any, rows: tuple[Rows, ...], shapes: Shapes) -> bool:
+        """Return whether a layer, or a difference, has the shape of what it stands for."""
+        if isinstance(stored, Difference):
+            return difference_fits(stored.tensor, rows, shapes)
+        own = layers_of(shapes)
+        if isinstance(stored, LoraLayer):
+            if len(rows) > 1 and len(stored.up) != rows[-1].stop:
+                return False
+            split = split_fused(stored, rows)
+            return all(one.fits(own[name]) for name, one in split.items())
+        if len(rows) == 1:
+            fits: bool = stored.fits(own[rows[0].layer])
+            return fits
+        height, width = stored.shape
+        return height == rows[-1].stop and all(
+            own[one.layer][1:] == (width,) for one in rows
+        )
+
+    def contents(
+        self, path: Path, layers: Mapping[str, Any], table: KeyTable, shapes: Shapes
+    ) -> Contents:
+        """Return layers, products of several layers at once, and differences."""
+        found: dict[str, Layer] = {}
+        merged: dict[str, MergedLayer] = {}
+        differences: dict[str, Difference] = {}
+        for rest, stored in layers.items():
+            rows = table[rest]
+            if isinstance(stored, Difference):
+                differences[rest] = stored
+            elif len(rows) > 1 and isinstance(stored, LohaLayer | LokrLayer):
+                merged |= merged_parts(stored, rows)
+            else:
+                found |= divided(stored, rows)
+        own = own_differences(path, differences, table, shapes)
+        return Contents(found, merged, own)
+
+    def shapes(self, stored: Any) -> str:
+        """Return the shapes of a layer of a file, for an error."""
+        if isinstance(stored, Difference):
+            return str(tuple(stored.tensor.shape))
+        if isinstance(stored, LohaLayer):
+            return str(stored.shape)
+        if isinstance(stored, LoraLayer):
+            return f"{tuple(stored.down.shape)} and {tuple(stored.up.shape)}"
+        return super().shapes(stored)
