@@ -60,7 +60,6 @@ FOREIGN = (
     Foreign("a lock that is a link", {".lock": LINK + "../outside/thesis.txt"}),
     Foreign("content in the place of our lock", {".dstrain.lock": "held"}, EVERY),
     Foreign("a mark of another program", {".dstrain.lock.pid": "held by me"}, EVERY),
-    Foreign("a lock of locks", {".dstrain.lock.taking": "held"}, EVERY),
     Foreign("lists of who reads", {".reading-list.json": "[]", ".reading-notes": "me"}),
     Foreign("a list of what goes", {".removing.json": "[]"}, ("cache",)),
     Foreign(

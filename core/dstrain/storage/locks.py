@@ -1,14 +1,13 @@
-"""Hold a folder for one process alone, on one machine or several that share it.
+"""Hold a folder for one process alone.
 
-Two files together are the lock. `LOCK` is locked by the operating system, which ends that
-lock with the process, however it dies. `HOLDER` is a mark of who holds the folder. Where
-the file system has no locks, as NFS without its lock service, some FUSE and Lustre mounts,
-the mark alone is the lock; where locks hold on one machine only, it keeps others out.
+`LOCK` is locked by the operating system, which ends that lock with the process, however it
+dies. `HOLDER` is a mark of who holds the folder. Where the file system has no locks, as NFS
+without its lock service, some FUSE and Lustre mounts, the mark alone keeps others out, and
+a warning says so.
 """
 
 import errno
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,18 +19,12 @@ from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import UNTOUCHED, refuse_link, write_fault
 from dstrain.storage.marks import (
-    BEAT,
     FULL,
     MOST_BYTES,
-    SILENT,
     Mark,
     is_alive,
     kept_alive,
     read_mark,
-    remove_mark,
-    silence,
-    this_machine,
-    touched,
     write_mark,
 )
 
@@ -40,17 +33,11 @@ logger = get_logger(__name__)
 LOCK = ".dstrain.lock"
 HOLDER = ".dstrain.lock.pid"
 """The mark of the process that holds the lock; removed before the lock is released."""
-TAKING_OVER = ".dstrain.lock.taking"
-"""Held for a moment by who removes the mark of a dead process, so that no two do."""
 UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """What the system answers where a file system has no locks."""
 ORPHANS = 10.0
 """Seconds for which the loader processes of a killed run may outlive it and keep its
 lock."""
-PAUSE = 0.05
-"""Seconds between the first two attempts."""
-LONGEST_PAUSE = 1.0
-"""Seconds between two attempts of one that waits for long."""
 
 
 class FolderLock:
@@ -65,13 +52,30 @@ class FolderLock:
 
         Raises StateError for a file in its place that is somebody else's, OSError.
         """
-        end = time.monotonic() + timeout
-        pause = PAUSE
-        while not self._attempt():
-            if time.monotonic() >= end:
+        check_own(self.folder)
+        # Not its own fallback: a mark that it leaves on NFS is never taken over.
+        file_lock = FileLock(self.folder / LOCK, fallback_to_soft=False)
+        mark = self.folder / HOLDER
+        with ExitStack() as stack:
+            try:
+                file_lock.acquire(timeout=timeout)
+                stack.callback(file_lock.release)
+            except Timeout:
                 return False
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            except OSError as error:
+                if error.errno not in UNSUPPORTED:
+                    raise
+                if mark.exists() and is_alive(mark, _read(mark)):
+                    return False
+                what = "its file system has no locks: use it from one machine at a time"
+                logger.warning(f"{self.folder}: {what}")
+            # Of a process that is dead.
+            mark.unlink(missing_ok=True)
+            try:
+                stack.enter_context(kept_alive(mark, write_mark(mark)))
+            except FileExistsError:  # without locks, another process was as quick
+                return False
+            self._held = stack.pop_all()
         return True
 
     def release(self) -> None:
@@ -83,49 +87,6 @@ class FolderLock:
 
     def __exit__(self, *error: object) -> None:
         self.release()
-
-    def _attempt(self) -> bool:
-        check_own(self.folder)
-        with ExitStack() as stack:
-            is_locked = _lock_file(self.folder / LOCK, stack)
-            if is_locked is None or not self._mark(is_locked, stack):
-                return False
-            self._held = stack.pop_all()
-        return True
-
-    def _mark(self, is_locked: bool, stack: ExitStack) -> bool:
-        """Make the mark of this process, in the place of a dead one's."""
-        path = self.folder / HOLDER
-        while True:
-            try:
-                stack.enter_context(kept_alive(path, write_mark(path)))
-                return True
-            except FileExistsError:
-                holder = _read(path)
-            if path.exists() and _holds(path, holder, is_locked):
-                return False
-            if not self._remove(holder, is_locked):
-                return False
-
-    def _remove(self, dead: Mark | None, is_locked: bool) -> bool:
-        """Remove the mark of a dead process; return whether no other process is just
-        doing so.
-        """
-        guard = self.folder / TAKING_OVER
-        try:
-            os.close(os.open(guard, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        except FileExistsError:
-            # Who was killed while it did so would keep out everybody.
-            is_left = is_locked or silence(guard) > SILENT
-            if is_left:
-                guard.unlink(missing_ok=True)
-            return is_left
-        try:
-            # Not the mark of one who has taken over meanwhile.
-            remove_mark(self.folder / HOLDER, dead)
-        finally:
-            guard.unlink(missing_ok=True)
-        return True
 
 
 @contextmanager
@@ -189,7 +150,6 @@ def check_own(folder: Path) -> None:
     written: it would be replaced.
     """
     refuse_foreign(folder / LOCK, 0)
-    refuse_foreign(folder / TAKING_OVER, 0)
     refuse_foreign(folder / HOLDER, MOST_BYTES)
 
 
@@ -212,58 +172,11 @@ def refuse_foreign(path: Path, most_bytes: int = MOST_BYTES) -> None:
         raise StateError(path.parent, what, advice)
 
 
-def _lock_file(path: Path, stack: ExitStack) -> bool | None:
-    """Lock a file until the stack is closed; return whether the file system has locks,
-    None if another process has this one.
-    """
-    # Not its own fallback: a mark that it leaves on NFS is never taken over.
-    file_lock = FileLock(path, fallback_to_soft=False)
-    try:
-        file_lock.acquire(timeout=0)
-    except Timeout:
-        return None
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
-        return False
-    stack.callback(file_lock.release)
-    return True
-
-
-def _holds(path: Path, mark: Mark | None, is_locked: bool) -> bool:
-    """Return whether who made a mark still holds the folder.
-
-    is_locked: whether this process has the operating system's lock.
-    """
-    if not is_locked:
-        return is_alive(path, mark)
-    if mark is None or mark.machine == this_machine():
-        # It would have the lock.
-        return False
-    # The locks of some network file systems hold on one machine only, others tell the
-    # truth: then its machine has died, or another one was chosen for the next start.
-    if is_alive(path, mark):
-        logger.info(f"waiting for a sign of life of {mark}, which had {path.parent}")
-    end = time.monotonic() + 3 * BEAT
-    with suppress(FileNotFoundError):
-        before = touched(path)
-        while is_alive(path, mark) and time.monotonic() < end:
-            time.sleep(PAUSE)
-            if touched(path) != before:
-                return True
-    return False
-
-
 def _in_use(folder: Path) -> StateError:
     mark = _read(folder / HOLDER)
-    advice = ["wait for it to end, or use another folder"]
-    if mark is not None and mark.machine != this_machine():
-        minutes = round(SILENT / 60)
-        advice.append(
-            f"if that machine is down, it counts as ended after {minutes} minutes"
-        )
     who = "another process" if mark is None else str(mark)
-    return StateError(folder, f"is in use by {who}", *advice)
+    advice = "wait for it to end, or use another folder"
+    return StateError(folder, f"is in use by {who}", advice)
 
 
 def _read(path: Path) -> Mark | None:

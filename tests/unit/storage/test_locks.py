@@ -1,28 +1,24 @@
-"""One process holds a folder; on file systems without locks, too, and on many machines."""
+"""One process holds a folder; a file system without locks is warned of."""
 
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dstrain import StateError, SystemFault
-from dstrain.storage import lock, locks, marks
-from dstrain.storage.locks import FolderLock
+from dstrain.storage import lock, marks
 
 from tests.support.machines import fill_disk, refuse_locks
 from tests.support.unreadable import make_unreadable
 
-LOCK, HOLDER, TAKING_OVER = (f".dstrain.lock{end}" for end in ("", ".pid", ".taking"))
+LOCK, HOLDER = ".dstrain.lock", ".dstrain.lock.pid"
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What file systems without locks answer."""
 SILENT = 600.0
@@ -111,9 +107,6 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-ELSEWHERE = {"machine": "0" * 8, "host": "node-7"}
-
-
 def test_a_second_holder_is_refused_by_name_and_may_follow_later(
     fault: int, tmp_path: Path
 ) -> None:
@@ -147,114 +140,6 @@ def test_a_lock_is_free_again_after_its_holder_was_killed_with_children_left(
 ) -> None:
     with held(tmp_path, fault, "with a child"):
         pass
-    take(tmp_path)
-
-
-def test_a_holder_on_another_machine_is_waited_for_until_it_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse_locks(monkeypatch)
-    with held(tmp_path):
-        change_mark(tmp_path, SILENT - 60, **ELSEWHERE)
-        assert " on node-7" in refused(tmp_path)
-        change_mark(tmp_path, SILENT + 1, **ELSEWHERE)
-        take(tmp_path)
-
-
-@contextmanager
-def signs_of_life(path: Path) -> Iterator[None]:
-    """Touch a file again and again."""
-    done = threading.Event()
-
-    def touch() -> None:
-        while not done.wait(0.02):
-            os.utime(path)
-
-    thread = threading.Thread(target=touch)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-@pytest.mark.parametrize("is_full", [False, True])
-def test_locks_that_hold_on_one_machine_only_do_not_let_another_machine_in(
-    is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a full disk keeps it from saying who it is."""
-    with lock(tmp_path):
-        content = json.dumps(mark_of(tmp_path) | ELSEWHERE).encode()
-    path = tmp_path / HOLDER
-    path.write_bytes(bytes(100) if is_full else content)
-    with signs_of_life(path):
-        assert (" on node-7" in refused(tmp_path)) is not is_full
-    # One that gives no sign of life is dead, where the file system says so, too.
-    monkeypatch.setattr(locks, "BEAT", 0.1)
-    take(tmp_path)
-
-
-def test_a_stopped_holder_of_this_machine_keeps_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse_locks(monkeypatch)
-    with held(tmp_path) as other:
-        other.send_signal(signal.SIGSTOP)
-        change_mark(tmp_path, 10 * SILENT)
-        assert f"process {other.pid} on " in refused(tmp_path)
-        # A mark of an earlier version, which had the time of the clock, counts by its
-        # own time.
-        change_mark(tmp_path, started=time.time())
-        assert f"process {other.pid} on " in refused(tmp_path)
-        change_mark(tmp_path, SILENT + 1)
-        take(tmp_path)
-
-
-@pytest.mark.parametrize("has_proc", [True, False])
-def test_a_later_process_with_the_id_of_the_holder_is_not_it(
-    has_proc: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse_locks(monkeypatch)
-    if not has_proc:
-        monkeypatch.setattr(marks, "PROCESSES", tmp_path / "nothing")
-    with lock(tmp_path):
-        started = mark_of(tmp_path)["started"]
-        # Without it the clock, which may be set a little, tells when a process started.
-        for later in (0, *([] if has_proc else [60, -60])):
-            change_mark(tmp_path, 10 * SILENT, started=started + later)
-            assert f"process {os.getpid()} on " in refused(tmp_path)
-        change_mark(tmp_path, started=started + (1 if has_proc else 3600))
-        take(tmp_path)
-
-
-def test_of_many_that_take_over_from_a_dead_process_one_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse_locks(monkeypatch)
-    with held(tmp_path):
-        pass
-    assert HOLDER in names(tmp_path)
-    contenders = [FolderLock(tmp_path) for _ in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda one: one.acquire(2.0), contenders))
-    assert sum(taken) == 1
-    for one in contenders:
-        one.release()
-    assert not {HOLDER, TAKING_OVER} & names(tmp_path)
-
-
-@pytest.mark.parametrize("left", [HOLDER, TAKING_OVER])
-def test_who_was_killed_while_it_took_the_lock_keeps_nobody_out(
-    left: str, fault: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locks, "ORPHANS", 0.1)
-    with held(tmp_path, fault):
-        pass
-    (tmp_path / left).write_text("")
-    if fault:
-        refused(tmp_path)
-        age(tmp_path / left, SILENT + 1)
     take(tmp_path)
 
 
@@ -300,26 +185,19 @@ def test_a_full_disk_does_not_stop_a_lock(
     number: int, fault: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_disk(monkeypatch, number)
-    monkeypatch.setattr(locks, "BEAT", 0.1)
     path = tmp_path / HOLDER
     for _ in range(2):
         with lock(tmp_path):
             # It takes no space, and counts by its time alone.
             assert not path.read_bytes().strip(b"\0")
             assert "process" in refused(tmp_path)
-            age(path, SILENT - 60)
-            refused(tmp_path)
-            age(path, SILENT + 1)
-            if fault:
-                with lock(tmp_path):
-                    pass
     assert names(tmp_path) <= {LOCK}
 
 
 OF_OTHERS = ("7", "[]", "{}", '{"host": 1}', "text", "x" * 2000, "\0" * 2000)
 
 
-@pytest.mark.parametrize("name", [LOCK, HOLDER, TAKING_OVER])
+@pytest.mark.parametrize("name", [LOCK, HOLDER])
 def test_a_file_of_somebody_else_in_the_place_of_the_locks_is_kept(
     name: str, tmp_path: Path
 ) -> None:
