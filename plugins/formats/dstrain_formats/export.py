@@ -54,7 +54,7 @@ from dstrain_formats.key_names import format_of_weights, key_format_of
 from dstrain_formats.key_parser import is_key_of_lora_file, parse_pairs
 from dstrain_formats.programs import layers_in
 
-logger = get_logger(__name__)
+logger = get_logger("dstrain.export")
 
 
 def export(
