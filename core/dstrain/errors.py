@@ -51,6 +51,8 @@ class DstrainError(Exception):
         self.help_lines = help_lines
         self.rows: tuple[int, ...] = ()
         """Rows of the dataset that it is about, from 0."""
+        self.faults: tuple[tuple[str, str], ...] = ()
+        """Each place that it is about, with what is wrong there."""
 
     def __str__(self) -> str:
         return "\n".join(

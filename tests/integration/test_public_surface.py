@@ -48,7 +48,7 @@ PUBLIC = {
 FLAGS = {
     TrainConfig: """
         plugin_options batch_size data_file_keys dataset_base_path dataset_metadata_path
-        dataset_num_workers dataset_repeat dataset_root disabled_plugins dry_run
+        dataset_num_workers dataset_repeat dataset_root disabled_plugins dry_run json
         customized_optimizer dataset_form ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
         loraplus_lr_ratio optimizer optimizer_args trainable_dtype
         family_options feature_cache find_unused_parameters fix_frame_rate fp8_models frame_samples frame_sampling

@@ -55,6 +55,8 @@ def train(config: TrainConfig) -> None:
 
 def graph(config: TrainConfig, form: str) -> None:
     """Show what each stage runs, loads and caches."""
+    if config.json:
+        raise UsageError("--json", "is for --dry_run", "here, give --format json")
     config = dataclasses.replace(config, dry_run=True)
     validate(config)
     with status():

@@ -49,6 +49,8 @@ def validate(config: ModelChoice) -> None:
         _check_optimizer(config)
         _check_start(config)
         if not config.dry_run:
+            if config.json:
+                raise UsageError("--json", "has no effect without --dry_run")
             _check_places(config)
     if isinstance(config, GenerateConfig):
         _check_prompt(config)

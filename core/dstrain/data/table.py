@@ -91,12 +91,17 @@ class Table:
         """Raise one UsageError with the place of each fault; do nothing without faults."""
         ordered = sorted(dict.fromkeys(faults), key=lambda fault: fault.row)
         kind = "value" if all(fault.column for fault in ordered) else "row"
-        lines = []
+        found = []
         for one in ordered:
             place = self.where(one.row, one.column)
             # In a folder the place is the name of the file, which need not be said again.
-            lines.append(f"{place}: {one.reason.removeprefix(f'{place!r} ')}")
-        refuse(self.path, kind, lines, self.advice)
+            found.append((place, one.reason.removeprefix(f"{place!r} ")))
+        try:
+            lines = [f"{place}: {reason}" for place, reason in found]
+            refuse(self.path, kind, lines, self.advice)
+        except UsageError as error:
+            error.faults = tuple(found)
+            raise
 
     def chosen(self, numbers: Numbers) -> "Table":
         """Return the table of these rows alone, which may have faults."""

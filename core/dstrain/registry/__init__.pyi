@@ -10,6 +10,7 @@ from dstrain.registry.hooks import (
     Defaults as Defaults,
     Extensions as Extensions,
     PromptRow as PromptRow,
+    Section as Section,
     disable as disable,
     disabled_plugins as disabled_plugins,
     extensions_in_use as extensions_in_use,

@@ -1,5 +1,6 @@
 """Run a configuration, in the same way from the command line, a launcher or a notebook."""
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from dstrain.config import command_line, datasets_of, validate
 from dstrain.config.conversion import as_keywords
 from dstrain.config.options import TrainConfig
 from dstrain.config.serialize import one_command_advice, refill_advice
-from dstrain.console import fitted, get_logger, is_main_process
+from dstrain.console import fitted, get_logger, is_main_process, redacted
 from dstrain.distributed import ProcessGroup, distributed_run
 from dstrain.errors import (
     CacheError,
@@ -29,7 +30,7 @@ from dstrain.pipeline.model_choice import with_family
 from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.datasets.places import is_published
 from dstrain.runs.dry_run.kept_bytes import described_with_bytes
-from dstrain.runs.dry_run.summary import as_summary
+from dstrain.runs.dry_run.summary import plan_run
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 from dstrain.runs.launch.start import meet, without_accelerates_own
@@ -149,14 +150,7 @@ def _start(config: TrainConfig, own: OwnParts, launch: Launch) -> RunResult:
         setup.sharding.processes(world_size(os.environ), machine_size(os.environ))
         refuse_unshardable(setup)
     if config.dry_run:
-        with toy_models(setup) as ready:
-            summary = as_summary(ready)
-        plan = setup.plan(dataset_inputs(setup))
-        kept = described(setup.kept, plan.components[""])
-        if is_main_process():
-            is_split = config.stage != "" or config.runs_both_stages
-            page = as_text(plan, kept, is_split).splitlines()
-            print("\n".join([*fitted(page), summary]), end="")
+        dry_run(setup)
         return RunResult(config.output_path or config.feature_cache or Path())
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1
@@ -175,6 +169,29 @@ def _start(config: TrainConfig, own: OwnParts, launch: Launch) -> RunResult:
         with oom_as_error("stage 1", *STAGE_1_ADVICE):
             data_process(ready, processes)
         return RunResult(ready.cache_path)
+
+
+def dry_run(setup: Setup) -> None:
+    """Print what a run would do; with --json faulty rows as well, which are then refused."""
+    config = setup.config
+    try:
+        with toy_models(setup) as ready:
+            found = plan_run(ready)
+    except UsageError as error:
+        for place, reason in error.faults if config.json and is_main_process() else ():
+            line = json.dumps({"row": place, "fault": reason}, ensure_ascii=False)
+            print(redacted(line))
+        raise
+    if not is_main_process():
+        return
+    if config.json:
+        print(*found.as_json(), sep="\n")
+        return
+    plan = setup.plan(dataset_inputs(setup))
+    kept = described(setup.kept, plan.components[""])
+    is_split = config.stage != "" or config.runs_both_stages
+    page = as_text(plan, kept, is_split).splitlines()
+    print("\n".join([*fitted(page), found.page()]), end="")
 
 
 def run_both_stages(

@@ -39,6 +39,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     # task
     "task": ("sft", "recipe"),
     "dry_run": (False, "start"),
+    "json": (False, "start"),
     # data
     "accept_code_change": (False, ""),
     "alpha_mask": (False, "cache dataset mask resolved"),

@@ -43,6 +43,13 @@ class TrainConfig(
         common=True,
     )
 
+    json: bool = option(
+        "general",
+        "With --dry_run, print a JSON object per line: rows, buckets, steps, files, and what plugins say.",
+        False,
+        affects={"start"},
+    )
+
     @property
     def runs_both_stages(self) -> bool:
         """Return whether the command fills a feature cache, then trains from it."""

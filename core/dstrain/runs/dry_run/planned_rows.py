@@ -59,6 +59,8 @@ class PlannedRows:
     """Its largest sample, if it is known."""
     sizes: Sequence[GroupSize] = ()
     """Those of the samples of each signature, as far as they are known."""
+    dataset: Dataset | None = None
+    """Its samples, where rows were read."""
     data: TrainingData | None = None
     """In stage 2 the samples of the feature cache."""
 
@@ -77,7 +79,9 @@ def planned_rows(setup: Setup, absent: list[str]) -> list[PlannedRows]:
     """
     if setup.config.runs_both_stages:
         return _of_both_stages(setup, absent)
-    if setup.stage == "data_process" and may_be_unchanged(setup):
+    # Of rows that are listed, each is read.
+    is_listed = setup.config.json
+    if setup.stage == "data_process" and not is_listed and may_be_unchanged(setup):
         found = find_unchanged(setup, may_fetch=False)
         if found:
             return [_of_unchanged(one) for one in found]
@@ -93,7 +97,9 @@ def _of_both_stages(setup: Setup, absent: list[str]) -> list[PlannedRows]:
     """Take the rows of stage 1, and the exact steps of stage 2 if the cache has all."""
     stage_1 = of_stage(setup, "data_process")
     found = (
-        find_unchanged(stage_1, may_fetch=False) if may_be_unchanged(stage_1) else []
+        find_unchanged(stage_1, may_fetch=False)
+        if not setup.config.json and may_be_unchanged(stage_1)
+        else []
     )
     if not found:
         return [_of_table(one, absent) for one in setup.datasets]
@@ -193,6 +199,7 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
         len(rows),
         _held_out(setup, np.array(rows)),
         largest=largest_sample(dataset, setup.name_row),
+        dataset=dataset,
     )
     if not is_whole or setup.config.on_bad_sample == "skip":
         return found

@@ -1,5 +1,6 @@
 """Describe what a run would do, and check what it would check, for `--dry_run`."""
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from dstrain.console import fitted, number_of, redacted, status
 from dstrain.errors import MissingFiles
 from dstrain.graph import Plan
 from dstrain.pipeline import Pipeline
+from dstrain.registry import Section
 from dstrain.runs.build import load_module, total_steps, without_effect
 from dstrain.runs.checkpoints.directory import check_start, refuse_unlisted
 from dstrain.runs.datasets.sizes import size_lines
@@ -23,6 +25,7 @@ from dstrain.runs.dry_run.planned_rows import (
     samples_per_step,
 )
 from dstrain.runs.dry_run.planned_run import PlannedRun
+from dstrain.runs.dry_run.row_data import row_data
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
@@ -34,7 +37,12 @@ BUILDING = "building the models without weights ..."
 
 
 def as_summary(setup: Setup) -> str:
-    """Describe the run on a page of text, with the files that are not on this machine.
+    """Describe the run on a page of text, as `plan_run` finds it."""
+    return plan_run(setup).page()
+
+
+def plan_run(setup: Setup) -> "DryRun":
+    """Find what the run would do, and the files that are not on this machine.
 
     Checks what the run checks before it computes anything, in the same order, and
     raises what the run raises; only files that are absent are no error. Reads no
@@ -54,20 +62,64 @@ def as_summary(setup: Setup) -> str:
     with status(BUILDING):
         loaded = _check_models(setup, plans, rows.preview_plans, absent)
     length = _Length.of(setup, rows)
-    lines = ["", *fitted(["this run", *length.lines(setup, second)])]
     run = PlannedRun.of(
         setup, plans, rows, (length.steps, length.per_epoch), typed, loaded
     )
     sections = setup.extensions.sections(run)
-    for section in sections:
-        lines += [] if section.is_answer else section.page()
-    if absent:
-        missing = [f"    {line}" for line in dict.fromkeys(absent)]
-        lines += ["", "to fetch", *fitted(missing)]
-    # What a reader looks for comes last, where it is on the screen.
-    for section in sections:
-        lines += section.page() if section.is_answer else []
-    return redacted("\n".join(lines) + "\n")
+    return DryRun(setup, [rows, *second], length, sections, [*dict.fromkeys(absent)])
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a dry run says."""
+
+    setup: Setup
+    datasets: Sequence[PlannedRows]
+    """The dataset, and the second one for validation if there is one."""
+    length: "_Length"
+    sections: Sequence[Section]
+    """What plugins say."""
+    absent: Sequence[str]
+    """Files that are not on this machine."""
+
+    def page(self) -> str:
+        """Return it as text."""
+        length = self.length.lines(self.setup, self.datasets[1:])
+        lines = ["", *fitted(["this run", *length])]
+        for section in self.sections:
+            lines += [] if section.is_answer else section.page()
+        if self.absent:
+            missing = [f"    {line}" for line in self.absent]
+            lines += ["", "to fetch", *fitted(missing)]
+        # What a reader looks for comes last, where it is on the screen.
+        for section in self.sections:
+            lines += section.page() if section.is_answer else []
+        return redacted("\n".join(lines) + "\n")
+
+    def as_json(self) -> Iterator[str]:
+        """Yield it as JSON objects: rows, buckets, steps, files, and what plugins say."""
+        for one in self._as_data():
+            yield redacted(json.dumps(one, ensure_ascii=False))
+
+    def _as_data(self) -> Iterator[dict[str, Any]]:
+        for setup, rows in zip(self.setup.datasets, self.datasets, strict=True):
+            if rows.dataset is not None:
+                yield from row_data(setup, rows.dataset)
+        length = self.length
+        for size, samples, cropped in self.datasets[0].sizes:
+            yield {"bucket": size, "samples": samples, "cropped": round(cropped, 4)}
+        yield {
+            "rows": self.datasets[0].count,
+            "held_out": self.datasets[0].held_out,
+            "samples_per_step": length.samples_per_step,
+            "steps_per_epoch": length.per_epoch,
+            "steps": length.steps,
+            "is_exact": length.is_exact,
+        }
+        for line in self.absent:
+            yield {"to_fetch": line}
+        for section in self.sections:
+            yield {"section": section.title, **section.data}
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,8 @@ def _disk(plan: MemoryPlan) -> Section:
     run = plan.run
     title = f"disk, {_stage_name(run.stage)}" if run.is_one_of_both else "disk"
     found = [*_written(plan)]
-    return Section(title, _table(found) if found else [f"{INDENT}not known"])
+    lines = _table(found) if found else [f"{INDENT}not known"]
+    return Section(title, lines, {"needs": found})
 
 
 def _written(plan: MemoryPlan) -> Iterator[Row]:

@@ -3,6 +3,7 @@ what is here is checked as the run checks it, and what the feature cache has is 
 again.
 """
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -259,3 +260,35 @@ def test_a_command_of_both_stages_says_what_stage_1_computes_and_the_steps_of_st
     train(tmp_path, task="sft:data_process", batch_size=4, **cached)
     assert f": {cache} " in work() and " 6 rows" not in work()
     assert work(preview_prompt=("new",)).endswith(f" {cache} lacks of 6 rows")
+
+
+def test_a_machine_reads_a_json_object_per_row_and_then_buckets_steps_and_files(
+    here: Path, page: Page, tmp_path: Path
+) -> None:
+    printed = page(here, json=True, resume_from_checkpoint="gone", dataset_repeat=2)
+    found = [json.loads(line) for line in printed.splitlines()]
+    rows = [one for one in found if "files" in one]
+    assert [one["row"] for one in rows] == [f"metadata.json:{n}" for n in range(1, 7)]
+    (image,) = rows[0]["files"].values()
+    assert image == [str(here / "data/0.png")]
+    assert rows[0]["repeats"] == 2 and not rows[0]["has_mask"]
+    assert rows[0]["values"]["prompt"] == "dog"
+    buckets = {one["bucket"]: one["samples"] for one in found if "samples" in one}
+    assert buckets == {"16 x 16": 6, "16 x 24": 6}
+    (length,) = (one for one in found if "steps" in one)
+    assert (length["rows"], length["steps"], length["is_exact"]) == (6, 12, True)
+    (missing,) = (one for one in found if "to_fetch" in one)
+    assert "gone" in missing["to_fetch"]
+
+
+def test_a_machine_reads_the_place_of_each_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(tmp_path)
+    (tmp_path / "data/0.png").write_bytes(b"no image")
+    with pytest.raises(UsageError):
+        run(config(tmp_path, dry_run=True, json=True))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["row"].startswith("metadata.json:1:")
+    with pytest.raises(UsageError, match="--dry_run"):
+        run(config(tmp_path, json=True))
