@@ -22,8 +22,9 @@ import torch
 from accelerate import init_empty_weights
 from diffusers import QwenImageTransformer2DModel
 from dstrain.cli.main import main as dstrain
-from dstrain.models.execution import WeightsInRam, repeated_blocks
+from dstrain.models.execution import repeated_blocks
 from dstrain.registry import load_family
+from dstrain_memory.ram import WeightsInRam
 from dstrain_qwen_image.components import CONFIGS
 from dstrain_qwen_image.toy import TOY
 from PIL import Image

@@ -19,20 +19,18 @@ from dstrain import (
     TrainingModule,
 )
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
-from dstrain.models import METHODS, components_of
-from dstrain.models.execution import (
-    Kept,
-    StoredLayers,
-    compile_blocks,
-    enable_checkpointing,
-    repeated_blocks,
-)
+from dstrain.models import components_of
+from dstrain.models.execution import enable_checkpointing, repeated_blocks
 from dstrain.models.networks import Place, keep
-from dstrain.models.quantization.layers import LayerStore
 from dstrain.plugin import InferenceOnly
 from dstrain.registry import load_family
 from dstrain.training import MicroBatch
 from dstrain.training.optimizers import build_optimizer, choose_optimizer
+from dstrain_memory.block_swap import BlockSwap
+from dstrain_memory.compilation import compile_blocks
+from dstrain_memory.quantization.keeper import Quantize
+from dstrain_memory.quantization.methods import METHODS
+from dstrain_memory.quantization.stored_layers import StoredComponent, StoredLayers
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -91,8 +89,8 @@ def store_of(case: Case) -> Place:
     family = load_family(WORKLOADS[case.model].family)
     component = components_of(family)[family.default_trainable]
     methods = (StoredLayers(METHODS[case.method]),)
-    kept = Kept(methods, unquantized=component.unquantized)
-    return LayerStore(kept, component.name)
+    stored = StoredComponent(methods, component.unquantized)
+    return partial(Quantize({component.name: stored}).place, component.name)
 
 
 def ready(case: Case, device: torch.device, tiny: bool) -> Ready:
@@ -118,17 +116,19 @@ def ready(case: Case, device: torch.device, tiny: bool) -> Ready:
         trained = {str(index): one for index, one in enumerate(weights)}
         loss = partial(_bare_loss, pipeline, values, case.batch)
         return Ready(count, trained, loss, _nothing)
-    module = _module(case, pipeline, name)
+    module, release = _module(case, pipeline, name)
     loss = partial(module, _batch(case, values))
     if case.program == "bare":
         loss = partial(_bare_loss, pipeline, values, case.batch)
-    return Ready(
-        count, dict(module.trained.parameters), loss, module.block_swap.release
-    )
+    return Ready(count, dict(module.trained.parameters), loss, release)
 
 
-def _module(case: Case, pipeline: Pipeline, name: str) -> TrainingModule:
-    """Return dstrain's training module, which trains the component of this name."""
+def _module(
+    case: Case, pipeline: Pipeline, name: str
+) -> tuple[TrainingModule, Callable[[], None]]:
+    """Return dstrain's training module, which trains the component of this name, and what
+    follows its backward pass.
+    """
     module = TrainingModule(pipeline, SFT, stage="train")
     network = pipeline.components[name]
     if case.train == "full":
@@ -140,12 +140,12 @@ def _module(case: Case, pipeline: Pipeline, name: str) -> TrainingModule:
     if case.checkpointing != "none":
         enable_checkpointing(name, network, case.checkpointing == "offload")
     blocks = len(repeated_blocks(network)) if case.swap < 0 else case.swap
+    swap = BlockSwap(pipeline.device)
     if blocks:
-        module.block_swap = type(module.block_swap)(pipeline.device)
-        module.block_swap.add(name, network, blocks)
+        swap.add(name, network, blocks)
     if case.compile:
         compile_blocks({name: network}, pipeline.device)
-    return module
+    return module, swap.release
 
 
 def optimizer_of(case: Case, trained: dict[str, nn.Parameter]) -> Optimizer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.models.execution import compilation
+from dstrain_memory import compilation
 
 from benchmarks.gpu import calls
 from benchmarks.gpu.calls import CALLS, QWEN, lines, toy

@@ -28,17 +28,19 @@ PUBLIC = {
         FilePath command families
         CheckpointFormat Column Component Constant DiffusersNetwork EntryCount GenerateConfig TrainConfig UsageError
         converted option options ExpertSchedule Files FlowMatchSchedule Frames InferenceOnly InputError KeyMap
-        LatentConstraint LoraKeyFormat Measured ModelFamily Observer Option PipelineSpec QuantizationMethod Shapes
+        LatentConstraint LoraKeyFormat Measured ModelFamily Observer Option PipelineSpec Shapes
         Task Tokenizer
         TransformersNetwork Updater WatchedRun at_least between hookimpl one_of read_key_maps
-        same_config stored_linear toy_writer versioned
+        same_config toy_writer versioned
         DstrainError Images PromptRow RunFiles as_texts get_logger nearest progress_bar read_resolved redacted
         remove_leftovers save_image_or_video split_commas write_json
         CachedRows Defaults KeptWeights LargestSample PLAIN_TENSORS PlannedComponent PlannedRun Section
         Content Form FormCell FormRow Given Source fetch_dataset first_few read_limited shell_word
+        Identity Keeper KeeperRequest KeptBytes WeightSize
     """,
     "dstrain.plugin.functional": """
-        LongPrompt apply_guidance around_blocks as_uint8 check_length check_sides convert_image cover_image
+        LongPrompt StoredLinear empty_component repeated_blocks
+        apply_guidance around_blocks as_uint8 check_length check_sides convert_image cover_image
         images_to_tensor latents_mean_std override_positional_args pack
         report_long_prompt tensor_to_image to_minus_one_one unpack
         white_pixels
@@ -51,7 +53,7 @@ FLAGS = {
         dataset_num_workers dataset_repeat dataset_root disabled_plugins dry_run json
         customized_optimizer dataset_form ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
         loraplus_lr_ratio optimizer optimizer_args trainable_dtype
-        family_options feature_cache find_unused_parameters fix_frame_rate fp8_models frame_samples frame_sampling
+        family_options feature_cache find_unused_parameters fix_frame_rate frame_samples frame_sampling
         gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
         lora_alpha lora_base_model lora_checkpoint lora_dropout lora_format lora_rank
         lora_target_modules lora_type
@@ -63,26 +65,23 @@ FLAGS = {
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model
         model_id model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt
-        output_path overwrite preset_lora_model preset_lora_path quant_options
+        output_path overwrite preset_lora_model preset_lora_path
         resume resume_from_checkpoint save_steps
         seed task timestep_sampling toy trainable_models
         use_gradient_checkpointing use_gradient_checkpointing_offload variant
-        blocks_to_swap compile enable_model_cpu_offload offload_models
-        framewise_decoding tile_size tile_stride tiled
         weight_decay width
     """,
     GenerateConfig: """
-        plugin_options denoising_strength disabled_plugins family_options fp8_models guidance_scale height hub
+        plugin_options denoising_strength disabled_plugins family_options guidance_scale height hub
         input lora mixed_precision model model_id model_id_with_origin_paths model_paths negative_prompt
-        num_frames num_inference_steps offload_models on_long_prompt output overwrite prompt quant_options run
+        num_frames num_inference_steps on_long_prompt output overwrite prompt run
         seed toy variant width
-        framewise_decoding tile_size tile_stride tiled
     """,
 }
 HOOKS = """
     dstrain_commands dstrain_defaults dstrain_dry_run dstrain_forms dstrain_hints dstrain_lora_formats
     dstrain_lora_types dstrain_modify_step dstrain_observers
-    dstrain_quantizers dstrain_rows dstrain_tasks dstrain_updater
+    dstrain_keepers dstrain_rows dstrain_tasks dstrain_updater
 """
 LAZY = ("dstrain", "dstrain.plugin")
 FAMILIES = ("flux", "qwen_image", "wan")
@@ -109,7 +108,7 @@ def test_the_hooks_are_these() -> None:
 def test_a_name_that_is_not_public_is_no_attribute() -> None:
     for module in LAZY:
         with pytest.raises(AttributeError, match="Pipelin'"):
-            importlib.import_module(module).Pipelin  # noqa: B018  # the access is tested
+            importlib.import_module(module).Pipelin  # noqa: B018 # the access is tested
 
 
 SCRIPT = """

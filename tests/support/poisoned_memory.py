@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from dstrain.models.execution import WeightsInRam
+from dstrain_memory.ram import WeightsInRam
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 

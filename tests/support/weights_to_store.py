@@ -1,8 +1,8 @@
 """Weights to store in fewer bytes, and the error of what is restored."""
 
 import torch
-from dstrain.models import StoredLinear
-from dstrain.plugin import QuantizationMethod
+from dstrain_memory.quantization.linear import QuantizedLinear
+from dstrain_memory.quantization.method import QuantizationMethod
 from torch import Tensor, nn
 
 
@@ -20,11 +20,11 @@ def uneven() -> Tensor:
     return torch.where(is_outlier, weight * 20, weight)
 
 
-def stored(method: QuantizationMethod, weight: Tensor) -> StoredLinear:
+def stored(method: QuantizationMethod, weight: Tensor) -> QuantizedLinear:
     """A layer with this weight, stored by a method."""
     rows, columns = weight.shape
     layer = method.store(nn.Linear(columns, rows, bias=False, device="meta"), weight)
-    assert isinstance(layer, StoredLinear)
+    assert isinstance(layer, QuantizedLinear)
     return layer
 
 

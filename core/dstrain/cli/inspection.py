@@ -168,12 +168,8 @@ def _additions(plugin: Installed) -> tuple[list[str], str]:
         adds += [f"task {name}" for name in tasks]
     if alone.implement("dstrain_hints"):
         adds.append(f"{len(alone.hints())} hints")
-    if alone.implement("dstrain_quantizers"):
-        from dstrain.graph import QuantizationMethod
-        from dstrain.models import METHODS  # imports torch
-
-        methods = alone.offered("dstrain_quantizers", QuantizationMethod, METHODS)
-        adds += [f"quantization method {name}" for name in methods]
+    if alone.implement("dstrain_keepers"):
+        adds.append("ways to keep weights")
     if alone.implement("dstrain_observers"):
         adds.append("observes training")
     if alone.implement("dstrain_updater"):

@@ -37,6 +37,8 @@ class Record:
     - `choices`: option of dstrain's own -> further choices, where other hooks of the
       plugin say what they mean;
     - `writes`: patterns of the files that the plugin lists in a run's folder;
+    - `of_run(self, recorded) -> dict`: values for `dstrain generate --run`, of those that the
+      run recorded, where these options do not say otherwise;
     - `takes_generate(self) -> str`: "package.module:function" of what `dstrain generate`
       calls with the configuration in place of generating, or ''.
     """

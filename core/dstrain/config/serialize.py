@@ -17,7 +17,13 @@ from dstrain.config.options import (
     TrainConfig,
     options_affecting,
 )
-from dstrain.config.plugin_options import changed, flags, flags_by_name, plugin_flags
+from dstrain.config.plugin_options import (
+    changed,
+    flags,
+    flags_by_name,
+    plugin_flags,
+    records,
+)
 from dstrain.console import redacted, shell_command
 from dstrain.errors import StateError, UsageError
 from dstrain.storage import write_file
@@ -183,17 +189,13 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
         what = f"is {config.model}, but {config.run} trained {recorded['model']}"
         raise UsageError("--model", what)
     names = ["mixed_precision"] if config.mixed_precision is None else []
-    # Either may say how a component is stored that the run's other one stores.
-    if config.fp8_models is None and config.quant_options is None:
-        names += ["fp8_models", "quant_options"]
     if not any(getattr(config, name) for name in (*MODEL_FILES, "toy")):
         names += [*MODEL_FILES, "toy", "hub"]
-    if not config.tiled and not config.framewise_decoding:
-        names += ["tiled", "framewise_decoding"]
-        if config.tile_size is None and config.tile_stride is None:
-            names += ["tile_size", "tile_stride"]
     # An older version may have written fewer options.
     values = {name: recorded[name] for name in names if name in recorded}
+    for record in records(config.disabled_plugins):
+        if hasattr(record.options, "of_run"):
+            values |= config.of(record.options).of_run(recorded)
     known = {*flags_by_name(TrainConfig), "p", "recipe", "versions"}
     options = {
         name: str(value)

@@ -22,7 +22,6 @@ from dstrain.config.options import (
     TrainConfig,
 )
 from dstrain.config.plugin_options import changed, flags, generator_of, records
-from dstrain.config.quantization import parse_storage
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.config.sizes import parse_frames, parse_resolutions
 from dstrain.errors import UsageError, about_dataset, nearest
@@ -34,11 +33,8 @@ def validate(config: ModelChoice) -> None:
     """
     for flag in flags(type(config)):
         check_value(flag, getattr(config, flag.name))
-    _check_plugins(config)
+    check_plugins(config)
     _check_model(config)
-    parse_storage(config.fp8_models, config.quant_options)
-    if config.offload_models is not None and not split_commas(config.offload_models):
-        raise UsageError("--offload_models", "is empty")
     if isinstance(config, TrainConfig):
         _check_task(config)
         _check_trainables(config)
@@ -61,7 +57,7 @@ def _check_prompt(config: GenerateConfig) -> None:
         raise UsageError("--prompt", "is required: what to generate")
 
 
-def _check_plugins(config: ModelChoice) -> None:
+def check_plugins(config: ModelChoice) -> None:
     """Let plugins check their options; refuse those of a disabled one."""
     enabled = records(config.disabled_plugins)
     for record in records():
@@ -101,7 +97,6 @@ def _check_model(config: ModelChoice) -> None:
             "give --model_paths or --model_id_with_origin_paths for single files, "
             "or --toy for a tiny model with random weights",
         )
-    check_tiles(config.tiled, config.tile_size, config.tile_stride)
     _check_sides(config)
 
 
@@ -110,18 +105,6 @@ def _check_sides(config: ModelChoice) -> None:
         if getattr(config, one) is not None and getattr(config, other) is None:
             what = f"is given without --{other}; give both, or neither"
             raise UsageError(f"--{one}", what)
-
-
-def check_tiles(tiled: bool, size: int | None, stride: int | None) -> None:
-    """Raise UsageError for sides of tiles without tiles, and for tiles with gaps between
-    them.
-    """
-    for name, value in (("tile_size", size), ("tile_stride", stride)):
-        if value is not None and not tiled:
-            raise UsageError(f"--{name}", "has no effect without --tiled")
-    if size is not None and stride is not None and stride > size:
-        what = f"is {stride}, more than --tile_size {size}"
-        raise UsageError("--tile_stride", what, "between the tiles would be gaps")
 
 
 def _check_task(config: TrainConfig) -> None:
@@ -174,13 +157,8 @@ def _check_pairs(config: TrainConfig) -> None:
             "has no effect without --validation_split or --validation_dataset_base_path"
         )
         raise UsageError("--validation_steps", what)
-    if config.blocks_to_swap is not None and config.enable_model_cpu_offload:
-        what = "has no effect with --enable_model_cpu_offload, which swaps all blocks"
-        raise UsageError("--blocks_to_swap", what)
     if config.use_gradient_checkpointing is False and config.checkpoints:
-        offloads = config.use_gradient_checkpointing_offload
-        other = "--use_gradient_checkpointing_offload" if offloads else "swapped blocks"
-        what = f"cannot be combined with {other}, which needs gradient checkpointing"
+        what = "cannot be combined with --use_gradient_checkpointing_offload, which needs gradient checkpointing"
         raise UsageError(
             "--no_use_gradient_checkpointing", what, "leave one of them out"
         )

@@ -16,6 +16,7 @@ from dstrain.console import shell_command
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph import PipelineSpec
+from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.lora import check_lora_file
 from dstrain.models import (
     DTYPES,
@@ -30,20 +31,16 @@ from dstrain.models import (
 )
 from dstrain.models.component_files import saved_weights
 from dstrain.models.device import attention_backend
-from dstrain.models.execution import Kept
 from dstrain.models.naming import model_configs
 from dstrain.pipeline import (
     Pipeline,
-    Tiling,
-    check_tiling,
     choose_variant,
     find_preset,
-    kept_components,
+    keepers_for_inference,
     start_input,
     with_overrides,
-    with_tiles,
 )
-from dstrain.pipeline.kept_choice import OFFLOAD_FLAG, check_loaded, with_kept
+from dstrain.pipeline.keeping import with_presets
 from dstrain.pipeline.sampling import find_for_inference
 from dstrain.pipeline.variant_choice import score_inputs
 from dstrain.registry import ModelFamily, load_extensions, load_family
@@ -62,23 +59,16 @@ class PipelineSource:
     """The files of its components."""
     weights: Mapping[str, Files]
     """Components that the run of --run trained in full, by name."""
-    kept: Mapping[str, Kept] = field(default_factory=dict)
-    """Component -> how its weights are kept, where not as they are loaded."""
+    keepers: Keepers = AS_LOADED
+    """How weights are kept."""
     presets: Mapping[str, LoraFile] = field(default_factory=dict)
     """Component -> a LoRA file that is merged into its weights as they are read."""
 
     def find(self) -> Found:
         """Find the files of every component that inference loads."""
-        found = find_for_inference(self.family, self.spec, self.models)
-        files = {**found.files, **self.weights}
-        check_loaded(self.kept, files)
-        for name, one in self.kept.items():
-            if one.offloaded and name not in files:
-                what = f"has no effect: {name} is not loaded"
-                raise UsageError(OFFLOAD_FLAG, what, f"it loads {', '.join(files)}")
-        kept = with_kept(files, self.kept, self.presets)
-        tiling = Tiling.of(self.config)
-        return with_tiles(replace(found, files=kept), self.family, tiling)
+        found = find_for_inference(self.family, self.spec, self.models, self.keepers)
+        files = with_presets({**found.files, **self.weights}, self.presets)
+        return replace(found, files=files)
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each component's files and of its configuration."""
@@ -126,20 +116,14 @@ def open_source(
     score = score_inputs({*input_names(config), *columns})
     variant = choose_variant(family, config.variant, models, score, config.toy)
     spec = with_overrides(family.spec(variant), family, config)
-    check_tiling(Tiling.of(config), family, spec)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         toy = write_toy(family, spec.variant, Path(folder)) if config.toy else ()
         models = (*toy, *models)
-        kept = kept_components(
-            config,
-            family,
-            spec,
-            models,
-            lambda: load_extensions(config.disabled_plugins),
-        )
+        extensions = load_extensions(config.disabled_plugins)
+        keepers = keepers_for_inference(config, family, spec, models, extensions)
         config = replace(config, lora=(*trained.lora, *config.lora))
         yield PipelineSource(
-            config, family, spec, models, trained.full, kept, trained.preset
+            config, family, spec, models, trained.full, keepers, trained.preset
         )
 
 

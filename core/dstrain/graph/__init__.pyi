@@ -15,7 +15,6 @@ from dstrain.graph.long_prompts import (
 )
 from dstrain.graph.noise_schedule import ConstrainLatents as ConstrainLatents
 from dstrain.graph.plan import Plan as Plan, Step as Step, make_plan as make_plan
-from dstrain.graph.quantization import QuantizationMethod as QuantizationMethod
 from dstrain.graph.render import as_text as as_text
 from dstrain.graph.spec import PipelineSpec as PipelineSpec
 from dstrain.graph.task import NEGATIVE as NEGATIVE, POSITIVE as POSITIVE, Task as Task

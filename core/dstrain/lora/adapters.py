@@ -200,7 +200,7 @@ def with_strength(
     for name, layer in layers.items():
         linear = module.get_submodule(name)
         own = linear.get_parameter("weight")
-        weight = linear.dequantize() if isinstance(linear, StoredLinear) else own
+        weight = linear.restored() if isinstance(linear, StoredLinear) else own
         found[name] = layer.at_strength(weight.detach().float(), strength)
     return found
 

@@ -9,6 +9,7 @@ from dstrain.models.device import (
     default_device as default_device,
     precision as precision,
 )
+from dstrain.models.execution import StoredLinear as StoredLinear
 from dstrain.models.formats import (
     NATIVE as NATIVE,
     Config as Config,
@@ -28,7 +29,5 @@ from dstrain.models.needed_components import (
     find as find,
 )
 from dstrain.models.networks import empty_component as empty_component
-from dstrain.models.quantization.linear import StoredLinear as StoredLinear
-from dstrain.models.quantization.methods import METHODS as METHODS
 from dstrain.models.toy import write_toy as write_toy
 from dstrain.models.weights import recognize as recognize

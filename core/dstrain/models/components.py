@@ -14,7 +14,6 @@ import torch
 
 from dstrain.config import LoraFile
 from dstrain.graph import freeze
-from dstrain.models.execution import AS_LOADED, Kept
 from dstrain.models.formats import NATIVE, CheckpointFormat, LoraKeyFormat, Shapes
 from dstrain.registry import ModelFamily
 
@@ -33,8 +32,6 @@ class Files:
     """The format of the keys."""
     preset: LoraFile | None = None
     """A LoRA file to merge into the weights."""
-    kept: Kept = AS_LOADED
-    """How the weights are kept; a preset is merged before they are stored."""
 
     @property
     def folder(self) -> Path:

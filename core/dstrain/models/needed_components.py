@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dstrain.config.options import Hub
 from dstrain.errors import MissingFiles, StateError, UsageError
+from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.models.component_files import (
     Assignment,
     ModelConfig,
@@ -15,7 +16,6 @@ from dstrain.models.component_files import (
 )
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.models.execution import Tiles
 from dstrain.models.formats import Config
 from dstrain.models.hub import model_base
 from dstrain.registry import ModelFamily
@@ -28,8 +28,16 @@ class Found:
 
     files: Mapping[str, Files]
     configs: Mapping[str, Config]
-    tiles: Mapping[str, Tiles] = field(default_factory=dict)
-    """Component -> how it computes a large image, if not as a whole."""
+    keepers: Keepers = AS_LOADED
+    """How the weights are kept; a preset is merged before."""
+
+    def kept(self, keepers: Keepers) -> "Found":
+        """Return it with how the weights are kept; raises UsageError for a component that
+        cannot be kept so.
+        """
+        for name, config in self.configs.items():
+            keepers.identities(name, config)
+        return replace(self, keepers=keepers)
 
 
 def find(
@@ -220,10 +228,9 @@ def component_digests(found: Found, digests: Digests) -> dict[str, str]:
             parts.append(digests.of(files.preset.path))
             if files.preset.changes:
                 parts.append({"preset": files.preset.changes})
-        if files.kept.identity:
-            parts.append({"kept": files.kept.identity})
-        if name in found.tiles:
-            parts.append({"tiles": found.tiles[name].identity})
+        for one in found.keepers.identities(name, found.configs.get(name)):
+            if one.fact:
+                parts.append({one.name: one.value})
         digest[name] = hash_json("component", parts)
     for name, config in found.configs.items():
         digest[f"{name}_config"] = hash_json("config", config)

@@ -3,9 +3,10 @@ from dstrain.pipeline.arguments import (
     checked as checked,
 )
 from dstrain.pipeline.image_to_image import start_input as start_input
-from dstrain.pipeline.kept_choice import (
-    kept_components as kept_components,
-    storage_options as storage_options,
+from dstrain.pipeline.keeping import (
+    keeper_request as keeper_request,
+    keepers_for_inference as keepers_for_inference,
+    with_presets as with_presets,
 )
 from dstrain.pipeline.loss_masks import (
     MASK as MASK,
@@ -23,12 +24,6 @@ from dstrain.pipeline.sampling import (
     integrate as integrate,
     plan_inference as plan_inference,
     seeded_noise as seeded_noise,
-)
-from dstrain.pipeline.tile_choice import (
-    Tiling as Tiling,
-    check_tiling as check_tiling,
-    tiles_of as tiles_of,
-    with_tiles as with_tiles,
 )
 from dstrain.pipeline.variant_choice import (
     choose_variant as choose_variant,

@@ -2,13 +2,8 @@
 in training and in inference.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    contextmanager,
-    nullcontext,
-)
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -19,13 +14,13 @@ from torch import Tensor
 
 from dstrain.errors import UsageError
 from dstrain.graph import POSITIVE, ConstrainLatents, FunctionSpec, PipelineSpec, Step
+from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.graph.noise_schedule import LatentConstraint, constrain_nothing
 from dstrain.graph.plan import value_key
 from dstrain.graph.spec import ExpertSchedule
 from dstrain.graph.unit import component_of
 from dstrain.graph.values import read_only
 from dstrain.models import Config, Files
-from dstrain.models.execution import ComponentInRam
 from dstrain.randomness import Rng
 from dstrain.registry import ModelFamily
 
@@ -47,8 +42,8 @@ class BoundSpec:
     """The dtype of components that are not trained, in which model_fn computes."""
     files: Mapping[str, Files] = field(default_factory=dict)
     """The files that components were loaded from."""
-    in_ram: Mapping[str, ComponentInRam] = field(default_factory=dict)
-    """Components that are on the device only while something uses them."""
+    keepers: Keepers = AS_LOADED
+    """How weights are kept."""
 
     def bind_components(
         self,
@@ -95,21 +90,15 @@ class BoundSpec:
 
     def on_device(
         self, function: FunctionSpec, expert: str = ""
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[object]:
         """Return a context in which the components of a function are on the device.
 
         expert: The expert that is the denoiser, if several are loaded.
         """
-        return self._from_ram(function, expert) if self.in_ram else nullcontext()
-
-    @contextmanager
-    def _from_ram(self, function: FunctionSpec, expert: str) -> Iterator[None]:
-        with ExitStack() as stack:
-            for name in function.components:
-                in_ram = self.in_ram.get(self._loaded_name(name, expert))
-                if in_ram is not None:
-                    stack.enter_context(in_ram.on_device())
-            yield
+        if not self.keepers:
+            return nullcontext()
+        names = (self._loaded_name(name, expert) for name in function.components)
+        return self.keepers.on_device(names)
 
     def predict(
         self,

@@ -13,6 +13,7 @@ from dstrain.config import LoraFile
 from dstrain.console import get_logger
 from dstrain.errors import reading
 from dstrain.graph import PipelineSpec
+from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.lora import (
     Lora,
     add_differences,
@@ -24,14 +25,6 @@ from dstrain.lora import (
 from dstrain.lora.merging import Changes, changed_by, merged
 from dstrain.models import Files, Found, components_of, empty_component
 from dstrain.models.components import Component
-from dstrain.models.execution import (
-    AS_LOADED,
-    ComponentInRam,
-    Tiles,
-    last_blocks,
-    repeated_blocks,
-    stored_tensors,
-)
 from dstrain.models.networks import (
     OwnRows,
     Place,
@@ -42,7 +35,6 @@ from dstrain.models.networks import (
     set_dtype,
     tied_names,
 )
-from dstrain.models.quantization.layers import LayerStore
 from dstrain.registry import ModelFamily
 
 logger = get_logger(__name__)
@@ -55,8 +47,6 @@ class LoadedComponents:
 
     components: dict[str, Any]
     configs: Mapping[str, Any]
-    in_ram: Mapping[str, ComponentInRam]
-    """Those that are on the device only while something uses them."""
 
 
 def load_components(
@@ -86,8 +76,8 @@ def load_components(
             files,
             device,
             unused,
+            found.keepers,
             part=part,
-            tiles=found.tiles.get(name),
             variant=spec.variant,
         )
         own_dtype = torch.float32 if name in full_precision else dtype
@@ -98,12 +88,7 @@ def load_components(
                 components[name] = module
         else:
             components[name] = loader.load(configs.get(name), own_dtype)
-    in_ram = {}
-    for name, files in found.files.items():
-        loaded = components.get(name)
-        if files.kept.offloaded and isinstance(loaded, nn.Module) and not empty:
-            in_ram[name] = ComponentInRam(loaded, device)
-    return LoadedComponents(components, configs, in_ram)
+    return LoadedComponents(components, configs)
 
 
 @dataclass
@@ -117,23 +102,18 @@ class Loader:
     device: torch.device
     unused_parameters: Collection[str] = ()
     """Patterns of parameters that no loss reaches, whose layers a preset may lack."""
-    store: Place | None = None
-    """Stores each weight of a network, on its device, in another form; by default as its
-    files say that it is kept."""
+    keepers: Keepers = AS_LOADED
+    """How the weights are kept."""
     part: OwnRows | None = None
     """Takes the rows of weights that this process has; None for all."""
-    tiles: Tiles | None = None
-    """How a VAE computes a large image, if not as a whole."""
     variant: str = ""
     """The variant in use, with which what a preset was trained for is compared."""
     _change: "_PresetChange | None" = field(default=None, init=False)
     """What the preset changes, once it is read."""
-    _swapped: tuple[str, ...] | None = field(default=None, init=False)
-    """What the names of weights of swapped blocks begin with."""
 
     def __post_init__(self) -> None:
-        kept = AS_LOADED if self.files is None else self.files.kept
-        self._layer_store = LayerStore(kept, self.component.name)
+        self._keepers = self.keepers.of(self.component.name)
+        self._is_stored = any(one.kind == "quantize" for one in self._keepers)
 
     def load(self, configuration: Any, dtype: torch.dtype) -> Any:
         """Load the component; raises what its network raises, and `read_lora`.
@@ -157,8 +137,6 @@ class Loader:
             return loaded
         place_buffers(loaded, self.device)
         self._merge_tied(loaded)
-        if self.tiles is not None:
-            self.tiles.apply(loaded)
         if self.files.preset is not None:
             preset = self.files.preset
             what = f"preset {preset.path}{preset.changes}"
@@ -179,73 +157,50 @@ class Loader:
         if self.files is not None:
             check_files(network, self.files)
             self._preset_of(network)
-        self._layer_store.check(network)
-        if self.tiles is not None:
-            self.tiles.apply(network)
         return network.requires_grad_(False).eval().to("meta")
 
     def place(self, network: nn.Module, name: str, weight: Tensor) -> Tensor:
-        """Move a weight to its device, merge what the preset changes of it, and store
-        it.
+        """Move a weight to its device, merge what the preset changes of it, and let keepers
+        place it.
 
         One that lives in RAM is on the device only for that.
         """
         change = self._preset_of(network)
         layer = change.layers.get(name)
         difference = change.differences.get(name)
-        is_in_ram = self._is_in_ram(network, name)
-        stays_as_it_is = (
-            self.store is None
-            and self.part is None
-            and not self._layer_store.kept.methods
-        )
         is_merged = layer is not None or difference is not None
-        if is_in_ram and not is_merged and stays_as_it_is:
-            return weight
-        weight = weight.to(self.device)
+        own = self.component.name
+        if (
+            is_merged
+            or self._is_stored
+            or self.part is not None
+            or not any(one.is_in_ram(own, network, name) for one in self._keepers)
+        ):
+            weight = weight.to(self.device)
         if is_merged and name not in tied_names(network):
             module = network.get_submodule(name.rpartition(".")[0])
             if layer is not None:
                 weight = merged(module, weight, layer, change.strength)
             if difference is not None:
                 weight = changed_by(weight, difference, change.strength)
-        store = self.store or self._layer_store
-        stored = store(network, name, weight)
+        for keeper in self._keepers:
+            weight = keeper.place(own, network, name, weight)
         if self.part is not None:
-            stored = self.part.keep_rows(network, name, stored)
-        if is_in_ram:
-            module = network.get_submodule(name.rpartition(".")[0])
-            for tensor in (stored, *stored_tensors(module)):
-                if not tensor.is_meta:
-                    tensor.data = tensor.data.to("cpu")
-        return stored
+            weight = self.part.keep_rows(network, name, weight)
+        return weight
 
     def _rows_to_read(self, network: nn.Module, name: str) -> slice | None:
         """Return the rows of a weight that are read; None where all are needed, to store
         them or to merge a preset.
         """
         assert self.part is not None
-        is_stored = self.store is not None or self._layer_store.kept.methods
-        if is_stored or self._preset_of(network).changes(name):
+        if self._is_stored or self._preset_of(network).changes(name):
             return None
         return self.part.rows(network, name)
 
     def _take_rows(self, network: nn.Module, name: str, rows: Tensor) -> Tensor:
         assert self.part is not None
         return self.part.take_rows(network, name, rows.to(self.device))
-
-    def _is_in_ram(self, network: nn.Module, name: str) -> bool:
-        """Return whether a weight is of a block that is swapped, or of a component that
-        is on its device only while it is used.
-        """
-        assert self.files is not None
-        kept = self.files.kept
-        if kept.offloaded or not kept.swapped_blocks:
-            return kept.offloaded
-        if self._swapped is None:
-            last = last_blocks([*repeated_blocks(network)], kept.swapped_blocks)
-            self._swapped = tuple(f"{block}." for block in last)
-        return name.startswith(self._swapped)
 
     def _merge_tied(self, network: nn.Module) -> None:
         """Merge what is for weights that are one: where they are tied after loading, it

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, overload
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 
 from dstrain.config import LoraFile
 from dstrain.config.fields import Alpha
-from dstrain.config.options import Hub
-from dstrain.config.validation import check_tiles
+from dstrain.config.options import GenerateConfig, Hub
+from dstrain.config.validation import check_plugins
 from dstrain.errors import Diverged, StateError, UsageError
 from dstrain.graph import NEGATIVE, POSITIVE, PipelineSpec, Plan
+from dstrain.graph.keepers import BEFORE_LORA, WITH_LORA
 from dstrain.lora import (
     add_differences,
     add_layers,
@@ -32,6 +34,7 @@ from dstrain.models.networks import OwnRows
 from dstrain.pipeline.arguments import NOT_GIVEN, checked, is_list, one_by_one
 from dstrain.pipeline.bound_spec import BoundSpec
 from dstrain.pipeline.image_to_image import fitted_start
+from dstrain.pipeline.keeping import keepers_for_inference
 from dstrain.pipeline.loading import NO_PARTS, load_components
 from dstrain.pipeline.loss_masks import LATENTS
 from dstrain.pipeline.model_choice import WHERE, choose_model, naming_parameters
@@ -46,10 +49,9 @@ from dstrain.pipeline.sampling import (
     plan_inference,
     seeded_noise,
 )
-from dstrain.pipeline.tile_choice import Tiling, check_tiling, with_tiles
 from dstrain.pipeline.variant_choice import choose_variant, runs_on_a_prompt
 from dstrain.randomness import Rng, SampleKey
-from dstrain.registry import ModelFamily
+from dstrain.registry import ModelFamily, load_extensions
 
 TORCH_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """What components can compute in."""
@@ -66,19 +68,16 @@ class Pipeline(BoundSpec):
         variant: str | None = None,
         device: torch.device | str | None = None,
         torch_dtype: torch.dtype = torch.float32,
-        tiled: bool = False,
-        tile_size: int | None = None,
-        tile_stride: int | None = None,
         *,
         tokenizer_config: ModelConfig | None = None,
         processor_config: ModelConfig | None = None,
         hub: Hub | None = None,
+        **options: Any,
     ) -> "Pipeline":
         """Load everything that inference needs.
 
         Raises StateError for files that are missing or do not fit, UsageError for an
-        unknown family or variant, for tiles that its VAE cannot take, or for their sides
-        without `tiled`.
+        unknown family or variant, and for options that it cannot have.
 
         Args:
             model: The model in one word: a published id, ID or ID@REVISION, a folder or a
@@ -89,14 +88,12 @@ class Pipeline(BoundSpec):
                 they may be, the one that `dstrain generate --prompt` takes.
             device: By default, the GPU if there is one.
             torch_dtype: The dtype of the components.
-            tiled: Whether the VAE encodes and decodes in tiles that overlap.
-            tile_size: Side of a tile in pixels; by default, the VAE's own.
-            tile_stride: Pixels from one tile to the next; by default, the share of
-                `tile_size` that is the VAE's own.
             tokenizer_config: Files of the tokenizer, where they are not beside the model's.
             processor_config: Files of the processor, likewise.
             hub: The hub to fetch missing files of `model` from; by default that of the
                 environment. Each of `model_configs` names its own.
+            options: Options of plugins for `dstrain generate`, such as how weights are
+                kept.
         """
         if torch_dtype not in TORCH_DTYPES:
             what = f"torch_dtype: expected torch.float32, torch.bfloat16 or torch.float16, got {torch_dtype!r}"
@@ -105,14 +102,15 @@ class Pipeline(BoundSpec):
         model = str(model) if isinstance(model, Path) else model
         folders = {"tokenizer": tokenizer_config, "processor": processor_config}
         with naming_parameters():
-            check_tiles(tiled, tile_size, tile_stride)
             loaded, models = choose_model(model, model_configs, folders, hub)
             name = choose_variant(loaded, variant, models, fits=runs_on_a_prompt)
             spec = loaded.spec(name)
-            tiling = Tiling(tiled, tile_size, tile_stride)
-            check_tiling(tiling, loaded, spec)
-            found = find_for_inference(loaded, spec, models)
-            found = with_tiles(found, loaded, tiling)
+            given = GenerateConfig(model=loaded.name, output=Path(), **options)
+            check_plugins(given)
+            keepers = keepers_for_inference(
+                given, loaded, spec, models, load_extensions()
+            )
+            found = find_for_inference(loaded, spec, models, keepers)
             return cls.from_found(loaded, spec, found, device, torch_dtype)
 
     @classmethod
@@ -126,6 +124,7 @@ class Pipeline(BoundSpec):
         full_precision: Collection[str] = (),
         empty: bool = False,
         parts: Mapping[str, OwnRows] = NO_PARTS,
+        trained: Collection[str] = (),
     ) -> "Pipeline":
         """Load what was found, frozen and in eval mode, with preset LoRAs merged: weight
         by weight, so that no more than one of those that go to a GPU is in RAM.
@@ -142,12 +141,25 @@ class Pipeline(BoundSpec):
                 with them.
             parts: Component -> takes the part of each of its weights that this process
                 has.
+            trained: Components of which something will be trained; the caller lets keepers
+                prepare these.
         """
+        found = replace(found, keepers=found.keepers.copies())
         loaded = load_components(
             family, spec, found, device, dtype, full_precision, empty, parts
         )
+        networks = {
+            name: one
+            for name, one in loaded.components.items()
+            if isinstance(one, nn.Module)
+        }
+        ready = {name: one for name, one in networks.items() if name not in trained}
         if empty:
+            found.keepers.check(networks, device, BEFORE_LORA)
+            found.keepers.check(ready, device, WITH_LORA)
             device = torch.device("meta")
+        else:
+            found.keepers.prepared(ready, device)
         return cls(
             spec=spec,
             family=family,
@@ -157,7 +169,7 @@ class Pipeline(BoundSpec):
             device=device,
             dtype=dtype,
             files=found.files,
-            in_ram=loaded.in_ram,
+            keepers=found.keepers,
         )
 
     def load_lora(
@@ -199,37 +211,35 @@ class Pipeline(BoundSpec):
             name = lora.component
             log_differences(lora, path, self.spec.variant, self.files.get(name))
             module = self.components[name]
-            in_ram = self.in_ram.get(name)
-            with in_ram.readable() if in_ram else nullcontext():
+            with self.keepers.readable():
                 merge_layers(module, lora.merged, scale)
                 add_differences(module, lora.differences, scale)
             for kind, layers in lora.by_type.items():
                 if type_named(kind, "--lora").merged:
-                    with in_ram.readable() if in_ram else nullcontext():
+                    with self.keepers.readable():
                         merge_layers(module, layers, scale)
                     continue
                 adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
                 if scale == 1 or all(layer.scales for layer in layers.values()):
                     add_layers(module, layers, scale, adapter_name)
                     continue
-                with in_ram.readable() if in_ram else nullcontext():
+                with self.keepers.readable():
                     layers = with_strength(module, layers, scale)
                 add_layers(module, layers, adapter_name=adapter_name)
 
     def damaged(self, names: Iterable[str]) -> list[str]:
         """Say which of these components have weights with NaN or infinity, and where."""
         found = []
-        for name in names:
-            module = self.components.get(name)
-            in_ram = self.in_ram.get(name)
-            with in_ram.readable() if in_ram else nullcontext():
+        with self.keepers.readable():
+            for name in names:
+                module = self.components.get(name)
                 weight = damaged_weight(module) if isinstance(module, nn.Module) else ""
-            if weight:
-                files = self.files.get(name)
-                place = f" in {files.folder}" if files is not None else ""
-                found.append(
-                    f"the weights of {name}{place} contain NaN or infinity: {weight}"
-                )
+                if weight:
+                    files = self.files.get(name)
+                    place = f" in {files.folder}" if files is not None else ""
+                    found.append(
+                        f"the weights of {name}{place} contain NaN or infinity: {weight}"
+                    )
         return found
 
     # The two calls repeat their parameters: a TypedDict in `**inputs` would say them once,

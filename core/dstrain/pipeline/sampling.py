@@ -20,6 +20,7 @@ from dstrain.graph import (
     Task,
     make_plan,
 )
+from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.graph.noise_schedule import (
     TRAIN_TIMESTEPS,
     FlowMatchSchedule,
@@ -126,14 +127,15 @@ def find_for_inference(
     family: ModelFamily,
     spec: PipelineSpec,
     models: Sequence[ModelConfig],
+    keepers: Keepers = AS_LOADED,
 ) -> Found:
-    """Find the files of everything that inference with any inputs uses."""
+    """Find the files of everything that inference with any inputs uses, kept so."""
     plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
     components = plan.components[""]
     configs = plan.configs[""]
     found = find(family, models, components, configs, spec.components)
     check_denoiser(family, spec, found)
-    return found
+    return found.kept(keepers)
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,17 @@ from dstrain.graph.inputs import (
     between as between,
     one_of as one_of,
 )
+from dstrain.graph.keepers import (
+    Identity as Identity,
+    Keeper as Keeper,
+    KeeperRequest as KeeperRequest,
+    KeptBytes as KeptBytes,
+    WeightSize as WeightSize,
+)
 from dstrain.graph.noise_schedule import (
     FlowMatchSchedule as FlowMatchSchedule,
     LatentConstraint as LatentConstraint,
 )
-from dstrain.graph.quantization import QuantizationMethod as QuantizationMethod
 from dstrain.graph.spec import (
     ExpertSchedule as ExpertSchedule,
     PipelineSpec as PipelineSpec,
@@ -70,7 +76,6 @@ from dstrain.models.networks import (
     Tokenizer as Tokenizer,
     TransformersNetwork as TransformersNetwork,
 )
-from dstrain.models.quantization.methods import stored_linear as stored_linear
 from dstrain.models.toy import toy_writer as toy_writer
 from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
 from dstrain.registry.hooks import (

@@ -1,11 +1,19 @@
 """Tensor functions that families share: pixel conversion, latent normalization,
-patching, guidance, adapters.
+patching, guidance, adapters, blocks and stored layers.
 """
 
 from dstrain.data import convert as convert_image, cover as cover_image, white_pixels
 from dstrain.graph import LongPrompt
 from dstrain.graph.long_prompts import check_length, report_long_prompt
-from dstrain.models import check_sides, override_positional_args, pack, unpack
+from dstrain.models import (
+    StoredLinear,
+    check_sides,
+    empty_component,
+    override_positional_args,
+    pack,
+    unpack,
+)
+from dstrain.models.execution import repeated_blocks
 from dstrain.models.execution.around_blocks import around_blocks
 from dstrain.models.functional import (
     apply_guidance,
@@ -18,6 +26,7 @@ from dstrain.models.functional import (
 
 __all__ = (
     "LongPrompt",
+    "StoredLinear",
     "apply_guidance",
     "around_blocks",
     "as_uint8",
@@ -25,10 +34,12 @@ __all__ = (
     "check_sides",
     "convert_image",
     "cover_image",
+    "empty_component",
     "images_to_tensor",
     "latents_mean_std",
     "override_positional_args",
     "pack",
+    "repeated_blocks",
     "report_long_prompt",
     "tensor_to_image",
     "to_minus_one_one",

@@ -31,14 +31,18 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from dstrain.config.options import TrainConfig
-    from dstrain.graph import QuantizationMethod, Task
+    from dstrain.graph import Task
+    from dstrain.graph.keepers import Keeper, KeeperRequest, Keepers
 
 
 logger = get_logger(__name__)
 hookspec = pluggy.HookspecMarker(HOOK_GROUP)
 hookimpl = pluggy.HookimplMarker(HOOK_GROUP)
 RETIRED: MappingProxyType[str, str] = MappingProxyType(
-    {"dstrain_step_end": "dstrain_observers"}
+    {
+        "dstrain_quantizers": "dstrain_keepers",
+        "dstrain_step_end": "dstrain_observers",
+    }
 )
 """Hook that there was -> the one that took its place."""
 
@@ -102,8 +106,10 @@ class Hooks:
         raise NotImplementedError
 
     @hookspec
-    def dstrain_quantizers(self) -> Sequence[QuantizationMethod]:
-        """Return extra methods for `--quant_options`."""
+    def dstrain_keepers(self, request: KeeperRequest) -> Sequence[Keeper]:
+        """Return how the weights of components are kept, as the plugin's options ask; none
+        where they ask nothing. Raises UsageError for what the command cannot have.
+        """
         raise NotImplementedError
 
     @hookspec
@@ -282,6 +288,34 @@ class Extensions:
                 advice = f"disable it with -p no:{plugin.name}"
                 raise UsageError(plugin.where, what, advice) from error
         return found
+
+    def keepers(self, request: KeeperRequest) -> Keepers:
+        """Return how plugins keep the weights of components.
+
+        Raises what a hook raises that refuses an option, and UsageError naming the plugin
+        for what is no keeper: without it, the run would be another one.
+        """
+        from dstrain.graph.keepers import Keeper, Keepers
+
+        found: list[tuple[str, Keeper]] = []
+        for plugin, manager in self.managers.items():
+            advice = f"mend it, or disable it with -p no:{plugin.name}"
+            try:
+                answers = manager.hook.dstrain_keepers(request=request)
+                keepers = [one for answer in answers for one in answer]
+            except DstrainError:
+                raise
+            except (Exception, SystemExit) as error:
+                what = f"its dstrain_keepers hook raised {described(error)}"
+                raise UsageError(plugin.where, what, advice) from error
+            for one in keepers:
+                if not isinstance(one, Keeper):
+                    what = (
+                        f"dstrain_keepers returned a {type(one).__name__}, not a Keeper"
+                    )
+                    raise UsageError(plugin.where, what, advice)
+                found.append((plugin.where, one))
+        return Keepers.checked(found)
 
     def sections(self, planned: Any) -> list[Section]:
         """Return what plugins add to a dry run; one that raises adds nothing and is named

@@ -15,17 +15,18 @@ from dstrain.data.dataset import first_variants
 from dstrain.distributed import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph import Plan
+from dstrain.graph.keepers import WITH_LORA
 from dstrain.lora import check_lora_file, check_names
 from dstrain.models import Found
-from dstrain.models.execution import compile_blocks, enable_checkpointing
+from dstrain.models.execution import enable_checkpointing
 from dstrain.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.datasets.sizes import GroupSize, group_sizes
 from dstrain.runs.divergence import diverged
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
+from dstrain.runs.keeping import keeping_advice
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
-from dstrain.runs.offload import start_swap, swap_advice
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData, TrainingRun, ValidationSamples
 from dstrain.storage import Chosen
@@ -171,7 +172,7 @@ def prepare(
         optimizer=optimizer,
         updater=updater,
         seed=config.seed,
-        memory_advice=swap_advice(setup),
+        memory_advice=keeping_advice(setup),
         diverged=diverged,
         lr_scheduler=build_lr_scheduler(config, optimizer, steps),
         order=order,
@@ -259,6 +260,7 @@ def load_module(
         _full_precision(setup, plans),
         empty,
         dict.fromkeys(setup.trainables.components, division) if division else {},
+        {name.partition(".")[0] for name in setup.trainables.components},
     )
     module = module_class(
         pipeline, setup.task, setup.build_timestep_sampler(), setup.stage
@@ -281,7 +283,7 @@ def load_module(
         start_from_lora(pipeline, module.trained.lora, file)
     for plan in plans:
         module.plan(plan.inputs)
-    if config.checkpoints:
+    if setup.checkpoints:
         offload = config.use_gradient_checkpointing_offload
         for name, network in module.networks.items():
             try:
@@ -290,12 +292,15 @@ def load_module(
                 # Networks that are not trained may do without it.
                 if name in module.trained.components:
                     raise
-    if config.compile:
-        trained = {
-            name: pipeline.components[name] for name in module.trained.components
-        }
-        compile_blocks(trained, setup.device, check_only=empty)
-    start_swap(setup, module, empty)
+    trained = module.trained.components
+    # LoRA layers that no loss reaches are frozen, and saved with the others.
+    unused = module.trained.unused_parameters
+    saved = {name: [one.removeprefix(f"{name}.") for one in unused] for name in trained}
+    networks = {name: pipeline.components[name] for name in trained}
+    if empty:
+        pipeline.keepers.check(networks, setup.device, WITH_LORA)
+    else:
+        pipeline.keepers.prepared(networks, setup.device, saved)
     return module
 
 

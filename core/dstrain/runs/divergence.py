@@ -20,8 +20,7 @@ def refuse_damaged_weights(run: TrainingRun) -> None:
     are from the files.
     """
     pipeline = run.module.pipeline
-    with run.module.block_swap.readable():
-        found = pipeline.damaged(pipeline.components)
+    found = pipeline.damaged(pipeline.components)
     if run.is_sharded and run.processes.any(bool(found)) and not found:
         # Each looks at its own rows.
         raise peer_failed("another process has weights that are not finite")

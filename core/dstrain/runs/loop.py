@@ -169,7 +169,7 @@ def update(run: Training, batches: Sequence[Batch]) -> tuple[float, float]:
             loss = run.model(batch)
             run.module.refuse_without_gradient(loss)
             run.updater.backward(loss, ends_step)
-        run.module.block_swap.release()
+        run.module.pipeline.keepers.step_done()
         losses.append(loss.detach())
     if run.step == 0:
         warn_without_gradient(run)

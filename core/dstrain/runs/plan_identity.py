@@ -15,8 +15,7 @@ from dstrain.data.row_checks import as_cut_from_video
 from dstrain.errors import UsageError
 from dstrain.graph import NEGATIVE, Column, Constant, Measured, Plan
 from dstrain.models import Config
-from dstrain.models.execution import AS_LOADED
-from dstrain.pipeline import MASK, tiles_of
+from dstrain.pipeline import MASK
 from dstrain.runs.setup import Setup
 
 NO_CONFIGS: Mapping[str, Config] = MappingProxyType({})
@@ -47,8 +46,8 @@ def plan_identity(
         setup: The run.
         input_sets: The sets of inputs that its samples have. Each has a plan of its own,
             and all of these count.
-        configs: The configurations of the components, on which the sides of their tiles
-            depend.
+        configs: The configurations of the components, on which it may depend how they are
+            kept.
     """
     spec = setup.spec
     facts: dict[str, Any] = {
@@ -91,12 +90,10 @@ def plan_identity(
         names = ", ".join(sorted(merged))
         flags["--preset_lora_path"] = f"{preset.digest} in {names}"
     for name in sorted(cached_with):
-        kept = setup.kept.get(name, AS_LOADED).identity
-        if kept:
-            facts[f"how weights of {name} are stored"] = "; ".join(kept)
-    for name, tiles in tiles_of(setup.tiling, setup.family, configs).items():
-        if name in cached_with:
-            facts[f"tiles of {name}"] = tiles.identity
+        for one in setup.keepers.identities(name, configs.get(name)):
+            if one.fact:
+                is_list = isinstance(one.value, list)
+                facts[one.fact] = "; ".join(one.value) if is_list else one.value
     constants = {f"--{name}": one.value for name, one in spec.constants.items()}
     dtype = str(setup.dtype).removeprefix("torch.")
     return {**facts, **flags, "dtype": dtype, **constants}

@@ -18,6 +18,7 @@ from dstrain.console import silenced
 from dstrain.data import load_cell
 from dstrain.data.output import side_by_side
 from dstrain.graph import Frames
+from dstrain.graph.keepers import Keepers
 from dstrain.lora.merging import left_out
 from dstrain.models import Found
 from dstrain.pipeline import Pipeline
@@ -89,7 +90,7 @@ class PromptImages:
             trains,
             components={**more.components, **trains.components},
             configs={**more.configs, **trains.configs},
-            in_ram={**more.in_ram, **trains.in_ram},
+            keepers=Keepers((*more.keepers.all, *trains.keepers.all)),
         )
         if preset is not None and is_left_out:
             for name in trains.components.keys() & {*preset.components}:
@@ -135,7 +136,8 @@ class PromptImages:
         with ExitStack() as stack:
             for adapter in self.adapters:
                 stack.enter_context(adapter())
-            if self.adapters and self.setup.config.compile:
+            is_compiled = any(one.kind == "compile" for one in self.setup.keepers.all)
+            if self.adapters and is_compiled:
                 # Compiled code knows no hooks that came later.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield

@@ -21,22 +21,18 @@ from dstrain.models.device import attention_backend
 from dstrain.models.hub import hub_of_environment
 from dstrain.models.naming import model_configs, refuse_unsupported
 from dstrain.pipeline import (
-    Tiling,
     check_masks,
-    check_tiling,
     choose_variant,
-    kept_components,
     score_columns,
     with_overrides,
 )
-from dstrain.pipeline.kept_choice import given_expert
+from dstrain.pipeline.keeping import given_expert
 from dstrain.pipeline.variant_choice import Score, Scorer
 from dstrain.registry import ModelFamily, disable, extensions_in_use, load_family
 from dstrain.runs.checkpoints.state import refuse_unwritable
 from dstrain.runs.checks.flags import (
     check_component_flags,
     check_default_caption,
-    check_kept,
     check_preset,
     check_saved_names,
     check_sizes,
@@ -48,7 +44,7 @@ from dstrain.runs.datasets.flags import caption_inputs, with_trigger
 from dstrain.runs.datasets.masks import with_masks_of_run
 from dstrain.runs.datasets.places import with_folders
 from dstrain.runs.datasets.sources import dataset_source
-from dstrain.runs.offload import blocks_to_swap, check_offloaded
+from dstrain.runs.keeping import with_keepers
 from dstrain.runs.script.parts import NO_PARTS, OwnParts
 from dstrain.runs.setup import Setup
 from dstrain.training import OWN_TASKS
@@ -61,7 +57,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     """
     attention_backend()  # refused before anything is downloaded
     family = load_family(config.model, config.disabled_plugins)
-    config = with_folders(with_defaults(config, family))
+    config = with_folders(with_defaults(config))
     # Planning asks no hub.
     models = model_configs(config, family, offline=config.dry_run)
     refuse_unsupported(family, "--extra_inputs", split_commas(config.extra_inputs))
@@ -92,11 +88,9 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     if not caption_inputs(spec):
         refuse_unused(config, "captions", f"variant {variant} reads no prompts")
     check_component_flags(config, spec)
-    check_tiling(Tiling.of(config), family, spec)
     trainables = resolve_experts(
         trainables_of(config.trainable_models, config, family), spec, family, models
     )
-    swapped = blocks_to_swap(config, trainables)
     setup = Setup(
         config=config,
         family=family,
@@ -111,8 +105,12 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
         # Now, since what hooks keep in their modules changes as they run.
         modifiers=extensions.modifiers(config),
         prompt_rows=with_trigger(config, extensions.rows(config)),
-        kept=kept_components(config, family, spec, models, lambda: extensions, swapped),
     )
+    setup = with_keepers(setup)
+    is_open = config.use_gradient_checkpointing is None and not setup.checkpoints
+    if is_open and family.gradient_checkpointing:
+        config = replace(config, use_gradient_checkpointing=True)
+        setup = replace(setup, config=config)
     check_masks(setup.plan(setup.all_inputs()))
     check_saved_names(setup)
     check_default_caption(config)
@@ -123,24 +121,19 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
         # Tried before anything is loaded, and not saved for the first time hours later.
         refuse_precision(setup)
         refuse_unwritable(setup.optimizer.name, setup.optimizer.trial.state)
-    check_kept(setup)
     # Built once here, so that boundaries that leave nothing are refused before anything
     # is loaded.
     setup.build_timestep_sampler()
-    check_offloaded(setup)
     return setup
 
 
-def with_defaults(config: TrainConfig, family: ModelFamily) -> TrainConfig:
-    """Return the configuration with the hub of the environment and the family's gradient
-    checkpointing, where no flag says otherwise.
+def with_defaults(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with the hub of the environment, where no flag says
+    otherwise.
     """
     if config.hub is None and not config.toy:
         # Recorded, so that `generate --run` finds the same files.
         config = replace(config, hub=hub_of_environment())
-    is_open = config.use_gradient_checkpointing is None and not config.checkpoints
-    if is_open and family.gradient_checkpointing:
-        config = replace(config, use_gradient_checkpointing=True)
     return config
 
 

@@ -25,7 +25,6 @@ from dstrain.errors import (
 )
 from dstrain.graph import Plan, Task, as_text
 from dstrain.models import write_toy
-from dstrain.models.execution import described
 from dstrain.pipeline.model_choice import with_family
 from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.datasets.places import is_published
@@ -72,7 +71,7 @@ def plan_of(config: TrainConfig) -> tuple[Plan, Mapping[str, str]]:
     """
     setup = resolve(config)
     plan = setup.plan(dataset_inputs(setup))
-    if not setup.kept:
+    if not setup.keepers:
         return plan, {}
     with toy_models(setup) as ready:
         return plan, described_with_bytes(ready, plan)
@@ -188,7 +187,7 @@ def dry_run(setup: Setup) -> None:
         print(*found.as_json(), sep="\n")
         return
     plan = setup.plan(dataset_inputs(setup))
-    kept = described(setup.kept, plan.components[""])
+    kept = setup.keepers.described(plan.components[""])
     is_split = config.stage != "" or config.runs_both_stages
     page = as_text(plan, kept, is_split).splitlines()
     print("\n".join([*fitted(page), found.page()]), end="")

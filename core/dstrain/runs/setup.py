@@ -25,21 +25,18 @@ from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph import Column, PipelineSpec, Plan, Task, make_plan
 from dstrain.graph.code_digest import facts_of, loading_code
 from dstrain.graph.inputs import InferenceOnly
+from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
 from dstrain.installed import installed
 from dstrain.lora import Trainables, format_named, known_formats
 from dstrain.models import DTYPES, Found, ModelConfig, components_of, find, precision
 from dstrain.models.device import attention_backend
-from dstrain.models.execution import Kept
 from dstrain.pipeline import (
     MASK,
-    Tiling,
     find_preset,
-    storage_options,
     with_masks_of_dataset,
-    with_tiles,
+    with_presets,
 )
-from dstrain.pipeline.kept_choice import with_kept
 from dstrain.pipeline.loss_masks import refuse_no_masks
 from dstrain.pipeline.preset_choice import Preset
 from dstrain.pipeline.variant_choice import check_denoiser
@@ -87,8 +84,8 @@ class Setup:
     device: torch.device
     models: tuple[ModelConfig, ...]
     extensions: Extensions
-    kept: Mapping[str, Kept] = field(default_factory=dict)
-    """Component -> how its weights are kept, where not as they are loaded."""
+    keepers: Keepers = AS_LOADED
+    """How weights are kept."""
     modifiers: Mapping[str, str] = field(default_factory=dict)
     """What changes training after each step: the plugin -> the digest of its code."""
     prompt_rows: Sequence[PromptRow] = ()
@@ -315,8 +312,8 @@ class Setup:
         presets = {}
         if preset is not None:
             presets = dict.fromkeys(preset.components, preset.file)
-        files = with_kept(found.files, self.kept, presets)
-        return with_tiles(replace(found, files=files), self.family, self.tiling)
+        files = with_presets(found.files, presets)
+        return replace(found, files=files).kept(self.keepers)
 
     @property
     def typed(self) -> TrainConfig:
@@ -330,7 +327,7 @@ class Setup:
         """Return the configuration as it is written for other commands to read: it means
         the same there with other model files.
         """
-        changes: dict[str, Any] = storage_options(self.kept)
+        changes: dict[str, Any] = self.keepers.recorded
         if self.preset is not None:
             # Found by its header, its keys or its path, where no flag names it.
             changes["preset_lora_model"] = ",".join(self.preset.components)
@@ -339,9 +336,9 @@ class Setup:
         return replace(self.typed, **changes)
 
     @property
-    def tiling(self) -> Tiling:
-        """Return what the flags ask of VAEs."""
-        return Tiling.of(self.config)
+    def checkpoints(self) -> bool:
+        """Return whether blocks are recomputed in the backward pass."""
+        return self.config.checkpoints or self.keepers.recompute
 
     @property
     def data_config(self) -> DataConfig:

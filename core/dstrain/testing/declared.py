@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from dstrain.graph import Column, Measured
 from dstrain.installed import GROUP
 from dstrain.lora import LoraConfig, inject
 from dstrain.models import ModelConfig, assign, component_at
-from dstrain.models.execution import matches
 from dstrain.registry import load_family
 from dstrain.storage import sha256
 from dstrain.testing.contract import Contract
@@ -239,7 +239,8 @@ class Declared(Contract):
                 found = [
                     layer
                     for name, layer in network.named_modules()
-                    if isinstance(layer, nn.Linear) and matches(name, part)
+                    if isinstance(layer, nn.Linear)
+                    and any(fnmatchcase(f".{name}", f"*.{one}") for one in part)
                 ]
                 what = f"{component.name}: {', '.join(part)} matches no linear layer"
                 assert found or not part, what

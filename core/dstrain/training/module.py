@@ -28,7 +28,6 @@ from dstrain.randomness import Rng, SampleKey, seed_global
 from dstrain.training.collate import collate
 from dstrain.training.loader import Batch, Sample
 from dstrain.training.losses import SFT
-from dstrain.training.offload.block_swap import BlockSwap
 from dstrain.training.trainables import (
     TrainableModules,
     prepare_trainables,
@@ -71,8 +70,6 @@ class TrainingModule(nn.Module):
         """Called with each prompt that is longer than the model takes."""
         self.trained: TrainableModules = TrainableModules()
         self.networks: nn.ModuleDict = nn.ModuleDict()
-        self.block_swap: BlockSwap = BlockSwap(pipeline.device)
-        """The blocks of networks whose weights lie in RAM."""
         self._plans: dict[frozenset[str], Plan] = {}
 
     def switch_to_training_mode(

@@ -177,7 +177,7 @@ class LokrType(LoraType):
         if flag != "--lora":
             return
         for name in ranks:
-            if hasattr(network.get_submodule(name), "dequantize"):
+            if hasattr(network.get_submodule(name), "restored"):
                 what = f"LoKr cannot be added to {name}, which is quantized"
                 raise UsageError(flag, what, "leave the component as it is loaded")
 

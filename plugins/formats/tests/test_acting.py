@@ -20,10 +20,10 @@ from dstrain.lora import (
     read_lora,
 )
 from dstrain.lora.merging import merged
-from dstrain.models import METHODS
 from torch import nn
 
 from tests.support.lora_family import MODEL, network, output, trained
+from tests.support.stored_weights import halved
 
 SPEC = LoraConfig("dit", ("to_q", "to_out.0"), 2, 3.0)
 DORA = replace(SPEC, type="dora")
@@ -165,7 +165,7 @@ def test_other_types_than_lora_are_for_linear_layers_and_lokr_for_those_as_loade
     None
 ):
     layer = nn.Linear(64, 64)
-    stored = METHODS["int8_block"].store(layer, layer.weight.detach())
+    stored = halved(layer, layer.weight.detach())
     for lora_type, module, word in (
         ("dora", nn.Conv2d(4, 4, 3), "Conv2d"),
         ("lokr", nn.Conv2d(4, 4, 3), "Conv2d"),

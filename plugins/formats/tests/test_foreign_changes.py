@@ -13,7 +13,6 @@ import torch
 from dstrain import LoraConfig, Pipeline, StateError, UsageError
 from dstrain.config import LoraFile
 from dstrain.lora import add_differences, merge_layers, read_lora
-from dstrain.models import METHODS
 from dstrain.plugin import CheckpointFormat, KeyMap
 from dstrain.plugin.lora import groups_in
 from dstrain_formats.names import OtherNames
@@ -29,6 +28,7 @@ from tests.support.lora_family import (
     trained,
     written,
 )
+from tests.support.stored_weights import halved
 
 PATH = Path("x.safetensors")
 FIRST = "blocks.0.attn.to_"
@@ -273,7 +273,7 @@ def test_differences_are_added_in_fp32_to_parameters_below_lora_layers_too(
 
 def test_of_what_is_quantized_biases_can_be_changed_and_weights_not() -> None:
     linear = nn.Linear(64, 64).requires_grad_(False)
-    stored = METHODS["int8_block"].store(linear, linear.weight)
+    stored = halved(linear, linear.weight)
     module = nn.Sequential(stored)
     bias = linear.bias.clone()
     with pytest.raises(UsageError, match=r"--lora: .*0\.weight"):

@@ -16,7 +16,7 @@ from dstrain import GenerateConfig, Interrupted, StateError, UsageError, generat
 from dstrain.cache import FeatureCache
 from dstrain.config import LoraFile, with_run_options
 from dstrain.generation.source import open_source
-from dstrain.models.execution import compilation
+from dstrain_memory import compilation
 from PIL import Image
 from torch import Tensor
 

@@ -113,7 +113,7 @@ def test_the_names_of_diffsynth_studio_have_an_alias(tmp_path: Path) -> None:
 HOOKS = """
 import click
 from dstrain import Task
-from dstrain.plugin import QuantizationMethod, hookimpl
+from dstrain.plugin import hookimpl
 api = 2
 @hookimpl
 def dstrain_commands():
@@ -123,7 +123,7 @@ def dstrain_tasks():
     def loss(predict): return predict
     return [Task.of("whisper", loss)]
 @hookimpl
-def dstrain_quantizers(): return [QuantizationMethod("pack", print, print)]
+def dstrain_keepers(request): return []
 @hookimpl
 def dstrain_observers(run): return []
 @hookimpl

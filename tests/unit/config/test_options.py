@@ -18,8 +18,6 @@ from tests.support.options import options_of
 
 OPTIONS: dict[str, tuple[object, str]] = {
     # model
-    "fp8_models": (None, "resolved"),
-    "framewise_decoding": (False, "resolved"),
     "height": (None, "cache dataset training"),
     "hub": (None, ""),
     "mixed_precision": (None, "resolved"),
@@ -27,12 +25,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "model_id": (None, ""),
     "model_id_with_origin_paths": (None, ""),
     "model_paths": (None, ""),
-    "offload_models": (None, ""),
-    "quant_options": (None, "resolved"),
     "seed": (0, "training"),
-    "tile_size": (None, "resolved"),
-    "tile_stride": (None, "resolved"),
-    "tiled": (False, "resolved"),
     "toy": (False, ""),
     "variant": (None, "resolved"),
     "width": (None, "cache dataset training"),
@@ -83,7 +76,6 @@ OPTIONS: dict[str, tuple[object, str]] = {
     # training
     "batch_size": (1, "recipe resolved"),
     "ema_decay": (None, ""),
-    "compile": (False, "resolved"),
     "find_unused_parameters": (False, ""),
     "gradient_accumulation_steps": (1, "recipe resolved"),
     "loss_weighting": ("bsmntw", "timestep_sampler training"),
@@ -117,8 +109,6 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "preset_lora_model": (None, ""),
     "preset_lora_path": (None, "weights"),
     # memory
-    "blocks_to_swap": (None, ""),
-    "enable_model_cpu_offload": (False, ""),
     "initialize_model_on_cpu": (False, ""),
     "use_gradient_checkpointing": (None, ""),
     "use_gradient_checkpointing_offload": (False, ""),
@@ -139,15 +129,15 @@ OPTIONS: dict[str, tuple[object, str]] = {
 }
 """Name -> default and effects. Stored files are compared by the effects."""
 OF_GENERATE = """
-denoising_strength fp8_models framewise_decoding guidance_scale height hub input lora mixed_precision model
-model_id model_id_with_origin_paths model_paths negative_prompt num_frames num_inference_steps offload_models
-on_long_prompt output overwrite prompt quant_options run seed tile_size tile_stride tiled toy
+denoising_strength guidance_scale height hub input lora mixed_precision model
+model_id model_id_with_origin_paths model_paths negative_prompt num_frames num_inference_steps
+on_long_prompt output overwrite prompt run seed toy
 variant width
 """
 BOUNDS = {
-    ">= 1": "batch_size blocks_to_swap bucket_max_side bucket_min_side bucket_step dataset_repeat frame_samples "
+    ">= 1": "batch_size bucket_max_side bucket_min_side bucket_step dataset_repeat frame_samples "
     "gradient_accumulation_steps height keep_checkpoints lokr_factor lora_rank lr_scheduler_num_cycles max_pixels "
-    "max_steps num_epochs num_frames num_inference_steps preview_steps save_steps tile_size tile_stride "
+    "max_steps num_epochs num_frames num_inference_steps preview_steps save_steps "
     "validation_steps width",
     ">= 1 <= 64": "crops",
     ">= 2 <= 1000": "caption_variants",

@@ -22,7 +22,6 @@ from dstrain.config import (
     split_commas,
     validate,
 )
-from dstrain.config.quantization import parse_storage
 
 from tests.support.command_lines import toy_config
 
@@ -147,34 +146,6 @@ def test_ranks_and_alphas_may_be_given_by_layer(
     found = LoraConfig.of(toy_config(**given), "dit", ("to_q",))
     assert (found.rank, found.alpha) == (rank, alpha)
     assert (found.ranks, found.alphas) == (ranks, alphas)
-
-
-ID = "Org/Model@main:transformer/*.safetensors"
-
-
-@pytest.mark.parametrize(
-    ("text", "entries"),
-    [
-        ("dit:fp8", [("dit", "fp8", (), ())]),
-        (
-            " dit:nf4/mod.1,mod.2 ; dit:int8@mod.1,mod.2;",
-            [
-                ("dit", "nf4", ("mod.1", "mod.2"), ()),
-                ("dit", "int8", (), ("mod.1", "mod.2")),
-            ],
-        ),
-        ("dit:fp8/a@b,c", [("dit", "fp8", ("a",), ("b", "c"))]),
-        (f"{ID}:fp8/a", [(ID, "fp8", ("a",), ())]),
-        ("/data/a.safetensors:fp8@a", [("/data/a.safetensors", "fp8", (), ("a",))]),
-    ],
-)
-def test_how_weights_are_stored_is_asked_for_by_files_method_and_layers(
-    text: str, entries: list[tuple[object, ...]]
-) -> None:
-    found = parse_storage(None, text)
-    assert [(one.what, one.method, one.excluded, one.only) for one in found] == entries
-    found = parse_storage(f"dit, {ID}", None)
-    assert [(one.what, one.method) for one in found] == [("dit", "fp8"), (ID, "fp8")]
 
 
 @pytest.mark.parametrize(

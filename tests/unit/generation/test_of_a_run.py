@@ -209,8 +209,8 @@ def test_the_expert_that_a_run_stored_is_the_one_that_is_stored_again(
     train(here, max_steps=1, fp8_models="dit", model_paths=alone)
     config = with_run_options(of_run(here, model_paths=both))
     with open_source(config, ["prompt"]) as source:
-        kept = {name: one.kept for name, one in source.find().files.items()}
-    assert [name for name, one in kept.items() if one.methods] == ["dit2"]
+        (keeper,) = source.find().keepers.all
+    assert [*keeper.components] == ["dit2"]
     # An image needs no second denoiser.
     spec = replace(family.BASE, components=(*family.BASE.components, "dit2"))
     monkeypatch.setitem(family.PIPELINES, "base", spec)

@@ -3,7 +3,6 @@ loss's signature.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import wraps
 from types import FunctionType
 from typing import Any, TypedDict
@@ -13,7 +12,7 @@ import torch
 from dstrain import Task, UsageError
 from dstrain.graph import code_of
 from dstrain.graph.unit import Unit
-from dstrain.plugin import QuantizationMethod, versioned
+from dstrain.plugin import versioned
 from PIL.Image import Image
 from torch import Tensor
 
@@ -139,9 +138,3 @@ def test_a_task_needs_what_its_loss_takes_beside_predict() -> None:
     assert task.loss.components == ("rng",)
     with pytest.raises(UsageError, match="predict"):
         Task.of("sft", without_predict)
-
-
-def test_a_quantization_method_of_another_version_is_another_one() -> None:
-    first = QuantizationMethod("half", lambda layer, weight: layer, lambda shape: 1)
-    assert first.identity == "half"
-    assert replace(first, version=2).identity != first.identity

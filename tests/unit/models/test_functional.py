@@ -12,7 +12,6 @@ from diffusers import QwenImagePipeline
 from diffusers.image_processor import VaeImageProcessor
 from dstrain import Pipeline
 from dstrain.models import (
-    METHODS,
     pack,
     unpack,
 )
@@ -27,6 +26,7 @@ from PIL import Image
 from torch import nn
 
 from tests.support.family import MODEL
+from tests.support.stored_weights import halved
 
 
 def noise_image(seed: int) -> Image.Image:
@@ -80,5 +80,6 @@ def test_a_damaged_weight_is_named() -> None:
     module[1].weight[0] = float("inf")
     (found,) = pipeline.damaged(["dit", "vae"])
     assert " dit " in found and found.endswith(" 1.weight")
-    module[1] = METHODS["fp8"].store(module[1], module[1].weight * 0)
-    assert pipeline.damaged(["dit"])[0].endswith(" 1.scale_0")
+    module[1] = halved(module[1], module[1].weight * 0)
+    module[1].scale.fill_(torch.nan)
+    assert pipeline.damaged(["dit"])[0].endswith(" 1.scale")

@@ -12,21 +12,21 @@ import pytest
 import torch
 from dstrain import Pipeline, StateError
 from dstrain.config import LoraFile
-from dstrain.models import METHODS, Found
-from dstrain.models.execution import ALL_BLOCKS, Kept, StoredLayers
+from dstrain.graph.keepers import AS_LOADED, Keepers
+from dstrain.models import Found
 from dstrain.plugin import (
     Component,
     DiffusersNetwork,
     Files,
-    QuantizationMethod,
 )
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.support.family import MODEL, build
 from tests.support.runs import same
+from tests.support.stored_weights import InRam, Storing
 
-INT8 = Kept((StoredLayers(METHODS["int8_block"]),))
+INT8 = Keepers((Storing(("net", "own")),))
 
 
 class Deep(nn.Module):
@@ -105,20 +105,21 @@ def loaded(
     name: str = "net",
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    keepers: Keepers = AS_LOADED,
     **more: Any,
 ) -> Any:
     """Load the component of these files, a deep one of the sizes that they say."""
     side, depth = more.pop("sizes", (4, 2))
     config = {"side": side, "depth": depth} if name == "net" else {}
-    found = Found({name: files}, {name: config})
+    found = Found({name: files}, {name: config}, keepers)
     place = torch.device(device)
     pipe = Pipeline.from_found(FAMILY, build("base"), found, place, dtype, **more)
     return pipe.components[name]
 
 
-def watching(store: Any) -> Kept:
-    """Weights are stored by a method of a plugin."""
-    return Kept((StoredLayers(QuantizationMethod("own", store, lambda shape: 0)),))
+def watching(store: Any) -> Keepers:
+    """Weights are stored by this function."""
+    return Keepers((Storing(("net",), store),))
 
 
 def test_a_weight_is_free_before_the_next_is_read(tmp_path: Path) -> None:
@@ -129,8 +130,7 @@ def test_a_weight_is_free_before_the_next_is_read(tmp_path: Path) -> None:
         alive.append(weakref.ref(weight))
         return nn.Linear(4, 4, bias=False, device="meta")
 
-    files = replace(written(tmp_path, deep(4, 3)), kept=watching(store))
-    loaded(files, sizes=(4, 3))
+    loaded(written(tmp_path, deep(4, 3)), sizes=(4, 3), keepers=watching(store))
     assert len(alive) == 3
 
 
@@ -171,7 +171,7 @@ def test_a_preset_is_merged_in_fp32_before_a_weight_is_stored(
     module = deep(4, 2)
     files = replace(written(tmp_path, module), preset=file)
     network = loaded(files, dtype=dtype)
-    loaded(replace(files, kept=watching(store)), dtype=dtype)
+    loaded(files, dtype=dtype, keepers=watching(store))
     wanted = [layer.weight.to(dtype) for layer in module.layers]
     wanted[1] = (wanted[1].float() + up @ down).to(dtype)
     for layer, weight, own in zip(network.layers, stored, wanted, strict=True):
@@ -179,9 +179,9 @@ def test_a_preset_is_merged_in_fp32_before_a_weight_is_stored(
         assert torch.equal(weight, own)
 
 
-@pytest.mark.parametrize("kept", [Kept(), INT8], ids=["as it is", "int8"])
+@pytest.mark.parametrize("keepers", [AS_LOADED, INT8], ids=["as it is", "int8"])
 def test_differences_and_layers_of_a_preset_are_scaled_and_come_before_quantization(
-    kept: Kept, tmp_path: Path
+    keepers: Keepers, tmp_path: Path
 ) -> None:
     parts = [noise(seed, 64, 2) for seed in range(4)]
     difference = noise(9, 64, 64)
@@ -194,16 +194,16 @@ def test_differences_and_layers_of_a_preset_are_scaled_and_come_before_quantizat
         net__layers__1__diff=difference,
     )
     module = deep(64, 2)
-    files = replace(written(tmp_path, module), kept=kept)
+    files = written(tmp_path, module)
     half = replace(file, scale=0.5)
-    network = loaded(replace(files, preset=half), sizes=(64, 2))
+    network = loaded(replace(files, preset=half), sizes=(64, 2), keepers=keepers)
     with torch.no_grad():
         product = (parts[0] @ parts[1].T) * (parts[2] @ parts[3].T)
         module.layers[0].weight += 0.5 * product
         module.layers[1].weight += 0.5 * difference
     (tmp_path / "merged").mkdir()
-    wanted = replace(written(tmp_path / "merged", module), kept=kept)
-    merged = loaded(wanted, sizes=(64, 2)).state_dict()
+    wanted = written(tmp_path / "merged", module)
+    merged = loaded(wanted, sizes=(64, 2), keepers=keepers).state_dict()
     for name, weight in network.state_dict().items():
         torch.testing.assert_close(weight.float(), merged[name].float())
 
@@ -230,10 +230,10 @@ def test_a_network_that_loads_itself_is_placed_and_quantized_afterwards(
     placed = loaded(own, "own", device="meta")
     assert {str(one.device) for one in placed.parameters()} == {"meta"}
     assert placed.layers[2].weight is placed.layers[0].weight
-    files = replace(written(tmp_path, module), kept=INT8)
-    ours = loaded(replace(own, kept=INT8), "own")
+    files = written(tmp_path, module)
+    ours = loaded(own, "own", keepers=INT8)
     assert ours.layers[1].weight.dtype == torch.int8
-    theirs = loaded(files, sizes=(64, 2))
+    theirs = loaded(files, sizes=(64, 2), keepers=INT8)
     assert same(*(dict(one.layers[1].state_dict()) for one in (ours, theirs)))
 
 
@@ -269,7 +269,7 @@ def test_rows_are_read_where_nothing_needs_the_whole(tmp_path: Path, form: str) 
     for name, weight in module.state_dict().items():
         assert same(part.taken[name], weight[:2].bfloat16())
     part = Halves()
-    loaded(replace(files, kept=INT8), dtype=torch.bfloat16, parts={"net": part})
+    loaded(files, dtype=torch.bfloat16, parts={"net": part}, keepers=INT8)
     assert len(part.whole) == 2
     assert part.taken == {}
 
@@ -284,21 +284,14 @@ def test_an_empty_network_has_no_memory_and_is_compared_with_its_files(
         loaded(files, sizes=(4, 3), empty=True)
 
 
-@pytest.mark.parametrize(
-    ("kept", "in_ram"),
-    [
-        (Kept(), []),
-        (Kept(swapped_blocks=2), [1, 2]),
-        (Kept(swapped_blocks=ALL_BLOCKS), [0, 1, 2]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("in_ram", [(), (1, 2), (0, 1, 2)], ids=str)
 def test_weights_that_live_in_ram_are_never_put_on_the_device(
-    kept: Kept, in_ram: list[int], tmp_path: Path
+    in_ram: tuple[int, ...], tmp_path: Path
 ) -> None:
     module = deep(4, 3)
-    files = replace(written(tmp_path, module), kept=kept)
-    network = loaded(files, device="meta", sizes=(4, 3))
+    files = written(tmp_path, module)
+    keeper = InRam(("net",), *(f"layers.{number}." for number in in_ram))
+    network = loaded(files, device="meta", sizes=(4, 3), keepers=Keepers((keeper,)))
     for number, layer in enumerate(network.layers):
         assert layer.weight.is_meta == (number not in in_ram)
         if number in in_ram:

@@ -24,29 +24,11 @@ class MemoryOptions:
         "Offload checkpointed activations to RAM (implies --use_gradient_checkpointing).",
         False,
     )
-    blocks_to_swap: int | None = option(
-        "memory",
-        "Keep the frozen weights of the last N blocks of each trained network in RAM, and on "
-        "the device only while they compute (implies --use_gradient_checkpointing).",
-        minimum=1,
-        common=True,
-    )
-    enable_model_cpu_offload: bool = option(
-        "memory",
-        "Keep the frozen weights of all blocks in RAM, as --blocks_to_swap does for some.",
-        False,
-    )
-
-    @property
-    def swaps_blocks(self) -> bool:
-        """Return whether weights of blocks wait in RAM."""
-        return self.enable_model_cpu_offload or self.blocks_to_swap is not None
 
     @property
     def checkpoints(self) -> bool:
-        """Return whether blocks are recomputed in the backward pass."""
+        """Return whether options ask to recompute blocks in the backward pass."""
         return (
             bool(self.use_gradient_checkpointing)
             or self.use_gradient_checkpointing_offload
-            or self.swaps_blocks
         )

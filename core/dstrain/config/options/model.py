@@ -67,48 +67,6 @@ class ModelChoice:
         "Compute dtype. Defaults to bf16 on a GPU and no (fp32) on a CPU.",
         affects={"resolved"},
     )
-    offload_models: str | None = option(
-        "memory",
-        "Components to keep in RAM, by name or as the model flags have them, comma-separated; they are "
-        "on the device only while a unit or decoder uses them.",
-    )
-    fp8_models: str | None = option(
-        "memory",
-        "Components to quantize to fp8, by name or as the model flags have them, comma-separated; "
-        "`--quant_options COMPONENT:int8_block` takes as many bytes and is three times as exact.",
-        affects={"resolved"},
-    )
-    quant_options: str | None = option(
-        "memory",
-        "How frozen weights are quantized: COMPONENT:METHOD, with /EXCLUDED,... or @ONLY,... for layers; "
-        "several are separated by semicolons. METHOD is fp8, int8_block, bitsandbytes_nf4 or another.",
-        affects={"resolved"},
-        common=True,
-    )
-    tiled: bool = option(
-        "memory",
-        "Encode and decode with the VAE in tiles that overlap, which takes less memory and changes results a little.",
-        False,
-        affects={"resolved"},
-    )
-    tile_size: int | None = option(
-        "memory",
-        "Side of a tile in pixels. Defaults to the VAE's own.",
-        affects={"resolved"},
-        minimum=1,
-    )
-    tile_stride: int | None = option(
-        "memory",
-        "Pixels from one tile to the next. Defaults to the share of --tile_size that is the VAE's own.",
-        affects={"resolved"},
-        minimum=1,
-    )
-    framewise_decoding: bool = option(
-        "memory",
-        "Encode and decode videos in groups of frames, where the VAE can do either.",
-        False,
-        affects={"resolved"},
-    )
     seed: int = option(
         "general",
         "Random seed.",

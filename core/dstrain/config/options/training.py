@@ -82,12 +82,6 @@ class TrainingOptions:
         minimum=0,
         maximum=1,
     )
-    compile: bool = option(
-        "training",
-        "Compile the blocks of trained networks with torch.compile: the first steps take longer, the others less time.",
-        False,
-        affects={"resolved"},
-    )
     find_unused_parameters: bool = option(
         "training",
         "Let DistributedDataParallel search for parameters without a gradient.",

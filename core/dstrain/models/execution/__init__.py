@@ -1,4 +1,4 @@
-"""How a network runs: its blocks, their weights in RAM, checkpointing, compilation, tiles."""
+"""How a network runs: its blocks, gradient checkpointing, stored weights."""
 
 from dstrain.lazy import attach
 

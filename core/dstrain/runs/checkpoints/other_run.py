@@ -9,7 +9,12 @@ from dstrain.config import (
     command_line,
     read_resolved,
 )
-from dstrain.config.options import ends_at_last_step, options_affecting
+from dstrain.config.options import (
+    TrainConfig,
+    ends_at_last_step,
+    options_affecting,
+)
+from dstrain.config.plugin_options import plugin_flags
 from dstrain.config.serialize import new_start
 from dstrain.errors import StateError
 from dstrain.models.device import ATTENTION
@@ -132,9 +137,11 @@ def _differing(run: AnyRun) -> dict[str, str]:
     size = str(run.processes.size)
     modifiers = modifiers_in_words(setup)
     versions = {**native, PROCESSES: size, MODIFIERS: NO_MODIFIERS}
-    saved = {**recorded, **versions, **recorded.get("versions", {})}
+    # What is at its default is not written.
+    defaults = {name: one.default for name, one in plugin_flags(TrainConfig).items()}
+    saved = {**defaults, **recorded, **versions, **recorded.get("versions", {})}
     here = {**native, **setup.versions, PROCESSES: size, MODIFIERS: modifiers}
-    now = {**as_flags(setup.recorded), **here}
+    now = {**defaults, **as_flags(setup.recorded), **here}
     names = options_affecting("training", "resolved")
     if ends_at_last_step(setup.config.lr_scheduler):
         names += options_affecting("length")

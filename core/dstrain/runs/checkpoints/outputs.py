@@ -40,9 +40,9 @@ from dstrain.runs.checkpoints.resume import (
 )
 from dstrain.runs.checkpoints.run_identity import (
     data_fingerprint,
+    kept_identities,
     modifiers_in_words,
     optimizer_identity,
-    stored_components,
 )
 from dstrain.runs.checkpoints.state import (
     load_state,
@@ -351,7 +351,7 @@ class RunDirectory:
         }
         recipe["learning_rate"] = setup.optimizer.rates.plain
         recipe |= optimizer_identity(setup)
-        stored = stored_components(run)
+        stored = kept_identities(run, {}).get("kept")
         if stored:
             recipe["stored"] = stored
         recipe["steps"] = run.step

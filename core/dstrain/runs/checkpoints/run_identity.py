@@ -1,6 +1,7 @@
 """What the numbers of a run depend on, as digests that its states have."""
 
 import os
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -8,8 +9,9 @@ from dstrain.config import split_commas
 from dstrain.config.options import ends_at_last_step, recorded_values
 from dstrain.data.forms import parse_columns
 from dstrain.graph import MaskColumn
+from dstrain.models import Config
 from dstrain.models.device import ATTENTION
-from dstrain.pipeline import MASK, tiles_of
+from dstrain.pipeline import MASK
 from dstrain.runs.datasets.masks import other_masks
 from dstrain.runs.datasets.own_options import other_options
 from dstrain.runs.setup import Setup
@@ -109,8 +111,13 @@ def config_digest(run: AnyRun) -> str:
         numbers.append(optimizer)
     if ATTENTION in setup.versions:
         numbers.append({ATTENTION: setup.versions[ATTENTION]})
-    if config.compile:
-        numbers.append({"compile": True})
+    # Stage 2 does not load what stage 1 encoded with.
+    configs = {
+        **(run.cache_info.configs if run.cache_info else {}),
+        **run.found.configs,
+    }
+    kept = kept_identities(run, configs)
+    numbers += [{name: one} for name, one in kept.items() if one is True]
     if config.column or config.default_caption is not None:
         numbers.append([parse_columns(config.column), config.default_caption])
     mask = setup.spec.inputs.get(MASK)
@@ -127,20 +134,7 @@ def config_digest(run: AnyRun) -> str:
         numbers.append({"modify step": dict(setup.modifiers)})
     if setup.preset is not None:
         numbers.append([*setup.preset.components, setup.preset.digest])
-    stored = stored_components(run)
-    if stored:
-        numbers.append({"kept": stored})
-    # Stage 2 does not load what stage 1 encoded with.
-    configs = {
-        **(run.cache_info.configs if run.cache_info else {}),
-        **run.found.configs,
-    }
-    tiles = tiles_of(setup.tiling, setup.family, configs).items()
-    used_tiles = {
-        name: one.identity for name, one in tiles if name in run.module.used_components
-    }
-    if used_tiles:
-        numbers.append({"tiles": used_tiles})
+    numbers += [{name: one} for name, one in kept.items() if one is not True]
     order: list[Any] = [run.order.groups.tolist(), run.order.samples_per_step]
     if run.data.parts:
         order.append([list(part) for part in run.data.parts])
@@ -148,14 +142,21 @@ def config_digest(run: AnyRun) -> str:
     return hash_json("run", [setup.task.name, trainables, order, numbers])
 
 
-def stored_components(run: AnyRun) -> dict[str, list[str]]:
-    """Return how the components that the run uses are quantized, those that are as they
-    are loaded left out: the place of weights changes no number.
+def kept_identities(run: AnyRun, configs: Mapping[str, Config]) -> dict[str, Any]:
+    """Return what the numbers of a run depend on because of how its components are kept:
+    True, or the value of each component that it uses, by the name of the identity.
+
+    configs: The configurations of the components.
     """
-    kept = run.setup.kept
-    used = sorted(run.module.used_components & kept.keys())
-    identities = {name: kept[name].identity for name in used}
-    return {name: identity for name, identity in identities.items() if identity}
+    found: dict[str, Any] = {}
+    for component in sorted(run.module.used_components):
+        config = configs.get(component)
+        for one in run.setup.keepers.identities(component, config):
+            if one.value is True:
+                found[one.name] = True
+            else:
+                found.setdefault(one.name, {})[component] = one.value
+    return {name: found[name] for name in sorted(found)}
 
 
 def optimizer_identity(setup: Setup) -> dict[str, Any]:

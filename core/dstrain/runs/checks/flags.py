@@ -9,15 +9,10 @@ from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import changed
 from dstrain.errors import UsageError, about_dataset, nearest
 from dstrain.graph import Column, PipelineSpec, make_plan
-from dstrain.lora import LoraFormat, format_named, known_formats, type_named
+from dstrain.lora import LoraFormat, format_named, known_formats
 from dstrain.models import components_of
 from dstrain.models.components import Component
-from dstrain.models.execution import AS_LOADED
 from dstrain.pipeline import generate_task
-from dstrain.pipeline.kept_choice import (
-    check_loaded,
-    check_trained,
-)
 from dstrain.registry import ModelFamily
 from dstrain.runs.datasets.flags import resolutions_of
 from dstrain.runs.datasets.sources import dataset_source
@@ -198,22 +193,6 @@ def preset_is_there(path: Path | None, spec: PipelineSpec) -> bool:
     return (
         path is not None and parse_preset(str(path)).of(spec.components).path.exists()
     )
-
-
-def check_kept(setup: Setup) -> None:
-    """Refuse ways to keep components that this run cannot have, or that have no effect."""
-    if not setup.kept:
-        return
-    check_loaded(setup.kept, loaded_components(setup))
-    in_steps = setup.plan(setup.all_inputs()).components["train"]
-    check_trained(setup.kept, setup.trainables.full, in_steps)
-    for lora in setup.trainables.lora:
-        # Where patterns leave layers as they are loaded, the layers themselves decide.
-        kept = setup.kept.get(lora.component, AS_LOADED)
-        whole = [one for one in kept.methods if not one.patterns]
-        if whole and not type_named(lora.type).stored:
-            what = f"{lora.type} needs weights as they are loaded; {whole[0].flag} quantizes {lora.component}"
-            raise UsageError("--lora_type", what, "train lora or dora")
 
 
 def loaded_components(setup: Setup) -> list[str]:

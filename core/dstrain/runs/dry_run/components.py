@@ -8,26 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dstrain.graph import QuantizationMethod
-from dstrain.models.execution import Kept, last_blocks, repeated_blocks
-from dstrain.models.quantization.layers import storable_layers
+from dstrain.graph.keepers import Keepers, WeightSize
+from dstrain.models.execution import repeated_blocks
+from dstrain.models.networks import tied_names
 
 
 @dataclass(frozen=True)
-class PlannedTensor:
-    """A parameter or buffer of a network."""
+class PlannedTensor(WeightSize):
+    """A parameter or buffer of a network, with its bytes as it is loaded; its layer is named
+    without what LoRA adds to it.
+    """
 
-    layer: str
-    """The dotted name of its layer, without what LoRA adds to it."""
-    shape: tuple[int, ...]
-    size: int
-    """Its bytes as it is loaded."""
-    is_storable: bool
-    """Whether it is the weight of a linear layer, which a method may store."""
     is_parameter: bool
     is_trained: bool
-    block: int
-    """The number of the repeated block that it is in, from 0; -1 for none."""
 
     @property
     def numbers(self) -> int:
@@ -95,43 +88,22 @@ class KeptWeights:
     """Whether a method stores weights of it."""
 
 
-def kept_weights(component: PlannedComponent, kept: Kept) -> KeptWeights:
+def kept_weights(component: PlannedComponent, keepers: Keepers) -> KeptWeights:
     """Return where the frozen weights of a component are if they are kept so."""
-    last = last_blocks(range(component.blocks), kept.swapped_blocks)
-    device = largest_stored = 0
-    swapped: dict[int, int] = {}
-    sizes = []
-    for one in component.tensors:
-        method = _method_of(one, kept)
-        size = one.size
-        if method is not None:
-            rows, columns = one.shape
-            size = method.stored_bytes((rows, columns))
-        sizes.append(size)
-        if one.is_trained:
-            continue
-        if method is not None:
-            largest_stored = max(largest_stored, one.numbers)
-        if one.block in last:
-            swapped[one.block] = swapped.get(one.block, 0) + size
-        else:
-            device += size
-    device += sum(sorted(swapped.values())[-2:])
+    name = component.name
+    sizes = [keepers.size(name, one) for one in component.tensors]
+    frozen = [one for one in component.tensors if not one.is_trained]
+    stored = [one.numbers for one in frozen if keepers.size(name, one) != one.size]
+    place = keepers.bytes(name, frozen)
     return KeptWeights(
-        words=kept.describe(),
+        words=keepers.describe(name),
         sizes=tuple(sizes),
-        device=device,
-        ram=sum(swapped.values()),
-        largest_stored=largest_stored,
-        is_offloaded=kept.offloaded,
-        is_stored=bool(kept.methods),
+        device=place.device + place.used,
+        ram=place.ram - place.used,
+        largest_stored=max(stored, default=0),
+        is_offloaded=place.used > 0,
+        is_stored=any(one.kind == "quantize" for one in keepers.of(name)),
     )
-
-
-def _method_of(one: PlannedTensor, kept: Kept) -> QuantizationMethod | None:
-    """Return the method that quantizes a weight; None where it stays as it is loaded."""
-    entries = kept.methods_of(one.layer) if one.is_storable else []
-    return entries[0].method if entries else None
 
 
 def planned_component(
@@ -148,7 +120,12 @@ def planned_component(
     blocks = {
         block: number for number, block in enumerate(repeated_blocks(network).keys())
     }
-    storable = set(storable_layers(network))
+    shared = tied_names(network)
+    linear = {
+        name
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Linear) and f"{name}.weight" not in shared
+    }
     tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
     seen: set[str] = set()
     tensors = []
@@ -166,7 +143,7 @@ def planned_component(
                 layer=place.removesuffix(".base_layer"),
                 shape=tuple(tensor.shape),
                 size=tensor.nbytes,
-                is_storable=place in storable and last == "weight" and not is_trained,
+                is_linear=place in linear and last == "weight" and not is_trained,
                 is_parameter=is_parameter,
                 is_trained=is_trained,
                 block=blocks[owner[0]] if owner else -1,

@@ -5,12 +5,11 @@ from contextlib import suppress
 from dstrain.config import as_size
 from dstrain.errors import DstrainError, MissingFiles
 from dstrain.graph import Plan
+from dstrain.graph.keepers import KeptBytes
 from dstrain.models import Config, components_of, empty_component, find
-from dstrain.models.execution import Kept, described
 from dstrain.models.networks import set_dtype
-from dstrain.models.quantization.layers import methods_of_layers
 from dstrain.pipeline.variant_choice import entries_that_differ
-from dstrain.runs.dry_run.components import kept_weights, planned_component
+from dstrain.runs.dry_run.components import planned_component
 from dstrain.runs.setup import Setup
 
 
@@ -21,7 +20,7 @@ def described_with_bytes(setup: Setup, plan: Plan) -> dict[str, str]:
     A component of which no configuration is given is measured as it is first published.
     Raises UsageError for layers that the given one does not have.
     """
-    found = described(setup.kept, plan.components[""])
+    found = setup.keepers.described(plan.components[""])
     for name, words in found.items():
         component = components_of(setup.family)[name]
         config = _given_config(setup, name)
@@ -31,25 +30,26 @@ def described_with_bytes(setup: Setup, plan: Plan) -> dict[str, str]:
         network = None if config is None else empty_component(component, config)
         if network is None:
             continue
-        kept = setup.kept[name]
         if not model:
-            methods_of_layers(network, kept, name)
+            for keeper in setup.keepers.of(name):
+                if keeper.kind == "quantize":
+                    keeper.check({name: network}, setup.device)
         set_dtype(network, setup.dtype)
         size = planned_component(name, network.requires_grad_(False), has_lora=False)
-        place = kept_weights(size, kept)
-        found[name] = f"{words}: {_in_words(place.device, place.ram, kept)}"
+        place = setup.keepers.bytes(name, size.tensors)
+        found[name] = f"{words}: {_in_words(place)}"
         found[name] += f", loaded as {size.dtype}"
         if model:
             found[name] += f", if it is as in {model}"
     return found
 
 
-def _in_words(device: int, ram: int, kept: Kept) -> str:
-    if kept.offloaded:
-        return f"{as_size(device + ram)} in RAM"
-    if kept.swapped_blocks:
-        return f"{as_size(device)} on the device, {as_size(ram)} in RAM"
-    return as_size(device)
+def _in_words(place: KeptBytes) -> str:
+    if place.used:
+        return f"{as_size(place.ram)} in RAM"
+    if place.ram:
+        return f"{as_size(place.device)} on the device, {as_size(place.ram)} in RAM"
+    return as_size(place.device)
 
 
 def _given_config(setup: Setup, name: str) -> Config | None:

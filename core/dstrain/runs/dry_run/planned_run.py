@@ -16,8 +16,7 @@ from dstrain.distributed import Sharding
 from dstrain.graph import PipelineSpec, Plan, Task
 from dstrain.lora import Trainables
 from dstrain.models import components_of
-from dstrain.models.execution import AS_LOADED
-from dstrain.pipeline import Pipeline, check_tiling, kept_components
+from dstrain.pipeline import Pipeline
 from dstrain.registry import ModelFamily
 from dstrain.runs.build import load_module
 from dstrain.runs.checkpoints.outputs import KEPT_STATES
@@ -32,8 +31,8 @@ from dstrain.runs.dry_run.components import (
     planned_component,
 )
 from dstrain.runs.dry_run.planned_rows import PlannedRows
+from dstrain.runs.keeping import with_keepers
 from dstrain.runs.launch.variables import machine_size, world_size
-from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 from dstrain.training import SKIPPED, Sample, SampleSource, TrainingModule
@@ -104,6 +103,11 @@ class PlannedRun:
     def config(self) -> TrainConfig:
         """Return its options."""
         return self._setup.config
+
+    @property
+    def checkpoints(self) -> bool:
+        """Return whether blocks are recomputed in the backward pass."""
+        return self._setup.checkpoints
 
     @property
     def family(self) -> ModelFamily:
@@ -248,7 +252,7 @@ class PlannedRun:
     def kept(self) -> Mapping[str, KeptWeights]:
         """Return how the weights of each component are kept."""
         return {
-            name: kept_weights(one, self._setup.kept.get(name, AS_LOADED))
+            name: kept_weights(one, self._setup.keepers)
             for name, one in self.components.items()
         }
 
@@ -280,22 +284,12 @@ class PlannedRun:
         setup = self._setup
         if config is setup.config:
             return self
-        check_tiling(replace(setup, config=config).tiling, setup.family, setup.spec)
-        kept = kept_components(
-            config,
-            setup.family,
-            setup.spec,
-            setup.models,
-            lambda: setup.extensions,
-            blocks_to_swap(config, setup.trainables),
-        )
-        changed = replace(setup, config=config, kept=kept)
+        changed = with_keepers(replace(setup, config=config))
         if (setup.stage if stage is None else stage) != "data_process":
             names = ("optimizer", "optimizer_args", "trainable_dtype")
             if all(getattr(config, one) == getattr(setup.config, one) for one in names):
                 vars(changed)["optimizer"] = setup.optimizer  # tried once
             refuse_precision(changed)
-        check_offloaded(changed)
         return replace(self, _setup=changed, _built=[])
 
     def module(self, whole: bool = False) -> TrainingModule:

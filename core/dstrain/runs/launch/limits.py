@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from dstrain.errors import UsageError
 from dstrain.graph import Plan
-from dstrain.runs.offload import swap_flag
 from dstrain.runs.setup import Setup
 from dstrain.training.optimizers import steps_by_rows
 
@@ -34,14 +33,9 @@ def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:
                     # Units run once a sample, of which processes may have unequally many.
                     what = f"cannot shard {name}: {step.unit.name} runs it once for each sample"
                     raise UsageError("sharding", what, WITHOUT)
-    if flag := swap_flag(config):
-        what = "swapped blocks must be whole in each process, but sharding gives each some rows"
-        raise UsageError(flag, what, "leave it out", WITHOUT)
-    if config.compile:
-        what = (
-            "sharding puts other weights in the place of those that were compiled with"
-        )
-        raise UsageError("--compile", what, "leave it out", WITHOUT)
+    for keeper in setup.keepers.all:
+        if keeper.unshardable and {*keeper.components} & {*setup.trainables.components}:
+            raise UsageError(keeper.flag, keeper.unshardable, "leave it out", WITHOUT)
     if config.lora_type != "lora":
         what = f"{config.lora_type} computes with whole weights, not with rows of them"
         raise UsageError("--lora_type", what, "train lora", WITHOUT)

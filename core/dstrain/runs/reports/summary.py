@@ -10,7 +10,6 @@ from dstrain.console import fitted, get_logger, number_of, shell_command
 from dstrain.graph.noise_schedule import STRATA
 from dstrain.lora import LoraFormat, known_formats
 from dstrain.models import StoredLinear, components_of
-from dstrain.models.execution import described
 from dstrain.runs.build import without_effect
 from dstrain.runs.datasets.sizes import size_lines, trained_sizes
 from dstrain.runs.reports.trial_command import trial_command
@@ -41,7 +40,7 @@ def log_start(run: TrainingRun) -> None:
     if run.is_sharded:
         components = ", ".join(module.trained.components)
         logger.info(f"sharding: {components} {setup.sharding}, {processes}")
-    for name, words in described(setup.kept, sorted(module.used_components)).items():
+    for name, words in setup.keepers.described(sorted(module.used_components)).items():
         logger.info(f"{name}: {words}")
     if config.use_gradient_checkpointing and setup.family.gradient_checkpointing:
         logger.info(
@@ -110,7 +109,7 @@ def _sizes(run: TrainingRun) -> list[str]:
 
 
 def _weights_of(networks: nn.Module) -> int:
-    """Return how many weights networks have; a quantized one may be half a number."""
+    """Return how many weights networks have; a stored one may be half a number."""
     count = sum(parameter.numel() for parameter in networks.parameters())
     for layer in networks.modules():
         if isinstance(layer, StoredLinear):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.config import as_flags, flags_by_name, parse_model_paths, split_commas
+from dstrain.config import as_flags, flags_by_name, parse_model_paths
 from dstrain.config.datasets import with_absolute_paths
 from dstrain.config.options import TrainConfig, options_affecting
 from dstrain.config.serialize import option_words
@@ -72,20 +72,13 @@ def _path_options(family: ModelFamily) -> set[str]:
 
 
 def _record_model_paths(recorded: dict[str, Any]) -> None:
-    """Make the paths of --model_paths absolute, and those of --offload_models, which names
-    components as --model_paths does.
-    """
+    """Make the paths of --model_paths absolute."""
     # Where a secret was replaced, it may be no JSON any more.
     with suppress(UsageError):
         groups = parse_model_paths(recorded["model_paths"])
         recorded["model_paths"] = json.dumps(
             [one[0] if len(one) == 1 else one for one in map(_absolute, groups)]
         )
-        typed = {path for group in groups for path in group}
-        names = split_commas(recorded.get("offload_models"))
-        if typed & set(names):
-            moved = [_absolute(one) if one in typed else one for one in names]
-            recorded["offload_models"] = ",".join(moved)
 
 
 def _absolute(value: Any) -> Any:

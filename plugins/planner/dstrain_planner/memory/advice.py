@@ -55,7 +55,7 @@ class Way:
                 name: one for name, one in first.changes.items() if name != "task"
             }
         if "quant_options" in changes:
-            own = self.config.quant_options
+            own = self.config.plugin_options.get("quant_options")
             changes["quant_options"] = _joined(changes["quant_options"], own)
         return replace(self.with_changes(**changes), stage_1=first.changes)
 
@@ -95,7 +95,7 @@ def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
     in the order of what they cost in time or exactness.
     """
     way = Way(config)
-    if not config.checkpoints:
+    if not (config.checkpoints or _swaps_blocks(config)):
         way = way.with_changes(use_gradient_checkpointing=True)
         yield way
     if possible.resumes:
@@ -141,7 +141,9 @@ def encoding_ways(way: Way, possible: Possible) -> Iterator[Way]:
     at a time on the device, then tiles.
     """
     config = way.config
-    takes_turns = len(possible.taking_turns) > 1 and config.offload_models is None
+    takes_turns = (
+        len(possible.taking_turns) > 1 and "offload_models" not in config.plugin_options
+    )
     names = ",".join(possible.taking_turns)
     if possible.resumes:
         # Other cached values would be another dataset to the run.
@@ -158,6 +160,12 @@ def encoding_ways(way: Way, possible: Possible) -> Iterator[Way]:
                 yield cut.with_changes(offload_models=names)
 
 
+def _swaps_blocks(config: TrainConfig) -> bool:
+    return not {"blocks_to_swap", "enable_model_cpu_offload"}.isdisjoint(
+        config.plugin_options
+    )
+
+
 def _stored_encoders(config: TrainConfig, possible: Possible) -> Iterator[str]:
     """Yield '', then --quant_options that store the largest encoder, and more of them, in
     8 bits, and then in 4.
@@ -167,7 +175,7 @@ def _stored_encoders(config: TrainConfig, possible: Possible) -> Iterator[str]:
     for method in methods:
         for count in range(1, len(possible.encoders) + 1):
             options = _options(possible.encoders[:count], method)
-            yield _joined(config.quant_options, options)
+            yield _joined(config.plugin_options.get("quant_options"), options)
 
 
 def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
@@ -175,8 +183,8 @@ def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
     up to half of the blocks swapped, then in 4 bits, then more and more blocks swapped.
     """
     config = way.config
-    blocks = 0 if config.swaps_blocks else possible.blocks
-    given = config.quant_options
+    blocks = 0 if _swaps_blocks(config) else possible.blocks
+    given = config.plugin_options.get("quant_options")
     if possible.lora:
         options = _options(possible.lora, "int8_block")
         way = way.with_changes(quant_options=_joined(given, options))
@@ -203,7 +211,7 @@ def _in_other_places(way: Way, possible: Possible) -> Iterator[Way]:
     if not way.config.use_gradient_checkpointing_offload:
         way = _with_inputs_in_ram(way)
         yield way
-    for count in range(1, 1 + (0 if way.config.swaps_blocks else possible.blocks)):
+    for count in range(1, 1 + (0 if _swaps_blocks(way.config) else possible.blocks)):
         yield way.with_changes(blocks_to_swap=count)
 
 

@@ -53,7 +53,8 @@ def encoding_in_tiles(run: PlannedRun) -> int | None:
     Raises UsageError for a run whose VAEs cannot.
     """
     stage_1 = run.of_stage("data_process")
-    tiled = stage_1.with_config(replace(stage_1.config, tiled=True))
+    changes: dict[str, Any] = {"tiled": True}
+    tiled = stage_1.with_config(replace(stage_1.config, **changes))
     counted = count(replace(tiled, components=run.components)).activations
     return None if counted is None else counted.encoding
 

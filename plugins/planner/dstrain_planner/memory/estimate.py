@@ -87,7 +87,7 @@ def estimate(run: PlannedRun, counted: Activations | None, stage: str) -> Estima
     activations = None
     if counted is not None and encoding is not None:
         activations = restored + counted.kept(
-            config.checkpoints,
+            run.checkpoints,
             config.use_gradient_checkpointing_offload,
             copied if run.precision == "bf16" else 0,
         )

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from dstrain import TrainConfig, UsageError
+from dstrain.config import flags_by_name
 from dstrain.console import silenced
 from dstrain.plugin import PlannedComponent, PlannedRun
 
@@ -39,7 +40,7 @@ class MemoryPlan:
         Raises UsageError for flags that the run cannot have.
         """
         counted = self.counted.activations
-        if config.tiled and not self.run.config.tiled:
+        if "tiled" in config.plugin_options.keys() - self.run.config.plugin_options:
             counted = self._in_tiles
         return self._estimate(counted, config, stage)
 
@@ -128,6 +129,9 @@ class MemoryPlan:
         encoders.sort(key=lambda size: size.frozen_bytes, reverse=True)
         known = {one.name: one for one in run.family.load("components")}
         blocks = max((sizes[name].blocks for name in lora), default=0)
+        if "quant_options" not in flags_by_name(TrainConfig):
+            # The plugin that keeps weights otherwise is not installed.
+            lora, encoders, blocks = (), [], 0
         return Possible(
             precision=run.precision,
             can_split={*run.loaded("")} != {*run.loaded("train")},
@@ -141,7 +145,8 @@ class MemoryPlan:
                 if _is_mostly_linear(size) and not run.kept[size.name].is_stored
             ),
             taking_turns=tuple(size.name for size in encoders),
-            has_tiles=not run.config.tiled and self._accepts(tiled=True),
+            has_tiles="tiled" not in run.config.plugin_options
+            and self._accepts(tiled=True),
             has_bitsandbytes=find_spec("bitsandbytes") is not None,
             can_choose_optimizer=run.sharding is None,
             accepts=self._has_optimizer,
@@ -152,19 +157,19 @@ class MemoryPlan:
         """Return whether the run could have these options, as far as stage 1 tells."""
         try:
             self.run.with_config(replace(self.run.config, **changes), "data_process")
-        except UsageError:
+        except (UsageError, TypeError):  # of an option that is not installed
             return False
         return True
 
     def _has_optimizer(self, config: TrainConfig) -> bool:
         try:
             _ = self.run.with_config(config, "train").optimizer
-        except UsageError:
+        except (UsageError, TypeError):  # of an option that is not installed
             return False
         return True
 
 
 def _is_mostly_linear(component: PlannedComponent) -> bool:
     """Return whether most of its bytes are weights that a method could store."""
-    linear = sum(one.size for one in component.tensors if one.is_storable)
+    linear = sum(one.size for one in component.tensors if one.is_linear)
     return 2 * linear > component.frozen_bytes

@@ -158,7 +158,7 @@ def _activations(plan: MemoryPlan, found: Estimate) -> Row:
     how = "without checkpointing"
     if config.use_gradient_checkpointing_offload:
         how = "with checkpointing and offloading"
-    elif config.checkpoints:
+    elif plan.run.checkpoints:
         how = "with checkpointing"
     what = "activations"
     if plan.run.stage == "data_process":

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from dstrain import UsageError
-from dstrain.models import METHODS
 from dstrain.runs.loop import steps
+from dstrain_memory.quantization.methods import METHODS
 from torch import nn
 
 from tests.support.runs import config, train, training_run

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.models import METHODS
 from dstrain.runs import plan_of
+from dstrain_memory.quantization.methods import METHODS
 
 from tests.support.family import IDS
 from tests.support.runs import config

@@ -5,15 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from dstrain.console import silenced
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lazy import without_quantizers
-from dstrain.models import DTYPES, METHODS, default_device, precision
-from dstrain.models.quantization.methods import method_named
+from dstrain.models import DTYPES, default_device, precision
 from dstrain.models.weight_files import refuse_quantized
+from dstrain.plugin import GenerateConfig, Keeper, KeeperRequest
+from dstrain.registry import load_extensions
 from dstrain.storage.safetensors import naming_faults, opened
 from PIL import Image
 from torch import Tensor, nn
@@ -38,6 +40,8 @@ END_OF_TURN = "<|im_end|>"
 not say."""
 VISION = ("visual", "vision")
 """In the names of layers that read images: small ones, whose errors are seen."""
+NAME = "captioner"
+"""What the model is called where it is quantized."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,7 @@ def load_captioner(files: ModelFiles, options: CaptionOptions) -> Captioner:
     device = _device(options.device)
     dtype = DTYPES[precision(options.mixed_precision, device)]
     method = options.quantize
-    if method is not None:
-        method_named(method, METHODS, "--quantize")
+    keeper = None if method is None else _quantizing(method)
     with silenced(logging.WARNING), without_quantizers():
         import transformers
 
@@ -152,8 +155,8 @@ def load_captioner(files: ModelFiles, options: CaptionOptions) -> Captioner:
         processor = load_processor(files, config)
         place = torch.device("cpu") if method else device
         model = _load_model(files, config, dtype, place)
-    if method is not None:
-        _quantize(model, method, device)
+    if keeper is not None:
+        _quantize(model, keeper, device)
     model.requires_grad_(False).eval().to(device)
     processor.tokenizer.padding_side = "left"  # answers begin where questions end
     if processor.tokenizer.pad_token is None:
@@ -238,17 +241,41 @@ def _weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     return weights
 
 
-def _quantize(model: Any, method: str, device: torch.device) -> None:
+def _quantizing(method: str) -> Keeper:
+    """Return what quantizes a network by a method of `--quant_options`; raises UsageError
+    for one that is not known or not installed.
+    """
+    try:
+        options = GenerateConfig(output=Path(), quant_options=f"{NAME}:{method}")
+        (keeper,) = (
+            load_extensions()
+            .keepers(
+                KeeperRequest(
+                    options,
+                    components={NAME: SimpleNamespace(unquantized=())},
+                    named=lambda flag, text: [text],
+                    loaded=[NAME],
+                )
+            )
+            .all
+        )
+    except TypeError as error:  # no plugin has the option
+        raise UsageError("--quantize", str(error)) from error
+    except UsageError as error:
+        error.where = "--quantize"
+        raise
+    return keeper
+
+
+def _quantize(model: Any, keeper: Keeper, device: torch.device) -> None:
     """Quantize the linear layers of a language model, one after the other on the device."""
-    store = METHODS[method].store
     last = model.get_output_embeddings()
     for name, layer in list(model.named_modules()):
         reads_images = any(part in name for part in VISION)
         if isinstance(layer, nn.Linear) and layer is not last and not reads_images:
             weight = layer.weight.detach().to(device)
-            stored = store(layer, weight)
+            keeper.place(NAME, model, f"{name}.weight", weight)
             del weight
-            model.set_submodule(name, stored.train(False))
 
 
 def _generation(

@@ -155,7 +155,7 @@ def test_the_language_model_is_quantized_and_what_reads_images_is_not(
         for name, layer in quantized.model.named_modules()
         if isinstance(layer, nn.Linear)
     }
-    stored = {name for name, kind in kinds.items() if kind is StoredLinear}
+    stored = {name for name, kind in kinds.items() if issubclass(kind, StoredLinear)}
     assert len(stored) == 2 * 7
     assert all("language_model" in name for name in stored)
     plain = captioner(toy("qwen"))

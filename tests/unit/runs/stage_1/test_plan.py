@@ -103,7 +103,7 @@ def test_the_flags_of_stage_1_are_recorded_with_absolute_paths(
         "dataset_base_path": f"{tmp_path}/data",
         "dataset_root": [str(tmp_path)],
         "tokenizer_path": f"{tmp_path}/model/tokenizer",
-        "offload_models": f"{tmp_path}/{vae[0]},text_encoder",
+        "offload_models": "vae,text_encoder",
         "max_pixels": 4096,
         "preview_prompt": ["a dog", "a cat"],
         "learning_rate": 0.01,

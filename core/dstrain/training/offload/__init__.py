@@ -1,1 +1,0 @@
-"""Keep weights of trained networks in RAM while nothing computes with them."""
