@@ -203,7 +203,7 @@ def test_images_of_several_sizes_are_named_unless_they_are_loaded_at_one(
 def test_bad_files_of_a_folder_are_said_with_those_of_kinds_that_are_not_read(
     base: Path,
 ) -> None:
-    (base / "sofa.jpg").write_bytes((base / "wide.png").read_bytes()[:99])
+    (base / "sofa.jpg").write_text("no image")
     (base / "IMG_1.heic").touch()
     for name in ("wide", "sofa", "IMG_1"):
         (base / f"{name}.txt").write_text("a dog")

@@ -71,7 +71,7 @@ def test_reading_a_size_decodes_no_pixels(tmp_path: Path, kind: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (256, 320, 3), dtype=np.uint8)
     content = encoded(kind, Image.fromarray(noise))
     path = tmp_path / f"torn.{kind}"
-    path.write_bytes(content[:2000] + content[3000:])
+    path.write_bytes(content[:2000])
     assert read_size(path) == (256, 320)
     with pytest.raises(UsageError):
         load_image(path, "RGB", None)
