@@ -3,7 +3,6 @@ how much of them is cropped away.
 """
 
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from dstrain.training import Order
 
 MOST_LINES = 30
 """Most sizes that are listed each by itself."""
-SIZE = re.compile(r"(?:(\d+) frames of )?(\d+) x (\d+)")
 """A size in words."""
 
 
@@ -105,16 +103,6 @@ def size_lines(sizes: Iterable[GroupSize], samples_per_step: int | None) -> list
     if each:
         head += f", batches{each}"
     return [f"{head}:", *lines, f"    in all: {total.in_words(with_batches)}"]
-
-
-def only_size(sizes: Iterable[GroupSize]) -> tuple[int, int, int] | None:
-    """Return (frames, height, width) of samples that have one size, else None."""
-    words = {one.size for one in sizes if one.size and one.samples}
-    found = SIZE.fullmatch(words.pop()) if len(words) == 1 else None
-    if found is None:
-        return None
-    frames, height, width = found.groups("1")
-    return int(frames), int(height), int(width)
 
 
 def _size_of(common: Signature, columns: Mapping[str, Column]) -> str:

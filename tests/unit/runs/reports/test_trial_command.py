@@ -1,18 +1,13 @@
-"""The command at the end of a run can be typed as it is: it has a prompt, the size, the
-number of steps and the inputs that were trained.
-"""
+"""The command at the end of a run has a prompt of the run."""
 
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.plugin import Column
 
-from tests.support import family
 from tests.support.runs import project, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -98,75 +93,3 @@ def test_a_previews_prompt_goes_before_it_with_the_trigger_word_cut_between_word
     # The prompts of the feature cache are previewed, too.
     found = trial(task="sft:train", trigger_word="sks", **cache)
     assert found["prompt"] == wanted
-
-
-@pytest.mark.parametrize(
-    ("size", "wanted"),
-    [
-        ((16, 24), ("16", "24")),
-        # As by default.
-        ((16, 16), (None, None)),
-        # Of two sizes, neither is the one.
-        ((None, None), (None, None)),
-    ],
-)
-def test_it_has_the_size_of_the_run(
-    trial: Trial,
-    size: tuple[int | None, int | None],
-    wanted: tuple[str | None, str | None],
-) -> None:
-    height, width = size
-    found = trial(height=height, width=width)
-    assert (found.get("height"), found.get("width")) == wanted
-
-
-@pytest.mark.parametrize(
-    ("column", "cell", "flags", "said", "said_in_stage_2"),
-    [
-        (Column("extra", "image"), "0.png", {}, "extra=FILE", "extra=FILE"),
-        (
-            Column("extra", "image", optional=True),
-            "0.png",
-            {"extra_inputs": "extra"},
-            "extra=FILE",
-            "extra=FILE",
-        ),
-        (Column("extra", "image", optional=True), "0.png", {}, None, None),
-        (Column("extra"), "happy", {}, "extra=happy", "extra=VALUE"),
-        (Column("extra", "texts"), ["calm", "sad"], {}, "extra=calm", "extra=VALUE"),
-        (Column("extra", "integer"), 4, {}, "extra=4", None),
-        (Column("extra", "integer"), 7, {}, None, None),
-    ],
-)
-def test_it_has_the_inputs_that_inference_needs(
-    column: Column,
-    cell: Any,
-    flags: dict[str, Any],
-    said: str | None,
-    said_in_stage_2: str | None,
-    tmp_path: Path,
-    trial: Trial,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Files, values of the first row, and those that have another default, here 7."""
-
-    def encode_prompt(
-        prompt: str, extra: Any = None, *, text_encoder: Any, tokenizer: Any
-    ) -> family.Prompt:
-        return family.encode_prompt(
-            prompt, text_encoder=text_encoder, tokenizer=tokenizer
-        )
-
-    defaults = {"extra": 7} if column.kind == "integer" else {}
-    spec = replace(
-        family.BASE,
-        units=(encode_prompt, family.encode_image),
-        inputs={**family.BASE.inputs, "extra": column},
-        defaults={**family.BASE.defaults, **defaults},
-    )
-    monkeypatch.setitem(family.PIPELINES, "base", spec)
-    change_rows(tmp_path, {"extra": cell})
-    flags = {"variant": "base", **flags}
-    assert trial(**flags).get("input") == said
-    cache = {"feature_cache": tmp_path / "cache"}
-    assert trial(**flags, **cache).get("input") == said_in_stage_2
