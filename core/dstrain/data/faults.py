@@ -75,15 +75,3 @@ def check_readable(path: Path) -> None:
                 pass
     except OSError as error:
         raise_system_fault(path, error)
-
-
-def is_link_loop(path: str | Path) -> bool:
-    """Return whether a path is a link that leads to itself."""
-    try:
-        Path(path).stat()
-    except OSError as error:
-        return error.errno == errno.ELOOP
-    return False
-
-
-LINK_LOOP = "is a link that leads to itself"

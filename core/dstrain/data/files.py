@@ -2,7 +2,6 @@
 their headers before a run.
 """
 
-import ntpath
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from stat import S_ISDIR, S_ISREG
 from unicodedata import normalize
 
@@ -22,7 +21,7 @@ from dstrain.data.cells import (
     file_names,
     mask_cell,
 )
-from dstrain.data.faults import LINK_LOOP, is_link_loop, raise_system_fault
+from dstrain.data.faults import raise_system_fault
 from dstrain.data.forms.form import Form
 from dstrain.data.images import ImageInfo, Size, has_transparent_parts, read_header
 from dstrain.data.table import (
@@ -129,9 +128,8 @@ class DataRoots:
 
     def nearest(self, name: str) -> str:
         """Return "; did you mean 'x'?" for a file in another letter case, or without
-        the leading folders, or that a name has a drive, which only Windows has.
+        the leading folders.
         """
-        whole = name
         parts = PurePosixPath(spellings(name)[-1]).parts
         for start in range(len(parts)):
             for folder in self.folders:
@@ -147,8 +145,6 @@ class DataRoots:
                     if _folded(name) in names:
                         found = os.path.join(*above, names[_folded(name)])
                         return f"; did you mean {found!r}?"
-        if PureWindowsPath(whole).is_absolute() and os.path is not ntpath:
-            return ", a path of Windows: write it relative to the dataset's folder"
         return ""
 
     def check_frames(self, folder: Path) -> None:
@@ -309,8 +305,6 @@ def _inspect(roots: DataRoots, file: FileName) -> FileInfo:
         size, has_alpha = read_header(path)
         return ImageInfo(str(path), size, mark, has_alpha)
     except FileNotFoundError:
-        if any(is_link_loop(os.path.join(folder, name)) for folder in roots.folders):
-            return f"{shown(name)!r} {LINK_LOOP}"
         return f"no such file {name!r}{roots.nearest(name)}"
     except (UsageError, StateError) as error:
         is_frame = path is not None and error.where != str(path)

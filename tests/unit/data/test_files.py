@@ -85,12 +85,6 @@ def test_a_name_has_its_accents_joined_or_apart(here: str, folders: Folders) -> 
     assert places(folders, "caf\u00e9.png", "cafe\u0301.png") == [str(path)] * 2
 
 
-def test_a_path_with_a_drive_is_called_what_it_is(folders: Folders) -> None:
-    *paths, name = reasons(folders, "C:\\pictures\\x.png", "D:/x.png", "c:x.png")
-    assert all("Windows" in reason for reason in paths)
-    assert "Windows" not in name
-
-
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
@@ -144,7 +138,7 @@ def test_a_link_may_lead_from_one_folder_to_another_and_nowhere_else(
     assert f"--dataset_root {folders[1]} " in out
     (absent,) = reasons(folders[:1], str(folders[1].parent / "none/two.png"))
     assert "--dataset_root" not in absent
-    assert loop.replace("loop", "gone") != gone
+    assert loop.replace("loop", "gone") == gone
 
 
 def test_a_root_that_is_no_folder_is_named_by_its_flag(folders: Folders) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dstrain.data.faults import LINK_LOOP, is_link_loop, raise_system_fault
+from dstrain.data.faults import raise_system_fault
 from dstrain.data.forms.captions import read_caption
 from dstrain.data.forms.left_out import left_out
 from dstrain.data.forms.listing import (
@@ -184,8 +184,6 @@ class _Captions:
     def _in_file(self, file: str) -> _Caption:
         path = self.folder / file
         try:
-            if is_link_loop(path):
-                return _Caption("", file, LINK_LOOP)
             if leads_out(path, self.folders):
                 # It may lead to anything that this user can read.
                 what = f"points outside the dataset's folder, to {path.readlink()}"
