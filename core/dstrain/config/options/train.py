@@ -1,8 +1,9 @@
 """The configuration of a training run."""
 
+from pathlib import Path
 from typing import Any, ClassVar
 
-from dstrain.config.conversion import options
+from dstrain.config.conversion import as_optional_path, converted, options
 from dstrain.config.fields import Effect, option
 from dstrain.config.options.data import DataOptions
 from dstrain.config.options.lora import LoraOptions
@@ -11,10 +12,65 @@ from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.config.options.output import OutputOptions
 from dstrain.config.options.samples import SampleOptions
-from dstrain.config.options.task import TaskChoice
 from dstrain.config.options.training import TrainingOptions
-from dstrain.config.options.validation import ValidationOptions
 from dstrain.config.plugin_options import flags, plugin_flags
+
+
+@options
+class TaskChoice:
+    """What a run does: a task, or one of its two stages alone."""
+
+    task: str = option(
+        "training",
+        "Training task, with --feature_cache in two stages. TASK:data_process and TASK:train run one of them alone.",
+        "sft",
+        affects={"recipe"},
+    )
+
+    @property
+    def task_name(self) -> str:
+        """Return the task without its stage."""
+        return self.task.partition(":")[0]
+
+    @property
+    def stage(self) -> str:
+        """Return 'data_process', 'train', or '' for a command that names no stage: it
+        runs both one after the other if it has a feature cache, else a run that is not
+        split.
+        """
+        return self.task.partition(":")[2]
+
+
+@options
+class ValidationOptions:
+    """The rows that are not trained on, and when their loss is computed."""
+
+    validation_split: float | None = option(
+        "training: validation",
+        "Fraction of the rows that are not trained on; their loss is logged. They are chosen by --seed.",
+        affects={"resolved", "timestep_sampler"},
+        above=0,
+        below=1,
+        common=True,
+    )
+    validation_dataset_base_path: Path | None = converted(
+        "training: validation",
+        "A second dataset, of any form, which is not trained on; its loss is logged.",
+        converter=as_optional_path,
+        default=None,
+        affects={"timestep_sampler"},
+    )
+    validation_dataset_metadata_path: Path | None = converted(
+        "training: validation",
+        "Metadata file of the second dataset. Defaults to what is in --validation_dataset_base_path.",
+        converter=as_optional_path,
+        default=None,
+    )
+    validation_steps: int | None = option(
+        "training: validation",
+        "Compute the validation loss every N steps. Defaults to whenever weights are saved.",
+        minimum=1,
+    )
 
 
 @options

@@ -2,18 +2,24 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config import split_commas
-from dstrain.config.options import ends_at_last_step, recorded_values
+from dstrain.config import dataset_flags, datasets_of, split_commas
+from dstrain.config.datasets import ALPHA_MASK, MASK_COLUMN
+from dstrain.config.options import (
+    TrainConfig,
+    ends_at_last_step,
+    options_affecting,
+    recorded_values,
+)
 from dstrain.data.forms import parse_columns
 from dstrain.graph import MaskColumn
 from dstrain.models import Config
 from dstrain.models.device import ATTENTION
 from dstrain.pipeline import MASK
 from dstrain.runs.datasets.masks import other_masks
-from dstrain.runs.datasets.own_options import other_options
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import PlannedTraining, TrainingData, TrainingRun
 from dstrain.storage import hash_json
@@ -24,6 +30,8 @@ ROWS = "rows"
 """End of the entries of `data_fingerprint` that are no digests."""
 NO_MODIFIERS = "none"
 """What `modifiers_in_words` returns where there are none."""
+OF_MASKS = frozenset({MASK_COLUMN, ALPHA_MASK, "unmasked_weight"})
+"""Options whose values `other_masks` has."""
 STANDS_FOR = MappingProxyType(
     {
         "lr_scheduler_num_cycles": 1,
@@ -180,3 +188,34 @@ def modifiers_in_words(setup: Setup) -> str:
     """
     words = [f"{name} (code {code[:8]})" for name, code in setup.modifiers.items()]
     return ", ".join(words) or NO_MODIFIERS
+
+
+def other_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Return the datasets, by their names, some of whose options decide the numbers of a
+    run and are not those of the run, with the values of these; without those of masks.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    run = _deciding_values(config)
+    # Stage 2 need not name the dataset of --dataset_base_path, whose options are the run's.
+    entries = replace(config, dataset_base_path=None)
+    for one in datasets_of(entries) if config.dataset else ():
+        other = {
+            name: value
+            for name, value in _deciding_values(one.config).items()
+            if name not in OF_MASKS and value != run[name]
+        }
+        if other:
+            found[one.name] = other
+    return found
+
+
+def _deciding_values(config: TrainConfig) -> dict[str, Any]:
+    """Return the options of a dataset that decide numbers, each as one of the ways in
+    which it can be written.
+    """
+    deciding = options_affecting("training", "resolved")
+    names = [name for name in dataset_flags() if name in deciding]
+    values = {name: getattr(config, name) for name in names}
+    columns = parse_columns(config.column)
+    values["column"] = [f"{name}={columns[name]}" for name in sorted(columns)]
+    return values
