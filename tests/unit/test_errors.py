@@ -58,27 +58,6 @@ def test_every_flag_is_found_with_a_letter_lost_or_two_swapped(flag: str) -> Non
             assert found == flag or (len(flag) < 4 and not found), typed
 
 
-@pytest.mark.parametrize(
-    ("typed", "known", "wanted"),
-    [
-        ("edti", "base edit edit-2509", "edit"),
-        ("edit-2590", "base edit edit-2509 edit-2511", "edit-2509"),
-        ("image_path", "image prompt", "image"),
-        ("text", "image prompt", ""),
-        ("transformer", "dit text_encoder vae", ""),
-        ("ditt", "dit vae", "dit"),
-        ("qwen", "flux qwen_image wan", "qwen_image"),
-        ("edit-", "base edit-2509-lightning edit-2511-lightning", ""),
-        ("", "qwen_image", ""),
-        ("x", "", ""),
-    ],
-)
-def test_other_names_are_matched_the_same_way(
-    typed: str, known: str, wanted: str
-) -> None:
-    assert meant(typed, tuple(known.split())) == wanted
-
-
 def test_every_kind_of_error_has_a_code() -> None:
     found = [getattr(dstrain, name) for name in dstrain.__all__]
     kinds = [

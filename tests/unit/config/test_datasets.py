@@ -47,25 +47,6 @@ def test_a_dataset_is_known_by_its_number_and_its_own_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "expected", "has_own"),
-    [
-        ({}, ("mask", False), False),
-        ({"mask_column": "shape"}, ("shape", False), True),
-        ({"mask_column": None}, (None, False), False),
-        ({"alpha_mask": True}, (None, True), True),
-        ({"alpha_mask": False}, ("mask", False), False),
-        ({"unmasked_weight": 0.5}, ("mask", False), False),
-    ],
-)
-def test_one_kind_of_masks_takes_the_place_of_the_other(
-    own: dict[str, Any], expected: tuple[str | None, bool], has_own: bool
-) -> None:
-    _, found = datasets_of(toy_config(mask_column="mask", dataset=(entry(**own),)))
-    assert (found.config.mask_column, found.config.alpha_mask) == expected
-    assert found.has_own_masks == has_own
-
-
-@pytest.mark.parametrize(
     ("value", "expected"), [(17, 17), ("17", 17), ("17,33", "17,33")]
 )
 def test_a_dataset_may_have_several_numbers_of_frames(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dstrain import UsageError
-from dstrain.data import Cell, Dataset, Fault, Table
+from dstrain.data import Cell, Dataset, Table
 from dstrain.data.dataset import CheckedSample
 from dstrain.plugin import Column
 
@@ -19,7 +19,6 @@ COLUMNS = {
     "mode": Column("mode", same_in_batch=True),
     "words": Column("words", "texts"),
 }
-NO_ROWS = Table(Path("metadata.csv"), ("prompt", "image"), ({},) * 3, ())
 
 
 def dataset(*samples: dict[str, Cell], pads_texts: bool = False) -> Dataset:
@@ -115,30 +114,6 @@ def test_cells_of_any_kind_are_read_as_they_were_checked() -> None:
     assert list(data.rows) == samples
     assert (data.rows[-2], data.rows[0]) == (sizes[-1], cells)
     assert list(data.rows[1:3]) == [{}, sizes[0]]
-
-
-def test_variants_of_a_sample_are_one_in_all_but_their_cells() -> None:
-    def variant(prompt: str, side: int = 16) -> dict[str, Cell]:
-        return {"prompt": text(prompt), "input_image": image(side, side)}
-
-    longest = [(1, variant("")), (2, variant("b" * 100))]
-    checked = [
-        CheckedSample((0, 0), [(3, variant("a"))], 0.5),
-        CheckedSample((1, 0), longest, 0.1),
-        CheckedSample((1, 1), [(1, variant("", 32))]),
-        CheckedSample((2, 0), [(1, variant("c"))], 0.3),
-    ]
-    data = Dataset.of(NO_ROWS, checked, COLUMNS, pads_texts=True)
-    assert data.sample_ids.tolist() == [[0, 0], [1, 0], [1, 0], [1, 1], [2, 0]]
-    assert data.weights.tolist() == [3, 1, 2, 1, 1]
-    # A batch is padded to the longest text that a draw may take.
-    assert data.groups.tolist() == [0, 1, 1, 2, 0]
-    assert data.first_variants.tolist() == [0, 1, 3, 4]
-    assert data.cropped == pytest.approx([0.4, 0.1, 0])
-    left = data.without([Fault(0, "", "is bad")])
-    assert left.weights.tolist() == [1, 2, 1, 1]
-    assert left.cropped == pytest.approx([0.1, 0, 0.4])
-    assert left.first_variants.tolist() == [0, 2, 3]
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])

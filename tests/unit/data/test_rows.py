@@ -202,33 +202,6 @@ def test_a_file_of_tensors_is_known_by_its_header_and_read_as_a_record(
         assert refusal(base, rows, inputs, augmentation=views).where == flag
 
 
-@pytest.mark.parametrize("flips", [False, True])
-@pytest.mark.parametrize(
-    ("name", "crops", "places"),
-    [
-        ("wide.png", 1, [0.5]),
-        ("wide.png", 2, [0.25, 0.75]),
-        ("wide.png", 3, [1 / 6, 1 / 2, 5 / 6]),
-        ("wide.png", 4, [0.125, 0.375, 0.625, 0.875]),
-        # Nothing of it is cut off.
-        ("deep/square.png", 4, [0.5]),
-    ],
-)
-def test_crops_lie_evenly_each_is_seen_both_ways_and_the_first_is_the_plain_view(
-    base: Path, name: str, crops: int, places: list[float], flips: bool
-) -> None:
-    views = AugmentationOptions(flips, crops)
-    rows = [{"image": name, "prompt": "a"}]
-    data = open_rows(base, rows, INPUTS, augmentation=views)
-    seen = [row["input_image"].view for row in data.rows]
-    assert seen[0] == (False, 0.5)
-    weights = data.weights.tolist()
-    drawn = [view for view, weight in zip(seen, weights, strict=True) if weight]
-    wanted = [(flip, place) for flip in (False, True)[: 1 + flips] for place in places]
-    assert sorted(drawn) == wanted
-    assert set(weights) <= {0, 1}
-
-
 def test_crops_are_refused_for_images_that_keep_their_size(base: Path) -> None:
     table = "image,mask\nwide.png,wide.png\n"
     crops = AugmentationOptions(crops=2)

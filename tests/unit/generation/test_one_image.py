@@ -68,29 +68,6 @@ def test_generate_writes_what_the_pipeline_makes(
     assert pixels(output) == pipe(prompt="dog", **flags).tobytes()
 
 
-@pytest.mark.parametrize(
-    ("inputs", "variant", "chosen"),
-    [
-        ((), None, "base"),
-        ((NamedInput("mood", "calm"),), None, "other"),
-        ((), "other", "other"),
-    ],
-)
-def test_the_variant_is_the_one_named_or_the_one_that_uses_the_inputs(
-    inputs: tuple[NamedInput, ...], variant: str | None, chosen: str, tmp_path: Path
-) -> None:
-    config = GenerateConfig(
-        model="tiny",
-        toy=True,
-        prompt="dog",
-        variant=variant,
-        input=inputs,
-        output=tmp_path / "a.png",
-    )
-    generate(config)
-    assert texts(config.output)["model"] == f"tiny {chosen}"
-
-
 @pytest.mark.parametrize("names", ["text_encoder", "dit,text_encoder,vae"])
 def test_offloaded_components_generate_the_same(
     names: str, config: GenerateConfig

@@ -8,37 +8,14 @@ from types import SimpleNamespace
 import pytest
 from dstrain.graph import (
     LongPrompt,
-    MaskColumn,
     noticing_long_prompts,
 )
 from dstrain.plugin import (
-    Column,
     at_least,
     between,
     functional,
     one_of,
 )
-
-
-@pytest.mark.parametrize(
-    ("column", "file_type"),
-    [
-        (Column("a", "image"), "image"),
-        (Column("a", "images"), "image"),
-        (Column("a", "image", frame="first"), "video"),
-        (Column("a", "image", frame="last"), "video"),
-        (Column("a", "video"), "video"),
-        (Column("a", "tensors"), "tensors"),
-        (MaskColumn("a", "image", mode="L", of="input_image"), "image"),
-    ],
-    ids=str,
-)
-def test_a_files_type_is_that_of_what_it_is_read_as(
-    column: Column, file_type: str
-) -> None:
-    assert column.is_file
-    assert column.file_type == file_type
-    assert column.from_video == (file_type == "video")
 
 
 def test_checks_say_nothing_of_what_is_right_and_what_is_expected_of_the_rest() -> None:

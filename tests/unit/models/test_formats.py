@@ -9,7 +9,6 @@ from dstrain.models import from_checkpoint, to_checkpoint
 from dstrain.plugin import (
     CheckpointFormat,
     KeyMap,
-    LoraKeyFormat,
     read_key_maps,
     same_config,
 )
@@ -92,34 +91,6 @@ KEY_MAPS = {
         }
     },
 }
-
-
-def test_key_maps_are_read_as_fields_of_components(tmp_path: Path) -> None:
-    def own(config: object, shapes: object) -> None: ...
-
-    path = tmp_path / "key_maps.json"
-    path.write_text(json.dumps(KEY_MAPS))
-    found = read_key_maps(path, {"own": own})
-    rows = (
-        KeyMap("layers.*.q", "blocks.*.qk", 0, 1, 2),
-        KeyMap("layers.*.k", "blocks.*.qk", 1, 2, 2),
-    )
-    original = CheckpointFormat(
-        ("blocks.*.qk.weight",), rows, ("log.*",), own, "where these names are from"
-    )
-    other = CheckpointFormat(rows=(KeyMap("layers", "others"),))
-    assert found["dit"] == {
-        "key_patterns": ("layers.*",),
-        "prefixes": ("net.",),
-        # Without key patterns, `other` is a format of LoRA files alone.
-        "formats": (original,),
-        "lora": (
-            LoraKeyFormat("kohya", (), original, underscored=True),
-            LoraKeyFormat("diffsynth", ("", "pipe."), other),
-        ),
-    }
-    published = CheckpointFormat(("encoder.*",), configuration=same_config)
-    assert found["vae"] == {"formats": (published,), "lora": ()}
 
 
 def test_a_mark_is_written_where_a_format_implies_something() -> None:

@@ -12,7 +12,6 @@ from dstrain.graph import make_plan
 from dstrain.graph.unit import Unit
 from dstrain.plugin import (
     Column,
-    ExpertSchedule,
     FlowMatchSchedule,
     LatentConstraint,
     PipelineSpec,
@@ -143,70 +142,9 @@ def test_constrain_latents_reads_the_values_it_names_or_leaves_all_as_it_is() ->
     assert (free.latents, free.timestep, free.mask) == (*given[:2], None)
 
 
-def experts(model_fn: Any = predict, **more: Any) -> Pipeline:
-    """A denoiser that doubles at high noise and triples at low."""
-    parts = {**COMPONENTS, "dit2": lambda noisy_latents: noisy_latents * 3, **more}
-    spec = replace(
-        SPEC,
-        components=tuple(parts),
-        experts=ExpertSchedule("dit", {"dit": (875, 1000), "dit2": (0, 875)}),
-        model_fn=model_fn,
-    )
-    return Pipeline(spec, RECORD, parts)
-
-
-def predicted(pipe: Pipeline, timestep: float, branch: str = "positive") -> Tensor:
-    values = {"prompt_emb": torch.zeros(1, 4), "negative.prompt_emb": torch.zeros(1, 4)}
-    return pipe.predict(values, ONES, torch.tensor([timestep]), branch)
-
-
-def test_each_sample_of_a_batch_is_predicted_by_the_expert_for_its_timestep() -> None:
-    """The noisiest token of a sample decides."""
-    seen: list[list[float]] = []
-
-    def predict_all(
-        noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
-    ) -> Tensor:
-        seen.append(timestep.reshape(len(timestep), -1).amax(1).tolist())
-        return dit(noisy_latents) + prompt_emb
-
-    values = {"prompt_emb": torch.tensor([[10.0], [20.0], [30.0]])}
-    noisy_latents = torch.tensor([[1.0], [2.0], [3.0]])
-    for timestep in ([900.0, 100.0, 880.0], [[0.0, 900.0], [0.0, 100.0], [880.0, 0.0]]):
-        pipe = experts(predict_all)
-        made = pipe.predict(values, noisy_latents, torch.tensor(timestep))
-        assert made.tolist() == [[12.0], [26.0], [36.0]]
-    assert seen == [[900.0, 880.0], [100.0]] * 2
-
-
 def test_a_prediction_of_another_shape_than_the_latents_is_refused() -> None:
     def predict_tokens(noisy_latents: Tensor, timestep: Tensor, *, dit: Any) -> Tensor:
         return dit(noisy_latents)[:, :1]
 
     with pytest.raises(UsageError, match=r"\[1, 1\]; .*\[1, 4\]"):
         pipeline(model_fn=predict_tokens).predict({}, ONES, torch.tensor([1.0]))
-
-
-def test_model_fn_with_experts_may_ask_for_the_context_and_what_is_beside_them() -> (
-    None
-):
-    """A component whose name begins with the role's is no expert."""
-
-    def predict_beside(
-        noisy_latents: Tensor,
-        timestep: Tensor,
-        prompt_emb: Tensor,
-        *,
-        dit: Any,
-        dit_adapter: Any,
-        dtype: torch.dtype,
-        branch: str,
-    ) -> Tensor:
-        sign = {"positive": 1, "negative": -1}[branch]
-        return sign * dit(noisy_latents).to(dtype) + dit_adapter
-
-    pipe = experts(predict_beside, dit_adapter=1.0)
-    pipe.dtype = torch.bfloat16
-    made = predicted(pipe, 1.0)
-    assert (made.dtype, made.tolist()) == (torch.bfloat16, [[4.0] * 4])
-    assert predicted(pipe, 1.0, "negative").tolist() == [[-2.0] * 4]

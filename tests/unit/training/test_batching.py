@@ -208,23 +208,6 @@ def test_an_epoch_continues_after_any_batch_from_any_position_before_it(
             assert list(order.global_batches(2, done, known)) == batches[done:]
 
 
-def test_the_middle_of_a_thousand_million_draws_is_known_by_a_position() -> None:
-    """Of one signature, every seven draws are a batch."""
-    order = one_of_each_row((0,) * 1000, 1_000_000, samples_per_step=7, seed=3)
-    singles = replace(order, samples_per_step=1)
-    full, rest = divmod(500_000_000, 7)
-    queued = [1000 * n + row for n, row in between(singles, 500_000_000 - rest, rest)]
-    known = Position(order.identity, 0, full, 500_000_000, queued)
-    passed: list[Position] = []
-    done = full + 100
-    found = islice(order.global_batches(0, done, known, passed.append), 10)
-    assert [(key.repeat, key.row) for key in chain(*found)] == between(
-        singles, 7 * done, 70
-    )
-    assert passed[0].draws == 500_000_000
-    assert len(passed) == 2
-
-
 @pytest.mark.parametrize(
     ("processes", "batch_size"),
     [(1, 8), (1, 4), (1, 1), (2, 4), (2, 1), (4, 2), (4, 1), (8, 1)],

@@ -89,24 +89,6 @@ def test_a_bf16_prediction_is_compared_in_fp32() -> None:
     assert torch.allclose(losses, error.square().flatten(1).mean(1))
 
 
-def test_constrained_latents_are_seen_and_what_is_masked_costs_nothing() -> None:
-    mask = torch.zeros(3, 1, 4, 4)
-    mask[:, :, 0] = 1
-
-    def constrain_latents(
-        latents: Tensor, timestep: Tensor, noise: Tensor
-    ) -> LatentConstraint:
-        return LatentConstraint(latents * 0 + 7, timestep * 0, mask)
-
-    def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
-        assert noisy_latents.unique().tolist() == [7]
-        assert timestep.tolist() == [0, 0, 0]
-        return NOISE - LATENTS + 3 * mask + 100 * (1 - mask)
-
-    found = loss(predict, constrain_latents=constrain_latents)
-    assert found.tolist() == pytest.approx([9, 9, 9])
-
-
 @pytest.fixture(scope="module")
 def ready(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run that trains the denoiser, whose even rows are of one size."""

@@ -102,29 +102,6 @@ def test_every_trained_parameter_is_fp32_and_gets_a_gradient_and_nothing_else_do
     assert {one.dtype for one in components["vae"].parameters()} == {dtype}
 
 
-def test_only_what_is_trained_is_in_training_mode_whatever_was_before(
-    here: Path,
-) -> None:
-    module = training_run(config(here)).module
-    components = module.pipeline.components
-    modes = {name: components[name].training for name in ("dit", "text_encoder", "vae")}
-    assert modes == {"dit": True, "text_encoder": False, "vae": False}
-    for name in modes:
-        components[name].train().requires_grad_(True)
-    inputs = frozenset({"prompt", "input_image", "height", "width"})
-    assert module.plan(inputs).components["train"] == ("dit",)
-    module.switch_to_training_mode(Trainables(full=("text_encoder",)))
-    assert "text_encoder" in module.plan(inputs).components["train"]
-    module.switch_to_training_mode(Trainables(full=("dit.time",)))
-    assert not any(components[name].training for name in modes)
-    assert not components["dit"].blocks.training
-    assert components["dit"].time.training
-    for name in modes:
-        parameters = components[name].named_parameters()
-        opened = [own for own, value in parameters if value.requires_grad]
-        assert opened == (["time.weight", "time.bias"] if name == "dit" else [])
-
-
 def test_what_is_trained_may_be_said_as_by_the_options(here: Path) -> None:
     def trained(**options: Any) -> dict[str, nn.Parameter]:
         module = TrainingModule(opened(here / "model"))

@@ -10,7 +10,6 @@ import torch
 from dstrain import StateError
 from dstrain.runs.checkpoints.state import (
     TrainingState,
-    damage,
     load_state,
     newest_state,
     save_state,
@@ -20,7 +19,6 @@ from dstrain.runs.checkpoints.state import (
 from tests.support.caching_project import plain
 
 FILES = ("optimizer.safetensors", "record.json", "state.json", "trainable.safetensors")
-AVERAGE = "ema.safetensors"
 
 
 def small(step: int) -> TrainingState:
@@ -64,28 +62,6 @@ def test_what_cannot_be_kept_is_refused_by_place(tmp_path: Path, value: Any) -> 
         save_state(tmp_path / "s", replace(small(1), optimizer={"deep": value}))
     assert caught.value.where == "optimizer/deep"
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", [*FILES, AVERAGE])
-def test_every_damaged_file_is_named(tmp_path: Path, name: str) -> None:
-    save_state(tmp_path / "s", averaged(1))
-    path = tmp_path / "s" / name
-    good = path.read_bytes()
-    for at in (0, len(good) // 2, len(good) - 2):
-        bad = bytearray(good)
-        bad[at] ^= 1
-        path.write_bytes(bad)
-        assert name in damage(tmp_path / "s") or name == "record.json"
-        assert damage(tmp_path / "s")
-    # The first byte cut of a record is its newline.
-    for content in (good[:-2], b""):
-        path.write_bytes(content)
-        with pytest.raises(StateError, match=name):
-            load_state(tmp_path / "s")
-    path.unlink()
-    assert name in damage(tmp_path / "s")
-    path.write_bytes(good)
-    assert damage(tmp_path / "s") == ""
 
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:

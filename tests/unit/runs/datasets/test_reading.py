@@ -10,11 +10,8 @@ import pytest
 from dstrain import run
 from dstrain.data import CaptionOptions
 from dstrain.data.variants.views import AugmentationOptions
-from dstrain.plugin import Column, versioned
 from dstrain.runs.resolve import resolve
-from PIL import Image
 
-from tests.support import family
 from tests.support.family import write_data
 from tests.support.runs import config, project
 
@@ -22,32 +19,6 @@ from tests.support.runs import config, project
 @pytest.fixture(scope="module")
 def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
-
-
-def encode_image(
-    input_image: Image.Image, edit: Image.Image | None = None, *, vae: Any, dtype: Any
-) -> family.Latents:
-    """An image, whatever it is an edit of."""
-    return family.encode_image(input_image, vae=vae, dtype=dtype)
-
-
-def test_columns_that_only_other_variants_have_may_be_named(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    edit = Column("edit_image", "image", multiple=8, optional=True)
-    other = replace(
-        family.BASE,
-        inputs={**family.BASE.inputs, "edit": edit},
-        units=(family.encode_prompt, versioned(1)(encode_image)),
-    )
-    monkeypatch.setitem(family.PIPELINES, "other", other)
-    names = "image,edit_image,edit_imag"
-    for variant, kept in (
-        ("base", ("image", "edit_imag")),
-        ("other", ("image", "edit_image", "edit_imag")),
-    ):
-        given = config(here, variant=variant, data_file_keys=names)
-        assert resolve(given).data_config.file_keys == kept
 
 
 def test_a_validation_dataset_has_neither_dropout_nor_tags_nor_views_of_its_own(

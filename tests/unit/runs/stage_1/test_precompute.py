@@ -17,7 +17,6 @@ from dstrain.cache import ShardWriter
 from dstrain.graph import Plan, make_plan
 from dstrain.runs import Setup, data_process
 from dstrain.storage import temporary
-from dstrain.training import DecodedSamples
 
 from tests.support import caching_family
 from tests.support.caching_family import runs
@@ -26,7 +25,6 @@ from tests.support.caching_project import (
     change_weights,
     log_units,
     noise_image,
-    plain,
     together,
     write_place,
     write_rows,
@@ -53,25 +51,6 @@ def test_each_different_input_is_computed_once_and_what_nobody_needs_never(
     monkeypatch.setattr("dstrain.runs.stage_1.keyed_samples.BATCH_ROWS", 3)
     assert place.fill() == ALL  # 4 images; 3 prompts in 4 rows; unit `idle` not at all
     assert place.fill() == Counter()
-
-
-def test_what_is_stored_is_what_an_unsplit_run_computes(place: Place) -> None:
-    references = {"reference": "0.png", "references": ["1.png", "2.png"]}
-    rows = [{**row, **references, "label": 'NA "ü"\n'} for row in place.rows]
-    write_rows(place.data, rows)
-    place.fill()
-    setup = place.setup("")
-    dataset = setup.dataset
-    rows = DecodedSamples(
-        dataset.rows, dataset.rows, dataset.sample_ids, dataset.damage
-    )
-    module = unsplit(setup)
-    for row, stored in enumerate(place.values()):
-        sample = rows.sample(row)
-        table = module.preprocess(sample, module.plan(sample.inputs))
-        assert plain(table) == stored
-        names = {"label", "height", "facts", "layers", "title"}
-        assert names | references.keys() <= stored.keys()
 
 
 def unsplit(setup: Setup) -> TrainingModule:

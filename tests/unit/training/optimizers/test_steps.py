@@ -14,7 +14,6 @@ from dstrain.training.optimizers import (
     choose_optimizer,
     clip_gradients,
     effective_rate,
-    in_eval_mode,
 )
 from dstrain.training.optimizers.names import OPTIMIZERS
 from torch import Tensor, nn
@@ -149,26 +148,6 @@ def test_muon_trains_matrices_and_adamw_the_rest_each_at_its_groups_rate(
             one.step()
             one.zero_grad()
     assert same(list(ours.parameters()), list(theirs.parameters()))
-
-
-def test_averaged_weights_are_there_for_a_while_and_what_is_trained_comes_back() -> (
-    None
-):
-    module = network()
-    optimizer = built("schedulefree", module, learning_rate=0.1)
-    (group,) = optimizer.param_groups
-    assert group["train_mode"]
-    for number in range(5):
-        step(module, optimizer, number)
-    before = [one.detach().clone() for one in module.parameters()]
-    with in_eval_mode(optimizer):
-        inside = [one.detach().clone() for one in module.parameters()]
-        assert not group["train_mode"]
-    assert same(list(module.parameters()), before)
-    assert not same(inside, before)
-    assert group["train_mode"]
-    optimizer.eval()  # type: ignore[attr-defined]
-    assert same(list(module.parameters()), inside)
 
 
 def with_gradients(dtype: torch.dtype) -> list[nn.Parameter]:
