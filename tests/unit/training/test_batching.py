@@ -19,6 +19,7 @@ from dstrain.training import (
     Position,
     RepeatedRows,
     split_across_ranks,
+    with_skipped_rows,
 )
 
 
@@ -102,6 +103,14 @@ def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_
     assert sorted(chain(*drawn)) == [(n, *one) for n in range(3) for one in IDS]
     as_rows = [[(k.repeat, *IDS[k.row]) for k in b] for b in by_row.global_batches(2)]
     assert drawn == as_rows
+
+
+def test_rows_without_a_sample_keep_their_position_in_the_order() -> None:
+    groups, sample_ids = with_skipped_rows((4, 4, 5), ((1, 0), (1, 1), (3, 0)), 5)
+    assert sample_ids.tolist() == [[0, 0], [1, 0], [1, 1], [2, 0], [3, 0], [4, 0]]
+    assert groups.tolist() == [SKIPPED, 4, 4, SKIPPED, 5, SKIPPED]
+    order = Order(groups, 1, 1, 0, sample_ids)
+    assert (order.sample_count, order.group_count) == (3, 2)
 
 
 def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:

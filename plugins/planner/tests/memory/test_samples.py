@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.plugin import Column
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -91,6 +92,26 @@ def test_the_sample_that_is_counted_is_the_largest_with_the_longest_prompt(
     assert found.memory == dry_run(here, dataset_base_path=only).memory
     place = found.page.partition("largest sample, ")[2].partition(",")[0]
     assert place in {f"metadata.json:{row}" for row in (2, 4, 6)}
+
+
+def test_of_several_images_each_has_its_own_size(
+    tmp_path: Path, dry_run: DryRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode_last(
+        input_image: list[Image.Image], *, vae: Any, dtype: torch.dtype
+    ) -> family.Latents:
+        return family.encode_image(input_image[-1], vae=vae, dtype=dtype)
+
+    several = {"input_image": Column("image", "images", multiple=8)}
+    inputs = {**family.BASE.inputs, **several}
+    units = (family.encode_prompt, encode_last)
+    spec = replace(family.BASE, units=units, inputs=inputs)
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    project(tmp_path)
+    Image.new("RGB", (512, 512)).save(tmp_path / "data/1.png")
+    row = {"image": ["0.png", "1.png"], "prompt": "a dog"}
+    (tmp_path / "data/metadata.json").write_text(json.dumps([row]))
+    assert dry_run(tmp_path, variant="base").memory["activations"] > 2**20
 
 
 def test_of_a_feature_cache_it_is_the_largest_that_is_stored(
