@@ -15,6 +15,9 @@ import pytest
 import torch
 from dstrain import StateError, UsageError
 from dstrain.cli.main import main
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tests.support.command_lines import BASE
 from tests.support.runs import files, flags_of, log, plan_digests, project, train
@@ -37,7 +40,7 @@ def test_a_proof_is_short_and_imports_the_interface_alone(path: Path) -> None:
         elif isinstance(node, ast.Import):
             used |= {one.name for one in node.names}
     of_core = {name for name in used if name.partition(".")[0] == "dstrain"}
-    assert of_core <= {"dstrain.plugin"}
+    assert of_core <= {"dstrain.plugin", "dstrain.plugin.lora"}
 
 
 @pytest.fixture
@@ -227,3 +230,92 @@ def test_commands_and_hints_join_those_of_dstrain(
     monkeypatch.setenv("TINY_SPEED", "9")
     assert main(BASE) == 0
     assert "TINY_SPEED has no effect: speed is what it is" in capsys.readouterr().err
+
+
+def test_defaults_are_below_what_is_typed_and_errors_name_their_source(
+    install: Install,
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    install("lab_defaults")
+    lab = tmp_path / "lab.json"
+    monkeypatch.setenv("LAB", str(lab))
+    flags = flags_of(here, output_path=tmp_path / "out", max_steps=1)
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    words.append("--overwrite")
+    lab.write_text(json.dumps({"tiny": {"learning_rate": "0.5"}}))
+    for more, rate in (([], 0.5), (["--learning_rate=0.25"], 0.25)):
+        assert main([*words, *more]) == 0
+        assert log(tmp_path / "out")[0]["learning_rate"] == rate
+    for option, value in (("learning_rate", "fast"), ("lerning_rate", "0.5")):
+        lab.write_text(json.dumps({"tiny": {option: value}}))
+        assert main(words) == 2
+        assert f"the lab's lab.json:{option}: " in capsys.readouterr().err
+    lab.write_text("[]")
+    assert main(words) == 2
+    assert "plugin third-lab_defaults 1.0" in capsys.readouterr().err
+    assert main(["train", "--help"]) == 0
+
+
+def picture(here: Path, out: Path, *words: str) -> bytes:
+    """The pixels of the image that `generate` makes of the project's model and a LoRA file."""
+    models = flags_of(here)["model_paths"]
+    told = ["--model=tiny", f"--model_paths={models}", "--prompt=dog", "--seed=1"]
+    assert main(["generate", *told, *words, f"--output={out}"]) == 0
+    with Image.open(out) as image:
+        return image.tobytes()
+
+
+def test_a_format_of_lora_files_is_written_and_read(
+    install: Install, here: Path, tmp_path: Path
+) -> None:
+    install("studio_format")
+    install("lora_choices", "dstrain.options", "LoraChoices")
+    given = {"max_steps": 2, "lora_alpha": 4.0, "learning_rate": 0.1}
+    pictures = []
+    for name in ("diffusers", "studio"):
+        train(here, output_path=tmp_path / name, lora_format=name, **given)
+        (path,) = (tmp_path / name).glob("*.safetensors")
+        pictures.append(picture(here, tmp_path / f"{name}.png", f"--lora={path}"))
+    tensors = load_file(path)
+    assert {key.rpartition("/")[2] for key in tensors} == {"in", "out", "strength"}
+    # As another program would have written it.
+    for key, tensor in tensors.items():
+        tensor.mul_({"in": 1.0, "out": 0.5, "strength": 2.0}[key.rpartition("/")[2]])
+    foreign = tmp_path / "foreign.safetensors"
+    save_file(tensors, foreign)
+    pictures.append(picture(here, tmp_path / "foreign.png", f"--lora={foreign}"))
+    assert len(set(pictures)) == 1
+    assert pictures[0] != picture(here, tmp_path / "plain.png")
+    save_file({**tensors, "studio/blocks.0.to_q/up": torch.ones(1)}, foreign)
+    with pytest.raises(StateError, match="is of no layer"):
+        train(here, output_path=tmp_path / "bad", preset_lora_path=foreign, **given)
+
+
+def test_a_type_of_layers_is_trained_resumed_and_generated_with(
+    install: Install, here: Path, tmp_path: Path
+) -> None:
+    install("hra_type")
+    install("lora_choices", "dstrain.options", "LoraChoices")
+    given = {"lora_type": "hra", "learning_rate": 0.1}
+    whole = train(here, output_path=tmp_path / "whole", max_steps=3, **given)
+    parts = train(here, output_path=tmp_path / "parts", max_steps=1, **given)
+    train(here, output_path=parts, max_steps=3, resume="auto", **given)
+    assert log(parts) == log(whole)
+    (path,) = whole.glob("*.safetensors")
+    tensors = load_file(path)
+    assert all(key.endswith(".hra_u") for key in tensors)
+    with safe_open(path, "pt") as file:
+        assert file.metadata()["type"] == "hra"
+    made = picture(here, tmp_path / "made.png", f"--lora={path}")
+    assert made != picture(here, tmp_path / "plain.png")
+    # It continues from its own file, whose layers are what was trained.
+    start = {**given, "lora_checkpoint": path, "learning_rate": 1e-30}
+    again = train(here, output_path=tmp_path / "again", max_steps=1, **start)
+    ((_, same),) = files(again).items()
+    assert all(torch.equal(same[key], tensors[key]) for key in tensors)
+    for bad in ({"lora_alpha": 4.0}, {"lora_rank": "2,*to_q=4"}):
+        with pytest.raises(UsageError, match="one rank"):
+            train(here, output_path=tmp_path / "bad", max_steps=1, **given, **bad)

@@ -106,7 +106,10 @@ class Trainables:
 
 
 class Layer(Protocol):
-    """What a layer in training, or of a file, changes of one layer of a network."""
+    """What a layer in training, or of a file, changes of one layer of a network.
+
+    Classes that inherit from it are layers without an alpha.
+    """
 
     @property
     def type(self) -> str:
@@ -118,13 +121,15 @@ class Layer(Protocol):
 
     @property
     def alpha(self) -> float:
-        """Return its alpha."""
+        """Return its alpha; the rank where it has none."""
+        return float(self.rank)
 
     @property
     def scales(self) -> bool:
         """Return whether a factor of its matrices is one of all that it changes; else it
-        has `at_strength`, as `dstrain_formats.dora` shows.
+        has `at_strength`, as `dstrain_formats.dora` shows, or is merged.
         """
+        return False
 
     @property
     def acts(self) -> bool:
@@ -135,9 +140,11 @@ class Layer(Protocol):
 
     def folded(self) -> "Layer":
         """Return a layer with the same effect whose scale is 1: what files contain."""
+        return self
 
     def with_alpha(self, alpha: float) -> "Layer":
-        """Return a layer with the same effect that has this alpha."""
+        """Return a layer with the same effect that has this alpha, if it has one."""
+        return self
 
     def changed(self, weight: Tensor) -> Tensor:
         """Return an fp32 weight (out, in, ...) as the layer changes it."""

@@ -12,13 +12,13 @@ from math import isqrt
 from typing import Any
 
 import torch
-from dstrain.plugin.lora import LoraType, UsageError
+from dstrain.plugin.lora import Layer, LoraType, UsageError
 from peft import OFTConfig
 from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class OftLayer:
+class OftLayer(Layer):
     """The OFT of one layer."""
 
     numbers: Tensor
@@ -35,16 +35,6 @@ class OftLayer:
         return (1 + isqrt(1 + 8 * self.numbers.shape[1])) // 2
 
     @property
-    def alpha(self) -> float:
-        """Return the rank: there is no alpha."""
-        return float(self.rank)
-
-    @property
-    def scales(self) -> bool:
-        """Return False: a factor of S is none of the change."""
-        return False
-
-    @property
     def acts(self) -> bool:
         """Return whether it changes a weight."""
         return bool(self.numbers.any())
@@ -52,14 +42,6 @@ class OftLayer:
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether it is for a weight of this shape."""
         return len(shape) == 2 and len(self.numbers) * self.rank == shape[1]
-
-    def with_alpha(self, alpha: float) -> "OftLayer":
-        """Return it as it is."""
-        return self
-
-    def folded(self) -> "OftLayer":
-        """Return it as it is."""
-        return self
 
     def changed(self, weight: Tensor) -> Tensor:
         """Return an fp32 weight (out, in) as the layer changes it."""
