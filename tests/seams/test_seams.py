@@ -40,7 +40,8 @@ def test_a_proof_is_short_and_imports_the_interface_alone(path: Path) -> None:
         elif isinstance(node, ast.Import):
             used |= {one.name for one in node.names}
     of_core = {name for name in used if name.partition(".")[0] == "dstrain"}
-    assert of_core <= {"dstrain.plugin", "dstrain.plugin.lora"}
+    parts = ("dstrain.plugin.functional", "dstrain.plugin.lora")
+    assert of_core <= {"dstrain.plugin", *parts}
 
 
 @pytest.fixture
@@ -319,3 +320,34 @@ def test_a_type_of_layers_is_trained_resumed_and_generated_with(
     for bad in ({"lora_alpha": 4.0}, {"lora_rank": "2,*to_q=4"}):
         with pytest.raises(UsageError, match="one rank"):
             train(here, output_path=tmp_path / "bad", max_steps=1, **given, **bad)
+
+
+def test_a_keeper_keeps_the_weights_of_a_component_on_disk(
+    install: Install, here: Path, tmp_path: Path
+) -> None:
+    install("disk_keeper")
+    install("disk_options", "dstrain.options", "DiskOptions")
+    rounded = project(tmp_path / "rounded")
+    for path in (rounded / "model/transformer").glob("*.safetensors"):
+        weights = load_file(path)
+        for key, weight in weights.items():
+            weights[key] = weight.half().float() if weight.ndim == 2 else weight
+        save_file(weights, path)
+    train(here, output_path=tmp_path / "disk", on_disk="dit", max_steps=2)
+    assert log(tmp_path / "disk") == log(train(rounded, max_steps=2))
+    train(here, output_path=tmp_path / "plain", max_steps=2)
+    assert log(tmp_path / "disk") != log(tmp_path / "plain")
+    with pytest.raises(StateError, match="disk"):
+        train(here, output_path=tmp_path / "disk", max_steps=3, resume="auto")
+    plans = []
+    for name in (None, "dit", "text_encoder"):
+        cache = tmp_path / f"cache {name}"
+        train(here, task=STAGE_1, feature_cache=cache, on_disk=name)
+        plans.append(plan_digests(cache).keys())
+    assert plans[0] == plans[1] != plans[2]
+    stage_2 = {"task": "sft:train", "feature_cache": cache, "max_steps": 1}
+    with pytest.raises(StateError, match="weights of text_encoder on disk"):
+        train(here, output_path=tmp_path / "no", **stage_2)
+    train(here, output_path=tmp_path / "yes", on_disk="text_encoder", **stage_2)
+    with pytest.raises(UsageError, match="is no component"):
+        train(here, output_path=tmp_path / "bad", on_disk="unet", max_steps=1)

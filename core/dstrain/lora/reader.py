@@ -6,7 +6,8 @@ nothing is guessed: what is ambiguous is refused by name.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from dstrain.config import LoraFile
 from dstrain.console import get_logger, number_of
-from dstrain.errors import StateError, UsageError, first_few
-from dstrain.installed import how_to_have
+from dstrain.errors import DstrainError, StateError, UsageError, first_few
+from dstrain.installed import described, how_to_have
 from dstrain.lora.file_formats import LoraFormat, LoraSource
 from dstrain.lora.layer_names import layers_of, unused_layers
 from dstrain.lora.reading.adapter_config import read_adapter_config
@@ -86,7 +87,9 @@ def read_lora(
     source = LoraSource(
         file, tensors, header, family, networks, unused_parameters, is_one_of_several
     )
-    loras = format_of(path, tensors, header).read(source)
+    found = format_of(path, tensors, header)
+    with asking(found, path):
+        loras = list(found.read(source))
     if not loras:
         what = f"has no layers for {file.component or 'what is loaded'}"
         raise StateError(path, what)
@@ -114,7 +117,9 @@ def components_in(
     """Return the components that layers of a file may be of, for each group of names that
     begin alike; raises StateError for keys that no format explains.
     """
-    return format_of(path, tensors, header).components(path, tensors, family)
+    found = format_of(path, tensors, header)
+    with asking(found, path):
+        return found.components(path, tensors, family)
 
 
 class OwnFormat(LoraFormat):
@@ -177,7 +182,7 @@ def format_of(
     """Return the format that reads a file: of diffusers and peft, if no plugin's does;
     raises StateError where several do.
     """
-    reading = [one for one in known_formats().values() if one.reads(keys, header)]
+    reading = [one for one in known_formats().values() if _reads(one, keys, header)]
     chosen = [one for one in reading if not one.fallback] or reading[:1]
     if len(chosen) > 1:
         names = " and ".join(one.name for one in chosen)
@@ -190,7 +195,32 @@ def is_lora_file(keys: Collection[str], header: Mapping[str, str]) -> bool:
     """Return whether a file has LoRA layers in any known format."""
     if any(map(LORA_KEY.search, keys)):
         return True
-    return any(one.reads(keys, header) for one in known_formats().values())
+    return any(_reads(one, keys, header) for one in known_formats().values())
+
+
+def _reads(one: LoraFormat, keys: Collection[str], header: Mapping[str, str]) -> bool:
+    """Return whether a format reads a file; not one that fails, which is warned of."""
+    try:
+        return bool(one.reads(keys, header))
+    except Exception as error:
+        logger.warning(f"LoRA format {one.name} is left out: {described(error)}")
+        return False
+
+
+@contextmanager
+def asking(one: LoraFormat, path: Path) -> Iterator[None]:
+    """Within, a format reads or writes a file: a ValueError is about the file, any other
+    error of Python names the format; raises StateError.
+    """
+    try:
+        yield
+    except DstrainError:
+        raise
+    except ValueError as error:
+        raise StateError(path, str(error)) from error
+    except Exception as error:
+        what = f"its format, {one.name}, failed: {described(error)}"
+        raise StateError(path, what) from error
 
 
 @dataclass(frozen=True)

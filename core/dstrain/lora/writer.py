@@ -15,7 +15,7 @@ from torch import nn
 from dstrain.lora.adapters import ADAPTER, UP, lora_layers, lora_names, lora_state
 from dstrain.lora.layer_names import base_shapes, prefix_of
 from dstrain.lora.layers import Layer, LoraConfig, rescaled
-from dstrain.lora.reader import OWN, format_named
+from dstrain.lora.reader import OWN, asking, format_named
 from dstrain.lora.reading.adapter_config import ADAPTER_HEADER, FOLDED
 from dstrain.lora.reading.contents import Lora
 from dstrain.lora.types import type_named
@@ -93,8 +93,10 @@ def save_lora_for(
         return
     layers = lora_layers(network)
     lora = Lora(lora_config.component, layers, {})
-    named = format_named(program).write(lora, family, base_shapes(network))
-    tensors = {name: value.float() for name, value in named.items()}
+    own = format_named(program)
+    with asking(own, path):
+        named = own.write(lora, family, base_shapes(network))
+        tensors = {name: value.float() for name, value in named.items()}
     header = lora_header(network, lora_config, layers, metadata)
     write_tensors(path, tensors, header, checksum=True)
 
