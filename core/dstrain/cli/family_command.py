@@ -42,6 +42,7 @@ from dstrain.config.options import ModelChoice, TrainConfig
 from dstrain.config.plugin_options import headings
 from dstrain.console import get_logger, number_of, status
 from dstrain.errors import UsageError
+from dstrain.installed import how_to_have
 from dstrain.registry import ModelFamily, Option
 
 if TYPE_CHECKING:  # it imports pluggy
@@ -197,6 +198,10 @@ class FamilyCommand(Command):
             ctx.meta[FAMILY] = known
             ctx.default_map = {"model": known.name}
         else:
+            for name in values:
+                if advice := how_to_have("options", name, disabled):
+                    what = "no such option is installed"
+                    raise UsageError(f"{file}:{name}", what, advice)
             return  # click says that it is required
         family: ModelFamily = ctx.meta[FAMILY]
         values = with_choice_of_model(first, values, family, file)

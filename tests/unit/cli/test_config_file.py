@@ -336,7 +336,7 @@ def test_a_written_configuration_is_read_back_as_it_was(
         disabled = config.disabled_plugins or ("plugin-left",)
         wanted = {**vars(config), "disabled_plugins": disabled}
         for flag in flags(kind):
-            if flag.name in options_affecting("start"):
+            if flag.name in options_affecting("start", "origin"):
                 wanted[flag.name] = flag.default
         assert found.pop() == kind(**wanted)
 

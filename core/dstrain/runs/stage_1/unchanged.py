@@ -113,7 +113,7 @@ def may_be_unchanged(setup: Setup) -> bool:
     """Return whether the flags let rows be taken as they were: files are neither decoded
     nor fetched for it.
     """
-    if setup.config.on_bad_sample != "error":
+    if setup.config.on_bad_sample != "error" or dataset_source(setup.config) is None:
         return False
     return not any(part.setup.data_config.fetches for part in setup.parts)
 

@@ -86,6 +86,7 @@ def test_the_plan_needs_no_dataset_and_is_that_of_its_columns(
 ) -> None:
     printed = bare("")
     assert "samples per step: 1\n" in printed
+    assert "samples per step: 1\n" in bare("--feature_cache new --toy --output_path o")
     plan = printed.partition("this run")[0]
     assert "encode_prompt" in plan and "input_latents" in plan
     flags = {"model_paths": '["nothing.safetensors"]'}
