@@ -65,7 +65,11 @@ class LoraType:
                 `alpha_pattern`, and `lora_dropout` if there is one.
             settings: What `settings` returned.
         """
-        return import_name("peft", self.kind)(**numbers, **self.fields)
+        return self.in_peft(**numbers, **self.fields)
+
+    def in_peft(self, **fields: Any) -> Any:
+        """Return peft's configuration of this kind, imported without what quantizes."""
+        return import_name("peft", self.kind)(**fields)
 
     def to_hold(self, layers: Mapping[str, Layer], numbers: dict[str, Any]) -> Any:
         """Return peft's configuration of layers that are to get the numbers of these;

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from dstrain.plugin.lora import LoraType, MergedLayer, Rows, StateError, rescaled
-from peft import LoHaConfig
 from torch import Tensor
 
 from dstrain_formats.lokr import parts_of_layers
@@ -139,7 +138,7 @@ class LohaType(LoraType):
         """Return peft's LoHaConfig."""
         numbers = {**numbers, "alpha": numbers["lora_alpha"]}
         del numbers["lora_alpha"]
-        return LoHaConfig(**numbers)
+        return self.in_peft(**numbers)
 
     def numbers_of(self, wrapped: Any, adapter: str) -> tuple[int, float]:
         """Return the rank and the alpha of a layer that peft has wrapped."""

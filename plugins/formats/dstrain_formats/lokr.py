@@ -21,7 +21,6 @@ from dstrain.plugin.lora import (
     first_few,
     rescaled,
 )
-from peft import LoKrConfig
 from torch import Tensor, nn
 
 from dstrain_formats.options import FormatOptions
@@ -129,14 +128,14 @@ class LokrType(LoraType):
         numbers = {**numbers, "alpha": numbers["lora_alpha"]}
         del numbers["lora_alpha"]
         numbers["decompose_factor"] = settings.get("factor", -1)
-        return LoKrConfig(**numbers)
+        return self.in_peft(**numbers)
 
     def to_hold(self, layers: Mapping[str, Any], numbers: dict[str, Any]) -> Any:
         """Return the smallest configuration: `hold` replaces the matrices, which may
         have any shapes.
         """
         targets = numbers["target_modules"]
-        return LoKrConfig(r=1, alpha=1, decompose_factor=1, target_modules=targets)
+        return self.in_peft(r=1, alpha=1, decompose_factor=1, target_modules=targets)
 
     def numbers_of(self, wrapped: Any, adapter: str) -> tuple[int, float]:
         """Return the rank and the alpha of a layer that peft has wrapped."""

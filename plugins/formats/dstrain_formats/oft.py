@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from dstrain.plugin.lora import Layer, LoraType, UsageError
-from peft import OFTConfig
 from torch import Tensor, nn
 
 
@@ -81,7 +80,7 @@ class OftType(LoraType):
             raise UsageError("--lora_rank", what, "give one number")
         if numbers["lora_alpha"] != numbers["r"]:
             raise UsageError("--lora_alpha", "has no effect with --lora_type oft")
-        return OFTConfig(
+        return self.in_peft(
             r=0,
             oft_block_size=numbers["r"],
             use_cayley_neumann=False,
