@@ -17,7 +17,7 @@ from typing import Any
 import click
 import torch
 from dstrain import DstrainError
-from dstrain.config.sizes import parse_size
+from dstrain_planner.sizes import parse_size
 
 from benchmarks.gpu.case import Case
 from benchmarks.gpu.step import copy_rate, measure

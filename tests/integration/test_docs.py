@@ -452,6 +452,8 @@ def test_every_flag_that_is_named_exists(page: Path) -> None:
     known |= {"--lora_rnk", "--resolution_max"}
     # Of the page of hooks, whose example adds options.
     known |= {"--bell", "--bell_sound"}
+    # Marks within the prompt of a preview.
+    known |= {f"--{one}" for one in "wdhsln"}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text_of(page))) <= known
 
 
@@ -550,7 +552,12 @@ def test_the_page_of_the_interface_lists_every_public_name(module: str) -> None:
 def test_the_page_of_reliability_has_every_promise_and_no_other() -> None:
     page = (ROOT / "docs/development/reliability.md").read_text()
     rows = re.findall(r"^R(\d+) +(\S.*?)  ", page, re.MULTILINE)
-    files = sorted((ROOT / "tests/reliability").glob("test_r*.py"))
+    files = sorted(
+        (
+            *ROOT.glob("tests/reliability/test_r*.py"),
+            *ROOT.glob("plugins/*/tests/test_r[0-9]*.py"),
+        )
+    )
     found = {
         (path.name, number, words)
         for path in files

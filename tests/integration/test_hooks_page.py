@@ -46,7 +46,7 @@ def test_every_module_is_a_plugin_that_works() -> None:
             "my_logger",
             "my_command",
             "my_extension",
-            "my_quantizer",
+            "my_keeper",
             "my_changes",
             "my_norms",
             "my_updater",

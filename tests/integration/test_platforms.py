@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from dstrain.cli.main import main
-from dstrain.runs.memory.without_memory import WithoutMemory
+from dstrain_planner.memory.without_memory import WithoutMemory
 from PIL import Image
 
 from tests.support import ROOT

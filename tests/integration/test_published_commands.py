@@ -71,7 +71,7 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("is not counted")
 
-    monkeypatch.setattr("dstrain.runs.memory.facts.count_activations", refuse)
+    monkeypatch.setattr("dstrain_planner.memory.counting.count_activations", refuse)
 
 
 def resolved(command: Published, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
