@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 from dstrain.cli import inspection
 from dstrain.cli.main import main
 from dstrain.installed import GROUP, HOOK_GROUP, installed
+from safetensors.torch import save_file
 
 from tests.support.runs import project
 
@@ -355,10 +357,28 @@ def hooked(
     said: str, body: str, code: int = 0, *words: str, twin: bool = False
 ) -> Fault:
     """A hook with this body."""
-    imports = HOOK + "from dstrain.plugin import Form, Section, Updater\n"
+    imports = (
+        HOOK + "from dstrain.plugin import Defaults, Form, Keeper, Section, Updater\n"
+    )
     return Fault(
         said, f"{imports}@hookimpl\ndef {body}\n", code, words=words, twin=twin
     )
+
+
+def keeping(said: str, *body: str) -> Fault:
+    """A keeper with these lines in its class, for every run."""
+    own = "".join(f"    {line}\n" for line in (*body, "pass"))
+    hook = "@hookimpl\ndef dstrain_keepers(request): return [Own()]\n"
+    imports = "from dstrain.plugin import Keeper\n"
+    return Fault(said, f"{HOOK}{imports}class Own(Keeper):\n{own}{hook}", 2)
+
+
+def offering(said: str, kind: str, name: str) -> Fault:
+    """A type of LoRA, or a format, with this name."""
+    hook = f"dstrain_{kind.lower().replace('lora', 'lora_')}s(): return [Own()]\n"
+    imports = f"from dstrain.plugin.lora import {kind}\n"
+    own = f"class Own({kind}):\n    name = {name!r}\n"
+    return Fault(said, f"{HOOK}{imports}{own}@hookimpl\ndef {hook}")
 
 
 ZIP = ("--dataset_metadata_path", "photos.zip")
@@ -413,6 +433,36 @@ def dstrain_forms(options): return [Zip()]
      Fault("cannot be imported: ModuleNotFoundError", "import not_there", option=True)),
     ("a check that refuses", option("--shade: is too dark", """shade: int = option('data', 'S.', 1)
     def check(self, config): raise UsageError('--shade', 'is too dark')""", 2)),
+    ("two keepers of a kind", replace(keeping(
+        "dstrain: error: plugin plugin-twin 1.0: plugin plugin-bad 1.0 and plugin plugin-twin 1.0 both move "
+        "the weights of dit", "components = ('dit',)"), twin=True)),
+    ("a keeper for no component", keeping("plugin plugin-bad 1.0: its keeper Own is for no component")),
+    ("a keeper of no kind", keeping("its keeper Own is of kind 'shrink'", "components = ('dit',)", "kind = 'shrink'")),
+    ("a keeper that raises in place", keeping("plugin plugin-bad 1.0: its keeper Own raised ZeroDivisionError",
+        "components = ('dit',)", "def place(self, component, network, name, weight): 1 / 0")),
+    ("keepers that raise", hooked("its dstrain_keepers hook raised ZeroDivisionError",
+                                  "dstrain_keepers(request): 1 / 0", 2)),
+    ("keepers that are none", hooked("dstrain_keepers returned a str, not a Keeper",
+                                     "dstrain_keepers(request): return ['dit']", 2)),
+    ("defaults that raise", hooked("its dstrain_defaults hook raised ZeroDivisionError",
+                                   "dstrain_defaults(options): 1 / 0", 2)),
+    ("defaults that are a dictionary", hooked("its dstrain_defaults hook raised TypeError: returned a dict",
+                                              "dstrain_defaults(options): return [{'seed': '1'}]", 2)),
+    ("defaults without values", hooked("plugin plugin-bad 1.0: its dstrain_defaults hook raised TypeError",
+                                       "dstrain_defaults(options): return [Defaults('it', 3)]", 2)),
+    ("a default that is no number", hooked("it:seed: ",
+        "dstrain_defaults(options): return [Defaults('it', {'seed': 'x'})]", 2)),
+    ("a default that is several", hooked("it:seed: expected one value",
+                                         "dstrain_defaults(options): return [Defaults('it', {'seed': ['1']})]", 2)),
+    ("a default of no option", hooked("it:sead: ",
+        "dstrain_defaults(options): return [Defaults('it', {'sead': '1'})]", 2)),
+    ("a LoRA type of our name", offering("its loratype 'lora' has the same name", "LoraType", "lora")),
+    ("a LoRA type that is a text", hooked("dstrain_lora_types returned a str, not a LoraType",
+                                          "dstrain_lora_types(): return ['hra']")),
+    ("LoRA types that raise", hooked("dstrain_lora_types failed: ZeroDivisionError", "dstrain_lora_types(): 1 / 0")),
+    ("a LoRA format of our name", offering("its loraformat 'diffusers' has the same name", "LoraFormat", "diffusers")),
+    ("LoRA formats that raise", hooked("dstrain_lora_formats failed: ZeroDivisionError",
+                                       "dstrain_lora_formats(): 1 / 0")),
 )  # fmt: skip
 
 
@@ -476,3 +526,51 @@ def test_options_that_import_torch_are_refused_by_the_name_of_their_plugin(
         "plugin plugin-bad 1.0: its options, heavy_options:Own, import torch" in found
     )
     assert found.rstrip().endswith("False")
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("def reads(self, keys, header): 1 / 0", 0, "LoRA format own is left out: ZeroDivisionError"),
+        ("def read(self, source): 1 / 0", 3, "start.safetensors: its format, own, failed: ZeroDivisionError"),
+        ("def read(self, source): return None", 3, "start.safetensors: its format, own, failed: TypeError"),
+        ("def read(self, source): raise ValueError('is torn')", 3, "start.safetensors: is torn"),
+        ("def components(self, path, tensors, family): 1 / 0", 3, "own, failed: ZeroDivisionError"),
+        ("def write(self, lora, family, shapes): 1 / 0", 3, "its format, own, failed: ZeroDivisionError"),
+        ("def write(self, lora, family, shapes): return None", 3, "its format, own, failed: AttributeError"),
+    ],
+)  # fmt: skip
+def test_a_format_of_lora_files_that_fails_is_named_with_the_file(
+    body: str, code: int, said: str, fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    place = project(tmp_path / "project")
+    words = ["--model", "tiny", "--toy", "--dataset_base_path", str(place / "data")]
+    words += ["--lora_rank", "2", "--max_steps", "1"]
+    start = place / "start.safetensors"
+    layer = "transformer.blocks.0.to_q"
+    down, up = torch.ones(2, 8), torch.zeros(8, 2)
+    matrices = {f"{layer}.lora_A.weight": down, f"{layer}.lora_B.weight": up}
+    save_file({**matrices, f"{layer}.alpha": torch.tensor(2.0)}, start)
+    writes = "write" in body
+    own = f"""{HOOK}from dstrain.plugin.lora import LoraFormat
+class Own(LoraFormat):
+    name = "own"
+    def has_names(self, component, family, lora_type): return True
+    def asked_by(self, options): return "--own" if {writes} else ""
+    def reads(self, keys, header): return not {writes}
+    {body}
+@hookimpl
+def dstrain_lora_formats(): return [Own()]
+"""
+    # What was registered once under a name is not asked anew.
+    install_hooks(fake_plugin, **{f"bad_{abs(hash(body))}": own})
+    words += ["--output_path", str(place / "out")]
+    if not writes:
+        words += ["--preset_lora_path", str(start)]
+    if "components" not in body and not writes:
+        words += ["--preset_lora_model", "dit"]
+    assert main(words) == code
+    printed = capfd.readouterr().err
+    assert said in " ".join(printed.split())
+    assert "Traceback" not in printed

@@ -6,14 +6,20 @@ Loading, the training step and the pipeline call keepers, and do not know what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
 from copy import copy
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from dstrain.errors import UsageError
+from dstrain.errors import DstrainError, UsageError
+from dstrain.installed import described
 
 if TYPE_CHECKING:
     import torch
@@ -89,6 +95,8 @@ class Keeper:
     """Whether blocks of what is trained must be recomputed in the backward pass."""
     unshardable: str = ""
     """Why the networks cannot be sharded among processes; '' if they can."""
+    plugin: str = ""
+    """The plugin that it is of, for errors: dstrain says it."""
 
     def describe(self, component: str) -> str:
         """Return how the component is kept, in words; '' for nothing worth saying."""
@@ -178,6 +186,23 @@ class Keeper:
         return KeptBytes(sum(one.size for one in weights))
 
 
+@contextmanager
+def asking(keeper: Keeper) -> Iterator[None]:
+    """Within, a keeper does what it is asked: errors that are neither dstrain's nor the
+    machine's name its plugin.
+    """
+    try:
+        yield
+    except (DstrainError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        # torch's, of a device
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        what = f"its keeper {type(keeper).__name__} raised {described(error)}"
+        raise UsageError(keeper.plugin, what) from error
+
+
 @dataclass(frozen=True)
 class KeeperRequest:
     """What a command does with components, for `dstrain_keepers`."""
@@ -235,6 +260,7 @@ class Keepers:
         owners: dict[tuple[str, str], tuple[str, Keeper]] = {}
         keepers = []
         for plugin, keeper in found:
+            keeper.plugin = plugin
             where = keeper.flag or plugin
             if keeper.kind not in KINDS:
                 what = f"its keeper {type(keeper).__name__} is of kind {keeper.kind!r}"
@@ -300,7 +326,8 @@ class Keepers:
         """Let keepers of some kinds check networks without memory."""
         for keeper, own in self._with(networks):
             if keeper.kind in kinds:
-                keeper.check(own, device)
+                with asking(keeper):
+                    keeper.check(own, device)
 
     def prepared(
         self,
@@ -310,7 +337,8 @@ class Keepers:
     ) -> None:
         """Let keepers keep networks that are loaded."""
         for keeper, own in self._with(networks):
-            keeper.prepared(own, device, saved)
+            with asking(keeper):
+                keeper.prepared(own, device, saved)
 
     def _with(
         self, networks: Mapping[str, nn.Module]

@@ -13,7 +13,7 @@ from dstrain.config import LoraFile
 from dstrain.console import get_logger
 from dstrain.errors import reading
 from dstrain.graph import PipelineSpec
-from dstrain.graph.keepers import AS_LOADED, Keepers
+from dstrain.graph.keepers import AS_LOADED, Keepers, asking
 from dstrain.lora import (
     Lora,
     add_differences,
@@ -184,7 +184,8 @@ class Loader:
             if difference is not None:
                 weight = changed_by(weight, difference, change.strength)
         for keeper in self._keepers:
-            weight = keeper.place(own, network, name, weight)
+            with asking(keeper):
+                weight = keeper.place(own, network, name, weight)
         if self.part is not None:
             weight = self.part.keep_rows(network, name, weight)
         return weight

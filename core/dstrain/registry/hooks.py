@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -197,6 +197,10 @@ class Extensions:
     broken: list[str]
     """Why other plugins, or things that these offer, cannot be used."""
 
+    def _note(self, reason: str) -> None:
+        if reason not in self.broken:
+            self.broken.append(reason)
+
     def implement(self, hook: str) -> bool:
         """Return whether any of the plugins implements a hook."""
         managers = self.managers.values()
@@ -226,22 +230,20 @@ class Extensions:
                 items = [item for answer in answers for item in answer]
             except (Exception, SystemExit) as error:
                 what = f"{hook} failed: {described(error)}"
-                self.broken.append(f"{plugin.where}: {what}")
+                self._note(f"{plugin.where}: {what}")
                 continue
             for item in items:
                 if not isinstance(item, kind):
                     what = f"{hook} returned a {type(item).__name__}, not a {kind.__name__}"
-                    self.broken.append(f"{plugin.where}: {what}")
+                    self._note(f"{plugin.where}: {what}")
                     continue
                 word = f"{plugin.where}: its {kind.__name__.lower()} {item.name!r}"
                 if item.name in own:
                     what = "has the same name as one of dstrain's own, and is ignored"
-                    self.broken.append(f"{word} {what}")
+                    self._note(f"{word} {what}")
                 elif item.name in owners:
                     other = owners[item.name].where
-                    self.broken.append(
-                        f"{word} is also provided by {other}; both are ignored"
-                    )
+                    self._note(f"{word} is also provided by {other}; both are ignored")
                     offers.pop(item.name, None)
                 else:
                     owners[item.name] = plugin
@@ -259,7 +261,7 @@ class Extensions:
                     found = {**_texts(answer), **found}
             except (Exception, SystemExit) as error:
                 what = f"dstrain_hints failed: {described(error)}"
-                self.broken.append(f"{plugin.where}: {what}")
+                self._note(f"{plugin.where}: {what}")
         return found
 
     def defaults(
@@ -280,7 +282,7 @@ class Extensions:
                     for one in answer:
                         if not isinstance(one, Defaults):
                             raise TypeError(f"returned a {type(one).__name__}")
-                        found.append(one)
+                        found.append(replace(one, values=dict(one.values)))
             except DstrainError:
                 raise
             except (Exception, SystemExit) as error:
@@ -357,7 +359,7 @@ class Extensions:
                 raise
             except (Exception, SystemExit) as error:
                 what = f"dstrain_rows failed: {described(error)}"
-                self.broken.append(f"{plugin.where}: {what}")
+                self._note(f"{plugin.where}: {what}")
             else:
                 found += own
         return tuple(found)
