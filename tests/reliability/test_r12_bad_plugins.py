@@ -563,8 +563,7 @@ class Own(LoraFormat):
 @hookimpl
 def dstrain_lora_formats(): return [Own()]
 """
-    # What was registered once under a name is not asked anew.
-    install_hooks(fake_plugin, **{f"bad_{abs(hash(body))}": own})
+    install_hooks(fake_plugin, bad=own)
     words += ["--output_path", str(place / "out")]
     if not writes:
         words += ["--preset_lora_path", str(start)]

@@ -4,6 +4,7 @@ hooks of entry-point group `dstrain`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -448,11 +449,14 @@ def disabled_plugins() -> tuple[str, ...]:
 
 def extensions_in_use() -> Extensions:
     """Return the plugins of the group without those that `disable` named last."""
-    return _registered_once(installed(_disabled.get(), HOOK_GROUP))
+    return _registered_once(installed(_disabled.get(), HOOK_GROUP), tuple(sys.path))
 
 
 @lru_cache(maxsize=4)
-def _registered_once(plugins: tuple[Installed, ...]) -> Extensions:
+def _registered_once(
+    plugins: tuple[Installed, ...], places: tuple[str, ...]
+) -> Extensions:
+    # The same plugin may be found in another of the places.
     return registered(plugins)
 
 
