@@ -25,7 +25,7 @@ import signal
 import sys
 
 from dstrain.cli.main import main
-from dstrain.runs import loop
+from dstrain.training import updater
 
 
 def die(*given):
@@ -39,7 +39,7 @@ os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 assert main([*sys.argv[1:], "--output_path", "sharded"]) == 0
 os.environ["ACCELERATE_USE_FSDP"] = "false"
 if os.environ["RANK"] == "1":
-    loop.clip_gradients = die
+    updater.clip_gradients = die
 sys.exit(main([*sys.argv[1:], "--output_path", "dead"]))
 """
 """Fills a cache, trains, trains with shards, and trains again until the second process dies in a step."""

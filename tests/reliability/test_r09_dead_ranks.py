@@ -122,7 +122,7 @@ CASES = (
     Case(STAGE_1, "dstrain.cache.store.ShardWriter.flush", 1, call=1, launched=False),
     Case(STAGE_1, "dstrain.cache.store.FeatureCache.write_plan", 0),
     # Training: while it is set up, in a step, while the first process saves.
-    Case(TRAIN, "dstrain.runs.loop.open_training_data", 1),
+    Case(TRAIN, "dstrain.runs.start_training.open_training_data", 1),
     Case(TRAIN, "dstrain.pipeline.pipeline.Pipeline.from_found", 0, "a bad sample"),
     Case(TRAIN, "dstrain.pipeline.pipeline.Pipeline.from_found", 1, launched=False),
     Case(TRAIN, "dstrain.training.module.TrainingModule.forward", 1, call=1),
@@ -158,8 +158,8 @@ CASES = (
         workers=1,
         launched=False,
     ),
-    Case(TRAIN, "dstrain.runs.loop.clip_gradients", 1, call=6),
-    Case(TRAIN, "dstrain.runs.loop.clip_gradients", 0, "a defect", call=6),
+    Case(TRAIN, "dstrain.training.updater.clip_gradients", 1, call=6),
+    Case(TRAIN, "dstrain.training.updater.clip_gradients", 0, "a defect", call=6),
     Case(TRAIN, "dstrain.distributed.world.ProcessGroup.any", 0, call=6),
     Case(TRAIN, "dstrain.runs.checkpoints.state.write_tensors", 0, call=3),
     Case(TRAIN, "dstrain.runs.checkpoints.state.write_json", 0, call=4, launched=False),
@@ -556,7 +556,7 @@ def wait_for(path: Path) -> None:
 HUNG = (
     (TRAIN, "dstrain.training.module.TrainingModule.forward", 1, stop),
     (TRAIN, "dstrain.training.module.TrainingModule.forward", 0, stop),
-    (TRAIN, "dstrain.runs.loop.clip_gradients", 1, stop),
+    (TRAIN, "dstrain.training.updater.clip_gradients", 1, stop),
     (TRAIN, "dstrain.distributed.world.ProcessGroup.any", 1, stop),
     (TRAIN, "dstrain.training.loader.DecodedSamples.sample", 1, dead_disk),
     (TRAIN, "dstrain.training.loader.DecodedSamples.sample", 0, dead_disk),

@@ -141,7 +141,7 @@ def diverging(after: int) -> Patch:
 
     def act(patch: pytest.MonkeyPatch) -> None:
         norms = [torch.tensor(1.0)] * after + [torch.tensor(float("inf"))]
-        patch.setattr("dstrain.runs.loop.clip_gradients", Mock(side_effect=norms))
+        patch.setattr("dstrain.training.updater.clip_gradients", Mock(side_effect=norms))
 
     return act
 
@@ -237,7 +237,7 @@ CASES = (
     Case("a full disk in stage 1", STAGE_1, "run the same command (again)", 4,
          patch=full("dstrain.cache.store.write_shard")),
     Case("Ctrl-C before the first step", SHORT, "run the same command (again)", 75,
-         patch=raising("dstrain.runs.loop.prepare", KeyboardInterrupt())),
+         patch=raising("dstrain.runs.start_training.prepare", KeyboardInterrupt())),
     Case("Ctrl-C before the first save", LORA, "same command again with (--overwrite)", 75,
          patch=raising(STEP, KeyboardInterrupt(), 2)),
     Case("Ctrl-C after a save", SHORT, "same command with (--resume)", 75,
@@ -261,7 +261,7 @@ CASES = (
     Case("both stages, Ctrl-C in the first", CACHE, "run the same command (again)", 75,
          patch=raising("dstrain.runs.stage_1.precompute.compute", KeyboardInterrupt())),
     Case("both stages, Ctrl-C between them", CACHE, "run the same command (again)", 75,
-         patch=raising("dstrain.runs.loop.prepare", KeyboardInterrupt())),
+         patch=raising("dstrain.runs.start_training.prepare", KeyboardInterrupt())),
     Case("both stages, Ctrl-C after a save", (*CACHE, "--max_steps", "2", "--save_steps", "1"),
          "same command with (--resume)", 75, patch=raising(STEP, KeyboardInterrupt(), 1)),
     Case("both stages, a loss that diverged", CACHE, RUN, 5, patch=diverging(0)),
@@ -269,7 +269,7 @@ CASES = (
          prepare=caption),
     Case("Ctrl-C while generating", GENERATE, "run the same command (again)", 75,
          patch=raising("dstrain.generation.run.open_source", KeyboardInterrupt())),
-    Case("no memory to load", LORA, RUN, 6, patch=raising("dstrain.runs.loop.prepare", NO_MEMORY)),
+    Case("no memory to load", LORA, RUN, 6, patch=raising("dstrain.runs.start_training.prepare", NO_MEMORY)),
     Case("a loss that diverged at once", SHORT, RUN, 5, patch=diverging(0)),
     Case("a loss that diverged after a save", SHORT, RUN, 5, patch=diverging(1)),
     Case("a loss that diverged after a save while overwriting", (*SHORT, "--overwrite"), RUN, 5, patch=diverging(1)),

@@ -24,8 +24,6 @@ from dstrain.graph import Input
 from dstrain.plugin import Column
 from dstrain_datasets.columnar import Arrow, Parquet
 
-from tests.support.datasets import bad_cells
-
 PROMPT: Mapping[str, Input] = {"prompt": Column("text")}
 INPUTS: Mapping[str, Input] = {**PROMPT, "input_image": Column("image", "image")}
 FORMS = (Parquet(), Arrow())
@@ -143,12 +141,6 @@ def test_a_type_that_is_no_text_is_refused_where_it_is_used(
     assert caught.value.where == f"{path}:strange"
 
 
-def test_columns_that_are_not_wanted_are_not_read(tmp_path: Path) -> None:
-    path = parquet(tmp_path, "a.parquet", table(2))
-    assert list(read(path, wanted=["text"]).rows[0]) == ["text"]
-    assert not embedded_folder().exists()
-
-
 def test_texts_are_found_in_every_type(tmp_path: Path) -> None:
     image = {"bytes": b"the bytes", "path": "the path"}
     content = {
@@ -171,20 +163,6 @@ def test_texts_are_found_in_every_type(tmp_path: Path) -> None:
     assert sorted(texts_of(find_source(tmp_path, path))) == sorted(wanted)
     path = parquet(tmp_path, "raw.parquet", pa.table({"raw": [b"the bytes"]}))
     assert not list(texts_of(find_source(tmp_path, path)))
-
-
-def test_base64_text_is_no_file_name_however_long_it_is(tmp_path: Path) -> None:
-    texts = ["/9j/4AAQ" * count for count in (75_000, 200_000)]
-    for cells in (texts, [{"bytes": None, "path": one} for one in texts]):
-        content = pa.table({"image": cells, "text": ["a", "b"]})
-        found = read(parquet(tmp_path, "a.parquet", content))
-        with pytest.raises(UsageError) as caught:
-            found.refuse(found.faults)
-        first, second, advice = caught.value.help_lines
-        assert first.startswith("a.parquet:1:image: ")
-        assert "600,000" in first
-        assert second.startswith("a.parquet:2:image: ")
-        assert "base64" in advice
 
 
 @pytest.mark.parametrize(
@@ -343,12 +321,3 @@ def test_without_a_place_it_is_refused(
     with pytest.raises(UsageError) as caught:
         embedded_folder()
     assert caught.value.where == "DSTRAIN_CACHE"
-
-
-def test_a_bad_file_of_a_row_is_known_by_its_place_and_not_its_digest(
-    tmp_path: Path,
-) -> None:
-    path = parquet(tmp_path, "a.parquet", table(1))
-    found = bad_cells(tmp_path, None, INPUTS, metadata_path=path, forms=FORMS)
-    assert list(found) == ["a.parquet:1:image"]
-    assert hashlib.sha256(b"0").hexdigest() not in found["a.parquet:1:image"]

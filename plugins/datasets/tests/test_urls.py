@@ -292,8 +292,3 @@ def test_a_cache_that_cannot_be_written_is_a_fault_of_the_system(
     assert caught.value.where == str(data.parent / "cache")
     with pytest.raises(SystemFault):
         fetch(f"{site.address}/a.png", (Urls(data / "none"),))
-
-
-def test_several_files_are_fetched_at_once(site: Site, data: Path) -> None:
-    urls = [f"{site.address}/four/{number}/a.png" for number in range(4)]
-    assert len(opened(data, *({"image": url} for url in urls)).rows) == 4

@@ -98,15 +98,6 @@ def test_strength_scales_all_that_a_layer_changes(strength: float) -> None:
             assert torch.allclose(one.changed(weight), wanted, atol=1e-5)
 
 
-def test_an_alpha_that_is_part_of_the_matrices_changes_no_effect() -> None:
-    for config in (SPEC, DORA, LOKR):
-        layer = lora_layers(trained(config))[Q]
-        folded = layer.folded()
-        assert (layer.scale, folded.scale) == (3.0 / config.rank, 1)
-        weight = torch.ones(6, 6)
-        assert torch.allclose(folded.changed(weight), layer.changed(weight), atol=1e-6)
-
-
 @TYPES
 def test_merging_is_computed_in_fp32_and_keeps_the_dtype(config: LoraConfig) -> None:
     module = network().bfloat16()
@@ -124,16 +115,6 @@ def test_merging_is_computed_in_fp32_and_keeps_the_dtype(config: LoraConfig) -> 
     merge_layers(module, layers)
     own = module.get_submodule(Q).base_layer.weight
     assert torch.equal(own, wanted[f"{Q}.weight"])
-
-
-@pytest.mark.parametrize("scale", [0.0, 0.5])
-def test_a_scale_multiplies_the_effect(scale: float) -> None:
-    layers = lora_layers(trained(SPEC))
-    added, whole = network(), network()
-    add_layers(added, layers, scale)
-    merge_layers(whole, layers, scale)
-    assert torch.allclose(output(added), output(whole), atol=1e-6)
-    assert torch.equal(output(added), output(network())) == (scale == 0)
 
 
 @pytest.mark.parametrize(
@@ -178,29 +159,6 @@ def test_other_types_than_lora_are_for_linear_layers_and_lokr_for_those_as_loade
     inject(plain, replace(config, type="lokr"), {})
     with pytest.raises(UsageError, match=r"--lora: .*quantized"):
         add_layers(nn.Sequential(stored), lora_layers(plain))
-
-
-def test_added_layers_are_frozen_and_leave_other_parameters_as_they_are() -> None:
-    module = network()
-    module.get_submodule("blocks.1").requires_grad_(False)
-    before = {id(one): one.requires_grad for one in module.parameters()}
-    add_layers(module, lora_layers(trained(SPEC)))
-    after = {id(one): one.requires_grad for one in module.parameters()}
-    assert before.items() <= after.items()
-    assert not any(after[key] for key in after.keys() - before.keys())
-
-
-def test_training_beside_an_added_lora_saves_only_what_is_trained() -> None:
-    module = network()
-    add_layers(module, lora_layers(trained(SPEC)), adapter_name="preset")
-    before = output(module)
-    config = replace(SPEC, targets=("to_q",), rank=4)
-    assert inject(module, config, {}) == {"to_q": 2}
-    assert torch.equal(output(module), before)
-    trainable = [name for name, one in module.named_parameters() if one.requires_grad]
-    assert len(trainable) == 4
-    assert all(".default." in name for name in trainable)
-    assert [layer.rank for layer in lora_layers(module).values()] == [4, 4]
 
 
 def test_one_layer_is_added_where_its_name_ends_another() -> None:

@@ -13,17 +13,14 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cli.main import main
-from dstrain.config import LoraFile
-from dstrain.lora import lora_layers, read_lora, save_lora_for
+from dstrain.lora import lora_layers, save_lora_for
 from dstrain.plugin import Files
 from dstrain.storage import CHECKSUM, read_tensors, verify_file
 from safetensors.torch import load_file
 
-from tests.support.family import weights_of
 from tests.support.lora_family import (
     COMPONENTS,
     DIT,
-    ENCODER_SHAPES,
     MODEL,
     ORIGINAL,
     SHAPES,
@@ -39,7 +36,6 @@ from tests.support.lora_family import (
     with_alpha,
     written,
 )
-from tests.support.runs import project, train
 
 CONFIG = {"component": "dit", "config": json.dumps({"width": 6})}
 PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
@@ -157,36 +153,6 @@ def test_layers_of_unlike_dtypes_and_of_one_down_are_joined(
         again,
     )
     assert load_file(again)[f"{layer}.lora_down.weight"].shape == (8, 6)
-
-
-def test_components_that_share_a_file_keep_their_ranks_and_the_alpha_of_both(
-    tmp_path: Path, export: Callable[..., str]
-) -> None:
-    encoder = "text_encoder.layers.0.q_proj.lora_{}.weight"
-    tensors = {encoder.format("A"): torch.ones(2, 6)}
-    tensors[encoder.format("B")] = torch.ones(6, 2)
-    both = written(tmp_path / "both.safetensors", with_alpha(as_trained() | tensors))
-    path = tmp_path / "x.safetensors"
-    export("--format diffusers --model fused", both, path)
-    networks = {"dit": SHAPES, "text_encoder": ENCODER_SHAPES}
-    found = read_lora(LoraFile(path), MODEL, networks)
-    assert {one.component for one in found} == networks.keys()
-    assert all(one.header["alpha"] == "6.0" for one in found)
-    fields = json.loads(found[0].header["lora_adapter_metadata"])
-    assert (fields["transformer.r"], fields["text_encoder.r"]) == (4, 2)
-
-
-def test_the_family_of_a_file_without_a_header_is_asked_for(
-    tmp_path: Path, export: Callable[..., str]
-) -> None:
-    """Its configuration is a published one that fits."""
-    tensors = with_alpha(as_trained())
-    bare = written(tmp_path / "bare.safetensors", tensors)
-    path = tmp_path / "x.safetensors"
-    export("--format kohya", bare, path, 2, rf"--model: .*{bare}")
-    export("--format kohya --model fused", bare, path)
-    assert same(read(path).layers, read(ours(tmp_path)[0]).layers)
-    assert read(path).header["family"] == "fused"
 
 
 @pytest.mark.parametrize(("given", "ratio"), [("rank", 1.0), ("6", 1.5)])
@@ -387,26 +353,3 @@ def test_the_weights_of_a_component_get_the_original_names_and_back(
     assert "in diffusers' names" in said
     both = written(full, state | more, header)
     export("--format comfyui", both, tmp_path / "z", 3, str(both))
-
-
-@pytest.mark.usefixtures("tiny")
-def test_an_exported_file_gives_the_same_image(
-    tmp_path: Path, export: Callable[..., str]
-) -> None:
-    here = project(tmp_path)
-    trained = train(here, max_steps=2, learning_rate=0.1, lora_alpha=3.0)
-    lora = trained / "step-2.safetensors"
-    models = json.dumps(list(weights_of(here / "model").values()))
-    words = ["generate", "--model", "tiny", "--model_paths", models, "--prompt", "dog"]
-
-    def image(*loras: str) -> bytes:
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.bmp"
-        assert main([*words, *loras, "--output", str(path)]) == 0
-        return path.read_bytes()
-
-    wanted = image("--lora", str(lora))
-    assert wanted != image()
-    for program in PROGRAMS:
-        path = tmp_path / f"{program}.safetensors"
-        export(f"--format {program}", lora, path)
-        assert image("--lora", str(path)) == wanted

@@ -113,19 +113,6 @@ def test_alpha_of_some_layers_alone_is_refused(tmp_path: Path) -> None:
             read(written(tmp_path / PATH, tensors))
 
 
-def test_layers_of_several_types_in_one_file_are_each_read(tmp_path: Path) -> None:
-    tensors = under("lycoris_blocks_0_attn_to_q", {**loha(6), "alpha": torch.ones(1)})
-    kronecker = {"lokr_w1": numbers(2, 3), "lokr_w2": numbers(3, 2)}
-    tensors |= under("lycoris_blocks_0_attn_to_k", kronecker)
-    tensors |= {"lycoris_blocks_0_attn_to_v.diff_b": numbers(6)}
-    lora = read(written(tmp_path / PATH, tensors))
-    assert lora.by_type["loha"].keys() == {f"{FIRST}q"}
-    assert lora.by_type["lokr"].keys() == {f"{FIRST}k"}
-    assert list(lora.differences) == [f"{FIRST}v.bias"]
-    with pytest.raises(StateError, match=f"whole weights.*\n.*{FIRST}v.bias"):
-        lora.refuse_merged(PATH, "")
-
-
 def test_lora_and_lokr_in_one_file_are_both_added(tmp_path: Path) -> None:
     tensors = {
         "lycoris_blocks_0_attn_to_k.lokr_w1": numbers(2, 3),
@@ -194,14 +181,6 @@ def test_every_kind_of_difference_has_a_name(
     (lora,) = read_lora(file, FAMILY, {"dit": shapes})
     assert list(lora.differences) == [parameter]
     assert torch.equal(lora.differences[parameter], difference)
-
-
-def test_a_name_that_two_parameters_share_is_none(tmp_path: Path) -> None:
-    path = written(tmp_path / PATH, {"lora_unet_a_b.diff": numbers(2, 2)})
-    own = {"a.b.weight": (2, 2)}
-    assert read(path, dit=own).differences
-    with pytest.raises(StateError, match=r"1 of its 1 .*dit"):
-        read(path, dit={**own, "a_b.weight": (2, 2)})
 
 
 def test_differences_beside_lora_layers_are_those_of_the_networks_parameters(

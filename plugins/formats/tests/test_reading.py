@@ -15,13 +15,11 @@ from dstrain import LoraConfig, StateError
 from dstrain.config import LoraFile
 from dstrain.lora import (
     add_layers,
-    check_lora_file,
     read_lora,
     save_lora_for,
 )
 from dstrain.plugin import CheckpointFormat, LoraKeyFormat
 from dstrain.plugin.lora import groups_in
-from dstrain_formats.key_names import key_formats
 from dstrain_formats.key_parser import is_lora_key
 from dstrain_formats.names import OtherNames
 from safetensors.torch import load_file
@@ -43,7 +41,6 @@ from tests.support.lora_family import (
     down_up,
     folded,
     network,
-    ours,
     output,
     prefixed,
     read,
@@ -54,7 +51,6 @@ from tests.support.lora_family import (
 
 PATH = Path("x.safetensors")
 TO_Q = LoraConfig("dit", ("to_q",), 4, 6.0)
-FOLDED = {"scale": "in lora_B"}
 
 
 def older(tensors: Tensors) -> Tensors:
@@ -137,20 +133,6 @@ def test_the_same_layers_in_other_words_act_the_same(
 def test_the_matrices_of_a_lora_are_told_by_their_names(key: str, wanted: bool) -> None:
     """XLabs calls those of a layer `qkv_lora1` down and up."""
     assert is_lora_key(key) == wanted
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "config", [TO_Q, replace(TO_Q, type="lokr", settings=(("factor", 1),))]
-)
-def test_files_of_half_precision_are_computed_in_fp32(
-    config: LoraConfig, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    halves = {key: value.to(dtype) for key, value in as_trained(config).items()}
-    module = network()
-    path = written(tmp_path / PATH, halves, adapter() if config is TO_Q else FOLDED)
-    add_layers(module, read(path).layers)
-    assert {one.dtype for one in module.parameters()} == {torch.float32}
 
 
 def test_peft_keeps_rank_and_alpha_in_a_file_beside_its_own(tmp_path: Path) -> None:
@@ -285,22 +267,6 @@ def test_fields_of_the_header_that_change_nothing_are_accepted(
     assert len(read(path).layers) == 2
 
 
-def test_our_own_header_tells_half_a_file_in_every_naming(tmp_path: Path) -> None:
-    config = replace(TO_Q, targets=("to_q", "to_out.0"))
-    path = tmp_path / "whole"
-    save_lora_for("kohya", path, trained(config), config, MODEL, {})
-    assert len(read(path).layers) == 4
-    tensors = load_file(path)
-    half = {key: value for key, value in tensors.items() if "double_1_proj" not in key}
-    header = {"component": "dit", "targets": "to_out.0,to_q"}
-    path = written(tmp_path / PATH, half, header)
-    with pytest.raises(StateError, match=r"1 .*\n.*: blocks\.1\.attn\.to_out\.0"):
-        read(path)
-    unused = {"dit": {"blocks.{last}.attn.to_out.*"}}
-    (found,) = read_lora(LoraFile(path), MODEL, {"dit": SHAPES}, unused)
-    assert len(found.layers) == 3
-
-
 def test_experts_are_distinguished_by_the_header_or_by_what_is_asked(
     tmp_path: Path,
 ) -> None:
@@ -388,22 +354,3 @@ def test_names_that_a_networks_files_leave_to_another_are_not_its_own(
     assert (dit.prefix.components, dit.names) == (("dit", "dit2"), names[:2])
     assert (vace.prefix.components, vace.names) == (("vace",), names[2:])
     assert dit.prefix.text == prefix
-
-
-def test_a_format_that_is_read_only_is_none_to_write(tmp_path: Path) -> None:
-    assert "theirs" not in key_formats(VACE, FAMILY)
-    path = written(tmp_path / PATH, with_alpha(pair("theirs.layers.1.q")))
-    shapes = {"blocks.1.attn.to_q.weight": (6, 6)}
-    (found,) = read_lora(LoraFile(path), FAMILY, {"vace": shapes})
-    assert list(found.layers) == ["blocks.1.attn.to_q"]
-
-
-def test_a_file_that_does_not_exist_is_refused_before_anything_is_loaded(
-    tmp_path: Path,
-) -> None:
-    check_lora_file(ours(tmp_path)[0])
-    with pytest.raises(StateError) as caught:
-        check_lora_file(tmp_path / PATH, ("dit",))
-    assert caught.value.help_lines == ()
-    with pytest.raises(StateError, match=r"'dti' .*: dit, vae"):
-        check_lora_file(Path(f"dti={PATH}"), ("dit", "vae"))

@@ -22,10 +22,8 @@ from torch import Tensor
 
 from tests.support import family
 from tests.support.family import weights_of
-from tests.support.processes import commands, in_processes, words
 from tests.support.runs import (
     PowerCut,
-    flags_of,
     outcome,
     same,
     stop_at,
@@ -325,21 +323,6 @@ def test_prompts_are_noted_by_the_step_from_which_they_hold_and_no_file_is_of_ot
     assert made(tmp_path / "out") == early
 
 
-def test_the_prompts_and_what_decides_a_preview_are_noted_by_number(
-    here: Path, tmp_path: Path
-) -> None:
-    train(here, output_path=tmp_path, max_steps=1, seed=3, height=24, width=16, **TWO)
-    first, second = json.loads((tmp_path / "previews/prompts.json").read_text())["0"]
-    assert first == {
-        "prompt": "a red dog", "seed": 3, "height": 24, "width": 16, "num_inference_steps": 4, "guidance_scale": 1.0,
-        "rand_device": "cpu",
-    }  # fmt: skip
-    assert second["prompt"] == "cat"
-    assert pixels(tmp_path / "previews/step-000001-0.png").shape == (24, 16, 3)
-    recorded = json.loads((tmp_path / "logs/config.json").read_text())
-    assert recorded["preview_prompt"] == ["a red dog", "cat"]
-
-
 @pytest.mark.parametrize(
     ("flags", "size"),
     [({}, (360, 720)), ({"max_pixels": 64 * 64}, (40, 88)), ({"toy": True}, (88, 176))],
@@ -426,19 +409,6 @@ def test_a_run_that_is_asked_to_stop_leaves_its_previews_to_the_resumed_run(
     assert sorted(made(tmp_path / "cut")) == sorted(whole)[:2]
     train(here, resume="auto", **asked)
     assert made(tmp_path / "cut") == whole
-
-
-def test_of_several_processes_one_makes_them_and_reports_while_the_others_wait(
-    here: Path, tmp_path: Path
-) -> None:
-    flags = flags_of(here, output_path=tmp_path / "out", max_steps=1)
-    flags |= {"preview_prompt": "dog", "report_to": "tensorboard"}
-    ended = in_processes(2, commands(words(flags)), tmp_path)
-    assert ended.codes == (0, 0), ended.said
-    assert list(made(tmp_path / "out")) == ["step-000000-0.png", "step-000001-0.png"]
-    assert [text.count("step-000001-0.png") for text in ended.said] == [1, 0]
-    assert len(list((tmp_path / "out/logs/tensorboard").rglob("events*"))) == 1
-    assert len((tmp_path / "out/logs/loss.csv").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import LoraConfig, StateError, Trainables, TrainConfig, UsageError
+from dstrain import LoraConfig, StateError, Trainables, UsageError
 from dstrain.lora import add_layers, inject, load_layers, lora_layers, lora_state
 from peft.import_utils import is_bnb_available
 from torch import nn
@@ -54,15 +54,6 @@ def test_a_target_that_is_no_layer_is_refused_and_changes_nothing(
     assert [name for name, one in module.named_parameters() if one.requires_grad] == (
         names
     )
-
-
-def test_no_targets_and_one_that_is_also_no_layer_are_refused() -> None:
-    with pytest.raises(UsageError, match="--lora_target_modules"):
-        inject(network(), replace(SPEC, targets=()), {})
-    module = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.ModuleDict()})
-    module["b"]["a"] = nn.Identity()
-    with pytest.raises(UsageError, match=r"--lora_target_modules: .*Identity"):
-        inject(module, replace(SPEC, targets=("a",)), {})
 
 
 def test_initial_numbers_follow_the_seed_in_fp32_whatever_the_module_is_stored_as() -> (
@@ -213,27 +204,6 @@ def test_what_identifies_plain_layers_is_what_it_was() -> None:
     both = Trainables(("vae", "dit.blocks.0"), (plain,))
     assert both.identity == {"full": both.full, "lora": [plain.identity]}
     assert both.components == ("vae", "dit")
-
-
-@pytest.mark.parametrize(
-    ("given", "config"),
-    [
-        ({}, (32, 32.0)),
-        ({"lora_rank": 8, "lora_alpha": 4}, (8, 4.0)),
-        ({"lora_rank": "ff=8"}, (32, None, (("ff", 8),))),
-        (
-            {"lora_rank": "4,ff=8", "lora_alpha": "2,ff=1"},
-            (4, 2.0, (("ff", 8),), (("ff", 1.0),)),
-        ),
-        (
-            {"lora_type": "lokr", "lora_dropout": 0.1},
-            (32, 32.0, (), (), "lokr", 0.1),
-        ),
-    ],
-)
-def test_options_become_ranks_and_alphas(given: dict[str, Any], config: Any) -> None:
-    found = LoraConfig.of(TrainConfig(model="m", **given), "dit", ("a",))
-    assert found == LoraConfig("dit", ("a",), *config)
 
 
 def typed(lora_type: Any, rank: int = 2, **fields: Any) -> LoraConfig:

@@ -68,17 +68,6 @@ def test_a_file_takes_precedence_over_a_recipe_and_the_command_line_over_both(
     assert runs[0].max_steps == 2000
 
 
-def test_a_file_may_name_the_recipe_if_it_is_for_training(
-    runs: list[TrainConfig], capsys: Printed
-) -> None:
-    Path("mine.toml").write_text(f"recipe = '{NAME}'\nmax_steps = 7\n")
-    assert train("--config mine.toml") == 0
-    assert (runs[0].recipe, runs[0].max_steps, runs[0].model) == (NAME, 7, "wan")
-    words = ["generate", "--model", "wan", "--config", "mine.toml", "--output", "a.mp4"]
-    assert main(words) == 2
-    assert "mine.toml:recipe: " in capsys.readouterr().err
-
-
 def test_a_toy_has_the_recipes_variant_and_none_of_its_files(
     runs: list[TrainConfig],
 ) -> None:
@@ -134,16 +123,6 @@ def test_the_way_out_of_a_file_with_a_toy_and_a_model_works_as_it_is_typed(
     assert (runs[0].toy, runs[0].model_id) == (True, None)
     assert train("--config both.toml --toy --model_id folder") == 2
     assert "error: --toy: " in capsys.readouterr().err
-
-
-def test_a_written_configuration_repeats_the_run_without_the_recipe(
-    runs: list[TrainConfig],
-) -> None:
-    assert train(f"--recipe {NAME} --lora_rank 4") == 0
-    written = {**as_flags(runs[0]), "versions": {}, "recipe": "one-that-is-gone"}
-    Path("config.json").write_text(json.dumps(written, default=str))
-    assert main(["--config", "config.json"]) == 0
-    assert as_flags(runs[1]) == as_flags(runs[0])
 
 
 REFUSED = {
@@ -233,15 +212,6 @@ def test_full_training_is_answered_with_the_command_that_does_it(
     assert (config.learning_rate, config.recipe) == (1e-5, None)
     assert train(f"--recipe {NAME} --trainable_models dit --learning_rate 3e-5") == 2
     assert "--learning_rate 3e-05" in capsys.readouterr().err
-
-
-def test_the_list_has_every_family_and_goal(shown: Callable[[str], str]) -> None:
-    said = shown("")
-    lines = [line.split() for line in said.splitlines()]
-    cards = ["12gb", "16gb", "24gb", "48gb", "80gb"]
-    for stem in ("flux-style", "wan-i2v-motion", "qwen-image-edit-2509"):
-        assert [f"{stem}-CARD", *cards] in lines
-    assert max(map(len, said.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("narrowed", ["", "--goal motion", "--card 48GB"])

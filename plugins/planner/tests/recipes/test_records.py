@@ -10,7 +10,7 @@ from dstrain import UsageError
 from dstrain.cli.main import main
 from dstrain.plugin import ModelFamily
 from dstrain.registry import load_family
-from dstrain_planner.recipes.record import Recipe, named, recipes_of, select
+from dstrain_planner.recipes.record import Recipe, named, recipes_of
 
 GOALS = """
 [sources.paper]
@@ -146,29 +146,6 @@ def test_a_goal_has_from_the_one_that_it_is_like_what_it_does_not_say(
     # A recipe names only the sources of its own values.
     assert [*recipes["style-24gb"].sources] == ["paper", "other"]
     assert [*motion.sources] == ["other"]
-
-
-def test_a_reason_is_the_recipes_own_or_what_the_option_does(
-    recipes: dict[str, Recipe],
-) -> None:
-    large = {one.option: one.reason for one in recipes["style-24gb"].settings}
-    assert large["learning_rate"] and large["quant_options"]
-    assert large["num_epochs"] == ""
-    small = {one.option: one.reason for one in recipes["style-16gb"].settings}
-    assert (small["num_epochs"], small["tiled"]) == ("It is short.", "It fits.")
-
-
-def test_a_selection_takes_the_most_of_a_card(recipes: dict[str, Recipe]) -> None:
-    def selected(**narrowed: str) -> list[str]:
-        found = select(recipes.values(), **narrowed)
-        return [one.name.removeprefix("my-family-") for one in found]
-
-    assert selected(card="40GB") == ["style-24gb", "motion-24gb"]
-    assert selected(card="80") == ["style-24gb", "motion-80gb"]
-    assert selected(goal="motion") == ["motion-24gb", "motion-80gb"]
-    assert selected(card="12GB") == []
-    with pytest.raises(UsageError, match="--card: "):
-        selected(card="big")
 
 
 def test_a_name_is_found_as_it_is_typed_and_the_nearest_is_named(

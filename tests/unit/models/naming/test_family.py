@@ -2,7 +2,6 @@
 keys of its files; else the candidates are named.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,17 +48,6 @@ def test_a_toy_of_each_family_is_told_whole_and_by_its_denoiser_alone(
     family.load("toy")(tmp_path, family.variants[0], 0)
     (tmp_path / "model_index.json").unlink()
     assert named(tmp_path) == named(tmp_path / "transformer") == name
-
-
-def test_a_folder_is_told_by_its_index_or_its_keys(model: Path) -> None:
-    assert named(model, in_help=True) == ""
-    assert named(model) == "tiny"
-    index = model / "model_index.json"
-    for content in ("{", "[]", "{}", json.dumps({"_class_name": ["x"]})):
-        index.write_text(content)
-        assert named(model, in_help=True) == ""
-    index.write_text(json.dumps({"_class_name": "WanPipeline"}))
-    assert named(model, in_help=True) == "wan"
 
 
 def test_an_unlisted_id_names_the_nearest_and_what_to_type() -> None:
