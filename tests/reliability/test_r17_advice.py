@@ -141,7 +141,9 @@ def diverging(after: int) -> Patch:
 
     def act(patch: pytest.MonkeyPatch) -> None:
         norms = [torch.tensor(1.0)] * after + [torch.tensor(float("inf"))]
-        patch.setattr("dstrain.training.updater.clip_gradients", Mock(side_effect=norms))
+        patch.setattr(
+            "dstrain.training.updater.clip_gradients", Mock(side_effect=norms)
+        )
 
     return act
 
