@@ -166,6 +166,17 @@ def _additions(plugin: Installed) -> tuple[list[str], str]:
 
         tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
         adds += [f"task {name}" for name in tasks]
+    if alone.implement("dstrain_lora_formats"):
+        from dstrain.lora import LoraFormat
+        from dstrain.lora.reader import OWN
+
+        formats = alone.offered("dstrain_lora_formats", LoraFormat, (OWN.name,))
+        adds += [f"LoRA format {name}" for name in formats]
+    if alone.implement("dstrain_lora_types"):
+        from dstrain.lora.types import LORA, LoraType
+
+        types = alone.offered("dstrain_lora_types", LoraType, (LORA.name,))
+        adds += [f"LoRA type {name}" for name in types]
     if alone.implement("dstrain_hints"):
         adds.append(f"{len(alone.hints())} hints")
     if alone.implement("dstrain_keepers"):
