@@ -220,8 +220,10 @@ class KeeperRequest:
     """The variant, in words."""
     loaded: Sequence[str] = ()
     """The components that the command loads, in any stage."""
+    denoisers: Sequence[str] = ()
+    """The components of the variant that predict: one, or the experts."""
     used: Collection[str] = ()
-    """Those of them that units or decoders use."""
+    """Those that are loaded and that units or decoders use."""
     in_steps: Collection[str] = ()
     """Those that training steps use; () for a command that does not train."""
     full: Sequence[str] = ()

@@ -45,6 +45,9 @@ def keeper_request(
         names.meant,
         of_variant=spec.components,
         variant=spec.where,
+        denoisers=spec.experts.components
+        if spec.experts
+        else (family.default_trainable,),
     )
 
 

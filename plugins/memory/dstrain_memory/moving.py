@@ -54,7 +54,10 @@ def moving(request: KeeperRequest, options: MemoryOptions) -> list[Keeper]:
                 "train LoRA in place of it, or leave the flag out",
             )
         count = options.blocks_to_swap or ALL_BLOCKS
-        keepers.append(Swap(tuple(request.lora), flag, count, _recomputes(request)))
+        networks = tuple(request.lora)
+        if request.stage == "generate":
+            networks = tuple(one for one in request.denoisers if one in request.loaded)
+        keepers.append(Swap(networks, flag, count, _recomputes(request)))
     offloaded = dict.fromkeys(
         name
         for what in split_commas(options.offload_models)
@@ -169,7 +172,7 @@ class Offload(InRam):
 
 @dataclass(eq=False)
 class Swap(InRam):
-    """Keeps the last blocks of networks with LoRA in RAM, each on the device only while it
+    """Keeps the last blocks of networks with LoRA, or of denoisers, in RAM, each on the device only while it
     computes.
     """
 

@@ -65,8 +65,9 @@ class MemoryOptions:
     )
     blocks_to_swap: int | None = option(
         "memory",
-        "Keep the frozen weights of the last N blocks of each trained network in RAM, and on "
-        "the device only while they compute (implies --use_gradient_checkpointing).",
+        "Keep the frozen weights of the last N blocks of each trained network, or of the denoiser, in RAM, and on "
+        "the device only while they compute (training implies --use_gradient_checkpointing).",
+        commands=BOTH,
         frees="or give --blocks_to_swap N: the weights of N blocks are then in RAM",
         minimum=1,
         common=True,
@@ -75,6 +76,7 @@ class MemoryOptions:
         "memory",
         "Keep the frozen weights of all blocks in RAM, as --blocks_to_swap does for some.",
         False,
+        commands=BOTH,
     )
     compile: bool = option(
         "training",

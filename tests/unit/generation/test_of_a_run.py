@@ -215,6 +215,6 @@ def test_the_expert_that_a_run_stored_is_the_one_that_is_stored_again(
     spec = replace(family.BASE, components=(*family.BASE.components, "dit2"))
     monkeypatch.setitem(family.PIPELINES, "base", spec)
     unused = generation(here / "model", here / "a.png", offload_models="dit2")
-    with open_source(unused) as source, pytest.raises(UsageError) as caught:
-        source.find()
+    with pytest.raises(UsageError) as caught, open_source(unused):
+        pass
     assert caught.value.where == "--offload_models"
