@@ -1,4 +1,5 @@
 """Keep weights in less memory: in fewer bytes, in RAM, in tiles; and compile blocks.
 
-`dstrain_memory.quantization.methods.add_method` adds a method to `--quant_options`.
+Other plugins add methods to `--quant_options` by the entry-point group `dstrain.quantizers`:
+each entry names a `dstrain_memory.quantization.method.QuantizationMethod`.
 """

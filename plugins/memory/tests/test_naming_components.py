@@ -4,6 +4,7 @@ refused before anything is loaded.
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,8 @@ import pytest
 from dstrain import UsageError, run
 from dstrain.runs.resolve import resolve
 from dstrain.runs.setup import Setup
-from dstrain_memory.quantization import methods
 from dstrain_memory.quantization.keeper import Quantize
-from dstrain_memory.quantization.method import QuantizationMethod
-from dstrain_memory.quantization.methods import METHODS, add_method
+from dstrain_memory.quantization.methods import METHODS, METHODS_GROUP
 from dstrain_memory.quantization.stored_layers import StoredComponent, StoredLayers
 
 from tests.support.experts import copied_denoiser, let_tiny_have_experts
@@ -154,19 +153,40 @@ def test_a_component_that_no_stage_loads_is_refused(
     assert kept(here, fp8_models="dit", **trained) == fp8("dit2")
 
 
+OTHERS = """
+from dstrain_memory.quantization.methods import FP8
+from dstrain_memory.quantization.method import QuantizationMethod
+# Of a name that is only refused otherwise.
+PACKED = QuantizationMethod("comfy_kitchen_fp8_w8a8", FP8.store, FP8.stored_bytes)
+BLOCKED = QuantizationMethod("blocked", FP8.store, FP8.stored_bytes, False)
+"""
+
+
 def test_methods_are_added_and_refused_where_they_give_no_gradient(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, fake_plugin: Callable[..., Path]
 ) -> None:
-    monkeypatch.setattr(methods, "_added", {})
-    # Of a name that is only refused otherwise.
+    entries = {"packed": "other_methods:PACKED", "blocked": "other_methods:BLOCKED"}
+    fake_plugin("extra-methods", entries, {"other_methods": OTHERS}, METHODS_GROUP)
     name = "comfy_kitchen_fp8_w8a8"
-    add_method(QuantizationMethod(name, FP8.store, FP8.stored_bytes))
-    add_method(QuantizationMethod("blocked", FP8.store, FP8.stored_bytes, False))
-    with pytest.raises(ValueError, match="'fp8'"):
-        add_method(QuantizationMethod("fp8", FP8.store, FP8.stored_bytes))
     assert [*kept(here, quant_options=f"dit:{name}")] == ["dit"]
     assert [*kept(here, quant_options="text_encoder:blocked")] == ["text_encoder"]
     encoder = {"lora_base_model": "text_encoder", "lora_target_modules": "layer"}
     for flags in ({}, encoder):
         with pytest.raises(UsageError, match=r"--quant_options: blocked .*dit"):
             kept(here, quant_options="dit:blocked", **flags)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ("dstrain_memory.quantization.methods:FP8", "'fp8' is one of plugin-memory's"),
+        ("dstrain_memory.quantization.methods:METHODS", "no QuantizationMethod"),
+        ("dstrain_memory.nothing:FP8", "cannot be imported"),
+    ],
+)
+def test_a_method_that_cannot_be_used_is_named(
+    here: Path, fake_plugin: Callable[..., Path], entry: str, why: str
+) -> None:
+    fake_plugin("extra-method", {"own": entry}, {}, METHODS_GROUP)
+    with pytest.raises(UsageError, match="quantization method own: .*" + why):
+        kept(here, quant_options="dit:fp8")

@@ -1,7 +1,6 @@
 """Write where a run is to logs/state.json, for programs that watch several."""
 
 import os
-import shlex
 import socket
 import sys
 import time
@@ -9,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dstrain.console import redacted
+from dstrain.console import redacted, shell_command
 from dstrain.runs.checkpoints.directory import STATUS
 from dstrain.runs.observers import Observer, WatchedRun
 from dstrain.storage import write_json
@@ -31,7 +30,7 @@ class Status(Observer):
             "host": socket.gethostname(),
             "process": os.getpid(),
             "started": _start_of_process(),
-            "command": redacted(shlex.join(sys.argv)),
+            "command": redacted(shell_command(sys.argv)),
         }
         self.written = 0.0
 
@@ -62,9 +61,13 @@ def _start_of_process() -> float:
     one process of a host, where ids are used again.
     """
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        lines = Path("/proc/stat").read_text().splitlines()
+        ticks = int(_read("/proc/self/stat").rpartition(")")[2].split()[19])
+        lines = _read("/proc/stat").splitlines()
         booted = next(int(line.split()[1]) for line in lines if line[:5] == "btime")
         return booted + ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, StopIteration, AttributeError):
         return time.time() - time.process_time()
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text("utf-8")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from types import MappingProxyType
 
@@ -104,23 +105,29 @@ DISTRIBUTIONS = ("bitsandbytes", "torchao")
 """What a method's name begins with if it needs that package."""
 
 
-_added: dict[str, QuantizationMethod] = {}
-
-
-def add_method(method: QuantizationMethod) -> None:
-    """Add a method for `--quant_options`; for the hooks module of another plugin.
-
-    Raises ValueError for a name that there is already.
-    """
-    known = known_methods().get(method.name, method)
-    if known is not method:
-        raise ValueError(f"there is a quantization method {method.name!r} already")
-    _added[method.name] = method
+METHODS_GROUP = "dstrain.quantizers"
+"""The entry-point group in which other plugins name their `QuantizationMethod`s."""
 
 
 def known_methods() -> dict[str, QuantizationMethod]:
-    """Return the methods of this plugin, and those that were added."""
-    return {**METHODS, **_added}
+    """Return the methods of this plugin, and those that other plugins name.
+
+    Raises UsageError for one that cannot be imported, or that has a name of ours.
+    """
+    found = dict(METHODS)
+    for entry in entry_points(group=METHODS_GROUP):
+        where = f"quantization method {entry.name}"
+        try:
+            method = entry.load()
+        except Exception as error:
+            what = f"{entry.value} cannot be imported: {type(error).__name__}: {error}"
+            raise UsageError(where, what) from error
+        if not isinstance(method, QuantizationMethod):
+            raise UsageError(where, f"{entry.value} is no QuantizationMethod")
+        if method.name in METHODS:
+            raise UsageError(where, f"{method.name!r} is one of plugin-memory's own")
+        found[method.name] = method
+    return found
 
 
 def method_named(
