@@ -98,8 +98,12 @@ def find_source(
     )
 
 
-def ask(forms: Sequence[Form], given: Given) -> Source | Path | None:
-    """Return what the forms find; raises UsageError if two of them find something."""
+def ask(
+    forms: Sequence[Form], given: Given, chosen: str | None = None
+) -> Source | Path | None:
+    """Return what the forms find; raises UsageError if two of them find something, and
+    none of the two is chosen.
+    """
     found: dict[str, Source | Path] = {}
     for form in forms:
         try:
@@ -115,6 +119,8 @@ def ask(forms: Sequence[Form], given: Given) -> Source | Path | None:
             found[form.name] = replace(answer, form=form.name, reader=form)
         elif answer is not None:
             found[form.name] = answer
+    if chosen in found:
+        return found[chosen]
     if len(found) > 1:
         what = f"may be a dataset of form {' or '.join(found)}"
         raise UsageError(given.path, what, f"choose one with {FORM_FLAG} NAME")

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain import UsageError
 from dstrain.plugin import Column, versioned
 from PIL import Image
 
 from tests.support import family
 from tests.support.dataset_forms import rows_in, write_form
 from tests.support.family import write, write_data
+from tests.support.fixtures import FakePlugin
 from tests.support.runs import train
 
 Lines = Callable[..., list[str]]
@@ -149,3 +151,37 @@ def test_columns_that_no_input_reads_are_named_with_the_flag_that_reads_them(
     # Stage 2 reads no rows.
     stage_2 = lines(task="sft:train", extra_inputs="style", max_steps=1)
     assert not [line for line in stage_2 if "metadata.json" in line]
+
+
+TWO_FORMS = """
+from dstrain.plugin import Content, Form, Source, hookimpl
+api = 2
+class Red(Form):
+    name = "red"
+    reads = (".box",)
+    def find(self, given):
+        path = given.path
+        is_one = path.suffix == ".box"
+        return Source(self.name, path, path.parent, (path,)) if is_one else None
+    def columns(self, file):
+        return {"image": True, "prompt": False}
+    def rows(self, file, columns):
+        image = Content(lambda: [file.read_bytes()], "a.png")
+        yield {"image": image, "prompt": "from " + self.name}
+class Blue(Red):
+    name = "blue"
+@hookimpl
+def dstrain_forms(options):
+    return [Red(), Blue()]
+"""
+
+
+def test_a_file_of_two_forms_is_read_by_the_one_that_is_chosen(
+    fake_plugin: FakePlugin, data: Path, lines: Lines
+) -> None:
+    fake_plugin("two-forms", {"two": "two_forms"}, {"two_forms": TWO_FORMS}, "dstrain")
+    box = sorted(data.glob("*.png"))[0].rename(data / "a.box")
+    with pytest.raises(UsageError, match="red or blue"):
+        lines(dataset_base_path=box)
+    said = lines(dataset_base_path=box, dataset_form="blue")
+    assert any("precomputing 1 of 1" in line for line in said), said
