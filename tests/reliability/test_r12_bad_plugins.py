@@ -502,6 +502,31 @@ def test_what_a_run_says_of_a_plugin_at_fault(
     assert said.count(fault.said) == 1 or not fault.said
 
 
+@pytest.mark.usefixtures("tiny")
+def test_an_option_whose_plugin_is_broken_is_refused_by_both_names(
+    fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    field = "shade: int = option('data', 'S.', 1, commands=('train', 'generate'))"
+    own = option("", field).source
+    modules = {"unheard_options": own, "unheard_hooks": "api = 3"}
+    entries = {"unheard": "unheard_options:Own"}
+    site = fake_plugin("plugin-unheard", entries, modules, "dstrain.options")
+    with next(site.glob("*/entry_points.txt")).open("a") as file:
+        file.write("[dstrain]\nunheard = unheard_hooks\n")
+    toy = ["--model", "tiny", "--toy", "--shade"]
+    data = str(project(tmp_path / "project") / "data")
+    train = ["--dataset_base_path", data, "--output_path", str(tmp_path / "out")]
+    train += ["--lora_rank", "2", "--max_steps", "1"]
+    make = ["--prompt", "a", "--output", str(tmp_path / "a.png")]
+    for words in (train, [*train, "--dry_run"], make):
+        command = ["generate"] if words is make else []
+        assert main([*command, *toy, "2", *words]) == 2
+        said = " ".join(capfd.readouterr().err.split())
+        assert "--shade: is of plugin plugin-unheard 1.0, which is broken" in said
+        assert OTHER in said
+    assert main([*toy, "1", *train]) == 0
+
+
 def test_options_that_import_torch_are_refused_by_the_name_of_their_plugin(
     fake_plugin: Install, tmp_path: Path
 ) -> None:

@@ -122,6 +122,16 @@ def changed(config: Any, effect: Effect) -> list[Flag]:
     ]
 
 
+def changed_of_plugins(config: Any) -> list[tuple[str, Installed]]:
+    """Return the options of plugins that are not at their default, each with its plugin."""
+    return [
+        (flag.name, record.plugin)
+        for record in records(config.disabled_plugins)
+        for flag in record.flags
+        if config.plugin_options.get(flag.name, flag.default) != flag.default
+    ]
+
+
 def plugin_flags(config: type) -> dict[str, Flag]:
     """Return the options that plugins add to a configuration class, by name."""
     own = {flag.name for flag in own_flags(config)}

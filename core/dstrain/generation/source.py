@@ -105,6 +105,7 @@ def open_source(
     """
     attention_backend()  # refused before anything is downloaded
     disable(config.disabled_plugins)
+    extensions_in_use().refuse_unheard(config)
     family = load_family(config.model, config.disabled_plugins)
     trained = _Trained.by(config.run, family)
     components = components_of(family)

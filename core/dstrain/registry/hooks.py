@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from dstrain.config.plugin_options import changed_of_plugins
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, UsageError
 from dstrain.installed import (
@@ -201,6 +202,18 @@ class Extensions:
     def _note(self, reason: str) -> None:
         if reason not in self.broken:
             self.broken.append(reason)
+
+    def refuse_unheard(self, config: Any) -> None:
+        """Raise UsageError for an option whose plugin is broken, so that nothing does what
+        the option asks for.
+        """
+        enabled = installed(config.disabled_plugins, HOOK_GROUP)
+        unheard = {one.distribution: one for one in enabled if one not in self.managers}
+        for option, owner in changed_of_plugins(config):
+            if plugin := unheard.get(owner.distribution):
+                what = f"is of {plugin.where}, which is broken and would not be heard"
+                own = [one for one in self.broken if one.startswith(plugin.where)]
+                raise UsageError(f"--{option}", what, *own)
 
     def implement(self, hook: str) -> bool:
         """Return whether any of the plugins implements a hook."""

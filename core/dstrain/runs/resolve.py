@@ -63,6 +63,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     refuse_unsupported(family, "--extra_inputs", split_commas(config.extra_inputs))
     disable(config.disabled_plugins)
     extensions = extensions_in_use()
+    extensions.refuse_unheard(config)
     tasks = {**OWN_TASKS, **extensions.offered("dstrain_tasks", Task, OWN_TASKS)}
     tasks |= own.offered_tasks(config.task_name, tasks)
     if config.task_name not in tasks:
