@@ -29,6 +29,8 @@ def added(folder: Path) -> dict[str, dict[str, Any]]:
             default = flag.default
             is_plain = default is None or isinstance(default, bool | int | float | str)
             found.setdefault("options", {})[flag.name] = default if is_plain else "[]"
+            if "generate" in flag.commands and flag.affects:
+                found.setdefault("generate", {})[flag.name] = ""
         for option, names in getattr(record, "choices", {}).items():
             found[option] = dict.fromkeys(sorted(names), "")
         for kind, names in getattr(record, "adds", {}).items():

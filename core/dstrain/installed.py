@@ -137,7 +137,8 @@ def how_to_have(kind: str, name: str, disabled_plugins: Collection[str] = ()) ->
     installed, or is disabled; '' if none adds it.
 
     Args:
-        kind: options, commands, or the option whose value it is, such as lora_type.
+        kind: options, generate (those of them that change what it makes), commands, or the
+            option whose value it is, such as lora_type.
         name: What was asked for.
         disabled_plugins: Names of plugins, or of distributions, that are disabled.
     """

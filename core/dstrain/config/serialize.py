@@ -26,6 +26,7 @@ from dstrain.config.plugin_options import (
 )
 from dstrain.console import redacted, shell_command
 from dstrain.errors import StateError, UsageError
+from dstrain.installed import how_to_have, is_default_of_absent
 from dstrain.storage import write_file
 
 MODEL_FILES = ("model_id", "model_paths", "model_id_with_origin_paths")
@@ -178,7 +179,8 @@ def read_resolved(output: Path) -> dict[str, Any]:
 def with_run_options(config: GenerateConfig) -> GenerateConfig:
     """Fill in what the run of --run used, where the configuration does not say it.
 
-    Raises StateError for a folder without a run, UsageError for another family.
+    Raises StateError for a folder without a run, UsageError for another family, and for
+    an option of a plugin that is not installed without which the image is another one.
     """
     if config.run is None:
         return config
@@ -197,11 +199,16 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
         if hasattr(record.options, "of_run"):
             values |= config.of(record.options).of_run(recorded)
     known = {*flags_by_name(TrainConfig), "p", "recipe", "versions"}
-    options = {
-        name: str(value)
-        for name, value in recorded.items()
-        if name not in known and value not in (None, False)
-    }
+    options = {}
+    for name, value in recorded.items():
+        if name in known or value in (None, False):
+            continue
+        advice = how_to_have("options", name)
+        if not advice:
+            options[name] = str(value)
+        elif not is_default_of_absent(name, value) and how_to_have("generate", name):
+            where = f"{config.run / CONFIG}:{name}"
+            raise UsageError(where, "no such option is installed", advice)
     values["family_options"] = {**options, **config.family_options}
     return replace(config, **values)
 

@@ -139,6 +139,26 @@ def test_how_weights_are_stored_is_inherited_as_a_whole(
     image_of(of_run(here, **given))
 
 
+def test_an_option_of_a_plugin_that_is_gone_is_refused_where_it_changes_the_image(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adds = {"options": {"mist": None, "swap": None, "grain": 1}, "generate": {}}
+    adds["generate"] = {"mist": "", "grain": ""}
+    monkeypatch.setattr("dstrain.installed._absent", lambda: {"gone": adds})
+    train(here, max_steps=1)
+    place = here / "out/logs/config.json"
+    recorded = json.loads(place.read_text())
+    words = ["generate", "--run", str(here / "out"), "--prompt", "dog", "--overwrite"]
+    words += ["--output", str(here / "a.png"), "--num_inference_steps", "1"]
+    for mist, code in ((None, 0), ("dit:fp8", 2)):
+        own = {"mist": mist, "swap": 3, "grain": 1}
+        place.write_text(json.dumps({**recorded, **own}))
+        assert main(words) == code
+    said = " ".join(capsys.readouterr().err.split())
+    assert "config.json:mist: no such option is installed" in said
+    assert "pip install ./plugins/gone" in said
+
+
 def test_a_folder_without_a_run_and_another_family_are_refused(here: Path) -> None:
     for name in ("data", "nothing"):
         with pytest.raises(StateError, match=str(here / name)):
