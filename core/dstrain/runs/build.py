@@ -351,11 +351,11 @@ def without_effect(
             f"--lr_warmup_steps {warmup} is not over when the run ends: its {steps} steps "
             "never have the learning rate"
         )
-    # Those of plugins that are named so count steps, too.
+    # Numbers of plugins that are named so count steps, too.
     of_plugins = [one for one in plugin_flags(type(config)) if one.endswith("_steps")]
     for name in (*of_plugins, "validation_steps", "lr_scheduler_num_cycles"):
         wanted = getattr(config, name)
-        if wanted is not None and wanted > steps:
+        if isinstance(wanted, int) and wanted > steps:
             yield f"--{name} {wanted}: the run ends before, after {steps} steps"
     if 0 < most < per_step:
         yield (

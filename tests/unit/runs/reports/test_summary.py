@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fixtures import FakePlugin
 from tests.support.runs import train
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -60,6 +61,27 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
         assert numbers in printed
     places = [printed.index(word) for word in ("samples x", "preview ", "12 steps in ")]
     assert places == sorted(places)
+
+
+def test_only_numbers_of_plugins_count_steps(
+    here: Path,
+    tmp_path: Path,
+    fake_plugin: FakePlugin,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record = """
+from dstrain.plugin import option, options
+@options
+class Own:
+    named_steps: str | None = option("data", "Names.")
+    counted_steps: int | None = option("data", "Steps.")
+"""
+    modules = {"own_steps": record}
+    fake_plugin("own-steps", {"own": "own_steps:Own"}, modules, "dstrain.options")
+    train(here, output_path=tmp_path, max_steps=1, named_steps="a", counted_steps=9)
+    printed = capsys.readouterr().err
+    assert "--counted_steps 9: the run ends before" in printed
+    assert "--named_steps" not in printed
 
 
 def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
