@@ -182,13 +182,14 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
     Raises StateError for a folder without a run, UsageError for another family, and for
     an option of a plugin that is not installed without which the image is another one.
     """
-    if config.run is None:
+    run = config.run
+    if run is None:
         return config
-    recorded = read_resolved(config.run)
+    recorded = read_resolved(run)
     if not config.model:
         config = replace(config, model=recorded["model"])
     if recorded["model"] != config.model:
-        what = f"is {config.model}, but {config.run} trained {recorded['model']}"
+        what = f"is {config.model}, but {run} trained {recorded['model']}"
         raise UsageError("--model", what)
     names = ["mixed_precision"] if config.mixed_precision is None else []
     if not any(getattr(config, name) for name in (*MODEL_FILES, "toy")):
@@ -207,7 +208,7 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
         if not advice:
             options[name] = str(value)
         elif not is_default_of_absent(name, value) and how_to_have("generate", name):
-            where = f"{config.run / CONFIG}:{name}"
+            where = f"{run / CONFIG}:{name}"
             raise UsageError(where, "no such option is installed", advice)
     values["family_options"] = {**options, **config.family_options}
     return replace(config, **values)
