@@ -4,6 +4,7 @@ a dog on a beach --w 768 --h 512 --d 42 --s 20 --l 4 --n blurry
 """
 
 import re
+import sys
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,9 @@ MARKS: MappingProxyType[str, tuple[str, Callable[[str], Any]]] = MappingProxyTyp
     }
 )
 """Mark -> the argument of inference, and how its value is read."""
+LEAST = {"w": 1, "h": 1, "d": 0, "s": 1, "l": 0}
+"""The least value of each mark that is a number, as `dstrain generate` has it."""
+MOST = {"d": 2**63 - 1, "l": sys.float_info.max}
 MARK = re.compile(rf"\s--([{''.join(MARKS)}])\s+")
 
 
@@ -37,8 +41,12 @@ def prompt_row(text: str) -> PromptRow:
         except ValueError:
             what = f"{text!r}: --{mark} is {value.strip()!r}, not a number"
             raise UsageError(FLAG, what) from None
+        found = arguments[name]
+        least, most = LEAST.get(mark, found), MOST.get(mark, found)
+        if not least <= found <= most:
+            upto = f" to {most}" if mark == "d" else " or more"
+            what = f"{text!r}: --{mark} is {value.strip()}, expected a finite number, {least}{upto}"
+            raise UsageError(FLAG, what)
     if ("width" in arguments) != ("height" in arguments):
         raise UsageError(FLAG, f"{text!r}: give --w and --h together")
-    if arguments.get("num_inference_steps", 1) < 1:
-        raise UsageError(FLAG, f"{text!r}: --s is below 1")
     return PromptRow(FLAG, text, prompt.strip() if rest else text, arguments)

@@ -63,7 +63,20 @@ def test_a_prompt_may_have_arguments_of_its_own() -> None:
     assert prompt_row("a --word in it").arguments == {}
 
 
-@pytest.mark.parametrize("text", ["a --w 64", "a --d red", "a --s 0", "a --l much"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "a --w 64",
+            "a --d red",
+            "a --s 0",
+            "a --l much",
+            "a --w 0 --h 0",
+            "a --d -5",
+        ),
+        *(f"a --d {2**63}", "a --l nan", "a --l inf", "a --l -1"),
+    ],
+)
 def test_an_argument_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         prompt_row(text)

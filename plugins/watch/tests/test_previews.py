@@ -229,6 +229,13 @@ def test_stage_1_stores_prompts_under_the_keys_of_rows_and_a_changed_prompt_refi
     assert len(list((tmp_path / "plans").glob("*.json"))) == 1
 
 
+@pytest.mark.parametrize("marks", ["--w 0 --h 0", "--d -5", "--l nan"])
+def test_a_dry_run_refuses_marks_out_of_range(here: Path, marks: str) -> None:
+    with pytest.raises(UsageError, match="expected a finite number") as caught:
+        train(here, preview_prompt=[f"dog {marks}"], dry_run=True)
+    assert caught.value.where == "--preview_prompt"
+
+
 def test_a_prompt_the_cache_lacks_is_refused_naming_the_flag_of_stage_1(
     here: Path, tmp_path: Path
 ) -> None:
