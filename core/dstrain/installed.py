@@ -153,6 +153,12 @@ def how_to_have(kind: str, name: str, disabled_plugins: Collection[str] = ()) ->
     return ""
 
 
+def absent_names(kind: str) -> set[str]:
+    """Return what plugins of this project add of a kind that are not installed."""
+    names = {name for adds in _absent().values() for name in adds.get(kind, {})}
+    return {name for name in names if how_to_have(kind, name)}
+
+
 def is_default_of_absent(option: str, value: object) -> bool:
     """Return whether a written configuration has an option of a plugin that is not
     installed at its default, where it says nothing.

@@ -191,6 +191,38 @@ def test_a_form_reads_a_zip_as_a_folder_of_the_same_pictures_is_read(
     assert log(tmp_path / "zip") == log(tmp_path / "folder")
 
 
+def test_a_newer_form_reads_again_what_an_older_one_read(
+    install: Install,
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # As if all had been written long ago.
+    monkeypatch.setattr("dstrain.storage.hashing.SETTLED", -(10**18))
+    monkeypatch.setattr("dstrain.storage.file_memory.SETTLED", -(10**18))
+    monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path / "user"))
+    photos = tmp_path / "photos.zip"
+    pictures = sorted((here / "data").glob("*.png"))
+    with ZipFile(photos, "w") as archive:
+        archive.write(pictures[0], "a.png")
+        archive.write(pictures[1], "b.png")
+        for name in ("a.txt", "b.txt"):
+            archive.writestr(name, "a cat")
+    install("zip_form")
+    module = tmp_path / "site/zip_form.py"
+    newer = module.read_text()
+    older = newer.replace("pieces, archive, name", "pieces, archive, 'a.png'")
+    for source, missing in ((older, ""), (older, 0), (newer, 1), (newer, 0)):
+        module.write_text(source)
+        sys.modules.pop("zip_form", None)
+        capsys.readouterr()
+        given = {"feature_cache": tmp_path / "cache", "dataset_base_path": photos}
+        train(here, task=STAGE_1, **given)
+        if missing != "":
+            assert f"precomputing {missing} of 2" in capsys.readouterr().err
+
+
 def test_an_option_of_a_plugin_is_part_of_keys_where_it_is_given(
     install: Install, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,21 @@ def hash_text(text: str) -> str:
     # Names of files need not be UTF-8: their other bytes are halves of surrogate pairs.
     data = text.encode(errors="surrogatepass")
     return hashlib.blake2b(data, digest_size=KEY_BYTES).hexdigest()
+
+
+def package_digest(module: str) -> str:
+    """Return the hash of the source code of a module's whole top-level package."""
+    spec = None
+    with suppress(ValueError):  # no name, or a script's
+        spec = find_spec(module.partition(".")[0])
+    # A plugin may be a single module.
+    places = spec and (spec.submodule_search_locations or [str(spec.origin)])
+    digest = hashlib.blake2b()
+    for place in map(Path, places or ()):
+        for path in sorted(place.rglob("*.py")) or [place]:
+            digest.update(path.relative_to(place).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class FileMemory:

@@ -7,13 +7,15 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dstrain.data.forms.form import Content
+from dstrain.data.forms.form import Content, Form
 from dstrain.data.table import DIGEST, EMBEDDED_FILES
 from dstrain.errors import DstrainError, UsageError
 from dstrain.storage import check_writable, file_mark, hash_json, replacing, sha256
+from dstrain.storage.hashing import package_digest
 from dstrain.storage.user_cache import VARIABLE, user_cache
 
 MOST_BYTES = 2**31
@@ -27,11 +29,11 @@ SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 
 def embedded_folder() -> Path:
     """Return the folder of embedded files; raises UsageError for a user without a home."""
-    cache = user_cache()
-    if cache is None:
+    folder = user_cache()
+    if folder is None:
         what = "is not set, and there is no home folder: embedded files need a place"
         raise UsageError(VARIABLE, what, f"set {VARIABLE} to a folder")
-    return Path(os.path.realpath(cache)) / EMBEDDED_FILES
+    return Path(os.path.realpath(folder)) / EMBEDDED_FILES
 
 
 class Contents:
@@ -40,6 +42,7 @@ class Contents:
     def __init__(self) -> None:
         self.folder = embedded_folder()
         check_writable(self.folder)
+        self._code_of = cache(package_digest)
 
     def keep(self, content: Content) -> str:
         """Return the path of the file with these bytes, which is written unless it is
@@ -75,11 +78,13 @@ class Contents:
         except OSError:
             return False
 
-    def recall(self, file: Path, columns: Sequence[str]) -> Iterator[Any] | None:
-        """Return what `noting` noted of columns of a file; None if the file has changed
-        since, or a file that it names is gone.
+    def recall(
+        self, form: Form, file: Path, columns: Sequence[str]
+    ) -> Iterator[Any] | None:
+        """Return what `noting` noted of columns of a file; None if the file or the
+        form has changed since, or a file that it names is gone.
         """
-        path = self._list(file, columns)
+        path = self._list(form, file, columns)
         try:
             is_whole = all(map(self._are_there, _lines(path)))
         except (OSError, ValueError, TypeError):
@@ -87,14 +92,18 @@ class Contents:
         return _lines(path) if is_whole else None
 
     def noting(
-        self, file: Path, columns: Sequence[str], rows: Iterable[list[Any]]
+        self,
+        form: Form,
+        file: Path,
+        columns: Sequence[str],
+        rows: Iterable[list[Any]],
     ) -> Iterator[list[Any]]:
         """Yield the rows, and note them when there are no more.
 
         Each has what these columns of a file have in a row: the path of an embedded file,
         the name of another one, '' for none, or a list of these.
         """
-        path = self._list(file, columns)
+        path = self._list(form, file, columns)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(path) as building, building.open("w", encoding="utf-8") as lines:
             for row in rows:
@@ -102,8 +111,9 @@ class Contents:
                 yield row
             lines.write(END)
 
-    def _list(self, file: Path, columns: Sequence[str]) -> Path:
+    def _list(self, form: Form, file: Path, columns: Sequence[str]) -> Path:
         facts = [os.path.realpath(file), file_mark(file), list(columns)]
+        facts += [form.name, self._code_of(type(form).__module__)]
         return self.folder / LISTS / f"{hash_json('embedded files', facts)}.jsonl"
 
     def _are_there(self, row: list[Any]) -> bool:

@@ -150,10 +150,10 @@ class _Reader:
         if not self.held:
             return None
         contents = self.kept.contents
-        known = contents.recall(self.file, self.held)
+        known = contents.recall(self.form, self.file, self.held)
         if known is not None:
             return known
-        return contents.noting(self.file, self.held, self._written())
+        return contents.noting(self.form, self.file, self.held, self._written())
 
     def _written(self) -> Iterator[list[RawValue]]:
         for number, (cells, reasons) in enumerate(self._cells(self.held), 1):

@@ -12,7 +12,7 @@ from dstrain.data.forms.left_out import left_out, tables_below
 from dstrain.data.forms.listing import has_media, list_media
 from dstrain.data.forms.metadata import SUFFIXES, metadata_files
 from dstrain.errors import DstrainError, UsageError, first_few, nearest
-from dstrain.installed import how_to_have
+from dstrain.installed import absent_names, how_to_have
 from dstrain.registry import Extensions
 
 logger = get_logger(__name__)
@@ -184,10 +184,13 @@ def _refuse_unread_in(base: Path, forms: Sequence[Form]) -> None:
     """Refuse a folder with files that a plugin reads which is not installed: its images
     may be what these files name.
     """
-    for folder in (base, base / "data"):
+    unread = absent_names("forms").difference(*(form.reads for form in forms))
+    for folder in (base, base / "data") if unread else ():
         if folder.is_dir():
-            for path in sorted(folder.iterdir()):
-                refuse_unread(path, path.suffix, forms)
+            # A folder may have a million files: neither sorted nor made paths.
+            for name in os.listdir(folder):
+                if (suffix := os.path.splitext(name)[1]) in unread:
+                    refuse_unread(folder / name, suffix, forms)
 
 
 def _refuse_tables_below(base: Path, option: str, forms: Sequence[Form]) -> None:

@@ -1,12 +1,10 @@
 """Find what the values of stage 1 depend on beside the inputs: components and code."""
 
-import hashlib
-from importlib.util import find_spec
-from pathlib import Path
-
+from dstrain.data.forms import Source
 from dstrain.models import Found, component_digests
 from dstrain.runs.setup import Setup
 from dstrain.storage import Digests, hash_json
+from dstrain.storage.hashing import package_digest
 
 
 def component_keys(setup: Setup, found: Found, digests: Digests) -> dict[str, str]:
@@ -28,21 +26,14 @@ def component_keys(setup: Setup, found: Found, digests: Digests) -> dict[str, st
     return components
 
 
-def code_of_rows(setup: Setup) -> str:
-    """Return a digest of the code that decides which rows and inputs there are: all of
-    dstrain and of the family's package.
+def code_of_rows(setup: Setup, source: Source | None) -> str:
+    """Return a digest of what decides which rows and inputs there are: all the code of
+    dstrain, of the family's package and of those of the forms that read the dataset, and
+    the rows that plugins add.
     """
-    family = setup.family.components.partition(":")[0].partition(".")[0]
-    return hash_json("code of rows", [_sources(name) for name in ("dstrain", family)])
-
-
-def _sources(package: str) -> str:
-    spec = find_spec(package) if package else None
-    # A family may be a single module.
-    places = spec and (spec.submodule_search_locations or [str(spec.origin)])
-    digest = hashlib.blake2b()
-    for place in map(Path, places or ()):
-        for path in sorted(place.rglob("*.py")) or [place]:
-            digest.update(path.relative_to(place).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    family = setup.family.components.partition(":")[0]
+    sources = () if source is None else (source, *source.parts)
+    forms = {type(one.reader).__module__ for one in sources if one.reader is not None}
+    code = [package_digest(name) for name in ("dstrain", family, *sorted(forms))]
+    code += [str((row.text, row.prompt, row.arguments)) for row in setup.prompt_rows]
+    return hash_json("code of rows", code)

@@ -73,7 +73,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         },
         versions=setup.versions,
         sizes=group_sizes(setup.dataset),
-        repeatable=as_repeatable(setup, keyed.digests, keyed.model_digests),
+        repeatable=as_repeatable(setup, source, keyed.digests, keyed.model_digests),
         previews=[
             row_line(preview, sample.addresses)
             for preview, sample in zip(

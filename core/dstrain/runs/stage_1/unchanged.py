@@ -94,12 +94,14 @@ def log_count(setup: Setup, missing: int, count: int, previews: Any) -> None:
     )
 
 
-def as_repeatable(setup: Setup, *digests: Digests | FileDigests) -> dict[str, Any]:
+def as_repeatable(
+    setup: Setup, source: Source | None, *digests: Digests | FileDigests
+) -> dict[str, Any]:
     """Return what a plan records so that it is seen that there is nothing to do."""
     largest = largest_sample(setup.dataset, setup.name_row)
     return {
         "config": _config_digest(setup),
-        "code": code_of_rows(setup),
+        "code": code_of_rows(setup, source),
         # A file that changes again at once may keep its times.
         "settled": not any(one.unsettled for one in digests),
         "dataset": redacted("\n".join(lines_of_datasets(setup))),
@@ -161,7 +163,7 @@ def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | Non
         return None
     info = CacheInfo(**record["about"])
     if not (
-        _has_equal_facts(setup, info)
+        _has_equal_facts(setup, source, info)
         and not _has_secrets(source)
         and _has_equal_components(setup, info, may_fetch)
         and _has_equal_files(setup, plans, record)
@@ -206,19 +208,19 @@ def _newest(setup: Setup, plans: Path, source: Source) -> dict[str, Any] | None:
     return newest if here == {name: dataset[name] for name in here} else None
 
 
-def _has_equal_facts(setup: Setup, info: CacheInfo) -> bool:
+def _has_equal_facts(setup: Setup, source: Source, info: CacheInfo) -> bool:
     repeatable = info.repeatable
     if not repeatable.get("settled") or info.versions != setup.versions:
         return False
     for names in info.inputs:
         for name in set(names) - setup.plan(frozenset(names)).used_inputs:
-            source = setup.spec.inputs[name]
+            column = setup.spec.inputs[name]
             # The plan does not record files that are checked and not used.
-            if isinstance(source, Column) and source.is_file:
+            if isinstance(column, Column) and column.is_file:
                 return False
     return bool(
         repeatable["config"] == _config_digest(setup)
-        and repeatable["code"] == code_of_rows(setup)
+        and repeatable["code"] == code_of_rows(setup, source)
     )
 
 

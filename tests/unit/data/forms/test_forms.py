@@ -211,6 +211,13 @@ def test_what_a_plugin_reads_that_is_not_installed_is_answered_with_its_line(
         with pytest.raises(UsageError, match="no installed plugin reads") as caught:
             find_source(*given)
         assert "pip install ./plugins/datasets" in str(caught.value)
+    monkeypatch.setattr("dstrain.installed._is_there", lambda *_: True)
+    with monkeypatch.context() as installed:
+        # No folder is gone through for nothing.
+        installed.setattr("os.listdir", None)
+        installed.setattr(Path, "iterdir", None)
+        assert find_source(tmp_path).form == "folder"
+    monkeypatch.setattr("dstrain.installed._is_there", lambda *_: False)
     with pytest.raises(UsageError, match="pip install"):
         fetch("https://a.example/x.png", ())
     with pytest.raises(UsageError, match="pip install") as caught:

@@ -162,9 +162,7 @@ def test_another_code_of_the_family_ends_it(
     path.write_text("A = 1")
     folders = [str(path.parent)] if path.name == "__init__.py" else None
     spec = spec_from_file_location("own", path, submodule_search_locations=folders)
-    monkeypatch.setattr(
-        "dstrain.runs.stage_1.component_keys.find_spec", lambda package: spec
-    )
+    monkeypatch.setattr("dstrain.storage.hashing.find_spec", lambda package: spec)
     place.fill()
     assert not reads_rows(place)
     path.write_text("A = 2")
