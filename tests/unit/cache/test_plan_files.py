@@ -182,6 +182,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.needs_plugin
 def test_a_record_that_stage_1_never_writes_is_refused(
     plans: Path, record: dict[str, Any], name: str
 ) -> None:
@@ -199,6 +200,7 @@ FREE = re.compile(r"/identity/(?![fvt])|.*/(caption|configs?/|values/|largest/in
 """Places of what may be of any kind."""
 
 
+@pytest.mark.needs_plugin
 def test_everything_is_of_its_kind(plans: Path, record: dict[str, Any]) -> None:
     changed: Any = json.loads(json.dumps(record))
 
@@ -215,6 +217,7 @@ def test_everything_is_of_its_kind(plans: Path, record: dict[str, Any]) -> None:
     change(changed, "")
 
 
+@pytest.mark.needs_plugin
 def test_what_every_plan_has_is_needed(plans: Path, record: dict[str, Any]) -> None:
     optional = {"config", "repeatable", "sizes"}
     entries = [(name,) for name in record] + [
@@ -227,6 +230,7 @@ def test_what_every_plan_has_is_needed(plans: Path, record: dict[str, Any]) -> N
     read(plans, {**record, "about": {**record["about"], "repeatable": {}}})
 
 
+@pytest.mark.needs_plugin
 def test_what_is_no_record_cut_or_nested_too_deep_is_refused(
     plans: Path, record: dict[str, Any]
 ) -> None:

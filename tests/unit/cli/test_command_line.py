@@ -126,6 +126,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.needs_plugin
 def test_what_does_not_fit_is_refused_by_its_name(
     runs: list[TrainConfig], words: str, capsys: Printed
 ) -> None:

@@ -39,6 +39,7 @@ def test_graph_prints_the_plan_of_a_training_command_line(capsys: Printed) -> No
 
 
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.needs_plugin
 def test_generate_reads_a_command_line_and_a_file(tmp_path: Path) -> None:
     found: list[GenerateConfig] = []
     command = FamilyCommand("generate", GenerateConfig, found.append)
@@ -187,6 +188,7 @@ def test_plugins_are_listed_with_what_they_add_or_why_they_cannot_be_used(
 
 
 @pytest.mark.parametrize("family", ["flux", "qwen_image", "wan"])
+@pytest.mark.needs_plugin
 def test_the_columns_of_each_variant_of_a_family_are_listed(
     family: str, capsys: Printed
 ) -> None:
@@ -202,6 +204,7 @@ def test_the_columns_of_each_variant_of_a_family_are_listed(
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.needs_plugin
 def test_one_variant_is_described_by_its_name(capsys: Printed) -> None:
     assert main(["models", "wan", "--variant", "flf2v"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -218,6 +221,7 @@ def test_one_variant_is_described_by_its_name(capsys: Printed) -> None:
     assert "'wan'" in capsys.readouterr().err
 
 
+@pytest.mark.needs_plugin
 def test_an_area_has_at_least_the_pixels_of_one_multiple(capsys: Printed) -> None:
     for words, least in (
         ("flux --variant kontext --kontext_pixels", 256),

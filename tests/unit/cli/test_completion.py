@@ -79,6 +79,7 @@ def test_families_and_the_options_of_a_family_are_completed(
 
 
 @pytest.mark.usefixtures("shady")
+@pytest.mark.needs_plugin
 def test_choices_and_files_are_completed(lines: Complete) -> None:
     assert lines("--on_bad_sample", "") == ["plain,error", "plain,skip"]
     assert lines("--on_bad_sample", "s") == ["plain,skip"]
@@ -88,6 +89,7 @@ def test_choices_and_files_are_completed(lines: Complete) -> None:
     assert lines("cache", "ls", "ca") == ["file,ca"]
 
 
+@pytest.mark.needs_plugin
 def test_families_are_completed(completed: Complete) -> None:
     assert completed("toy", "--model", "qw") == ["qwen_image"]
 
@@ -140,6 +142,7 @@ def test_commands_in_the_metadata_of_plugins_are_completed_without_an_import(
     assert "extra_whisper" not in sys.modules
 
 
+@pytest.mark.needs_plugin
 def test_completing_imports_no_torch() -> None:
     typed = (
         "--seed\n1\n--model\nwa",

@@ -211,6 +211,7 @@ def digests(here: Path) -> dict[str, str]:
     [(code, way) for code, _, way in WAYS],
     ids=[f"{code} {name}" for code, name, _ in WAYS],
 )
+@pytest.mark.needs_plugin
 def test_a_way_to_each_exit_code(
     code: int,
     way: Way,
@@ -299,6 +300,7 @@ def test_a_reader_that_goes_away_is_no_error(
     assert (child.communicate()[1], child.returncode) == ("", 0)
 
 
+@pytest.mark.needs_plugin
 def test_output_that_cannot_be_written_is_an_error_of_the_system(
     start: Callable[..., Any],
 ) -> None:

@@ -160,6 +160,7 @@ def test_the_options_are_these() -> None:
     assert defaults == {"on_long_prompt": "truncate"}
 
 
+@pytest.mark.needs_plugin
 def test_type_bounds_and_choices_of_an_option_follow_from_its_field() -> None:
     bounds = {one: ends for ends in BOUNDS for one in BOUNDS[ends].split()}
     for flag in (*own_flags(TrainConfig), *own_flags(GenerateConfig)):

@@ -42,6 +42,7 @@ GIVEN: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("changes", GIVEN)
+@pytest.mark.needs_plugin
 def test_what_fits_together_is_accepted(changes: dict[str, Any]) -> None:
     validate(toy_config(**changes))
 
@@ -132,6 +133,7 @@ OF_A_DATASET = tuple(
     REFUSED + OF_A_DATASET,
     ids=lambda value: str(value)[:60],
 )
+@pytest.mark.needs_plugin
 def test_what_contradicts_itself_is_refused_with_the_other_option(
     changes: dict[str, Any], where: str, named: str
 ) -> None:
@@ -183,6 +185,7 @@ ROWS = {"prompt": None, "dataset": Path("p.csv")}
         {**ROWS, "prompt": "a"},
     ],
 )
+@pytest.mark.needs_plugin
 def test_generation_is_checked_too(changes: dict[str, Any]) -> None:
     lora, output = (LoraFile(Path("l")),), Path("x.png")
     good = GenerateConfig(model="m", toy=True, prompt="a", output=output, lora=lora)

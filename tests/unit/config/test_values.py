@@ -84,6 +84,7 @@ def test_what_is_typed_is_understood(
         "fp8_models": ("", " ", ","),
     }.items(),
 )
+@pytest.mark.needs_plugin
 def test_what_is_not_understood_is_refused_by_its_option(
     option: str, values: tuple[str, ...]
 ) -> None:
@@ -211,6 +212,7 @@ def test_what_is_malformed_names_its_option(
     assert caught.value.where == where
 
 
+@pytest.mark.needs_plugin
 def test_a_script_gives_one_value_or_a_list_where_several_may_be() -> None:
     config = toy_config(
         preview_prompt="a dog",
@@ -257,6 +259,7 @@ def test_an_option_that_there_is_not_is_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.needs_plugin
 def test_flags_in_an_error_are_told_as_a_script_writes_them() -> None:
     for given, keywords in (
         ({"lora_rank": 0}, "lora_rank=..."),

@@ -92,6 +92,7 @@ def test_components_trained_in_full_take_the_place_of_their_files(here: Path) ->
         ({"trainable_models": "text_encoder"}, None, 0, ["dit"]),
     ],
 )
+@pytest.mark.needs_plugin
 def test_a_preset_is_in_the_weights_as_in_training_unless_it_was_trained(
     trained: dict[str, Any],
     stored: str | None,
@@ -129,6 +130,7 @@ def test_a_preset_is_in_the_weights_as_in_training_unless_it_was_trained(
     ],
     ids=str,
 )
+@pytest.mark.needs_plugin
 def test_how_weights_are_stored_is_inherited_as_a_whole(
     given: dict[str, Any], inherited: tuple[str | None, str | None], here: Path
 ) -> None:
@@ -194,6 +196,7 @@ def test_the_newest_step_whose_files_all_exist_is_taken(here: Path) -> None:
 
 
 @pytest.mark.parametrize("trained", [("dit",), ("dit2",), ("dit", "dit2")])
+@pytest.mark.needs_plugin
 def test_a_trained_expert_takes_the_place_of_its_own_files(
     trained: Sequence[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +220,7 @@ def test_a_trained_expert_takes_the_place_of_its_own_files(
     assert image_of(offloaded, 8) == image_of(of_run(here), 8)
 
 
+@pytest.mark.needs_plugin
 def test_the_expert_that_a_run_stored_is_the_one_that_is_stored_again(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ LORA, DORA, LOKR = typed("lora"), typed("dora"), typed("lokr", 1)
         ),
     ],
 )
+@pytest.mark.needs_plugin
 def test_layers_that_are_not_those_in_training_are_refused_with_what_to_give(
     own: LoraConfig, given: LoraConfig, words: str
 ) -> None:
@@ -251,6 +252,7 @@ def test_layers_that_are_not_those_in_training_are_refused_with_what_to_give(
 
 
 @pytest.mark.parametrize("given", [LORA, DORA, LOKR, replace(LOKR, alpha=0.5)])
+@pytest.mark.needs_plugin
 def test_layers_are_copied_into_the_memory_of_those_in_training(
     given: LoraConfig,
 ) -> None:
@@ -263,6 +265,7 @@ def test_layers_are_copied_into_the_memory_of_those_in_training(
     assert {layer.alpha for layer in lora_layers(module).values()} == {3.0}
 
 
+@pytest.mark.needs_plugin
 def test_layers_that_no_loss_reaches_may_be_missing_or_without_effect() -> None:
     layers = dict(lora_layers(trained(SPEC)))
     optional = "blocks.1.attn.to_out.0"

@@ -48,6 +48,7 @@ def weights(pipe: Pipeline, name: str) -> dict[str, Any]:
     return dict(sorted(pipe.components[name].state_dict().items()))
 
 
+@pytest.mark.needs_plugin
 def test_a_model_in_one_word_is_that_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,7 @@ def test_what_names_no_model_is_refused_as_a_script_names_it(
         ({"device": 2.5}, r"\(device=\.\.\.\): 2\.5"),
     ],
 )
+@pytest.mark.needs_plugin
 def test_errors_of_loading_name_parameters(
     given: dict[str, Any], said: str, model: Path
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_preset_is_merged_in_fp32_before_a_weight_is_stored(
 
 
 @pytest.mark.parametrize("keepers", [AS_LOADED, INT8], ids=["as it is", "int8"])
+@pytest.mark.needs_plugin
 def test_differences_and_layers_of_a_preset_are_scaled_and_come_before_quantization(
     keepers: Keepers, tmp_path: Path
 ) -> None:

@@ -206,6 +206,7 @@ def test_stage_2_says_which_masks_the_cache_was_filled_with(here: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["", ":data_process", ":train"])
+@pytest.mark.needs_plugin
 def test_a_dry_run_with_masks_computes_what_memory_it_needs(
     here: Path, stage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

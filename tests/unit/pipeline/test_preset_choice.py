@@ -62,6 +62,7 @@ def test_the_weights_trained_on_are_those_with_the_preset(here: Path) -> None:
     assert ups and not any(one.any() for one in ups)
 
 
+@pytest.mark.needs_plugin
 def test_it_takes_a_preset_in_any_naming(here: Path, tmp_path: Path) -> None:
     kohya = tmp_path / "kohya.safetensors"
     assert main(["export", "--format", "kohya", str(preset(here)), str(kohya)]) == 0
@@ -281,6 +282,7 @@ def test_what_cannot_be_merged_is_refused(
 
 
 @pytest.mark.parametrize("stage", ["", ":data_process", ":train"])
+@pytest.mark.needs_plugin
 def test_a_preset_of_what_no_stage_loads_is_refused_unless_a_preview_does(
     stage: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def test_metadata_is_read_and_nothing_is_imported_before_a_record_is_loaded() ->
 
 
 @pytest.mark.parametrize("written", ["faky_imge", "Faky-Image", "faky_im"])
+@pytest.mark.needs_plugin
 def test_an_unknown_name_gets_the_installed_ones_and_the_nearest(
     fake_plugin: Install, written: str
 ) -> None:
@@ -45,6 +46,7 @@ def test_an_unknown_name_gets_the_installed_ones_and_the_nearest(
     assert all(name in caught.value.what for name in OTHERS)
 
 
+@pytest.mark.needs_plugin
 def test_two_distributions_with_one_name_are_refused_naming_both(
     fake_plugin: Install, family_source: Source, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +70,7 @@ def test_two_distributions_with_one_name_are_refused_naming_both(
         assert "plugin-one 1.0" in reason and "plugin-two 2.5" in reason
 
 
+@pytest.mark.needs_plugin
 def test_families_that_cannot_be_used_are_left_out_with_the_reason(
     fake_plugin: Install, family_source: Source
 ) -> None:

@@ -121,6 +121,7 @@ def test_the_smaller_of_epochs_and_steps_ends_a_run_and_is_named(
         ({"dataset_repeat": 4}, set()),
     ],
 )
+@pytest.mark.needs_plugin
 def test_what_has_no_effect_in_so_short_a_run_is_said_also_in_a_dry_run(
     flags: dict[str, Any],
     said: set[str],

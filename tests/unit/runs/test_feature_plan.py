@@ -39,6 +39,7 @@ def test_a_folder_without_a_finished_plan_is_refused_with_the_command_that_fills
         ({"quant_options": "vae:fp8"}, ["vae", "fp8"]),
     ],
 )
+@pytest.mark.needs_plugin
 def test_a_cache_of_another_plan_is_refused_by_what_differs(
     asked: dict[str, Any], differing: list[str], filled: Project
 ) -> None:

@@ -279,6 +279,7 @@ def test_a_run_that_diverged_names_its_last_whole_state_its_samples_and_a_new_st
     assert caught.value.help_lines[0].endswith("/states/step-2")
 
 
+@pytest.mark.needs_plugin
 def test_a_step_that_does_not_fit_in_memory_names_a_row_its_shapes_and_flags(
     here: Path, tmp_path: Path
 ) -> None:

@@ -36,11 +36,13 @@ def named(value: str | Path, *disabled: str, **given: Any) -> str:
         ("AI-ModelScope/FLUX.1-dev", "flux"),
     ],
 )
+@pytest.mark.needs_plugin
 def test_a_listed_id_is_of_one_family(value: str, name: str) -> None:
     assert named(value) == name
 
 
 @pytest.mark.parametrize("name", REAL)
+@pytest.mark.needs_plugin
 def test_a_toy_of_each_family_is_told_whole_and_by_its_denoiser_alone(
     name: str, tmp_path: Path
 ) -> None:
@@ -50,6 +52,7 @@ def test_a_toy_of_each_family_is_told_whole_and_by_its_denoiser_alone(
     assert named(tmp_path) == named(tmp_path / "transformer") == name
 
 
+@pytest.mark.needs_plugin
 def test_an_unlisted_id_names_the_nearest_and_what_to_type() -> None:
     with pytest.raises(UsageError, match="'Qwen/Qwen-Image-2512'") as caught:
         family_of("Qwen/Qwen-Image-2521")
@@ -62,6 +65,7 @@ def test_an_unlisted_id_names_the_nearest_and_what_to_type() -> None:
         family_of("Tiny/Tiny", ("tiny",))
 
 
+@pytest.mark.needs_plugin
 def test_weights_of_no_family_and_those_of_several_are_refused(
     fake_plugin: Install, family_source: Source, model: Path
 ) -> None:
@@ -90,6 +94,7 @@ def test_weights_of_no_family_and_those_of_several_are_refused(
     "fault",
     ["import gone_module", "1 / 0", "import sys\nsys.exit(0)", "components='no:where'"],
 )
+@pytest.mark.needs_plugin
 def test_a_broken_plugin_harms_no_other_and_is_named_where_none_fits(
     fault: str,
     fake_plugin: Install,

@@ -132,6 +132,7 @@ def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
         assert caught.value.help_lines[0] == "--seed: saved 0, this run 1"
 
 
+@pytest.mark.needs_plugin
 def test_the_place_of_weights_may_change_where_others_are_quantized(
     here: Path, tmp_path: Path
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_damaged_state_never_takes_the_place_of_the_one_a_run_resumes_from(
     assert ("step-4" in left(tmp_path)[0]) == (keep != 1)
 
 
+@pytest.mark.needs_plugin
 def test_overwriting_removes_the_run_and_nothing_else(
     here: Path, out: Path, tmp_path: Path
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_run_that_is_restored_replaces_no_file(here: Path, out: Path) -> None:
         "previews/step-000002-0.mp4", "states/step-7/ema.safetensors",
     ],
 )  # fmt: skip
+@pytest.mark.needs_plugin
 def test_a_file_of_the_users_that_has_the_name_of_a_runs_is_never_replaced(
     name: str, here: Path, tmp_path: Path
 ) -> None:
@@ -275,6 +277,7 @@ def test_a_file_of_the_users_that_has_the_name_of_a_runs_is_never_replaced(
 @pytest.mark.parametrize(
     "name", ["step-3.safetensors", "states/step-3/state.json", PROMPTS]
 )
+@pytest.mark.needs_plugin
 def test_a_resumed_run_replaces_no_file_in_the_place_of_one_that_it_writes(
     name: str, here: Path, out: Path
 ) -> None:

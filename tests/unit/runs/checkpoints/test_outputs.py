@@ -168,6 +168,7 @@ PREFIX = MappingProxyType({"remove_prefix_in_ckpt": "pipe.dit."})
         ({**PREFIX, "lora_format": "comfyui"}, "diffusion_model.blocks.0."),
     ],
 )
+@pytest.mark.needs_plugin
 def test_a_prefix_to_remove_or_a_format_decides_the_saved_names_of_a_lora_alone(
     flags: dict[str, Any], first: str, here: Path, tmp_path: Path
 ) -> None:
@@ -179,6 +180,7 @@ def test_a_prefix_to_remove_or_a_format_decides_the_saved_names_of_a_lora_alone(
 
 
 @pytest.mark.parametrize("trained", ["lora_base_model", "trainable_models"])
+@pytest.mark.needs_plugin
 def test_a_program_without_names_for_what_is_trained_is_refused(
     trained: str, here: Path, tmp_path: Path
 ) -> None:
@@ -220,6 +222,7 @@ def test_what_a_header_records_and_the_digest_of_the_options_do_not_change(
 @pytest.mark.parametrize(
     "trained", [{}, {"trainable_models": "dit"}, {"lora_format": "diffsynth"}]
 )
+@pytest.mark.needs_plugin
 def test_the_average_over_the_steps_is_saved_beside_weights_that_are_the_same_without_it(
     trained: dict[str, Any], here: Path, tmp_path: Path
 ) -> None:

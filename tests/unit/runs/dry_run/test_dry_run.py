@@ -208,6 +208,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"feature_cache": tmp_path / "cache", "preview_prompt": ("a cat",)}
 
 
+@pytest.mark.needs_plugin
 def test_stage_1_with_nothing_to_do_reads_no_row_and_says_the_same(
     cached: dict[str, Any],
     tmp_path: Path,

@@ -37,6 +37,7 @@ def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
         (AVERAGED_TWICE, "--ema_decay", "schedulefree"),
     ],
 )
+@pytest.mark.needs_plugin
 def test_it_is_refused_by_its_option(
     here: Path, flags: dict[str, Any], option: str, named: str, is_dry: bool
 ) -> None:

@@ -32,6 +32,7 @@ def test_the_start_says_how_weights_are_kept_and_counts_them_as_without(
     assert share.findall(printed) == plain == ["19.4"]
 
 
+@pytest.mark.needs_plugin
 def test_the_start_says_samples_shapes_batch_schedule_and_previews(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

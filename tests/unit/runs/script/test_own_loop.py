@@ -261,6 +261,7 @@ def numbers(step: int) -> StepNumbers:
 
 
 @pytest.mark.parametrize("lora_format", ("diffusers", "diffsynth"))
+@pytest.mark.needs_plugin
 def test_a_file_has_the_names_that_a_run_gives_and_loads_in_a_pipeline(
     lora_format: Any, here: Path, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def recorded(folder: Path, **flags: Any) -> dict[str, Any]:
     [{}, {"recipe": "tiny-style-24gb"}, {"task": "sft", "max_steps": 1}],
     ids=["stage 1", "a recipe", "both stages"],
 )
+@pytest.mark.needs_plugin
 def test_the_flags_of_stage_1_are_recorded_with_absolute_paths(
     flags: dict[str, Any], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,7 @@ def test_a_secret_is_seen_in_whatever_way_it_is_written(
         {"recipe": "tiny-style-24gb", "overwrite": True},
     ],
 )
+@pytest.mark.needs_plugin
 def test_other_flags_end_it_but_not_a_recipe_that_sets_the_same(
     place: Place, flags: dict[str, Any]
 ) -> None:
