@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from dstrain.console import redacted, shell_command
 from dstrain.runs.checkpoints.directory import STATUS
 from dstrain.runs.observers import Observer, WatchedRun
@@ -29,7 +31,7 @@ class Status(Observer):
             "stage": stage or "unsplit",
             "host": socket.gethostname(),
             "process": os.getpid(),
-            "started": _start_of_process(),
+            "started": psutil.Process().create_time(),
             "command": redacted(shell_command(sys.argv)),
         }
         self.written = 0.0
@@ -54,20 +56,3 @@ class Status(Observer):
         self.record |= {"step": run.step, "total_steps": run.total_steps}
         write_json(self.path, self.record)
         self.written = time.monotonic()
-
-
-def _start_of_process() -> float:
-    """Return when this process was started, in seconds since 1970: with its id it names
-    one process of a host, where ids are used again.
-    """
-    try:
-        ticks = int(_read("/proc/self/stat").rpartition(")")[2].split()[19])
-        lines = _read("/proc/stat").splitlines()
-        booted = next(int(line.split()[1]) for line in lines if line[:5] == "btime")
-        return booted + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, StopIteration, AttributeError):
-        return time.time() - time.process_time()
-
-
-def _read(path: str) -> str:
-    return Path(path).read_text("utf-8")
