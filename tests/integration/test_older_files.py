@@ -43,12 +43,12 @@ def tensors(*places: str) -> dict[str, torch.Tensor]:
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """Compare within 1e-6: products are rounded otherwise on another processor than that
-    of the older run.
+    """Compare within a tenth of the least learning rate: products are rounded otherwise on
+    another processor than that of the older run, and a step of Adam is about that rate.
     """
     assert one.keys() == other.keys()
     for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-5)
 
 
 def test_a_stopped_run_resumes_and_a_configuration_repeats_it(family: str) -> None:
