@@ -118,8 +118,10 @@ class Setup:
         is_read = self.stage != "train" and not is_absent
         if is_read and (metadata is None or not base.is_dir()):
             # Refused here, by the names of the second dataset's own options.
-            forms = installed_forms(config)
-            find_source(base, None, "--validation_dataset", forms=forms)
+            forms, chosen = installed_forms(config), config.dataset_form
+            find_source(
+                base, None, "--validation_dataset", forms=forms, chosen=chosen
+            )
         # Where the cache is named as the dataset, as in DiffSynth-Studio's commands.
         cache_path = self.cache_path if self.stage == "train" else config.feature_cache
         second = replace(
@@ -129,7 +131,6 @@ class Setup:
             validation_dataset_base_path=None,
             validation_dataset_metadata_path=None,
             dataset=(),
-            dataset_form=None,
             feature_cache=cache_path,
         )
         spec = with_masks_of_dataset(self.spec, masks_of(second))

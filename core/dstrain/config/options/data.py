@@ -68,8 +68,8 @@ class DataOptions:
     )
     dataset_form: str | None = option(
         "data",
-        "Form of the dataset: table, folder (images with captions), or the name of a plugin's form. "
-        "Defaults to the only one that finds it.",
+        "Form of the datasets: table, folder (images with captions), or the name of a plugin's form. "
+        "Defaults to the only one that finds them.",
         affects={"dataset"},
     )
     on_bad_sample: Literal["error", "skip"] = option(

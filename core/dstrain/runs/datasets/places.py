@@ -59,7 +59,7 @@ def _with_folder(config: TrainConfig, prefix: str) -> TrainConfig:
         may_fetch=is_read and not config.dry_run,
     )
     try:
-        found = ask(forms, given, None if prefix else config.dataset_form)
+        found = ask(forms, given, config.dataset_form)
     except DstrainError as error:
         if is_id:
             note = f"--{name} {base} is no folder here, and is taken for the id of a dataset"

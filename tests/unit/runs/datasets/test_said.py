@@ -183,5 +183,8 @@ def test_a_file_of_two_forms_is_read_by_the_one_that_is_chosen(
     box = sorted(data.glob("*.png"))[0].rename(data / "a.box")
     with pytest.raises(UsageError, match="red or blue"):
         lines(dataset_base_path=box)
-    said = lines(dataset_base_path=box, dataset_form="blue")
-    assert any("precomputing 1 of 1" in line for line in said), said
+    said = lines(
+        dataset_base_path=box, validation_dataset_base_path=box, dataset_form="blue"
+    )
+    found = [line for line in said if "blue file, 1 row" in line]
+    assert len(found) == 2, said
