@@ -108,8 +108,8 @@ class Recipe:
         """Return the values by option."""
         return {one.option: one.value for one in self.settings}
 
-    def texts(self) -> dict[str, str]:
-        """Return the values as they are typed."""
+    def texts(self) -> dict[str, str | list[str]]:
+        """Return the values as they are typed, with a list for an option that is repeated."""
         return {one.option: _typed(one.value) for one in self.settings}
 
 
@@ -347,5 +347,7 @@ def _table(value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _typed(value: Any) -> str:
+def _typed(value: Any) -> str | list[str]:
+    if isinstance(value, list):
+        return [str(one) for one in value]
     return str(value).lower() if isinstance(value, bool) else str(value)
