@@ -119,9 +119,7 @@ class Setup:
         if is_read and (metadata is None or not base.is_dir()):
             # Refused here, by the names of the second dataset's own options.
             forms, chosen = installed_forms(config), config.dataset_form
-            find_source(
-                base, None, "--validation_dataset", forms=forms, chosen=chosen
-            )
+            find_source(base, None, "--validation_dataset", forms=forms, chosen=chosen)
         # Where the cache is named as the dataset, as in DiffSynth-Studio's commands.
         cache_path = self.cache_path if self.stage == "train" else config.feature_cache
         second = replace(
