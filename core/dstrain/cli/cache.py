@@ -2,14 +2,12 @@
 
 import json
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import click
 
-from dstrain.cli.click_options import file_path, shared_options
-from dstrain.cli.help import Command
+from dstrain.cli.click_options import command, file_path, shared_options
 from dstrain.cli.plugin_commands import OpenGroup
 from dstrain.console import printable, status
 
@@ -91,19 +89,12 @@ def cache_group() -> click.Group:
     return OpenGroup(
         "cache",
         commands=(
-            _command("ls", ls, several, as_json),
-            _command("verify", verify, one, repairs),
-            _command("prune", prune, one, plan, yes),
+            command("ls", ls, several, as_json),
+            command("verify", verify, one, repairs),
+            command("prune", prune, one, plan, yes),
         ),
         invoke_without_command=True,
         callback=cache,
         help=cache.__doc__,
         params=[*shared_options()],
     )
-
-
-def _command(
-    name: str, body: Callable[..., None], *params: click.Parameter
-) -> click.Command:
-    every = [*params, *shared_options()]
-    return Command(name, callback=body, help=body.__doc__, params=every)

@@ -28,7 +28,6 @@ UNQUOTED = re.compile("Invalid value|Invalid hex value|Unescaped")
 """How tomllib's message begins about text without quotes, and a path of Windows in double
 ones, in which a backslash has a meaning."""
 QUOTES = "in TOML, text stands in quotes, and a path with backslashes in single ones"
-SWAP = "blocks_to_swap"
 PATHS = frozenset(
     {
         flag.name
@@ -116,7 +115,7 @@ def is_true(text: str) -> bool:
 def for_toy(values: Mapping[str, Any], family: ModelFamily) -> dict[str, Any]:
     """Return options of a file or recipe as a toy of a family has them.
 
-    A toy builds its own model files, and has too few blocks to swap as many as a model.
+    A toy builds its own model files, and is too small for some values.
     """
     parts = [one.name for one in family.options if one.component and not one.field]
     left = {
@@ -124,8 +123,10 @@ def for_toy(values: Mapping[str, Any], family: ModelFamily) -> dict[str, Any]:
         for name, value in values.items()
         if name not in (*MODEL_FILES, "hub", *parts)
     }
-    if str(left.get(SWAP, "")).isdecimal() and int(left[SWAP]) > 1:
-        left[SWAP] = "1"
+    for flag in flags(TrainConfig):
+        text = str(left.get(flag.name, ""))
+        if flag.most_of_toy and text.isdecimal():
+            left[flag.name] = str(min(int(text), flag.most_of_toy))
     return left
 
 
@@ -142,10 +143,8 @@ def with_choice_of_model(
     if not typed["toy"]:
         return values
     found = for_toy(values, family)
-    if gone := [name for name in values if name not in found]:
-        logger.info(f"--toy replaces {', '.join(gone)} of {path} with a tiny model")
-    if found.get(SWAP) != values.get(SWAP):
-        logger.info(f"--toy has few blocks: {SWAP} of {path} is 1, not {values[SWAP]}")
+    if gone := [name for name in values if found.get(name) != values[name]]:
+        logger.info(f"--toy replaces {', '.join(gone)} of {path}: its model is tiny")
     # The model may be published for one variant alone, which the toy is then of.
     model_id = str(values.get("model_id", "")).partition("@")[0]
     variants = family.variants_of(model_id)

@@ -102,7 +102,7 @@ class LoraFile:
     skip_missing: bool = False
     """Whether layers that the model lacks are left out."""
     training_only: bool = False
-    """Whether previews and inference leave it out."""
+    """Whether inference leaves it out, during training and afterwards."""
 
     def __str__(self) -> str:
         component = f"{self.component}=" if self.component else ""
@@ -189,6 +189,8 @@ class Flag:
     """An upper bound that is itself not allowed."""
     completes: Callable[[str], Iterable[tuple[str, str]]] | None = None
     """Yields values for what is typed of one, each with what it is; help calls it NAME."""
+    most_of_toy: int = 0
+    """A toy has at most this in place of a file's value; 0 for any."""
     converter: Callable[[Any], Any] | None = None
     """Makes of what a script gives what the option keeps."""
 

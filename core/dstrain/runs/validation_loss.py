@@ -27,7 +27,7 @@ from dstrain.runs.checkpoints.directory import VALIDATION_CSV, VALIDATION_JSONL
 from dstrain.runs.checkpoints.outputs import save_is_due
 from dstrain.runs.observers import Observer, WatchedRun
 from dstrain.runs.prompt_images import undisturbed
-from dstrain.runs.reports.tables import NumberTable
+from dstrain.runs.reports.step_log import NumberTable
 from dstrain.runs.training_run import TrainingRun
 from dstrain.training import Sample, oom_as_error
 

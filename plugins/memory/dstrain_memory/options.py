@@ -70,6 +70,7 @@ class MemoryOptions:
         commands=BOTH,
         frees="or give --blocks_to_swap N: the weights of N blocks are then in RAM",
         minimum=1,
+        most_of_toy=1,
         common=True,
     )
     enable_model_cpu_offload: bool = option(
@@ -99,9 +100,7 @@ class MemoryOptions:
             raise UsageError("--offload_models", "is empty")
         self._check_tiles()
         if self.blocks_to_swap is not None and self.enable_model_cpu_offload:
-            what = (
-                "has no effect with --enable_model_cpu_offload, which swaps all blocks"
-            )
+            what = "has no effect with --enable_model_cpu_offload, which swaps all"
             raise UsageError("--blocks_to_swap", what)
         switched = getattr(config, "use_gradient_checkpointing", None)
         if self.swap_flag and switched is False:

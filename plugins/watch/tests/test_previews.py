@@ -16,6 +16,7 @@ from dstrain import GenerateConfig, Interrupted, StateError, UsageError, generat
 from dstrain.cache import FeatureCache
 from dstrain.config import LoraFile, with_run_options
 from dstrain.generation.source import open_source
+from dstrain.runs.resolve import resolve
 from dstrain_memory import compilation
 from PIL import Image
 from torch import Tensor
@@ -24,6 +25,7 @@ from tests.support import family
 from tests.support.family import weights_of
 from tests.support.runs import (
     PowerCut,
+    config,
     outcome,
     same,
     stop_at,
@@ -234,6 +236,17 @@ def test_a_dry_run_refuses_marks_out_of_range(here: Path, marks: str) -> None:
     with pytest.raises(UsageError, match="expected a finite number") as caught:
         train(here, preview_prompt=[f"dog {marks}"], dry_run=True)
     assert caught.value.where == "--preview_prompt"
+
+
+@pytest.mark.parametrize(("of_run", "own"), [(None, ["sks", "x"]), ("sks", ["x"])])
+def test_prompts_have_the_runs_trigger_word_or_that_of_the_first_dataset_with_one(
+    of_run: str | None, own: list[str], here: Path
+) -> None:
+    base = str(here / "data")
+    entries = [{"dataset_base_path": base, "trigger_word": word} for word in own]
+    flags = {"trigger_word": of_run, "dataset": entries, "dataset_base_path": None}
+    setup = resolve(config(here, preview_prompt="a [trigger] dog", **flags))
+    assert [row.prompt for row in setup.prompt_rows] == ["a sks dog"]
 
 
 def test_a_prompt_the_cache_lacks_is_refused_naming_the_flag_of_stage_1(

@@ -3,14 +3,21 @@ the run keeps them.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from dstrain.graph.keepers import Keepers, WeightSize
+from dstrain.config import as_size
+from dstrain.errors import DstrainError
+from dstrain.graph import Plan
+from dstrain.graph.keepers import BEFORE_LORA, Keepers, WeightSize
+from dstrain.models import Config, components_of, empty_component, find
 from dstrain.models.execution import repeated_blocks
-from dstrain.models.networks import tied_names
+from dstrain.models.networks import set_dtype, tied_names
+from dstrain.pipeline.variant_choice import entries_that_differ
+from dstrain.runs.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -77,9 +84,9 @@ class KeptWeights:
     sizes: tuple[int, ...]
     """Bytes of each tensor."""
     device: int
-    """Bytes of frozen weights on the device: of swapped blocks, those of the two largest."""
+    """Bytes of frozen weights on the device, at the most."""
     ram: int
-    """Bytes of the frozen weights of swapped blocks in RAM."""
+    """Bytes of frozen weights that wait in RAM while the component is used."""
     largest_stored: int
     """Numbers of the largest weight that is restored to compute with it."""
     is_offloaded: bool
@@ -152,3 +159,48 @@ def planned_component(
     weights = (one.dtype for one in network.parameters() if one.is_floating_point())
     dtype = "bf16" if torch.bfloat16 in weights else "fp32"
     return PlannedComponent(name, dtype, tuple(tensors), has_lora)
+
+
+def described_with_bytes(setup: Setup, plan: Plan) -> dict[str, str]:
+    """Return how components are kept in words, with the bytes that their weights take,
+    those that are as they are loaded left out.
+
+    A component of which no configuration is given is measured as it is first published.
+    Raises UsageError for layers that the given one does not have.
+    """
+    found = setup.keepers.described(plan.components[""])
+    for name, words in found.items():
+        published, config = _config_of(setup, name)
+        component = components_of(setup.family)[name]
+        network = None if config is None else empty_component(component, config)
+        if network is None:
+            continue
+        if not published:
+            setup.keepers.check({name: network}, setup.device, BEFORE_LORA)
+        set_dtype(network, setup.dtype)
+        size = planned_component(name, network.requires_grad_(False), has_lora=False)
+        place = setup.keepers.bytes(name, size.tensors)
+        places = {"on the device": place.device, "in RAM": place.ram}
+        said = [f"{as_size(one)} {where}" for where, one in places.items() if one]
+        words += f": {', '.join(said)}, loaded as {size.dtype}"
+        found[name] = words + published
+    return found
+
+
+def _config_of(setup: Setup, name: str) -> tuple[str, Config | None]:
+    """Return the configuration that the given model files tell of a component; else, that
+    of the first published model that it may be of, after the words that say so.
+    """
+    spec, family = setup.spec, setup.family
+    if setup.models:
+        with suppress(DstrainError):
+            found = find(family, setup.models, [name], (), spec.components, [])
+            if name in found.configs:
+                return "", found.configs[name]
+    experts = spec.experts
+    denoisers = experts.components if experts else (family.default_trainable,)
+    wanted = spec.denoiser_config if name in denoisers else {}
+    for model, config in components_of(family)[name].published.items():
+        if not entries_that_differ(wanted, config):
+            return f", if it is as in {model}", config
+    return "", None

@@ -44,7 +44,8 @@ class PlannedRows:
 
     plans: Sequence[Plan]
     """One for each set of inputs."""
-    preview_plans: Sequence[Plan] = ()
+    prompt_plans: Sequence[Plan] = ()
+    """Those of the rows that plugins add."""
     place: Path | None = None
     """Where its rows are; None if that is not known."""
     count: int = 0
@@ -138,18 +139,18 @@ def _of_cache(setup: Setup) -> PlannedRows:
     with reading(setup.cache_path):
         data = open_training_data(setup)
         plans = [setup.plan(inputs) for inputs in sorted(data.input_sets, key=sorted)]
-        previews = []
+        prompts = []
         if data.cache_info is not None and isinstance(data.source, CachedSamples):
             check_configs(data.cache_info, setup.find(plans, []))
             cached = stored_rows(setup, data.source.cache, data.cache_info.previews)
-            previews = [preview.plan for preview in cached]
+            prompts = [row.plan for row in cached]
     groups, validation = choose_validation(setup, data)
     order = order_of(setup, data, groups, world_size(os.environ))
     rows = np.unique(data.sample_ids[data.groups != SKIPPED, 0])
     held_out = 0 if setup.validation else len(np.unique(validation.sample_ids[:, 0]))
     return PlannedRows(
         plans,
-        previews,
+        prompts,
         setup.config.dataset_base_path or setup.cache_path,
         len(rows),
         held_out,
@@ -194,7 +195,7 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
         logger.warning(line)
     found = PlannedRows(
         [setup.plan(inputs) for inputs in dataset.input_sets],
-        [preview.plan for preview in plan_rows(setup)],
+        [row.plan for row in plan_rows(setup)],
         source.path,
         len(rows),
         _held_out(setup, np.array(rows)),

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,20 @@ from dstrain.config import split_commas
 from dstrain.config.fields import parse_preset
 from dstrain.config.options import options_affecting
 from dstrain.console import fitted, number_of, redacted, status
+from dstrain.data import Cell, Dataset
 from dstrain.errors import MissingFiles
 from dstrain.graph import Plan
-from dstrain.pipeline import Pipeline
+from dstrain.pipeline import MASK, Pipeline
 from dstrain.registry import Section
 from dstrain.runs.build import load_module, total_steps, without_effect
 from dstrain.runs.checkpoints.directory import check_start, refuse_unlisted
-from dstrain.runs.datasets.sizes import size_lines
+from dstrain.runs.datasets.sizes import group_sizes, size_lines
 from dstrain.runs.dry_run.planned_rows import (
     PlannedRows,
     planned_rows,
     samples_per_step,
 )
 from dstrain.runs.dry_run.planned_run import PlannedRun
-from dstrain.runs.dry_run.row_data import row_data
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
@@ -60,7 +60,7 @@ def plan_run(setup: Setup) -> "DryRun":
         refuse_unshardable(setup, plans)
     # Shown here, since the bars of the rows would end it.
     with status(BUILDING):
-        loaded = _check_models(setup, plans, rows.preview_plans, absent)
+        loaded = _check_models(setup, plans, rows.prompt_plans, absent)
     length = _Length.of(setup, rows)
     run = PlannedRun.of(
         setup, plans, rows, (length.steps, length.per_epoch), typed, loaded
@@ -104,7 +104,7 @@ class DryRun:
     def _as_data(self) -> Iterator[dict[str, Any]]:
         for setup, rows in zip(self.setup.datasets, self.datasets, strict=True):
             if rows.dataset is not None:
-                yield from row_data(setup, rows.dataset)
+                yield from _row_data(setup, rows.dataset)
         length = self.length
         for size, samples, cropped in self.datasets[0].sizes:
             yield {"bucket": size, "samples": samples, "cropped": round(cropped, 4)}
@@ -191,6 +191,37 @@ def _work(setup: Setup, datasets: Sequence[PlannedRows]) -> str:
     return f"stage 1 computes {count} into {cache}"
 
 
+def _row_data(setup: Setup, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """Yield each sample of a dataset with its files, texts and size, then the rows that are
+    skipped, each with its fault.
+    """
+    sizes = group_sizes(dataset)
+    for index in dataset.first_variants.tolist():
+        row, chunk = dataset.sample_ids[index].tolist()
+        cells = dataset.rows[index]
+        group = sizes[int(dataset.groups[index])]
+        yield {
+            "row": setup.name_row(row),
+            "sample": chunk,
+            "files": {name: list(one.files) for name, one in _files(cells)},
+            "values": {
+                name: one.literal for name, one in cells.items() if not one.files
+            },
+            "sizes": {name: one.shapes for name, one in _files(cells)},
+            "bucket": group.size,
+            "cropped": round(group.cropped, 4),
+            "repeats": setup.config.dataset_repeat,
+            "has_mask": MASK in cells,
+        }
+    for fault in dataset.skipped:
+        place = setup.in_words(dataset.table.where(fault.row, fault.column))
+        yield {"row": place, "fault": fault.reason}
+
+
+def _files(cells: Mapping[str, Cell]) -> Iterator[tuple[str, Cell]]:
+    return ((name, cell) for name, cell in cells.items() if cell.files)
+
+
 def _lora_path(text: str, setup: Setup) -> Path:
     """Return the path in what names a LoRA file and how it is read."""
     return parse_preset(text).of(setup.spec.components).path
@@ -233,7 +264,7 @@ def _check_output(setup: Setup, absent: list[str]) -> None:
 def _check_models(
     setup: Setup,
     plans: Sequence[Plan],
-    preview_plans: Sequence[Plan],
+    prompt_plans: Sequence[Plan],
     absent: list[str],
 ) -> Pipeline | TrainingModule | None:
     """Compare model files with their networks, and what is trained with these; return
@@ -242,7 +273,7 @@ def _check_models(
     if not setup.models:
         return None
     missing: list[MissingFiles] = []
-    found = setup.find([*plans, *preview_plans], missing)
+    found = setup.find([*plans, *prompt_plans], missing)
     absent += [f"{error.where}: {error.what}" for error in missing]
     trained = {name.partition(".")[0] for name in setup.trainables.components}
     if setup.stage == "data_process" or not trained <= found.configs.keys():

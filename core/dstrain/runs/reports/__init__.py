@@ -1,1 +1,1 @@
-"""What a run prints, logs and previews."""
+"""What a run prints and logs."""

@@ -8,11 +8,10 @@ from torch import nn
 
 from dstrain.console import fitted, get_logger, number_of, shell_command
 from dstrain.graph.noise_schedule import STRATA
-from dstrain.lora import LoraFormat, known_formats
+from dstrain.lora import known_formats
 from dstrain.models import StoredLinear, components_of
 from dstrain.runs.build import without_effect
 from dstrain.runs.datasets.sizes import size_lines, trained_sizes
-from dstrain.runs.reports.trial_command import trial_command
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.run_files import averaged_name
 
@@ -118,15 +117,16 @@ def _weights_of(networks: nn.Module) -> int:
 
 
 def log_end(run: TrainingRun, weights: Sequence[Path], steps: int) -> None:
-    """Log where the weights are and the command that tries them.
+    """Log where the weights are, and the commands that try and convert them.
 
     Args:
         run: The run.
         weights: Its last weights, in the main process.
         steps: The steps that were made: without any, there was nothing left to do.
     """
+    setup, trained = run.setup, run.module.trained
     if not steps:
-        place = f"{run.setup.output} is at step {run.step} of {run.total_steps}"
+        place = f"{setup.output} is at step {run.step} of {run.total_steps}"
         logger.info(f"nothing left to do: {place}")
     if not weights:
         return
@@ -134,28 +134,16 @@ def log_end(run: TrainingRun, weights: Sequence[Path], steps: int) -> None:
     averages = [path.with_name(averaged_name(path.name)) for path in weights]
     if run.ema and all(path.exists() for path in averages):
         logger.info("averaged over the steps: " + ", ".join(map(str, averages)))
-    logger.info(f"try them: {trial_command(run)}")
-    for program, path in weights_to_convert(run, weights):
-        output = str(path.with_name(f"{path.stem}-{program.name}.safetensors"))
-        words = ["dstrain", "export", "--format", program.name, str(path), output]
-        logger.info(f"for {program.title}: {shell_command(words)}")
-
-
-def weights_to_convert(
-    run: TrainingRun, weights: Sequence[Path]
-) -> list[tuple[LoraFormat, Path]]:
-    """Return the LoRA files that programs read only once they are converted, each with
-    the format of the program.
-    """
-    setup = run.setup
+    output = "video.mp4" if setup.spec.makes_video else "image.png"
+    words = ["dstrain", "generate", "--run", str(setup.output), "--prompt", "..."]
+    logger.info(f"try them: {shell_command([*words, '--output', output])}")
     known = components_of(setup.family)
-    found = []
-    for name, path in zip(run.module.trained.components, weights, strict=True):
-        if name not in run.module.trained.lora:
+    for name, path in zip(trained.components, weights, strict=True):
+        if name not in trained.lora:
             continue
-        lora_type = run.module.trained.lora[name].type
-        saved = setup.saved_names(name)
+        kind, saved = trained.lora[name].type, setup.saved_names(name)
         for one in known_formats().values():
-            if one.needs_export(known[name], setup.family, lora_type, saved):
-                found.append((one, path))
-    return found
+            if one.needs_export(known[name], setup.family, kind, saved):
+                output = str(path.with_name(f"{path.stem}-{one.name}.safetensors"))
+                words = ["dstrain", "export", "--format", one.name, str(path), output]
+                logger.info(f"for {one.title}: {shell_command(words)}")

@@ -24,7 +24,6 @@ from dstrain.runs.datasets.sources import (
 from dstrain.runs.feature_plan import CacheInfo, names_digest
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.prompt_rows import row_line
-from dstrain.runs.reports.trial_command import first_caption
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import KeyedSample, KeyedSamples
 from dstrain.runs.stage_1.recorded_config import recorded_flags
@@ -46,9 +45,6 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         "folders": [redacted(folder) for folder in dataset_folders(setup.config)],
     }
     source = dataset_source(setup.config)
-    caption = first_caption(setup.dataset)
-    if caption:
-        dataset["caption"] = redacted(caption)
     if source is not None and source.form != "table":
         dataset["form"] = source.form
     if len(setup.parts) > 1:

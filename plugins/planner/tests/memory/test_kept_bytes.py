@@ -37,7 +37,7 @@ def test_bytes_are_those_that_a_dry_run_counts(
     memory = dry_run(here, **flags).memory
     for name, words in kept(here, **flags).items():
         assert words.startswith(f"{method}: ")
-        assert words.endswith(f" KiB, loaded as {dtype}")
+        assert words.endswith(f" KiB on the device, loaded as {dtype}")
         assert kib_in(words) == [memory[name] / 2**10]
 
 
