@@ -14,8 +14,9 @@ from dstrain.config.fields import (
     parse_origins as parse_origins,
     split_commas as split_commas,
 )
-from dstrain.config.learning_rates import (
+from dstrain.config.numbers import (
     LearningRates as LearningRates,
+    as_size as as_size,
     parse_learning_rates as parse_learning_rates,
 )
 from dstrain.config.plugin_options import (
@@ -31,5 +32,4 @@ from dstrain.config.serialize import (
     with_run_options as with_run_options,
     write_resolved as write_resolved,
 )
-from dstrain.config.sizes import as_size as as_size
 from dstrain.config.validation import validate as validate

@@ -12,8 +12,13 @@ from dstrain.config.fields import (
     parse_origins,
     split_commas,
 )
-from dstrain.config.layer_numbers import parse_alphas, parse_ranks
-from dstrain.config.learning_rates import parse_learning_rates
+from dstrain.config.numbers import (
+    parse_alphas,
+    parse_frames,
+    parse_learning_rates,
+    parse_ranks,
+    parse_resolutions,
+)
 from dstrain.config.options import (
     POLYNOMIAL_END,
     SCHEDULE_FREE,
@@ -23,7 +28,6 @@ from dstrain.config.options import (
 )
 from dstrain.config.plugin_options import changed, flags, generator_of, records
 from dstrain.config.serialize import MODEL_FILES
-from dstrain.config.sizes import parse_frames, parse_resolutions
 from dstrain.errors import UsageError, about_dataset, nearest
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor
 
-from dstrain.config.layer_numbers import parse_alphas, parse_ranks
+from dstrain.config.numbers import parse_alphas, parse_ranks
 from dstrain.config.options import DEFAULT_RANK, LoraOptions
 
 EARLIER = MappingProxyType({"ranks": (), "alphas": (), "type": "lora", "dropout": 0.0})
@@ -53,19 +53,18 @@ class LoraConfig:
         """Return what a run's options ask for, with settings of the type; raises
         UsageError for a value that cannot be parsed.
         """
-        ranks = parse_ranks(options.lora_rank)
-        alphas = parse_alphas(options.lora_alpha)
-        rank = DEFAULT_RANK if ranks.others is None else ranks.others
-        alpha = alphas.others
-        if alpha is None and not ranks.by_pattern:
+        given, ranks = parse_ranks(options.lora_rank)
+        alpha, alphas = parse_alphas(options.lora_alpha)
+        rank = DEFAULT_RANK if given is None else given
+        if alpha is None and not ranks:
             alpha = float(rank)
         return cls(
             component,
             targets,
             rank,
             alpha if alpha is None else float(alpha),
-            ranks.by_pattern,
-            alphas.by_pattern,
+            tuple(ranks.items()),
+            tuple(alphas.items()),
             options.lora_type,
             options.lora_dropout,
             tuple(settings.items()),

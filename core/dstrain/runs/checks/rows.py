@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dstrain.config import split_commas
-from dstrain.config.sizes import parse_frames
+from dstrain.config.numbers import parse_frames
 from dstrain.console import get_logger
 from dstrain.data import DataConfig, Dataset
 from dstrain.data.forms import TEXT, Source, hidden_by, left_out_of

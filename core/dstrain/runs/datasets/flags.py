@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dstrain.config import datasets_of, split_commas
+from dstrain.config.numbers import parse_frames, parse_resolutions
 from dstrain.config.options import TrainConfig
-from dstrain.config.sizes import parse_frames, parse_resolutions
 from dstrain.console import secrets
 from dstrain.data import CaptionOptions, DataConfig, FrameSampling, Resolution
 from dstrain.data.forms import parse_columns

@@ -10,8 +10,8 @@ from functools import cached_property
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from dstrain.config.numbers import parse_resolutions
 from dstrain.config.options import TrainConfig
-from dstrain.config.sizes import parse_resolutions
 from dstrain.distributed import Sharding
 from dstrain.graph import PipelineSpec, Plan, Task
 from dstrain.lora import Trainables

@@ -6,9 +6,10 @@ from typing import Any
 from torch import nn
 
 from dstrain.config import LearningRates
-from dstrain.config.learning_rates import FLAG
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.lora.adapters import UP
+
+FLAG = "--learning_rate"
 
 
 def check_names(
