@@ -3,7 +3,9 @@ contradict each other.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from dstrain.config.datasets import datasets_of
 from dstrain.config.fields import (
@@ -21,7 +23,6 @@ from dstrain.config.numbers import (
 )
 from dstrain.config.options import (
     POLYNOMIAL_END,
-    SCHEDULE_FREE,
     GenerateConfig,
     ModelChoice,
     TrainConfig,
@@ -29,6 +30,30 @@ from dstrain.config.options import (
 from dstrain.config.plugin_options import changed, flags, generator_of, records
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.errors import UsageError, about_dataset, nearest
+
+NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "validation_dataset_metadata_path": ("validation_dataset_base_path",),
+        "validation_steps": ("validation_split", "validation_dataset_base_path"),
+        "preset_lora_model": ("preset_lora_path",),
+        "bucket_step": ("resolution",),
+        "bucket_min_side": ("resolution",),
+        "bucket_max_side": ("resolution",),
+        "bucket_upscale": ("resolution",),
+        "keep_tags": ("shuffle_tags",),
+        "caption_variants": ("shuffle_tags",),
+    }
+)
+"""Option -> those of which it needs one to have an effect."""
+EITHER = (
+    ("validation_split", "validation_dataset_base_path"),
+    ("resolution", "height"),
+    ("resolution", "width"),
+    ("resolution", "max_pixels"),
+    ("alpha_mask", "mask_column"),
+    ("customized_optimizer", "optimizer"),
+)
+"""Options that exclude each other."""
 
 
 def validate(config: ModelChoice) -> None:
@@ -42,10 +67,16 @@ def validate(config: ModelChoice) -> None:
     if isinstance(config, TrainConfig):
         _check_task(config)
         _check_trainables(config)
-        _check_pairs(config)
-        _check_samples(config)
-        _check_datasets(config)
-        _check_masks(config, not _has_masks_in_datasets(config))
+        _check_data(config)
+        for number, entry in enumerate(config.dataset, 1):
+            alone = replace(config, dataset_base_path=None, dataset=(entry,))
+            (found,) = datasets_of(alone, number)
+            with about_dataset(found.name):
+                _check_sides(found.config)
+                _check_data(found.config)
+                _check_masks(found.config, "unmasked_weight" in found.own)
+        # With masks of its own, a dataset needs the run's options of masks.
+        _check_masks(config, not any(one.has_own_masks for one in datasets_of(config)))
         _check_optimizer(config)
         _check_start(config)
         if not config.dry_run:
@@ -53,12 +84,9 @@ def validate(config: ModelChoice) -> None:
                 raise UsageError("--json", "has no effect without --dry_run")
             _check_places(config)
     if isinstance(config, GenerateConfig):
-        _check_prompt(config)
-
-
-def _check_prompt(config: GenerateConfig) -> None:
-    if config.prompt is None and not generator_of(config):
-        raise UsageError("--prompt", "is required: what to generate")
+        has_prompt = config.prompt is not None or generator_of(config)
+        if not has_prompt:
+            raise UsageError("--prompt", "is required: what to generate")
 
 
 def check_plugins(config: ModelChoice) -> None:
@@ -82,25 +110,17 @@ def _check_model(config: ModelChoice) -> None:
         raise UsageError("--model", what)
     if config.model_id is not None and not config.model_id.strip():
         raise UsageError("--model_id", "is empty")
+    given = [name for name in MODEL_FILES if getattr(config, name)]
     has_files = bool(files) or config.model_id is not None
     if config.toy and has_files:
-        given = [name for name in MODEL_FILES if getattr(config, name)]
-        raise UsageError(
-            "--toy",
-            "builds a small model with random weights, so model files would not be read: "
-            f"give either --toy or --{given[0]}",
-            f"--model {config.model} --toy is a toy of that family",
-            f"without --toy, the files of --{given[0]} are read",
-        )
+        what = f"builds its own model: --{given[0]} would not be read; give one of them"
+        raise UsageError("--toy", what)
     if config.toy and config.hub is not None:
         raise UsageError("--hub", "has no effect: --toy builds its own model")
     if not has_files and not config.toy and not getattr(config, "dry_run", False):
-        raise UsageError(
-            "--model_id",
-            "no model files are given: a published model's id, a folder or a file",
-            "give --model_paths or --model_id_with_origin_paths for single files, "
-            "or --toy for a tiny model with random weights",
-        )
+        what = "no model files are given: a published model's id, a folder or a file"
+        advice = "give --model_paths for single files, or --toy for a tiny model"
+        raise UsageError("--model_id", what, advice)
     _check_sides(config)
 
 
@@ -141,37 +161,30 @@ def _check_trainables(config: TrainConfig) -> None:
             )
 
 
-def _check_pairs(config: TrainConfig) -> None:
-    """Refuse an option that is given without the one it goes together with."""
-    for name, other in (
-        ("validation_dataset_metadata_path", "validation_dataset_base_path"),
-        ("preset_lora_model", "preset_lora_path"),
-    ):
-        if getattr(config, name) is not None and not getattr(config, other):
-            raise UsageError(f"--{name}", f"has no effect without --{other}")
-    second = config.validation_dataset_base_path
-    if second is not None and config.validation_split is not None:
-        what = (
-            "cannot be combined with --validation_dataset_base_path; give one of them"
-        )
-        raise UsageError("--validation_split", what)
-    is_validated = second is not None or config.validation_split is not None
-    if config.validation_steps is not None and not is_validated:
-        what = (
-            "has no effect without --validation_split or --validation_dataset_base_path"
-        )
-        raise UsageError("--validation_steps", what)
+def _check_data(config: TrainConfig) -> None:
+    """Refuse options that exclude each other, or are given without those that they go
+    together with.
+    """
+    given = {
+        flag.name
+        for flag in flags(TrainConfig)
+        if getattr(config, flag.name) not in (flag.default, None)
+    }
+    for name, needed in NEEDED.items():
+        if name in given and given.isdisjoint(needed):
+            without = " or ".join(f"--{one}" for one in needed)
+            raise UsageError(f"--{name}", f"has no effect without {without}")
+    for name, other in EITHER:
+        if given.issuperset((name, other)):
+            what = f"cannot be combined with --{other}; give one of them"
+            raise UsageError(f"--{name}", what)
     if config.use_gradient_checkpointing is False and config.checkpoints:
-        what = "cannot be combined with --use_gradient_checkpointing_offload, which needs gradient checkpointing"
-        raise UsageError(
-            "--no_use_gradient_checkpointing", what, "leave one of them out"
-        )
+        what = "cannot be combined with --use_gradient_checkpointing_offload"
+        raise UsageError("--no_use_gradient_checkpointing", what)
     if config.lr_warmup_steps and config.lr_scheduler == "constant":
-        raise UsageError(
-            "--lr_warmup_steps",
-            "has no effect: --lr_scheduler constant has no warm-up",
-            "use --lr_scheduler constant_with_warmup",
-        )
+        what = "has no effect: --lr_scheduler constant has no warm-up"
+        advice = "use --lr_scheduler constant_with_warmup"
+        raise UsageError("--lr_warmup_steps", what, advice)
     if config.lr_scheduler == "constant_with_warmup" and not config.lr_warmup_steps:
         what = "constant_with_warmup needs --lr_warmup_steps"
         raise UsageError("--lr_scheduler", what)
@@ -179,58 +192,18 @@ def _check_pairs(config: TrainConfig) -> None:
     if is_uniform != (config.frame_samples is not None):
         what = "goes together with --frame_sampling uniform"
         raise UsageError("--frame_samples", what, "give both, or neither")
-
-
-def _check_datasets(config: TrainConfig) -> None:
-    """Check the options that datasets have of their own."""
-    for number, entry in enumerate(config.dataset, 1):
-        alone = replace(config, dataset_base_path=None, dataset=(entry,))
-        (found,) = datasets_of(alone, number)
-        with about_dataset(found.name):
-            _check_sides(found.config)
-            _check_pairs(found.config)
-            _check_samples(found.config)
-            _check_masks(found.config, "unmasked_weight" in found.own)
-
-
-def _check_samples(config: TrainConfig) -> None:
-    """Refuse two ways to say how large images are, and options of buckets or of shuffled
-    tags without these.
-    """
     parse_resolutions(config.resolution)
     parse_frames(config.num_frames)
-    if config.resolution is not None:
-        for flag in flags(TrainConfig):
-            is_other = flag.name in ("height", "width", "max_pixels")
-            if is_other and getattr(config, flag.name) != flag.default:
-                what = f"cannot be combined with --{flag.name}; give one of them"
-                raise UsageError("--resolution", what)
-    for name in ("bucket_step", "bucket_min_side", "bucket_max_side", "bucket_upscale"):
-        if getattr(config, name) and config.resolution is None:
-            raise UsageError(f"--{name}", "has no effect without --resolution")
     least, greatest = config.bucket_min_side, config.bucket_max_side
     if least is not None and greatest is not None and least > greatest:
         what = f"is {least}, more than --bucket_max_side {greatest}"
         raise UsageError("--bucket_min_side", what)
-    for name in ("keep_tags", "caption_variants"):
-        if getattr(config, name) is not None and not config.shuffle_tags:
-            raise UsageError(f"--{name}", "has no effect without --shuffle_tags")
-
-
-def _has_masks_in_datasets(config: TrainConfig) -> bool:
-    """Return whether a dataset has masks of its own, for which options of the run hold."""
-    return any(one.has_own_masks for one in datasets_of(config))
 
 
 def _check_masks(config: TrainConfig, needs_masks: bool) -> None:
-    """Refuse two kinds of masks, and, if it needs masks, a weight of what these leave out
-    without any.
-    """
+    """Refuse, if it needs masks, a weight of what these leave out without any."""
     if config.mask_column is not None and not config.mask_column.strip():
         raise UsageError("--mask_column", "is empty")
-    if config.mask_column is not None and config.alpha_mask:
-        what = "cannot be combined with --mask_column; give one of them"
-        raise UsageError("--alpha_mask", what)
     if needs_masks and config.mask_column is None and not config.alpha_mask:
         for flag in changed(config, "mask"):
             what = "has no effect without --mask_column or --alpha_mask"
@@ -238,23 +211,14 @@ def _check_masks(config: TrainConfig, needs_masks: bool) -> None:
 
 
 def _check_optimizer(config: TrainConfig) -> None:
-    """Refuse two optimizers, a second average, and settings of a schedule that is not
-    chosen, or that it cannot have.
+    """Refuse a name in place of a path, and settings of a schedule that is not chosen, or
+    that it cannot have.
     """
-    rates = parse_learning_rates(config.learning_rate, 1.0)
-    lowest = min(rates.all)
+    lowest = min(parse_learning_rates(config.learning_rate, 1.0).all)
     if config.lr_scheduler == "polynomial" and lowest <= POLYNOMIAL_END:
-        what = (
-            f"is {lowest:g}, but --lr_scheduler polynomial ends at {POLYNOMIAL_END:g}"
-        )
+        what = f"is {lowest:g}, but polynomial ends at {POLYNOMIAL_END:g}"
         raise UsageError("--learning_rate", what)
     custom = config.customized_optimizer
-    name = custom or config.optimizer
-    if config.ema_decay is not None and name.partition(".")[0] == SCHEDULE_FREE:
-        refuse_second_average(name)
-    if custom is not None and config.optimizer != "adamw":
-        what = f"is {custom}, but --optimizer is {config.optimizer}; give one of them"
-        raise UsageError("--customized_optimizer", what)
     if custom is not None and "." not in custom:
         what = f"expected the dotted path of a class, got {custom!r}"
         advice = f"use --optimizer {custom}" if custom else "leave it out"
@@ -266,12 +230,6 @@ def _check_optimizer(config: TrainConfig) -> None:
         if getattr(config, name) is not None and config.lr_scheduler != schedule:
             what = f"has no effect without --lr_scheduler {schedule}"
             raise UsageError(f"--{name}", what)
-
-
-def refuse_second_average(optimizer: str) -> None:
-    """Refuse --ema_decay with an optimizer that averages the weights itself."""
-    what = f"would average twice: optimizer {optimizer} averages the weights itself"
-    raise UsageError("--ema_decay", what, "leave it out: what is saved is averaged")
 
 
 def _check_start(config: TrainConfig) -> None:
@@ -304,13 +262,10 @@ def _check_places(config: TrainConfig) -> None:
             what = f"is required: {meaning}"
             if is_cache:
                 what += ", or --feature_cache: the folder of the feature cache"
-            advice: tuple[str, ...] = ()
-            if name == "dataset_base_path" and config.runs_both_stages:
-                task = f"{config.task_name}:train"
-                advice = (
-                    f"to train from a full feature cache alone, give --task {task}",
-                )
-            raise UsageError(f"--{name}", what, *advice)
+            task = f"{config.task_name}:train"
+            advice = f"to train from a full feature cache alone, give --task {task}"
+            tells = name == "dataset_base_path" and config.runs_both_stages
+            raise UsageError(f"--{name}", what, *[advice][: int(tells)])
     bases = [one.config.dataset_base_path for one in datasets_of(config)]
     bases.append(config.validation_dataset_base_path)
     data = {os.path.realpath(base) for base in bases if base is not None}

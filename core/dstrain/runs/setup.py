@@ -15,7 +15,6 @@ from dstrain.config import LearningRates, datasets_of, split_commas
 from dstrain.config.datasets import DatasetOptions
 from dstrain.config.fields import parse_preset
 from dstrain.config.options import TrainConfig
-from dstrain.config.validation import refuse_second_average
 from dstrain.data import DataConfig, Dataset
 from dstrain.data.decoding import skip_undecodable
 from dstrain.data.forms import find_source, join_datasets
@@ -280,7 +279,8 @@ class Setup:
         """Return the optimizer, tried, with learning rates of what is trained."""
         choice = choose_optimizer(self.config)
         if self.config.ema_decay is not None and has_modes(choice.kind):
-            refuse_second_average(choice.name)
+            what = f"would average twice: {choice.name} averages the weights itself"
+            raise UsageError("--ema_decay", what, "leave it out")
         return replace(choice, rates=self.by_component(choice.rates))
 
     def by_component(self, rates: LearningRates) -> LearningRates:

@@ -11,7 +11,6 @@ from dstrain.config import LoraFile, dataset_flags, validate
 from tests.support.command_lines import toy_config
 
 V, STORE = Path("v"), Path("store")
-SCHEDULE_FREE = "schedulefree.X"
 FOLDER: dict[str, Any] = {"dataset_base_path": "a"}
 GIVEN: tuple[dict[str, Any], ...] = (
     {},
@@ -96,12 +95,10 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("lr_scheduler", "'cosine'", {"lr_scheduler": "cosin"}),
     ("lr_scheduler_power", "polynomial", {"lr_scheduler_power": 2.0}),
     ("lr_scheduler_num_cycles", "cosine_with_restarts", {"lr_scheduler_num_cycles": 2}),
-    ("customized_optimizer", "lion", {"customized_optimizer": "a.B", "optimizer": "lion"}),
+    ("customized_optimizer", "--optimizer", {"customized_optimizer": "a.B", "optimizer": "lion"}),
     ("customized_optimizer", "'lion'", {"customized_optimizer": "lion"}),
     ("learning_rate", "polynomial", {"lr_scheduler": "polynomial", "learning_rate": 1e-7}),
     ("learning_rate", "1e-08", {"lr_scheduler": "polynomial", "learning_rate": "1,dit=1e-8"}),
-    ("ema_decay", "schedulefree", {"optimizer": "schedulefree", "ema_decay": 0.9}),
-    ("ema_decay", SCHEDULE_FREE, {"customized_optimizer": SCHEDULE_FREE, "ema_decay": 0.9}),
     ("validation_steps", "--validation_split", {"validation_steps": 2}),
     ("validation_dataset_metadata_path", "--validation_dataset_base_path", {"validation_dataset_metadata_path": V}),
     ("validation_split", "--validation_dataset_base_path",
@@ -201,12 +198,3 @@ def test_without_a_dataset_the_stage_that_needs_none_is_named() -> None:
         validate(both)
     assert refused.value.help_lines[0].endswith("--task sft:train")
     validate(dataclasses.replace(both, task="sft:train"))
-
-
-@pytest.mark.parametrize("name", ["model_id", "model_paths"])
-def test_of_a_toy_with_model_files_both_ways_out_are_named(name: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        validate(toy_config(**{name: '["a.safetensors"]'}))
-    toy, files = caught.value.help_lines
-    assert "--model faky --toy" in toy
-    assert f"--{name}" in files

@@ -14,7 +14,6 @@ from dstrain.config.options.model import (
 )
 from dstrain.config.options.optimizer import (
     POLYNOMIAL_END as POLYNOMIAL_END,
-    SCHEDULE_FREE as SCHEDULE_FREE,
     OptimizerOptions as OptimizerOptions,
     ends_at_last_step as ends_at_last_step,
 )

@@ -9,8 +9,6 @@ ENDING_AT_LAST_STEP = ("linear", "cosine", "polynomial", "cosine_with_restarts",
 """Learning rate schedules whose every value depends on how many steps the run has."""
 POLYNOMIAL_END = 1e-7
 """The learning rate at which `polynomial` ends."""
-SCHEDULE_FREE = "schedulefree"
-"""The optimizer that averages the weights itself, and the package that it is from."""
 
 
 def ends_at_last_step(schedule: str) -> bool:

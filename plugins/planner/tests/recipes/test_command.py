@@ -119,7 +119,7 @@ def test_the_way_out_of_a_file_with_a_toy_and_a_model_works_as_it_is_typed(
     Path("both.toml").write_text("model = 'faky'\ntoy = true\nmodel_id = 'folder'\n")
     assert train("--config both.toml") == 2
     said = capsys.readouterr().err
-    assert "both.toml:toy: " in said and "--model faky --toy" in said
+    assert "both.toml:toy: " in said
     assert train("--config both.toml --model faky --toy") == 0
     assert (runs[0].toy, runs[0].model_id) == (True, None)
     assert train("--config both.toml --toy --model_id folder") == 2

@@ -21,6 +21,7 @@ from tests.support.runs import config, project
             "--preset_lora_model",
             "'dit'",
         ),
+        ({"optimizer": "schedulefree", "ema_decay": 0.9}, "--ema_decay", "twice"),
         ({"default_caption": "a"}, "--default_caption", "caption"),
     ],
 )
