@@ -105,8 +105,7 @@ class MemoryOptions:
         switched = getattr(config, "use_gradient_checkpointing", None)
         if self.swap_flag and switched is False:
             what = "cannot be combined with swapped blocks, which needs gradient checkpointing"
-            advice = "leave one of them out"
-            raise UsageError("--no_use_gradient_checkpointing", what, advice)
+            raise UsageError("--no_use_gradient_checkpointing", what)
 
     def of_run(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a run recorded, where these options do not say otherwise."""
