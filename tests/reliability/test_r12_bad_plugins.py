@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from dstrain import Pipeline, UsageError
 from dstrain.cli import inspection
 from dstrain.cli.main import main
 from dstrain.installed import GROUP, HOOK_GROUP, installed
@@ -88,7 +89,7 @@ CASES: tuple[tuple[str, Bad], ...] = (
     ("hook: wrong arguments", hook("nonsense", HOOK + "@hookimpl\ndef dstrain_modify_step(step, nonsense): pass")),
     ("hook: tasks raise", hook("dstrain_tasks failed: ValueError: no",
                                HOOK + "@hookimpl\ndef dstrain_tasks(): raise ValueError('no')")),
-    ("hook: tasks of a wrong type", hook("dstrain_tasks returned a str, not a Task",
+    ("hook: tasks of a wrong type", hook("dstrain_tasks failed: TypeError: returned str, not Task",
                                          HOOK + "@hookimpl\ndef dstrain_tasks(): return ['sft']")),
     ("hook: no list of tasks", hook("dstrain_tasks failed: TypeError",
                                     HOOK + "@hookimpl\ndef dstrain_tasks(): return 3")),
@@ -104,6 +105,9 @@ CASES: tuple[tuple[str, Bad], ...] = (
         entry="bad_module", hooks=True)),
     ("hook: commands leave", Bad("dstrain_commands failed: SystemExit: 3",
         HOOK + "@hookimpl\ndef dstrain_commands(): raise SystemExit(3)", entry="bad_module", hooks=True)),
+    *((f"hook: {name} are None", Bad(f"dstrain_{name} failed: TypeError: returned None",
+        HOOK + f"@hookimpl\ndef dstrain_{name}(): return None", entry="bad_module", hooks=True))
+      for name in ("commands", "hints")),
 )  # fmt: skip
 
 
@@ -276,33 +280,6 @@ def test_an_observer_that_raises_is_disabled_and_the_run_completes(
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize(
-    ("answer", "code", "said"),
-    [
-        ("None", 0, "extra-bad 1.0 disabled: dstrain_observers raised TypeError"),
-        ("['x']", 0, "extra-bad 1.0: dstrain_observers returned a str, not an Observer"),
-        ("1 / 0", 0, "extra-bad 1.0 disabled: dstrain_observers raised ZeroDivisionError"),
-        ("refuse()", 2, "--flag: is not for this model"),
-    ],
-)  # fmt: skip
-def test_a_hook_of_observers_that_fails_is_left_out_and_one_that_refuses_is_obeyed(
-    answer: str, code: int, said: str, fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
-    bad = f"""{HOOK}from dstrain import UsageError
-def refuse():
-    raise UsageError("--flag", "is not for this model")
-@hookimpl
-def dstrain_observers(run):
-    return {answer}
-"""
-    if answer == "None":
-        bad = bad.replace("return None", "return [*(None or 3)]")
-    install_hooks(fake_plugin, bad=bad)
-    assert train_toy(tmp_path / "project", steps=1) == code
-    assert said in " ".join(capfd.readouterr().err.split())
-
-
-@pytest.mark.usefixtures("tiny")
 def test_the_share_of_a_slow_observer_stands_in_the_summary(
     fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,13 +370,27 @@ FAULTY: tuple[tuple[str, Fault], ...] = (
     ("an api that is a text", Fault(f"{OTHER} 2.0, this dstrain has 2", "api = '2.0'")),
     ("a retired hook", hooked("dstrain_step_end is no hook any more; implement dstrain_observers",
                               "dstrain_step_end(step, numbers): pass")),
-    ("a hook that returns None", hooked("", "dstrain_tasks(): return None")),
+    *((f"{hook.partition('(')[0]} that is None", hooked(
+        f"plugin-bad 1.0: dstrain_{hook.partition('(')[0]} failed: TypeError: returned None",
+        f"dstrain_{hook}: return None", code, *words))
+      for hook, code, words in (("tasks()", 0, ()), ("rows(options)", 0, ()), ("observers(run)", 0, ()),
+                                ("lora_types()", 0, ()), ("lora_formats()", 0, ()), ("forms(options)", 2, ZIP),
+                                ("dry_run(planned)", 0, ("--dry_run",)))),
+    *((f"{hook} that are None", hooked(
+        f"plugin-bad 1.0: its dstrain_{hook} hook raised TypeError: returned None",
+        f"dstrain_{hook}(): return None", 2)) for hook in ("keepers", "defaults")),
     ("a section that raises", hooked("dstrain_dry_run failed: ZeroDivisionError",
                                      "dstrain_dry_run(planned): 1 / 0", 0, "--dry_run")),
-    ("a section that is a text", hooked("dstrain_dry_run failed: TypeError: returned a str",
+    ("a section that is a text", hooked("dstrain_dry_run failed: TypeError: returned str",
                                         "dstrain_dry_run(planned): return ['x']", 0, "--dry_run")),
     ("no list of sections", hooked("dstrain_dry_run failed: TypeError",
                                    "dstrain_dry_run(planned): return 3", 0, "--dry_run")),
+    ("observers that raise", hooked("dstrain_observers failed: ZeroDivisionError", "dstrain_observers(run): 1 / 0")),
+    ("an observer that is a text", hooked("dstrain_observers failed: TypeError: returned str, not Observer",
+                                          "dstrain_observers(run): return ['x']")),
+    ("observers that refuse", hooked("--flag: is not for this model", """dstrain_observers(run):
+    from dstrain import UsageError
+    raise UsageError("--flag", "is not for this model")""", 2)),
     ("two updaters", hooked("updates weights in a way of its own, as plugin plugin-twin 1.0 does",
                             "dstrain_updater(options): return Updater()", 2, twin=True)),
     ("an updater that raises", hooked("its dstrain_updater hook raised ZeroDivisionError",
@@ -410,7 +401,7 @@ FAULTY: tuple[tuple[str, Fault], ...] = (
     ("hints that are none", hooked("no such option", "dstrain_hints(): return {'--network_dimm': 3}",
                                    2, "--network_dimm", "3")),
     ("forms that raise", hooked("dstrain_forms failed: ZeroDivisionError", "dstrain_forms(options): 1 / 0", 2, *ZIP)),
-    ("a form that is a text", hooked("dstrain_forms returned a str, not a Form",
+    ("a form that is a text", hooked("dstrain_forms failed: TypeError: returned str, not Form",
                                      "dstrain_forms(options): return ['zip']", 2, *ZIP)),
     ("a form that raises", Fault("form zip cannot look at it: Zero", HOOK + """from dstrain.plugin import Form
 class Zip(Form):
@@ -442,15 +433,20 @@ def dstrain_forms(options): return [Zip()]
         "the weights of dit", "components = ('dit',)"), twin=True)),
     ("a keeper for no component", keeping("plugin plugin-bad 1.0: its keeper Own is for no component")),
     ("a keeper of no kind", keeping("its keeper Own is of kind 'shrink'", "components = ('dit',)", "kind = 'shrink'")),
-    ("a keeper that raises in place", keeping("plugin plugin-bad 1.0: its keeper Own raised ZeroDivisionError",
-        "components = ('dit',)", "def place(self, component, network, name, weight): 1 / 0")),
+    *((f"a keeper that raises in {method}", keeping("plugin plugin-bad 1.0: its keeper Own raised ZeroDivisionError",
+        "components = ('dit',)", f"def {method}: 1 / 0", *more))
+      for method, *more in (("place(self, component, network, name, weight)",), ("identity(self, component, config)",),
+                            ("describe(self, component)",), ("recorded(self)",), ("on_device(self, component)",),
+                            ("step_done(self)",),
+                            ("leave(self)", "from contextlib import contextmanager", "@contextmanager",
+                             "def on_device(self, component):", "    yield", "    self.leave()"))),
     ("keepers that raise", hooked("its dstrain_keepers hook raised ZeroDivisionError",
                                   "dstrain_keepers(request): 1 / 0", 2)),
-    ("keepers that are none", hooked("dstrain_keepers returned a str, not a Keeper",
+    ("keepers that are none", hooked("its dstrain_keepers hook raised TypeError: returned str, not Keeper",
                                      "dstrain_keepers(request): return ['dit']", 2)),
     ("defaults that raise", hooked("its dstrain_defaults hook raised ZeroDivisionError",
                                    "dstrain_defaults(options): 1 / 0", 2)),
-    ("defaults that are a dictionary", hooked("its dstrain_defaults hook raised TypeError: returned a dict",
+    ("defaults that are a dictionary", hooked("its dstrain_defaults hook raised TypeError: returned dict",
                                               "dstrain_defaults(options): return [{'seed': '1'}]", 2)),
     ("defaults without values", hooked("plugin plugin-bad 1.0: its dstrain_defaults hook raised TypeError",
                                        "dstrain_defaults(options): return [Defaults('it', 3)]", 2)),
@@ -461,7 +457,7 @@ def dstrain_forms(options): return [Zip()]
     ("a default of no option", hooked("it:sead: ",
         "dstrain_defaults(options): return [Defaults('it', {'sead': '1'})]", 2)),
     ("a LoRA type of our name", offering("its loratype 'lora' has the same name", "LoraType", "lora")),
-    ("a LoRA type that is a text", hooked("dstrain_lora_types returned a str, not a LoraType",
+    ("a LoRA type that is a text", hooked("dstrain_lora_types failed: TypeError: returned str, not LoraType",
                                           "dstrain_lora_types(): return ['hra']")),
     ("LoRA types that raise", hooked("dstrain_lora_types failed: ZeroDivisionError", "dstrain_lora_types(): 1 / 0")),
     ("a LoRA format of our name", offering("its loraformat 'diffusers' has the same name", "LoraFormat", "diffusers")),
@@ -524,6 +520,8 @@ def test_an_option_whose_plugin_is_broken_is_refused_by_both_names(
         said = " ".join(capfd.readouterr().err.split())
         assert "--shade: is of plugin plugin-unheard 1.0, which is broken" in said
         assert OTHER in said
+    with pytest.raises(UsageError, match="--shade: is of plugin plugin-unheard"):
+        Pipeline.from_pretrained("tiny", shade=2)
     assert main([*toy, "1", *train]) == 0
 
 

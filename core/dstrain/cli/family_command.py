@@ -4,6 +4,7 @@ known, of the model's family.
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -237,9 +238,16 @@ class FamilyCommand(Command):
         )
         if not says and not is_run:
             return []
-        from dstrain.registry import load_extensions
+        from dstrain.registry import Defaults, load_extensions
 
-        return load_extensions(disabled).defaults(given, disabled)
+        found = load_extensions(disabled).answers(
+            "dstrain_defaults",
+            Defaults,
+            True,
+            options=MappingProxyType(given),
+            disabled_plugins=disabled,
+        )
+        return [one for _, one in found]
 
     def invoke(self, ctx: click.Context) -> None:
         """Build the configuration and call the body with it."""

@@ -23,6 +23,7 @@ from dstrain.models.component_files import named_models
 from dstrain.pipeline import plan_inference
 from dstrain.pipeline.model_choice import with_family
 from dstrain.pipeline.sampling import InferenceCall
+from dstrain.registry import disabling, extensions_in_use
 from dstrain.storage import check_writable
 from dstrain.training import GENERATE_ADVICE, oom_as_error
 
@@ -36,7 +37,9 @@ def generate(config: GenerateConfig) -> None:
 
 def start(config: GenerateConfig) -> None:
     """Generate from a configuration that is valid, or let a plugin do it."""
-    with oom_as_error("generate", *GENERATE_ADVICE):
+    advised = oom_as_error("generate", *GENERATE_ADVICE)
+    with advised, disabling(config.disabled_plugins):
+        extensions_in_use().refuse_unheard(config)
         place = generator_of(config)
         generator = resolve_name(place) if place else generate_one
         generator(config)

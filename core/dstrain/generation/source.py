@@ -43,7 +43,7 @@ from dstrain.pipeline import (
 from dstrain.pipeline.keeping import with_presets
 from dstrain.pipeline.sampling import find_for_inference
 from dstrain.pipeline.variant_choice import score_inputs
-from dstrain.registry import ModelFamily, disable, extensions_in_use, load_family
+from dstrain.registry import ModelFamily, load_family
 from dstrain.storage import RunFiles, verify_file
 from dstrain.storage.user_cache import ModelDigests
 
@@ -104,8 +104,6 @@ def open_source(
     Raises StateError for a LoRA file that does not exist.
     """
     attention_backend()  # refused before anything is downloaded
-    disable(config.disabled_plugins)
-    extensions_in_use().refuse_unheard(config)
     family = load_family(config.model, config.disabled_plugins)
     trained = _Trained.by(config.run, family)
     components = components_of(family)
@@ -121,9 +119,7 @@ def open_source(
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         toy = write_toy(family, spec.variant, Path(folder)) if config.toy else ()
         models = (*toy, *models)
-        keepers = keepers_for_inference(
-            config, family, spec, models, extensions_in_use()
-        )
+        keepers = keepers_for_inference(config, family, spec, models)
         config = replace(config, lora=(*trained.lora, *config.lora))
         yield PipelineSource(
             config, family, spec, models, trained.full, keepers, trained.preset

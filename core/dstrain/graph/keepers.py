@@ -15,6 +15,7 @@ from contextlib import (
 )
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -203,6 +204,21 @@ def asking(keeper: Keeper) -> Iterator[None]:
         raise UsageError(keeper.plugin, what) from error
 
 
+@contextmanager
+def _within(
+    keeper: Keeper, made: Callable[[], AbstractContextManager[object]]
+) -> Iterator[None]:
+    """Within, a context that a keeper makes; errors of entering and leaving it name its
+    plugin, those of the block do not.
+    """
+    with ExitStack() as stack:
+        with asking(keeper):
+            stack.enter_context(made())
+        yield
+        with asking(keeper):
+            stack.close()
+
+
 @dataclass(frozen=True)
 class KeeperRequest:
     """What a command does with components, for `dstrain_keepers`."""
@@ -297,15 +313,19 @@ class Keepers:
     @property
     def recorded(self) -> dict[str, Any]:
         """Return values of options that mean the same with other model files."""
-        return {
-            name: value for one in self.all for name, value in one.recorded().items()
-        }
+        found: dict[str, Any] = {}
+        for one in self.all:
+            with asking(one):
+                found |= one.recorded()
+        return found
 
     def describe(self, component: str) -> str:
         """Return how a component is kept, in words; '' for as it is loaded."""
-        return ", ".join(
-            filter(None, (one.describe(component) for one in self.of(component)))
-        )
+        words = []
+        for one in self.of(component):
+            with asking(one):
+                words.append(one.describe(component))
+        return ", ".join(filter(None, words))
 
     def described(self, components: Iterable[str]) -> dict[str, str]:
         """Return how these components are kept, those that are as loaded left out."""
@@ -316,7 +336,10 @@ class Keepers:
         self, component: str, config: Mapping[str, Any] | None = None
     ) -> list[Identity]:
         """Return what a component's numbers depend on; see `Keeper.identity`."""
-        found = (one.identity(component, config) for one in self.of(component))
+        found = []
+        for one in self.of(component):
+            with asking(one):
+                found.append(one.identity(component, config))
         return [one for one in found if one is not None]
 
     def check(
@@ -359,32 +382,37 @@ class Keepers:
         stack = ExitStack()
         for name in components:
             for keeper in self.of(name):
-                stack.enter_context(keeper.on_device(name))
+                made = partial(keeper.on_device, name)
+                stack.enter_context(_within(keeper, made))
         return stack
 
     def readable(self) -> AbstractContextManager[object]:
         """Return a context in which all weights can be read and changed."""
         stack = ExitStack()
         for keeper in self.all:
-            stack.enter_context(keeper.readable())
+            stack.enter_context(_within(keeper, keeper.readable))
         return stack
 
     def step_done(self) -> None:
         """Let keepers know that a backward pass, or an image, is done."""
         for keeper in self.all:
-            keeper.step_done()
+            with asking(keeper):
+                keeper.step_done()
 
     def size(self, component: str, weight: WeightSize) -> int:
         """Return the bytes that a weight of a component takes."""
         for keeper in self.of(component):
-            weight = replace(weight, size=keeper.size(component, weight))
+            with asking(keeper):
+                weight = replace(weight, size=keeper.size(component, weight))
         return weight.size
 
     def bytes(self, component: str, weights: Sequence[WeightSize]) -> KeptBytes:
         """Return where the bytes of a component's frozen weights are."""
         sized = [replace(one, size=self.size(component, one)) for one in weights]
         movers = [one for one in self.of(component) if one.kind == "move"]
-        return (movers[0] if movers else Keeper()).bytes(component, sized)
+        mover = (*movers, Keeper())[0]
+        with asking(mover):
+            return mover.bytes(component, sized)
 
 
 AS_LOADED = Keepers()

@@ -19,7 +19,7 @@ from dstrain.models import (
 from dstrain.models.components import Component
 from dstrain.models.naming import named_files
 from dstrain.pipeline.sampling import generate_task
-from dstrain.registry import Extensions, ModelFamily
+from dstrain.registry import ModelFamily, extensions_in_use
 
 
 def keeper_request(
@@ -56,7 +56,6 @@ def keepers_for_inference(
     family: ModelFamily,
     spec: PipelineSpec,
     models: Sequence[ModelConfig],
-    extensions: Extensions,
 ) -> Keepers:
     """Return how components are kept that inference loads; raises what hooks raise."""
     plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
@@ -66,7 +65,7 @@ def keepers_for_inference(
         used=plan.components[""],
         stage="generate",
     )
-    return extensions.keepers(request)
+    return extensions_in_use().keepers(request)
 
 
 def with_presets(

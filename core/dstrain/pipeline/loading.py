@@ -13,7 +13,7 @@ from dstrain.config import LoraFile
 from dstrain.console import get_logger
 from dstrain.errors import reading
 from dstrain.graph import PipelineSpec
-from dstrain.graph.keepers import AS_LOADED, Keepers, asking
+from dstrain.graph.keepers import AS_LOADED, Keeper, Keepers, asking
 from dstrain.lora import (
     Lora,
     add_differences,
@@ -114,6 +114,9 @@ class Loader:
     def __post_init__(self) -> None:
         self._keepers = self.keepers.of(self.component.name)
         self._is_stored = any(one.kind == "quantize" for one in self._keepers)
+        self._is_placed = any(
+            type(one).place is not Keeper.place for one in self._keepers
+        )
 
     def load(self, configuration: Any, dtype: torch.dtype) -> Any:
         """Load the component; raises what its network raises, and `read_lora`.
@@ -191,11 +194,11 @@ class Loader:
         return weight
 
     def _rows_to_read(self, network: nn.Module, name: str) -> slice | None:
-        """Return the rows of a weight that are read; None where all are needed, to store
-        them or to merge a preset.
+        """Return the rows of a weight that are read; None where all are needed, by a keeper
+        that places it or to merge a preset.
         """
         assert self.part is not None
-        if self._is_stored or self._preset_of(network).changes(name):
+        if self._is_placed or self._preset_of(network).changes(name):
             return None
         return self.part.rows(network, name)
 

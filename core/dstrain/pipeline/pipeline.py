@@ -51,7 +51,7 @@ from dstrain.pipeline.sampling import (
 )
 from dstrain.pipeline.variant_choice import choose_variant, runs_on_a_prompt
 from dstrain.randomness import Rng, SampleKey
-from dstrain.registry import ModelFamily, load_extensions
+from dstrain.registry import ModelFamily, disabling, extensions_in_use
 
 TORCH_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """What components can compute in."""
@@ -101,15 +101,15 @@ class Pipeline(BoundSpec):
         device = usable_device(device, "from_pretrained(device=...)")
         model = str(model) if isinstance(model, Path) else model
         folders = {"tokenizer": tokenizer_config, "processor": processor_config}
-        with naming_parameters():
+        given = GenerateConfig(output=Path(), **options)
+        with naming_parameters(), disabling(given.disabled_plugins):
+            check_plugins(given)
+            extensions_in_use().refuse_unheard(given)
             loaded, models = choose_model(model, model_configs, folders, hub)
             name = choose_variant(loaded, variant, models, fits=runs_on_a_prompt)
             spec = loaded.spec(name)
-            given = GenerateConfig(model=loaded.name, output=Path(), **options)
-            check_plugins(given)
-            keepers = keepers_for_inference(
-                given, loaded, spec, models, load_extensions()
-            )
+            given = replace(given, model=loaded.name)
+            keepers = keepers_for_inference(given, loaded, spec, models)
             found = find_for_inference(loaded, spec, models, keepers)
             return cls.from_found(loaded, spec, found, device, torch_dtype)
 

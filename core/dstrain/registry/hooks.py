@@ -5,12 +5,12 @@ hooks of entry-point group `dstrain`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 logger = get_logger(__name__)
+T = TypeVar("T")
 hookspec = pluggy.HookspecMarker(HOOK_GROUP)
 hookimpl = pluggy.HookimplMarker(HOOK_GROUP)
 RETIRED: MappingProxyType[str, str] = MappingProxyType(
@@ -76,6 +77,9 @@ class Defaults:
     """Option -> its value as text, or a list of texts, as a file of options has them."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Option -> what is added to an error about its value."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", dict(self.values))
 
 
 class Hooks:
@@ -174,7 +178,8 @@ class Hooks:
         """
 
 
-_disabled: ContextVar[tuple[str, ...]] = ContextVar("disabled_plugins", default=())
+_disabled: list[tuple[str, ...]] = [()]
+"""What is disabled: at the end, by the innermost `disabling`."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +225,51 @@ class Extensions:
         managers = self.managers.values()
         return any(getattr(one.hook, hook).get_hookimpls() for one in managers)
 
+    def _returned(self, plugin: Installed, hook: str, given: Mapping[str, Any]) -> Any:
+        """Return what a plugin's hook returns, in a list; [] if it has no such hook."""
+        call = getattr(self.managers[plugin].hook, hook)
+        answers = call(**given)
+        # pluggy leaves out None.
+        if len(answers) < len(call.get_hookimpls()):
+            raise TypeError("returned None")
+        return answers
+
+    def _ask(
+        self, plugin: Installed, hook: str, kind: type[T], given: Mapping[str, Any]
+    ) -> list[T]:
+        """Return what a plugin's hook returns, all of one kind."""
+        found = []
+        for answer in self._returned(plugin, hook, given):
+            for one in answer:
+                if not isinstance(one, kind):
+                    what = f"returned {type(one).__name__}, not {kind.__name__}"
+                    raise TypeError(what)
+                found.append(one)
+        return found
+
+    def answers(
+        self, hook: str, kind: type[T], needed: bool = False, **given: Any
+    ) -> list[tuple[Installed, T]]:
+        """Return what plugins answer, each with its plugin. One that fails is named in the
+        log and left out; one that raises a DstrainError refuses the run.
+
+        needed: Whether one that fails is a UsageError, since without it the run would be
+            another one.
+        """
+        found = []
+        for plugin in self.managers:
+            try:
+                answers = self._ask(plugin, hook, kind, given)
+            except DstrainError:
+                raise
+            except (Exception, SystemExit) as error:
+                if needed:
+                    raise _fault(plugin, hook, error) from error
+                logger.warning(f"{plugin.where}: {hook} failed: {described(error)}")
+            else:
+                found += [(plugin, one) for one in answers]
+        return found
+
     def offered(
         self,
         hook: str,
@@ -238,19 +288,13 @@ class Extensions:
         """
         offers: dict[str, Any] = {}
         owners: dict[str, Installed] = {}
-        for plugin, manager in self.managers.items():
+        for plugin in self.managers:
             try:
-                answers = getattr(manager.hook, hook)(**given)
-                items = [item for answer in answers for item in answer]
+                items = self._ask(plugin, hook, kind, given)
             except (Exception, SystemExit) as error:
-                what = f"{hook} failed: {described(error)}"
-                self._note(f"{plugin.where}: {what}")
+                self._note(f"{plugin.where}: {hook} failed: {described(error)}")
                 continue
             for item in items:
-                if not isinstance(item, kind):
-                    what = f"{hook} returned a {type(item).__name__}, not a {kind.__name__}"
-                    self._note(f"{plugin.where}: {what}")
-                    continue
                 word = f"{plugin.where}: its {kind.__name__.lower()} {item.name!r}"
                 if item.name in own:
                     what = "has the same name as one of dstrain's own, and is ignored"
@@ -269,114 +313,23 @@ class Extensions:
         the first.
         """
         found: dict[str, str] = {}
-        for plugin, manager in self.managers.items():
+        for plugin in self.managers:
             try:
-                for answer in manager.hook.dstrain_hints():
+                for answer in self._returned(plugin, "dstrain_hints", {}):
                     found = {**_texts(answer), **found}
             except (Exception, SystemExit) as error:
                 what = f"dstrain_hints failed: {described(error)}"
                 self._note(f"{plugin.where}: {what}")
         return found
 
-    def defaults(
-        self, options: Mapping[str, Any], disabled_plugins: Collection[str]
-    ) -> list[Defaults]:
-        """Return what plugins have in place of defaults.
-
-        Raises UsageError naming a plugin that raised: without its values, the run would be
-        another one.
-        """
-        found: list[Defaults] = []
-        for plugin, manager in self.managers.items():
-            try:
-                for answer in manager.hook.dstrain_defaults(
-                    options=MappingProxyType(dict(options)),
-                    disabled_plugins=disabled_plugins,
-                ):
-                    for one in answer:
-                        if not isinstance(one, Defaults):
-                            raise TypeError(f"returned a {type(one).__name__}")
-                        found.append(replace(one, values=dict(one.values)))
-            except DstrainError:
-                raise
-            except (Exception, SystemExit) as error:
-                what = f"its dstrain_defaults hook raised {described(error)}"
-                advice = f"disable it with -p no:{plugin.name}"
-                raise UsageError(plugin.where, what, advice) from error
-        return found
-
     def keepers(self, request: KeeperRequest) -> Keepers:
-        """Return how plugins keep the weights of components.
-
-        Raises what a hook raises that refuses an option, and UsageError naming the plugin
-        for what is no keeper: without it, the run would be another one.
+        """Return how plugins keep the weights of components; raises UsageError naming one
+        that fails.
         """
         from dstrain.graph.keepers import Keeper, Keepers
 
-        found: list[tuple[str, Keeper]] = []
-        for plugin, manager in self.managers.items():
-            advice = f"mend it, or disable it with -p no:{plugin.name}"
-            try:
-                answers = manager.hook.dstrain_keepers(request=request)
-                keepers = [one for answer in answers for one in answer]
-            except DstrainError:
-                raise
-            except (Exception, SystemExit) as error:
-                what = f"its dstrain_keepers hook raised {described(error)}"
-                raise UsageError(plugin.where, what, advice) from error
-            for one in keepers:
-                if not isinstance(one, Keeper):
-                    what = (
-                        f"dstrain_keepers returned a {type(one).__name__}, not a Keeper"
-                    )
-                    raise UsageError(plugin.where, what, advice)
-                found.append((plugin.where, one))
-        return Keepers.checked(found)
-
-    def sections(self, planned: Any) -> list[Section]:
-        """Return what plugins add to a dry run; one that raises adds nothing and is named
-        in the log.
-        """
-        found: list[Section] = []
-        for plugin, manager in self.managers.items():
-            try:
-                own = [
-                    section
-                    for answer in manager.hook.dstrain_dry_run(planned=planned)
-                    for section in answer
-                ]
-                for one in own:
-                    if not isinstance(one, Section):
-                        raise TypeError(f"returned a {type(one).__name__}")
-            except DstrainError:
-                raise
-            except (Exception, SystemExit) as error:
-                reason = described(error)
-                logger.warning(f"{plugin.where}: dstrain_dry_run failed: {reason}")
-            else:
-                found += own
-        return found
-
-    def rows(self, options: Any) -> tuple[PromptRow, ...]:
-        """Return the rows that plugins add; of one that fails none, and it is named in
-        `broken`. A DstrainError refuses the run.
-        """
-        found: list[PromptRow] = []
-        for plugin, manager in self.managers.items():
-            try:
-                answers = manager.hook.dstrain_rows(options=options)
-                own = [row for answer in answers for row in answer]
-                for one in own:
-                    if not isinstance(one, PromptRow):
-                        raise TypeError(f"returned a {type(one).__name__}")
-            except DstrainError:
-                raise
-            except (Exception, SystemExit) as error:
-                what = f"dstrain_rows failed: {described(error)}"
-                self._note(f"{plugin.where}: {what}")
-            else:
-                found += own
-        return tuple(found)
+        found = self.answers("dstrain_keepers", Keeper, True, request=request)
+        return Keepers.checked((plugin.where, one) for plugin, one in found)
 
     def updater(self, options: Any) -> tuple[Installed, Any] | None:
         """Return the plugin that updates weights in a way of its own, and its updater.
@@ -391,9 +344,7 @@ class Extensions:
             except DstrainError:
                 raise
             except (Exception, SystemExit) as error:
-                what = f"its dstrain_updater hook raised {described(error)}"
-                advice = f"mend it, or disable it with -p no:{plugin.name}"
-                raise UsageError(plugin.where, what, advice) from error
+                raise _fault(plugin, "dstrain_updater", error) from error
             found += [(plugin, answer) for answer in answers]
         if len(found) > 1:
             (first, _), (second, _) = found[:2]
@@ -403,22 +354,16 @@ class Extensions:
         return found[0] if found else None
 
     def modify_step(self, step: int, model: nn.Module, optimizer: Optimizer) -> None:
-        """Let plugins change what is trained, or the optimizer, after a step.
-
-        Raises UsageError naming the plugin that raised: without it, the run would be
-        another one.
+        """Let plugins change what is trained, or the optimizer, after a step; raises
+        UsageError naming one that raised: without it, the run would be another one.
         """
         for plugin, manager in self.managers.items():
+            hook = manager.hook.dstrain_modify_step
             try:
-                manager.hook.dstrain_modify_step(
-                    step=step, model=model, optimizer=optimizer
-                )
+                hook(step=step, model=model, optimizer=optimizer)
             except (Exception, SystemExit) as error:
-                raise UsageError(
-                    plugin.where,
-                    f"its dstrain_modify_step hook raised {described(error)} after step {step}",
-                    f"mend it, or disable it with -p no:{plugin.name}; either makes it another run",
-                ) from error
+                when = f" after step {step}"
+                raise _fault(plugin, "dstrain_modify_step", error, when) from error
 
     def modifiers(self, options: Any = None) -> dict[str, str]:
         """Return the plugins that change the steps of a run with these options, each with
@@ -448,21 +393,35 @@ class Extensions:
         return found
 
 
-def disable(plugins: Collection[str]) -> None:
-    """Leave plugins out of `extensions_in_use`, here and in what this calls: a command
-    says it once, and what reads a file need not be told.
+def _fault(
+    plugin: Installed, hook: str, error: BaseException, when: str = ""
+) -> UsageError:
+    """Return the error of a hook without which the run would be another one."""
+    what = f"its {hook} hook raised {described(error)}{when}"
+    advice = f"mend it, or disable it with -p no:{plugin.name}"
+    return UsageError(plugin.where, what, advice)
+
+
+@contextmanager
+def disabling(plugins: Collection[str]) -> Iterator[None]:
+    """Leave plugins out of `extensions_in_use` within, in all threads: a command says it
+    once, and what reads a file need not be told.
     """
-    _disabled.set(tuple(plugins))
+    _disabled.append(tuple(plugins))
+    try:
+        yield
+    finally:
+        _disabled.pop()
 
 
 def disabled_plugins() -> tuple[str, ...]:
-    """Return what `disable` named last."""
-    return _disabled.get()
+    """Return what `disabling` names."""
+    return _disabled[-1]
 
 
 def extensions_in_use() -> Extensions:
-    """Return the plugins of the group without those that `disable` named last."""
-    return _registered_once(installed(_disabled.get(), HOOK_GROUP), tuple(sys.path))
+    """Return the plugins of the group without those that `disabling` names."""
+    return _registered_once(installed(disabled_plugins(), HOOK_GROUP), tuple(sys.path))
 
 
 @lru_cache(maxsize=4)

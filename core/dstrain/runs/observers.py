@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger
 from dstrain.distributed import ProcessGroup, is_interrupt
-from dstrain.errors import DstrainError, Interrupted
+from dstrain.errors import Interrupted
 from dstrain.installed import described
 from dstrain.registry import Extensions, PromptRow
 from dstrain.training import TrainingModule
@@ -291,33 +291,13 @@ class Observers:
 
 
 def plugin_observers(extensions: Extensions, run: WatchedRun) -> list[PluginObserver]:
-    """Return the observers that plugins offer for a run, in the order of their names.
-
-    A plugin refuses a run by raising a DstrainError; whatever else it raises or returns
-    is a warning, and its observers are left out.
-    """
+    """Return the observers that plugins offer for a run, in the order of their names."""
     found: list[PluginObserver] = []
-    for plugin, manager in sorted(extensions.managers.items(), key=_by_name):
-        try:
-            answers = manager.hook.dstrain_observers(run=run)
-            items = [item for answer in answers for item in answer]
-        except DstrainError:
-            raise
-        except (Exception, SystemExit) as error:
-            what = f"disabled: dstrain_observers raised {described(error)}"
-            logger.warning(f"{plugin.where} {what}")
-            continue
-        for number, item in enumerate(items):
-            if not isinstance(item, Observer):
-                what = f"dstrain_observers returned a {type(item).__name__}"
-                logger.warning(f"{plugin.where}: {what}, not an Observer")
-                continue
-            name = f"{plugin.name}/{type(item).__name__}"
-            if any(one.name == name for one in found):
-                name = f"{name} {number}"
-            found.append(PluginObserver(plugin.where, name, item))
+    answers = extensions.answers("dstrain_observers", Observer, run=run)
+    for plugin, item in answers:
+        name = f"{plugin.name}/{type(item).__name__}"
+        if any(one.name == name for one in found):
+            own = f"{plugin.name}/"
+            name = f"{name} {sum(one.name.startswith(own) for one in found)}"
+        found.append(PluginObserver(plugin.where, name, item))
     return found
-
-
-def _by_name(item: tuple[Any, Any]) -> str:
-    return str(item[0].name)

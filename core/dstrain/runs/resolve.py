@@ -28,7 +28,7 @@ from dstrain.pipeline import (
 )
 from dstrain.pipeline.keeping import given_expert
 from dstrain.pipeline.variant_choice import Score, Scorer
-from dstrain.registry import ModelFamily, disable, extensions_in_use, load_family
+from dstrain.registry import ModelFamily, PromptRow, extensions_in_use, load_family
 from dstrain.runs.checkpoints.state import refuse_unwritable
 from dstrain.runs.checks.flags import (
     check_component_flags,
@@ -61,7 +61,6 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     # Planning asks no hub.
     models = model_configs(config, family, offline=config.dry_run)
     refuse_unsupported(family, "--extra_inputs", split_commas(config.extra_inputs))
-    disable(config.disabled_plugins)
     extensions = extensions_in_use()
     extensions.refuse_unheard(config)
     tasks = {**OWN_TASKS, **extensions.offered("dstrain_tasks", Task, OWN_TASKS)}
@@ -92,6 +91,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     trainables = resolve_experts(
         trainables_of(config.trainable_models, config, family), spec, family, models
     )
+    rows = extensions.answers("dstrain_rows", PromptRow, options=config)
     setup = Setup(
         config=config,
         family=family,
@@ -105,7 +105,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
         extensions=extensions,
         # Now, since what hooks keep in their modules changes as they run.
         modifiers=extensions.modifiers(config),
-        prompt_rows=with_trigger(config, extensions.rows(config)),
+        prompt_rows=with_trigger(config, [row for _, row in rows]),
     )
     setup = with_keepers(setup)
     is_open = config.use_gradient_checkpointing is None and not setup.checkpoints

@@ -26,6 +26,7 @@ from dstrain.errors import (
 from dstrain.graph import Plan, Task, as_text
 from dstrain.models import write_toy
 from dstrain.pipeline.model_choice import with_family
+from dstrain.registry import disabling
 from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.datasets.places import is_published
 from dstrain.runs.dry_run.components import described_with_bytes
@@ -69,12 +70,13 @@ def plan_of(config: TrainConfig) -> tuple[Plan, Mapping[str, str]]:
 
     Returns also how the weights of its components are kept, in words.
     """
-    setup = resolve(config)
-    plan = setup.plan(dataset_inputs(setup))
-    if not setup.keepers:
-        return plan, {}
-    with toy_models(setup) as ready:
-        return plan, described_with_bytes(ready, plan)
+    with disabling(config.disabled_plugins):
+        setup = resolve(config)
+        plan = setup.plan(dataset_inputs(setup))
+        if not setup.keepers:
+            return plan, {}
+        with toy_models(setup) as ready:
+            return plan, described_with_bytes(ready, plan)
 
 
 def run(
@@ -121,7 +123,7 @@ def start(config: TrainConfig, own: OwnParts = NO_PARTS) -> RunResult:
     in_stage_1 = config.stage == "data_process"
     kept = values_are_kept() if in_stage_1 else nullcontext()
     try:
-        with without_accelerates_own(), kept:
+        with without_accelerates_own(), kept, disabling(config.disabled_plugins):
             return _start(config, own, launch)
     except CacheError as error:
         error.help_lines += (refill_advice(config), *one_command_advice(config))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import Pipeline, StateError
+from dstrain import Pipeline, StateError, UsageError
 from dstrain.config import LoraFile
-from dstrain.graph.keepers import AS_LOADED, Keepers
+from dstrain.graph.keepers import AS_LOADED, Keeper, Keepers, WeightSize
 from dstrain.models import Found
 from dstrain.plugin import (
     Component,
@@ -257,6 +257,15 @@ class Halves:
         return rows
 
 
+class Moving(InRam):
+    """Places weights where they are."""
+
+    def place(
+        self, component: str, network: nn.Module, name: str, weight: Tensor
+    ) -> Tensor:
+        return weight
+
+
 @pytest.mark.parametrize("form", ["safetensors", "pth"])
 def test_rows_are_read_where_nothing_needs_the_whole(tmp_path: Path, form: str) -> None:
     module = deep(4, 2)
@@ -269,10 +278,23 @@ def test_rows_are_read_where_nothing_needs_the_whole(tmp_path: Path, form: str) 
     assert part.whole == []
     for name, weight in module.state_dict().items():
         assert same(part.taken[name], weight[:2].bfloat16())
-    part = Halves()
-    loaded(files, dtype=torch.bfloat16, parts={"net": part}, keepers=INT8)
-    assert len(part.whole) == 2
-    assert part.taken == {}
+    for keepers in (INT8, Keepers((Moving(("net",)),))):
+        part = Halves()
+        loaded(files, dtype=torch.bfloat16, parts={"net": part}, keepers=keepers)
+        assert len(part.whole) == 2
+        assert part.taken == {}
+
+
+@pytest.mark.parametrize("method", ["size", "bytes", "readable"])
+def test_a_keeper_that_raises_is_named_by_its_plugin(method: str) -> None:
+    keeper = Keeper()
+    keeper.components = ("net",)
+    setattr(keeper, method, lambda *_: 1 / 0)
+    keepers = Keepers.checked([("plugin bad 1.0", keeper)])
+    with pytest.raises(UsageError, match="ZeroDivisionError") as caught:
+        keepers.bytes("net", [WeightSize("a", (2,), 8, False, -1)])
+        keepers.readable()
+    assert caught.value.where == "plugin bad 1.0"
 
 
 def test_an_empty_network_has_no_memory_and_is_compared_with_its_files(

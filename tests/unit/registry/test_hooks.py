@@ -4,13 +4,19 @@ other.
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from dstrain import UsageError
-from dstrain.registry import Extensions, load_extensions
+from dstrain.registry import (
+    Extensions,
+    disabling,
+    extensions_in_use,
+    load_extensions,
+)
 
 HOOKS = """
 from types import SimpleNamespace
@@ -75,6 +81,24 @@ def test_hooks_are_answered_and_a_broken_plugin_is_reported(load: Load) -> None:
     others = load_extensions(("good",))
     assert tasks(others) == {}
     assert not others.implement("dstrain_tasks")
+
+
+def test_what_is_disabled_is_so_in_every_thread_until_the_command_is_done(
+    load: Load,
+) -> None:
+    load(good=HOOKS)
+
+    def heard() -> bool:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(lambda: bool(tasks(extensions_in_use()))).result()
+
+    assert heard()
+    with disabling(("good",)):
+        assert not heard()
+        with disabling(()):
+            assert heard()
+        assert not heard()
+    assert heard()
 
 
 def test_a_hook_plugin_name_offered_twice_is_refused(

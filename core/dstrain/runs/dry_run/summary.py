@@ -65,7 +65,8 @@ def plan_run(setup: Setup) -> "DryRun":
     run = PlannedRun.of(
         setup, plans, rows, (length.steps, length.per_epoch), typed, loaded
     )
-    sections = setup.extensions.sections(run)
+    found = setup.extensions.answers("dstrain_dry_run", Section, planned=run)
+    sections = [section for _, section in found]
     return DryRun(setup, [rows, *second], length, sections, [*dict.fromkeys(absent)])
 
 
