@@ -1,16 +1,9 @@
 """Errors that a user can act on, each kind with an exit code of its own."""
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import cache
-from importlib import metadata
 from pathlib import Path
-
-PAGE = re.compile(r"\bdocs/([\w/-]+)\.md\b")
-"""A page of the docs in a message, as it lies in the project's folder."""
-
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 """What a file of a repository begins with that was cloned without Git LFS."""
@@ -58,31 +51,9 @@ class DstrainError(Exception):
         return "\n".join(
             [
                 f"dstrain: error: {self.where}: {self.what}",
-                *(f"  {with_addresses(line)}" for line in self.help_lines),
+                *(f"  {line}" for line in self.help_lines),
             ]
         )
-
-
-def with_addresses(text: str) -> str:
-    """Return a message with the addresses of the pages that it names, docs/PAGE.md; where
-    the installed package has no address of its docs, as it is.
-    """
-    base = docs_address()
-    return PAGE.sub(rf"{base}/\1.html", text) if base else text
-
-
-@cache
-def docs_address() -> str:
-    """Return where the docs are, as pyproject.toml says under project.urls, or ''."""
-    try:
-        urls = metadata.metadata("core").get_all("Project-URL") or []
-    except metadata.PackageNotFoundError:
-        return ""
-    for url in urls:
-        label, _, address = str(url).partition(", ")
-        if label == "Documentation":
-            return address.rstrip("/")
-    return ""
 
 
 class UsageError(DstrainError):

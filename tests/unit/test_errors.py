@@ -2,11 +2,6 @@
 meant, or none.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import dstrain
 import pytest
 from dstrain import DstrainError, StateError, TrainConfig, UsageError
@@ -107,33 +102,3 @@ def test_a_dataset_is_named_in_errors_of_its_options_alone(
         raise UsageError(where, "cannot", "do this")
     assert caught.value.where == named
     assert (caught.value.what, caught.value.help_lines) == ("cannot", ("do this",))
-
-
-@pytest.mark.parametrize(
-    ("urls", "shown"),
-    [
-        (
-            ["Documentation, https://a.org/d/"],
-            "https://a.org/d/guide/my-data.html#a, docs",
-        ),
-        ([], "docs/guide/my-data.md#a, docs"),
-    ],
-)
-def test_a_page_in_a_message_gets_the_address_that_the_package_has(
-    urls: list[str], shown: str, tmp_path: Path
-) -> None:
-    info = tmp_path / "core-99.dist-info"
-    info.mkdir()
-    text = "".join(f"Project-URL: {url}\n" for url in ("Source, https://a.org", *urls))
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: core\nVersion: 99\n{text}"
-    )
-    code = "from dstrain import UsageError as E; print(E('a', 'b', 'docs/guide/my-data.md#a, docs'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert done.stdout.splitlines()[1].strip() == shown

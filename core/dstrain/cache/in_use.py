@@ -1,7 +1,7 @@
 """Say who reads and who writes a feature cache, so that nothing is removed under them.
 
-    .reading-HOST-PROCESS-HEX.json   the mark of a process that reads the cache
-    .removing.json                   the mark of the process that removes values
+    .reading-HOST-PROCESS-HEX.json   is held by a process that reads the cache
+    .removing.json                   is held by the process that removes values
 
 The one who writes has the lock of the folder. A reader takes no lock: values are only
 added while it reads, and its mark keeps `exclusive` from beginning.
@@ -19,15 +19,13 @@ from uuid import uuid4
 from dstrain.cache.store import MARKER
 from dstrain.errors import StateError
 from dstrain.storage import lock
-from dstrain.storage.locks import holder, mark_fault, refuse_foreign
-from dstrain.storage.marks import (
-    Mark,
-    is_alive,
-    kept_alive,
-    read_mark,
-    remove_mark,
-    unknown,
-    write_mark,
+from dstrain.storage.files import write_fault
+from dstrain.storage.locks import (
+    Holder,
+    held_file,
+    is_held,
+    read_holder,
+    refuse_foreign,
 )
 
 READING = ".reading-"
@@ -58,10 +56,10 @@ def reading(folder: Path) -> Iterator[None]:
         # A folder of something else gets no file.
         if (folder / MARKER).exists():
             try:
-                stack.enter_context(kept_alive(path, write_mark(path)))
+                stack.enter_context(held_file(path))
             except OSError as error:
                 if error.errno not in READ_ONLY:
-                    raise mark_fault(path, error) from error
+                    raise write_fault(path, 0, error) from error
         # After the mark, as `exclusive` looks for marks after it has made its own: at
         # least one of the two sees the other.
         _refuse(folder, REMOVING, "values are being removed from it by")
@@ -79,21 +77,18 @@ def exclusive(folder: Path) -> Iterator[None]:
         remove_dead_marks(folder)
         path = folder / REMOVING
         try:
-            stack.enter_context(kept_alive(path, write_mark(path)))
+            stack.enter_context(held_file(path))
         except OSError as error:
-            raise mark_fault(path, error) from error
+            raise write_fault(path, 0, error) from error
         _refuse(folder, READING, "is being read by")
         yield
 
 
-def readers(folder: Path) -> list[Mark]:
-    """Return the living processes that read a cache, on all machines that share it."""
-    return [mark for _, mark in _living(folder, READING)]
-
-
-def writer(folder: Path) -> Mark | None:
-    """Return the living process that writes to a cache, None if there is none."""
-    return holder(folder)
+def readers(folder: Path) -> list[Holder | None]:
+    """Return the living processes that read a cache, on all machines that share it; None
+    for one that is not known.
+    """
+    return [who for path, who in _marks(folder, READING) if is_held(path)]
 
 
 def remove_dead_marks(folder: Path) -> None:
@@ -104,39 +99,34 @@ def remove_dead_marks(folder: Path) -> None:
     refuse_foreign(folder / REMOVING)
     # Who made it had the lock, which is the caller's now.
     (folder / REMOVING).unlink(missing_ok=True)
-    for path, mark in _marks(folder, READING):
-        # What is no mark is somebody else's file, and stays.
+    for path, _ in _marks(folder, READING):
+        # What names nobody is somebody else's file, and stays.
         with suppress(ValueError, OSError):
-            if not is_alive(path, mark):
-                remove_mark(path, mark)
+            if not is_held(path):
+                read_holder(path)
+                path.unlink()
 
 
 def _refuse(folder: Path, beginning: str, what: str) -> None:
     """Raise StateError if a process with such a mark lives."""
-    for path, mark in _living(folder, beginning):
-        raise StateError(
-            folder,
-            f"{what} {mark}",
-            f"its mark is {path.name}",
-            "wait for it to end, then run the same command again",
-        )
+    for path, who in _marks(folder, beginning):
+        if is_held(path):
+            raise StateError(
+                folder,
+                f"{what} {who or 'an unknown process'}",
+                f"its mark is {path.name}",
+                "wait for it to end, then run the same command again",
+            )
 
 
-def _living(folder: Path, beginning: str) -> Iterator[tuple[Path, Mark]]:
-    """Yield the marks of living processes whose names begin so."""
-    for path, mark in _marks(folder, beginning):
-        if is_alive(path, mark):
-            yield path, mark or unknown(path.name)
-
-
-def _marks(folder: Path, beginning: str) -> Iterator[tuple[Path, Mark | None]]:
-    """Yield the marks whose names begin so, None for one that cannot be read: it is just
-    being made, another user's, of another version of dstrain, or none.
+def _marks(folder: Path, beginning: str) -> Iterator[tuple[Path, Holder | None]]:
+    """Yield the marks whose names begin so, with whom they name, None for one that cannot be
+    read: it is just being made, another user's, or none.
     """
     for path in sorted(folder.glob(f"{beginning}*")):
         is_mark = NAMES.fullmatch(path.name) is not None
         if is_mark and path.is_file() and not path.is_symlink():
-            mark = None
+            who = None
             with suppress(ValueError, OSError):
-                mark = read_mark(path)
-            yield path, mark
+                who = read_holder(path)
+            yield path, who

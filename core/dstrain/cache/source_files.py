@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dstrain.cache.plan_files import open_part
-from dstrain.storage.hashing import MARK_LENGTH
-from dstrain.storage.recorded_files import first_changed
+from dstrain.storage.hashing import MARK_LENGTH, first_changed
 
 FILES_AT_ONCE = 512
 SLOW = 1e-4
@@ -80,7 +79,7 @@ class SourceFiles:
         for at, paths, found in self._parts(folders, trusts=False):
             marks = self.marks(at)
             size, modified, changed, inode = (found == marks).T
-            # As `recorded_files` does: a copy keeps no more than the time of the content.
+            # As `first_changed` does: a copy keeps no more than the time of the content.
             other = ~size | ~modified | (inode & ~changed)
             for number in np.flatnonzero(other & (found[:, 0] >= 0)).tolist():
                 digest = self._part(at).column("sha256")[number].as_py().hex()

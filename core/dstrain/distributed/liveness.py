@@ -2,39 +2,32 @@
 
 A collective fails after minutes, while the main process may well read the files of a
 dataset for hours. So processes wait through the key-value store that they found each
-other by, and wait for a process as long as it lives, but no longer.
-
-In a collective nothing reaches the main thread. There the thread that gives the signs of
-life looks at the time, and ends the process when another one does not come.
+other by, and wait for a process as long as it lives, but no longer. Collectives have the
+time limit of the process group.
 """
 
 import hashlib
 import os
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from dstrain.console import get_logger, redacted
+from dstrain.console import get_logger
 from dstrain.errors import DstrainError, Interrupted, SystemFault
-from dstrain.storage.marks import process_exists
+from dstrain.storage.files import process_exists
 
 logger = get_logger(__name__)
 
 INTERVAL = 2.0
 """Seconds between two signs of life."""
-SILENT = 15
-"""Signs of life that a process must miss to count as hung when others wait for it."""
 TIMEOUT = 600.0
-"""Seconds without a sign of life after which a process counts as ended, and seconds in
-a collective after which one that has not come counts as hung.
-"""
+"""Seconds without a sign of life after which a process counts as ended."""
 ENDED = "another process of the run ended"
 LATE = "another process of the run did not answer in time"
 # Why a process leaves a run before its end:
@@ -104,10 +97,6 @@ class Heartbeat:
     timeout: float = TIMEOUT
     """Seconds without a sign of life after which a process counts as ended."""
     _waits: int = 0
-    _turn: int = 0
-    """How many times the processes have worked together."""
-    _since: float | None = None
-    """Since when they do, unless they do not."""
     _done: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -133,20 +122,6 @@ class Heartbeat:
         # The store may live in the first process, which therefore leaves when the others
         # look no more: they say so, and do not look who else has.
         self._rendezvous("seen")
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Inside, processes wait for each other in collectives.
-
-        If another one hangs for `timeout` seconds, this process names it and exits.
-        """
-        before = self._since
-        self._turn += 1
-        self._since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._since = before
 
     def leave(self, why: str = "") -> None:
         """Stop giving signs of life.
@@ -193,7 +168,7 @@ class Heartbeat:
                 # They are alive, and may have much to do, or may hang.
                 if missing and listened - start > (said + 1) * self.timeout:
                     said += 1
-                    names = ", ".join(self._name(self._store, r) for r in missing)
+                    names = ", ".join(map(self._name, missing))
                     logger.warning(
                         f"waiting for {said * self.timeout:.0f} seconds for {names}"
                     )
@@ -213,7 +188,7 @@ class Heartbeat:
             if now != beats:
                 self._heard[rank] = (now, time.monotonic())
             elif rank in missing and time.monotonic() - since > self.timeout:
-                name = self._name(self._store, rank)
+                name = self._name(rank)
                 raise peer_failed(
                     f"{name} has not responded for {self.timeout:.0f} seconds"
                 )
@@ -236,50 +211,11 @@ class Heartbeat:
         with suppress(RuntimeError):
             while not self._done.wait(INTERVAL):
                 store.add(self._key("beats", self.rank), 1)
-                store.set(self._key("turn", self.rank), str(self._turn))
-                since = self._since
-                if since is not None and time.monotonic() - since > self.timeout:
-                    self._end_if_one_hangs(store, since)
 
-    def _end_if_one_hangs(self, store: Any, since: float) -> None:
-        """Name the processes that give no sign of life or have not come, and exit."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        turn = self._turn
-        before = [store.add(self._key("beats", rank), 0) for rank in others]
-        for _ in range(SILENT):
-            if self._done.wait(INTERVAL):
-                return
-            store.add(self._key("beats", self.rank), 1)
-        hung = []
-        for rank, beats in zip(others, before, strict=True):
-            silent = store.add(self._key("beats", rank), 0) == beats
-            if silent or self._turn_of(store, rank) < turn:
-                hung.append(self._name(store, rank))
-        if not hung or (turn, since) != (self._turn, self._since):
-            return
-        error = SystemFault(
-            "processes",
-            f"the others have waited {self.timeout:.0f} seconds for {', '.join(hung)}",
-            "it was stopped, or waits for a disk or file server that does not answer",
-            "everything saved so far is complete",
-        )
-        if should_report(error):
-            print(redacted(str(error)), file=sys.stderr, flush=True)
-        self.leave(FAILED)
-        # The main thread is inside of a collective, which no exception can end.
-        os._exit(error.exit_code)
-
-    def _turn_of(self, store: Any, rank: int) -> int:
-        """Return how many times a process has worked with the others."""
-        # Getting a key that is not there waits for it.
-        key = self._key("turn", rank)
-        return int(store.get(key)) if store.check([key]) else 0
-
-    def _name(self, store: Any, rank: int) -> str:
-        key = self._key("place", rank)
-        if not store.check([key]):
+    def _name(self, rank: int) -> str:
+        host, _, number = self._read("place", rank).rpartition(" ")
+        if not number:
             return f"process {rank}, which has not begun"
-        host, _, number = store.get(key).decode().rpartition(" ")
         return f"process {rank} (process id {number} on {host})"
 
     def _read(self, *parts: object) -> str:

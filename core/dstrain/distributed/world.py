@@ -1,7 +1,7 @@
 """Give the code of a run its rank, barriers and sums over all processes."""
 
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,12 +53,6 @@ class ProcessGroup:
         elif self.size > 1:
             self.accelerator.wait_for_everyone()
 
-    def together(self) -> AbstractContextManager[None]:
-        """Return a context in which every process takes part in collectives; one that
-        hangs is named after a time, and ends the run.
-        """
-        return self.heartbeat.together() if self.heartbeat else nullcontext()
-
     def total(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes."""
         if self.size == 1:
@@ -70,16 +64,14 @@ class ProcessGroup:
         """Return whether the flag is set in any process."""
         if self.size == 1:
             return flag
-        with self.together():
-            number = torch.tensor(float(flag), device=self.accelerator.device)
-            return bool(self.total(number).item())
+        number = torch.tensor(float(flag), device=self.accelerator.device)
+        return bool(self.total(number).item())
 
     def union(self, names: Collection[str]) -> frozenset[str]:
         """Return the names of all processes."""
         if self.size == 1:
             return frozenset(names)
-        with self.together():
-            return frozenset(gather_object(sorted(names)))
+        return frozenset(gather_object(sorted(names)))
 
 
 @contextmanager

@@ -15,17 +15,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dstrain.errors import UsageError
+from dstrain.storage import safetensors
 
 IMAGE_MODES = ("L", "RGB", "RGBA")
-DTYPES = frozenset(
-    {
-        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
-        *(torch.float8_e5m2, torch.float8_e5m2fnuz, torch.complex64),
-    }
-)
+DTYPES = frozenset(getattr(torch, name) for name in safetensors.DTYPES)
 """The dtypes that safetensors has."""
 MAX_BITS = 4096
 """Python refuses to write much longer integers as decimals."""
@@ -302,12 +295,3 @@ def deserialize(header: Any, tensors: Mapping[str, Tensor]) -> Any:
     if "list" in header:
         return [deserialize(item, tensors) for item in header["list"]]
     return {key: deserialize(item, tensors) for key, item in header["record"].items()}
-
-
-def tensor_names(header: Any) -> list[str]:
-    """Return the names of the tensors of a value, in the order they were stored."""
-    for kind in ("tensor", "image", "video"):
-        if kind in header:
-            return [header[kind]]
-    children = header.get("list") or list(header.get("record", {}).values())
-    return [name for child in children for name in tensor_names(child)]

@@ -40,7 +40,7 @@ from dstrain.training import (
     with_skipped_rows,
 )
 from dstrain.training.batching import Groups, as_groups
-from dstrain.training.copies import keep_frozen_apart
+from dstrain.training.module import keep_frozen_apart
 from dstrain.training.optimizers import (
     build_lr_scheduler,
     build_optimizer,

@@ -3,7 +3,7 @@
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -21,11 +21,7 @@ from dstrain.runs.observers import (
     Observers,
 )
 from dstrain.runs.training_run import Training
-from dstrain.training import (
-    StoppedWaiting,
-    is_out_of_memory,
-    peak_memory,
-)
+from dstrain.training import is_out_of_memory, peak_memory
 from dstrain.training.loader import Batch
 
 logger = get_logger(__name__)
@@ -56,8 +52,7 @@ def run_steps(run: Training, saver: Saver, observers: Observers) -> tuple[float,
     saved = True
     run.keep = observers.kept
     with catch_stop_signals() as is_stopping, observers.watching(is_stopping):
-        waiting = steps(run, is_stopping)
-        while (numbers := _next_step(run, waiting, saver, saved)) is not None:
+        for numbers in steps(run):
             losses.append(numbers["loss"])
             observers.step(numbers)
             saved = saver.save_if_due(run, int(numbers["epoch"]))
@@ -77,39 +72,17 @@ def run_steps(run: Training, saver: Saver, observers: Observers) -> tuple[float,
     return tuple(losses)
 
 
-def _next_step(
-    run: Training,
-    waiting: Iterator[dict[str, float]],
-    saver: Saver,
-    saved: bool,
-) -> dict[str, float] | None:
-    """Make a step, None after the last; a signal while its data is waited for ends the
-    run, saved where it is.
-
-    Of several processes, others may be in the step already, so that none can save.
-    """
-    try:
-        return next(waiting, None)
-    except StoppedWaiting:
-        if run.step == 0 or run.processes.size > 1:
-            raise KeyboardInterrupt from None
-        saver.stop(run, saved)
-
-
-def steps(
-    run: Training, is_stopping: Callable[[], bool] = lambda: False
-) -> Iterator[dict[str, float]]:
+def steps(run: Training) -> Iterator[dict[str, float]]:
     """Make the run's optimizer steps one by one; yields the numbers of each, as they
     are logged.
     """
     waiting = time.perf_counter()
-    for epoch, batches in run.steps_of_batches(is_stopping):
+    for epoch, batches in run.steps_of_batches():
         start = time.perf_counter()
         learning_rate = run.learning_rate
         try:
-            with run.processes.together():
-                loss, norm = update(run, batches)
-                run.after_update()
+            loss, norm = update(run, batches)
+            run.after_update()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

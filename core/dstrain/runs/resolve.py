@@ -121,7 +121,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     if config.stage != "data_process":
         # Tried before anything is loaded, and not saved for the first time hours later.
         refuse_precision(setup)
-        refuse_unwritable(setup.optimizer.name, setup.optimizer.trial.state)
+        refuse_unwritable(setup.optimizer.name, setup.optimizer.trial)
     # Built once here, so that boundaries that leave nothing are refused before anything
     # is loaded.
     setup.build_timestep_sampler()

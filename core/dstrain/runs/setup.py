@@ -43,11 +43,11 @@ from dstrain.registry import Extensions, ModelFamily, Option, PromptRow
 from dstrain.runs.datasets.flags import data_config
 from dstrain.runs.datasets.masks import masks_of
 from dstrain.runs.datasets.places import installed_forms, is_published
+from dstrain.training.ema import has_modes
 from dstrain.training.optimizers import (
     OptimizerChoice,
     check_names,
     choose_optimizer,
-    has_modes,
 )
 
 LIBRARIES = (

@@ -33,8 +33,9 @@ from dstrain.training import (
     split_across_ranks,
 )
 from dstrain.training.batching import Groups, SampleIds
+from dstrain.training.ema import in_eval_mode
 from dstrain.training.loader import Batch
-from dstrain.training.optimizers import effective_rate, in_eval_mode
+from dstrain.training.optimizers import effective_rate
 from dstrain.training.sharded_networks import keeping_gradients
 from dstrain.training.updater import Updater
 
@@ -174,9 +175,7 @@ class Training:
     keep: Callable[[], Mapping[str, Any]] = dict
     """Returns what plugins' observers keep in a state, by name."""
 
-    def steps_of_batches(
-        self, is_stopping: Callable[[], bool]
-    ) -> Iterator[tuple[int, list[Batch]]]:
+    def steps_of_batches(self) -> Iterator[tuple[int, list[Batch]]]:
         """Yield (epoch, micro-batches of one optimizer step) from where the run is to
         its last step.
         """
@@ -281,9 +280,7 @@ class TrainingRun(Training):
             modify_step(self.step + 1, self.module, self.optimizer)
         self.ema.update()
 
-    def steps_of_batches(
-        self, is_stopping: Callable[[], bool] = lambda: False
-    ) -> Iterator[tuple[int, list[Batch]]]:
+    def steps_of_batches(self) -> Iterator[tuple[int, list[Batch]]]:
         """Yield (epoch, micro-batches of one optimizer step), of this process."""
         per_epoch = self.order.steps_per_epoch
         workers = self.setup.config.dataset_num_workers
@@ -291,7 +288,7 @@ class TrainingRun(Training):
             epoch, done = divmod(self.step, per_epoch)
             batches: list[Batch] = []
             order = self.micro_batches(epoch, done)
-            for batch in load_batches(self.source, order, workers, is_stopping):
+            for batch in load_batches(self.source, order, workers, self.name_row):
                 batches.append(batch)
                 if batch.micro_batch.ends_step:
                     yield epoch, batches

@@ -162,8 +162,7 @@ def held_out_losses(
                 bar.update(min(processes.size, len(samples) - start))
         finally:
             module.timestep_sampler = sampler
-    with processes.together():
-        return processes.total(losses)
+    return processes.total(losses)
 
 
 def _sample_losses(run: TrainingRun, row: int, chunk: int) -> Tensor:
@@ -173,7 +172,7 @@ def _sample_losses(run: TrainingRun, row: int, chunk: int) -> Tensor:
     seed = run.setup.config.seed
     keys = [SampleKey(seed, VALIDATION, part, row, chunk) for part in range(STRATA)]
     try:
-        with run.processes.together(), oom_as_error("validation", *ADVICE):
+        with oom_as_error("validation", *ADVICE):
             sample = data.source.sample(row, chunk)
             if not module.stage:
                 sample = _preprocessed(run, sample, keys[0])

@@ -166,7 +166,7 @@ class FileDigests(ManyFiles):
 
     def record(self, path: str) -> list[Any]:
         """Return the mark and the sha256 of a file that `of` was asked for, as they were
-        then; `recorded_files` compares them.
+        then; `first_changed` compares them.
         """
         entry = self.entry(path)
         if entry is None:

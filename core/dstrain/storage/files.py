@@ -12,7 +12,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -22,7 +24,6 @@ from stat import S_ISREG
 from typing import IO, Any
 
 from dstrain.errors import StateError, SystemFault, UsageError
-from dstrain.storage.marks import SILENT, process_exists, silence, this_machine
 
 OWN = re.compile(
     r"(?P<beginning>\.tmp-(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-\d+-|\.replaced-)"
@@ -34,12 +35,36 @@ checksum, and the final name.
 """
 CONFIG_BYTES = 2**24
 """Bytes of the largest file of options, or configuration of a model."""
+SILENT = 600.0
+"""Seconds without a change after which another machine's temporary counts as left; more
+than the clocks of two machines may differ by."""
 UNTOUCHED = "existing files were not modified"
 SYNCS_FOLDERS = os.name != "nt"
 """Whether the platform can open a folder, which syncing one requires."""
 
 REPLACES_OPEN_FILES = os.name != "nt"
 """Whether the platform replaces and removes files that a process has open or mapped."""
+
+
+def process_exists(pid: int) -> bool:
+    """Return whether a process of this machine is running."""
+    # Late, for it is needed only where processes wait for each other.
+    import psutil
+
+    return bool(psutil.pid_exists(pid))
+
+
+def this_machine() -> str:
+    """Return what tells this machine from others, also those of the same host name, and
+    a container from another on the same machine: 8 hex digits.
+    """
+    parts = [socket.gethostname()]
+    # A container has process ids of its own, and often the host name of others. Only
+    # Linux has these files.
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii"))
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=4).hexdigest()
 
 
 def temporary(path: Path) -> Path:
@@ -224,7 +249,9 @@ def _may_be_written(temporary: Path) -> bool:
     found = OWN.fullmatch(temporary.name)
     assert found is not None
     if found["machine"] != this_machine():
-        return silence(temporary) < SILENT
+        with suppress(FileNotFoundError):
+            return time.time() - temporary.lstat().st_mtime < SILENT
+        return False
     process = int(found["process"])
     return process != os.getpid() and process_exists(process)
 

@@ -1,15 +1,17 @@
-"""Hold a folder for one process alone.
+"""Hold folders and files for one process alone, by locks of the operating system, which end
+with the process, however it dies.
 
-`LOCK` is locked by the operating system, which ends that lock with the process, however it
-dies. `HOLDER` is a mark of who holds the folder. Where the file system has no locks, as NFS
-without its lock service, some FUSE and Lustre mounts, the mark alone keeps others out, and
-a warning says so.
+Who holds one stands in a file, for messages. Where the file system has no locks, as NFS
+without its lock service, some FUSE and Lustre mounts, a warning says so.
 """
 
 import errno
+import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from stat import S_ISREG
 
@@ -17,22 +19,15 @@ from filelock import FileLock, Timeout
 
 from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault
-from dstrain.storage.files import UNTOUCHED, refuse_link, write_fault
-from dstrain.storage.marks import (
-    FULL,
-    MOST_BYTES,
-    Mark,
-    is_alive,
-    kept_alive,
-    read_mark,
-    write_mark,
-)
+from dstrain.storage.files import UNTOUCHED, process_exists, refuse_link, write_fault
 
 logger = get_logger(__name__)
 
 LOCK = ".dstrain.lock"
 HOLDER = ".dstrain.lock.pid"
-"""The mark of the process that holds the lock; removed before the lock is released."""
+"""Says which process holds the lock; removed before the lock is released."""
+MOST_BYTES = 1024
+"""What says who holds something is shorter."""
 UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """What the system answers where a file system has no locks."""
 ORPHANS = 10.0
@@ -40,12 +35,24 @@ ORPHANS = 10.0
 lock."""
 
 
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds a folder or a file."""
+
+    host: str
+    process_id: int
+
+    def __str__(self) -> str:
+        return f"process {self.process_id} on {self.host}"
+
+
 class FolderLock:
     """The lock of a folder that exists, to be acquired and released."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._held = ExitStack()
+        # Not its own fallback: a mark that it leaves on NFS is never taken over.
+        self._lock = FileLock(folder / LOCK, fallback_to_soft=False)
 
     def acquire(self, timeout: float) -> bool:
         """Acquire it, waiting for at most so many seconds; return whether it is held.
@@ -53,34 +60,20 @@ class FolderLock:
         Raises StateError for a file in its place that is somebody else's, OSError.
         """
         check_own(self.folder)
-        # Not its own fallback: a mark that it leaves on NFS is never taken over.
-        file_lock = FileLock(self.folder / LOCK, fallback_to_soft=False)
-        mark = self.folder / HOLDER
-        with ExitStack() as stack:
-            try:
-                file_lock.acquire(timeout=timeout)
-                stack.callback(file_lock.release)
-            except Timeout:
-                return False
-            except OSError as error:
-                if error.errno not in UNSUPPORTED:
-                    raise
-                if mark.exists() and is_alive(mark, _read(mark)):
-                    return False
-                what = "its file system has no locks: use it from one machine at a time"
-                logger.warning(f"{self.folder}: {what}")
-            # Of a process that is dead.
-            mark.unlink(missing_ok=True)
-            try:
-                stack.enter_context(kept_alive(mark, write_mark(mark)))
-            except FileExistsError:  # without locks, another process was as quick
-                return False
-            self._held = stack.pop_all()
+        try:
+            self._lock.acquire(timeout=timeout)
+        except Timeout:
+            return False
+        except OSError as error:
+            _warn_if_unsupported(self.folder, error)
+        _say_holder(self.folder / HOLDER)
         return True
 
     def release(self) -> None:
         """Let others have it."""
-        self._held.close()
+        with suppress(OSError):
+            (self.folder / HOLDER).unlink(missing_ok=True)
+        self._lock.release()
 
     def __enter__(self) -> "FolderLock":
         return self
@@ -94,30 +87,34 @@ def lock(folder: Path) -> Iterator[None]:
     """Hold the folder for this process alone, creating it if needed; one that was created
     and stays empty is removed again.
 
-    The lock ends with the process, however it dies. Raises StateError naming the process
-    that holds it, or a file in the place of the lock's that is somebody else's;
-    SystemFault if the folder cannot be written.
+    Raises StateError naming the process that holds it, or a file in the place of the lock's
+    that is somebody else's; SystemFault if the folder cannot be written.
     """
     folder_lock = FolderLock(folder)
     made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_own(folder)
-        # A holder that is dead left orphans, which will soon release the lock.
-        before = _read(folder / HOLDER)
-        is_orphaned = before is not None and not is_alive(folder / HOLDER, before)
+        before = read_holder(folder / HOLDER)
+        is_orphaned = (
+            before is not None
+            and before.host == socket.gethostname()
+            and not process_exists(before.process_id)
+        )
         if not folder_lock.acquire(ORPHANS if is_orphaned else 0):
-            raise _in_use(folder)
+            who = read_holder(folder / HOLDER) or "another process"
+            advice = "wait for it to end, or use another folder"
+            raise StateError(folder, f"is in use by {who}", advice)
     except FileExistsError as error:
         what = "is a file; expected a folder"
         raise SystemFault(folder, what, UNTOUCHED) from error
     except OSError as error:
-        raise mark_fault(folder / LOCK, error) from error
+        raise write_fault(folder / LOCK, 0, error) from error
     try:
         with folder_lock:
             yield
     finally:
-        # Whoever takes it now has a mark there, and so it stays.
+        # Whoever takes it now says so there, and so it stays.
         with suppress(OSError):
             if made and {*os.listdir(folder)} <= {LOCK}:
                 (folder / LOCK).unlink(missing_ok=True)
@@ -125,24 +122,28 @@ def lock(folder: Path) -> Iterator[None]:
                     one.rmdir()
 
 
-def mark_fault(path: Path, error: OSError) -> SystemFault:
-    """Return the error for a lock or mark that cannot be written."""
-    fault = write_fault(path, 0, error)
-    if error.errno not in FULL:
-        return fault
-    # Creating a file may need a block for its folder, or a free inode.
-    advice = "it needs a few kB: remove or move some files there, then run the same command again"
-    return SystemFault(fault.where, fault.what, *fault.help_lines, advice)
+@contextmanager
+def held_file(path: Path) -> Iterator[None]:
+    """Hold a file that says so and is made for it; it goes at the end. Raises OSError."""
+    file_lock = FileLock(path, fallback_to_soft=False)
+    with ExitStack() as stack:
+        stack.callback(path.unlink, missing_ok=True)
+        try:
+            stack.enter_context(file_lock.acquire(timeout=ORPHANS))
+        except OSError as error:
+            _warn_if_unsupported(path.parent, error)
+        _say_holder(path)
+        yield
 
 
-def holder(folder: Path) -> Mark | None:
-    """Return who holds the lock of a folder, as far as can be known; None for nobody.
-
-    Raises StateError for a file in the lock's place that is somebody else's.
-    """
-    check_own(folder)
-    mark = _read(folder / HOLDER)
-    return mark if mark is not None and is_alive(folder / HOLDER, mark) else None
+def is_held(path: Path) -> bool:
+    """Return whether a process holds a file that is there, as far as can be seen."""
+    try:
+        with FileLock(path, fallback_to_soft=False).acquire(timeout=0):
+            return False
+    # Of another user, or of a file system without locks.
+    except (Timeout, OSError):
+        return True
 
 
 def check_own(folder: Path) -> None:
@@ -150,18 +151,18 @@ def check_own(folder: Path) -> None:
     written: it would be replaced.
     """
     refuse_foreign(folder / LOCK, 0)
-    refuse_foreign(folder / HOLDER, MOST_BYTES)
+    refuse_foreign(folder / HOLDER)
 
 
 def refuse_foreign(path: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Raise StateError for a link, and for a file that is neither empty nor a mark."""
+    """Raise StateError for a link, and for a file that is neither empty nor names a holder."""
     refuse_link(path)
     try:
         stat = path.stat()
         is_own = S_ISREG(stat.st_mode) and stat.st_size <= most_bytes
-        # Windows refuses to read a file that is locked; an empty one is no mark anyway.
+        # Windows refuses to read a file that is locked; an empty one names nobody.
         if is_own and stat.st_size:
-            read_mark(path)
+            read_holder(path)
     except FileNotFoundError:
         return
     except ValueError:
@@ -172,16 +173,37 @@ def refuse_foreign(path: Path, most_bytes: int = MOST_BYTES) -> None:
         raise StateError(path.parent, what, advice)
 
 
-def _in_use(folder: Path) -> StateError:
-    mark = _read(folder / HOLDER)
-    who = "another process" if mark is None else str(mark)
-    advice = "wait for it to end, or use another folder"
-    return StateError(folder, f"is in use by {who}", advice)
+def read_holder(path: Path) -> Holder | None:
+    """Return the process that a file names; None for no file, and one that is just made.
 
-
-def _read(path: Path) -> Mark | None:
-    try:
-        return read_mark(path)
-    except ValueError:
-        # A file that is nobody's mark: `check_own` says so.
+    Raises ValueError for a file of another kind, OSError.
+    """
+    content = b""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if not content:
         return None
+    try:
+        found = json.loads(content)
+        return Holder(str(found["host"]), int(found["process_id"]))
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{path} names no process") from error
+
+
+def _say_holder(path: Path) -> None:
+    """Write to a file that this process holds who it is, where that is possible: on a full
+    disk the lock holds all the same.
+    """
+    holder = Holder(socket.gethostname(), os.getpid())
+    try:
+        path.write_text(json.dumps(asdict(holder)), "utf-8")
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, 0)
+
+
+def _warn_if_unsupported(folder: Path, error: OSError) -> None:
+    if error.errno not in UNSUPPORTED:
+        raise error
+    what = "its file system has no locks: use it from one process at a time"
+    logger.warning(f"{folder}: {what}")

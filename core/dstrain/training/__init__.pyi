@@ -4,6 +4,7 @@ from dstrain.training.batching import (
     Order as Order,
     Position as Position,
     RepeatedRows as RepeatedRows,
+    hold_out as hold_out,
     split_across_ranks as split_across_ranks,
     with_skipped_rows as with_skipped_rows,
 )
@@ -12,14 +13,15 @@ from dstrain.training.distill import (
     OWN_TASKS as OWN_TASKS,
     SIGMAS as SIGMAS,
 )
-from dstrain.training.ema import MovingAverage as MovingAverage
-from dstrain.training.held_out import hold_out as hold_out
+from dstrain.training.ema import (
+    MovingAverage as MovingAverage,
+    in_eval_mode as in_eval_mode,
+)
 from dstrain.training.loader import (
     CachedSamples as CachedSamples,
     DecodedSamples as DecodedSamples,
     Sample as Sample,
     SampleSource as SampleSource,
-    StoppedWaiting as StoppedWaiting,
     load_batches as load_batches,
 )
 from dstrain.training.losses import SFT as SFT

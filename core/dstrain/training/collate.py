@@ -98,17 +98,14 @@ def _different(name: str, values: list[Any]) -> UsageError:
         f"batch, value {name}",
         f"samples of one batch differ in it: {'; '.join(map(_shown, values))}",
         "use --batch_size 1",
-        "or let its unit return one form for all: tensors of one dtype whose first axis is 1 per sample",
+        "or let its unit return tensors of one dtype whose first axis is 1 per sample",
     )
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    if isinstance(value, list):
-        return f"list of {len(value)}"
-    if isinstance(value, dict):
-        return f"record of {', '.join(value)}"
     if value is None or isinstance(value, str | bool | int | float):
         return repr(value)[:40]
-    return type(value).__name__
+    size = f" of {len(value)}" if isinstance(value, list | dict) else ""
+    return type(value).__name__ + size

@@ -1,5 +1,5 @@
-"""Average what is trained over the optimizer steps: the exponential moving average of
---ema_decay.
+"""Average what is trained over the optimizer steps: by the exponential moving average of
+--ema_decay, or as some optimizers do themselves.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
@@ -110,3 +111,32 @@ def _exchange(one: Tensor, other: Tensor) -> None:
 @torch.no_grad()
 def _put(parameter: Tensor, value: Tensor) -> None:
     parameter.copy_(value)
+
+
+def has_modes(optimizer: Optimizer | Callable[..., Optimizer]) -> bool:
+    """Return whether an optimizer trains other weights than those to be used, as
+    schedule-free ones do.
+    """
+    return callable(getattr(optimizer, "eval", None))
+
+
+@contextmanager
+def in_eval_mode(optimizer: Optimizer) -> Iterator[None]:
+    """Put the averaged weights in place of those in training, which come back bit for
+    bit.
+    """
+    if not has_modes(optimizer):
+        yield
+        return
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    # The two modes are computed from each other, which rounds: a save would change what
+    # is trained after it.
+    kept = [parameter.detach().clone() for parameter in parameters]
+    optimizer.eval()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        optimizer.train()  # type: ignore[attr-defined]
+        with torch.no_grad():
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.copy_(value)

@@ -3,7 +3,7 @@
 import multiprocessing
 import signal
 import threading
-import time
+from collections import deque
 from collections.abc import (
     Callable,
     Collection,
@@ -13,8 +13,9 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
+from queue import Empty, Queue
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,20 +33,17 @@ from dstrain.errors import DstrainError, SystemFault, UsageError
 from dstrain.graph import deserialize
 from dstrain.randomness import SampleKey, choose
 from dstrain.training.batching import MicroBatch, SampleIds, sample_index
-from dstrain.training.read_ahead import NotReady, ReadAhead
 
 logger = get_logger(__name__)
 
-POLL = 2.0
-"""Seconds after which the wait for a batch looks for signals."""
 UNUSED = -2
 """The number of a value that a sample does not have."""
-HUNG_AFTER = 600.0
+HUNG_AFTER = 1800.0
 """Seconds without a batch after which what loads counts as hung."""
 AHEAD = 2
 """Decoded batches that wait to be used, at most, where a thread decodes."""
-
-
+END_PATIENCE = 3.0
+"""Seconds that the end waits for what loads. What reads from a dead disk cannot be ended."""
 VARIANT = "variant"
 """The stream of the number that chooses a variant."""
 
@@ -226,88 +224,92 @@ class _Batches(TorchDataset[Any]):
         return Batch(micro_batch, samples)
 
 
-class StoppedWaiting(Exception):
-    """A signal came while a batch was waited for."""
-
-
 def load_batches(
     source: SampleSource,
     micro_batches: Iterable[MicroBatch],
     workers: int,
-    is_stopping: Callable[[], bool] = lambda: False,
+    name_row: Callable[[int], str] = "row {}".format,
 ) -> Generator[Batch, None, None]:
     """Yield the batches in order, loaded by `workers` processes. If that is 0, a thread
     decodes files while the batches before are used; what is not in files is read here.
 
-    Raises SystemFault where nothing is loaded for `HUNG_AFTER` seconds, and
-    StoppedWaiting where a signal comes meanwhile.
+    Raises SystemFault naming a row where nothing is loaded for `HUNG_AFTER` seconds.
     """
     dataset = _Batches(source)
-    here = map(dataset.__getitem__, micro_batches)
-    batches: Iterator[Any]
-    ahead: ReadAhead[Any] | None = None
-    if not workers and isinstance(source, DecodedSamples) and source.has_files:
-        ahead = ReadAhead(here, AHEAD, POLL)
-        batches = _until_stopped(ahead, is_stopping)
-    elif not workers:
-        # A cached sample is read in .1 ms, and a thread needs .3 to hand it over: Python
-        # runs one thread at a time. Torch's loader would add 5 % to an empty step, too.
-        batches = here
-    else:
-        loader = DataLoader(
-            dataset,
-            sampler=micro_batches,
-            batch_size=None,
-            num_workers=workers,
-            # Without one of its own, the loader draws from torch's global generator.
-            generator=torch.Generator(),
-            timeout=POLL,
-            worker_init_fn=_ignore_stop_signals,
-        )
-        batches = _processes_until_stopped(loader, is_stopping)
+    waited_for: deque[MicroBatch] = deque()
+    order = _noted(micro_batches, waited_for)
     scaled: set[int] = set()
-    try:
-        for batch in batches:
-            if isinstance(batch, DstrainError):
-                raise batch
-            for key, sample in zip(batch.micro_batch.keys, batch.samples, strict=True):
-                # Said once, not in each epoch.
-                if not key.epoch and any(map(is_scaled, sample.values.values())):
-                    scaled.add(key.row)
-            yield batch
-    finally:
-        if scaled:
-            rows = number_of(len(scaled), "row")
-            logger.info(f"masks of 0 and 1, taken for 0 and 255: those of {rows}")
-        # Processes and thread end now. Kept by the traceback of an error, they would go
-        # on reading files that may be replaced by then.
-        del batches
-        if ahead is not None:
-            ahead.close()
-
-
-def _until_stopped(
-    batches: Iterator[Any], is_stopping: Callable[[], bool]
-) -> Iterator[Any]:
-    """Yield batches; look at the time and at signals while there is none."""
-    since = time.monotonic()
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        except NotReady:
-            if is_stopping():
-                raise StoppedWaiting from None
-            if time.monotonic() - since > HUNG_AFTER:
-                raise SystemFault(
-                    "data loader",
-                    f"nothing was loaded for {HUNG_AFTER:.0f} seconds",
-                    "a process was stopped, or a disk or file server does not answer",
-                ) from None
+    with ExitStack() as stack:
+        batches: Iterator[Any]
+        if workers:
+            stack.enter_context(_killing_processes())
+            batches = iter(_loader(dataset, order, workers))
+        elif isinstance(source, DecodedSamples) and source.has_files:
+            batches = stack.enter_context(_read_ahead(map(dataset.__getitem__, order)))
         else:
-            yield batch
-            since = time.monotonic()
+            # A cached sample is read in .1 ms, and a thread needs .3 to hand it over:
+            # Python runs one thread at a time. Torch's loader would add 5 % to an empty
+            # step, too.
+            batches = map(dataset.__getitem__, order)
+        try:
+            while (batch := _next(batches, waited_for, name_row)) is not None:
+                for key, sample in zip(
+                    batch.micro_batch.keys, batch.samples, strict=True
+                ):
+                    # Said once, not in each epoch.
+                    if not key.epoch and any(map(is_scaled, sample.values.values())):
+                        scaled.add(key.row)
+                yield batch
+        finally:
+            if scaled:
+                rows = number_of(len(scaled), "row")
+                logger.info(f"masks of 0 and 1, taken for 0 and 255: those of {rows}")
+
+
+def _noted(
+    micro_batches: Iterable[MicroBatch], waited_for: deque[MicroBatch]
+) -> Iterator[MicroBatch]:
+    for micro_batch in micro_batches:
+        waited_for.append(micro_batch)
+        yield micro_batch
+
+
+def _next(
+    batches: Iterator[Any],
+    waited_for: deque[MicroBatch],
+    name_row: Callable[[int], str],
+) -> Batch | None:
+    """Return the next batch, None after the last."""
+    try:
+        batch = next(batches, None)
+    except (Empty, RuntimeError) as error:
+        if not isinstance(error, Empty) and "DataLoader timed out" not in str(error):
+            raise
+        raise SystemFault(
+            name_row(waited_for[0].keys[0].row),
+            f"nothing was loaded for {HUNG_AFTER:.0f} seconds",
+            "a process was stopped, or a disk or file server does not answer",
+        ) from None
+    if isinstance(batch, DstrainError):
+        raise batch
+    if batch is not None:
+        waited_for.popleft()
+    return batch
+
+
+def _loader(
+    dataset: _Batches, order: Iterator[MicroBatch], workers: int
+) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        sampler=order,
+        batch_size=None,
+        num_workers=workers,
+        # Without one of its own, the loader draws from torch's global generator.
+        generator=torch.Generator(),
+        timeout=HUNG_AFTER,
+        worker_init_fn=_ignore_stop_signals,
+    )
 
 
 def _ignore_stop_signals(worker: int) -> None:
@@ -319,50 +321,62 @@ def _ignore_stop_signals(worker: int) -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
-def _processes_until_stopped(
-    loader: Iterable[Any], is_stopping: Callable[[], bool]
-) -> Iterator[Any]:
-    """Yield what processes load, as `_until_stopped` does, and kill those that are left."""
-    others = set(multiprocessing.active_children())
-    processes: set[BaseProcess] | None = None
-    try:
-        batches = _Polled(iter(loader))
-        processes = set(multiprocessing.active_children()) - others
-        yield from _until_stopped(batches, is_stopping)
-    finally:
-        if processes is None:  # a signal came while they were started
-            processes = set(multiprocessing.active_children()) - others
-        _kill(processes)
-
-
-class _Polled(Iterator[Any]):
-    """The batches of torch's loader, which raises an error of its own where none comes
-    in time, after which it can be asked again.
+@contextmanager
+def _killing_processes() -> Iterator[None]:
+    """Kill the processes that are started inside and still there at its end, also where a
+    signal came as they were started: a stopped one would be waited for.
     """
+    others = set(multiprocessing.active_children())
+    try:
+        yield
+    finally:
+        # Torch raises an error when a process of its loader is killed, as long as it is
+        # not joined. Windows has no such signal.
+        number = getattr(signal, "SIGCHLD", None)
+        here = threading.current_thread() is threading.main_thread()
+        before = signal.signal(number, signal.SIG_DFL) if number and here else None
+        own = set(multiprocessing.active_children()) - others
+        for process in own:
+            process.kill()
+        for process in own:
+            # One that waits for a dead disk may not even be killed.
+            process.join(END_PATIENCE)
+        if number and here:
+            signal.signal(number, before)
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches = batches
 
-    def __next__(self) -> Any:
+@contextmanager
+def _read_ahead(items: Iterator[Any]) -> Iterator[Iterator[Any]]:
+    """Let a thread take items while those before are used, inside; an error comes in the
+    place of the item that raised it, and Empty where one is waited for for too long.
+    """
+    ready: Queue[tuple[Any, BaseException | None]] = Queue(AHEAD)
+    closed = threading.Event()
+
+    def take() -> None:
         try:
-            return next(self.batches)
-        except RuntimeError as error:
-            if str(error).startswith("DataLoader timed out"):
-                raise NotReady from None
-            raise
+            for item in items:
+                ready.put((item, None))
+                if closed.is_set():
+                    return
+            ready.put((None, None))
+        except BaseException as error:
+            ready.put((None, error))
 
+    def taken() -> Iterator[Any]:
+        while True:
+            item, error = ready.get(timeout=HUNG_AFTER)
+            if error is not None:
+                raise error
+            yield item
 
-def _kill(processes: Collection[BaseProcess]) -> None:
-    """Kill processes of the loader: a stopped one would be waited for at the end."""
-    # Torch raises an error when a process of its loader is killed, as long as it is
-    # not joined. Windows has no such signal.
-    number = getattr(signal, "SIGCHLD", None)
-    here = threading.current_thread() is threading.main_thread()
-    before = signal.signal(number, signal.SIG_DFL) if number and here else None
-    for process in processes:
-        process.kill()
-    for process in processes:
-        # One that waits for a dead disk may not even be killed.
-        process.join(timeout=1.0)
-    if number and here:
-        signal.signal(number, before)
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    try:
+        yield taken()
+    finally:
+        closed.set()
+        with suppress(Empty):
+            while True:  # the thread may wait for room
+                ready.get_nowait()
+        thread.join(END_PATIENCE)

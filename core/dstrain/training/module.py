@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dstrain.config import LoraFile
 from dstrain.config.conversion import as_commas
@@ -271,3 +273,31 @@ def _check_losses(losses: object, samples: int, where: str) -> None:
 
 def _ignore(key: SampleKey, found: LongPrompt) -> None:
     """Cut a prompt without a word, as where no run asks."""
+
+
+def keep_frozen_apart(module: TrainingModule) -> None:
+    """Let `DistributedDataParallel` leave out what is frozen.
+
+    Every process has read it from the same files. At the start DDP would send it all,
+    and its buffers again before each forward pass; and float8 gloo cannot send at all.
+    """
+    ddp: Any = DistributedDataParallel
+    ddp._set_params_and_buffers_to_ignore_for_model(module, frozen_names(module))
+
+
+def frozen_names(module: TrainingModule) -> list[str]:
+    """Return the names of a module's parameters that are not trained, and of the buffers
+    of its networks that no step changes.
+    """
+    changing = {id(buffer) for buffer in module.trained_buffers.values()}
+    parameters = (
+        name
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad
+    )
+    buffers = (
+        f"networks.{name}"
+        for name, buffer in module.networks.named_buffers(remove_duplicate=False)
+        if id(buffer) not in changing
+    )
+    return [*chain(parameters, buffers)]

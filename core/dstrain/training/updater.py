@@ -1,13 +1,21 @@
 """Turn the losses of a step's micro-batches into one step of the optimizer."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dstrain.training.optimizers import clip_gradients
+from dstrain.storage.safetensors import is_divided
+
+if TYPE_CHECKING:
+    # Importing it takes a second, so only runs that shard do.
+    from torch.distributed.tensor import DTensor
 
 
 class Updater:
@@ -54,3 +62,42 @@ class Updater:
     def step(self) -> None:
         """Change what is trained."""
         self.optimizer.step()
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale the gradients so that their norm is at most `max_norm`; return what it was,
+    () fp32, equal on all processes.
+    """
+    divided: list[Any] = [one.grad for one in parameters if is_divided(one.grad)]
+    if divided:
+        return _clip_rows(divided, max_norm)
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    if all(one.dtype == torch.float32 for one in parameters):
+        clipped: Tensor = nn.utils.clip_grad_norm_(parameters, max_norm)
+        return clipped
+    # Norms of bf16 gradients would be rounded to three digits, each and together.
+    norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    factor = _factor(norm, max_norm)
+    for gradient in gradients:
+        gradient.mul_(factor)
+    return norm
+
+
+def _clip_rows(gradients: Sequence[DTensor], max_norm: float) -> Tensor:
+    """Clip gradients of which each process has some rows."""
+    mesh = gradients[0].device_mesh
+    rows = [gradient.to_local() for gradient in gradients]
+    norms = torch.stack([norm.float() for norm in torch._foreach_norm(rows)])
+    squares = norms.to(mesh.device_type).square().sum()
+    # Every machine has all rows, of which a process has some.
+    dist.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))
+    norm = squares.sqrt()
+    # torch's own cannot scale rows that are kept in RAM.
+    torch._foreach_mul_(rows, _factor(norm, max_norm).to(rows[0].device))
+    return norm
+
+
+def _factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Return what `clip_grad_norm_` multiplies gradients of this norm by."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)

@@ -5,11 +5,9 @@ once why they end.
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from accelerate import Accelerator
@@ -93,68 +91,6 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed(
     assert ended.codes == (4, 4)
     assert re.search(rf"process {silent} \(process id \d+ on ", ended.said[1 - silent])
     assert "error: processes: " in ended.said[silent]
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-@pytest.mark.parametrize("hung", [0, 1])
-def test_a_process_that_does_not_come_to_the_others_is_named_and_they_exit(
-    hung: int, stopped: bool, tmp_path: Path
-) -> None:
-    """The others are where no exception reaches them."""
-
-    def part(rank: int, here: liveness.Heartbeat) -> None:
-        with here.together():
-            pass
-        if rank == hung and not stopped:
-            time.sleep(FOR_EVER)
-        with here.together():
-            with here.together():
-                pass  # they still are
-            if rank == hung:
-                os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(FOR_EVER)
-
-    kill = when_the_others_have_ended(hung, signal.SIGKILL)
-    ended = met(tmp_path, 3, part, 2, kill)
-    assert sorted(ended.codes) == [-9, 4, 4]
-    assert ended.codes[hung] == -9
-    named = rf"processes: .*process {hung} \(process id \d+ on [^,]+\)\n"
-    assert sum(len(re.findall(named, said)) for said in ended.said) == 1, ended.said
-
-
-def test_a_process_that_hangs_before_it_begins_is_named(tmp_path: Path) -> None:
-    def work(rank: int) -> None:
-        if rank == 1:
-            time.sleep(FOR_EVER)
-        with liveness.Heartbeat(rank, 2, timeout=1).together():
-            time.sleep(FOR_EVER)
-
-    kill = when_the_others_have_ended(1, signal.SIGKILL)
-    ended = in_processes(2, work, tmp_path, launched=False, poke=kill)
-    assert ended.codes == (4, -9)
-    assert "process 1" in ended.said[0]
-
-
-def test_nobody_is_named_where_all_have_come_however_long_they_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look, looked = liveness.Heartbeat._end_if_one_hangs, threading.Event()
-
-    def looking(here: liveness.Heartbeat, *given: Any) -> None:
-        look(here, *given)
-        looked.set()
-
-    monkeypatch.setattr(liveness.Heartbeat, "_end_if_one_hangs", looking)
-    monkeypatch.setattr(liveness, "SILENT", 60)
-
-    def part(rank: int, here: liveness.Heartbeat) -> None:
-        with here.together():
-            looked.wait()
-        with here.together():
-            here.wait()
-
-    ended = met(tmp_path, 2, part, timeout=1)
-    assert (ended.codes, ended.said) == ((0, 0), ("", ""))
 
 
 def test_a_process_that_is_gone_is_noticed_though_nobody_tells(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from dstrain.training import (
     DecodedSamples,
     MicroBatch,
     SampleSource,
-    StoppedWaiting,
     load_batches,
 )
 
@@ -123,43 +122,6 @@ def test_rows_are_decoded_while_one_is_used_and_no_more_than_a_few() -> None:
     batches.close()
     assert taken == [0, 1, 2, 3]
     assert threading.active_count() == before
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wait for a batch looks for signals several times a second."""
-    monkeypatch.setattr("dstrain.training.loader.POLL", 0.05)
-    monkeypatch.setattr("dstrain.training.read_ahead.END_PATIENCE", 0.05)
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("stops", [False, True])
-def test_a_signal_ends_the_wait_for_a_file_and_without_one_it_goes_on(
-    stops: bool,
-) -> None:
-    """As on a disk that does not answer at once."""
-    answer = Event()
-    read: list[object] = []
-    polls: list[int] = []
-
-    def is_stopping() -> bool:
-        polls.append(1)
-        if len(polls) < 3:
-            return False
-        if not stops:
-            answer.set()
-        return stops
-
-    batches = load_batches(
-        rows_that(lambda row: read.append(answer.wait(LIMIT))), ORDER, 0, is_stopping
-    )
-    if stops:
-        with pytest.raises(StoppedWaiting):
-            next(batches)
-        assert not read
-        answer.set()
-    else:
-        assert [batch.micro_batch for batch in batches] == ORDER
 
 
 @dataclass(frozen=True)
@@ -296,19 +258,24 @@ class Signalled:
         return Sample({"number": row}, frozenset())
 
 
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_process_that_hangs_is_named_after_a_time_and_a_signal_ends_the_wait(
-    asked: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_hangs_is_named_by_the_row_that_is_waited_for(
+    workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As on a disk that does not answer, or where a process was stopped."""
+    monkeypatch.setattr("dstrain.training.loader.END_PATIENCE", 0.05)
     others = multiprocessing.active_children()
+    answer = Event()
+    source: SampleSource = Signalled(signal.SIGSTOP)
+    if not workers:
+        source = rows_that(lambda row: row == 1 and answer.wait(LIMIT))
     order = micro_batches((1,), (0,), (2,), (1,))
-    batches = load_batches(Signalled(signal.SIGSTOP), order, 2, lambda: asked)
+    batches = load_batches(source, order, workers, "metadata.csv:{}".format)
     with monkeypatch.context() as patch:
-        if not asked:
-            patch.setattr("dstrain.training.loader.HUNG_AFTER", 0.5)
-        with pytest.raises(StoppedWaiting if asked else SystemFault):
+        patch.setattr("dstrain.training.loader.HUNG_AFTER", 0.5)
+        with pytest.raises(SystemFault, match=r"metadata\.csv:1: nothing was loaded"):
             next(batches)
+    answer.set()
     assert multiprocessing.active_children() == others
     # The next loader notices the death of its processes as before.
     dying = load_batches(Signalled(signal.SIGKILL), micro_batches((1,)), 1)

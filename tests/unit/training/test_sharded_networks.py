@@ -16,12 +16,12 @@ from dstrain.distributed import Sharding
 from dstrain.models import Found
 from dstrain.plugin import Component, DiffusersNetwork, Files
 from dstrain.storage import take_part, write_tensors
-from dstrain.training.optimizers import clip_gradients
 from dstrain.training.sharded_networks import (
     Division,
     keeping_gradients,
     read_own_rows,
 )
+from dstrain.training.updater import clip_gradients
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor

@@ -63,7 +63,7 @@ from dstrain.runs.skipped_rows import write_list
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage import RunFiles, lock, remove_leftovers
 from dstrain.storage.run_files import AVERAGED, averaged_name
-from dstrain.training.optimizers import in_eval_mode
+from dstrain.training import in_eval_mode
 
 logger = get_logger(__name__)
 

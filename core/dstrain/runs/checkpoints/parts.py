@@ -11,7 +11,7 @@ from dstrain.runs.checkpoints.resume import training_state
 from dstrain.runs.checkpoints.state import published, take_part_in_saving
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage import take_part
-from dstrain.training.optimizers import in_eval_mode
+from dstrain.training import in_eval_mode
 
 
 def take_part_in_save(run: TrainingRun, data_digests: Mapping[str, str]) -> None:

@@ -217,7 +217,7 @@ class PlannedRun:
         """Return the bytes of the optimizer's state per trained number, as seen on a
         matrix.
         """
-        leaves = tree_leaves(self._setup.optimizer.trial.state)
+        leaves = tree_leaves(self._setup.optimizer.trial)
         return round(sum(getattr(one, "nbytes", 0) for one in leaves) / SIDE**2, 2)
 
     @property

@@ -31,6 +31,8 @@ TRANSLATED = (
 )
 """Variables by which accelerate and transformers would act themselves."""
 OWN = "the script's own Accelerator"
+COLLECTIVE_LIMIT = timedelta(minutes=30)
+"""How long a process waits for others in a collective, with every backend."""
 
 
 @contextmanager
@@ -72,8 +74,7 @@ def meet(
             DistributedDataParallelKwargs(
                 find_unused_parameters=find_unused_parameters
             ),
-            # Longer than the time after which a process that hangs is named, on GPUs too.
-            InitProcessGroupKwargs(timeout=timedelta(minutes=30), **backend),
+            InitProcessGroupKwargs(timeout=COLLECTIVE_LIMIT, **backend),
         ],
     )
     met = int(accelerator.num_processes)

@@ -1,7 +1,7 @@
 """Train with an Accelerator, a dataset and a logger of a script's own."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,8 @@ from dstrain.runs.script.logger import TrainingLogger
 from dstrain.runs.script.parts import StepNumbers
 from dstrain.runs.training_run import Training
 from dstrain.training import MicroBatch, Sample, TrainingModule
-from dstrain.training.copies import keep_frozen_apart
 from dstrain.training.loader import Batch
+from dstrain.training.module import keep_frozen_apart
 from dstrain.training.updater import Updater
 
 SHARDED = (
@@ -211,9 +211,7 @@ class ScriptRun(Training):
         """Return the number of steps of an epoch, the last of which may be smaller."""
         return math.ceil(len(self.dataset) / self.per_step)
 
-    def steps_of_batches(
-        self, is_stopping: Callable[[], bool]
-    ) -> Iterator[tuple[int, list[Batch]]]:
+    def steps_of_batches(self) -> Iterator[tuple[int, list[Batch]]]:
         """Yield (epoch, micro-batches of one step, each of one sample)."""
         for epoch in range(self.total_steps // self.steps_per_epoch):
             for rows in self._rows_of_steps(epoch):

@@ -6,14 +6,9 @@ from dstrain.training.optimizers.choice import (
     OptimizerChoice as OptimizerChoice,
     choose_optimizer as choose_optimizer,
 )
-from dstrain.training.optimizers.clipping import clip_gradients as clip_gradients
 from dstrain.training.optimizers.groups import (
     check_names as check_names,
     parameter_groups as parameter_groups,
-)
-from dstrain.training.optimizers.modes import (
-    has_modes as has_modes,
-    in_eval_mode as in_eval_mode,
 )
 from dstrain.training.optimizers.schedules import (
     build_lr_scheduler as build_lr_scheduler,

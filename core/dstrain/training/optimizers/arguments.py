@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -91,41 +90,26 @@ def check_arguments(
             options = [one for one in known if one not in OWN_FLAGS]
             what = f"{where} has no argument {name!r}{nearest(name, options)}"
             raise UsageError(FLAG, what, f"its arguments: {', '.join(options)}")
-        fitting = in_kind_of(known[name], value)
-        if fitting is None and value is not None:
-            what = f"{where}: expected {name}={_example(known[name])}, or the like, got {name}={_example(value)}"
-            raise UsageError(FLAG, what)
+        default = known[name]
+        fitting = _in_kind_of(default, value)
+        # `weight_decay=0` is a default of some that take any number.
+        kinds = (int, float) if default == 0 else type(default)
+        is_free = default in (None, inspect.Parameter.empty) or value is None
+        if not is_free and not isinstance(fitting, kinds):
+            raise UsageError(
+                FLAG, f"{where}: expected {name} like {default!r}, got {value!r}"
+            )
         checked[name] = fitting
     return checked
 
 
-def in_kind_of(default: Any, value: Any) -> Any:
-    """Return the value in the kind of a default: an int as a float, a list as a tuple;
-    None if it cannot be.
+def _in_kind_of(default: Any, value: Any) -> Any:
+    """Return an int in place of which there is a float by default as one, and a list for a
+    tuple as a tuple; what is of another kind as it is.
     """
-    if isinstance(default, bool):
-        return value if isinstance(value, bool) else None
-    if isinstance(default, float):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # Infinite defaults stand for no bound.
-        is_fine = is_number and (math.isfinite(value) or math.isinf(default))
-        return float(value) if is_fine else None
-    if isinstance(default, int):
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        # `weight_decay=0` is a default of some that take any number.
-        is_number = isinstance(value, float) and default == 0
-        return value if is_whole or is_number else None
-    if isinstance(default, str):
-        return value if isinstance(value, str) else None
-    if isinstance(default, tuple):
-        if not isinstance(value, tuple | list) or not value:
-            return None
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if isinstance(default, tuple) and isinstance(value, tuple | list):
         # Some take a third of what has two by default.
-        items = [in_kind_of(default[0], item) for item in value]
-        return None if None in items else tuple(items)
+        return tuple(_in_kind_of(default[0], item) for item in value)
     return value
-
-
-def _example(value: Any) -> str:
-    """Return a value as it is typed."""
-    return repr(value).replace(" ", "").strip("()") if value is not None else "none"

@@ -15,16 +15,16 @@ from dstrain.config import LearningRates, parse_learning_rates
 from dstrain.config.options import OptimizerOptions
 from dstrain.console import silenced
 from dstrain.errors import UsageError, nearest
+from dstrain.training.ema import has_modes
 from dstrain.training.optimizers.arguments import (
     FLAG,
     check_arguments,
     parameters_of,
     parse_arguments,
 )
-from dstrain.training.optimizers.modes import has_modes
 from dstrain.training.optimizers.names import OPTIMIZERS, NamedOptimizer, named
 from dstrain.training.optimizers.schedules import schedule_at
-from dstrain.training.optimizers.trial import Trial, steps_apart, try_optimizer
+from dstrain.training.optimizers.trial import steps_apart, try_optimizer
 
 EXCLUDED = ("torchao",)
 """Packages whose optimizers keep state that no file can hold."""
@@ -46,7 +46,8 @@ class OptimizerChoice:
     """Whether the weights are in bf16, rounded by chance after each step."""
     identity: Mapping[str, str]
     """What two runs must have in common to continue each other's state."""
-    trial: Trial
+    trial: Mapping[str, Any]
+    """Its `state_dict()` after a step on a matrix of `SIDE` rows and columns."""
 
     @property
     def is_default(self) -> bool:

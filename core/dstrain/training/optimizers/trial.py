@@ -1,9 +1,9 @@
 """Try an optimizer on a tiny matrix before anything is loaded."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
@@ -22,22 +22,15 @@ SIDE = 64
 """8-bit optimizers keep what has fewer than 4096 numbers in 32 bits."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What was seen of an optimizer."""
-
-    state: Mapping[str, Any]
-    """Its `state_dict()` after a step."""
-
-
 def try_optimizer(
     flag: str,
     name: str,
     kind: Callable[..., Optimizer],
     arguments: Mapping[str, Any],
     factors: Sequence[float] = (1.0,),
-) -> Trial:
-    """Make a step on a matrix for each learning rate, in terms of the one given.
+) -> dict[str, Any]:
+    """Make a step on a matrix for each learning rate, in terms of the one given; return
+    the `state_dict()` of the optimizer after it.
 
     Raises UsageError for an optimizer that cannot make one.
 
@@ -70,86 +63,73 @@ def try_optimizer(
             raise UsageError(flag, what, advice) from error
     if not all(bool(torch.isfinite(one).all()) for one in parameters):
         raise UsageError(flag, f"{name} makes steps that are not finite with {words}")
-    return Trial(optimizer.state_dict())
+    return optimizer.state_dict()
 
 
 def steps_apart(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) -> bool:
     """Return whether steps with one parameter at a time are those with all together."""
-    found = []
-    counted = []
-    for apart in (False, True):
-        generator = torch.Generator().manual_seed(0)
-        # From 0, so that what they become is how far they moved.
-        parameters = [nn.Parameter(torch.zeros(SIDE, SIDE)) for _ in range(2)]
-        with warnings.catch_warnings(), torch.random.fork_rng([]):
-            warnings.simplefilter("ignore")
-            own = [stand_in(one) for one in parameters] if apart else parameters
-            optimizer = construct(kind, own, arguments)
-            pairs = dict(zip(own, parameters, strict=True))
-            wrapped = StochasticRounding(optimizer, pairs, exact=True)
-            for _ in range(8):
-                for number, parameter in enumerate(parameters):
-                    size = 10.0**-number
-                    gradient = torch.randn(SIDE, SIDE, generator=generator)
-                    parameter.grad = size * (gradient + 1)
-                step: Callable[[], Any] = wrapped.step if apart else optimizer.step
-                step()
-        if ESTIMATE in optimizer.param_groups[0]:
-            # Begins so small that these steps may not show it.
-            return False
-        found.append([one.detach() for one in parameters])
-        counted.append(_numbers(optimizer))
-    # What is computed for several at once may be rounded in another order.
-    return _are_close(*counted) and all(
-        bool((one - other).abs().max() <= 1e-3 * one.abs().max())
-        for one, other in zip(*found, strict=True)
-    )
-
-
-def _numbers(optimizer: Optimizer) -> Tensor:
-    """Return the numbers of an optimizer's group: an estimate from all parameters shows
-    there before it shows in these.
-    """
-    values = optimizer.param_groups[0].values()
-    numbers = [value for value in values if isinstance(value, int | float)]
-    return torch.tensor(numbers, dtype=torch.float64)
-
-
-def _are_close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-3, atol=0, equal_nan=True)
+    sizes = (SIDE, SIDE)
+    gradients = _gradients(sum(sizes))
+    together = _moved(kind, arguments, sizes, gradients)
+    return _agree(together, _moved(kind, arguments, sizes, gradients, True))
 
 
 def steps_by_rows(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) -> bool:
     """Return whether steps with some rows of a parameter are those with the whole."""
-    found = []
-    counted = []
+    gradients = _gradients(SIDE)
     # Not halves, whose ends are also those of an 8-bit optimizer's blocks.
-    for parts in ((SIDE,), (SIDE // 2 + 1, SIDE // 2 - 1)):
-        rows = []
-        for number, count in enumerate(parts):
-            first = sum(parts[:number])
-            # From 0, so that what they become is how far they moved.
-            parameter = nn.Parameter(torch.zeros(count, SIDE))
-            generator = torch.Generator().manual_seed(0)
-            with warnings.catch_warnings(), torch.random.fork_rng([]):
-                warnings.simplefilter("ignore")
-                try:
-                    optimizer = construct(kind, [parameter], arguments)
-                    enter_training(optimizer)
-                    for _ in range(8):
-                        gradient = torch.randn(SIDE, SIDE, generator=generator)
-                        # Rows of different sizes, which means and norms would mix.
-                        gradient *= torch.logspace(-2, 2, SIDE)[:, None]
-                        parameter.grad = gradient[first : first + count].clone()
-                        optimizer.step()
-                except Exception:
-                    return False
-            rows.append(parameter.detach())
-            counted.append(_numbers(optimizer))
-        found.append(torch.cat(rows))
-    whole, divided = found
-    is_close = torch.allclose(whole, divided, 1e-4, 1e-4 * float(whole.std()))
-    return is_close and all(_are_close(counted[0], one) for one in counted)
+    cut = SIDE // 2 + 1
+    try:
+        whole = _moved(kind, arguments, (SIDE,), gradients)
+        upper = _moved(kind, arguments, (cut,), gradients[:, :cut])
+        lower = _moved(kind, arguments, (SIDE - cut,), gradients[:, cut:])
+    except Exception:
+        return False
+    return _agree(whole, torch.cat([upper, lower]))
+
+
+def _gradients(rows: int) -> Tensor:
+    """Return the gradients of eight steps, (8, rows, SIDE): rows of different sizes, which
+    means and norms would mix.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.logspace(-2, 2, rows)[:, None]
+    return torch.randn(8, rows, SIDE, generator=generator) * sizes
+
+
+def _moved(
+    kind: Callable[..., Optimizer],
+    arguments: Mapping[str, Any],
+    sizes: Sequence[int],
+    gradients: Tensor,
+    one_by_one: bool = False,
+) -> Tensor:
+    """Return how far parameters with these rows move; no number where the optimizer has an
+    estimate from all of them, which begins so small that these steps may not show it.
+    """
+    # From 0, so that what they become is how far they moved.
+    parameters = [nn.Parameter(torch.zeros(size, SIDE)) for size in sizes]
+    own = [stand_in(one) for one in parameters] if one_by_one else parameters
+    with warnings.catch_warnings(), torch.random.fork_rng([]):
+        warnings.simplefilter("ignore")
+        optimizer = construct(kind, own, arguments)
+        enter_training(optimizer)
+        pairs = dict(zip(own, parameters, strict=True))
+        wrapped = StochasticRounding(optimizer, pairs, exact=True)
+        step: Callable[[], Any] = wrapped.step if one_by_one else optimizer.step
+        for gradient in gradients:
+            for parameter, part in zip(
+                parameters, gradient.split([*sizes]), strict=True
+            ):
+                parameter.grad = part.clone()
+            step()
+    moved = torch.cat([parameter.detach() for parameter in parameters])
+    return moved * math.nan if ESTIMATE in optimizer.param_groups[0] else moved
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    # What is computed for several at once may be rounded in another order.
+    return bool(((one - other).abs() <= 1e-4 * (other.abs() + one.std())).all())
 
 
 def construct(

@@ -202,7 +202,7 @@ def test_every_optimizer_takes_a_flag_or_refuses_it_by_name(
 
 def test_the_state_is_that_after_a_step_and_large_enough_for_8_bits() -> None:
     before = torch.get_rng_state()
-    (moments,) = chosen().trial.state["state"].values()
+    (moments,) = chosen().trial["state"].values()
     assert moments["step"] == 1
     assert moments["exp_avg"].numel() >= 4096
     assert torch.equal(torch.get_rng_state(), before)

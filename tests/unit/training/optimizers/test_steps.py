@@ -12,10 +12,10 @@ from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state
 from dstrain.training.optimizers import (
     build_optimizer,
     choose_optimizer,
-    clip_gradients,
     effective_rate,
 )
 from dstrain.training.optimizers.names import OPTIMIZERS
+from dstrain.training.updater import clip_gradients
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
