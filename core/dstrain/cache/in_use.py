@@ -33,11 +33,8 @@ READING = ".reading-"
 REMOVING = ".removing.json"
 NAMES = re.compile(r"\.removing\.json|\.reading-[\w.-]+-\d+-[0-9a-f]{8}\.json")
 """Names of marks: a file of another name is somebody else's."""
-READ_ONLY = frozenset(
-    {errno.EROFS, errno.EACCES, errno.EPERM}
-    | {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-)
-"""What the system answers where a process may not write, or a file system cannot."""
+READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+"""What the system answers where a process may not write."""
 
 
 @contextmanager

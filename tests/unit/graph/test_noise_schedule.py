@@ -99,18 +99,6 @@ def test_boundaries_that_leave_nothing_are_refused(least: float, most: float) ->
         TimestepSampler(PLAIN, min_boundary=least, max_boundary=most)
 
 
-@pytest.mark.parametrize("schedule", [PLAIN, STRETCHED, FlowMatchSchedule()])
-@pytest.mark.parametrize("steps", [1, 2, 8, 50])
-def test_inference_goes_from_one_to_zero(
-    schedule: FlowMatchSchedule, steps: int
-) -> None:
-    sigmas = schedule.sigmas(steps, tokens=1024)
-    assert sigmas.dtype == torch.float32
-    assert sigmas.shape == (steps + 1,)
-    assert (float(sigmas[0]), float(sigmas[-1])) == (1.0, 0.0)
-    assert bool((sigmas.diff() < 0).all())
-
-
 def test_the_shifts_are_those_of_the_formulas() -> None:
     middle = 3 * 0.5 / (1 + 2 * 0.5)
     assert PLAIN.sigmas(2, tokens=7).tolist() == pytest.approx([1, middle, 0])
@@ -139,19 +127,6 @@ def test_the_shift_of_a_resolution_is_the_root_of_its_tokens() -> None:
 def test_the_last_sigma_is_stretched_to_the_terminal_one() -> None:
     assert float(STRETCHED.sigmas(8, 1024)[-2]) == pytest.approx(0.02, rel=1e-5)
     assert float(STRETCHED.table[-1]) == pytest.approx(0.02, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "schedule", [PLAIN, STRETCHED, FlowMatchSchedule(shift=1.0, sigma_min=0.003)]
-)
-def test_the_training_table_descends_from_one(schedule: FlowMatchSchedule) -> None:
-    assert schedule.table.dtype == torch.float32
-    assert schedule.table.shape == (1000,)
-    assert float(schedule.table[0]) == 1.0
-    assert bool((schedule.table.diff() < 0).all())
-    assert float(schedule.table[-1]) > 0
-    if schedule.sigma_min:
-        assert float(schedule.table[-1]) == pytest.approx(schedule.sigma_min)
 
 
 def test_weights_have_mean_one_and_are_largest_in_the_middle() -> None:

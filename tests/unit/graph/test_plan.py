@@ -2,14 +2,12 @@
 cached, and what is refused before loading.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, TypedDict
 
 import pytest
 from dstrain import Task, UsageError, split_units
-from dstrain.graph import FunctionSpec, Plan, Step, make_plan
+from dstrain.graph import Plan, Step, make_plan
 from dstrain.graph.unit import Unit
 from dstrain.plugin import (
     Column,
@@ -19,11 +17,8 @@ from dstrain.plugin import (
     Measured,
     PipelineSpec,
 )
-from hypothesis import HealthCheck, given, reject, settings, strategies as st
 from PIL.Image import Image
 from torch import Tensor
-
-from tests.support.units import declared
 
 
 class Text(TypedDict):
@@ -303,96 +298,6 @@ def test_what_acts_beside_an_expert_is_loaded_with_it() -> None:
         "adapter2": ("dit2", "adapter2"),
     }.items():
         assert plan(trained, spec=spec).components["train"] == loaded
-
-
-# The law, on random graphs: bodies are lists of what was read, so equal results mean
-# equal programs.
-
-
-def node(name: str, reads: Mapping[str, bool], borrows: tuple[str, ...]) -> Unit:
-    def body(**arguments: Any) -> dict[str, Any]:
-        read = [[key, list(value)] for key, value in sorted(arguments.items())]
-        return {name: [name, *read]}
-
-    return declared(f"unit_{name}", body, reads, borrows, {name: "str"})
-
-
-@st.composite
-def graphs(
-    draw: Callable[..., Any],
-) -> tuple[PipelineSpec, Task, frozenset[str], tuple[str, ...]]:
-    components = ("m", "n", "o")
-    known, units = ["a", "b", "c"], []
-
-    def drawn_reads(most: int) -> Mapping[str, bool]:
-        drawn = st.dictionaries(st.sampled_from(known), st.booleans(), max_size=most)
-        return MappingProxyType(draw(drawn))
-
-    asked = st.sampled_from([*components, "rng", "m_config", "branch"])
-    for i in range(draw(st.integers(2, 7))):
-        borrows = tuple(sorted(draw(st.sets(asked, max_size=2))))
-        units.append(node(f"v{i}", drawn_reads(3), borrows))
-        known.append(f"v{i}")
-    reads = MappingProxyType({**drawn_reads(3), known[-1]: False})
-    spec = replace(
-        WIRING,
-        components=components,
-        units=tuple(units),
-        model_fn=FunctionSpec("predict", print, reads, ("m",)),
-        inputs={name: Column(name) for name in ("a", "b", "c", "not_a")},
-        latent_shape=FunctionSpec("shape", print),
-        cfg_inputs={"a": "not_a"},
-    )
-    branches = draw(st.sampled_from([("positive",), ("positive", "negative")]))
-    task = Task("random", FunctionSpec("loss", print, drawn_reads(2)), branches)
-    present = frozenset(draw(st.sets(st.sampled_from(["b", "c"]))) | {"a", "not_a"})
-    try:
-        used = make_plan(spec, present, task, ()).components[""]
-    except UsageError:
-        reject()
-    return spec, task, present, tuple(sorted(draw(st.sets(st.sampled_from(used)))))
-
-
-def execute(steps: tuple[Step, ...], values: dict[str, Any]) -> dict[str, Any]:
-    for step in steps:
-        reads = {name: values[key] for name, key in step.inputs.items()}
-        made = step.unit.run(
-            reads, {name: (name, step.branch) for name in step.unit.components}
-        )
-        values |= {step.outputs[name]: value for name, value in made.items()}
-    return values
-
-
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
-)
-@given(graphs())
-def test_stages_compute_what_one_run_does_and_all_that_can_be_cached_is(
-    graph: tuple[PipelineSpec, Task, frozenset[str], tuple[str, ...]],
-) -> None:
-    spec, task, present, trained = graph
-    made = make_plan(spec, present, task, trained)
-    start = {name: f"<{name}>" for name in present}
-    stage_1 = execute(made.cached_steps, dict(start))
-    cached = {key: stage_1[key] for key in made.cached_values}
-    stage_2 = execute(made.train_steps, cached)
-    order = [unit.name for unit in spec.units]
-    steps = (*made.cached_steps, *made.train_steps)
-    in_order = sorted(steps, key=lambda step: order.index(step.unit.name))
-    whole = execute(tuple(in_order), start)
-    for name in (*spec.model_fn.inputs, *task.loss.inputs):
-        if name in whole:
-            assert stage_2[name] == whole[name]
-    changing = {"rng", *trained}
-    live = {key for step in made.train_steps for key in step.outputs.values()}
-    for step in made.train_steps:
-        uses_live = live & set(step.inputs.values())
-        assert changing & set(step.unit.components) or uses_live, step.unit.name
-    for step in made.cached_steps:
-        assert not changing & set(step.unit.components), step.unit.name
-        assert not live & set(step.inputs.values()), step.unit.name
-    assert not set(made.components["data_process"]) & set(trained)
-    assert not live & set(made.cached_values)
 
 
 def test_units_are_split_by_what_is_trained_as_a_plan_splits_them() -> None:

@@ -117,12 +117,6 @@ def test_the_page_shows_what_runs_is_loaded_is_stored_and_does_not_run(
     assert as_data(plan, kept)["kept"] == kept
 
 
-def test_the_expert_that_is_trained_is_shown_by_its_name() -> None:
-    text = as_text(planned("dit2"))
-    assert "(noisy_latents, timestep, prompt_emb)   uses dit2, vae_config" in text
-    assert "loads dit2, vae (" in text
-
-
 def test_the_data_is_json_with_the_standard_names_in_a_stable_order() -> None:
     data = json.loads(json.dumps(as_data(planned("text_encoder"))))
     assert list(data) == [

@@ -48,12 +48,3 @@ def test_damage_is_noticed_and_says_what_to_do(tmp_path: Path, damage: str) -> N
         open_columns(path, "fill it again")
     assert caught.value.where == str(path)
     assert caught.value.help_lines == ("fill it again",)
-
-
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    def batches() -> list[pa.RecordBatch]:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_columns(tmp_path, SCHEMA, (one for _ in "a" for one in batches()))
-    assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,5 @@
 """Files are whole or absent, equal for equal content, and every fault is named."""
 
-import json
 import multiprocessing
 import os
 import threading
@@ -17,7 +16,6 @@ from dstrain.storage import (
     replacing,
     temporary,
     write_file,
-    write_json,
 )
 from dstrain.storage.files import finish_replacing, replacing_folder, set_aside
 
@@ -36,25 +34,6 @@ def test_a_file_is_replaced_whole_and_leaves_no_temporary(tmp_path: Path) -> Non
         write_file(path, content)
     assert path.read_bytes() == b"new"
     assert names(tmp_path) == ["a.bin"]
-
-
-def test_the_order_is_write_sync_rename_sync_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    replace = Path.replace
-
-    def sync(descriptor: int) -> None:
-        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-
-    def rename(path: Path, to: Path) -> Path:
-        events.append("rename")
-        return replace(path, to)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(Path, "replace", rename)
-    write_file(tmp_path / "a.bin", b"x")
-    assert events == [str(temporary(tmp_path / "a.bin")), "rename", str(tmp_path)]
 
 
 def test_two_threads_may_write_one_file_at_once(tmp_path: Path) -> None:
@@ -87,14 +66,6 @@ def test_a_write_that_fails_keeps_the_old_file_and_names_path_and_bytes(
         raise KeyboardInterrupt
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a.bin"]
-
-
-def test_equal_json_gives_equal_bytes(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.json", tmp_path / "b.json"
-    write_json(first, {"b": [1, 2.5], "a": "é"})
-    write_json(second, {"a": "é", "b": [1, 2.5]})
-    assert first.read_bytes() == second.read_bytes()
-    assert json.loads(first.read_text()) == {"a": "é", "b": [1, 2.5]}
 
 
 def test_an_interrupted_replacement_is_finished_or_undone(tmp_path: Path) -> None:

@@ -18,14 +18,11 @@ from dstrain import (
     run,
 )
 from dstrain.runs.resolve import resolve
-from dstrain.training import LATENTS
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.support.distilling import distillable
 from tests.support.runs import (
     config,
-    files,
     log,
     outcome,
     same,
@@ -180,14 +177,6 @@ def test_rows_that_cannot_be_distilled_are_all_named_before_anything_is_loaded(
     assert len(caught.value.help_lines) == 6
 
 
-def test_absent_and_blank_cells_are_one_on_the_cpu(here: Path, copy: Path) -> None:
-    run(distill(here, DIRECT, output_path=copy / "absent"))
-    for scale, device in (("", ""), (1, "cpu")):
-        put(copy, cfg_scale=scale, rand_device=device)
-        run(distill(copy, DIRECT, output_path=copy / f"out{scale}"))
-        assert log(copy / f"out{scale}") == log(copy / "absent")
-
-
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -218,25 +207,3 @@ def test_a_damaged_path_is_a_bad_file_of_its_row(copy: Path) -> None:
     path.write_bytes(content[:-8])
     with pytest.raises(UsageError, match=place):
         run(distill(copy, ALONG, output_path=copy / "third"))
-
-
-def test_a_changed_path_is_another_value_of_the_cache(copy: Path) -> None:
-    cache = {"feature_cache": copy / "cache"}
-    run(distill(copy, f"{ALONG}:data_process", **cache))
-    path = next((copy / "made/trajectory").iterdir())
-    tensors = load_file(path)
-    save_file({**tensors, LATENTS: tensors[LATENTS] + 1}, path)
-    run(distill(copy, f"{ALONG}:data_process", **cache))
-    both: dict[str, Any] = {"max_steps": 6, "save_steps": 6}
-    run(distill(copy, f"{ALONG}:train", output_path=copy / "two", **cache, **both))
-    run(distill(copy, ALONG, output_path=copy / "one", **both))
-    assert same(files(copy / "one"), files(copy / "two"))
-
-
-def test_a_dry_run_plans_memory_by_the_shapes_of_the_paths(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(distill(here, ALONG, dry_run=True))
-    out = capsys.readouterr().out
-    assert re.search("activations +[0-9.]+ KiB", out)
-    assert "metadata.csv:" in out

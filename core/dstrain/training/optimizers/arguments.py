@@ -93,7 +93,8 @@ def check_arguments(
         default = known[name]
         fitting = _in_kind_of(default, value)
         # `weight_decay=0` is a default of some that take any number.
-        kinds = (int, float) if default == 0 else type(default)
+        is_zero = type(default) is int and not default
+        kinds = (int, float) if is_zero else type(default)
         is_free = default in (None, inspect.Parameter.empty) or value is None
         if not is_free and not isinstance(fitting, kinds):
             raise UsageError(

@@ -49,18 +49,6 @@ def test_the_mean_of_many_roundings_is_the_number_between_its_neighbours() -> No
     assert error.abs().max() < 0.03  # six times what is expected of one number
 
 
-def test_parameters_without_a_gradient_stay() -> None:
-    own = parameters()
-    before = own[0].detach().clone()
-    optimizer = built("adamw", own, 0.5)
-    own[1].grad = torch.ones_like(own[1])
-    optimizer.step()
-    assert torch.equal(own[0], before) and len(optimizer.state) == 1
-    own[0].grad = torch.ones_like(own[0])
-    optimizer.zero_grad()
-    assert own[0].grad is None
-
-
 def test_parameters_are_never_of_another_dtype_and_stand_ins_take_no_memory() -> None:
     """Autograd forgets who waits for the gradient of one that was: DDP would."""
     own = parameters()
