@@ -75,12 +75,12 @@ def store_of(case: Case) -> Place:
         return keep
     stored_linear = LINEARS[case.method]
     family = load_family(WORKLOADS[case.model].family)
-    unquantized = components_of(family)[family.default_trainable].unquantized
+    as_loaded = components_of(family)[family.default_trainable].as_loaded
 
     def store(network: nn.Module, name: str, weight: Tensor) -> Tensor:
         layer, _, own = name.rpartition(".")
         linear = network.get_submodule(layer)
-        is_whole = any(fnmatchcase(layer, one) for one in unquantized)
+        is_whole = any(fnmatchcase(layer, one) for one in as_loaded)
         if own != "weight" or not isinstance(linear, nn.Linear) or is_whole:
             return weight
         stored = stored_linear(linear, weight)

@@ -89,7 +89,7 @@ def store_of(case: Case) -> Place:
     family = load_family(WORKLOADS[case.model].family)
     component = components_of(family)[family.default_trainable]
     methods = (StoredLayers(METHODS[case.method]),)
-    stored = StoredComponent(methods, component.unquantized)
+    stored = StoredComponent(methods, component.as_loaded)
     return partial(Quantize({component.name: stored}).place, component.name)
 
 

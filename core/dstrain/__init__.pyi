@@ -21,7 +21,7 @@ from dstrain.graph.values import Frames as Frames
 from dstrain.lora.layers import LoraConfig as LoraConfig, Trainables as Trainables
 from dstrain.lora.writer import save_lora as save_lora
 from dstrain.models.component_files import ModelConfig as ModelConfig
-from dstrain.models.execution.gradient_checkpointing import (
+from dstrain.models.execution import (
     gradient_checkpoint_forward as gradient_checkpoint_forward,
 )
 from dstrain.pipeline.outputs import Layers as Layers, Video as Video

@@ -8,12 +8,24 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dstrain.console import silenced
 
-QUANTIZERS = ("bitsandbytes", "torchao")
-"""Optional libraries that peft, transformers and diffusers import where they are installed."""
+OPTIONAL = MappingProxyType(
+    {
+        "bitsandbytes": ("is_bitsandbytes_available", "is_bnb_available"),
+        "torchao": ("is_torchao_available",),
+    }
+)
+"""Optional libraries that others import where they are installed -> what these ask then."""
+ASKING = (
+    "diffusers.utils.import_utils",
+    "transformers.utils.import_utils",
+    "peft.import_utils",
+)
+"""Modules that have such functions."""
 _is_own_process: ContextVar[bool] = ContextVar("own_process", default=False)
 
 
@@ -44,9 +56,9 @@ def attach(
 
 def import_name(module: str, name: str) -> Any:
     """Import a name of a large library, which reports on its optional parts; see
-    `without_quantizers`.
+    `without_optional`.
     """
-    with without_quantizers(), silenced(logging.WARNING):
+    with without_optional(), silenced(logging.WARNING):
         return getattr(import_module(module), name)
 
 
@@ -63,23 +75,21 @@ def own_process() -> Iterator[None]:
 
 
 @contextmanager
-def without_quantizers() -> Iterator[None]:
-    """Within, a process of dstrain's own imports libraries as if those that quantize were
+def without_optional() -> Iterator[None]:
+    """Within, a process of dstrain's own imports libraries as if the `OPTIONAL` ones were
     not installed, unless they are imported already.
 
-    They would cost every run more than a second, and print lines, though few runs
-    quantize; those that do import them themselves. A script or notebook pays that, since
-    libraries remember what they found: its own pipelines may quantize with them.
+    They would cost every run more than a second, and print lines, though few runs need
+    them; those that do import them themselves. A script or notebook pays that, since
+    libraries remember what they found: its own pipelines may need them.
     """
-    names = [name for name in QUANTIZERS if not _is_noted(name)]
-    with hidden(names if _is_own_process.get() else ()):
-        yield
-
-
-@contextmanager
-def hidden(names: Iterable[str]) -> Iterator[None]:
-    """Within, these libraries cannot be imported, unless they are already."""
-    absent = [name for name in names if name not in sys.modules]
+    absent = [
+        name
+        for name, functions in OPTIONAL.items()
+        if _is_own_process.get()
+        and name not in sys.modules
+        and not _is_noted(functions)
+    ]
     # None makes an import fail as if the library were not installed.
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
     try:
@@ -89,17 +99,17 @@ def hidden(names: Iterable[str]) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
-def _is_noted(quantizer: str) -> bool:
-    """Return whether a library has noted that a quantizer is installed: it would import
-    that without asking again.
+def _is_noted(functions: Iterable[str]) -> bool:
+    """Return whether a library has noted that an optional one is installed: it would
+    import that without asking again.
     """
-    for library in ("diffusers", "transformers"):
-        noted = sys.modules.get(f"{library}.utils.import_utils")
-        ask = getattr(noted, f"is_{quantizer}_available", None)
-        if ask is None:
-            continue
-        # transformers asks once, when it first needs the answer; diffusers, at import.
-        has_asked = not hasattr(ask, "cache_info") or ask.cache_info().currsize
-        if has_asked and ask():
-            return True
+    for module in ASKING:
+        for name in functions:
+            ask = getattr(sys.modules.get(module), name, None)
+            if ask is None:
+                continue
+            # Some ask once, when they first need the answer; diffusers, at import.
+            has_asked = not hasattr(ask, "cache_info") or ask.cache_info().currsize
+            if has_asked and ask():
+                return True
     return False

@@ -200,7 +200,7 @@ def special_layers() -> frozenset[object]:
         one for name in families for one in components_of(load_family(name)).values()
     ]
     return frozenset(
-        layer for one in known for layer in (*one.modulation, *one.unquantized)
+        layer for one in known for layer in (*one.modulation, *one.as_loaded)
     )
 
 

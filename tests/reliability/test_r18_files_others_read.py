@@ -18,7 +18,7 @@ import pytest
 import torch
 from dstrain.cli.main import main
 from dstrain.config import LoraFile
-from dstrain.lora import base_shapes, merge_layers, read_lora
+from dstrain.lora import base_shapes, read_lora
 from dstrain.plugin import Column
 from dstrain.registry import load_family
 from dstrain.testing.family_under_test import FamilyUnderTest
@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.support.diffusers_pipelines import PIPELINE_PARTS, PIPELINES
+from tests.support.lora_family import merge_layers
 from tests.support.other_loaders import comfyui, diffsynth, diffsynth_weights
 
 ROUNDING = 1e-5

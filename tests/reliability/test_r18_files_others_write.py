@@ -13,13 +13,14 @@ from typing import NamedTuple
 import pytest
 import torch
 from dstrain.config import parse_lora
-from dstrain.lora import add_differences, base_shapes, merge_layers, read_lora
+from dstrain.lora import base_shapes, merge, read_lora
 from dstrain.registry import load_family
 from dstrain.testing.family_under_test import FamilyUnderTest
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.support.diffusers_pipelines import PIPELINE_PARTS, PIPELINES
+from tests.support.lora_family import merge_layers
 from tests.support.other_loaders import comfyui
 from tests.support.other_writers import WRITERS, ForeignFile
 
@@ -135,8 +136,7 @@ def test_a_file_of_another_program_acts_here_as_it_does_there(
         replace(named, component="dit"), subject.family, {"dit": base_shapes(merged)}
     )
     merge_layers(merged, lora.layers)
-    merge_layers(merged, lora.merged)
-    add_differences(merged, lora.differences)
+    merge(merged, lora.merged)
     as_weights = error_of(state_of(merged), base, file, 1.0)
     print(f"{case.family}, {case.program}: {as_layers:.1e}, merged {as_weights:.1e}")
     assert max(as_layers, as_weights) <= ROUNDING

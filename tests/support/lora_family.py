@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from dstrain import LoraConfig, save_lora
 from dstrain.config import LoraFile
-from dstrain.lora import Lora, base_shapes, inject, lora_state, read_lora
+from dstrain.lora import Lora, base_shapes, inject, lora_state, merge, read_lora
 from dstrain.lora.layers import LoraLayer
 from dstrain.plugin import (
     CheckpointFormat,
@@ -227,6 +227,11 @@ def read(path: Path, **networks: Any) -> Lora:
     """The one LoRA that a file holds, for the denoiser by default."""
     (found,) = read_lora(LoraFile(path), MODEL, networks or {"dit": SHAPES})
     return found
+
+
+def merge_layers(module: Any, layers: Mapping[str, Any], strength: float = 1.0) -> None:
+    """Merge layers into the weights that they are for."""
+    merge(module, {f"{name}.weight": one for name, one in layers.items()}, strength)
 
 
 def adapter(**fields: Any) -> Header:

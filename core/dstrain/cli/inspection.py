@@ -168,7 +168,7 @@ def _additions(plugin: Installed) -> tuple[list[str], str]:
         adds += [f"task {name}" for name in tasks]
     if alone.implement("dstrain_lora_formats"):
         from dstrain.lora import LoraFormat
-        from dstrain.lora.reader import OWN
+        from dstrain.lora.file_formats import OWN
 
         formats = alone.offered("dstrain_lora_formats", LoraFormat, (OWN.name,))
         adds += [f"LoRA format {name}" for name in formats]

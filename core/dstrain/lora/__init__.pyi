@@ -4,7 +4,15 @@ from dstrain.lora.adapters import (
     lora_layers as lora_layers,
     lora_state as lora_state,
 )
-from dstrain.lora.file_formats import LoraFormat as LoraFormat
+from dstrain.lora.file_formats import (
+    LoraFormat as LoraFormat,
+    check_lora_file as check_lora_file,
+    components_in as components_in,
+    format_named as format_named,
+    is_lora_file as is_lora_file,
+    known_formats as known_formats,
+    read_lora as read_lora,
+)
 from dstrain.lora.filling import load_layers as load_layers
 from dstrain.lora.header import (
     base_weights as base_weights,
@@ -16,19 +24,8 @@ from dstrain.lora.layer_names import (
     unused_layers as unused_layers,
 )
 from dstrain.lora.layers import LoraConfig as LoraConfig, Trainables as Trainables
-from dstrain.lora.merging import (
-    add_differences as add_differences,
-    merge_layers as merge_layers,
-)
-from dstrain.lora.reader import (
-    check_lora_file as check_lora_file,
-    components_in as components_in,
-    format_named as format_named,
-    is_lora_file as is_lora_file,
-    known_formats as known_formats,
-    read_lora as read_lora,
-)
-from dstrain.lora.reading.contents import Lora as Lora
+from dstrain.lora.merging import merge as merge
+from dstrain.lora.stored import Lora as Lora
 from dstrain.lora.types import type_named as type_named
 from dstrain.lora.writer import (
     check_names as check_names,

@@ -4,7 +4,6 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -12,10 +11,15 @@ from torch import Tensor, nn
 
 from dstrain.console import number_of
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.lazy import QUANTIZERS, hidden, import_name
-from dstrain.lora.layer_names import base_shapes, layers_of
+from dstrain.lazy import import_name, without_optional
+from dstrain.lora.layer_names import (
+    base_shapes,
+    exact_pattern,
+    is_target,
+    layers_of,
+    numbers_of_layers,
+)
 from dstrain.lora.layers import Layer, LoraConfig
-from dstrain.lora.patterns import exact_pattern, is_target, numbers_of_layers
 from dstrain.lora.types import LoraType, known_types, type_named
 from dstrain.models import StoredLinear
 from dstrain.storage.safetensors import whole
@@ -136,7 +140,7 @@ def _layers(
 def _type_of(parts: Collection[str], name: str) -> LoraType:
     """Return the type of a layer, by what its tensors are called."""
     for kind in known_types().values():
-        if all(re.fullmatch(kind.keys, part) for part in parts):
+        if kind.names(parts):
             return kind
     raise UsageError("--lora_type", f"no type has {', '.join(parts)}, as {name} has")
 
@@ -158,8 +162,7 @@ def add_layers(
         module: The network.
         layers: The layers by the module's own names, with fitting shapes (`read_lora`
             checks both).
-        scale: A factor of the adapter's effect; only 1 for a type that does not scale
-            (`with_strength`).
+        scale: A factor of the adapter's effect; only 1 for a type that does not scale.
         adapter_name: The name of the adapter.
     """
     trainable = [
@@ -190,29 +193,16 @@ def _hold(module: nn.Module, layers: Mapping[str, Layer], adapter_name: str) -> 
         kind.hold(wrapped[name], adapter_name, own, layers[name])
 
 
-def with_strength(
-    module: nn.Module, layers: Mapping[str, Any], strength: float
-) -> dict[str, Layer]:
-    """Return layers of a type that does not scale, which change the module's own weights
-    `strength` times as much as these; the weights must be readable.
-    """
-    found: dict[str, Layer] = {}
-    for name, layer in layers.items():
-        linear = module.get_submodule(name)
-        own = linear.get_parameter("weight")
-        weight = linear.restored() if isinstance(linear, StoredLinear) else own
-        found[name] = layer.at_strength(weight.detach().float(), strength)
-    return found
-
-
 def _check_layers(module: nn.Module, ranks: Mapping[str, int], kind: LoraType) -> None:
     """Refuse a type on layers that it is not for."""
     for name in ranks:
         layer: Any = module.get_submodule(name)
         own = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
         if not kind.stored and isinstance(own, StoredLinear):
-            what = f"{kind.name} needs weights as they are loaded; {name} is quantized"
-            raise UsageError("--lora_type", what, "train lora or dora")
+            what = (
+                f"{kind.name} needs weights as they are loaded; {name} has another form"
+            )
+            raise UsageError("--lora_type", what, "train lora")
         if kind.linear_only and not isinstance(own, nn.Linear):
             what = f"{kind.name} is for linear layers; {name} is {type(own).__name__}"
             advice = "leave it out of --lora_target_modules"
@@ -298,7 +288,7 @@ def _add(module: nn.Module, adapter_name: str, configuration: Any) -> None:
     """
     inject_adapter = import_name("peft", "inject_adapter_in_model")
     cast_adapter = import_name("peft.tuners.tuners_utils", "cast_adapter_dtype")
-    with warnings.catch_warnings(), _as_linear_layers(), _drawn_in_fp32(module):
+    with warnings.catch_warnings(), without_optional(), _drawn_in_fp32(module):
         # peft warns of a second adapter; several are intended here.
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")
         inject_adapter(configuration, module, adapter_name)
@@ -306,27 +296,6 @@ def _add(module: nn.Module, adapter_name: str, configuration: Any) -> None:
     adapters: Any = module.peft_config
     for layer in _lora_modules(module).values():
         layer.set_adapter(list(adapters), inference_mode=True)
-
-
-@contextmanager
-def _as_linear_layers() -> Iterator[None]:
-    """Within, peft imports no library that quantizes, unless it is imported already: it
-    takes a layer of bitsandbytes for what it also is, a linear layer.
-    """
-    # peft remembers whether they are installed, from before and for afterwards.
-    memories = [
-        one
-        for one in vars(import_module("peft.import_utils")).values()
-        if hasattr(one, "cache_clear")
-    ]
-    try:
-        with hidden(QUANTIZERS):
-            for memory in memories:
-                memory.cache_clear()
-            yield
-    finally:
-        for memory in memories:
-            memory.cache_clear()
 
 
 @contextmanager

@@ -1,48 +1,32 @@
-"""What a format of LoRA files is: how a program names layers."""
+"""Read LoRA files of any format: what a format is, which are known, and which one reads a
+file.
+"""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 from torch import Tensor
 
 from dstrain.config import LoraFile
 from dstrain.config.options.output import OutputOptions
-from dstrain.lora.reading.contents import Lora
-from dstrain.models import Config, Shapes
+from dstrain.console import get_logger
+from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain.installed import described, how_to_have
+from dstrain.lora.reading import LoraNames, LoraSource, groups_in, read_layers
+from dstrain.lora.stored import Lora
+from dstrain.models import NATIVE, Config, Shapes
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat
-from dstrain.registry import ModelFamily
+from dstrain.registry import ModelFamily, disabled_plugins, extensions_in_use
+from dstrain.storage import read_tensors
 
-
-@dataclass(frozen=True)
-class LoraSource:
-    """A LoRA file and the networks that it may be for; most fields are arguments of
-    `read_lora`.
-    """
-
-    file: LoraFile
-    tensors: Mapping[str, Tensor]
-    header: Mapping[str, str]
-    family: ModelFamily
-    networks: Mapping[str, Shapes]
-    """Component -> the shapes of its weights."""
-    unused_parameters: Mapping[str, Collection[str]]
-    is_one_of_several: bool = False
-
-    @property
-    def path(self) -> Path:
-        """Return where the file is."""
-        return self.file.path
-
-    @property
-    def component(self) -> str:
-        """Return the component that the command or the header names, else the one that
-        the family trains by default.
-        """
-        named = self.file.component or self.header.get("component", "")
-        return named or self.family.default_trainable
+logger = get_logger(__name__)
+LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b")
+"""What is in the key of a matrix of LoRA, of most programs."""
 
 
 class LoraFormat:
@@ -59,6 +43,8 @@ class LoraFormat:
     """The program, where a run says how to convert files for it."""
     fallback: ClassVar[bool] = False
     """Whether it is asked only about files that no other format reads."""
+    names: ClassVar[LoraNames | None] = None
+    """How its files name layers, unless it has a `read` of its own."""
 
     def reads(self, keys: Collection[str], header: Mapping[str, str]) -> bool:
         """Return whether a file is in this format, by its keys and its header."""
@@ -73,13 +59,16 @@ class LoraFormat:
         """Return the components that layers of a file may be of: for each group of names
         that begin alike, those that they allow.
         """
-        return [tuple(family.lora_prefixes)]
+        if self.names is None:
+            return [tuple(family.lora_prefixes)]
+        groups = groups_in(path, tensors, family, self.names)
+        return [group.prefix.components for group in groups]
 
     def read(self, source: LoraSource) -> list[Lora]:
         """Return what a file holds of each component; raises StateError for a file that
         is damaged or does not fit, or ValueError to say the same without its path.
         """
-        raise NotImplementedError
+        return read_layers(source, self.names or LoraNames())
 
     def asked_by(self, options: OutputOptions) -> str:
         """Return the option of the plugin that asks a run to save in this format, where
@@ -134,3 +123,167 @@ class LoraFormat:
         saved: The format that the file has.
         """
         return False
+
+
+class OwnFormat(LoraFormat):
+    """The names of diffusers and peft."""
+
+    name = "diffusers"
+    fallback = True
+    names = LoraNames()
+
+    def has_names(
+        self, component: Component, family: ModelFamily, lora_type: str
+    ) -> bool:
+        """Return True: the names are the network's own."""
+        return True
+
+    def weights(
+        self, component: Component, family: ModelFamily, config: Config
+    ) -> CheckpointFormat | None:
+        """Return the network's own names."""
+        return NATIVE
+
+
+OWN = OwnFormat()
+
+
+def known_formats() -> dict[str, LoraFormat]:
+    """Return the formats by name: diffusers' first, then those of installed plugins."""
+    offered = extensions_in_use().offered(
+        "dstrain_lora_formats", LoraFormat, (OWN.name,)
+    )
+    return {OWN.name: OWN, **offered}
+
+
+def format_named(name: str, flag: str = "--lora_format") -> LoraFormat:
+    """Return a format by one of its names; raises UsageError for one that is not
+    installed.
+    """
+    known = known_formats()
+    for one in known.values():
+        if name == one.name or name in one.aliases:
+            return one
+    what = f"expected one of {', '.join(known)}, got {name!r}"
+    advice = how_to_have("lora_files", name, disabled_plugins())
+    raise UsageError(flag, what, *filter(None, [advice]))
+
+
+def format_of(
+    path: Path, keys: Collection[str], header: Mapping[str, str]
+) -> LoraFormat:
+    """Return the format that reads a file: of diffusers and peft, if no plugin's does;
+    raises StateError where several do.
+    """
+    reading = [one for one in known_formats().values() if _reads(one, keys, header)]
+    chosen = [one for one in reading if not one.fallback] or reading[:1]
+    if len(chosen) > 1:
+        names = " and ".join(one.name for one in chosen)
+        what = f"is read by the formats {names}; disable one of their plugins"
+        raise StateError(path, what)
+    return chosen[0] if chosen else OWN
+
+
+def is_lora_file(keys: Collection[str], header: Mapping[str, str]) -> bool:
+    """Return whether a file has LoRA layers in any known format."""
+    if any(map(LORA_KEY.search, keys)):
+        return True
+    return any(_reads(one, keys, header) for one in known_formats().values())
+
+
+def _reads(one: LoraFormat, keys: Collection[str], header: Mapping[str, str]) -> bool:
+    """Return whether a format reads a file; not one that fails, which is warned of."""
+    try:
+        return bool(one.reads(keys, header))
+    except Exception as error:
+        logger.warning(f"LoRA format {one.name} is left out: {described(error)}")
+        return False
+
+
+@contextmanager
+def asking(one: LoraFormat, path: Path) -> Iterator[None]:
+    """Within, a format reads or writes a file: a ValueError is about the file, any other
+    error of Python names the format; raises StateError.
+    """
+    try:
+        yield
+    except DstrainError:
+        raise
+    except ValueError as error:
+        raise StateError(path, str(error)) from error
+    except Exception as error:
+        what = f"its format, {one.name}, failed: {described(error)}"
+        raise StateError(path, what) from error
+
+
+def check_lora_file(path: Path, components: Collection[str] = ()) -> None:
+    """Refuse a LoRA file that does not exist, before anything is loaded; raises
+    StateError.
+
+    components: The names that may stand before it with a '=', for the error.
+    """
+    if path.is_file():
+        return
+    name, equals, _ = str(path).partition("=")
+    lines = []
+    if equals and components and name.isidentifier():
+        lines.append(f"{name!r} is no component: {', '.join(components)}")
+    raise StateError(path, "no such LoRA file", *lines)
+
+
+def read_lora(
+    file: LoraFile,
+    family: ModelFamily,
+    networks: Mapping[str, Shapes],
+    unused_parameters: Mapping[str, Collection[str]] = MappingProxyType({}),
+    is_one_of_several: bool = False,
+) -> list[Lora]:
+    """Read a file with any naming: one `Lora` for each component that it has layers of.
+
+    Logs a warning if alpha had to be assumed. Raises StateError for a file of another
+    family, of a component that is not loaded, or of one of several with the same keys
+    that its header does not name; for keys that match no naming; and for a file that is
+    damaged or incomplete. Raises UsageError for an alpha that the file states itself.
+
+    Args:
+        file: The file, the component that it has to be of, if that is known, the alpha of
+            its layers, if it states none, and whether to leave out what the networks
+            lack, with a warning, as long as they have something of it. Its scale is for
+            who uses the layers.
+        family: The family it has to be of.
+        networks: Component -> the shapes of its weights (`key_names.base_shapes`).
+        unused_parameters: Component -> patterns of parameters that no loss reaches,
+            whose layers the file may lack.
+        is_one_of_several: Whether layers of other components than `file.component` are
+            for another call.
+    """
+    path = file.path
+    tensors, header = read_tensors(path)
+    recorded = header.get("family", family.name)
+    if recorded != family.name:
+        what = f"is a LoRA for family {recorded}, not for {family.name}"
+        raise StateError(path, what)
+    source = LoraSource(
+        file, tensors, header, family, networks, unused_parameters, is_one_of_several
+    )
+    found = format_of(path, tensors, header)
+    with asking(found, path):
+        loras = list(found.read(source))
+    if not loras:
+        what = f"has no layers for {file.component or 'what is loaded'}"
+        raise StateError(path, what)
+    return loras
+
+
+def components_in(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    header: Mapping[str, str],
+    family: ModelFamily,
+) -> list[tuple[str, ...]]:
+    """Return the components that layers of a file may be of, for each group of names that
+    begin alike; raises StateError for keys that no format explains.
+    """
+    found = format_of(path, tensors, header)
+    with asking(found, path):
+        return found.components(path, tensors, family)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dstrain.console import get_logger
-from dstrain.lora.reading.contents import Lora
+from dstrain.lora.stored import Lora
 from dstrain.models import Files
 
 logger = get_logger(__name__)

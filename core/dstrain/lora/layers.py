@@ -32,7 +32,7 @@ class LoraConfig:
     alpha: float | None
     """None is each layer's own rank."""
     ranks: tuple[tuple[str, int], ...] = ()
-    """Patterns of `lora.patterns` with the ranks of the layers that they match."""
+    """Patterns of `lora.layer_names` with the ranks of the layers that they match."""
     alphas: tuple[tuple[str, float], ...] = ()
     """The same with alphas."""
     type: str = "lora"
@@ -104,15 +104,22 @@ class Trainables:
         return {"full": self.full, "lora": [one.identity for one in self.lora]}
 
 
-class Layer(Protocol):
+class Change(Protocol):
+    """What a file changes of one parameter of a network."""
+
+    @property
+    def type(self) -> str:
+        """Return what it is: of a layer, the name of its `LoraType`."""
+
+    def changed(self, weight: Tensor) -> Tensor:
+        """Return an fp32 weight (out, in, ...) as it is changed."""
+
+
+class Layer(Change, Protocol):
     """What a layer in training, or of a file, changes of one layer of a network.
 
     Classes that inherit from it are layers without an alpha.
     """
-
-    @property
-    def type(self) -> str:
-        """Return the name of its `LoraType`."""
 
     @property
     def rank(self) -> int:
@@ -126,7 +133,7 @@ class Layer(Protocol):
     @property
     def scales(self) -> bool:
         """Return whether a factor of its matrices is one of all that it changes; else it
-        has `at_strength`, as `dstrain_formats.dora` shows, or is merged.
+        is merged where a factor is given.
         """
         return False
 
@@ -144,9 +151,6 @@ class Layer(Protocol):
     def with_alpha(self, alpha: float) -> "Layer":
         """Return a layer with the same effect that has this alpha, if it has one."""
         return self
-
-    def changed(self, weight: Tensor) -> Tensor:
-        """Return an fp32 weight (out, in, ...) as the layer changes it."""
 
     def parts(self) -> dict[str, Tensor]:
         """Return its tensors by what peft calls them, after the name of the layer."""

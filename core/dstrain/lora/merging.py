@@ -3,90 +3,56 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dstrain.config import LoraFile
 from dstrain.errors import StateError, UsageError, first_few
-from dstrain.lora.layers import LoraLayer
-from dstrain.lora.reading.contents import Lora
+from dstrain.lora.layers import Change, LoraLayer
+from dstrain.lora.stored import Lora
 from dstrain.models import StoredLinear
 
 
-class Changes(Protocol):
-    """A change of a layer's weight."""
-
-    def changed(self, weight: Tensor) -> Tensor:
-        """Return an fp32 weight (out, in, ...) as it is changed."""
-
-
 @torch.no_grad()
-def merge_layers(
-    module: nn.Module, layers: Mapping[str, Changes], strength: float = 1.0
+def merge(
+    module: nn.Module, changes: Mapping[str, Change], strength: float = 1.0
 ) -> None:
-    """Add the layers' effect to the module's own weights, as `merged` does; raises
-    UsageError, before any is changed, for a weight that is quantized.
+    """Change a network's own parameters, named as without LoRA layers, as `merged` does.
+
+    Raises UsageError, before any is changed, for a weight that is stored in another form.
     """
-    own = {name: own_parameter(module, f"{name}.weight") for name in layers}
-    for name, layer in layers.items():
-        weight = own[name]
-        owner: Any = module.get_submodule(name)
+    owners: dict[str, Any] = {}
+    for name in changes:
+        layer, _, end = name.rpartition(".")
+        owner: Any = module.get_submodule(layer)
         # peft may have wrapped it.
-        owner = getattr(owner, "base_layer", owner)
-        weight.copy_(merged(owner, weight, layer, strength))
+        owners[name] = owner = getattr(owner, "base_layer", owner)
+        if end == "weight" and isinstance(owner, StoredLinear):
+            what = f"changes {name}, which is stored in another form"
+            raise UsageError("--lora", what, "leave that component as it is loaded")
+    for name, change in changes.items():
+        parameter = getattr(owners[name], name.rpartition(".")[2])
+        parameter.copy_(merged(owners[name], parameter, change, strength))
 
 
 @torch.no_grad()
 def merged(
-    module: nn.Module, weight: Tensor, layer: Changes, strength: float = 1.0
+    module: nn.Module, weight: Tensor, change: Change, strength: float = 1.0
 ) -> Tensor:
-    """Return the weight of a module with `strength` times a layer's effect added,
-    computed in fp32 and then rounded to the weight's dtype.
+    """Return the parameter of a module with `strength` times a change, computed in fp32
+    and then rounded to the parameter's dtype.
     """
     exact = weight.float()
-    if isinstance(module, nn.Embedding):
+    if isinstance(module, nn.Embedding) and isinstance(change, LoraLayer):
         # Its weight is (vocabulary, channels).
-        changed = layer.changed(exact.T).T.contiguous()
+        changed = change.changed(exact.T).T.contiguous()
     else:
-        changed = layer.changed(exact)
+        changed = change.changed(exact)
     if strength != 1:
         changed = exact + strength * (changed - exact)
     return changed.to(weight.dtype)
-
-
-def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
-    """Return a network's parameter by the name that it has without LoRA layers; raises
-    UsageError for one that is quantized.
-    """
-    layer, _, end = name.rpartition(".")
-    owner = module.get_submodule(layer)
-    owner = getattr(owner, "base_layer", owner)
-    if end == "weight" and isinstance(owner, StoredLinear):
-        what = f"contains a difference of {name}, which is quantized"
-        raise UsageError("--lora", what, "leave that component as it is loaded")
-    parameter: nn.Parameter = getattr(owner, end)
-    return parameter
-
-
-@torch.no_grad()
-def add_differences(
-    module: nn.Module, differences: Mapping[str, Tensor], scale: float = 1.0
-) -> None:
-    """Add `scale` times these differences to a network's own parameters, computed in
-    fp32 and rounded to their dtype; raises UsageError, before any is added, for a
-    parameter that is quantized.
-    """
-    own = {name: own_parameter(module, name) for name in differences}
-    for name, parameter in own.items():
-        parameter.copy_(changed_by(parameter, differences[name], scale))
-
-
-def changed_by(parameter: Tensor, difference: Tensor, scale: float) -> Tensor:
-    """Return a parameter with `scale` times a difference, in its dtype."""
-    added = scale * difference.float().to(parameter.device)
-    return (parameter.float() + added).to(parameter.dtype)
 
 
 @contextmanager
@@ -96,7 +62,7 @@ def left_out(module: nn.Module, lora: Lora, file: LoraFile) -> Iterator[None]:
 
     Raises StateError for a file with anything but LoRA of linear layers.
     """
-    others = [*lora.merged, *lora.differences]
+    others = list(lora.merged)
     with ExitStack() as stack:
         for name, layer in lora.layers.items():
             owner: Any = module.get_submodule(name)
@@ -108,8 +74,8 @@ def left_out(module: nn.Module, lora: Lora, file: LoraFile) -> Iterator[None]:
             hook = partial(_without, layer, file.scale)
             stack.callback(owner.register_forward_hook(hook).remove)
         if others:
-            what = f"previews can leave out LoRA of linear layers alone, not {first_few(others)}"
-            raise StateError(file.path, what, "train without --preview_prompt")
+            what = f"only LoRA of linear layers can be left out of images, not {first_few(others)}"
+            raise StateError(file.path, what)
         yield
 
 

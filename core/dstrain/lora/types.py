@@ -1,7 +1,7 @@
 """The types of layers that can be trained: LoRA, and those that plugins add."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -25,11 +25,8 @@ class LoraType:
 
     name: ClassVar[str] = "lora"
     """A value of --lora_type."""
-    keys: ClassVar[str] = (
-        r"lora_[AB](?:\.(?P<adapter>[^.]+))?\.weight|lora_embedding_[AB]"
-    )
-    """Regular expression of what follows a layer's name in peft's names of its tensors,
-    with the name of an adapter as `adapter`."""
+    keys: ClassVar[str] = r"lora_[AB](?:\.[^.]+)?\.weight|lora_embedding_[AB]"
+    """Regular expression of what follows a layer's name in peft's names of its tensors."""
     kind: ClassVar[str] = "LoraConfig"
     """The name of peft's configuration."""
     fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -50,6 +47,14 @@ class LoraType:
     merged: ClassVar[bool] = False
     """Whether inference merges it into weights, rather than to add it to layers."""
 
+    def names(self, parts: Collection[str]) -> bool:
+        """Return whether all of these names are of its tensors, without their layer's."""
+        return all(re.fullmatch(self.keys, part) for part in parts)
+
+    def has_alpha(self, parts: Mapping[str, Tensor]) -> bool:
+        """Return whether the alpha of a layer of these tensors counts."""
+        return True
+
     def settings(self, options: LoraOptions) -> dict[str, Any]:
         """Return the values of options of the type, without those at their defaults.
 
@@ -68,7 +73,7 @@ class LoraType:
         return self.in_peft(**numbers, **self.fields)
 
     def in_peft(self, **fields: Any) -> Any:
-        """Return peft's configuration of this kind, imported without what quantizes."""
+        """Return peft's configuration of this kind, imported without optional libraries."""
         return import_name("peft", self.kind)(**fields)
 
     def to_hold(self, layers: Mapping[str, Layer], numbers: dict[str, Any]) -> Any:
@@ -140,6 +145,8 @@ def pair_of(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     for name, tensor in parts.items():
         which = re.match(r"lora_(?:embedding_)?([AB])", name)
         if which is not None:
+            if which[1] in found or tensor.ndim < 2:
+                raise ValueError(f"have not one matrix lora_{which[1]}")
             found[which[1]] = tensor
     if found.keys() != {"A", "B"}:
         raise ValueError("lack lora_A, lora_B or an alpha")

@@ -13,11 +13,11 @@ from typing import Any
 from torch import nn
 
 from dstrain.lora.adapters import ADAPTER, UP, lora_layers, lora_names, lora_state
+from dstrain.lora.alphas import ADAPTER_HEADER
+from dstrain.lora.file_formats import OWN, asking, format_named
 from dstrain.lora.layer_names import base_shapes, prefix_of
 from dstrain.lora.layers import Layer, LoraConfig, rescaled
-from dstrain.lora.reader import OWN, asking, format_named
-from dstrain.lora.reading.adapter_config import ADAPTER_HEADER, FOLDED
-from dstrain.lora.reading.contents import Lora
+from dstrain.lora.stored import FOLDED, Lora
 from dstrain.lora.types import type_named
 from dstrain.models import components_of
 from dstrain.registry import ModelFamily

@@ -97,9 +97,9 @@ class Component:
     """What its names may begin with, where a file holds several components or is made
     for another program.
     """
-    unquantized: tuple[str, ...] = ()
-    """Patterns of linear layers that stay as they are loaded where the others are stored
-    in fewer bytes: embedders and final layers, where errors cost most.
+    as_loaded: tuple[str, ...] = ()
+    """Patterns of linear layers that stay so where the others are stored in fewer bytes:
+    embedders and final layers, where errors cost most.
     """
     modulation: tuple[str, ...] = ()
     """Patterns of linear layers whose results scale and shift those of others, so that an

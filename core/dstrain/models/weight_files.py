@@ -2,7 +2,6 @@
 `.bin`), of which nothing but tensors is read.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,31 +19,6 @@ from dstrain.storage.safetensors import naming_faults, opened
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 MAPPED = 2**30
 """Bytes that are read from a file until it is opened again."""
-
-GGUF = b"GGUF"
-"""The first bytes of such a file."""
-QUANTIZED = (
-    (
-        re.compile(
-            r"(^|\.)(scaled_fp8|comfy_quant|scale_weight|weight_scale(_2)?"
-            r"|scale_input|input_scale)$"
-        ),
-        "scaled fp8 or another form of ComfyUI's",
-        "--fp8_models",
-    ),
-    (
-        re.compile(r"\.(quant_state\.bitsandbytes__\w+|(nested_)?absmax|SCB)$"),
-        "nf4 or another form of bitsandbytes'",
-        "--quant_options COMPONENT:bitsandbytes_nf4",
-    ),
-    (
-        re.compile(r"\.(qweight|wscales|qzeros)$"),
-        "SVDQuant, GPTQ or the like",
-        "--quant_options COMPONENT:int8_block",
-    ),
-)
-"""A name of a tensor beside quantized weights -> how they are quantized, and the flag
-that does something like it."""
 
 Reader = Callable[[str, slice | None], Tensor]
 """(name of a tensor in a file, its rows or None for all) -> that."""
@@ -120,35 +94,7 @@ def shapes_in(path: Path) -> dict[str, Shape]:
     """
     if path.suffix in TORCH_SUFFIXES:
         return shapes_of(_torch_weights(path))
-    _refuse_gguf(path)
     return dict(tensor_shapes(path))
-
-
-def _refuse_gguf(path: Path) -> None:
-    if not path.is_file():
-        return  # opening a pipe would wait for what writes to it
-    try:
-        with path.open("rb") as file:
-            begins = file.read(len(GGUF))
-    except OSError:
-        return  # reading its header says what is wrong with it
-    if begins != GGUF:
-        return
-    what = "is a GGUF file, whose weights are quantized for llama.cpp and ComfyUI-GGUF"
-    advice = "give the model's safetensors files in bf16 or fp16; --quant_options quantizes them"
-    raise StateError(path, what, advice)
-
-
-def refuse_quantized(path: Path, names: Iterable[str]) -> None:
-    """Raise StateError for weights that another program quantized: they mean nothing
-    without the tensors beside them, of which the name of one tells how.
-    """
-    for name in names:
-        for pattern, how, flag in QUANTIZED:
-            if pattern.search(name):
-                what = f"has weights that are quantized ({how}), as {name!r} tells"
-                advice = f"give the same model's file in bf16 or fp16, with {flag} to keep it in fewer bytes"
-                raise StateError(path, what, advice)
 
 
 def header(path: Path) -> Mapping[str, str]:

@@ -1,6 +1,5 @@
 """Find the weights of components in files by their keys, and read them."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +12,10 @@ from torch import Tensor
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import Shape, Shapes, TensorSlice, join
-from dstrain.models.weight_files import (
-    OpenFiles,
-    TensorInfo,
-    refuse_quantized,
-    shapes_in,
-)
+from dstrain.models.hub import described_shards, missing_shards
+from dstrain.models.weight_files import OpenFiles, TensorInfo, shapes_in
 
 LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b|\.lokr_w[12]")
-SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
-"""The name of one of the files in which a model is published."""
 
 
 def find_weights(paths: Iterable[Path]) -> dict[str, TensorInfo]:
@@ -169,11 +162,10 @@ def recognize(
     Components that take different keys of the files, each of which ignores the others',
     may have them in common.
 
-    Raises StateError if there is none, if there are keys of none, if components cannot
-    be told apart, or for weights that another program quantized.
+    Raises StateError if there is none, if there are keys of none, or if components
+    cannot be told apart.
     """
     names = list(find_weights(files.paths))
-    refuse_quantized(files.paths[0], names)
     found: dict[Files, list[Component]] = {}
     taken: dict[str, list[Component]] = {}
     for component in components:
@@ -211,17 +203,10 @@ def _what_else(paths: Sequence[Path], names: Iterable[str]) -> Iterator[str]:
             "it is a LoRA, not a model: to use it, give --lora (generate); to train on, "
             "--lora_checkpoint; to train upon it, --preset_lora_path"
         )
-    numbered = SHARD.fullmatch(paths[0].name)
-    if numbered is not None and len(paths) < int(numbered["count"]):
-        count = numbered["count"]
-        every = [
-            paths[0].with_name(
-                f"{numbered['stem']}-{one:05}-of-{count}{numbered['suffix']}"
-            )
-            for one in range(1, int(count) + 1)
-        ]
-        yield f"it is one of the {len(every)} files of a model; put all of them into a list of their own"
-        yield f"within that of --model_paths: {json.dumps(list(map(str, every)))}"
+    missing = missing_shards([path.name for path in paths])
+    if missing:
+        what = "give all files of a model, within one list of --model_paths"
+        yield f"{described_shards(missing)}; {what}"
 
 
 def _names(components: Iterable[Component]) -> str:

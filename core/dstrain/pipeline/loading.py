@@ -16,13 +16,13 @@ from dstrain.graph import PipelineSpec
 from dstrain.graph.keepers import AS_LOADED, Keeper, Keepers, asking
 from dstrain.lora import (
     Lora,
-    add_differences,
     base_shapes,
     log_differences,
-    merge_layers,
+    merge,
     read_lora,
 )
-from dstrain.lora.merging import Changes, changed_by, merged
+from dstrain.lora.layers import Change
+from dstrain.lora.merging import merged
 from dstrain.models import Files, Found, components_of, empty_component
 from dstrain.models.components import Component
 from dstrain.models.networks import (
@@ -169,23 +169,18 @@ class Loader:
         One that lives in RAM is on the device only for that.
         """
         change = self._preset_of(network)
-        layer = change.layers.get(name)
-        difference = change.differences.get(name)
-        is_merged = layer is not None or difference is not None
+        changed = change.parameters.get(name)
         own = self.component.name
         if (
-            is_merged
+            changed is not None
             or self._is_stored
             or self.part is not None
             or not any(one.is_in_ram(own, network, name) for one in self._keepers)
         ):
             weight = weight.to(self.device)
-        if is_merged and name not in tied_names(network):
+        if changed is not None and name not in tied_names(network):
             module = network.get_submodule(name.rpartition(".")[0])
-            if layer is not None:
-                weight = merged(module, weight, layer, change.strength)
-            if difference is not None:
-                weight = changed_by(weight, difference, change.strength)
+            weight = merged(module, weight, changed, change.strength)
         for keeper in self._keepers:
             with asking(keeper):
                 weight = keeper.place(own, network, name, weight)
@@ -198,7 +193,7 @@ class Loader:
         that places it or to merge a preset.
         """
         assert self.part is not None
-        if self._is_placed or self._preset_of(network).changes(name):
+        if self._is_placed or name in self._preset_of(network).parameters:
             return None
         return self.part.rows(network, name)
 
@@ -212,16 +207,8 @@ class Loader:
         """
         tied = tied_names(network)
         change = self._preset_of(network)
-        late = {
-            name.removesuffix(".weight"): layer
-            for name, layer in change.layers.items()
-            if name in tied
-        }
-        merge_layers(network, late, change.strength)
-        differences = {
-            name: one for name, one in change.differences.items() if name in tied
-        }
-        add_differences(network, differences, change.strength)
+        late = {name: one for name, one in change.parameters.items() if name in tied}
+        merge(network, late, change.strength)
 
     def _preset_of(self, network: nn.Module) -> "_PresetChange":
         if self._change is None:
@@ -231,21 +218,13 @@ class Loader:
                 preset = replace(self.files.preset, component=name)
                 unused = self.unused_parameters
                 loras = read_preset(preset, self.family, network, unused)
-                self._change = _PresetChange(
-                    {
-                        f"{layer}.weight": weights
-                        for lora in loras
-                        for layers in (lora.layers, lora.merged)
-                        for layer, weights in layers.items()
-                    },
-                    {
-                        name: one
-                        for lora in loras
-                        for name, one in lora.differences.items()
-                    },
-                    preset.scale,
-                    tuple(loras),
-                )
+                changes: dict[str, Change] = {}
+                for lora in loras:
+                    changes |= {
+                        f"{name}.weight": one for name, one in lora.layers.items()
+                    }
+                    changes |= lora.merged
+                self._change = _PresetChange(changes, preset.scale, tuple(loras))
         return self._change
 
 
@@ -262,14 +241,8 @@ def read_preset(
 class _PresetChange:
     """What a preset changes of a network."""
 
-    layers: Mapping[str, Changes] = field(default_factory=dict)
+    parameters: Mapping[str, Change] = field(default_factory=dict)
     """Parameter -> the change of it."""
-    differences: Mapping[str, Tensor] = field(default_factory=dict)
-    """Parameter -> what is added to it."""
     strength: float = 1.0
     loras: Sequence[Lora] = ()
     """What it was read from."""
-
-    def changes(self, name: str) -> bool:
-        """Return whether it changes a parameter."""
-        return name in self.layers or name in self.differences

@@ -18,18 +18,16 @@ from dstrain.errors import Diverged, StateError, UsageError
 from dstrain.graph import NEGATIVE, POSITIVE, PipelineSpec, Plan
 from dstrain.graph.keepers import BEFORE_LORA, WITH_LORA
 from dstrain.lora import (
-    add_differences,
     add_layers,
     base_shapes,
     log_differences,
-    merge_layers,
+    merge,
     read_lora,
     type_named,
 )
-from dstrain.lora.adapters import with_strength
 from dstrain.models import Found, ModelConfig
 from dstrain.models.device import usable_device
-from dstrain.models.finite import damaged_weight
+from dstrain.models.functional import damaged_weight
 from dstrain.models.networks import OwnRows
 from dstrain.pipeline.arguments import NOT_GIVEN, checked, is_list, one_by_one
 from dstrain.pipeline.bound_spec import BoundSpec
@@ -184,8 +182,8 @@ class Pipeline(BoundSpec):
         for; several files add up. What no adapter can hold is merged into the weights.
 
         Raises what `read_lora` raises, and UsageError for a scale that is no number and for
-        what would be merged into weights that are quantized. Logs a warning for what it was trained with that
-        differs here.
+        what would be merged into weights that are stored in another form. Logs a warning for
+        what it was trained with that differs here.
 
         Args:
             path: The file.
@@ -211,21 +209,16 @@ class Pipeline(BoundSpec):
             name = lora.component
             log_differences(lora, path, self.spec.variant, self.files.get(name))
             module = self.components[name]
-            with self.keepers.readable():
-                merge_layers(module, lora.merged, scale)
-                add_differences(module, lora.differences, scale)
+            changes = dict(lora.merged)
             for kind, layers in lora.by_type.items():
-                if type_named(kind, "--lora").merged:
-                    with self.keepers.readable():
-                        merge_layers(module, layers, scale)
+                scales = scale == 1 or all(layer.scales for layer in layers.values())
+                if type_named(kind, "--lora").merged or not scales:
+                    changes |= {f"{name}.weight": one for name, one in layers.items()}
                     continue
                 adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
-                if scale == 1 or all(layer.scales for layer in layers.values()):
-                    add_layers(module, layers, scale, adapter_name)
-                    continue
-                with self.keepers.readable():
-                    layers = with_strength(module, layers, scale)
-                add_layers(module, layers, adapter_name=adapter_name)
+                add_layers(module, layers, scale, adapter_name)
+            with self.keepers.readable():
+                merge(module, changes, scale)
 
     def damaged(self, names: Iterable[str]) -> list[str]:
         """Say which of these components have weights with NaN or infinity, and where."""

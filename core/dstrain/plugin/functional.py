@@ -13,8 +13,7 @@ from dstrain.models import (
     pack,
     unpack,
 )
-from dstrain.models.execution import repeated_blocks
-from dstrain.models.execution.around_blocks import around_blocks
+from dstrain.models.execution import around_blocks, repeated_blocks
 from dstrain.models.functional import (
     apply_guidance,
     as_uint8,

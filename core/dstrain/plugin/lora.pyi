@@ -16,7 +16,12 @@ from dstrain.errors import (
     first_few as first_few,
     nearest as nearest,
 )
-from dstrain.lora.file_formats import LoraFormat as LoraFormat, LoraSource as LoraSource
+from dstrain.lora.alphas import ADAPTER_HEADER as ADAPTER_HEADER
+from dstrain.lora.file_formats import (
+    LoraFormat as LoraFormat,
+    is_lora_file as is_lora_file,
+    read_lora as read_lora,
+)
 from dstrain.lora.layer_names import (
     KeyTable as KeyTable,
     Prefix as Prefix,
@@ -25,24 +30,25 @@ from dstrain.lora.layer_names import (
     layers_of as layers_of,
 )
 from dstrain.lora.layers import (
+    Change as Change,
     Layer as Layer,
     LoraLayer as LoraLayer,
     rescaled as rescaled,
 )
-from dstrain.lora.reader import (
-    is_lora_file as is_lora_file,
+from dstrain.lora.reading import (
+    Contents as Contents,
+    LoraNames as LoraNames,
+    LoraSource as LoraSource,
+    groups_in as groups_in,
     read_layers as read_layers,
-    read_lora as read_lora,
 )
-from dstrain.lora.reading.adapter_config import (
-    ADAPTER_HEADER as ADAPTER_HEADER,
+from dstrain.lora.stored import (
     FOLDED as FOLDED,
+    Lora as Lora,
+    StoredLayer as StoredLayer,
     is_folded as is_folded,
+    parse_keys as parse_keys,
 )
-from dstrain.lora.reading.contents import Lora as Lora, MergedLayer as MergedLayer
-from dstrain.lora.reading.groups import groups_in as groups_in
-from dstrain.lora.reading.scheme import Contents as Contents, LoraNames as LoraNames
-from dstrain.lora.reading.stored import StoredLayer as StoredLayer
 from dstrain.lora.types import LoraType as LoraType, pair_of as pair_of
 from dstrain.lora.writer import (
     in_header as in_header,

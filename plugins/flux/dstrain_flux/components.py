@@ -116,7 +116,7 @@ COMPONENTS = (
         },
         infer=infer_dit,
         original_filenames=("flux1-*",),
-        unquantized=(
+        as_loaded=(
             *("time_text_embed.*", "context_embedder", "x_embedder"),
             *("norm_out.*", "proj_out"),
         ),
@@ -130,7 +130,7 @@ COMPONENTS = (
         version=1,
         default_configs=CONTROLNETS,
         infer=infer_controlnet,
-        unquantized=(
+        as_loaded=(
             *("time_text_embed.*", "context_embedder", "x_embedder"),
             *(
                 "controlnet_x_embedder",

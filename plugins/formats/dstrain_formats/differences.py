@@ -13,12 +13,20 @@ from types import MappingProxyType
 
 import torch
 from dstrain.plugin import CheckpointFormat, Shapes
-from dstrain.plugin.lora import KeyTable, Rows, StateError, fits
+from dstrain.plugin.lora import (
+    KeyTable,
+    Layer,
+    LoraType,
+    Rows,
+    StateError,
+    StoredLayer,
+    fits,
+)
 from torch import Tensor
 
 from dstrain_formats.key_names import parameter_rows
 
-DIFFERENCE = re.compile(r"(?P<layer>.+)\.(?P<kind>diff(?:_[bm])?|[wb]_norm)")
+DIFFERENCE = re.compile(r".+\.(?P<kind>diff(?:_[bm])?|[wb]_norm)")
 ENDINGS = MappingProxyType(
     {
         "diff": (".weight", ""),
@@ -32,35 +40,64 @@ ENDINGS = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The difference of a parameter, as a file has it."""
+class Difference(Layer):
+    """What is added to a parameter."""
 
     tensor: Tensor
-    alpha: float | None = None
-    named: bool = False
-    rank: int = 1
-    has_product: bool = False
+    type = "differences of whole weights"
+    rank = 1
 
-    def layer(self, alpha: float) -> "Difference":
-        """Return itself: no alpha says anything of it."""
-        return self
+    @property
+    def acts(self) -> bool:
+        """Return whether it changes the parameter."""
+        return bool(self.tensor.any())
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether it is for a parameter of this shape, but for axes of length 1."""
+        return fits(tuple(self.tensor.shape), shape)
+
+    def changed(self, weight: Tensor) -> Tensor:
+        """Return the fp32 parameter with the difference."""
+        return weight + self.tensor.float().to(weight.device)
+
+    def parts(self) -> dict[str, Tensor]:
+        """Return the difference."""
+        return {"diff": self.tensor}
+
+
+class DifferenceType(LoraType):
+    """Differences, which are read and not trained."""
+
+    name = "difference"
+    keys = r"diff(?:_[bm])?|[wb]_norm"
+
+    def has_alpha(self, parts: Mapping[str, Tensor]) -> bool:
+        """Return False: no alpha says anything of it."""
+        return False
+
+    def layer(
+        self, parts: Mapping[str, Tensor], rank: int | None, alpha: float | None
+    ) -> Difference:
+        """Return the difference."""
+        return Difference(*parts.values())
 
 
 def split_differences(
     path: Path, tensors: Mapping[str, Tensor]
-) -> tuple[dict[str, Difference], dict[str, Tensor]]:
+) -> tuple[dict[str, StoredLayer], dict[str, Tensor]]:
     """Return the differences in a file by their keys, and its other tensors; raises StateError for
     values that are not finite numbers.
     """
     found = {}
     others = {}
     for key, tensor in tensors.items():
-        if DIFFERENCE.fullmatch(key) is None:
+        hit = DIFFERENCE.fullmatch(key)
+        if hit is None:
             others[key] = tensor
             continue
         if not tensor.is_floating_point() or not tensor.float().isfinite().all():
             raise StateError(path, f"{key} is not an array of finite numbers")
-        found[key] = Difference(tensor)
+        found[key] = StoredLayer(DifferenceType(), {hit["kind"]: tensor})
     return found, others
 
 
@@ -86,9 +123,10 @@ def difference_table(
     return {key: rows for key, rows in found.items() if key not in twice}
 
 
-def difference_fits(tensor: Tensor, rows: Sequence[Rows], shapes: Shapes) -> bool:
+def difference_fits(one: Difference, rows: Sequence[Rows], shapes: Shapes) -> bool:
     """Return whether a difference has the shape of the parameters that it stands for."""
-    if len(rows) == 1 and fits(tuple(tensor.shape), shapes[rows[0].layer]):
+    tensor = one.tensor
+    if len(rows) == 1 and one.fits(shapes[rows[0].layer]):
         return True
     height = max(one.stop for one in rows)
     if tensor.ndim == 0 or len(tensor) != height:
@@ -100,7 +138,7 @@ def difference_fits(tensor: Tensor, rows: Sequence[Rows], shapes: Shapes) -> boo
 
 def own_differences(
     path: Path, differences: Mapping[str, Difference], table: KeyTable, shapes: Shapes
-) -> dict[str, Tensor]:
+) -> dict[str, Difference]:
     """Return the differences by the network's own names, in its shapes; raises
     StateError for one of another shape, or of a part of a parameter.
     """
@@ -122,5 +160,5 @@ def own_differences(
         if not fits(tuple(whole.shape), wanted):
             what = f"has a difference of {name} of shape {tuple(whole.shape)}, but it is {wanted}"
             raise StateError(path, what)
-        found[name] = whole.reshape(wanted)
+        found[name] = Difference(whole.reshape(wanted))
     return found

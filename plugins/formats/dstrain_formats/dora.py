@@ -5,7 +5,7 @@ W + (alpha / rank) B A get lengths that are trained, too.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -34,33 +34,19 @@ class DoraLayer(LoraLayer):
     def changed(self, weight: Tensor) -> Tensor:
         """Return an fp32 weight (out, in) as the layer changes it."""
         total = super().changed(weight)
-        return (self._magnitude_on(weight) / row_lengths(total))[:, None] * total
-
-    def at_strength(self, weight: Tensor, strength: float) -> "DoraLayer":
-        """Return a layer whose change of this fp32 weight is `strength` times this one's:
-        peft would scale the product alone, and not what the lengths change.
-        """
-        added = super().changed(weight)
-        ratio = strength * self._magnitude_on(weight) / row_lengths(added)
-        # W + s (m / n (W + BA) - W) = (1 - s + s m / n) W + (s m / n) BA
-        own = 1 - strength + ratio
-        up = self.up.float() * (ratio / own)[:, None].to(self.up.device)
-        total = LoraLayer(self.down, up, self.alpha).changed(weight)
-        return replace(self, up=up, magnitude=own * row_lengths(total))
+        magnitude = self.magnitude.float().to(weight.device)
+        return (magnitude / row_lengths(total))[:, None] * total
 
     def parts(self) -> dict[str, Tensor]:
         """Return the matrices and the lengths by peft's names."""
         return {**super().parts(), "lora_magnitude_vector": self.magnitude}
-
-    def _magnitude_on(self, weight: Tensor) -> Tensor:
-        return self.magnitude.float().to(weight.device)
 
 
 class DoraType(LoraType):
     """DoRA by peft."""
 
     name = "dora"
-    keys = rf"{LoraType.keys}|lora_magnitude_vector(?:\.weight)?"
+    keys = rf"{LoraType.keys}|lora_magnitude_vector(?:\.[^.]+)*"
     fields = MappingProxyType({"use_dora": True})
     linear_only = True
     below = False
@@ -71,8 +57,13 @@ class DoraType(LoraType):
         """Return a layer of its tensors; raises ValueError for one that lacks any."""
         down, up = pair_of(parts)
         lengths = [one for name, one in parts.items() if "magnitude" in name]
-        if not lengths:
+        if len(lengths) != 1:
             raise ValueError("lack the lengths of DoRA")
+        if lengths[0].shape != (len(up),) or up.ndim != 2:
+            shape = tuple(lengths[0].shape)
+            raise ValueError(
+                f"have no length of DoRA for each of {len(up)} rows: {shape}"
+            )
         own = float(len(down)) if alpha is None else alpha
         return DoraLayer(down, up, own, lengths[0])
 

@@ -36,6 +36,8 @@ from dstrain.plugin.lora import (
     load_family,
     nearest,
     number_of,
+    pair_of,
+    parse_keys,
     parse_lora,
     peft_exceptions,
     read_lora,
@@ -51,7 +53,7 @@ from dstrain.plugin.lora import (
 from torch import Tensor
 
 from dstrain_formats.key_names import format_of_weights, key_format_of
-from dstrain_formats.key_parser import is_key_of_lora_file, parse_pairs
+from dstrain_formats.key_parser import in_peft_names, is_key_of_lora_file
 from dstrain_formats.programs import layers_in
 
 logger = get_logger("dstrain.export")
@@ -121,7 +123,7 @@ def export(
         raise UsageError("--model", what)
     family = load_family(name, disabled_plugins)
     header = {"format": "pt", "family": name, **header}
-    is_lora = any(is_key_of_lora_file(key) or ".oft_R." in key for key in tensors)
+    is_lora = any(map(is_key_of_lora_file, tensors))
     for flag, value in (("--alpha", alpha), ("--component", component)):
         if value and not is_lora:
             raise UsageError(flag, f"has no effect: {source} is not a LoRA file")
@@ -154,16 +156,17 @@ def _with_alpha(
     if any(".lokr_" in key or ".hada_" in key for key in tensors):
         what = "is for pairs of matrices; LoKr or LoHa without alpha is given one by --format"
         raise UsageError("--alpha", what, "export --format diffusers --alpha rank")
-    for name, layer in parse_pairs(source, tensors).items():
+    for name, layer in parse_keys(source, in_peft_names(source, tensors)).items():
         if layer.alpha is not None:
             what = f"has no effect: {source} states its own alpha"
             raise UsageError("--alpha", what)
-        rank = float(len(layer.down))
+        down, up = pair_of(layer.parts)
+        rank = float(len(down))
         found[f"{name}.alpha"] = torch.tensor(rank)
         if alpha == "rank":
             continue
-        (key,) = [key for key, tensor in tensors.items() if tensor is layer.up]
-        found[key] = rescaled(layer.up, alpha, rank)
+        (key,) = [key for key, tensor in tensors.items() if tensor is up]
+        found[key] = rescaled(up, alpha, rank)
     return found
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Container, Mapping
 
 import torch
-from dstrain.plugin.lora import Layer, LoraLayer, MergedLayer, Rows, UsageError
+from dstrain.plugin.lora import Layer, LoraLayer, Rows, UsageError
 from torch import Tensor
 
 from dstrain_formats.dora import lengths_of, lora_layer
-from dstrain_formats.loha import LohaLayer, of_each
+from dstrain_formats.loha import LohaLayer, MergedLayer, of_each
 from dstrain_formats.lokr import LokrLayer
 
 

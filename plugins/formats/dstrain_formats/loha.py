@@ -1,49 +1,19 @@
-"""The LoHa of one layer, its keys in files, and products of several layers at once.
+"""The LoHa of one layer, and products of several layers at once.
 
 LoHa (Hyeon-Woo et al. 2022, "FedPara: low-rank Hadamard product for communication-
 efficient federated learning"): (alpha / rank) (A1 B1) * (A2 B2), element by element.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from dstrain.plugin.lora import LoraType, MergedLayer, Rows, StateError, rescaled
+from dstrain.plugin.lora import LoraType, Rows, rescaled
 from torch import Tensor
 
-from dstrain_formats.lokr import parts_of_layers
-
-LOHA_KEY = re.compile(r"(?P<layer>.+)\.(?P<part>hada_w[12]_[ab]|alpha)")
 LOHA_PARTS = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
-
-
-@dataclass(frozen=True)
-class LohaWeights:
-    """One layer as a file has it."""
-
-    first: tuple[Tensor, Tensor]
-    """(out, rank) and (rank, in)."""
-    second: tuple[Tensor, Tensor]
-    alpha: float | None
-    named: bool = False
-
-    @property
-    def rank(self) -> int:
-        """Return the rank of both products."""
-        return len(self.first[1])
-
-    @property
-    def has_product(self) -> bool:
-        """Return whether it has a rank, and an alpha that counts: always."""
-        return True
-
-    def layer(self, alpha: float) -> "LohaLayer":
-        """Return the layer with an alpha."""
-        return LohaLayer(self.first, self.second, alpha)
 
 
 @dataclass(frozen=True)
@@ -153,40 +123,38 @@ class LohaType(LoraType):
         return LohaLayer(first, second, own)
 
 
-def parse_loha(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LohaWeights]:
-    """Put the matrices of each layer together; raises StateError for those that are
-    missing or do not fit each other, and what `parts_of_layers` raises.
-    """
-    parts = parts_of_layers(path, tensors, LOHA_KEY, "LoHa")
-    found = {}
-    for name, own in parts.items():
-        try:
-            first, second = _factors(own)
-        except ValueError as error:
-            raise StateError(path, f"incomplete LoRA file: {name} {error}") from error
-        alpha = float(own["alpha"]) if "alpha" in own else None
-        found[name] = LohaWeights(first, second, alpha)
-    return found
-
-
 def _factors(
     own: Mapping[str, Tensor],
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the two products; raises ValueError for what is not all of both."""
-    if not own.keys() >= set(LOHA_PARTS):
-        raise ValueError(f"has only {', '.join(own)}")
+    if own.keys() != set(LOHA_PARTS) or any(one.ndim != 2 for one in own.values()):
+        raise ValueError("have not all four matrices")
     a, b, c, d = (own[part] for part in LOHA_PARTS)
     if a.shape[1] != len(b) or c.shape[1] != len(d) or len(b) != len(d):
-        raise ValueError("has matrices of different ranks")
+        raise ValueError("have matrices of different ranks")
     if len(a) != len(c) or b.shape[1] != d.shape[1]:
-        raise ValueError("has two products of different shapes")
+        raise ValueError("have two products of different shapes")
     return (a, b), (c, d)
+
+
+@dataclass(frozen=True)
+class MergedLayer:
+    """A change of one layer's weight that can only be merged into it."""
+
+    type: str
+    """What it is, for errors."""
+    change: Callable[[], Tensor]
+    """Computes what is added to the weight, in fp32."""
+
+    def changed(self, weight: Tensor) -> Tensor:
+        """Return an fp32 weight (out, in) as the layer changes it."""
+        return weight + self.change().to(weight.device)
 
 
 def of_each(
     kind: str, change: Callable[[Tensor], Tensor], rows: Sequence[Rows]
 ) -> dict[str, MergedLayer]:
-    """Return the changes of the network's layers that one layer of a file stands for.
+    """Return the changes of the network's weights that one layer of a file stands for.
 
     Args:
         kind: What it is, for errors.
@@ -199,5 +167,5 @@ def of_each(
             (one for one in rows if one.layer == name), key=lambda one: one.offset
         )
         chosen = torch.cat([torch.arange(one.start, one.stop) for one in own])
-        found[name] = MergedLayer(kind, partial(change, chosen))
+        found[f"{name}.weight"] = MergedLayer(kind, partial(change, chosen))
     return found

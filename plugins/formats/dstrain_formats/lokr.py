@@ -1,31 +1,20 @@
-"""The LoKr of one layer, and its keys in files.
+"""The LoKr of one layer.
 
 LoKr (Yeh et al. 2024, "Navigating text-to-image customization: from LyCORIS fine-tuning
 to model evaluation"): y = W x + (alpha / rank) (W1 (x) W2) x, with the Kronecker product
 of two small matrices, each of which may itself be a product of two.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from dstrain.plugin import TrainConfig
-from dstrain.plugin.lora import (
-    LoraOptions,
-    LoraType,
-    StateError,
-    UsageError,
-    first_few,
-    rescaled,
-)
+from dstrain.plugin.lora import LoraOptions, LoraType, UsageError, rescaled
 from torch import Tensor, nn
 
 from dstrain_formats.options import FormatOptions
-
-LOKR_KEY = re.compile(r"(?P<layer>.+)\.(?P<part>lokr_w[12](?:_[ab])?|alpha)")
 
 
 @dataclass(frozen=True)
@@ -146,9 +135,16 @@ class LokrType(LoraType):
     ) -> LokrLayer:
         """Return a layer of its matrices; raises ValueError for those that lack one."""
         first, second = (_matrices(parts, name) for name in ("lokr_w1", "lokr_w2"))
-        weights = LokrWeights(first, second, alpha)
-        rank = weights.rank if rank is None else rank
+        if rank is None:
+            products = [one for one in (first, second) if len(one) == 2]
+            rank = products[-1][0].shape[1] if products else 1
         return LokrLayer(first, second, rank, float(rank) if alpha is None else alpha)
+
+    def has_alpha(self, parts: Mapping[str, Tensor]) -> bool:
+        """Return whether a part is a product: where none is, LyCORIS and ComfyUI multiply
+        by 1, whatever alpha says.
+        """
+        return len(parts) > 2
 
     @torch.no_grad()
     def fill(self, own: Any, layer: Any) -> None:
@@ -181,95 +177,17 @@ class LokrType(LoraType):
                 raise UsageError(flag, what, "leave the component as it is loaded")
 
 
-@dataclass(frozen=True)
-class LokrWeights:
-    """One layer as a file has it."""
-
-    first: tuple[Tensor, ...]
-    second: tuple[Tensor, ...]
-    alpha: float | None
-    """What its product is to be multiplied by, times the rank."""
-    named: bool = False
-
-    @property
-    def rank(self) -> int:
-        """Return the rank of what is a product; where nothing is, LyCORIS and ComfyUI
-        multiply by 1, whatever alpha says.
-        """
-        products = [one for one in (self.first, self.second) if len(one) == 2]
-        return products[-1][0].shape[1] if products else 1
-
-    @property
-    def has_product(self) -> bool:
-        """Return whether it has a rank, and an alpha that counts."""
-        return len(self.first) + len(self.second) > 2
-
-    def layer(self, alpha: float) -> LokrLayer:
-        """Return the layer with an alpha."""
-        return LokrLayer(self.first, self.second, self.rank, alpha)
-
-
-def parts_of_layers(
-    path: Path, tensors: Mapping[str, Tensor], key: re.Pattern[str], kind: str
-) -> dict[str, dict[str, Tensor]]:
-    """Return layer -> part -> the tensors of a file of LyCORIS; raises StateError for keys
-    of something else, and for values that are not finite numbers.
-
-    Args:
-        path: The file, for errors.
-        tensors: Key -> tensor.
-        key: Tells the `layer` and the `part` of a key: "alpha", or a matrix.
-        kind: What the layers are called: LoKr or LoHa.
-    """
-    parts: dict[str, dict[str, Tensor]] = {}
-    unknown = []
-    for name, tensor in tensors.items():
-        hit = key.fullmatch(name)
-        if hit is None:
-            unknown.append(name)
-            continue
-        is_alpha = hit["part"] == "alpha"
-        has_form = tensor.numel() == 1 if is_alpha else tensor.ndim == 2
-        if not has_form or tensor.numel() == 0 or not tensor.float().isfinite().all():
-            form = "number" if is_alpha else "matrix of numbers"
-            raise StateError(path, f"{name} is not a finite {form}")
-        parts.setdefault(hit["layer"], {})[hit["part"]] = tensor
-    if unknown:
-        what = f"{len(unknown)} of its {len(tensors)} keys are of no {kind} layer"
-        advice = f"{kind} of convolutions and with DoRA is not supported"
-        raise StateError(path, what, f"the first: {first_few(unknown)}", advice)
-    return parts
-
-
-def parse_lokr(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LokrWeights]:
-    """Put the matrices of each layer together; raises StateError for those that are
-    missing, and what `parts_of_layers` raises.
-    """
-    parts = parts_of_layers(path, tensors, LOKR_KEY, "LoKr")
-    layers = {}
-    for name, found in parts.items():
-        try:
-            first, second = (_matrices(found, part) for part in ("lokr_w1", "lokr_w2"))
-        except ValueError as error:
-            raise StateError(path, f"incomplete LoRA file: {name} {error}") from error
-        alpha = float(found["alpha"]) if "alpha" in found else None
-        weights = LokrWeights(first, second, alpha)
-        if not weights.has_product:
-            weights = replace(weights, alpha=float(weights.rank))
-        layers[name] = weights
-    return layers
-
-
 def _matrices(found: Mapping[str, Tensor], name: str) -> tuple[Tensor, ...]:
     """Return the one or two matrices of a part."""
     ends = [end for end in ("", "_a", "_b") if name + end in found]
     if ends not in ([""], ["_a", "_b"]):
-        have = ", ".join(found)
-        raise ValueError(f"has only {have}, without all of {name}")
+        raise ValueError(f"have not all of {name}")
     matrices = tuple(found[name + end] for end in ends)
+    shapes = " and ".join(str(tuple(one.shape)) for one in matrices)
+    if any(one.ndim != 2 for one in matrices):
+        raise ValueError(f"have what is no matrix: {shapes}")
     if len(matrices) == 2 and matrices[0].shape[1] != len(matrices[1]):
-        shapes = " and ".join(str(tuple(one.shape)) for one in matrices)
-        raise ValueError(f"has matrices of different ranks: {shapes}")
+        raise ValueError(f"have matrices of different ranks: {shapes}")
     return matrices
 
 

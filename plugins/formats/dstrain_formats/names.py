@@ -8,21 +8,22 @@ from typing import Any
 
 from dstrain.plugin import Component, ModelFamily, Shapes
 from dstrain.plugin.lora import (
+    Change,
     Contents,
     KeyTable,
     Layer,
     LoraLayer,
     LoraNames,
-    MergedLayer,
+    LoraSource,
     Prefix,
     Rows,
     StoredLayer,
+    get_logger,
     layers_of,
 )
 from torch import Tensor
 
 from dstrain_formats.differences import (
-    DIFFERENCE,
     Difference,
     difference_fits,
     difference_table,
@@ -35,9 +36,14 @@ from dstrain_formats.key_names import (
     prefixes,
     with_underscores,
 )
-from dstrain_formats.key_parser import parse_file
+from dstrain_formats.key_parser import is_named, is_of_ai_toolkit, parse_file
 from dstrain_formats.loha import LohaLayer
 from dstrain_formats.lokr import LokrLayer
+
+logger = get_logger("dstrain.formats")
+NO_ALPHA = (
+    "has no alpha; using the rank, as DiffSynth-Studio and XLabs do with these names"
+)
 
 
 class OtherNames(LoraNames):
@@ -53,10 +59,16 @@ class OtherNames(LoraNames):
         """Return layers, and differences of whole parameters."""
         return parse_file(path, tensors)
 
-    def place(self, name: str) -> tuple[str, str]:
-        """Return the name of a layer, and what follows it of a difference."""
-        hit = DIFFERENCE.fullmatch(name)
-        return (name, "") if hit is None else (hit["layer"], f".{hit['kind']}")
+    def alpha_is_rank(self, source: LoraSource) -> bool:
+        """Return whether a file's names, or its program, mean the rank."""
+        if is_of_ai_toolkit(source.header):
+            return True
+        if not all(is_named(key) for key in source.tensors):
+            return False
+        # dstrain's own files with these names always had alpha / rank as part of B.
+        if not {"family", "alpha"} <= source.header.keys():
+            logger.warning(f"{source.path}: {NO_ALPHA}")
+        return True
 
     def tables(
         self, component: Component, family: ModelFamily, shapes: Shapes, prefix: Prefix
@@ -71,7 +83,7 @@ class OtherNames(LoraNames):
     def fits(self, stored: Any, rows: tuple[Rows, ...], shapes: Shapes) -> bool:
         """Return whether a layer, or a difference, has the shape of what it stands for."""
         if isinstance(stored, Difference):
-            return difference_fits(stored.tensor, rows, shapes)
+            return difference_fits(stored, rows, shapes)
         own = layers_of(shapes)
         if isinstance(stored, LoraLayer):
             if len(rows) > 1 and len(stored.up) != rows[-1].stop:
@@ -91,7 +103,7 @@ class OtherNames(LoraNames):
     ) -> Contents:
         """Return layers, products of several layers at once, and differences."""
         found: dict[str, Layer] = {}
-        merged: dict[str, MergedLayer] = {}
+        merged: dict[str, Change] = {}
         differences: dict[str, Difference] = {}
         for rest, stored in layers.items():
             rows = table[rest]
@@ -101,15 +113,5 @@ class OtherNames(LoraNames):
                 merged |= merged_parts(stored, rows)
             else:
                 found |= divided(stored, rows)
-        own = own_differences(path, differences, table, shapes)
-        return Contents(found, merged, own)
-
-    def shapes(self, stored: Any) -> str:
-        """Return the shapes of a layer of a file, for an error."""
-        if isinstance(stored, Difference):
-            return str(tuple(stored.tensor.shape))
-        if isinstance(stored, LohaLayer):
-            return str(stored.shape)
-        if isinstance(stored, LoraLayer):
-            return f"{tuple(stored.down.shape)} and {tuple(stored.up.shape)}"
-        return super().shapes(stored)
+        merged |= own_differences(path, differences, table, shapes)
+        return Contents(found, merged)

@@ -1,7 +1,6 @@
 """The formats of LoRA files of ComfyUI, kohya's scripts and DiffSynth-Studio."""
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import torch
 from dstrain.plugin import (
@@ -19,10 +18,7 @@ from dstrain.plugin.lora import (
     Lora,
     LoraFormat,
     LoraLayer,
-    LoraSource,
     UsageError,
-    groups_in,
-    read_layers,
 )
 from torch import Tensor
 
@@ -93,21 +89,11 @@ class ComfyUI(Program):
     name = "comfyui"
     title = "ComfyUI"
     fallback = True
+    names = OtherNames()
 
     def reads(self, keys: Collection[str], header: Mapping[str, str]) -> bool:
         """Return whether any key is of a kind that is known."""
         return any(map(is_key_of_lora_file, keys))
-
-    def components(
-        self, path: Path, tensors: Mapping[str, Tensor], family: ModelFamily
-    ) -> list[tuple[str, ...]]:
-        """Return those that the names of each group allow."""
-        groups = groups_in(path, tensors, family, OtherNames())
-        return [group.prefix.components for group in groups]
-
-    def read(self, source: LoraSource) -> list[Lora]:
-        """Return what a file of any program holds."""
-        return read_layers(source, OtherNames())
 
     def needs_export(
         self, component: Component, family: ModelFamily, lora_type: str, saved: str

@@ -42,7 +42,7 @@ def test_ai_toolkit_leaves_alpha_out_and_says_who_wrote_the_file(
     assert {layer.alpha for layer in layers.values()} == {4.0}
     for other in ('{"name": "another"}', "[]", "no", "{}", "[" * 100_000):
         path = written(tmp_path / PATH, tensors, {"software": other})
-        with pytest.raises(StateError, match="--alpha rank"):
+        with pytest.raises(StateError, match="@alpha=rank"):
             read(path)
 
 
@@ -53,10 +53,7 @@ def test_an_alpha_can_be_given_where_a_file_has_none(
     path = written(tmp_path / PATH, as_trained(TO_Q))
     with pytest.raises(StateError) as caught:
         read(path)
-    assert f"({path}@alpha=rank)" in caught.value.help_lines[1]
-    beside = path.with_name("x-alpha.safetensors")
-    command = f"dstrain export --alpha rank {path} {beside}"
-    assert caught.value.help_lines[2] == command
+    assert caught.value.help_lines[1].endswith(f" {path}@alpha=rank")
     (lora,) = read_lora(LoraFile(path, alpha=alpha), MODEL, {"dit": SHAPES})
     assert {layer.alpha for layer in lora.layers.values()} == {wanted}
 
@@ -189,7 +186,7 @@ def test_alpha_of_some_products_alone_is_refused(tmp_path: Path) -> None:
 
 def test_without_any_alpha_of_a_lokr_it_is_asked_for(tmp_path: Path) -> None:
     path = in_file(tmp_path, of_every_form())
-    with pytest.raises(StateError, match="--alpha rank"):
+    with pytest.raises(StateError, match="@alpha=rank"):
         read(path)
     file = LoraFile(path, component="dit", alpha=2.0)
     (lora,) = read_lora(file, MODEL, {"dit": SHAPES})

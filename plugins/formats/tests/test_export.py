@@ -163,7 +163,7 @@ def test_an_alpha_that_a_file_does_not_state_can_be_given(
     lost = written(tmp_path / "lost.safetensors", tensors)
     path, named = tmp_path / "x.safetensors", tmp_path / "named.safetensors"
     flags = "--format diffusers --model fused"
-    export(flags, lost, path, 3, f"dstrain export --alpha rank {lost} ")
+    export(flags, lost, path, 3, f"{lost}@alpha=rank")
     export(f"{flags} --alpha {given}", lost, path)
     made = read(path)
     assert {layer.scale for layer in made.layers.values()} == {1.0}
@@ -266,7 +266,7 @@ def test_what_no_file_of_a_program_can_hold_is_not_written(
             3,
             r"to_q\.weight",
         ),
-        ({**lokr, **with_alpha(lora)}, "diffusers", 3, "lokr and lora"),
+        ({**lokr, **with_alpha(lora)}, "diffusers", 3, "lora and lokr"),
         (lokr, "comfyui", 2, "--lora_format: .*to_q"),
         (dora, "comfyui", 2, "--lora_format: .*to_k"),
         (dora, "diffsynth", 2, "--lora_format: diffsynth .*dora"),

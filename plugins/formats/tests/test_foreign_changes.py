@@ -12,9 +12,10 @@ import pytest
 import torch
 from dstrain import LoraConfig, Pipeline, StateError, UsageError
 from dstrain.config import LoraFile
-from dstrain.lora import add_differences, merge_layers, read_lora
+from dstrain.lora import merge, read_lora
 from dstrain.plugin import CheckpointFormat, KeyMap
 from dstrain.plugin.lora import groups_in
+from dstrain_formats.differences import Difference
 from dstrain_formats.names import OtherNames
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from tests.support.lora_family import (
     COMPONENTS,
     MODEL,
     SHAPES,
+    merge_layers,
     network,
     output,
     read,
@@ -91,10 +93,10 @@ def test_a_product_of_several_layers_at_once_is_merged_into_each(
     lora = read(path)
     assert not lora.layers
     module = network()
-    merge_layers(module, lora.merged, 0.5)
+    merge(module, lora.merged, 0.5)
     for i, change in enumerate(changes(module).values()):
         assert torch.allclose(change, 0.5 * product[6 * i :][:6], atol=1e-5)
-    with pytest.raises(StateError, match=f"{FIRST}q, {FIRST}k"):
+    with pytest.raises(StateError, match=f"{FIRST}q.weight, {FIRST}k"):
         lora.refuse_merged(path, "")
     tall = {name: torch.cat([one, one]) for name, one in own.items() if "w1" in name}
     written(path, under("lora_unet_double_0_qkv", own | tall))
@@ -179,8 +181,8 @@ def test_every_kind_of_difference_has_a_name(
             read_lora(file, FAMILY, {"dit": shapes})
         return
     (lora,) = read_lora(file, FAMILY, {"dit": shapes})
-    assert list(lora.differences) == [parameter]
-    assert torch.equal(lora.differences[parameter], difference)
+    assert list(lora.merged) == [parameter]
+    assert torch.equal(lora.merged[parameter].tensor, difference)
 
 
 def test_differences_beside_lora_layers_are_those_of_the_networks_parameters(
@@ -204,11 +206,11 @@ def test_differences_beside_lora_layers_are_those_of_the_networks_parameters(
         "norm_out.linear.weight": torch.cat([swapped[6:], swapped[:6]]),
         "proj_in.weight": weight,
     }
-    assert lora.differences.keys() == wanted.keys()
+    assert lora.merged.keys() == wanted.keys()
     for name, one in wanted.items():
-        assert torch.equal(lora.differences[name], one)
+        assert torch.equal(lora.merged[name].tensor, one)
     (group,) = groups_in(PATH, tensors, MODEL, OtherNames())
-    assert len(group.names) == 4
+    assert len(group.layers) == 4
     for key in ("double.0.qkv.b_norm", "double.0.qkv.diff"):
         more = {f"diffusion_model.{key}": bias}
         with pytest.raises(StateError, match=f"{FIRST}q"):
@@ -229,7 +231,7 @@ def test_differences_of_other_shapes_are_left_out_on_request(
     with pytest.raises(StateError, match=r"1\.attn\.to_.\.bias|proj_in"):
         read(path)
     (lora,) = read_lora(LoraFile(path, skip_missing=True), MODEL, {"dit": SHAPES})
-    assert list(lora.differences) == [
+    assert list(lora.merged) == [
         *(f"{FIRST}{part}.bias" for part in "qkv"),
         "blocks.1.attn.to_out.0.weight",
     ]
@@ -245,18 +247,18 @@ def test_differences_are_added_in_fp32_to_parameters_below_lora_layers_too(
     layer = module.get_submodule(f"{FIRST}q").base_layer
     for name, shape in (("bias", (6,)), ("weight", (6, 6))):
         before = getattr(layer, name).detach().clone()
-        add_differences(module, {f"{FIRST}q.{name}": numbers(*shape)}, 0.3)
+        merge(module, {f"{FIRST}q.{name}": Difference(numbers(*shape))}, 0.3)
         wanted = (before.float() + 0.3 * numbers(*shape)).to(dtype)
-        assert torch.equal(getattr(layer, name), wanted)
+        assert torch.allclose(getattr(layer, name), wanted, atol=1e-6)
 
 
 def test_of_what_is_quantized_biases_can_be_changed_and_weights_not() -> None:
     linear = nn.Linear(64, 64).requires_grad_(False)
     stored = halved(linear, linear.weight)
     module = nn.Sequential(stored)
-    bias = linear.bias.clone()
+    bias, more = linear.bias.clone(), Difference(numbers(64))
     with pytest.raises(UsageError, match=r"--lora: .*0\.weight"):
-        add_differences(module, {"0.bias": numbers(64), "0.weight": numbers(64, 64)})
+        merge(module, {"0.bias": more, "0.weight": Difference(numbers(64, 64))})
     assert torch.equal(stored.bias, bias)
-    add_differences(module, {"0.bias": numbers(64)})
+    merge(module, {"0.bias": more})
     assert torch.equal(stored.bias, bias + numbers(64))

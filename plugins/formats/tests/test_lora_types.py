@@ -12,7 +12,7 @@ import torch
 from dstrain import SampleKey, StateError, UsageError
 from dstrain.cli.main import main
 from dstrain.config import LoraFile
-from dstrain.lora import base_shapes, merge_layers, read_lora
+from dstrain.lora import base_shapes, read_lora
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.resolve import resolve
 from safetensors import safe_open
@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.family import MODEL
+from tests.support.lora_family import merge_layers
 from tests.support.runs import (
     PowerCut,
     config,

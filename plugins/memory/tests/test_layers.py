@@ -50,7 +50,7 @@ class Net(nn.Module):
 
 
 NETWORK = DiffusersNetwork(f"{__name__}:Net")
-COMPONENTS = (Component("dit", NETWORK, "dit", ("head.weight",), unquantized=ENDS),)
+COMPONENTS = (Component("dit", NETWORK, "dit", ("head.weight",), as_loaded=ENDS),)
 FAMILY = replace(MODEL, components=f"{__name__}:COMPONENTS")
 
 

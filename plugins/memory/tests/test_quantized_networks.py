@@ -105,7 +105,7 @@ def test_generate_takes_the_runs_methods_and_other_ones(
 def test_layers_that_are_not_in_blocks_are_not_quantized() -> None:
     for what in ("flux dev dit", "qwen_image base dit", "wan fun-camera dit"):
         family, variant, name = what.split()
-        patterns = components_of(load_family(family))[name].unquantized
+        patterns = components_of(load_family(family))[name].as_loaded
         for layer, module in opened(family, variant).components[name].named_modules():
             if isinstance(module, nn.Linear):
                 is_kept = any(fnmatchcase(layer, one) for one in patterns)

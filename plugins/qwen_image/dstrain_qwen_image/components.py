@@ -59,7 +59,7 @@ COMPONENTS = (
             **dict.fromkeys(LAYERED_IDS, CONFIGS / "dit_layered.json"),
         },
         infer=infer_dit,
-        unquantized=("time_text_embed.*", "img_in", "txt_in", "norm_out.*", "proj_out"),
+        as_loaded=("time_text_embed.*", "img_in", "txt_in", "norm_out.*", "proj_out"),
         modulation=("img_mod.1", "txt_mod.1"),
         **KEY_MAPS["dit"],
     ),
@@ -70,7 +70,7 @@ COMPONENTS = (
         ),
         folder="text_encoder",
         version=1,
-        unquantized=("lm_head",),
+        as_loaded=("lm_head",),
         default_configs=dict.fromkeys(
             (*IDS, *LAYERED_IDS), CONFIGS / "text_encoder.json"
         ),
@@ -102,7 +102,7 @@ COMPONENTS = (
             for kind, channels in (("Canny", 64), ("Depth", 64), ("Inpaint", 68))
         },
         infer=infer_controlnet,
-        unquantized=("img_in",),
+        as_loaded=("img_in",),
         **KEY_MAPS["blockwise_controlnet"],
     ),
     Component(

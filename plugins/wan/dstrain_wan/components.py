@@ -209,7 +209,7 @@ def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
         infer=infer_dit,
         original_filenames=filenames,
         expert_filenames=(f"*{original.partition('_')[0]}*noise*",),
-        unquantized=("condition_embedder.*", "proj_out"),
+        as_loaded=("condition_embedder.*", "proj_out"),
         **KEY_MAPS["dit"],
     )
 

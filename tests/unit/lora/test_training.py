@@ -2,7 +2,6 @@
 is exactly for them.
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 from dstrain import LoraConfig, StateError, Trainables, UsageError
 from dstrain.lora import add_layers, inject, load_layers, lora_layers, lora_state
-from peft.import_utils import is_bnb_available
 from torch import nn
 
 from tests.support.lora_family import TOKENS, network, ours, output, read, trained
@@ -72,21 +70,6 @@ def test_initial_numbers_follow_the_seed_in_fp32_whatever_the_module_is_stored_a
         torch.equal(weight, starts[1][name]) for name, weight in starts[0].items()
     )
     assert starts[0]["blocks.0.attn.to_q.lora_A.weight"].any()
-
-
-def test_peft_imports_no_quantizer_and_is_asked_anew_what_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it has noted before would have it import a library that is hidden from it."""
-    (tmp_path / "bitsandbytes.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    is_imported = "bitsandbytes" in sys.modules
-    is_bnb_available.cache_clear()
-    assert is_bnb_available()
-    inject(network(), SPEC, {})
-    assert ("bitsandbytes" in sys.modules) == is_imported
-    assert is_bnb_available()
-    is_bnb_available.cache_clear()
 
 
 LAYERS = (

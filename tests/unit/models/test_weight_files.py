@@ -134,42 +134,7 @@ def test_a_damaged_or_absent_file_is_named(suffix: str, tmp_path: Path) -> None:
         next(reading)
 
 
-OF_SVDQUANT = ("qweight", "wscales", "qzeros")
-
-
-@pytest.mark.parametrize(
-    ("name", "flag"),
-    [
-        ("scaled_fp8", "--fp8_models"),
-        ("model.diffusion_model.blocks.0.q.scale_weight", "--fp8_models"),
-        *((f"q.{name}", "--fp8_models") for name in ("weight_scale_2", "scale_input")),
-        *((f"q.{name}", "--fp8_models") for name in ("weight_scale", "input_scale")),
-        ("blocks.0.q.comfy_quant", "--fp8_models"),
-        ("a.weight.quant_state.bitsandbytes__nf4", "COMPONENT:bitsandbytes_nf4"),
-        ("a.weight.absmax", "COMPONENT:bitsandbytes_nf4"),
-        ("a.weight.nested_absmax", "COMPONENT:bitsandbytes_nf4"),
-        ("a.SCB", "COMPONENT:bitsandbytes_nf4"),
-        *((f"attn.to_qkv.{name}", "COMPONENT:int8_block") for name in OF_SVDQUANT),
-    ],
-)
-def test_weights_that_another_program_quantized_are_refused_with_what_to_give(
-    name: str, flag: str, tmp_path: Path
-) -> None:
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    save_file({"a.weight": torch.zeros(2, 2), name: torch.zeros(1)}, path)
-    with pytest.raises(StateError, match=f"'{name}'") as caught:
-        recognize(Files((path,)), ())
-    (line,) = caught.value.help_lines
-    assert "bf16" in line and flag in line
-
-
-def test_a_gguf_file_is_named_as_one(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF\x03\x00\x00\x00")
-    assert "--quant_options" in refused(path, "GGUF").help_lines[0]
-    path.unlink()
-    os.mkfifo(path)  # what is read of a pipe is gone
-    pipe = os.open(path, os.O_RDWR)
-    os.write(pipe, b"GGUF")
+    os.mkfifo(path)
     refused(path, "regular file")
-    os.close(pipe)

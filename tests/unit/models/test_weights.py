@@ -2,7 +2,6 @@
 are open only meanwhile.
 """
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,9 +154,8 @@ def test_files_that_are_no_model_by_themselves_are_named(tmp_path: Path) -> None
             recognize(lora, (DIT,))
     every = [str(tmp_path / f"model-0000{one}-of-00002.safetensors") for one in (1, 2)]
     shard = written(Path(every[1]), "part.weight")
-    with pytest.raises(StateError, match=" 2 files ") as caught:
+    with pytest.raises(StateError, match=r"model-00001-of-00002.*--model_paths"):
         recognize(shard, (DIT,))
-    assert caught.value.help_lines[-1].endswith(json.dumps(every))
     whole = Files((*written(Path(every[0]), "first.weight").paths, *shard.paths))
     with pytest.raises(StateError) as caught:
         recognize(whole, (DIT,))

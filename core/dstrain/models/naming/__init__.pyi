@@ -14,5 +14,5 @@ from dstrain.models.naming.model_files import (
     named_files as named_files,
     parts_of as parts_of,
     refuse_unsupported as refuse_unsupported,
+    without_replaced as without_replaced,
 )
-from dstrain.models.naming.replacing import without_replaced as without_replaced

@@ -45,7 +45,7 @@ def family_of(
             return None
         if not found:
             # Imported here, since it imports torch.
-            from dstrain.models.naming.content import families_of
+            from dstrain.models.naming.folders import families_of
 
             found = families_of(where, families)
     if len(found) == 1:

@@ -1,5 +1,5 @@
-"""Find the components in a folder: one in a published layout, or one of parts, as ComfyUI
-has them.
+"""Find the components in a folder: one in a published layout, or one that has a folder for
+each kind of model. Tell the family of files by the names of their weights.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,12 @@ from pathlib import Path
 
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.models.component_files import ModelConfig
-from dstrain.models.components import Component, Files
+from dstrain.models.components import Component, Files, components_of
 from dstrain.models.hub import SHARD, described_shards, missing_shards
 from dstrain.models.naming.location import FLAG
 from dstrain.models.weight_files import TORCH_SUFFIXES
 from dstrain.models.weights import find_weights
+from dstrain.registry import ModelFamily
 
 SAFETENSORS = ".safetensors"
 PART_FOLDERS = (
@@ -24,7 +25,7 @@ PART_FOLDERS = (
     "clip_vision",
     "vae",
 )
-"""The folders of ComfyUI that hold components."""
+"""Folders of kinds of models that hold components."""
 SHARED_WITH_PUBLISHED = "vae"
 """The one of them that published layouts have, too."""
 
@@ -62,8 +63,7 @@ def parts_of_folder(folder: Path, components: Sequence[Component]) -> list[Part]
         raise MissingFiles(
             folder,
             f"contains no files of {', '.join(names)}",
-            "expected the folders of a published model, those of ComfyUI "
-            f"({', '.join(PART_FOLDERS)}), or {SAFETENSORS} files",
+            f"expected those of a published model, {', '.join(PART_FOLDERS)}, or {SAFETENSORS} files",
         )
     return parts
 
@@ -83,7 +83,7 @@ def fitting(paths: Sequence[Path], components: Iterable[Component]) -> list[Comp
 
 
 def loose_weights(folder: Path) -> list[Path]:
-    """Return the files of weights in the folders of ComfyUI, and beside them."""
+    """Return the files of weights in the folders of kinds of models, and beside them."""
     found = list(folder.glob(f"*{SAFETENSORS}"))
     for name in PART_FOLDERS:
         found += (folder / name).rglob(f"*{SAFETENSORS}")
@@ -120,7 +120,7 @@ def refuse_doubt(parts: Sequence[Part]) -> None:
 
 
 def _has_part_folders(folder: Path, components: Iterable[Component]) -> bool:
-    """Return whether a folder has one that ComfyUI has, and no published layout."""
+    """Return whether a folder has one of a kind of models, and no published layout."""
     published = {place for one in components for place in one.folders}
     names = set(PART_FOLDERS) - published - {SHARED_WITH_PUBLISHED}
     return any((folder / name).is_dir() for name in names)
@@ -181,3 +181,43 @@ def _by_filename(
         and any(fnmatchcase(file, mark) for mark in one.expert_filenames)
     ]
     return named[0] if len(named) == 1 else ""
+
+
+def families_of(path: Path, families: Iterable[ModelFamily]) -> list[ModelFamily]:
+    """Return the families whose denoiser a file or folder has, else those that have any of its
+    weights.
+
+    Raises StateError for a file that cannot be read, and MissingFiles for absent shards.
+    """
+    named = [(files, list(find_weights(files.paths))) for files in _weights_in(path)]
+    by_denoiser = []
+    by_any = []
+    for family in families:
+        try:
+            known = components_of(family)
+        except UsageError:
+            continue  # it cannot be used either
+        denoiser = known.get(family.default_trainable)
+        found = [one for one in known.values() if _has(one, named)]
+        if denoiser is not None and any(
+            one is denoiser or one.same_keys_as(denoiser) for one in found
+        ):
+            by_denoiser.append(family)
+        elif found:
+            by_any.append(family)
+    return by_denoiser or by_any
+
+
+def _has(component: Component, named: Sequence[tuple[Files, list[str]]]) -> bool:
+    """Return whether some of these files, each with its keys, are a component's."""
+    return any(component.part_of(files, names) is not None for files, names in named)
+
+
+def _weights_in(path: Path) -> list[Files]:
+    """Return the file, or the files of weights in the folder and those below it."""
+    if not path.is_dir():
+        return [Files((path,))]
+    inside = path.glob(f"*/*{SAFETENSORS}")
+    return [
+        Files(tuple(paths)) for paths in weight_sets({*loose_weights(path), *inside})
+    ]

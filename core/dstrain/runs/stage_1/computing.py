@@ -21,7 +21,7 @@ from dstrain.data.samples import SampleCells
 from dstrain.distributed import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph import LongPrompt, Step, noticing_long_prompts
-from dstrain.models.finite import has_nan
+from dstrain.models.functional import has_nan
 from dstrain.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.long_prompts import LongPromptLog, record

@@ -45,7 +45,7 @@ def quantizing(request: KeeperRequest, options: MemoryOptions) -> list[Keeper]:
     if not stored:
         return []
     kept = {
-        name: StoredComponent(tuple(entries), request.components[name].unquantized)
+        name: StoredComponent(tuple(entries), request.components[name].as_loaded)
         for name, entries in stored.items()
     }
     _check_use(kept, request)

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from dstrain.console import silenced
 from dstrain.errors import StateError, UsageError, first_few
-from dstrain.lazy import without_quantizers
+from dstrain.lazy import without_optional
 from dstrain.models import DTYPES, default_device, precision
-from dstrain.models.weight_files import refuse_quantized
 from dstrain.plugin import GenerateConfig, Keeper, KeeperRequest
 from dstrain.registry import load_extensions
 from dstrain.storage.safetensors import naming_faults, opened
@@ -147,7 +146,7 @@ def load_captioner(files: ModelFiles, options: CaptionOptions) -> Captioner:
     dtype = DTYPES[precision(options.mixed_precision, device)]
     method = options.quantize
     keeper = None if method is None else _quantizing(method)
-    with silenced(logging.WARNING), without_quantizers():
+    with silenced(logging.WARNING), without_optional():
         import transformers
 
         transformers.logging.disable_progress_bar()
@@ -220,13 +219,15 @@ def _load_model(
         device_map={"": device},
         output_loading_info=True,
     )
-    missing = sorted(found["missing_keys"])
-    if missing or found["mismatched_keys"]:
-        wrong = missing or sorted(map(str, found["mismatched_keys"]))
-        kind = "missing" if missing else "of a different shape"
-        what = f"these files do not fit {type(model).__name__}"
-        line = f"{len(wrong)} {kind}: {first_few(wrong)}"
-        raise StateError(files.weights, what, line)
+    # Such as scales of weights that are stored in fewer bytes.
+    layers = dict(model.named_modules())
+    extra = [
+        one for one in found["unexpected_keys"] if one.rpartition(".")[0] in layers
+    ]
+    wrong = found["missing_keys"] or found["mismatched_keys"] or extra
+    if wrong:
+        what = f"does not fit {type(model).__name__}: {first_few(map(str, wrong))}"
+        raise StateError(files.weights, what)
     return model
 
 
@@ -236,7 +237,6 @@ def _weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     for path in paths:
         with naming_faults(path), opened(path) as file:
             names = list(file.keys())
-            refuse_quantized(path, names)
             weights |= {name: file.get_tensor(name) for name in names}
     return weights
 
@@ -252,7 +252,7 @@ def _quantizing(method: str) -> Keeper:
             .keepers(
                 KeeperRequest(
                     options,
-                    components={NAME: SimpleNamespace(unquantized=())},
+                    components={NAME: SimpleNamespace(as_loaded=())},
                     named=lambda flag, text: [text],
                     loaded=[NAME],
                 )
