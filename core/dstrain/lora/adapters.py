@@ -99,11 +99,6 @@ def lora_state(module: nn.Module, adapter_name: str = ADAPTER) -> dict[str, Tens
     return {name: whole(value) for name, value in state.items()}
 
 
-def lora_names(module: nn.Module) -> list[str]:
-    """Return the names of the layers that have LoRA."""
-    return list(_lora_modules(module))
-
-
 def lora_layers(
     module: nn.Module, state: Mapping[str, Tensor] | None = None
 ) -> dict[str, Layer]:
@@ -131,18 +126,10 @@ def _layers(
         parts.setdefault(name, {})[key.removeprefix(f"{name}.")] = tensor
     found: dict[str, Layer] = {}
     for name, own in parts.items():
-        kind = _type_of(own, name)
+        kind = next(one for one in known_types().values() if one.names(own))
         rank, alpha = kind.numbers_of(wrapped[name], adapter_name)
         found[name] = kind.layer(own, rank, alpha)
     return found
-
-
-def _type_of(parts: Collection[str], name: str) -> LoraType:
-    """Return the type of a layer, by what its tensors are called."""
-    for kind in known_types().values():
-        if kind.names(parts):
-            return kind
-    raise UsageError("--lora_type", f"no type has {', '.join(parts)}, as {name} has")
 
 
 @torch.no_grad()

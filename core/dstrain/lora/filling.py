@@ -32,8 +32,7 @@ def load_layers(
     """
     for name, layer in layers.items():
         if name in own:
-            _check_type(layer, own[name], path)
-            _check_numbers(name, layer, own, path)
+            _check(name, layer, own[name], path)
     trained = own.keys()
     untrained = [
         name
@@ -58,42 +57,24 @@ def load_layers(
         type_named(own[name].type).fill(own[name], layers[name])
 
 
-def _check_type(layer: Layer, trained: Layer, path: Path) -> None:
-    """Refuse layers of another type than is trained."""
+def _check(name: str, layer: Layer, trained: Layer, path: Path) -> None:
+    """Refuse a layer of another type, rank or alpha than the one in training, or of a
+    type with shapes of its own with other ones.
+    """
     if layer.type != trained.type:
         what = f"contains {layer.type}, but the LoRA layers to train are {trained.type}"
         raise StateError(path, what, f"give --lora_type {layer.type}")
-
-
-def _check_numbers(
-    name: str,
-    layer: Layer,
-    trained: Mapping[str, Layer],
-    path: Path,
-) -> None:
-    """Refuse a layer with another rank or alpha than the one in training, or of a
-    type with shapes of its own with other ones.
-    """
     kind = type_named(layer.type)
-    have, wanted = (kind.shapes_of(one) for one in (layer, trained[name]))
+    have, wanted = (kind.shapes_of(one) for one in (layer, trained))
     if have != wanted:
         what = f"has {kind.name} of {name} in tensors of shapes {have}, but {wanted} are to be trained"
         raise StateError(path, what, f"{kind.sizes} choose them")
-    if have:
-        return
-    for number in ("rank", "alpha"):
-        have = getattr(layer, number)
-        wanted = getattr(trained[name], number)
+    for number in ("rank", "alpha") if not have else ():
+        own, other = (getattr(one, number) for one in (layer, trained))
         # Files store alpha in fp32.
-        if math.isclose(have, wanted, rel_tol=1e-6):
-            continue
-        if len({getattr(one, number) for one in trained.values()}) == 1:
+        if not math.isclose(own, other, rel_tol=1e-6):
             what = (
-                f"has {number} {have:g}, but the LoRA layers to train have {wanted:g}"
+                f"has {number} {own:g} of {name}, which is to be trained with {other:g}"
             )
-            raise StateError(path, what, f"give --lora_{number} {have:g}")
-        what = (
-            f"has {number} {have:g} of {name}, which is to be trained with {wanted:g}"
-        )
-        advice = f"--lora_{number} chooses it, for some layers as PATTERN=NUMBER"
-        raise StateError(path, what, advice)
+            advice = f"give --lora_{number} {own:g}, or PATTERN={own:g} for some layers"
+            raise StateError(path, what, advice)

@@ -4,7 +4,7 @@ in use.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dstrain.console import get_logger
@@ -46,27 +46,18 @@ def sample_digest(paths: Sequence[Path]) -> str:
 
 
 def log_differences(lora: Lora, path: Path, variant: str, files: Files | None) -> None:
-    """Log a warning for each of `training_differences`; path: the LoRA's file."""
-    for line in training_differences(lora, variant, files):
-        logger.warning(f"{path}: {line}")
-
-
-def training_differences(
-    lora: Lora,
-    variant: str,
-    files: Files | None,
-) -> Iterator[str]:
-    """Yield a line for each thing that differs between a LoRA's training, as its header
+    """Log a warning for each thing that differs between a LoRA's training, as its header
     records it, and the model in use; their family is the same.
 
     Args:
         lora: The LoRA.
+        path: Its file.
         variant: The variant in use.
         files: The files of its component, if known.
     """
     recorded = lora.header.get("variant", variant)
     if recorded != variant:
-        yield f"was trained for variant {recorded}, not {variant}"
+        logger.warning(f"{path}: was trained for variant {recorded}, not {variant}")
     try:
         base = json.loads(lora.header.get("base", "{}"))
         digest = base.get("digest")
@@ -75,4 +66,5 @@ def training_differences(
         return
     if digest and files is not None and digest != sample_digest(files.paths):
         used = files.model_id or files.paths[0].name
-        yield f"was trained on other weights of {lora.component} ({name}), not on {used}"
+        other = f"other weights of {lora.component} ({name}), not on {used}"
+        logger.warning(f"{path}: was trained on {other}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from dstrain.lora.adapters import ADAPTER, UP, lora_layers, lora_names, lora_state
+from dstrain.lora.adapters import ADAPTER, UP, lora_layers, lora_state
 from dstrain.lora.alphas import ADAPTER_HEADER
 from dstrain.lora.file_formats import OWN, asking, format_named
 from dstrain.lora.layer_names import base_shapes, prefix_of
@@ -108,7 +108,7 @@ def check_names(
     before anything is trained.
     """
     format_named(program).check(
-        lora_names(network),
+        list(lora_layers(network)),
         lora_config.type,
         components_of(family)[lora_config.component],
         family,

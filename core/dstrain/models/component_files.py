@@ -101,24 +101,18 @@ def assign(
         if config.entries or (place and place not in assigned.wanted):
             continue
         try:
-            files = config.fetch() if place else config.files()
+            assigned.add(config, config.fetch() if place else config.files())
         except MissingFiles as error:
             if config.model_id and not place:
                 unplaced.append(config)
             else:
                 missing.append(error)
-            continue
-        assigned.add(config, files)
     for config in unplaced:
         if not assigned.is_complete:
             try:
-                files = config.fetch()
+                assigned.add(config, config.fetch())
             except MissingFiles as error:
-                if absent is None:
-                    raise
                 missing.append(error)
-                continue
-            assigned.add(config, files)
     assigned.settle_ambiguous()
     if missing and not assigned.is_complete:
         if absent is None:

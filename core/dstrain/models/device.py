@@ -54,17 +54,13 @@ def attention_backend() -> dict[str, str]:
     name = os.environ.get(ATTENTION, NATIVE_ATTENTION)
     if name == NATIVE_ATTENTION:
         return {}
+    backend = import_name("diffusers.models.attention_dispatch", "attention_backend")
     try:
         # It tries what the variable alone would not before the first step.
-        backend = import_name(
-            "diffusers.models.attention_dispatch", "attention_backend"
-        )
         with backend(name):
             return {ATTENTION: name}
     except Exception as error:
-        what = f"{name!r} cannot be used: {error}"
-        advice = "install what it needs, or unset it: attention is then torch's own"
-        raise UsageError(ATTENTION, what, advice) from error
+        raise UsageError(ATTENTION, f"{name!r} cannot be used: {error}") from error
 
 
 def _computes_in_bf16(device: torch.device) -> bool:

@@ -8,12 +8,7 @@ from pathlib import Path
 from dstrain.config.options import Hub
 from dstrain.errors import MissingFiles, StateError, UsageError
 from dstrain.graph.keepers import AS_LOADED, Keepers
-from dstrain.models.component_files import (
-    Assignment,
-    ModelConfig,
-    assign,
-    component_at,
-)
+from dstrain.models.component_files import ModelConfig, assign, component_at
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import Config
@@ -69,15 +64,18 @@ def find(
         name for name in wanted if name not in files and not by_name[name].is_folder
     ]
     if lacking and not absent:  # else they may be its files
-        raise _no_files(lacking)
+        raise StateError(
+            ", ".join(lacking),
+            "no model files for this on the command line",
+            "add them to --model_paths or --model_id_with_origin_paths, or name a whole model "
+            "with --model_id, whose files these replace; or use --toy",
+        )
     published = [config for config in configs if config.model_id]
     roots: list[Path] = []
     for part in files.values():
         roots += [part.folder.parent, part.folder]
     for name in wanted:
-        if name in files:
-            continue
-        if not by_name[name].is_folder:
+        if name in files or not by_name[name].is_folder:
             continue
         source = published[0] if published else None
         hub = configs[0].hub if configs else None
@@ -104,17 +102,6 @@ def find(
     return Found(here, found_configs)
 
 
-def _no_files(lacking: Sequence[str]) -> StateError:
-    """Return the error for components that no model file is given for."""
-    them = "it" if len(lacking) == 1 else "them"
-    return StateError(
-        ", ".join(lacking),
-        f"no model files for {them} on the command line",
-        "add them to --model_paths or --model_id_with_origin_paths, or name a whole model "
-        "with --model_id, whose files these replace; or use --toy",
-    )
-
-
 def find_given(
     family: ModelFamily,
     configs: Sequence[ModelConfig],
@@ -133,17 +120,10 @@ def find_given(
     by_name = components_of(family)
     known = list(by_name.values())
     local = [replace(config, hub=None) for config in configs]
-    assigned = Assignment(_usable(known, among), components)
+    assigned: Mapping[str, Files] = {}
     with suppress(StateError, UsageError):
-        for config in local:
-            place = component_at(config, known)
-            if not config.entries and (not place or place in components):
-                with suppress(StateError):
-                    assigned.add(config, config.files())
-        assigned.settle_ambiguous()
-    files = {
-        name: assigned.found[name] for name in components if name in assigned.found
-    }
+        assigned = assign(local, _usable(known, among), components, [])
+    files = {name: assigned[name] for name in components if name in assigned}
     found_configs = {}
     for name, found in files.items():
         if not by_name[name].is_folder:

@@ -3,7 +3,6 @@ directions.
 """
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -182,17 +181,9 @@ class Tokenizer:
         dtype: torch.dtype,
     ) -> Any:
         """Load the tokenizer from its folder."""
-        folder = files.folder
         load = _load_class(self.name).from_pretrained
-        try:
-            with reading(folder):
-                return load(folder, local_files_only=True)
-        except StateError as error:
-            for path in sorted(folder.glob("*.json")):
-                with reading(path):
-                    if not isinstance(json.loads(path.read_bytes()), dict):
-                        raise StateError(path, "is no JSON object") from error
-            raise
+        with reading(files.folder):
+            return load(files.folder, local_files_only=True)
 
     def create(self, arguments: Mapping[str, Any]) -> Any:
         """Create a toy's tokenizer from the arguments of its class, which may be those

@@ -207,7 +207,7 @@ LORA, DORA, LOKR = typed("lora"), typed("dora"), typed("lokr", 1)
         (
             replace(LORA, ranks=(("to_q", 4),)),
             replace(LORA, ranks=(("to_q", 3),)),
-            r"rank 3 of blocks\.0\.attn\.to_q.*4\n.*--lora_rank.*PATTERN=NUMBER",
+            r"rank 3 of blocks\.0\.attn\.to_q.*4\n.*--lora_rank.*PATTERN=3",
         ),
         (
             LOKR,
