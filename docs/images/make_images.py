@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import numpy as np
 from dstrain import ModelConfig, Pipeline
-from dstrain.data.variants.buckets import Buckets, cropped_share
+from dstrain.data.buckets import Buckets, cropped_share
 from PIL import Image, ImageDraw, ImageFont
 
 ROOT = Path(__file__).parents[2]

@@ -226,7 +226,7 @@ def test_a_plan_without_digests_of_its_datasets_is_still_trained_from(
         ('{"dataset_base_path": "a", "seed": 2}', r"has no option 'seed'"),
         (
             '{"dataset_base_path": "none"}',
-            r"--dataset 1: --dataset_base_path: none does not exist",
+            r"--dataset 1: --dataset_base_path: none is not a folder",
         ),
         ('{"dataset_base_path": "a", "bucket_step": 8}', r"--dataset 1: --bucket_step"),
     ],

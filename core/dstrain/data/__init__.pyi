@@ -26,5 +26,5 @@ from dstrain.data.row_checks import (
     check_rows as check_rows,
 )
 from dstrain.data.table import Fault as Fault, Table as Table
-from dstrain.data.variants.captions import CaptionOptions as CaptionOptions
+from dstrain.data.variants import CaptionOptions as CaptionOptions
 from dstrain.data.videos import probe as probe, read_frames as read_frames

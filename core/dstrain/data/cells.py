@@ -27,7 +27,7 @@ from dstrain.data.images import (
     load_image,
 )
 from dstrain.data.table import RawValue, name_fault, text_fault
-from dstrain.data.variants.views import PLAIN, View
+from dstrain.data.variants import PLAIN, View
 from dstrain.data.videos import (
     LOADER_VERSION as VIDEO_LOADER_VERSION,
     Video,

@@ -23,6 +23,7 @@ from dstrain.data.cells import (
 )
 from dstrain.data.faults import raise_system_fault
 from dstrain.data.forms.form import Form
+from dstrain.data.forms.row_files import fetch
 from dstrain.data.images import ImageInfo, Size, has_transparent_parts, read_header
 from dstrain.data.table import (
     EMBEDDED,
@@ -31,12 +32,12 @@ from dstrain.data.table import (
     is_url,
     unicode_forms,
 )
-from dstrain.data.urls import fetch, remove_abandoned
 from dstrain.data.videos import Video, probe
 from dstrain.errors import StateError, UsageError
 from dstrain.graph import Column, MaskColumn
 from dstrain.graph.inputs import FileType
-from dstrain.storage import file_mark, tensor_shapes
+from dstrain.storage import check_writable, file_mark, tensor_shapes
+from dstrain.storage.files import remove_leftovers
 
 HEADER_READERS = 16
 """Threads that read headers: more than processors, since they wait for disk or network."""
@@ -81,7 +82,8 @@ class DataRoots:
         folders = tuple(dict.fromkeys(os.path.realpath(folder) for _, folder in flags))
         for form in forms:
             if form.keeps is not None:
-                remove_abandoned(form.keeps)
+                check_writable(form.keeps)
+                remove_leftovers(form.keeps)
         return cls(folders, tuple(forms))
 
     def find(self, name: str) -> str:

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from dstrain.data.buckets import Buckets
 from dstrain.data.faults import raise_system_fault
 from dstrain.data.packets import MAX_FRAME_PIXELS
-from dstrain.data.variants.buckets import Buckets
-from dstrain.data.variants.views import PLAIN, View
+from dstrain.data.variants import PLAIN, View
 from dstrain.errors import DstrainError, UsageError
 from dstrain.storage.hashing import FileMark
 

@@ -2,7 +2,6 @@
 without decoding.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dstrain.data.faults import check_readable, raise_system_fault
 from dstrain.errors import UsageError
@@ -32,7 +31,6 @@ MIN_DURATION_SHARE = 0.95
 """A Matroska file that ends before this share of the duration in its header is truncated,
 even if it does not say how long it is.
 """
-MATROSKA_SEGMENT = 0x18538067
 DAMAGED = "is truncated or damaged"
 
 
@@ -143,9 +141,6 @@ def _packets(
             raise UsageError(path, f"{DAMAGED}: its last part is not whole")
         if "matroska" in container.format.name:  # whose header does not count frames
             wanted = (container.duration or 0) / 1_000_000
-            if _matroska_ends_early(path):
-                what = "it is shorter than its header says"
-                raise UsageError(path, f"{DAMAGED}: {what}")
             if seconds < MIN_DURATION_SHARE * wanted:
                 what = f"it ends after {seconds:.2f} of the {wanted:.2f} seconds in its header"
                 raise UsageError(path, f"{DAMAGED}: {what}")
@@ -179,41 +174,6 @@ def _mp4_ends_early(path: Path) -> bool:
     boxes = (b"mdat", b"mfra", b"moof", b"moov", b"sidx", b"styp")
     is_box = any(known.startswith(kind) for known in boxes)
     return kind == b"moof" or (at > length and is_box)
-
-
-def _matroska_ends_early(path: Path) -> bool:
-    """Return whether an element of a Matroska file ends beyond the file (RFC 8794).
-
-    A recording that was not finished has elements of unknown size: the segment, whose
-    clusters follow, and often the clusters.
-    """
-    length = path.stat().st_size
-    with path.open("rb") as file:
-        while file.tell() < length:
-            name = _ebml_number(file, with_marker=True)
-            size = _ebml_number(file, with_marker=False)
-            if size is None:
-                if name == MATROSKA_SEGMENT:
-                    continue
-                return False
-            if file.seek(size, os.SEEK_CUR) > length:
-                return True
-    return False
-
-
-def _ebml_number(file: IO[bytes], with_marker: bool) -> int | None:
-    """Read a number whose first byte tells its length by its leading zeros; None if all
-    its bits are set, or if it is none.
-    """
-    first = file.read(1)
-    width = 9 - first[0].bit_length() if first else 9
-    if width > 8:
-        return None
-    value = int.from_bytes(first + file.read(width - 1), "big")
-    if with_marker:
-        return value
-    value -= 1 << 7 * width
-    return None if value == (1 << 7 * width) - 1 else value
 
 
 def _read_all(

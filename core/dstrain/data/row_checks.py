@@ -27,22 +27,22 @@ from dstrain.data.forms import (
     Source,
     find_source,
     lacking_columns,
-    left_out_of,
+    left_out,
 )
 from dstrain.data.forms.form import Form
 from dstrain.data.images import Resolution, Size
-from dstrain.data.rows.consistency import inconsistencies, short_videos
-from dstrain.data.rows.loaded import read_row
-from dstrain.data.rows.row_samples import (
+from dstrain.data.row_samples import (
     clips_of,
     derived_cells,
     distinct,
+    inconsistencies,
+    read_row,
+    short_videos,
     too_short,
     variants_of,
 )
 from dstrain.data.table import Fault, Table
-from dstrain.data.variants.captions import CaptionOptions
-from dstrain.data.variants.views import NO_AUGMENTATION, AugmentationOptions
+from dstrain.data.variants import NO_AUGMENTATION, AugmentationOptions, CaptionOptions
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.graph import Column, Input, MaskColumn, with_measured
 
@@ -137,7 +137,7 @@ def open_dataset(
     except UsageError as error:
         # Together, so that all is mended at once.
         if config.source.form == "folder" and error.where == str(table.path):
-            error.help_lines += tuple(left_out_of(table.path, inputs))
+            error.help_lines += tuple(filter(None, [left_out(table.path, inputs)]))
         raise
 
 

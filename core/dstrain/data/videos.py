@@ -5,6 +5,7 @@ is one frame.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +28,7 @@ from dstrain.data.images import (
     read_size,
 )
 from dstrain.data.packets import DAMAGED, Packets, open_video, read_packets
-from dstrain.data.variants.views import PLAIN, View
+from dstrain.data.variants import PLAIN, View
 from dstrain.errors import UsageError
 from dstrain.storage import file_mark
 from dstrain.storage.hashing import FileMark
@@ -165,25 +166,17 @@ def _probe_folder(path: Path) -> Video:
 
 
 def _check_numbers(files: Sequence[Path]) -> None:
-    """Refuse a frame without a number and a copy of one, frames of one number, a gap among
-    steady numbers, and fractions of several lengths, whose order is not that of their digits.
+    """Refuse a file that is named unlike all others, frames of one number, and a gap among
+    steady numbers.
     """
-    stems = {file.stem for file in files}
-    plain = [stem for stem in stems if not re.search(r"\d", stem)]
-    for file in files:
-        original = re.sub(r" \(\d+\)$", "", file.stem)
-        is_copy = original != file.stem and original in stems and original not in plain
-        is_odd = [file.stem] == plain and any(
-            not one.startswith(file.stem) for one in stems
-        )
-        if is_copy or is_odd:
-            raise UsageError(file, "is named unlike the others: it is no frame")
-    if len({len(one) for stem in stems for one in re.findall(r"\d\.(\d+)", stem)}) > 1:
-        raise UsageError(files[0], "has a fraction shorter than others: fill them up")
+    shapes = [re.sub(r"-?\d+", "0", file.stem) for file in files]
+    counts = Counter(shapes).most_common()
+    if len(counts) == 2 and "0" in counts[0][0] and counts[1][1] == 1 < counts[0][1]:
+        odd = files[shapes.index(counts[1][0])]
+        raise UsageError(odd, "is named unlike the others: it is no frame")
     numbers = [[int(one) for one in re.findall(r"\d+", file.stem)] for file in files]
     differing = [one for one in zip(*numbers, strict=False) if len({*one}) > 1]
-    is_one = len({re.sub(r"\d+", "0", stem) for stem in stems}) == 1
-    if not is_one or len(differing) > 1 or not any(numbers):
+    if len(counts) > 1 or len(differing) > 1 or not any(numbers):
         return
     known = differing[0] if differing else [0] * len(files)
     steps = [after - before for before, after in pairwise(known)]
@@ -192,7 +185,7 @@ def _check_numbers(files: Sequence[Path]) -> None:
         if not step:
             what = f"has the number of {first.name}: one of the two is no frame"
             raise UsageError(second, what)
-        if least and step >= 2 * least:
+        if 0 < 2 * least <= step:
             what = f"comes after {first.name}: frames between them are absent"
             raise UsageError(second, what)
 

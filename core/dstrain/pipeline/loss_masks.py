@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from dstrain.data import Dataset, inputs_of
+from dstrain.data import Dataset
 from dstrain.data.cells import mask_channel
 from dstrain.errors import UsageError
 from dstrain.graph import (
@@ -209,40 +209,15 @@ def check_masks(plan: Plan) -> None:
         raise UsageError("masks", what, *plan.skipped.values())
 
 
-def rows_without_masks(dataset: Dataset) -> list[str]:
-    """Say how many rows of a dataset with masks have none."""
-    without, rows = _count(dataset)
-    if not without:
-        return []
-    path = dataset.table.path
-    return [
-        f"{path}: {without:,} of {rows:,} rows have no mask: the loss counts all of them"
-    ]
-
-
 def refuse_no_masks(dataset: Dataset) -> None:
     """Raise UsageError if masks are asked for, and no row has one."""
     if MASK not in dataset.columns:
         return
-    without, rows = _count(dataset)
-    if without == rows:
-        column = dataset.columns[MASK]
-        if column.mode == "RGBA":
-            flag, what = (
-                "--alpha_mask",
-                f"no image in column {column.name!r} has an alpha channel",
-            )
-        else:
-            flag, what = (
-                "--mask_column",
-                f"all values of column {column.name!r} are blank",
-            )
-        raise UsageError(flag, f"has no effect: {what}")
-
-
-def _count(dataset: Dataset) -> tuple[int, int]:
-    """Return how many rows lack a mask, and how many there are."""
-    rows = len(np.unique(dataset.sample_ids[:, 0]))
-    lacks = np.array([MASK not in inputs_of(one) for one in dataset.signatures])
-    without = dataset.sample_ids[lacks[dataset.groups], 0]
-    return len(np.unique(without)), rows
+    if any(MASK in inputs for inputs in dataset.input_sets):
+        return
+    column = dataset.columns[MASK]
+    flag, what = "--mask_column", f"all values of column {column.name!r} are blank"
+    if column.mode == "RGBA":
+        flag = "--alpha_mask"
+        what = f"no image in column {column.name!r} has an alpha channel"
+    raise UsageError(flag, f"has no effect: {what}")

@@ -22,8 +22,8 @@ from dstrain.models import Found
 from dstrain.models.component_files import named_models
 from dstrain.models.configs import differing_entries
 from dstrain.models.needed_components import find_given
-from dstrain.runs.datasets.recorded import NamedParts
 from dstrain.runs.datasets.sources import (
+    NamedParts,
     dataset_folders,
     folders_of_parts,
     source_here,

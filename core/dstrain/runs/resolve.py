@@ -40,10 +40,8 @@ from dstrain.runs.checks.flags import (
     refuse_precision,
     refuse_unused,
 )
-from dstrain.runs.datasets.flags import caption_inputs, with_trigger
-from dstrain.runs.datasets.masks import with_masks_of_run
-from dstrain.runs.datasets.places import with_folders
-from dstrain.runs.datasets.sources import dataset_source
+from dstrain.runs.datasets.flags import caption_inputs, with_masks_of_run, with_trigger
+from dstrain.runs.datasets.sources import dataset_source, with_folders
 from dstrain.runs.keeping import with_keepers
 from dstrain.runs.script.parts import NO_PARTS, OwnParts
 from dstrain.runs.setup import Setup

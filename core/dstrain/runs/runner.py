@@ -28,7 +28,7 @@ from dstrain.models import write_toy
 from dstrain.pipeline.model_choice import with_family
 from dstrain.registry import disabling
 from dstrain.runs.checks.rows import dataset_inputs
-from dstrain.runs.datasets.places import is_published
+from dstrain.runs.datasets.sources import is_published
 from dstrain.runs.dry_run.components import described_with_bytes
 from dstrain.runs.dry_run.summary import plan_run
 from dstrain.runs.launch.limits import refuse_unshardable

@@ -40,9 +40,8 @@ from dstrain.pipeline.loss_masks import refuse_no_masks
 from dstrain.pipeline.preset_choice import Preset
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry import Extensions, ModelFamily, Option, PromptRow
-from dstrain.runs.datasets.flags import data_config
-from dstrain.runs.datasets.masks import masks_of
-from dstrain.runs.datasets.places import installed_forms, is_published
+from dstrain.runs.datasets.flags import data_config, masks_of
+from dstrain.runs.datasets.sources import installed_forms, is_published
 from dstrain.training.ema import has_modes
 from dstrain.training.optimizers import (
     OptimizerChoice,

@@ -269,42 +269,6 @@ def test_a_name_gives_nothing_but_a_short_ending(tmp_path: Path, name: str) -> N
     assert path.suffix == ""
 
 
-def test_rows_are_recalled_while_the_file_and_what_it_had_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = parquet(tmp_path, "a.parquet", table(7))
-    asked: list[list[str]] = []
-    batches = pq.ParquetFile.iter_batches
-
-    def noting(file: Any, size: int, columns: list[str], **more: Any) -> Any:
-        asked.append(columns)
-        return batches(file, size, columns=columns, **more)
-
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", noting)
-    rows = list(read(path).rows)
-
-    def again(change: Any = None) -> list[str]:
-        """The columns that are read again after a change."""
-        if change is not None:
-            change()
-        asked.clear()
-        assert list(read(path).rows) == rows
-        images = [Path(str(row["image"])).read_bytes() for row in rows]
-        assert images == [b"%d" % number for number in range(7)]
-        return sorted(name for columns in asked for name in columns)
-
-    kept = Path(str(rows[3]["image"]))
-    (noted,) = (embedded_folder() / "lists").iterdir()
-    assert again() == ["text"]
-    assert again(kept.unlink) == ["image", "text"]
-    assert again() == ["text"]
-    # Damage of the same size, as of a disk that lost what was in a file.
-    assert again(lambda: kept.write_bytes(b"\0")) == ["image", "text"]
-    unfinished = noted.read_text().removesuffix("null\n")
-    assert again(lambda: noted.write_text(unfinished)) == ["image", "text"]
-    assert again(lambda: path.write_bytes(path.read_bytes())) == ["image", "text"]
-
-
 def test_without_a_place_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,7 +176,7 @@ BAD: dict[str, tuple[dict[str, str | bytes], str]] = {
     ),
     "below": (
         {"src=a/x.parquet": b"", "src=b/y.parquet": b""},
-        "give --dataset_base_path {}/src=a",
+        "2 files are not read, such as src=a/x.parquet",
     ),
     "a pointer": (
         {"a.parquet": "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"},

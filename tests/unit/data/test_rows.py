@@ -13,7 +13,7 @@ import pytest
 import torch
 from dstrain import StateError, UsageError
 from dstrain.data import Cell, Resolution, load_cell
-from dstrain.data.variants.views import AugmentationOptions
+from dstrain.data.variants import AugmentationOptions
 from dstrain.graph import Input
 from dstrain.plugin import Column, InferenceOnly, Measured
 from PIL import Image

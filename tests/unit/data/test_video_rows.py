@@ -16,7 +16,7 @@ import pytest
 import torch
 from dstrain.config.options import SamplingMode
 from dstrain.data import Cell, Dataset, FrameSampling, Resolution, input_key, load_cell
-from dstrain.data.variants.views import AugmentationOptions
+from dstrain.data.variants import AugmentationOptions
 from dstrain.graph import Input
 from dstrain.plugin import Column, Measured
 from dstrain.storage import Digests

@@ -147,7 +147,7 @@ def test_other_moving_images_are_read_as_gifs_are(suffix: str, tmp_path: Path) -
         (("0", "33", "67", "100"), True),
         (("1", "2", "cover"), False),
         (("1", "2", "2 (1)"), False),
-        (("shot", "shot (1)", "shot (2)"), True),
+        (("shot", "shot (1)", "shot (2)"), False),
         (("-001", "000", "001"), True),
         (("1", "2", "02", "3"), False),
         (("t0.0", "t0.25", "t0.5"), False),

@@ -2,8 +2,6 @@ from dstrain.data.forms.captions import (
     SUFFIXES as SUFFIXES,
     read_caption as read_caption,
 )
-from dstrain.data.forms.contents import embedded_folder as embedded_folder
-from dstrain.data.forms.folder import printable as printable
 from dstrain.data.forms.form import (
     Given as Given,
     Source as Source,
@@ -12,14 +10,12 @@ from dstrain.data.forms.joined import (
     join_datasets as join_datasets,
     join_sources as join_sources,
 )
-from dstrain.data.forms.left_out import (
-    hidden_by as hidden_by,
-    left_out_of as left_out_of,
-)
 from dstrain.data.forms.listing import (
     VIDEOS as VIDEOS,
     Medium as Medium,
+    left_out as left_out,
     list_media as list_media,
+    printable as printable,
 )
 from dstrain.data.forms.metadata import (
     metadata_files as metadata_files,
@@ -36,6 +32,7 @@ from dstrain.data.forms.reading import (
     list_columns as list_columns,
     texts_of as texts_of,
 )
+from dstrain.data.forms.row_files import embedded_folder as embedded_folder
 from dstrain.data.forms.source import (
     ask as ask,
     find_source as find_source,

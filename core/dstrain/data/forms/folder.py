@@ -10,15 +10,14 @@ import numpy as np
 
 from dstrain.data.faults import raise_system_fault
 from dstrain.data.forms.captions import read_caption
-from dstrain.data.forms.left_out import left_out
 from dstrain.data.forms.listing import (
-    IMAGES,
-    MEDIA,
     Medium,
     folder_digest,
     leads_out,
     list_media,
+    printable,
     read_beside,
+    read_for,
 )
 from dstrain.data.forms.naming import FILE_NAME, TEXT
 from dstrain.data.table import Fault, RawValue, Table, TableRows
@@ -60,8 +59,7 @@ def read_folder(
         roots: Other folders that a link may lead to.
     """
     digest = folder_digest(folder, roots)
-    is_image = column is not None and not column.from_video
-    suffixes = IMAGES if is_image else MEDIA
+    suffixes = read_for(column)
     captions = _Captions(folder, default_caption, roots)
     rows = TableRows()
     faults: list[Fault] = []
@@ -73,9 +71,7 @@ def read_folder(
         if caption.fault:
             faults.append(Fault(row, TEXT, caption.fault))
     if not len(rows):
-        kind = "image" if is_image else "image or video"
-        lines = left_out(folder, is_image)
-        raise UsageError(folder, f"has no {kind}, and no metadata", *lines)
+        raise UsageError(folder, "has videos, but no image")
     advice = (NO_METADATA, ADVICE) if captions.are_missing else ()
     return _table(folder, rows, faults, advice, digest)
 
@@ -113,11 +109,6 @@ class _Places:
         file = cells[CAPTION] if column == TEXT else ""
         name = file or cells[FILE_NAME]
         return printable(name if isinstance(name, str) else name[0])
-
-
-def printable(name: str) -> str:
-    """Return the name of a file as it may stand in a line of a message."""
-    return name if name.isprintable() else repr(name)
 
 
 @dataclass(frozen=True, slots=True)

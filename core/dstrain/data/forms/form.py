@@ -114,7 +114,7 @@ class Form:
     neither a table of metadata nor a folder with captions.
 
     Core opens paths, keeps contents as files, and names the file and the row in what is
-    raised; a form opens what is its own. Rows are read again only if a file changed.
+    raised; a form opens what is its own.
     """
 
     name = ""

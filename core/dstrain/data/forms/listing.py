@@ -5,14 +5,17 @@ import hashlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dstrain.data.faults import raise_system_fault
 from dstrain.data.forms.captions import MAX_BYTES, SUFFIXES as CAPTIONS
+from dstrain.data.forms.metadata import SUFFIXES as TABLES
+from dstrain.data.forms.naming import main_column
 from dstrain.data.table import unicode_forms
 from dstrain.errors import SystemFault, UsageError
+from dstrain.graph import Column, Input
 from dstrain.storage import read_limited
 from dstrain.storage.hashing import FileMemory
 from dstrain.storage.user_cache import user_cache
@@ -52,11 +55,6 @@ class Medium:
     """Others, of the same name but its ending, whose caption it would be, too."""
 
 
-def has_media(folder: Path) -> bool:
-    """Return whether there is an image or a video in a folder, or below it."""
-    return any(True for _ in list_media(folder))
-
-
 def list_media(folder: Path, suffixes: Collection[str] = MEDIA) -> Iterator[Medium]:
     """Yield the images and videos in a folder and below it, in the order of the bytes of
     their names; what is hidden, belongs to another one, or is in the folder of a run or a
@@ -72,32 +70,76 @@ def list_media(folder: Path, suffixes: Collection[str] = MEDIA) -> Iterator[Medi
 
 
 def _list(folder: Path, prefix: str, suffixes: Collection[str]) -> Iterator[Medium]:
-    names = without_ours(names_in(folder / prefix if prefix else folder), prefix)
+    names = _without_ours(_names_in(folder / prefix if prefix else folder), prefix)
     for data in names:
         name = os.fsdecode(data)
         if name.endswith("/"):
             yield from _list(folder, prefix + name, suffixes)
             continue
-        stem, suffix = os.path.splitext(name)
-        if suffix.lower() in suffixes and not belongs_to_another(names, name):
-            captions = []
-            twins = []
-            for other in _of_stem(names, stem):
-                ending = os.path.splitext(other)[1].lower()
-                if ending in CAPTIONS:
-                    captions.append(other)
-                elif (
-                    ending in suffixes
-                    and other != name
-                    and not belongs_to_another(names, other)
-                ):
-                    twins.append(prefix + other)
-            captions.sort(key=lambda one: CAPTIONS.index(Path(one).suffix.lower()))
-            files = tuple(prefix + one for one in captions)
-            yield Medium(prefix + name, files, tuple(twins))
+        if _is_medium(names, name, suffixes):
+            same = list(_of_stem(names, os.path.splitext(name)[0]))
+            captions = [one for one in same if _ending(one) in CAPTIONS]
+            captions.sort(key=lambda one: CAPTIONS.index(_ending(one)))
+            twins = (one for one in same if _is_medium(names, one, suffixes))
+            yield Medium(
+                prefix + name,
+                tuple(prefix + one for one in captions),
+                tuple(prefix + one for one in twins if one != name),
+            )
 
 
-def without_ours(names: list[bytes], prefix: str) -> list[bytes]:
+def left_out(folder: Path, inputs: Mapping[str, Input]) -> str:
+    """Return a line with the number of files in a folder, and below it, that are not read
+    for a variant with this table of inputs; '' if all are. Raises as `list_media`.
+    """
+    unread = list(_unread(folder, "", read_for(main_column(inputs, True))))
+    if not unread:
+        return ""
+    are = "1 file is" if len(unread) == 1 else f"{len(unread)} files are"
+    # One that may be the table that is meant tells most.
+    first = min(unread, key=lambda name: _ending(name) not in TABLES)
+    return f"{are} not read, such as {printable(first)}"
+
+
+def _unread(folder: Path, prefix: str, suffixes: Collection[str]) -> Iterator[str]:
+    names = _without_ours(_names_in(folder / prefix), prefix)
+    for data in names:
+        name = os.fsdecode(data)
+        if name.endswith("/"):
+            yield from _unread(folder, prefix + name, suffixes)
+            continue
+        read = [name]
+        if _ending(name) in CAPTIONS:
+            read += _of_stem(names, os.path.splitext(name)[0])
+        if not any(_is_medium(names, one, suffixes) for one in read):
+            yield prefix + name
+
+
+def read_for(column: Column | None) -> Collection[str]:
+    """Return the endings of the files that are read for a column: videos are none for
+    one of images.
+    """
+    is_image = column is not None and not column.from_video
+    return IMAGES if is_image else MEDIA
+
+
+def printable(name: str) -> str:
+    """Return the name of a file as it may stand in a line of a message."""
+    return name if name.isprintable() else repr(name)
+
+
+def _ending(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
+
+
+def _is_medium(names: list[bytes], name: str, suffixes: Collection[str]) -> bool:
+    """Return whether a file is an image or a video of its own among the sorted names of
+    its folder.
+    """
+    return _ending(name) in suffixes and not _belongs_to_another(names, name)
+
+
+def _without_ours(names: list[bytes], prefix: str) -> list[bytes]:
     """Return the names in a folder that may be data: of the folder of a run or of a feature
     cache none, or the user's own where a dataset and a run share a folder (`prefix` is '').
     """
@@ -106,7 +148,7 @@ def without_ours(names: list[bytes], prefix: str) -> list[bytes]:
     return [] if prefix else [one for one in names if one not in OUR_FOLDERS]
 
 
-def belongs_to_another(names: list[bytes], name: str) -> bool:
+def _belongs_to_another(names: list[bytes], name: str) -> bool:
     """Return whether an image or a video is a part of another one among the sorted names
     of its folder: its mask, its control image, or the movie of a Live Photo.
     """
@@ -136,7 +178,7 @@ def _of_stem(names: list[bytes], stem: str) -> Iterator[str]:
                 yield os.fsdecode(names[at])
 
 
-def names_in(folder: Path) -> list[bytes]:
+def _names_in(folder: Path) -> list[bytes]:
     """Return the names of files in a folder, and of folders with '/' at the end, sorted."""
     # There may be a million: bytes take half of what texts do that are sorted as bytes.
     names: list[bytes] = []

@@ -1,22 +1,29 @@
 """Read the rows of files by the form of a plugin: what it raises gets its place, and the
-contents that it yields are kept as files.
+contents that it yields are kept as files, each once under the digest of its bytes, or of
+its URL.
 """
 
+import hashlib
+import os
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import repeat
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 
+from dstrain.console import shown
 from dstrain.data.faults import raise_system_fault
-from dstrain.data.forms.contents import Contents
-from dstrain.data.forms.form import Content, Form, FormCell, Source
+from dstrain.data.forms.form import URL, Content, Form, Source
+from dstrain.data.forms.source import refuse_unread
 from dstrain.data.table import (
+    DIGEST,
+    EMBEDDED_FILES,
     Fault,
     RawValue,
     Table,
@@ -25,7 +32,12 @@ from dstrain.data.table import (
     text_fault,
 )
 from dstrain.errors import DstrainError, SystemFault, UsageError
+from dstrain.storage import check_writable, replacing, sha256
+from dstrain.storage.user_cache import VARIABLE, user_cache
 
+MOST_BYTES = 2**31
+"""Bytes of an embedded file."""
+SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 T = TypeVar("T")
 
 
@@ -51,10 +63,10 @@ def read_files(source: Source, wanted: Mapping[str, bool]) -> Table:
     rows.columns = list(used)
     faults: list[Fault] = []
     starts: list[int] = []
-    kept = _Kept()
+    contents = _Contents()
     for file in source.files:
         starts.append(len(rows))
-        for cells, reasons in _Reader(form, file, used, kept).rows():
+        for cells, reasons in _rows(source, file, used, contents):
             faults += [
                 Fault(len(rows), name, reason) for name, reason in reasons.items()
             ]
@@ -69,7 +81,7 @@ def read_files(source: Source, wanted: Mapping[str, bool]) -> Table:
         name_place=_Places(source.files, tuple(starts)),
         advice=form.advice if any(wanted[fault.column] for fault in faults) else (),
         form=source.in_words,
-        roots=kept.folders,
+        roots=() if contents.folder is None else (contents.folder,),
     )
 
 
@@ -78,6 +90,46 @@ def texts_in(source: Source) -> Iterator[str]:
     form = _form_of(source)
     for file in source.files:
         yield from _guarded(form, file, form.texts)
+
+
+def fetch(url: str, forms: Sequence[Form]) -> Path:
+    """Return the file that a URL names, fetched by a form unless it was kept.
+
+    Raises UsageError if the file cannot be fetched as a whole, or no form opens it, and
+    SystemFault if its folder cannot be written.
+    """
+    url = url.strip()
+    # A form of some URLs comes before one of any.
+    for form in sorted(forms, key=lambda one: URL in one.reads):
+        content = form.open(url)
+        if content is not None and form.keeps is not None:
+            return _fetched(url, content, form.keeps)
+    refuse_unread(url, URL, forms)
+    raise UsageError(url, "is a URL that no plugin opens")
+
+
+def _fetched(url: str, content: Content, folder: Path) -> Path:
+    name = hashlib.sha256(url.encode()).hexdigest() + _suffix(urlsplit(url).path)
+    path = folder / name
+    if path.is_file() and not path.is_symlink():
+        return path
+    # Two threads may fetch one URL, for two columns: the last one wins, with the
+    # same bytes.
+    try:
+        with replacing(path) as building, building.open("wb") as file:
+            for chunk in content.open():
+                file.write(chunk)
+    except DstrainError:
+        raise
+    except Exception as error:
+        raise UsageError(shown(url), f"cannot be downloaded: {error}") from error
+    return path
+
+
+def _suffix(name: str) -> str:
+    """Return the ending of a name where it is a short one, else ''."""
+    suffix = PurePosixPath(name).suffix.lower()
+    return suffix if SUFFIX.fullmatch(suffix) else ""
 
 
 def _form_of(source: Source) -> Form:
@@ -99,106 +151,104 @@ class _Places:
         return f"{place}:{column}" if column else place
 
 
-class _Kept:
-    """The contents of rows, whose folder is made with the first of them."""
+class _Contents:
+    """Writes embedded files to the user's folder of them, which is made with the first."""
 
-    def __init__(self) -> None:
-        self._contents: Contents | None = None
+    folder: Path | None = None
 
-    @property
-    def contents(self) -> Contents:
-        if self._contents is None:
-            self._contents = Contents()
-        return self._contents
+    def keep(self, content: Content) -> str:
+        """Return the path of the file with these bytes, which is written unless it is
+        there; raises ValueError for a large one, and SystemFault.
+        """
+        if self.folder is None:
+            self.folder = embedded_folder()
+            check_writable(self.folder)
+        if DIGEST.fullmatch(content.digest):
+            known = self._path(self.folder, content.digest, content.name)
+            if _is_whole(known):
+                return str(known)
+        data = b""
+        for chunk in _chunks(content):
+            data = data + chunk if data else chunk
+            if len(data) > MOST_BYTES:
+                raise ValueError(f"has a file of more than {MOST_BYTES:,} bytes")
+        digest = hashlib.sha256(data).hexdigest()
+        path = self._path(self.folder, digest, content.name)
+        if not _is_whole(path):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with replacing(path, len(data)) as building:
+                building.write_bytes(data)
+        return str(path)
 
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        return () if self._contents is None else (self._contents.folder,)
+    def _path(self, folder: Path, digest: str, name: str) -> Path:
+        # Many files in one folder are slow on some file systems.
+        return folder / digest[:2] / f"{digest}{_suffix(name)}"
 
 
-class _Reader:
-    """Reads rows of one file."""
+def embedded_folder() -> Path:
+    """Return the folder of embedded files; raises UsageError for a user without a home."""
+    folder = user_cache()
+    if folder is None:
+        what = "is not set, and there is no home folder: embedded files need a place"
+        raise UsageError(VARIABLE, what, f"set {VARIABLE} to a folder")
+    return Path(os.path.realpath(folder)) / EMBEDDED_FILES
 
-    def __init__(
-        self, form: Form, file: Path, columns: Mapping[str, bool], kept: _Kept
-    ) -> None:
-        self.form = form
-        self.file = file
-        self.columns = columns
-        self.kept = kept
-        may_hold = _columns_of(form, file)
-        self.held = [name for name in columns if columns[name] and may_hold[name]]
 
-    def rows(self) -> Iterator[tuple[list[RawValue], dict[str, str]]]:
-        """Yield the cells of each row, and what is wrong with them by column."""
-        others = [name for name in self.columns if name not in self.held]
-        recalled = self._recalled()
-        reasons: dict[str, str] = {}
-        found = self._cells(others) if others or recalled is None else None
-        for held in recalled or repeat([]):
-            cells = dict(zip(self.held, held, strict=False))
-            if found is not None:
-                row = next(found, None)
-                if row is None:
-                    return
-                values, reasons = row
-                cells |= zip(others, values, strict=True)
-            yield [cells[name] for name in self.columns], reasons
+def _chunks(content: Content) -> Iterator[bytes]:
+    """Yield the bytes of a content; raise ValueError for one that is damaged."""
+    try:
+        yield from content.open()
+    except (DstrainError, ValueError, OSError, MemoryError):
+        raise
+    except Exception as error:  # libraries say so by errors of any kind
+        raise ValueError(f"cannot be read: {error}") from error
 
-    def _recalled(self) -> Iterator[list[Any]] | None:
-        """Return the cells that may be contents; None if there are no columns of them."""
-        if not self.held:
-            return None
-        contents = self.kept.contents
-        known = contents.recall(self.form, self.file, self.held)
-        if known is not None:
-            return known
-        return contents.noting(self.form, self.file, self.held, self._written())
 
-    def _written(self) -> Iterator[list[RawValue]]:
-        for number, (cells, reasons) in enumerate(self._cells(self.held), 1):
-            for name, reason in reasons.items():
-                raise UsageError(f"{self.file.name}:{number}:{name}", reason)
-            yield cells
+def _is_whole(path: Path) -> bool:
+    """Return whether an embedded file is there, with the bytes that its name says.
 
-    def _cells(
-        self, columns: Sequence[str]
-    ) -> Iterator[tuple[list[RawValue], dict[str, str]]]:
-        """Yield the cells of some columns in each row."""
-        used = {name: self.columns[name] for name in columns}
-        for row in _guarded(self.form, self.file, self.form.rows, used):
-            cells: list[RawValue] = []
-            reasons = {}
-            for name, is_file in used.items():
-                try:
-                    cell = row.get(name, "")
-                    # Most are text, of which a table may have millions.
-                    if isinstance(cell, str):
-                        cells.append(self._one(cell, is_file))
-                    else:
-                        cells.append(self._cell(cell, is_file))
-                except ValueError as error:
-                    cells.append("")
-                    reasons[name] = str(error)
-            yield cells, reasons
+    Its size says little: a disk may lose what is in a file, and training would not see it.
+    """
+    if path.is_symlink() or not path.is_file():
+        return False
+    try:
+        return sha256(path) == path.name.partition(".")[0]
+    except OSError:
+        return False
 
-    def _cell(self, cell: FormCell, is_file: bool) -> RawValue:
-        """Return a cell as it would be written in a table; raise ValueError."""
-        if isinstance(cell, list):
-            return [self._one(item, is_file) for item in cell] or ""
-        return self._one(cell, is_file)
 
-    def _one(self, cell: str | Content | ValueError, is_file: bool) -> str:
+def _rows(
+    source: Source, file: Path, columns: Mapping[str, bool], contents: _Contents
+) -> Iterator[tuple[list[RawValue], dict[str, str]]]:
+    """Yield the cells of each row of a file, and what is wrong with them by column."""
+    form = _form_of(source)
+
+    def one(cell: str | Content | ValueError, is_file: bool) -> str:
         if isinstance(cell, str):
             if fault := (name_fault(cell) if is_file else "") or text_fault(cell):
                 raise ValueError(fault)
             return cell
         if isinstance(cell, Content):
-            return self.kept.contents.keep(cell)
+            return contents.keep(cell)
         if isinstance(cell, ValueError):
             raise cell
-        what = f"form {self.form.name} gave a cell that is a {type(cell).__name__}"
-        raise UsageError(self.file, what)
+        what = f"form {form.name} gave a cell that is a {type(cell).__name__}"
+        raise UsageError(file, what)
+
+    for row in _guarded(form, file, form.rows, columns):
+        cells: list[RawValue] = []
+        reasons = {}
+        for name, is_file in columns.items():
+            cell = row.get(name, "")
+            try:
+                if isinstance(cell, list):
+                    cells.append([one(item, is_file) for item in cell] or "")
+                else:
+                    cells.append(one(cell, is_file))
+            except ValueError as error:
+                cells.append("")
+                reasons[name] = str(error)
+        yield cells, reasons
 
 
 def _columns(source: Source) -> tuple[str, ...]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from dstrain.console import get_logger, shell_word
 from dstrain.data.forms.form import ID, URL, Form, Given, Source
-from dstrain.data.forms.left_out import left_out, tables_below
-from dstrain.data.forms.listing import has_media, list_media
+from dstrain.data.forms.listing import left_out, list_media
 from dstrain.data.forms.metadata import SUFFIXES, metadata_files
-from dstrain.errors import DstrainError, UsageError, first_few, nearest
+from dstrain.errors import DstrainError, UsageError, nearest
 from dstrain.installed import absent_names, how_to_have
 from dstrain.registry import Extensions
 
@@ -64,7 +63,7 @@ def find_source(
             return replace(found, base=base)
         return Source("table", metadata, base)
     if not base.is_dir():
-        raise _no_folder(base, f"{option}_base_path", f"{option}_metadata_path", others)
+        raise _no_folder(base, option, others)
     tables = metadata_files(base) if chosen in (None, "table") else []
     if len(tables) > 1:
         names = " and ".join(path.name for path in tables)
@@ -77,22 +76,13 @@ def find_source(
         return found
     if chosen is None:
         _refuse_unread_in(base, others)
-    if chosen in (None, "folder"):
-        has_captions = has_media(base)
-        if chosen is None and not (
-            has_captions and all(medium.captions for medium in list_media(base))
-        ):
-            _refuse_tables_below(base, option, others)
-        if has_captions:
-            return Source("folder", base, base, roots=roots)
-    tables_in_words = f"metadata{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-    what = f"has no images or videos, no {tables_in_words}"
-    if endings := _endings(others):
-        what += f", and no {' or '.join(endings)} files"
+    if chosen in (None, "folder") and any(True for _ in list_media(base)):
+        return Source("folder", base, base, roots=roots)
+    what = f"has no images or videos, and no metadata{', '.join(SUFFIXES)}"
+    unread = left_out(base, {})
     raise UsageError(
         base,
-        what,
-        *left_out(base, is_image=False),
+        f"{what}; {unread}" if unread else what,
         "put images into it, each with its caption in a text file: dog.jpg and dog.txt",
         f"or name a table with {option}_metadata_path",
     )
@@ -155,29 +145,19 @@ def _chosen(forms: Sequence[Form], name: str | None) -> Sequence[Form]:
     return [form for form in forms if form.name == name]
 
 
-def _endings(forms: Sequence[Form]) -> list[str]:
-    """Return the endings of the files that forms read."""
-    return sorted({one for form in forms for one in form.reads if one[0] == "."})
-
-
-def _no_folder(
-    base: Path, base_flag: str, metadata_flag: str, forms: Sequence[Form]
-) -> UsageError:
+def _no_folder(base: Path, option: str, forms: Sequence[Form]) -> UsageError:
     """Return the error of a path that is no folder, with what would be right."""
-    if not os.path.lexists(base):
-        try:
-            siblings = [path.name for path in base.parent.iterdir() if path.is_dir()]
-        except OSError:
-            siblings = []
-        hint = nearest(base.name, siblings)
-        return UsageError(base_flag, f"{base} does not exist{hint}")
-    if base.is_file():
-        refuse_unread(base, base.suffix, forms)
+    flag = f"{option}_base_path"
+    if not base.is_file():
+        siblings = filter(Path.is_dir, base.parent.glob("*"))
+        hint = nearest(base.name, [path.name for path in siblings])
+        return UsageError(flag, f"{base} is not a folder{hint}")
+    refuse_unread(base, base.suffix, forms)
     what = f"{base} is a file; give its folder"
     if base.suffix.lower() in SUFFIXES:
         folder, table = shell_word(str(base.parent)), shell_word(str(base))
-        what += f", or {base_flag} {folder} {metadata_flag} {table}"
-    return UsageError(base_flag, what if base.is_file() else f"{base} is not a folder")
+        what += f", or {flag} {folder} {option}_metadata_path {table}"
+    return UsageError(flag, what)
 
 
 def _refuse_unread_in(base: Path, forms: Sequence[Form]) -> None:
@@ -191,23 +171,3 @@ def _refuse_unread_in(base: Path, forms: Sequence[Form]) -> None:
             for name in os.listdir(folder):
                 if (suffix := os.path.splitext(name)[1]) in unread:
                     refuse_unread(folder / name, suffix, forms)
-
-
-def _refuse_tables_below(base: Path, option: str, forms: Sequence[Form]) -> None:
-    """Refuse a folder that has its tables in folders below it, as splits have them: their
-    captions would be taken for missing.
-    """
-    tables = tables_below(base, _endings(forms))
-    if not tables:
-        return
-    first = base / tables[0]
-    kind = "metadata" if first.suffix in SUFFIXES else first.suffix[1:]
-    place = f"{option}_base_path {shell_word(str(first.parent))}"
-    if kind == "metadata" and not has_media(first.parent):
-        place = f"{option}_base_path {shell_word(str(base))} "
-        place += f"{option}_metadata_path {shell_word(str(first))}"
-    advice = [f"give {place}"]
-    if len(tables) > 1:
-        advice.append("one is read; several are several [[dataset]] of a --config file")
-    found = first_few(map(str, tables))
-    raise UsageError(base, f"there is {kind} in {found}, which is not read", *advice)

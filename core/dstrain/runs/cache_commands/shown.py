@@ -14,7 +14,7 @@ from dstrain.config.fields import check_value
 from dstrain.config.options import TrainConfig
 from dstrain.data import CaptionOptions, Table
 from dstrain.data.forms import Reading, parse_columns
-from dstrain.data.rows.loaded import AS_WRITTEN
+from dstrain.data.row_samples import AS_WRITTEN
 from dstrain.errors import UsageError
 from dstrain.graph import Column, PipelineSpec
 from dstrain.models import DTYPES, default_device, find, precision

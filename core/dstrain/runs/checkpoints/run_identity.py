@@ -19,7 +19,7 @@ from dstrain.graph import MaskColumn
 from dstrain.models import Config
 from dstrain.models.device import ATTENTION
 from dstrain.pipeline import MASK
-from dstrain.runs.datasets.masks import other_masks
+from dstrain.runs.datasets.flags import other_masks
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import PlannedTraining, TrainingData, TrainingRun
 from dstrain.storage import hash_json

@@ -1,20 +1,16 @@
 """Find the inputs that the rows of a run have, and say what of its datasets is not read."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dstrain.config import split_commas
 from dstrain.config.numbers import parse_frames
 from dstrain.console import get_logger
-from dstrain.data import DataConfig, Dataset
-from dstrain.data.forms import TEXT, Source, hidden_by, left_out_of
+from dstrain.data import Dataset
+from dstrain.data.forms import TEXT, Source, left_out
 from dstrain.data.row_checks import input_columns
 from dstrain.errors import about_dataset, first_few
-from dstrain.graph import Column, with_measured
-from dstrain.pipeline import MASK
-from dstrain.pipeline.loss_masks import rows_without_masks
+from dstrain.graph import with_measured
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.setup import Setup
 
@@ -39,8 +35,8 @@ def dataset_inputs(setup: Setup) -> frozenset[str]:
 
 
 def log_warnings(setup: Setup) -> None:
-    """Name the plugins that are broken and not used, short clips, and the
-    columns that no input reads.
+    """Name the plugins that are broken and not used; say what is read of each dataset, what
+    is not, and which clips are short.
     """
     for reason in setup.extensions.broken:
         logger.warning(reason)
@@ -59,9 +55,10 @@ def log_left_out(setup: Setup) -> None:
     for part in setup.parts:
         own = part.setup
         source = own.data_config.source
-        if source.form == "folder":
-            for line in left_out_of(source.path, own.spec.inputs):
-                logger.warning(setup.in_words(f"{source.path}: {line}"))
+        is_folder = source.form == "folder"
+        line = left_out(source.path, own.spec.inputs) if is_folder else ""
+        if line:
+            logger.warning(setup.in_words(f"{source.path}: {line}"))
 
 
 def lines_of_datasets(setup: Setup) -> list[str]:
@@ -78,69 +75,15 @@ def lines_of_datasets(setup: Setup) -> list[str]:
     return lines
 
 
-def inputs_to_ask_for(setup: Setup, unused: Sequence[str]) -> list[str]:
-    """Return the optional inputs that columns without a use would give."""
-    return [
-        name
-        for name, source in setup.spec.inputs.items()
-        if isinstance(source, Column) and source.optional and source.name in unused
-    ]
-
-
-def variations_without_effect(data: DataConfig, dataset: Dataset) -> Iterator[str]:
-    """Yield the flags of a dataset that give no row another caption or crop."""
-    inputs = data.caption_inputs & dataset.columns.keys()
-    names = [dataset.columns[one].name for one in inputs]
-
-    def captions() -> Iterator[str]:
-        for row in dataset.table.rows:
-            for name in names:
-                value = row[name]
-                yield from [value] if isinstance(value, str) else value
-
-    least = data.captions.keep_tags + 1
-    changes = {
-        "--shuffle_tags changes no caption": not data.captions.shuffle_tags
-        or any(text.count(",") >= least for text in captions()),
-        "--caption_lines changes no caption": not data.captions.split_lines
-        or any("\n" in text.strip() for text in captions()),
-        "--crops changes no image": data.augmentation.crops == 1
-        or any(dataset.cropped),
-    }
-    yield from (f"{dataset.table.path}: {one}" for one in changes if not changes[one])
-
-
 def warnings_of_rows(setup: Setup) -> list[str]:
-    """Return what there is to say of short clips and of columns that no input reads."""
+    """Return a line for each dataset whose videos are too short for the clips."""
     lines = []
     for part in setup.parts:
         own = part.setup
         found = setup.dataset if own is setup else part.dataset
-        for line in _short_clips(found, parse_frames(own.config.num_frames)):
+        least = parse_frames(own.config.num_frames)[0]
+        for line in _short_clips(found, least):
             lines.append(line if own is setup else f"{found.table.path}: {line}")
-        if MASK in own.spec.inputs:
-            lines += rows_without_masks(found)
-        lines += variations_without_effect(own.data_config, found)
-    for part in setup.parts:
-        found, own = part.setup.checked_dataset, part.setup
-        table = found.table.path
-        is_found = own.config.dataset_metadata_path is None and table.is_file()
-        if is_found and (hidden := hidden_by(found.table)):
-            lines.append(f"{table}: {hidden}")
-        unused = found.unused_columns
-        if unused:
-            names = first_few(map(repr, unused))
-            which = f"{len(unused)} columns are" if len(unused) > 1 else "a column is"
-            place = found.table.path
-            extra = inputs_to_ask_for(own, unused)
-            by = "" if extra else " by this variant"
-            line = f"{place}: {which} not used{by}: {names}"
-            if "mask" in unused:
-                line += "; use --mask_column mask to weigh the loss by it"
-            if extra:
-                wanted = ",".join([*split_commas(own.config.extra_inputs), *extra])
-                line += f"; optional inputs are read with --extra_inputs {wanted}"
-            lines.append(line)
     return lines
 
 
@@ -160,31 +103,26 @@ def _dataset_line(source: Source, dataset: Dataset) -> str:
     rows = f"{len(table.rows)} row{'s' * (len(table.rows) != 1)}"
     form = "" if source.form == "table" else f"{source.in_words}, "
     line = f"dataset {source.path}: {form}{rows}: {', '.join(names)}"
-    if source.left_out:
-        line += f"; not read: {', '.join(source.left_out)}"
+    if unread := [*source.left_out, *dataset.unused_columns]:
+        line += f"; not read: {first_few(unread)}"
     return line
 
 
-def _short_clips(dataset: Dataset, lengths: Sequence[int]) -> list[str]:
-    """Say how many clips of a dataset have fewer frames than are asked for.
-
-    lengths: The numbers of frames of --num_frames, rising.
-    """
+def _short_clips(dataset: Dataset, least: int) -> list[str]:
+    """Say how many clips of a dataset have fewer frames than the least of --num_frames."""
+    videos = [name for name, one in dataset.columns.items() if one.kind == "video"]
     clips = 0
     short: Counter[int] = Counter()
     counts = np.bincount(dataset.groups, minlength=len(dataset.signatures))
     # Samples of one signature have clips of one length.
     for common, count in zip(dataset.signatures, counts.tolist(), strict=True):
         for name, shapes in common:
-            if name in dataset.columns and dataset.columns[name].kind == "video":
+            if name in videos:
                 clips += count
-                if shapes[0][0] < lengths[0]:
+                if shapes[0][0] < least:
                     short[shapes[0][0]] += count
     if not short:
         return []
-    asked = f"fewer than --num_frames {lengths[0]} frames"
-    if len(lengths) > 1:
-        asked = f"fewer frames than {lengths[0]}, the least of --num_frames"
-    return [
-        f"{short.total()} of {clips} clips have {asked}; the shortest has {min(short)}"
-    ]
+    asked = f"fewer frames than {least}, the least of --num_frames"
+    shortest = f"the shortest has {min(short)}"
+    return [f"{short.total()} of {clips} clips have {asked}; {shortest}"]

@@ -1,21 +1,22 @@
-"""How a dataset is read, as the options of a run, or of one of its datasets, say."""
+"""How datasets are read, and which masks they have, as the options of a run say."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from dstrain.config import datasets_of, split_commas
 from dstrain.config.numbers import parse_frames, parse_resolutions
 from dstrain.config.options import TrainConfig
 from dstrain.console import secrets
 from dstrain.data import CaptionOptions, DataConfig, FrameSampling, Resolution
+from dstrain.data.buckets import Buckets
 from dstrain.data.forms import parse_columns
-from dstrain.data.variants.buckets import Buckets
-from dstrain.data.variants.captions import replace_trigger
-from dstrain.data.variants.views import AugmentationOptions
-from dstrain.errors import UsageError, secret_error
-from dstrain.graph import Column, PipelineSpec
+from dstrain.data.variants import AugmentationOptions, replace_trigger
+from dstrain.errors import UsageError, about_dataset, secret_error
+from dstrain.graph import Column, PipelineSpec, Task
+from dstrain.pipeline import Masks, with_masks, with_masks_of_dataset
 from dstrain.registry import PromptRow, load_family
-from dstrain.runs.datasets.places import installed_forms
+from dstrain.runs.datasets.sources import installed_forms
 
 ORDERS = 8
 """Orders of tags that --shuffle_tags takes turns with by default."""
@@ -148,3 +149,46 @@ def resolutions_of(config: TrainConfig) -> tuple[Resolution, ...]:
         )
         found.append(replace(fixed, buckets=buckets))
     return tuple(found) or (fixed,)
+
+
+def masks_of(config: TrainConfig) -> Masks:
+    """Return the masks that the options of a run, or of one dataset, ask for."""
+    return Masks(config.mask_column, config.alpha_mask, config.unmasked_weight)
+
+
+def with_masks_of_run(
+    spec: PipelineSpec, task: Task, config: TrainConfig
+) -> PipelineSpec:
+    """Return the variant with masks if the run or one of its datasets asks for any: its
+    input is that of the first that does. Each dataset is read with its own.
+
+    Raises UsageError for masks that a dataset cannot have.
+    """
+    own = masks_of(config)
+    masked = with_masks(spec, task, own)
+    for dataset, masks in _masks_of_datasets(config):
+        with about_dataset(dataset):
+            if masked is spec:
+                weight = own.unmasked_weight
+                masked = with_masks(spec, task, replace(masks, unmasked_weight=weight))
+            with_masks_of_dataset(masked, masks)
+    return masked
+
+
+def other_masks(config: TrainConfig) -> dict[str, list[Any]]:
+    """Return the datasets, by their names, whose masks are not those of the run, with the
+    column, the kind and the weight of what is masked out.
+    """
+    run = masks_of(config)
+    return {
+        dataset: [own.column, own.is_alpha, own.unmasked_weight]
+        for dataset, own in _masks_of_datasets(config)
+        if own != run
+    }
+
+
+def _masks_of_datasets(config: TrainConfig) -> Iterator[tuple[str, Masks]]:
+    if config.dataset:
+        # Stage 2 need not name the dataset of --dataset_base_path.
+        for one in datasets_of(replace(config, dataset_base_path=None)):
+            yield one.name, masks_of(one.config)

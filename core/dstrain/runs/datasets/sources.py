@@ -1,21 +1,104 @@
-"""Find the datasets that the flags of a run name."""
+"""Find the datasets that the flags of a run name, and compare them with those that a plan of
+the feature cache records.
+"""
 
 import os
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dstrain.cache import MARKER
 from dstrain.config import datasets_of
+from dstrain.config.datasets import with_places
 from dstrain.config.options import TrainConfig
 from dstrain.data.forms import (
+    Given,
     Source,
+    ask,
     embedded_folder,
     find_source,
     join_sources,
+    offered_forms,
 )
-from dstrain.errors import UsageError, about_dataset
-from dstrain.runs.datasets.places import installed_forms, is_published
+from dstrain.data.forms.form import Form
+from dstrain.errors import DstrainError, UsageError, about_dataset
+from dstrain.models.hub import ID, may_be_id
+from dstrain.registry import load_extensions
+
+PUBLISHED = re.compile(rf"{ID}(@[^:]+)?(:.+)?")
+"""OWNER/NAME, OWNER/NAME@REVISION, either with :FOLDER behind it."""
+PREFIXES = ("", "validation_")
+"""How the options begin that name a dataset."""
+
+
+def with_folders(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with the folder and the metadata of each dataset in place
+    of a file, or of what a plugin's form has a folder for, such as the id of a published
+    dataset, which is downloaded unless it is here.
+
+    A stage 2 and a dry run download nothing: what is not here keeps its id. Raises
+    DstrainError for a dataset that cannot be downloaded.
+    """
+    for prefix in PREFIXES:
+        config = _with_folder(config, prefix)
+    entries = []
+    for entry in config.dataset:
+        (part,) = datasets_of(replace(config, dataset_base_path=None, dataset=(entry,)))
+        found = _with_folder(part.config, "")
+        places = (found.dataset_base_path, found.dataset_metadata_path)
+        entries.append(with_places(entry, *places))
+    return replace(config, dataset=tuple(entries))
+
+
+def _with_folder(config: TrainConfig, prefix: str) -> TrainConfig:
+    name, metadata = f"{prefix}dataset_base_path", f"{prefix}dataset_metadata_path"
+    base: Path | None = getattr(config, name)
+    if base is None or base.is_dir():
+        return config
+    is_id = is_published(base)
+    if not is_id and not base.is_file():
+        return config
+    forms = installed_forms(config)
+    is_read = config.stage != "train"
+    given = Given(
+        base,
+        f"--{prefix}dataset",
+        is_id,
+        config.hub,
+        is_needed=is_read,
+        may_fetch=is_read and not config.dry_run,
+    )
+    try:
+        found = ask(forms, given, config.dataset_form)
+    except DstrainError as error:
+        if is_id:
+            note = f"--{name} {base} is no folder here, and is taken for the id of a dataset"
+            error.help_lines = (*error.help_lines, note)
+        raise
+    if isinstance(found, Source):
+        if getattr(config, metadata) is not None:
+            what = f"cannot be combined with a file as --{name}; give one of them"
+            raise UsageError(f"--{metadata}", what)
+        places: dict[str, Any] = {name: found.base, metadata: base}
+        return replace(config, **places)
+    if found is not None:
+        place: dict[str, Any] = {name: found}
+        return replace(config, **place)
+    return config
+
+
+def installed_forms(config: TrainConfig) -> tuple[Form, ...]:
+    """Return the forms of the plugins that a run uses."""
+    return offered_forms(load_extensions(config.disabled_plugins), config)
+
+
+def is_published(base: Path) -> bool:
+    """Return whether a dataset is named by its id on a hub: it is no file or folder."""
+    is_id = PUBLISHED.fullmatch(str(base)) is not None
+    return is_id and not os.path.lexists(base) and may_be_id(base)
 
 
 def dataset_source(config: TrainConfig) -> Source | None:
@@ -106,3 +189,42 @@ def folders_of_parts(config: TrainConfig) -> list[list[str]]:
             folders.append(str(embedded_folder()))
         found.append(folders)
     return found
+
+
+class NamedParts:
+    """The datasets that a run names, as far as they are here."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Find them; none where they are not several."""
+        self._here: Sequence[OneHere] = (
+            sources_of_parts(config) if config.dataset else ()
+        )
+        self._base = datasets_of(config)[0].config.dataset_base_path
+        self._digests: dict[Source, str] = {}
+
+    def first_changed(self, dataset: Mapping[str, Any]) -> Path | None:
+        """Return where the first dataset is whose rows are not those that a plan records,
+        or that it lacks; None if it has all, as far as they are here.
+
+        Raises DstrainError for what cannot be read, and OSError.
+        """
+        recorded = dataset.get("parts", ({},))  # of a single one nothing is recorded
+        if len(self._here) > len(recorded):
+            return self._base
+        # The last ones: that of --dataset_base_path is the first, and may be left out.
+        for one, record in zip(self._here[::-1], recorded[::-1], strict=False):
+            source = one.source
+            # Plans of earlier versions have no digest of each.
+            if source is None or "sha256" not in record:
+                continue
+            is_same_form = source.form == record.get("form", "table")
+            if not (is_same_form or one.is_named or source.form == "table"):
+                continue  # a table that is elsewhere
+            if self._digest(source) != record["sha256"]:
+                return source.path
+        return None
+
+    def _digest(self, source: Source) -> str:
+        if source not in self._digests:
+            self._digests[source] = source.digest()
+        return self._digests[source]

@@ -19,9 +19,8 @@ from dstrain.graph import Plan
 from dstrain.runs.build import choose_validation, open_training_data, order_of
 from dstrain.runs.checks.rows import log_left_out, warnings_of_rows
 from dstrain.runs.datasets.largest import LargestSample, largest_sample
-from dstrain.runs.datasets.places import is_published
 from dstrain.runs.datasets.sizes import GroupSize, trained_sizes
-from dstrain.runs.datasets.sources import dataset_source
+from dstrain.runs.datasets.sources import dataset_source, is_published
 from dstrain.runs.feature_plan import check_configs
 from dstrain.runs.launch.variables import world_size
 from dstrain.runs.prompt_rows import (

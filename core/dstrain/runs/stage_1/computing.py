@@ -17,7 +17,7 @@ import torch
 from dstrain.cache import ShardWriter
 from dstrain.console import progress_bar
 from dstrain.data import Dataset
-from dstrain.data.samples import SampleCells
+from dstrain.data.dataset import SampleCells
 from dstrain.distributed import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph import LongPrompt, Step, noticing_long_prompts

@@ -4,8 +4,14 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dstrain.data.forms import VIDEOS, Medium, list_media, printable, read_caption
-from dstrain.data.forms.left_out import left_out
+from dstrain.data.forms import (
+    VIDEOS,
+    Medium,
+    left_out,
+    list_media,
+    printable,
+    read_caption,
+)
 from dstrain.errors import UsageError
 
 SUFFIX = ".txt"
@@ -33,7 +39,7 @@ class Task:
 
 @dataclass
 class Tasks:
-    """What a folder has to be captioned, and what it has not."""
+    """What a folder has to be captioned."""
 
     tasks: list[Task] = field(default_factory=list)
     captioned: int = 0
@@ -48,13 +54,10 @@ def find_tasks(folder: Path, overwrite: bool) -> Tasks:
     Raises UsageError for what is no folder, or has no image and no video, and what
     `list_media` raises.
 
-    Args:
-        folder: The folder.
-        overwrite: Whether captions that exist are replaced.
+    overwrite: Whether captions that exist are replaced.
     """
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise UsageError(folder, what)
+        raise UsageError(folder, "is not a folder")
     found = Tasks()
     for medium in list_media(folder):
         try:
@@ -69,8 +72,7 @@ def find_tasks(folder: Path, overwrite: bool) -> Tasks:
         path = folder / medium.name
         found.tasks.append(Task(medium.name, path, output, is_video))
     if not (found.tasks or found.captioned or found.faults):
-        lines = left_out(folder, is_image=False)
-        raise UsageError(folder, "has no image or video", *lines)
+        raise UsageError(folder, f"has no image or video; {left_out(folder, {})}")
     return found
 
 
@@ -87,11 +89,9 @@ def _output(folder: Path, medium: Medium, overwrite: bool) -> Path | None:
     if len(written) > 1:
         names = " and ".join(map(printable, written))
         raise ValueError(f"has two captions, in {names}: remove one of them")
-    if not written:
-        path = (folder / medium.name).with_suffix(SUFFIX)
-        _check_place(path)
-        return path
-    path = folder / written[0]
+    path = (folder / medium.name).with_suffix(SUFFIX)
+    if written:
+        path = folder / written[0]
     if path.suffix.lower() not in REWRITTEN:
         # It may hold more than the caption; a second caption would be refused.
         raise ValueError(f"has its caption in {printable(written[0])}: move it away")

@@ -13,7 +13,7 @@ from dstrain.data import DataConfig, Table
 from dstrain.data.forms import (
     Reading,
     find_source,
-    left_out_of,
+    left_out,
     list_media,
     read_caption,
     texts_of,
@@ -246,7 +246,7 @@ def test_what_belongs_to_an_image_or_a_run_is_no_row(tmp_path: Path) -> None:
     write(tmp_path, "b.png", b="b")
     rows = ["a.png", "b.png", *rows[2:]]
     assert [name for name, _ in cells(read(tmp_path, VIDEOS))] == rows
-    assert len(left_out_of(tmp_path, VIDEOS)) == 1
+    assert left_out(tmp_path, VIDEOS)
 
 
 def test_a_folder_that_a_run_shares_with_a_dataset_has_the_users_photos(
@@ -342,36 +342,11 @@ def test_what_is_not_read_is_one_line_with_its_number_and_an_example(
 ) -> None:
     write(tmp_path, "a.png", "a.txt", "b.mp4", "b.txt", "orphan.txt", "x/c.json")
     write(tmp_path, "IMG_1.HEIC", "IMG_1.txt", ".hidden.txt")
-    (line,) = left_out_of(tmp_path, IMAGES)
-    assert line.startswith("6 files are not read, such as ")
-    (line,) = left_out_of(tmp_path, VIDEOS)
-    assert line.startswith("4 files are not read, such as ")
+    said = "files are not read, such as x/c.json"
+    assert left_out(tmp_path, IMAGES) == f"6 {said}"
+    assert left_out(tmp_path, VIDEOS) == f"4 {said}"
     folder = write(tmp_path / "y", "a.png", "a.txt")
-    assert left_out_of(folder, IMAGES) == []
-
-
-@pytest.mark.parametrize(
-    ("names", "flags"),
-    [
-        (
-            ("a/train/metadata.jsonl", "a/train/a.png", "a/test/metadata.jsonl"),
-            "--dataset_base_path {}/a/train\n",
-        ),
-        (
-            ("notes/metadata.csv", "a.png", "b.png", "b.txt"),
-            "--dataset_base_path {} --dataset_metadata_path {}/notes/metadata.csv",
-        ),
-    ],
-)
-def test_tables_in_folders_below_are_named_with_what_to_type(
-    tmp_path: Path, names: tuple[str, ...], flags: str
-) -> None:
-    write(tmp_path, *names)
-    with pytest.raises(UsageError) as caught:
-        find_source(tmp_path)
-    found = str(caught.value)
-    assert names[0] in found
-    assert flags.format(tmp_path, tmp_path) in found
+    assert left_out(folder, IMAGES) == ""
 
 
 def test_a_folder_is_read_whatever_is_below_where_all_have_captions(

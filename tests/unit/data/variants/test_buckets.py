@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dstrain import UsageError
 from dstrain.data import Resolution
-from dstrain.data.variants.buckets import Buckets
+from dstrain.data.buckets import Buckets
 from dstrain.plugin import Column
 from PIL import Image
 

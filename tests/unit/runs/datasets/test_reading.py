@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import run
 from dstrain.data import CaptionOptions
-from dstrain.data.variants.views import AugmentationOptions
+from dstrain.data.variants import AugmentationOptions
 from dstrain.runs.resolve import resolve
 
-from tests.support.family import write_data
 from tests.support.runs import config, project
 
 
@@ -38,32 +36,3 @@ def test_a_validation_dataset_has_neither_dropout_nor_tags_nor_views_of_its_own(
     held_out = setup.validation.data_config
     assert held_out.augmentation == AugmentationOptions()
     assert held_out.captions == captions
-
-
-@pytest.mark.parametrize(
-    ("caption", "flags", "said"),
-    [
-        ("a dog", {"shuffle_tags": True}, ["--shuffle_tags"]),
-        ("dog, red", {"shuffle_tags": True, "keep_tags": 1}, ["--shuffle_tags"]),
-        ("dog, red", {"shuffle_tags": True}, []),
-        ("a dog", {"caption_lines": True, "flip": True}, ["--caption_lines"]),
-        ("a dog\na cat", {"caption_lines": True}, []),
-        ("a dog", {"crops": 3, "height": 16, "width": 24}, ["--crops"]),
-        ("a dog", {"crops": 3, "height": 16, "width": 16}, []),
-    ],
-)
-def test_what_gives_no_row_another_caption_or_crop_is_said_also_in_a_dry_run(
-    caption: str,
-    flags: dict[str, Any],
-    said: list[str],
-    here: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_data(tmp_path / "data", (caption, caption), ((16, 24),))
-    given = config(here, dataset_base_path=tmp_path / "data", max_steps=1, **flags)
-    for is_dry in (True, False):
-        run(replace(given, output_path=tmp_path / "out", dry_run=is_dry))
-        printed = "".join(capsys.readouterr())
-        names = ("--shuffle_tags", "--caption_lines", "--crops")
-        assert [one for one in names if f"{one} changes no" in printed] == said

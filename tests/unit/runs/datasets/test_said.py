@@ -4,16 +4,12 @@ is not read.
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dstrain import UsageError
-from dstrain.plugin import Column, versioned
-from PIL import Image
 
-from tests.support import family
 from tests.support.dataset_forms import rows_in, write_form
 from tests.support.family import write, write_data
 from tests.support.fixtures import FakePlugin
@@ -49,22 +45,6 @@ def that_begin(lines: list[str], start: str) -> list[str]:
 
 def sizes(lines: list[str]) -> list[str]:
     return that_begin(lines, "    ")
-
-
-def test_what_lies_beside_a_table_with_captions_and_is_not_in_it_is_counted(
-    data: Path, tmp_path: Path, lines: Lines
-) -> None:
-    (image, *_) = sorted(data.glob("*.png"))
-    (data / f"{image.stem}.txt").write_text("an older caption")
-    (data / "plain.png").write_bytes(image.read_bytes())
-    table = data / "metadata.json"
-    assert not that_begin(lines(), f"{table}: ")
-    for name in ("new", "newer"):
-        (data / f"{name}.png").write_bytes(image.read_bytes())
-        (data / f"{name}.txt").write_text("a new caption")
-    (said,) = that_begin(lines(seed=1), f"{table}: ")
-    assert "2 captioned files" in said and "new.png" in said
-    assert not that_begin(lines(dataset_metadata_path=table, seed=2), f"{table}: ")
 
 
 @pytest.mark.parametrize(
@@ -121,36 +101,12 @@ def test_of_many_sizes_the_most_frequent_are_listed(
     assert found[-1].startswith("in all: 34 samples")
 
 
-def encode_image(
-    input_image: Image.Image, style: str = "", mood: str = "", *, vae: Any, dtype: Any
-) -> family.Latents:
-    """An image, whatever its style and its mood."""
-    return family.encode_image(input_image, vae=vae, dtype=dtype)
-
-
-def test_columns_that_no_input_reads_are_named_with_the_flag_that_reads_them(
-    data: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    optional = {name: Column(name, optional=True) for name in ("style", "mood")}
-    spec = replace(
-        family.BASE,
-        inputs={**family.BASE.inputs, **optional},
-        units=(family.encode_prompt, versioned(1)(encode_image)),
-    )
-    monkeypatch.setitem(family.PIPELINES, "base", spec)
+def test_columns_that_no_input_reads_are_named(data: Path, lines: Lines) -> None:
     rows = json.loads((data / "metadata.json").read_text())
-    more = {"style": "flat", "note": "x", "mask": "0.png"}
+    more = {"style": "flat", "note": "x"}
     (data / "metadata.json").write_text(json.dumps([{**row, **more} for row in rows]))
-    (line,) = that_begin(lines(), f"{data}/metadata.json: ")
-    assert all(f"'{name}'" in line for name in more)
-    assert "--mask_column mask" in line
-    assert line.endswith("--extra_inputs style")
-    (line,) = that_begin(lines(extra_inputs="style"), f"{data}/metadata.json: ")
-    assert "'note'" in line and "'style'" not in line
-    assert "--extra_inputs" not in line
-    # Stage 2 reads no rows.
-    stage_2 = lines(task="sft:train", extra_inputs="style", max_steps=1)
-    assert not [line for line in stage_2 if "metadata.json" in line]
+    (line,) = that_begin(lines(), f"dataset {data}/metadata.json: ")
+    assert line == "3 rows: image, prompt; not read: style, note"
 
 
 TWO_FORMS = """

@@ -1,1 +1,0 @@
-"""What is asked of a row as a whole."""
