@@ -166,8 +166,7 @@ CASES = (
          {"good.txt": "caf\xe9".encode("latin-1")}, kind="none"),
     Case("two captions", "", (), ("good.png: has two captions, in good.txt and good.caption",),
          {"good.txt": b"a", "good.caption": b"b"}, kind="none"),
-    Case("metadata in a folder below", "", (), ("there is metadata in train/metadata.csv",
-         "give --dataset_base_path data --dataset_metadata_path data/train/metadata.csv"),
+    Case("metadata in a folder below", "", (), ("files are not read, such as train/metadata.csv",),
          {"train": other_metadata}, kind="none"),
     Case("two", "image,prompt\ngood.png,a\n", (), ("metadata.csv and metadata.json",), {"metadata.json": "[]"}),
     Case("empty", "", (), ("is empty",)),
@@ -273,7 +272,7 @@ CASES = (
     video("an empty folder", frames(), "is a folder without frames", file="bad"),
     video("frames of two sizes", frames(32, 32, 48), "2.png is 32 x 48", file="bad"),
     video("a folder in a folder", frames(32, more=lambda path: (path / "deep").mkdir()), "is not a file", file="bad"),
-    video("Matroska cut by a hundredth", part(film(form="matroska"), 0.99), "it is shorter than its header",
+    video("Matroska cut by a tenth", part(film(form="matroska"), 0.9), "seconds in its header",
           file="bad.mkv"),
     video("a small video", film(size=4), "is too small for sides that are multiples of 8"),
     # Masks of the loss

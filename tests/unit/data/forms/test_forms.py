@@ -17,7 +17,7 @@ from dstrain.data.forms import (
     find_source,
     texts_of,
 )
-from dstrain.data.urls import fetch
+from dstrain.data.forms.row_files import fetch
 from dstrain.graph import Input
 from dstrain.plugin import Column, Content, Form, FormCell, FormRow, Given, Source
 
