@@ -21,15 +21,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 VOLATILE = re.compile(
-    # Times and memory.
-    "samples_per_second|data_wait_seconds|memory_gib"
+    # Times, memory, and which process it was.
+    "samples_per_second|data_wait_seconds|memory_gib|speed|process|started"
     # The libraries are the same, and each release of the project raises its own.
     r"|versions|version\..*"
     # Digests of files that are compared themselves.
     r"|sha256|dstrain\.sha256"
 )
 """Columns of tables, and entries of records and headers, that are left out."""
-UNREAD = re.compile(r".*\.(log|lock|html|tar)|\.digests\.json|trackers\.json")
+UNREAD = re.compile(
+    r".*\.(log|lock|html|tar)|\.digests\.json|\.decoded_files\.npy|trackers\.json"
+)
 """Files that only need to be there: their words are not promised, or they have times or
 random numbers.
 """
