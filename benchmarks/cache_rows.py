@@ -33,7 +33,7 @@ from dstrain.runs import data_process, open_training_data
 from dstrain.runs.dry_run.summary import as_summary
 from dstrain.runs.resolve import resolve
 from dstrain.storage import file_mark, sha256
-from dstrain.storage.hashing import SETTLED
+from dstrain.storage.file_memory import SETTLED
 from dstrain.training import Order
 from PIL import Image
 from report import curves, table

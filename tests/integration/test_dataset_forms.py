@@ -94,7 +94,6 @@ def test_stage_1_with_nothing_to_do_reads_no_row(
     form: str,
 ) -> None:
     # As if all had been written long ago.
-    monkeypatch.setattr("dstrain.storage.hashing.SETTLED", -(10**18))
     monkeypatch.setattr("dstrain.storage.file_memory.SETTLED", -(10**18))
     monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path / "user"))
     given = {"dataset_base_path": here / form, "feature_cache": tmp_path / "cache"}

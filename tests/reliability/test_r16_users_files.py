@@ -105,7 +105,7 @@ FOREIGN = (
     Foreign("notes in the cache", {"shards/a.txt": "notes", "plans/b.arrow": "{}"}),
     Foreign(
         "digests of another program",
-        {"digests.npy": '{"a": "sha"}', ".digests.json": "-"},
+        {"digests.npy": '{"a": "sha"}', ".digests.npy": "-"},
         ("cache",),
     ),
     Foreign("a memory of another program", {"logs/.decoded_files.npy": "[]"}),

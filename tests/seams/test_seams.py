@@ -199,7 +199,6 @@ def test_a_newer_form_reads_again_what_an_older_one_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # As if all had been written long ago.
-    monkeypatch.setattr("dstrain.storage.hashing.SETTLED", -(10**18))
     monkeypatch.setattr("dstrain.storage.file_memory.SETTLED", -(10**18))
     monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path / "user"))
     photos = tmp_path / "photos.zip"

@@ -36,7 +36,6 @@ from dstrain.data.videos import (
 from dstrain.errors import StateError, UsageError
 from dstrain.graph import Column, MaskColumn
 from dstrain.storage import Digests, hash_json, read_tensors
-from dstrain.storage.file_memory import FileDigests
 from dstrain.storage.hashing import FileMark
 
 VIEW = "view"
@@ -451,7 +450,7 @@ def _number(text: str) -> float:
     return number
 
 
-def input_key(cell: Cell, digests: Digests | FileDigests) -> str:
+def input_key(cell: Cell, digests: Digests) -> str:
     """Return the key of an input: the hash of its value, or of its files' bytes and of
     how they are loaded.
     """

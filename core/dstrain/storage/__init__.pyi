@@ -1,5 +1,5 @@
 from dstrain.storage.columns import write_columns as write_columns
-from dstrain.storage.file_memory import ManyFiles as ManyFiles
+from dstrain.storage.file_memory import Digests as Digests, ManyFiles as ManyFiles
 from dstrain.storage.files import (
     check_writable as check_writable,
     read_limited as read_limited,
@@ -10,7 +10,6 @@ from dstrain.storage.files import (
     write_json as write_json,
 )
 from dstrain.storage.hashing import (
-    Digests as Digests,
     file_mark as file_mark,
     hash_json as hash_json,
     sha256 as sha256,

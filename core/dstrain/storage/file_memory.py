@@ -1,21 +1,27 @@
-"""Remember what was computed from the files of a dataset, until they change, in 81 bytes
-a file.
-"""
+"""Remember what was computed from files, until they change, in 81 bytes a file."""
 
 import hashlib
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from dstrain.errors import SystemFault
+from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import REPLACES_OPEN_FILES, replacing
-from dstrain.storage.hashing import MARK_LENGTH, SETTLED, file_mark, sha256
+from dstrain.storage.hashing import (
+    MARK_LENGTH,
+    FileMark,
+    file_mark,
+    files_in,
+    hash_json,
+    sha256,
+)
 
 MARK = struct.Struct("<QqqQ")
 VALUE_BYTES = 32
@@ -33,6 +39,10 @@ FORM = b"dstrain remembers files, form 1".ljust(MARK.size)
 """In place of the mark of the first entry, whose value is the hash of the others."""
 HEADER_BYTES = 4096
 """Bytes at the beginning of a file, among which the form is."""
+SETTLED = 2 * 10**9
+"""Nanoseconds after a change from which a file's times can be trusted: a second change
+within that time may leave them equal.
+"""
 MOST_RECENT = 2**16
 """Entries that are objects of Python, at least, before they are put with the others."""
 
@@ -49,6 +59,9 @@ class ManyFiles:
         self._use(np.empty(0, ENTRY) if stored is None else stored)
         self._recent: dict[bytes, bytes] = {}
         self.unsettled = False
+        """Whether a file changed so recently that its times cannot be trusted later."""
+        self.is_new = False
+        """Whether a value was added."""
 
     def __len__(self) -> int:
         """Return the number of values."""
@@ -71,6 +84,7 @@ class ManyFiles:
         # Those of files that changed too recently cannot be trusted later.
         is_settled = time.time_ns() - newest >= SETTLED
         self.unsettled = self.unsettled or not is_settled
+        self.is_new = True
         entry = _mark(marks) + value.ljust(VALUE_BYTES, b"\0") + bytes([is_settled])
         self._recent[_hash(key)] = entry
         if len(self._recent) > max(MOST_RECENT, len(self._entries) // 4):
@@ -136,8 +150,16 @@ class ManyFiles:
             return
         data = b"".join(key + entry for key, entry in self._recent.items())
         self._recent = {}
-        entries = np.concatenate([np.frombuffer(data, ENTRY), self._entries])
-        # Stably: of two entries of one key the new one comes first, and stays.
+        self._add(np.frombuffer(data, ENTRY), self._entries)
+
+    def add_absent(self, other: "ManyFiles") -> None:
+        """Add what another memory has, and this one lacks."""
+        self._merge()
+        self._add(self._entries, other._entries)
+
+    def _add(self, *parts: Entries) -> None:
+        """Use these entries, of several of one key the first."""
+        entries = np.concatenate(parts)
         entries = entries[np.lexsort((entries["rest"], entries["key"]))]
         keys, rest = entries["key"], entries["rest"]
         is_old = (keys[1:] == keys[:-1]) & (rest[1:] == rest[:-1])
@@ -149,30 +171,69 @@ class ManyFiles:
         self._keys = np.ascontiguousarray(entries["key"])
 
 
-class FileDigests(ManyFiles):
-    """The sha256 of the files of a dataset, read again only where a file changed."""
+class Digests(ManyFiles):
+    """The sha256 of files, read again only where a file changed."""
 
-    def of(self, path: str) -> str:
+    def known(self, path: str) -> bytes | None:
+        """Return the digest of a file that did not change since it was read; None for
+        another one. Raises SystemFault.
+        """
+        with _system_faults(path):
+            return self.recall(path, file_mark(path))
+
+    def of(self, path: str | Path) -> str:
         """Return the sha256 of a file's bytes; raises SystemFault."""
-        try:
-            mark = file_mark(path)
-            digest = self.recall(path, mark)
-            if digest is None:
-                digest = bytes.fromhex(sha256(Path(path)))
-                self.remember(path, mark, digest)
-        except OSError as error:
-            raise SystemFault(path, f"cannot be read: {error.strerror}") from error
+        key = str(path)
+        digest = self.known(key)
+        if digest is None:
+            mark, digest = read(key)
+            self.remember(key, mark, digest)
         return digest.hex()
 
-    def record(self, path: str) -> list[Any]:
+    def of_all(self, paths: Iterable[Path]) -> str:
+        """Return one digest of several files, whose own names do not count.
+
+        Of a folder, every file below it counts with its relative path.
+        """
+        files = [[place, self.of(file)] for place, file in files_in(paths)]
+        return hash_json("files", sorted(files))
+
+    def record(self, path: str | Path) -> list[Any]:
         """Return the mark and the sha256 of a file that `of` was asked for, as they were
         then; `first_changed` compares them.
         """
-        entry = self.entry(path)
+        entry = self.entry(str(path))
         if entry is None:
             raise KeyError(path)
         mark, digest = entry
         return [*MARK.unpack(mark), digest.hex()]
+
+    def check_unchanged(self, paths: Iterable[Path]) -> None:
+        """Raise StateError for a file that changed since its digest was computed.
+
+        Values computed from such a file would be stored under the wrong key.
+        """
+        for _, file in files_in(paths):
+            with suppress(OSError):
+                if self.recall(str(file), file_mark(file)) is not None:
+                    continue
+            what = "changed while it was in use"
+            raise StateError(file, what, "run the same command again")
+
+
+def read(path: str) -> tuple[FileMark, bytes]:
+    """Return the mark and the sha256 of a file; raises SystemFault."""
+    with _system_faults(path):
+        mark = file_mark(path)
+        return mark, bytes.fromhex(sha256(Path(path)))
+
+
+@contextmanager
+def _system_faults(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SystemFault(path, f"cannot be read: {error.strerror}") from error
 
 
 def is_whole(path: Path) -> bool:

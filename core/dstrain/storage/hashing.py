@@ -1,9 +1,8 @@
-"""Compute digests of files and of JSON data, and remember those of files."""
+"""Compute digests of files and of JSON data."""
 
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,9 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dstrain.console import get_logger, secrets
-from dstrain.errors import StateError, SystemFault
-from dstrain.storage.files import write_json
+from dstrain.console import get_logger
 
 logger = get_logger(__name__)
 
@@ -25,10 +22,6 @@ MARK_LENGTH = 4
 _encode = json.JSONEncoder(
     sort_keys=True, ensure_ascii=False, separators=(",", ":")
 ).encode
-SETTLED = 2 * 10**9
-"""Nanoseconds after a change from which a file's times can be trusted: a second change
-within that time may leave them equal.
-"""
 READERS = 16
 """Threads that look at files: more than processors, since they wait for a disk."""
 FILES_PER_TASK = 512
@@ -75,111 +68,6 @@ def package_digest(module: str) -> str:
             digest.update(path.relative_to(place).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-class FileMemory:
-    """JSON values computed from files, remembered until one of the files changes."""
-
-    def __init__(self, path: Path) -> None:
-        """Load what an earlier run stored there; what is unreadable is forgotten."""
-        self.path = path
-        # Key -> the marks of its files (see `file_mark`), one after the other, then the
-        # value.
-        self.known: dict[str, list[Any]] = _stored(path) or {}
-        # Keys whose files changed too recently for their times to be trusted later.
-        self.unsettled: set[str] = set()
-
-    def recall(self, key: str, marks: list[int]) -> Any:
-        """Return the value of a key, None if its files had other marks then."""
-        entry = self.known.get(key)
-        return entry[-1] if entry is not None and entry[:-1] == marks else None
-
-    def remember(
-        self,
-        key: str,
-        marks: list[int],
-        value: Any,
-    ) -> None:
-        """Keep a value computed from files that had these marks before it was computed."""
-        self.known[key] = [*marks, value]
-        # The second and third number of each mark are the file's times.
-        modified = marks[1::MARK_LENGTH]
-        changed = marks[2::MARK_LENGTH]
-        newest = max(*modified, *changed)
-        if time.time_ns() - newest < SETTLED:
-            self.unsettled.add(key)
-
-    def save(self) -> None:
-        """Store the values, but for files that changed just now; raise SystemFault.
-
-        A file of another form, or a link, is somebody else's and stays.
-        """
-        if os.path.lexists(self.path) and (
-            self.path.is_symlink() or _stored(self.path) is None
-        ):
-            return
-        values = secrets()
-        settled = {
-            key: entry
-            for key, entry in self.known.items()
-            if key not in self.unsettled
-            # Keys are paths; what has a secret in it is not written.
-            and not any(value in key for value in values)
-        }
-        write_json(self.path, settled)
-
-
-def _stored(path: Path) -> dict[str, list[Any]] | None:
-    with suppress(OSError, ValueError, RecursionError):
-        stored = json.loads(path.read_bytes())
-        if isinstance(stored, dict):
-            entries = stored.values()
-            if all(isinstance(entry, list) and entry for entry in entries):
-                return stored
-    return None
-
-
-class Digests(FileMemory):
-    """The sha256 of files, read again only where a file changed."""
-
-    def of(self, path: str | Path) -> str:
-        """Return the sha256 of a file's bytes; raises SystemFault."""
-        try:
-            mark = file_mark(path)
-            digest = self.recall(str(path), mark)
-            if digest is None:
-                digest = sha256(Path(path))
-                self.remember(str(path), mark, digest)
-        except OSError as error:
-            raise SystemFault(path, f"cannot be read: {error.strerror}") from error
-        return str(digest)
-
-    def of_all(self, paths: Iterable[Path]) -> str:
-        """Return one digest of several files, whose own names do not count.
-
-        Of a folder, every file below it counts with its relative path.
-        """
-        files = [[place, self.of(file)] for place, file in files_in(paths)]
-        return hash_json("files", sorted(files))
-
-    def record(self, path: str | Path) -> list[Any]:
-        """Return the mark and the sha256 of a file that `of` was asked for, as they were
-        then; `first_changed` compares them.
-        """
-        return self.known[str(path)]
-
-    def check_unchanged(self, paths: Iterable[Path]) -> None:
-        """Raise StateError for a file that changed since its digest was computed.
-
-        Values computed from such a file would be stored under the wrong key.
-        """
-        for _, file in files_in(paths):
-            with suppress(OSError):
-                if self.known[str(file)][:-1] == file_mark(file):
-                    continue
-            raise StateError(
-                file, "changed while it was in use", "run the same command again"
-            )
 
 
 def file_mark(path: str | Path) -> FileMark:

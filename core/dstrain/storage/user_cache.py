@@ -7,10 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from dstrain.errors import SystemFault
-from dstrain.storage.hashing import Digests, files_in
+from dstrain.storage.file_memory import Digests, ManyFiles, read
+from dstrain.storage.hashing import files_in
 
 VARIABLE = "DSTRAIN_CACHE"
-FILE = "model_files.json"
+FILE = "model_files.npy"
 
 
 def user_cache(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -43,12 +44,12 @@ class ModelDigests(Digests):
     def of_all(self, paths: Iterable[Path]) -> str:
         """Return one digest of several files, which are read at the same time."""
         paths = list(paths)
-        files = [file for _, file in files_in(paths)]
-        if all(os.path.abspath(file) in self.known for file in files):
-            return super().of_all(paths)
+        files = [os.path.abspath(file) for _, file in files_in(paths)]
+        new = [file for file in files if self.known(file) is None]
         # hashlib lets other threads run.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            list(pool.map(self.of, files))
+            for file, (mark, digest) in zip(new, pool.map(read, new), strict=True):
+                self.remember(file, mark, digest)
         return super().of_all(paths)
 
     def record(self, path: str | Path) -> list[object]:
@@ -60,18 +61,17 @@ class ModelDigests(Digests):
         super().check_unchanged([Path(os.path.abspath(path)) for path in paths])
 
     def save(self) -> None:
-        """Store the digests, beside those that other runs have stored meanwhile, as far
-        as their files exist.
-        """
-        if self.folder is None:
-            return
-        own = self.known
-        stored = ModelDigests().known
-        if all(stored.get(key) == own[key] for key in own.keys() - self.unsettled):
-            return
-        both = {**stored, **own}
-        self.known = {key: both[key] for key in both if os.path.exists(key)}
+        """Store the digests, beside those that other runs have stored meanwhile."""
+        if self.is_new:
+            self.add_absent(ModelDigests())
+            save_for_user(self)
+
+
+def save_for_user(memory: ManyFiles) -> None:
+    """Store what is remembered in a user's folder; where that is not possible, nothing is
+    remembered.
+    """
+    if user_cache() is not None:
         with suppress(SystemFault, OSError):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            super().save()
-        self.known = own
+            memory.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            ManyFiles.save(memory)

@@ -70,7 +70,6 @@ def test_stage_1_with_nothing_to_do_reads_no_row(
     form: str,
 ) -> None:
     # As if all had been written long ago.
-    monkeypatch.setattr("dstrain.storage.hashing.SETTLED", -(10**18))
     monkeypatch.setattr("dstrain.storage.file_memory.SETTLED", -(10**18))
     monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path / "user"))
     given = {"dataset_base_path": here / form, "feature_cache": tmp_path / "cache"}
@@ -237,7 +236,6 @@ def test_a_fetched_file_in_a_relative_folder_is_compared(
 def test_rows_whose_files_may_be_fetched_are_always_read(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dstrain.storage.hashing.SETTLED", -(10**18))
     monkeypatch.setattr("dstrain.storage.file_memory.SETTLED", -(10**18))
     given: dict[str, Any] = {"feature_cache": tmp_path / "cache"}
     given |= {"task": "sft:data_process", "url_cache": tmp_path / "urls"}

@@ -4,20 +4,17 @@ import errno
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from dstrain import StateError, SystemFault
 from dstrain.storage import Digests, ManyFiles, file_mark, sha256
-from dstrain.storage.file_memory import FileDigests
 
 from tests.support.clock import settle
 from tests.support.unreadable import make_unreadable
 
 OLD = time.time_ns() - 60 * 10**9
 MARKS = [1, OLD, OLD, 7]
-KINDS: tuple[type[Digests | FileDigests], ...] = (Digests, FileDigests)
 
 
 def value(number: int) -> bytes:
@@ -49,19 +46,14 @@ def test_a_value_is_recalled_only_for_the_same_marks_of_its_files(
 
 
 @pytest.mark.parametrize("changed", [1, 2])
-@pytest.mark.parametrize(("kind", "kept"), [(ManyFiles, value(1)), (Digests, "x")])
-def test_what_changed_just_now_is_not_stored(
-    kind: Any, kept: Any, changed: int, tmp_path: Path
-) -> None:
-    memory = kind(tmp_path / "memory")
+def test_what_changed_just_now_is_not_stored(changed: int, memory: ManyFiles) -> None:
     marks = [*MARKS, *MARKS]
     marks[4 + changed] = time.time_ns()
-    memory.remember("old", MARKS, kept)
+    memory.remember("old", MARKS)
     assert not memory.unsettled
-    memory.remember("key", marks, kept)
-    memory.remember("other", MARKS, kept)
-    memory.save()
-    later = kind(tmp_path / "memory")
+    memory.remember("key", marks)
+    memory.remember("other", MARKS)
+    later = saved(memory)
     assert memory.unsettled
     assert memory.recall("key", marks) is not None
     assert later.recall("key", marks) is None
@@ -92,24 +84,23 @@ def test_a_file_that_is_damaged_or_of_another_form_is_an_empty_memory_and_stays(
 # Digests of files.
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_file_is_read_once_until_it_changes(
-    kind: type[Digests | FileDigests], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(monkeypatch)
     path = tmp_path / "a"
     path.write_bytes(b"one")
-    digests = kind(tmp_path / "memory")
+    digests = Digests(tmp_path / "memory")
     digest = digests.of(str(path))
     assert digest == sha256(path)
     assert digests.record(str(path)) == [*file_mark(path), digest]
     digests.save()
     with monkeypatch.context() as patch:
         make_unreadable(patch, path, errno.EIO)
-        for known in (digests, kind(tmp_path / "memory")):
+        for known in (digests, Digests(tmp_path / "memory")):
             assert known.of(str(path)) == digest
     path.write_bytes(b"two")
-    assert kind(tmp_path / "memory").of(str(path)) == digests.of(str(path)) != digest
+    assert Digests(tmp_path / "memory").of(str(path)) == digests.of(str(path)) != digest
     with pytest.raises(SystemFault) as caught:
         digests.of(str(tmp_path / "b"))
     assert caught.value.where == str(tmp_path / "b")
@@ -117,10 +108,8 @@ def test_a_file_is_read_once_until_it_changes(
         digests.record(str(tmp_path / "b"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_file_whose_time_was_set_back_is_read_again(
-    kind: type[Digests | FileDigests],
     is_replaced: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -130,8 +119,8 @@ def test_a_file_whose_time_was_set_back_is_read_again(
     path.write_bytes(b"old")
     # Times of files are those of the last tick of the clock.
     os.utime(path, ns=(OLD, OLD))
-    digests = kind(tmp_path / "memory")
-    before = digests.of(path if kind is Digests else str(path))  # type: ignore[arg-type]
+    digests = Digests(tmp_path / "memory")
+    before = digests.of(path)
     digests.save()
     changed = path.stat().st_ctime_ns
     while path.stat().st_ctime_ns == changed:
@@ -141,8 +130,7 @@ def test_a_file_whose_time_was_set_back_is_read_again(
         else:
             path.write_bytes(b"new")
         os.utime(path, ns=(OLD, OLD))
-    assert kind(tmp_path / "memory").of(str(path)) == sha256(path) != before
-    if isinstance(digests, Digests):
-        with pytest.raises(StateError) as caught:
-            digests.check_unchanged([path])
-        assert caught.value.where == str(path)
+    assert Digests(tmp_path / "memory").of(str(path)) == sha256(path) != before
+    with pytest.raises(StateError) as caught:
+        digests.check_unchanged([path])
+    assert caught.value.where == str(path)

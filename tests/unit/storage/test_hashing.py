@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-from dstrain.storage import Digests, hash_json, sha256
+from dstrain.storage import Digests, hash_json
 
 NO_MEMORY = Path("absent")
 
@@ -14,19 +13,6 @@ def test_hashes_depend_on_kind_and_content_but_not_on_the_order_of_names() -> No
     names = [name.decode(errors="surrogateescape") for name in (b"\xff", b"\xfe")]
     others = [("b", [1]), *(("a", one) for one in ([1], ["1"], [[1]], *names))]
     assert len({hash_json(kind, content) for kind, content in others}) == 6
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"null"])
-def test_a_damaged_memory_is_an_empty_one_and_stays(
-    tmp_path: Path, content: bytes
-) -> None:
-    path, memory = tmp_path / "a", tmp_path / "memory"
-    path.write_bytes(b"x")
-    memory.write_bytes(content)
-    digests = Digests(memory)
-    assert digests.of(path) == sha256(path)
-    digests.save()
-    assert memory.read_bytes() == content
 
 
 def test_a_component_is_its_bytes_and_a_folder_its_files_in_their_places(

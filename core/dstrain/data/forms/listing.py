@@ -16,9 +16,8 @@ from dstrain.data.forms.naming import main_column
 from dstrain.data.table import unicode_forms
 from dstrain.errors import SystemFault, UsageError
 from dstrain.graph import Column, Input
-from dstrain.storage import read_limited
-from dstrain.storage.hashing import FileMemory
-from dstrain.storage.user_cache import user_cache
+from dstrain.storage import ManyFiles, read_limited
+from dstrain.storage.user_cache import save_for_user, user_cache
 
 IMAGES = frozenset(
     {
@@ -40,7 +39,7 @@ OURS = (
 )
 """What tells the folder of a run, and of a feature cache."""
 OUR_FOLDERS = frozenset({b"logs/", b"plans/", b"previews/", b"shards/", b"states/"})
-MEMORY = "caption_folders.json"
+MEMORY = "caption_folders.npy"
 """Remembers the digests of folders for all runs of a user."""
 
 
@@ -265,33 +264,17 @@ def folder_digest(folder: Path, roots: Sequence[Path] = ()) -> str:
         roots: Other folders that a link may lead to.
     """
     mark = _mark_of(folder, roots)
-    cache = user_cache()
-    memory = FileMemory((cache or Path(os.devnull)) / MEMORY)
+    memory = ManyFiles((user_cache() or Path(os.devnull)) / MEMORY)
     key = os.path.realpath(folder)
     found = memory.recall(key, mark)
     if found is None:
         found = _content_digest(folder, roots)
         memory.remember(key, mark, found)
-        if cache is not None:
-            _save(memory)
-    return str(found)
+        save_for_user(memory)
+    return found.hex()
 
 
-def _save(memory: FileMemory) -> None:
-    """Store the digests of folders that are still there; where that is not possible,
-    nothing is remembered.
-    """
-    memory.known = {
-        key: entry for key, entry in memory.known.items() if os.path.isdir(key)
-    }
-    try:
-        memory.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        memory.save()
-    except (SystemFault, OSError):
-        return
-
-
-def _content_digest(folder: Path, roots: Sequence[Path]) -> str:
+def _content_digest(folder: Path, roots: Sequence[Path]) -> bytes:
     whole = hashlib.sha256(b"folder of images and videos, form 1\0")
     for medium in list_media(folder):
         whole.update(os.fsencode(medium.name) + b"\0")
@@ -299,7 +282,7 @@ def _content_digest(folder: Path, roots: Sequence[Path]) -> str:
             data = read_beside(folder, name, roots)
             digest = "" if data is None else hashlib.sha256(data).hexdigest()
             whole.update(os.fsencode(name) + b"\0" + digest.encode() + b"\0")
-    return whole.hexdigest()
+    return whole.digest()
 
 
 def read_beside(folder: Path, name: str, roots: Sequence[Path]) -> bytes | None:

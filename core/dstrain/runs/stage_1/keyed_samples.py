@@ -20,7 +20,7 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import component_keys
 from dstrain.storage import Chosen
 from dstrain.storage.columns import BATCH_ROWS
-from dstrain.storage.file_memory import FileDigests
+from dstrain.storage.file_memory import Digests
 from dstrain.storage.user_cache import ModelDigests
 
 NO_ADDRESS = bytes(BYTES)
@@ -93,7 +93,7 @@ class KeyedSamples:
     found: Found
     components: Mapping[str, str]
     """Component -> digest of its files, its configuration and the family's code for it."""
-    digests: FileDigests
+    digests: Digests
     """Those of the files of the dataset."""
     model_digests: ModelDigests
     samples: AddressedSamples
@@ -121,7 +121,7 @@ def key_rows(setup: Setup) -> KeyedSamples:
     previews = plan_rows(setup)
     plans = [setup.plan(inputs) for inputs in dataset.input_sets]
     found = setup.find([*plans, *(preview.plan for preview in previews)])
-    digests = FileDigests(setup.cache_path / DIGESTS)
+    digests = Digests(setup.cache_path / DIGESTS)
     model_digests = ModelDigests()
     components = component_keys(setup, found, model_digests)
 
@@ -133,7 +133,7 @@ def _addressed(
     setup: Setup,
     previews: Sequence[PromptPlan],
     components: Mapping[str, str],
-    digests: FileDigests,
+    digests: Digests,
 ) -> AddressedSamples:
     """Compute the addresses of the values of all samples."""
     dataset = setup.dataset

@@ -7,6 +7,7 @@ Whatever might differ ends it, and stage 1 goes its ordinary way.
 import json
 import mmap
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -41,7 +42,6 @@ from dstrain.runs.prompt_rows import recorded_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.component_keys import code_of_rows, component_keys
 from dstrain.storage import Digests, hash_json
-from dstrain.storage.file_memory import FileDigests
 from dstrain.storage.hashing import files_in
 from dstrain.training import CachedSamples
 
@@ -95,7 +95,7 @@ def log_count(setup: Setup, missing: int, count: int, previews: Any) -> None:
 
 
 def as_repeatable(
-    setup: Setup, source: Source | None, *digests: Digests | FileDigests
+    setup: Setup, source: Source | None, *digests: Digests
 ) -> dict[str, Any]:
     """Return what a plan records so that it is seen that there is nothing to do."""
     largest = largest_sample(setup.dataset, setup.name_row)
@@ -260,7 +260,11 @@ def _has_equal_components(setup: Setup, info: CacheInfo, may_fetch: bool) -> boo
             path = redacted(os.path.abspath(file))
             if path not in known:
                 return False
-            digests.known[str(file)] = list(known[path])
+            *mark, digest = known[path]
+            try:
+                digests.remember(str(file), mark, bytes.fromhex(digest))
+            except (ValueError, struct.error):  # a stranger's numbers
+                return False
     return bool(
         component_keys(setup, found, digests) == info.components
         and json.loads(json.dumps(found.configs)) == info.configs

@@ -101,7 +101,7 @@ def generate_dataset(config: GenerateConfig) -> None:
                 what = f"has a column {name!r}, which is the one to generate"
                 raise UsageError(table.path, what, "remove it")
         steps = student_steps(table) if own.trajectory else []
-        digests = Digests(folder / ".digests.json")
+        digests = Digests(folder / ".digests.npy")
         shared = parse_arguments(config, source.spec)
         columns = _columns(table, source, shared)
         rows = _rows(table, source, shared, columns)

@@ -202,7 +202,6 @@ def test_saved_weights_to_start_from_are_compared_with_what_is_trained(
 @pytest.fixture
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Flags of a feature cache, which stage 1 fills; its files count as old ones."""
-    monkeypatch.setattr("dstrain.storage.hashing.SETTLED", 0)
     monkeypatch.setattr("dstrain.storage.file_memory.SETTLED", 0)
     project(tmp_path)
     return {"feature_cache": tmp_path / "cache", "preview_prompt": ("a cat",)}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from dstrain import StateError
 from dstrain.runs import data_process, verify
-from dstrain.storage import BAD_SAMPLES, file_memory, hashing, temporary
+from dstrain.storage import BAD_SAMPLES, file_memory, temporary
 
 from tests.support.caching_family import GUIDED
 from tests.support.caching_project import (
@@ -31,7 +31,6 @@ CAPTION = "a caption of some length"
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are old enough to be trusted."""
-    monkeypatch.setattr(hashing, "SETTLED", 0)
     monkeypatch.setattr(file_memory, "SETTLED", 0)
 
 
@@ -233,11 +232,10 @@ def test_values_of_a_preview_that_are_gone_are_named_and_computed_again(
     verify(cache)
 
 
-@pytest.mark.parametrize("of", [file_memory, hashing], ids=["rows", "the model"])
 def test_files_that_were_just_written_are_not_trusted(
-    place: Place, monkeypatch: pytest.MonkeyPatch, of: Any
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(of, "SETTLED", 10**12)
+    monkeypatch.setattr(file_memory, "SETTLED", 10**12)
     (place.data / "2.png").touch()
     change_weights("vae", place)
     place.fill()
