@@ -35,16 +35,11 @@ def inject(
     aliases: Mapping[str, tuple[str, ...]],
 ) -> dict[str, int]:
     """Freeze the module, add trainable fp32 LoRA layers, and count the layers that each
-    target matched.
+    target matched; an alias stands for several patterns.
 
     The initial values come from torch's global generator: seed it first. Raises
     UsageError for a target that matches nothing, naming the nearest layers, or that
     LoRA cannot wrap, and for a pattern of ranks or alphas that matches none.
-
-    Args:
-        module: The network.
-        lora_config: The layers to add.
-        aliases: Other names of targets, each with the patterns it stands for.
     """
     layers = layers_of(base_shapes(module))
     counts = dict.fromkeys(lora_config.targets, 0)

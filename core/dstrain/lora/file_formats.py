@@ -97,13 +97,7 @@ class LoraFormat:
     def write(
         self, lora: Lora, family: ModelFamily, shapes: Shapes
     ) -> dict[str, Tensor]:
-        """Return the tensors of a file, with alpha / rank as part of the matrices.
-
-        Args:
-            lora: The layers of one component.
-            family: The family.
-            shapes: The shapes of the component's weights.
-        """
+        """Return the tensors of a file, with alpha / rank as part of the matrices."""
         raise NotImplementedError
 
     def weights(

@@ -48,12 +48,6 @@ def sample_digest(paths: Sequence[Path]) -> str:
 def log_differences(lora: Lora, path: Path, variant: str, files: Files | None) -> None:
     """Log a warning for each thing that differs between a LoRA's training, as its header
     records it, and the model in use; their family is the same.
-
-    Args:
-        lora: The LoRA.
-        path: Its file.
-        variant: The variant in use.
-        files: The files of its component, if known.
     """
     recorded = lora.header.get("variant", variant)
     if recorded != variant:

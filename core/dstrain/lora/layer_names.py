@@ -160,12 +160,6 @@ def numbers_of_layers(
     last.
 
     Raises UsageError for a pattern that no layer gets its number from.
-
-    Args:
-        flag: The option that the patterns are from.
-        layers: The names of the layers with LoRA.
-        numbers: The patterns with their numbers.
-        aliases: Other names of layers, each with the targets it stands for.
     """
     found: dict[str, Number] = {}
     origins: dict[str, str] = {}

@@ -131,11 +131,8 @@ class Lora:
         return found
 
     def refuse_merged(self, path: Path, use: str) -> None:
-        """Raise StateError if anything in it can only be merged into weights.
-
-        Args:
-            path: The file.
-            use: What that cannot be, for the error.
+        """Raise StateError, with what it cannot be used for, if anything in it can only be
+        merged into weights.
         """
         if self.merged:
             kinds = " and ".join(sorted({one.type for one in self.merged.values()}))
@@ -148,9 +145,6 @@ class Lora:
     def trained_layers(self, path: Path) -> Mapping[str, Layer]:
         """Return the layers with the alpha that they were trained with, which the header
         records where it is part of B; raises StateError if the header has no valid one.
-
-        Args:
-            path: The file.
         """
         text = self.header.get("alpha")
         if text is None or not is_folded(self.header):

@@ -112,12 +112,6 @@ class LoraType:
     def hold(self, wrapped: Any, adapter: str, own: Layer, layer: Layer) -> None:
         """Give the layer of an adapter, which `to_hold` configured, the numbers of
         another one.
-
-        Args:
-            wrapped: peft's layer.
-            adapter: The adapter.
-            own: Its layer, which shares memory with `wrapped`.
-            layer: The numbers.
         """
         self.fill(own, layer)
 
@@ -128,13 +122,7 @@ class LoraType:
         return ""
 
     def check(self, ranks: Mapping[str, int], network: nn.Module, flag: str) -> None:
-        """Raise UsageError for layers of a network that cannot have this type.
-
-        Args:
-            ranks: Layer -> the rank that it is to have.
-            network: The network.
-            flag: The option that asked for it.
-        """
+        """Raise UsageError for layers of a network that cannot have this type."""
 
 
 def pair_of(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -75,24 +75,18 @@ def find_config(query: ConfigQuery) -> Config:
         if has_record or not (source.folder.exists() or source.snapshot):
             _fetch_json(query)
     try:
-        return local_config(query)
+        config = _local_config(query)
     except StateError:
         if not _fetch_json(query):
             raise
-        return local_config(query)
-
-
-def local_config(query: ConfigQuery) -> Config:
-    """Return the configuration that the files on this machine tell; raises
-    StateError.
-    """
-    config = _local_config(query)
-    if query.files is None or not query.files.checkpoint_format.implies:
+        config = _local_config(query)
+    if query.files is None:
         return config
     return {**config, **dict(query.files.checkpoint_format.implies)}
 
 
 def _local_config(query: ConfigQuery) -> Config:
+    """Return the configuration that the files on this machine tell; raises StateError."""
     component = query.component
     files = query.files
     shapes: Shapes = {}
@@ -103,9 +97,8 @@ def _local_config(query: ConfigQuery) -> Config:
         entries = header(files.paths[0])
         written = recorded_config(entries)
         if written is not None:
-            by_dstrain = "family" in entries
             # dstrain writes the network's own terms, even with keys of another format.
-            if by_dstrain and component.accepts_config(written):
+            if "family" in entries and component.accepts_config(written):
                 return written
             config = _in_own_terms(component, written, files, shapes)
             if config is not None:
@@ -168,23 +161,14 @@ def infer_config(component: Component, shapes: Shapes) -> Config | None:
         return component.infer(shapes)
     fitting: list[Config] = []
     for config in component.published.values():
-        if config not in fitting and _has_shapes(component, config, shapes):
+        network = empty_component(component, config)
+        if network is None or config in fitting:
+            continue
+        own = shapes_of(network.state_dict())
+        common = own.keys() & shapes.keys()
+        if common and all(fits(shapes[name], own[name]) for name in common):
             fitting.append(config)
     return fitting[0] if len(fitting) == 1 else None
-
-
-def _has_shapes(
-    component: Component,
-    config: Config,
-    shapes: Shapes,
-) -> bool:
-    """Return whether a network of this configuration has weights of these shapes."""
-    network = empty_component(component, config)
-    if network is None:
-        return False
-    own = shapes_of(network.state_dict())
-    common = own.keys() & shapes.keys()
-    return bool(common) and all(fits(shapes[name], own[name]) for name in common)
 
 
 def _fetch_json(query: ConfigQuery) -> bool:

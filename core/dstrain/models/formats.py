@@ -103,9 +103,6 @@ class CheckpointFormat:
         first axis.
 
         Axes of length 1 may be more or fewer than the network's.
-
-        Args:
-            shapes: Keys in the file, without prefix, and their shapes.
         """
         patterns = [_pattern(row.theirs) for row in self.rows]
         found: dict[str, dict[int, TensorSlice]] = {}

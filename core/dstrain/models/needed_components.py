@@ -110,12 +110,6 @@ def find_given(
 ) -> Found:
     """Find what the given model files say of components that a run does not load; those
     that are not on this machine are passed over.
-
-    Args:
-        family: The family of the components.
-        configs: The given model files.
-        components: The components to find.
-        among: As in `find`.
     """
     by_name = components_of(family)
     known = list(by_name.values())
@@ -229,35 +223,24 @@ def _config(
     configs: Sequence[ModelConfig],
     known: Sequence[Component],
 ) -> Config:
-    """Find the configuration of a component, with the entries that flags replace."""
-    published = [config for config in configs if config.model_id]
-    content = dict(find_config(_config_query(component, files, published, known)))
-    for config in configs:
-        if config.component == component.name:
-            content.update(config.entries)
-    return content
-
-
-def _config_query(
-    component: Component,
-    files: Files | None,
-    published: Sequence[ModelConfig],
-    known: Sequence[Component],
-) -> ConfigQuery:
-    """Return where the configuration of a component may be: for local files, only
-    beside them.
+    """Find the configuration of a component, of local files only beside them, with the
+    entries that flags replace.
     """
 
     def is_other(config: ModelConfig) -> bool:
         return component_at(config, known) != component.name
 
-    models = sorted(published, key=is_other)
+    models = sorted((one for one in configs if one.model_id), key=is_other)
     if files is not None:
         models = [config for config in models if config.model_id == files.model_id]
-    if not models:
-        return ConfigQuery(component, files)
-    first = models[0]
-    if files is None and is_other(first):
-        return ConfigQuery(component, None, first.source)
-    folder = first.pattern.rpartition("/")[0]
-    return ConfigQuery(component, files, first.source, folder)
+    query = ConfigQuery(component, files)
+    if models:
+        source = models[0].source
+        folder = models[0].pattern.rpartition("/")[0]
+        is_placed = files is not None or not is_other(models[0])
+        query = ConfigQuery(component, files, source, folder if is_placed else None)
+    content = dict(find_config(query))
+    for config in configs:
+        if config.component == component.name:
+            content.update(config.entries)
+    return content

@@ -31,30 +31,8 @@ is freed. It may also replace the layer that the weight belongs to.
 class OwnRows(Protocol):
     """The rows of a network's weights that a process has."""
 
-    def rows(self, network: nn.Module, name: str) -> slice | None:
-        """Return which rows of a weight it has; None for all."""
-
     def keep_rows(self, network: nn.Module, name: str, stored: Tensor) -> Tensor:
-        """Return what is put in the network for a weight that is here as a whole."""
-
-    def take_rows(self, network: nn.Module, name: str, rows: Tensor) -> Tensor:
-        """Return what is put in the network for a weight of which these rows are here."""
-
-
-@dataclass(frozen=True)
-class PlaceRows:
-    """A Place that takes only some rows of a weight, where they can be read alone."""
-
-    place: Place
-    """What gets a weight that is read as a whole."""
-    rows: Callable[[nn.Module, str], slice | None]
-    """(network, name of one of its weights) -> the rows; None for all."""
-    take: Place
-    """What gets those rows."""
-
-    def __call__(self, network: nn.Module, name: str, weight: Tensor) -> Tensor:
-        """Place a weight that was read as a whole."""
-        return self.place(network, name, weight)
+        """Return what is put in the network for a weight."""
 
 
 def keep(network: nn.Module, name: str, weight: Tensor) -> Tensor:
@@ -237,16 +215,8 @@ def load_network(
         network = empty_network(build)
     weights = check_files(network, files)
     wanted = shapes_of(network.state_dict())
-    rows: dict[str, slice] = {}
-    take = place
-    if isinstance(place, PlaceRows):
-        take = place.take
-        for name, shape in wanted.items():
-            own = place.rows(network, name) if weights.has_rows(name, shape) else None
-            if own is not None:
-                rows[name] = own
-    for name, weight in weights.read(wanted, dtype, rows):
-        put(network, name, (take if name in rows else place)(network, name, weight))
+    for name, weight in weights.read(wanted, dtype):
+        put(network, name, place(network, name, weight))
         del weight  # else it would live until the next one is read
     if tied_names(network):
         network.tie_weights(missing_keys=set())  # type: ignore[operator]  # of transformers: those whose values are equal

@@ -20,8 +20,8 @@ TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 MAPPED = 2**30
 """Bytes that are read from a file until it is opened again."""
 
-Reader = Callable[[str, slice | None], Tensor]
-"""(name of a tensor in a file, its rows or None for all) -> that."""
+Reader = Callable[[str], Tensor]
+"""(name of a tensor in a file) -> that."""
 
 
 class TensorInfo(NamedTuple):
@@ -58,16 +58,16 @@ class OpenFiles:
             self._close(path)
 
     @contextmanager
-    def reading(self, tensor: TensorInfo, rows: slice | None) -> Iterator[Tensor]:
-        """Yield a tensor, or some of its rows, possibly mapped to its file: copy it before
-        this ends. Raises StateError.
+    def reading(self, tensor: TensorInfo) -> Iterator[Tensor]:
+        """Yield a tensor, possibly mapped to its file: copy it before this ends. Raises
+        StateError.
         """
         path = tensor.path
         if path not in self._open:
             stack = ExitStack()
             self._open[path] = _OpenFile(stack.enter_context(_reader(path)), stack)
         file = self._open[path]
-        value = file.reader(tensor.name, rows)
+        value = file.reader(tensor.name)
         file.bytes_read += value.nbytes
         yield value
         del value  # what is mapped stays so as long as a tensor of it lives
@@ -107,21 +107,15 @@ def header(path: Path) -> Mapping[str, str]:
 
 @contextmanager
 def _reader(path: Path) -> Iterator[Reader]:
-    """Yield a function that returns a tensor of the open file, or some of its rows,
-    possibly mapped to it.
-    """
+    """Yield a function that returns a tensor of the open file, possibly mapped to it."""
     if path.suffix in TORCH_SUFFIXES:
-        weights = _torch_weights(path)
-        yield lambda name, rows: weights[name][rows or ...]
+        yield _torch_weights(path).__getitem__
     else:
         with opened(path) as file:
 
-            def tensor(name: str, rows: slice | None) -> Tensor:
+            def tensor(name: str) -> Tensor:
                 # Files are open while others are read, so a fault is named here.
                 with naming_faults(path):
-                    if rows:
-                        part: Tensor = file.get_slice(name)[rows]
-                        return part
                     whole: Tensor = file.get_tensor(name)
                     return whole
 

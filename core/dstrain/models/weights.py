@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -64,29 +63,11 @@ class Weights:
         """Return the shape of each weight under the network's own key."""
         return {ours: self._joined_shape(parts) for ours, parts in self.parts.items()}
 
-    def has_rows(self, name: str, shape: Shape) -> bool:
-        """Return whether some rows of a weight of this shape can be read alone: it is
-        not joined from several parts, nor laid out otherwise.
-        """
-        parts = self.parts[name]
-        return len(parts) == 1 and self._joined_shape(parts) == shape != ()
-
-    def read(
-        self,
-        wanted: Shapes,
-        dtype: torch.dtype,
-        rows: Mapping[str, slice] = MappingProxyType({}),
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, weight on the CPU) in these shapes, floating-point ones as
+    def read(self, wanted: Shapes, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, weight on the CPU) in the wanted shapes, floating-point ones as
         `dtype`, one after the other: what the caller does not keep is freed.
 
         Weights of the same parts come after each other and share memory: they are tied.
-
-        Args:
-            wanted: Their shapes.
-            dtype: The dtype.
-            rows: Of which weights, that `has_rows` and are not tied, only these rows are
-                read.
         """
         names: dict[tuple[TensorSlice, ...], list[str]] = {}
         for ours in wanted:
@@ -96,13 +77,8 @@ class Weights:
         used = [self.tensors[part.name] for parts in of_files for part in parts]
         with OpenFiles(used) as files:
             for parts in of_files:
-                tied = names[parts]
-                own = rows.get(tied[0])
-                if own is not None:
-                    yield tied[0], self._rows(parts[0], own, files, dtype)
-                    continue
                 weight = self._joined(parts, files, dtype)
-                for ours in tied:
+                for ours in names[parts]:
                     yield ours, weight.reshape(wanted[ours])
                 del weight  # else it would live until the next one is read
 
@@ -115,18 +91,16 @@ class Weights:
         """Read and join the parts of one weight."""
         values = []
         for part in parts:
-            with files.reading(self.tensors[part.name], None) as value:
-                values.append(_copied(part.of(value), dtype))
+            with files.reading(self.tensors[part.name]) as value:
+                own = part.of(value)
+                kind = dtype if own.is_floating_point() else own.dtype
+                # Copied always: a mapped tensor's alignment depends on the file, and
+                # results depend on alignment.
+                layout = torch.contiguous_format
+                values.append(own.to(kind, copy=True, memory_format=layout))
+                del own
             del value
         return join(values)
-
-    def _rows(
-        self, part: TensorSlice, rows: slice, files: OpenFiles, dtype: torch.dtype
-    ) -> Tensor:
-        """Read some rows of a part."""
-        wanted = slice(part.start + rows.start, part.start + rows.stop)
-        with files.reading(self.tensors[part.name], wanted) as value:
-            return _copied(value, dtype)
 
     def _joined_shape(self, parts: Sequence[TensorSlice]) -> Shape:
         slices = []
@@ -141,16 +115,6 @@ class Weights:
                 self.tensors[parts[0].name].path,
                 f"{names}: parts of one weight differ in shape",
             ) from error
-
-
-def _copied(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a copy as `dtype`, if it is a floating-point one.
-
-    Copied always: a mapped tensor's alignment depends on the file, and results depend on
-    alignment.
-    """
-    kind = dtype if value.is_floating_point() else value.dtype
-    return value.to(kind, copy=True, memory_format=torch.contiguous_format)
 
 
 def recognize(

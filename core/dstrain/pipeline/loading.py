@@ -13,7 +13,7 @@ from dstrain.config import LoraFile
 from dstrain.console import get_logger
 from dstrain.errors import reading
 from dstrain.graph import PipelineSpec
-from dstrain.graph.keepers import AS_LOADED, Keeper, Keepers, asking
+from dstrain.graph.keepers import AS_LOADED, Keepers, asking
 from dstrain.lora import (
     Lora,
     base_shapes,
@@ -27,8 +27,6 @@ from dstrain.models import Files, Found, components_of, empty_component
 from dstrain.models.components import Component
 from dstrain.models.networks import (
     OwnRows,
-    Place,
-    PlaceRows,
     check_files,
     place_buffers,
     place_weights,
@@ -114,9 +112,6 @@ class Loader:
     def __post_init__(self) -> None:
         self._keepers = self.keepers.of(self.component.name)
         self._is_stored = any(one.kind == "quantize" for one in self._keepers)
-        self._is_placed = any(
-            type(one).place is not Keeper.place for one in self._keepers
-        )
 
     def load(self, configuration: Any, dtype: torch.dtype) -> Any:
         """Load the component; raises what its network raises, and `read_lora`.
@@ -128,10 +123,7 @@ class Loader:
         assert self.files is not None
         load: Any = self.component.network.load
         if "place" in inspect.signature(load).parameters:
-            place: Place = self.place
-            if self.part is not None:
-                place = PlaceRows(self.place, self._rows_to_read, self._take_rows)
-            loaded = load(self.files, configuration, dtype, place=place)
+            loaded = load(self.files, configuration, dtype, place=self.place)
         else:
             loaded = load(self.files, configuration, dtype)
             if isinstance(loaded, nn.Module):
@@ -187,19 +179,6 @@ class Loader:
         if self.part is not None:
             weight = self.part.keep_rows(network, name, weight)
         return weight
-
-    def _rows_to_read(self, network: nn.Module, name: str) -> slice | None:
-        """Return the rows of a weight that are read; None where all are needed, by a keeper
-        that places it or to merge a preset.
-        """
-        assert self.part is not None
-        if self._is_placed or name in self._preset_of(network).parameters:
-            return None
-        return self.part.rows(network, name)
-
-    def _take_rows(self, network: nn.Module, name: str, rows: Tensor) -> Tensor:
-        assert self.part is not None
-        return self.part.take_rows(network, name, rows.to(self.device))
 
     def _merge_tied(self, network: nn.Module) -> None:
         """Merge what is for weights that are one: where they are tied after loading, it

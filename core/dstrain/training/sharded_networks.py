@@ -53,20 +53,6 @@ class Division:
         """Keep this process's rows of a weight that is stored; until `divide`, the
         network's parameter has a shape and no numbers.
 
-        Raises what `rows` raises.
-        """
-        if self.rows(network, name) is None or stored.ndim == 0:
-            return stored
-        rows = stored.detach()[_own_rows(len(stored), self._mesh)].clone()
-        return self._kept(rows, stored.shape)
-
-    def take_rows(self, network: nn.Module, name: str, rows: Tensor) -> Tensor:
-        """Keep this process's rows of a weight, of which these alone were read."""
-        return self._kept(rows, network.get_parameter(name).shape)
-
-    def rows(self, network: nn.Module, name: str) -> slice | None:
-        """Return which rows of a weight this process has; None for all.
-
         Raises UsageError, at its first weight, for a network that cannot be sharded.
         """
         if network not in self._checked:
@@ -74,13 +60,11 @@ class Division:
             refuse_single_numbers(network)
         owner, _, own = name.rpartition(".")
         parameter = network.get_submodule(owner)._parameters.get(own)
-        if parameter is None or name in tied_names(network):
-            return None
-        return _own_rows(len(parameter), self._mesh)
-
-    def _kept(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        one = rows.new_zeros((1,) * len(shape))
-        empty = nn.Parameter(one.expand(shape), requires_grad=False)
+        if parameter is None or name in tied_names(network) or stored.ndim == 0:
+            return stored
+        rows = stored.detach()[_own_rows(len(stored), self._mesh)].clone()
+        one = rows.new_zeros((1,) * stored.ndim)
+        empty = nn.Parameter(one.expand(stored.shape), requires_grad=False)
         if self._sharding.offload:
             rows = rows.cpu()
         self._rows[id(empty)] = (empty, rows)

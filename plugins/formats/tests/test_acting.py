@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from dstrain import LoraConfig, UsageError, save_lora
@@ -39,59 +38,6 @@ TYPES = pytest.mark.parametrize(
     ids=["lora", "lora of several ranks", "dora", "lokr", "lokr of whole matrices"],
 )
 Q = "blocks.0.attn.to_q"
-
-
-@TYPES
-def test_layers_act_as_those_that_were_trained(config: LoraConfig) -> None:
-    source, added, whole = trained(config), network(), network()
-    layers = lora_layers(source)
-    assert {layer.type for layer in layers.values()} == {config.type}
-    add_layers(added, layers)
-    merge_layers(whole, layers)
-    assert torch.allclose(output(added), output(source), atol=1e-5)
-    assert torch.allclose(output(whole), output(source), atol=1e-5)
-    assert not torch.allclose(output(source), output(network()), atol=1e-2)
-    assert not any(
-        one.requires_grad
-        for name, one in added.named_parameters()
-        if ".lora_" in name or ".lokr_" in name
-    )
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("rank", "factor"), [(1, -1), (1, 4), (8, 2)])
-def test_what_is_trained_is_the_lokr_of_peft(rank: int, factor: int) -> None:
-    draw = torch.Generator().manual_seed(0)
-    settings = peft.LoKrConfig(
-        r=rank, alpha=3, target_modules=["0"], decompose_factor=factor
-    )
-    wanted: Any = peft.inject_adapter_in_model(
-        settings, nn.Sequential(nn.Linear(12, 16))
-    )
-    net = nn.Sequential(nn.Linear(12, 16))
-    own_settings = () if factor == -1 else (("factor", factor),)
-    config = LoraConfig("net", ("0",), rank, 3.0, type="lokr", settings=own_settings)
-    inject(net, config, {})
-    (own,) = lora_layers(net).values()
-    for name, matrix in own.parts().items():
-        matrix.copy_(torch.randn(matrix.shape, generator=draw))
-        getattr(wanted[0], name)["default"].copy_(matrix)
-    change = own.changed(torch.zeros(16, 12))
-    assert torch.allclose(change, wanted[0].get_delta_weight("default"), atol=1e-6)
-    assert {name for name, one in net.named_parameters() if one.requires_grad} == {
-        f"0.{name}.default" for name in own.parts()
-    }
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("strength", [0.0, 0.3, 1.0, 2.0, -1.0])
-def test_strength_scales_all_that_a_layer_changes(strength: float) -> None:
-    weight = network().get_parameter(f"{Q}.weight")
-    for config in (SPEC, DORA, LOKR):
-        layer = lora_layers(trained(config))[Q]
-        wanted = weight + strength * (layer.changed(weight) - weight)
-        found = merged(network().get_submodule(Q), weight, layer, strength)
-        assert torch.allclose(found, wanted, atol=1e-6)
 
 
 @TYPES

@@ -238,53 +238,6 @@ def test_a_network_that_loads_itself_is_placed_and_quantized_afterwards(
     assert same(*(dict(one.layers[1].state_dict()) for one in (ours, theirs)))
 
 
-class Halves:
-    """The first half of the rows of each weight."""
-
-    def __init__(self) -> None:
-        self.whole: list[str] = []
-        self.taken: dict[str, Tensor] = {}
-
-    def rows(self, network: nn.Module, name: str) -> slice | None:
-        return slice(0, len(network.get_parameter(name)) // 2)
-
-    def keep_rows(self, network: nn.Module, name: str, stored: Tensor) -> Tensor:
-        self.whole.append(name)
-        return stored
-
-    def take_rows(self, network: nn.Module, name: str, rows: Tensor) -> Tensor:
-        self.taken[name] = rows
-        return rows
-
-
-class Moving(InRam):
-    """Places weights where they are."""
-
-    def place(
-        self, component: str, network: nn.Module, name: str, weight: Tensor
-    ) -> Tensor:
-        return weight
-
-
-@pytest.mark.parametrize("form", ["safetensors", "pth"])
-def test_rows_are_read_where_nothing_needs_the_whole(tmp_path: Path, form: str) -> None:
-    module = deep(4, 2)
-    path = tmp_path / f"net.{form}"
-    tensors = {name: one.clone() for name, one in module.state_dict().items()}
-    save_file(tensors, path) if form == "safetensors" else torch.save(tensors, path)
-    files = Files((path,))
-    part = Halves()
-    loaded(files, dtype=torch.bfloat16, parts={"net": part})
-    assert part.whole == []
-    for name, weight in module.state_dict().items():
-        assert same(part.taken[name], weight[:2].bfloat16())
-    for keepers in (INT8, Keepers((Moving(("net",)),))):
-        part = Halves()
-        loaded(files, dtype=torch.bfloat16, parts={"net": part}, keepers=keepers)
-        assert len(part.whole) == 2
-        assert part.taken == {}
-
-
 @pytest.mark.parametrize("method", ["size", "bytes", "readable"])
 def test_a_keeper_that_raises_is_named_by_its_plugin(method: str) -> None:
     keeper = Keeper()

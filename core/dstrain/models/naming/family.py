@@ -1,7 +1,7 @@
 """Tell the family of a model by the word that names it, where nothing else does."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from dstrain.errors import UsageError, nearest
@@ -50,7 +50,19 @@ def family_of(
             found = families_of(where, families)
     if len(found) == 1:
         return found[0]
-    raise _doubt(value, where, families, broken, found, advice)
+    installed = ", ".join(family.name for family in families) or "none"
+    if found:
+        names = ", ".join(family.name for family in found)
+        what = f"{value} can be of several families: {names}"
+        raise UsageError("--model", f"{what}; choose one", *broken)
+    if isinstance(where, PublishedModel):
+        known = [model_id for family in families for model_id in family.model_files]
+        what = f"no installed family lists {where.model_id}{nearest(where.model_id, known)}"
+        advice = f"`dstrain models` lists what is known; {advice} for another model of a family"
+    else:
+        what = f"{value} has no weights of an installed family"
+        advice = f"{advice} to say of which it is"
+    raise UsageError(FLAG, what, f"{advice}; families: {installed}", *broken)
 
 
 def pipeline_class(path: Path) -> str:
@@ -60,27 +72,3 @@ def pipeline_class(path: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError, UsageError, RecursionError):
         return ""
     return str(name)
-
-
-def _doubt(
-    value: str,
-    where: PublishedModel | Path,
-    families: Sequence[ModelFamily],
-    broken: Sequence[str],
-    found: Sequence[ModelFamily],
-    advice: str,
-) -> UsageError:
-    """Return the error of a value that fits no family, or more than one."""
-    installed = ", ".join(family.name for family in families) or "none"
-    if found:
-        names = ", ".join(family.name for family in found)
-        what = f"{value} can be of several families: {names}"
-        return UsageError("--model", f"{what}; choose one", *broken)
-    if isinstance(where, PublishedModel):
-        known = [model_id for family in families for model_id in family.model_files]
-        what = f"no installed family lists {where.model_id}{nearest(where.model_id, known)}"
-        advice = f"`dstrain models` lists what is known; {advice} for another model of a family"
-    else:
-        what = f"{value} has no weights of an installed family"
-        advice = f"{advice} to say of which it is"
-    return UsageError(FLAG, what, f"{advice}; families: {installed}", *broken)

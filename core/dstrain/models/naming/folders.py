@@ -189,7 +189,11 @@ def families_of(path: Path, families: Iterable[ModelFamily]) -> list[ModelFamily
 
     Raises StateError for a file that cannot be read, and MissingFiles for absent shards.
     """
-    named = [(files, list(find_weights(files.paths))) for files in _weights_in(path)]
+    sets = [[path]]
+    if path.is_dir():
+        inside = path.glob(f"*/*{SAFETENSORS}")
+        sets = weight_sets({*loose_weights(path), *inside})
+    named = [(Files(tuple(paths)), list(find_weights(paths))) for paths in sets]
     by_denoiser = []
     by_any = []
     for family in families:
@@ -198,7 +202,11 @@ def families_of(path: Path, families: Iterable[ModelFamily]) -> list[ModelFamily
         except UsageError:
             continue  # it cannot be used either
         denoiser = known.get(family.default_trainable)
-        found = [one for one in known.values() if _has(one, named)]
+        found = [
+            one
+            for one in known.values()
+            if any(one.part_of(files, names) is not None for files, names in named)
+        ]
         if denoiser is not None and any(
             one is denoiser or one.same_keys_as(denoiser) for one in found
         ):
@@ -206,18 +214,3 @@ def families_of(path: Path, families: Iterable[ModelFamily]) -> list[ModelFamily
         elif found:
             by_any.append(family)
     return by_denoiser or by_any
-
-
-def _has(component: Component, named: Sequence[tuple[Files, list[str]]]) -> bool:
-    """Return whether some of these files, each with its keys, are a component's."""
-    return any(component.part_of(files, names) is not None for files, names in named)
-
-
-def _weights_in(path: Path) -> list[Files]:
-    """Return the file, or the files of weights in the folder and those below it."""
-    if not path.is_dir():
-        return [Files((path,))]
-    inside = path.glob(f"*/*{SAFETENSORS}")
-    return [
-        Files(tuple(paths)) for paths in weight_sets({*loose_weights(path), *inside})
-    ]

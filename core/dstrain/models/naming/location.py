@@ -32,10 +32,6 @@ def located(value: str, families: Iterable[ModelFamily]) -> PublishedModel | Pat
 
     Raises UsageError for a path that is the id of a published model, too, and MissingFiles
     for what is neither a path nor an id.
-
-    Args:
-        value: The value of `--model_id`.
-        families: The families that may know it.
     """
     families = list(families)
     path = Path(value)

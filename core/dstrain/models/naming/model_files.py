@@ -60,11 +60,6 @@ def model_configs(
 def refuse_unsupported(family: ModelFamily, flag: str, given: Iterable[str]) -> None:
     """Raise UsageError, naming the model, where what a flag gives tells one that the
     family does not support.
-
-    Args:
-        family: The family.
-        flag: The flag.
-        given: Model ids, files ("id:pattern") or inputs.
     """
     model = family.unsupported(given)
     if model:
@@ -94,13 +89,7 @@ def named_files(
 
 
 def parts_of(value: str, family: ModelFamily, hub: Hub | None) -> list[Part]:
-    """Return what the value of --model_id stands for; as long options would name it.
-
-    Args:
-        value: The value.
-        family: The family of the model.
-        hub: The hub to fetch missing files from; None forbids fetching.
-    """
+    """Return what the value of --model_id stands for; as long options would name it."""
     components = list(components_of(family).values())
     where = located(value, [family])
     if isinstance(where, PublishedModel):
@@ -153,11 +142,6 @@ def without_replaced(
     Raises UsageError where it is left open which component is replaced, or which of several
     files is meant; MissingFiles for a given path that does not exist, whose component nothing
     tells.
-
-    Args:
-        parts: The files of --model_id.
-        given: The files of the other options.
-        family: The family of the components.
     """
     components = list(components_of(family).values())
     named = {name for part in parts for name in part.components}
