@@ -15,8 +15,7 @@ from typing import NamedTuple, TypeVar
 from torch import nn
 
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.models import Shapes, components_of
-from dstrain.models.components import Component
+from dstrain.models import Shapes
 from dstrain.registry import ModelFamily
 
 Number = TypeVar("Number", int, float)
@@ -82,31 +81,6 @@ def layers_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
 def prefix_of(component: str, family: ModelFamily) -> str:
     """Return what diffusers calls a component in LoRA files ('transformer')."""
     return family.lora_prefixes.get(component, component)
-
-
-def narrowed(prefix: Prefix, name: str, family: ModelFamily) -> Prefix:
-    """Return a prefix without the components that cannot have a layer of this name: where
-    networks share their files, the formats of each say which names there are another's.
-
-    name: The rest of the layer's name, after the prefix.
-    """
-    if len(prefix.components) < 2:
-        return prefix
-    known = components_of(family)
-    left = tuple(
-        one
-        for one in prefix.components
-        if not any(
-            fnmatch.fnmatchcase(name, pattern)
-            for pattern in _names_of_others(known[one], prefix.underscored)
-        )
-    )
-    return prefix._replace(components=left) if left else prefix
-
-
-def _names_of_others(component: Component, underscored: bool) -> list[str]:
-    patterns = [name for one in component.formats for name in one.ignored]
-    return [name.replace(".", "_") if underscored else name for name in patterns]
 
 
 def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]:

@@ -24,7 +24,6 @@ from dstrain.lora.layer_names import (
     Prefix,
     Rows,
     layers_of,
-    narrowed,
     prefix_of,
     unused_layers,
 )
@@ -65,6 +64,17 @@ class Contents(NamedTuple):
     merged: Mapping[str, Change]
 
 
+@dataclass(frozen=True)
+class Group:
+    """The layers of a file whose names have the same beginning."""
+
+    prefix: Prefix
+    peft: bool
+    """Whether peft's prefix comes before it."""
+    layers: dict[str, StoredLayer]
+    """The rest of the name -> the layer."""
+
+
 class LoraNames:
     """The names of diffusers and peft; plugins subclass it for those of programs whose
     names follow from the formats of checkpoints.
@@ -90,6 +100,10 @@ class LoraNames:
         of no layer, damaged or incomplete.
         """
         return parse_keys(path, tensors)
+
+    def arranged(self, groups: list[Group], family: ModelFamily) -> list[Group]:
+        """Return groups of which each is of one component."""
+        return groups
 
     def alpha_is_rank(self, source: LoraSource) -> bool:
         """Return whether a file that states no alpha means the rank."""
@@ -119,54 +133,21 @@ class LoraNames:
         return Contents(own, {})
 
 
-@dataclass(frozen=True)
-class Group:
-    """The layers of a file whose names have the same beginning."""
-
-    prefix: Prefix
-    peft: bool
-    """Whether peft's prefix comes before it."""
-    layers: dict[str, StoredLayer]
-    """The rest of the name -> the layer."""
-
-
 def groups_in(
     path: Path, tensors: Mapping[str, Tensor], family: ModelFamily, names: LoraNames
 ) -> list[Group]:
-    """Group the layers of a file by how their names begin, and by the components that may
-    have layers of these names; raises what `names.parse` raises.
+    """Group the layers of a file by how their names begin, as `names` arranges them; raises
+    what `names.parse` raises.
     """
     known = names.prefixes(family)
     found: dict[tuple[Prefix, bool], Group] = {}
     for name, layer in names.parse(path, tensors).items():
         rest = name.removeprefix(PEFT_PREFIX)
         prefix = next(prefix for prefix in known if rest.startswith(prefix.text))
-        own = rest.removeprefix(prefix.text)
-        key = (narrowed(prefix, own, family), rest != name)
-        found.setdefault(key, Group(*key, {})).layers[own] = layer
-    return _joined(list(found.values()), family.default_trainable)
-
-
-def _joined(groups: list[Group], default: str) -> list[Group]:
-    """Return groups of which those whose names say less of their component are part of
-    one that says more: of several, that of the family's default component.
-    """
-    kept: list[Group] = []
-    # The narrowest first.
-    for group in sorted(groups, key=lambda one: len(one.prefix.components)):
-        own = set(group.prefix.components)
-        narrower = [
-            one
-            for one in kept
-            if (one.prefix.text, one.peft) == (group.prefix.text, group.peft)
-            and own.issuperset(one.prefix.components)
-        ]
-        if not narrower:
-            kept.append(group)
-            continue
-        narrower.sort(key=lambda one: default not in one.prefix.components)
-        narrower[0].layers.update(group.layers)
-    return [one for one in groups if any(one is other for other in kept)]
+        key = (prefix, rest != name)
+        group = found.setdefault(key, Group(*key, {}))
+        group.layers[rest.removeprefix(prefix.text)] = layer
+    return names.arranged(list(found.values()), family)
 
 
 def read_layers(source: LoraSource, names: LoraNames) -> list[Lora]:

@@ -93,11 +93,6 @@ class CheckpointFormat:
             return ()
         return tuple(name for name in self.key_patterns if name in self.ignored)
 
-    def is_implied_by(self, config: Config) -> bool:
-        """Return whether files of a network with this configuration have its marks."""
-        has_all = all(config.get(name) == value for name, value in self.implies)
-        return bool(self.implies) and has_all
-
     def convert(self, shapes: Shapes) -> dict[str, tuple[TensorSlice, ...]]:
         """Return the parts of each of the network's weights, to be joined along the
         first axis.

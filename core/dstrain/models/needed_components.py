@@ -109,15 +109,15 @@ def find_given(
     among: Collection[str],
 ) -> Found:
     """Find what the given model files say of components that a run does not load; those
-    that are not on this machine are passed over.
+    that are not on this machine are passed over. `among` is as in `find`.
     """
     by_name = components_of(family)
     known = list(by_name.values())
     local = [replace(config, hub=None) for config in configs]
-    assigned: Mapping[str, Files] = {}
+    files: dict[str, Files] = {}
     with suppress(StateError, UsageError):
-        assigned = assign(local, _usable(known, among), components, [])
-    files = {name: assigned[name] for name in components if name in assigned}
+        files = assign(local, _usable(known, among), components, [])
+    files = {name: files[name] for name in components if name in files}
     found_configs = {}
     for name, found in files.items():
         if not by_name[name].is_folder:

@@ -37,6 +37,7 @@ from dstrain.lora.layers import (
 )
 from dstrain.lora.reading import (
     Contents as Contents,
+    Group as Group,
     LoraNames as LoraNames,
     LoraSource as LoraSource,
     groups_in as groups_in,

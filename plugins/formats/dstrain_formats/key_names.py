@@ -70,7 +70,7 @@ def format_of_weights(
         return None
     if program == "comfyui" and declared.checkpoint_format is NATIVE:
         for one in component.formats:
-            if one.is_implied_by(config):
+            if one.implies and dict(one.implies).items() <= config.items():
                 return one
     return declared.checkpoint_format
 

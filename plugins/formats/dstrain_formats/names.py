@@ -2,6 +2,7 @@
 network's checkpoints.
 """
 
+import fnmatch
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from dstrain.plugin import Component, ModelFamily, Shapes
 from dstrain.plugin.lora import (
     Change,
     Contents,
+    Group,
     KeyTable,
     Layer,
     LoraLayer,
@@ -18,6 +20,7 @@ from dstrain.plugin.lora import (
     Prefix,
     Rows,
     StoredLayer,
+    components_of,
     get_logger,
     layers_of,
 )
@@ -58,6 +61,36 @@ class OtherNames(LoraNames):
     ) -> Mapping[str, StoredLayer]:
         """Return layers, and differences of whole parameters."""
         return parse_file(path, tensors)
+
+    def arranged(self, groups: list[Group], family: ModelFamily) -> list[Group]:
+        """Return groups by the components that may have layers of these names.
+
+        Names that may be of either of two networks, which share their files, are of the
+        group that says more, or of several such, of that of the default component.
+        """
+        found: dict[tuple[Prefix, bool], Group] = {}
+        for group in groups:
+            for name, layer in group.layers.items():
+                key = (_narrowed(group.prefix, name, family), group.peft)
+                found.setdefault(key, Group(*key, {})).layers[name] = layer
+        kept: list[Group] = []
+        # The narrowest first.
+        for group in sorted(found.values(), key=lambda one: len(one.prefix.components)):
+            own = set(group.prefix.components)
+            narrower = [
+                one
+                for one in kept
+                if (one.prefix.text, one.peft) == (group.prefix.text, group.peft)
+                and own.issuperset(one.prefix.components)
+            ]
+            narrower.sort(
+                key=lambda one: family.default_trainable not in one.prefix.components
+            )
+            if narrower:
+                narrower[0].layers.update(group.layers)
+            else:
+                kept.append(group)
+        return [one for one in found.values() if any(one is other for other in kept)]
 
     def alpha_is_rank(self, source: LoraSource) -> bool:
         """Return whether a file's names, or its program, mean the rank."""
@@ -115,3 +148,28 @@ class OtherNames(LoraNames):
                 found |= divided(stored, rows)
         merged |= own_differences(path, differences, table, shapes)
         return Contents(found, merged)
+
+
+def _narrowed(prefix: Prefix, name: str, family: ModelFamily) -> Prefix:
+    """Return a prefix without the components that cannot have a layer of this name: where
+    networks share their files, the formats of each say which names there are another's.
+
+    name: The rest of the layer's name, after the prefix.
+    """
+    if len(prefix.components) < 2:
+        return prefix
+    known = components_of(family)
+    left = tuple(
+        one
+        for one in prefix.components
+        if not any(
+            fnmatch.fnmatchcase(name, pattern)
+            for pattern in _names_of_others(known[one], prefix.underscored)
+        )
+    )
+    return prefix._replace(components=left) if left else prefix
+
+
+def _names_of_others(component: Component, underscored: bool) -> list[str]:
+    patterns = [name for one in component.formats for name in one.ignored]
+    return [name.replace(".", "_") if underscored else name for name in patterns]

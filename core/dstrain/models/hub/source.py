@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TypeVar, get_args
 
@@ -77,15 +78,15 @@ def hub_of_environment() -> Hub | None:
     """Return the hub that an environment variable names, None if none does; raises
     UsageError for one that there is not.
     """
-    hubs: tuple[Hub, ...] = get_args(Hub)
+    hubs: dict[str, Hub] = {hub: hub for hub in get_args(Hub)}
     for name in HUB_VARIABLES:
         value = os.environ.get(name, "").strip().lower()
-        for hub in hubs:
-            if value == hub:
-                return hub
+        if value in hubs:
+            return hubs[value]
         if value:
-            hint = nearest(value, hubs)
-            what = f"is {value!r}; expected one of {', '.join(hubs)}{hint}"
+            what = (
+                f"is {value!r}; expected one of {', '.join(hubs)}{nearest(value, hubs)}"
+            )
             raise UsageError(f"variable {name}", what)
     return None
 
@@ -127,15 +128,9 @@ class ModelSource:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+        found = partial(snapshot_download, self.model_id, repo_type=self.kind)
         with suppress(HFValidationError, LocalEntryNotFoundError):
-            return Path(
-                snapshot_download(
-                    self.model_id,
-                    repo_type=self.kind,
-                    revision=self.revision or None,
-                    local_files_only=True,
-                )
-            )
+            return Path(found(revision=self.revision or None, local_files_only=True))
         return None
 
     @property
@@ -204,11 +199,10 @@ def _missing_error(source: ModelSource, pattern: str) -> MissingFiles:
         what = described_shards(shards)
     if source.revision:
         what += f", or not at revision {source.revision}"
-    base = model_base() if source.kind == "model" else dataset_base()
-    advice = [f"{source.kind}s are searched for in {source.base_variable}={base}"]
+    advice = f"{source.kind}s are searched for in the folder that {source.base_variable} names"
     if offline():
-        advice.append(f"nothing is downloaded because {offline()} is set; unset it")
-    return MissingFiles(source.folder / pattern, what, *advice)
+        advice = f"nothing is downloaded because {offline()} is set; unset it"
+    return MissingFiles(source.folder / pattern, what, advice)
 
 
 def fetch(source: ModelSource, pattern: str) -> list[str]:
@@ -226,10 +220,8 @@ def fetch(source: ModelSource, pattern: str) -> list[str]:
         raise _missing_error(source, pattern)
     # The id becomes a path, which must lie in the folder of models.
     if not re.fullmatch(ID, source.model_id):
-        raise UsageError(
-            "--model_id_with_origin_paths",
-            f"{source.model_id!r} is not a model id; expected OWNER/NAME",
-        )
+        what = f"{source.model_id!r} is not a model id; expected OWNER/NAME"
+        raise UsageError("--model_id_with_origin_paths", what)
     return _Download(source, source.hub).run(pattern)
 
 
@@ -268,11 +260,9 @@ class _Download:
         record = self._known_files()
         names = select(record.tree, pattern)
         if not names:
-            raise StateError(
-                f"{self.source.named}:{pattern}",
-                f"none of the {len(record.tree)} files on {self.hub} at revision "
-                f"{record.revision} matches{nearest(pattern, record.tree)}",
-            )
+            where = f"{self.hub} at revision {record.revision}"
+            what = f"none of the {len(record.tree)} files on {where} matches{nearest(pattern, record.tree)}"
+            raise StateError(f"{self.source.named}:{pattern}", what)
         configs = {str(PurePosixPath(name).with_name("config.json")) for name in names}
         wanted = sorted(configs.intersection(record.tree).union(names))
         folder = self.source.folder
@@ -283,12 +273,9 @@ class _Download:
                 if not find_local(self.source, pattern):
                     self._download(record, wanted)
         except OSError as error:
-            raise SystemFault(
-                folder,
-                f"cannot be written: {error.strerror or error}",
-                "complete files are kept: free some space, or choose another disk with "
-                + self.source.base_variable,
-            ) from error
+            what = f"cannot be written: {error.strerror or error}"
+            advice = f"choose another disk with {self.source.base_variable}"
+            raise SystemFault(folder, what, advice) from error
         return names
 
     def _known_files(self) -> Record:
@@ -304,10 +291,8 @@ class _Download:
         for name in files:
             outside = name.startswith("/") or ".." in PurePosixPath(name).parts
             if outside or "\\" in name:
-                raise SystemFault(
-                    self.source.model_id,
-                    f"the hub lists a file outside the {kind}'s folder: {name!r}",
-                )
+                what = f"the hub lists a file outside the {kind}'s folder: {name!r}"
+                raise SystemFault(self.source.model_id, what)
         return Record(self.hub, self.source.model_id, revision, commit, files, {})
 
     def _download(self, record: Record, wanted: Iterable[str]) -> None:
@@ -330,11 +315,10 @@ class _Download:
             if same:
                 kept[name] = same
             elif path.exists() and name not in kept:
-                raise StateError(
-                    path,
-                    f"differs from the file of {self.hub} at revision {record.revision}",
-                    "move it away to download that one; existing files were not modified",
+                what = (
+                    f"differs from the file of {self.hub} at revision {record.revision}"
                 )
+                raise StateError(path, what, "move it away to download that one")
             else:
                 missing.append(name)
         # Written first: the folder is then known to lack files, whatever happens.
@@ -357,12 +341,11 @@ class _Download:
             done = record.tree[name].verify(staged)
             if done is None:
                 staged.unlink()
-                raise SystemFault(
-                    self.source.named,
-                    f"{self._label} sent something other than what it lists: {name} has a different size or sha256",
-                    "the file was deleted: run the same command again",
-                    f"if the files on the hub have changed, remove {folder} to download them again",
+                what = (
+                    f"{self._label} sent another size or sha256 of {name} than it lists"
                 )
+                advice = f"run the same command again; if the files there have changed, remove {folder} first"
+                raise SystemFault(self.source.named, what, advice)
             with staged.open("rb") as file:
                 os.fsync(file.fileno())
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -379,11 +362,9 @@ class _Download:
         folder = self.source.folder
         free = shutil.disk_usage(folder).free
         if total > free:
-            raise SystemFault(
-                folder,
-                f"{total:,} bytes are to be downloaded, but only {free:,} are free",
-                f"free some space, or choose another disk with {self.source.base_variable}",
-            )
+            what = f"{total:,} bytes are to be downloaded, but only {free:,} are free"
+            advice = f"choose another disk with {self.source.base_variable}"
+            raise SystemFault(folder, what, advice)
         if missing:
             logger.info(
                 f"downloading {number_of(len(missing), 'file')}, {total:,} bytes, of "
