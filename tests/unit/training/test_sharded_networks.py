@@ -166,7 +166,7 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
     single.scale = nn.Parameter(torch.ones(()))
     with pytest.raises(UsageError, match="scale of Net "):
         # At the first weight that is read, whichever that is.
-        Division(Sharding(), CPU).rows(single, "first.weight")
+        Division(Sharding(), CPU).keep_rows(single, "first.weight", torch.ones(1))
     return found
 
 
