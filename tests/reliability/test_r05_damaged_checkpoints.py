@@ -18,7 +18,7 @@ from dstrain.runs.checkpoints.state import (
     load_state,
     save_state,
 )
-from dstrain.storage import read_tensors, verify_file, with_checksum, write_tensors
+from dstrain.storage import read_tensors, verify_file, write_tensors
 
 pytestmark = pytest.mark.promise(
     "R5", "damaged checkpoints and weights are named before use"
@@ -57,9 +57,8 @@ def write_weights(path: Path, seed: int) -> None:
     write_tensors(
         path,
         tensors,
-        with_checksum(
-            tensors, {"format": "pt", "component": "dit", "family": "tiny", "step": "3"}
-        ),
+        {"format": "pt", "component": "dit", "family": "tiny", "step": "3"},
+        checksum=True,
     )
 
 

@@ -7,7 +7,7 @@ et al. 2024, "Scaling Rectified Flow Transformers").
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -148,11 +148,7 @@ class TimestepSampler:
     def stratified(self) -> "StratifiedSampler":
         """Return the sampler of the same distribution in equal parts."""
         return StratifiedSampler(
-            self.schedule,
-            self.sampling,
-            self.weighting,
-            self.min_boundary,
-            self.max_boundary,
+            **{one.name: getattr(self, one.name) for one in fields(self)}
         )
 
     def weight(self, sigma: Tensor) -> Tensor:

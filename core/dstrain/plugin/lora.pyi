@@ -70,6 +70,5 @@ from dstrain.registry import load_family as load_family
 from dstrain.storage import (
     CHECKSUM as CHECKSUM,
     read_tensors as read_tensors,
-    with_checksum as with_checksum,
     write_tensors as write_tensors,
 )

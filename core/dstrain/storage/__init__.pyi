@@ -26,7 +26,6 @@ from dstrain.storage.safetensors import (
     take_part as take_part,
     tensor_shapes as tensor_shapes,
     verify_file as verify_file,
-    with_checksum as with_checksum,
     write_tensors as write_tensors,
 )
 from dstrain.storage.spool import Chosen as Chosen

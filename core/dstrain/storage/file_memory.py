@@ -4,8 +4,8 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +178,10 @@ class Digests(ManyFiles):
         """Return the digest of a file that did not change since it was read; None for
         another one. Raises SystemFault.
         """
-        with _system_faults(path):
+        try:
             return self.recall(path, file_mark(path))
+        except OSError as error:
+            raise _unreadable(path, error) from error
 
     def of(self, path: str | Path) -> str:
         """Return the sha256 of a file's bytes; raises SystemFault."""
@@ -223,17 +225,15 @@ class Digests(ManyFiles):
 
 def read(path: str) -> tuple[FileMark, bytes]:
     """Return the mark and the sha256 of a file; raises SystemFault."""
-    with _system_faults(path):
+    try:
         mark = file_mark(path)
         return mark, bytes.fromhex(sha256(Path(path)))
-
-
-@contextmanager
-def _system_faults(path: str) -> Iterator[None]:
-    try:
-        yield
     except OSError as error:
-        raise SystemFault(path, f"cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str | Path, error: OSError) -> SystemFault:
+    return SystemFault(path, f"cannot be read: {error.strerror}")
 
 
 def is_whole(path: Path) -> bool:
@@ -251,7 +251,7 @@ def is_own(path: Path) -> bool:
         with path.open("rb") as file:
             return FORM in file.read(HEADER_BYTES)
     except OSError as error:
-        raise SystemFault(path, f"cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
 
 
 def _hash(key: str) -> bytes:

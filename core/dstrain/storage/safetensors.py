@@ -30,7 +30,8 @@ def write_tensors(
 
     Equal content gives equal bytes, those of the library. Tensors may lie on any device,
     be views, or share storage (each name keeps a copy). One after another is brought to
-    the CPU and written. With `checksum` the header gets the digest of `with_checksum`.
+    the CPU and written. With `checksum` the header gets the digest
+    of itself and of names, dtypes, shapes and bytes.
 
     Tensors of which each process has some rows are put together one by one: meanwhile
     every other process calls `take_part` with the same names. Raises SystemFault, and
@@ -129,16 +130,6 @@ def _released(tensor: "Tensor") -> "Tensor":
     return tensor if REPLACES_OPEN_FILES else tensor.clone()
 
 
-def with_checksum(
-    tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the metadata with the digest of itself and of these tensors.
-
-    The digest covers names, dtypes, shapes and bytes.
-    """
-    return {**metadata, CHECKSUM: _digest(sorted(tensors.items()), metadata)}
-
-
 def verify_file(path: Path) -> dict[str, str]:
     """Verify a weights file that dstrain saved, tensor by tensor; return its metadata.
 
@@ -154,12 +145,6 @@ def verify_file(path: Path) -> dict[str, str]:
         names = sorted(file.keys())
         _verify(path, ((name, file.get_tensor(name)) for name in names), metadata)
     return metadata
-
-
-def add_tensor(digest: Any, tensor: "Tensor") -> None:
-    """Add a tensor's dtype, shape and bytes to a hashlib digest."""
-    digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
-    digest.update(bytes_of(tensor))
 
 
 @contextmanager
@@ -263,21 +248,17 @@ def _verify(
     """Raise StateError if the metadata has a checksum that the content does not match."""
     rest = dict(metadata)
     recorded = rest.pop(CHECKSUM, None)
-    if recorded is not None and _digest(tensors, rest) != recorded:
+    if recorded is None:
+        return
+    digest = _started(rest)
+    for name, tensor in tensors:
+        _add_named(digest, name, tensor)
+    if digest.hexdigest() != recorded:
         raise StateError(
             path,
             "is damaged: the sha256 of its content is not the one in its header",
             "or another program changed it but kept the header: save it again with that program",
         )
-
-
-def _digest(
-    tensors: "Iterable[tuple[str, Tensor]]", metadata: Mapping[str, str]
-) -> str:
-    digest = _started(metadata)
-    for name, tensor in tensors:
-        _add_named(digest, name, tensor)
-    return str(digest.hexdigest())
 
 
 def _started(metadata: Mapping[str, str]) -> Any:
@@ -291,5 +272,5 @@ def _started(metadata: Mapping[str, str]) -> Any:
 
 
 def _add_named(digest: Any, name: str, tensor: "Tensor") -> None:
-    digest.update(f"{name!r} ".encode())
-    add_tensor(digest, tensor)
+    digest.update(f"{name!r} {tensor.dtype} {list(tensor.shape)};".encode())
+    digest.update(bytes_of(tensor))

@@ -435,14 +435,6 @@ def split_across_ranks(
         yield MicroBatch(keys, weights, len(samples), ends_step)
 
 
-def is_held_out(row: int, seed: int, fraction: float) -> bool:
-    """Return whether a row is held out: it depends on nothing but these, so that rows
-    added to the end of a dataset change no other's part.
-    """
-    number = int.from_bytes(digest((seed,), "validation", row)[:8], "little")
-    return number < fraction * 2**64
-
-
 def hold_out(
     groups: ArrayLike,
     sample_ids: ArrayLike,
@@ -452,8 +444,9 @@ def hold_out(
     """Return the groups in which samples that are held out count as skipped, and the
     (row, chunk) of these.
 
-    So the other samples are drawn in the order of the whole table. Raises UsageError if
-    no row is left on one of the sides.
+    So the other samples are drawn in the order of the whole table. Whether a row is held out
+    depends on its number, the seed and the fraction alone: rows added to the end of a dataset
+    change no other's part. Raises UsageError if no row is left on one of the sides.
 
     Args:
         groups: Sample -> number of its signature, or `SKIPPED`.
@@ -467,7 +460,11 @@ def hold_out(
         return numbers, ids[:0]
     present = numbers != SKIPPED
     rows = np.unique(ids[present, 0])
-    chosen = (is_held_out(int(row), seed, fraction) for row in rows)
+    numbers_of_rows = (
+        int.from_bytes(digest((seed,), "validation", int(row))[:8], "little")
+        for row in rows
+    )
+    chosen = (number < fraction * 2**64 for number in numbers_of_rows)
     held_out_rows = rows[np.fromiter(chosen, bool, len(rows))]
     if len(held_out_rows) in (0, len(rows)):
         what = f"{fraction:g} chooses {len(held_out_rows):,} of {len(rows):,} rows for validation"

@@ -47,7 +47,6 @@ from dstrain.plugin.lora import (
     rescaled,
     shell_word,
     to_checkpoint,
-    with_checksum,
     write_tensors,
 )
 from torch import Tensor
@@ -141,7 +140,7 @@ def export(
 
 def _write(output: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(output, tensors, with_checksum(tensors, header))
+    write_tensors(output, tensors, header, checksum=True)
 
 
 def _with_alpha(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import Interrupted, OutOfMemory, StateError, TrainingModule, run
+from dstrain import Interrupted, OutOfMemory, TrainingModule, run
 from dstrain.distributed import catch_stop_signals, interrupt_on_signals
 
 from tests.support.runs import changed, config, project, train
@@ -141,27 +141,6 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(
     again = config(here, output_path=tmp_path, max_steps=4, overwrite=True)
     with pytest.raises(Interrupted, match=r"--resume .* --overwrite"):
         run(again, at_step(2, lambda: signal.raise_signal(signal.SIGTERM)))
-
-
-@pytest.mark.parametrize(
-    ("flag", "file"),
-    [("resume_from_checkpoint", "step-1.safetensors"), ("resume", "states/step-1")],
-)
-def test_advice_before_the_first_save_fits_the_flag_that_the_run_starts_from(
-    flag: str, file: str, here: Path, tmp_path: Path
-) -> None:
-    first = train(here, output_path=tmp_path / "first", max_steps=1)
-    start: dict[str, Any] = {flag: str(first / file)}
-    out = tmp_path / "out"
-    assert advised(STEP, here, out, **start) == []
-    resumes = flag == "resume"
-    wanted = [] if resumes else ["--output_path"]
-    assert advised(SAVING, here, out, save_steps=2, **start) == wanted
-    if not resumes:
-        with pytest.raises(StateError):
-            train(here, output_path=out, max_steps=4, **start)
-        out = tmp_path / "another"
-    train(here, output_path=out, max_steps=4, **start)
 
 
 NO_MEMORY = {

@@ -59,21 +59,6 @@ def test_a_saved_state_is_noted_once(tmp_path: Path) -> None:
     assert RunFiles.read(tmp_path).committed
 
 
-def test_removing_a_file_removes_the_folders_that_this_leaves_empty(
-    tmp_path: Path,
-) -> None:
-    files = RunFiles.read(tmp_path)
-    paths = ["states/step-1/a", "states/step-2/a", "logs/more/a"]
-    files.add(paths, 1)
-    for path in (*paths, "states/step-2/mine"):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).touch()
-    files.remove(paths)
-    left = [RUN, "states", "states/step-2", "states/step-2/mine"]
-    assert names(tmp_path) == left
-    assert list(RunFiles.read(tmp_path).steps) == [RUN]
-
-
 def test_the_newest_weights_are_of_one_step_and_all_exist(tmp_path: Path) -> None:
     def weights(step: int, ending: str = "") -> list[Path]:
         parts = (f"step-{step}.{part}{ending}.safetensors" for part in "ab")

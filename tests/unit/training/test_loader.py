@@ -8,18 +8,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from threading import Event
 from typing import Any
 
-import numpy as np
 import pytest
 from dstrain import Sample, SampleKey, StateError, SystemFault, UsageError
 from dstrain.data import Cell
-from dstrain.plugin import Column
-from dstrain.runs import Setup, data_process, open_training_data
 from dstrain.training import (
     DecodedSamples,
     MicroBatch,
@@ -27,17 +23,11 @@ from dstrain.training import (
     load_batches,
 )
 
-from tests.support.caching_family import runs
 from tests.support.caching_project import (
     Place,
-    alone,
     filled_place,
-    log_units,
     plain,
-    write_place,
-    write_rows,
 )
-from tests.support.videos import film, seconds, steady
 
 LIMIT = 60.0
 """Seconds that no test waits."""
@@ -186,64 +176,6 @@ def test_a_file_damaged_after_the_check_is_named_from_any_process(
             loaded(source, workers)
     finally:
         path.write_bytes(whole)
-
-
-CHUNKS = {"num_frames": 5, "frame_sampling": "chunk"}
-
-
-@pytest.fixture
-def films(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A dataset of four rows: 12 frames, 17 frames, the first again, and 3 frames."""
-    log_units(monkeypatch, tmp_path)
-    place = write_place(tmp_path / "place")
-    for name, count in (("a", 12), ("b", 17), ("c", 3)):
-        film(place.data / f"{name}.mp4", steady(count, 15), 15)
-    for row, name in zip(place.rows, "abac", strict=True):
-        row |= {"clip": f"{name}.mp4", "label": "x"}
-        row |= {"reference": "0.png", "references": []}
-        del row["image"]
-    write_rows(place.data, place.rows)
-    return place
-
-
-def fill(place: Place, stage: str = "data_process", **config: Any) -> Setup:
-    """A run of a stage, its image taken from a video's clip."""
-    setup = place.setup(stage, **config)
-    form = {"multiple": 8, "frame_multiple": 4, "fps": 15.0}
-    clip = Column("clip", "image", "first", **form)
-    inputs = {**setup.spec.inputs, "input_image": clip}
-    return replace(setup, spec=replace(setup.spec, inputs=inputs))
-
-
-def test_every_clip_is_stored_once_and_read_back_by_row_and_chunk(films: Place) -> None:
-    data_process(fill(films, **CHUNKS), alone())
-    assert runs()["encode_image"] == 2 + 3 + 1  # the clips of the first video once
-    unsplit, split = (
-        open_training_data(fill(films, stage, **CHUNKS)) for stage in ("", "train")
-    )
-    places = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0)]
-    assert np.array_equal(split.sample_ids, places)
-    assert np.array_equal(unsplit.sample_ids, places)
-    assert np.array_equal(split.groups, unsplit.groups)
-    latents = {
-        place: plain(split.source.sample(*place).values["input_latents"])
-        for place in places
-    }
-    assert latents[0, 0] == latents[2, 0] != latents[0, 1] == latents[2, 1]
-    for row, chunk in places:
-        image = unsplit.source.sample(row, chunk).values["input_image"]
-        second = seconds(np.asarray(image)[None])
-        assert second == pytest.approx([5 * chunk / 15], abs=0.04)
-
-
-def test_a_video_damaged_after_the_check_is_named_with_row_and_column(
-    films: Place,
-) -> None:
-    source = open_training_data(fill(films, "", **CHUNKS)).source
-    path = films.data / "b.mp4"
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UsageError, match=r"metadata\.csv:3:clip: .*b\.mp4"):
-        source.sample(1, 2)
 
 
 @dataclass(frozen=True)

@@ -151,19 +151,14 @@ def _import(flag: str, name: str, entry: NamedOptimizer) -> type:
         # Libraries warn of parts that they lack.
         with silenced(logging.WARNING):
             module = import_module(package)
-            kind = getattr(module, attribute, None)
     except ImportError as error:
-        is_absent = isinstance(error, ModuleNotFoundError) and top in str(error.name)
-        what = f"{name} needs {top}, which is not installed"
-        if not is_absent:
-            what = f"{name}: {package} cannot be imported"
+        what = f"{name} cannot be imported: {error}"
         advice = [f"pip install {entry.install}"] if entry.install else []
         raise UsageError(flag, what, *advice) from error
+    kind = getattr(module, attribute, None)
     if kind is None:
-        names = [one for one in dir(module) if not one.startswith("_")]
-        raise UsageError(
-            flag, f"{package} has no {attribute!r}{nearest(attribute, names)}"
-        )
+        what = f"{package} has no {attribute!r}{nearest(attribute, dir(module))}"
+        raise UsageError(flag, what)
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise UsageError(flag, f"{name} is not a class of optimizers of torch")
     if kind.__module__.partition(".")[0] in EXCLUDED:

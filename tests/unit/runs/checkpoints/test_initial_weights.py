@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError, UsageError
-from dstrain.storage import CHECKSUM, read_tensors, with_checksum, write_tensors
+from dstrain.storage import CHECKSUM, read_tensors, write_tensors
 
 from tests.support.runs import config, files, log, train, training_run
 
@@ -37,7 +37,7 @@ def changed(path: Path, to: Path, drop: str = "", **header: str) -> Path:
     entries = {name: value for name, value in entries.items() if value}
     entries.pop(CHECKSUM)
     kept = {name: one for name, one in tensors.items() if not drop or drop not in name}
-    write_tensors(to, kept, with_checksum(kept, entries))
+    write_tensors(to, kept, entries, checksum=True)
     return to
 
 

@@ -95,7 +95,7 @@ def test_an_argument_is_a_literal_in_the_kind_of_its_default(
         ("torch.optim.AdmW", "", "--optimizer: .*'AdamW'"),
         ("torch.optim", "", "--optimizer: torch.optim "),
         ("torch.nn.Linear", "", "--optimizer: torch.nn.Linear "),
-        ("nowhere.Adam", "", "--optimizer: nowhere.Adam .*nowhere, "),
+        ("nowhere.Adam", "", "--optimizer: nowhere.Adam .*'nowhere'"),
         ("torch.nowhere.Adam", "", "--optimizer: .*torch.nowhere"),
         ("torchao.optim.AdamW8bit", "", "(?s)--optimizer: .*torchao .*adamw8bit"),
         ("torch.optim.LBFGS", "", "--optimizer: torch.optim.LBFGS "),
