@@ -166,6 +166,7 @@ def test_previews_are_equal_split_and_unsplit_and_leave_training_as_it_is(
 ) -> None:
     flags = {"height": 32, "width": 32, "max_steps": 2, **TRAINED[name]}
     asked = {"preview_prompt": ("a dog on a bridge",), "preview_steps": 2}
+    asked["preview_at_start"] = True
     without = start("without", **flags)
     whole = start("whole", **flags, **asked)
     split = in_two_stages(start, tmp_path, **flags, **asked)
@@ -180,7 +181,7 @@ def test_a_preview_of_an_editing_variant_edits_the_first_rows_image_at_its_size(
     start: Start, tmp_path: Path
 ) -> None:
     flags = {"variant": "edit", "max_pixels": 32 * 48, "max_steps": 1, "lora_rank": 2}
-    flags |= {"preview_prompt": ("a dog",), "preview_steps": 2}
+    flags |= {"preview_prompt": ("a dog",), "preview_at_start": True}
     whole = start("whole", **flags)
     assert previews(in_two_stages(start, tmp_path, **flags)) == previews(whole)
     with Image.open(whole / "previews/step-000000-0.png") as image:

@@ -54,6 +54,11 @@ class WatchOptions:
         "Generate previews every N steps. Defaults to whenever weights are saved.",
         minimum=1,
     )
+    preview_at_start: bool = option(
+        "output: previews",
+        "Generate previews before training as well.",
+        False,
+    )
     report_to: str | None = option(
         "output: trackers",
         f"Trackers to log to, comma-separated: {', '.join(TRACKERS)}.",
@@ -101,8 +106,9 @@ class WatchOptions:
 
     def check(self, config: TrainConfig) -> None:
         """Refuse trackers that there are not, and options that have no effect."""
-        if self.preview_steps is not None and not self.preview_prompt:
-            raise UsageError("--preview_steps", f"has no effect without {FLAG}")
+        for name in ("preview_steps", "preview_at_start"):
+            if getattr(self, name) and not self.preview_prompt:
+                raise UsageError(f"--{name}", f"has no effect without {FLAG}")
         if self.report_to is not None and not split_commas(self.report_to):
             raise UsageError("--report_to", "is empty")
         for name in split_commas(self.report_to):

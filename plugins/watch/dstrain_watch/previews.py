@@ -34,21 +34,24 @@ class Stopped(Exception):
 
 class Previews(Observer):
     """Makes previews, while the other processes wait: every so many steps, else with each
-    save, and at the start those that a run which was cut off lacks.
+    save, before training where that is asked for, and when a run is resumed those that it
+    lacks.
     """
 
     everywhere = True
 
-    def __init__(self, images: Images, every: int | None) -> None:
-        """Make those of the rows that `preview_rows` has given."""
+    def __init__(self, images: Images, every: int | None, at_start: bool) -> None:
+        """Make those of the rows that `dstrain_rows` has given."""
         self.every = every
+        self.at_start = at_start
         self.numbers = [
             number for number, row in enumerate(images.rows) if row.option == FLAG
         ]
 
     def start(self, run: WatchedRun) -> None:
         """Make those due at the start."""
-        self._make_if_due(run, with_save=True)
+        if run.step or self.at_start:
+            self._make_if_due(run, with_save=True)
 
     def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
         """Make those due after a step."""

@@ -27,6 +27,7 @@ def test_a_tracker_is_asked_for_by_either_flag_and_named_once() -> None:
     ("given", "where", "named"),
     [
         ({"preview_steps": 2}, "--preview_steps", "--preview_prompt"),
+        ({"preview_at_start": True}, "--preview_at_start", "--preview_prompt"),
         ({"report_to": "wandb,tensorbord"}, "--report_to", "'tensorboard'"),
         ({"report_to": " ,"}, "--report_to", ""),
         (

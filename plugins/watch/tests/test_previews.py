@@ -34,7 +34,10 @@ from tests.support.runs import (
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
-TWO: dict[str, Any] = {"preview_prompt": ("a red dog", "cat")}
+TWO: dict[str, Any] = {
+    "preview_prompt": ("a red dog", "cat"),
+    "preview_at_start": True,
+}
 
 
 def made(folder: Path) -> dict[str, bytes]:
@@ -322,6 +325,7 @@ def test_prompts_are_noted_by_the_step_from_which_they_hold_and_no_file_is_of_ot
     def go(folder: str, steps: int, prompt: str, **flags: Any) -> Mapping[str, str]:
         given = {"preview_steps": 2, "save_steps": 2, "keep_checkpoints": 9, **flags}
         given |= {"output_path": tmp_path / folder, "max_steps": steps}
+        given["preview_at_start"] = True
         out = train(here, preview_prompt=(prompt,), **given)
         noted = json.loads((out / "previews/prompts.json").read_bytes())
         return {step: previews[0]["prompt"] for step, previews in noted.items()}
@@ -358,7 +362,7 @@ def test_without_a_size_a_preview_has_the_variants_bounded(
     spec = replace(family.BASE, defaults={**defaults, "num_inference_steps": 1})
     monkeypatch.setitem(family.PIPELINES, "base", spec)
     given = {"output_path": tmp_path, "max_steps": 1, "preview_steps": 5}
-    train(here, **given, preview_prompt=("dog",), **flags)
+    train(here, **given, preview_prompt=("dog",), preview_at_start=True, **flags)
     assert pixels(tmp_path / "previews/step-000000-0.png").shape == (*size, 3)
 
 

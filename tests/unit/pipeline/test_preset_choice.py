@@ -311,11 +311,12 @@ def test_one_for_training_only_is_in_no_expert_that_previews_load_and_in_no_enco
     given: dict[str, Any] = {"model_paths": json.dumps(list(models.values()))}
     given |= {"lora_base_model": "dit2", "lora_target_modules": "to_q"}
     previews = []
+    shown = {"preview_prompt": ("dog",), "preview_at_start": True}
     for number, mark in enumerate((None, "@training_only", "")):
         if mark is not None:
             given["preset_lora_path"] = f"{preset(here)}{mark}"
         output = {"output_path": tmp_path / str(number), "max_steps": 1}
-        out = train(here, preview_prompt=("dog",), **output, **given)
+        out = train(here, **shown, **output, **given)
         previews.append((out / "previews/step-000000-0.png").read_bytes())
     assert previews[0] == previews[1] != previews[2]
 

@@ -113,6 +113,7 @@ def test_validation_and_previews_use_the_averages_and_leave_training_as_it_is(
     flags: dict[str, Any] = {"optimizer": "schedulefree", "trainable_models": "dit"}
     flags |= {"max_steps": 4, "save_steps": 2, "validation_split": 0.3}
     shown = {"validation_steps": 1, "preview_prompt": ("dog",), "preview_steps": 1}
+    shown["preview_at_start"] = True
     plain = train(here, output_path=here / "plain", **flags)
     out = train(here, output_path=here / "out", **flags, **shown)
     assert log(out) == log(plain)
