@@ -72,7 +72,7 @@ FLAGS = {
         weight_decay width
     """,
     GenerateConfig: """
-        plugin_options denoising_strength disabled_plugins family_options guidance_scale height hub
+        plugin_options denoising_strength disabled_plugins dry_run family_options guidance_scale height hub
         input lora mixed_precision model model_id model_id_with_origin_paths model_paths negative_prompt
         num_frames num_inference_steps on_long_prompt output overwrite prompt run
         seed toy variant width

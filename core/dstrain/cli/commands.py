@@ -98,7 +98,6 @@ def toy(
     with status():
         from dstrain.models.device import attention_backend
         from dstrain.models.toy import fill_folder
-        from dstrain.pipeline.variant_choice import variant_of_folder
     from dstrain.registry import load_family, variant_of
 
     attention_backend()  # refused before diffusers says it less well
@@ -110,9 +109,7 @@ def toy(
     advice = "free some space, remove what was written, and run the same command again"
     with status("writing the model ..."):
         fill_folder(family, chosen, seed, output, advice)
-    words = ["--model_id", str(output)]
-    if variant_of_folder(family, output) != chosen:
-        words += ["--variant", chosen]
+    words = ["--model_id", str(output), "--variant", chosen]
     click.echo(f"wrote {output}; use it with {shell_command(words)}")
 
 

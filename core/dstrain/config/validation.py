@@ -117,7 +117,7 @@ def _check_model(config: ModelChoice) -> None:
         raise UsageError("--toy", what)
     if config.toy and config.hub is not None:
         raise UsageError("--hub", "has no effect: --toy builds its own model")
-    if not has_files and not config.toy and not getattr(config, "dry_run", False):
+    if not has_files and not config.toy and not config.dry_run:
         what = "no model files are given: a published model's id, a folder or a file"
         advice = "give --model_paths for single files, or --toy for a tiny model"
         raise UsageError("--model_id", what, advice)

@@ -5,9 +5,9 @@ from dstrain.generation.inputs import (
     flag_values as flag_values,
     input_names as input_names,
     input_texts as input_texts,
+    notice as notice,
     parse_arguments as parse_arguments,
 )
-from dstrain.generation.prompts import notice as notice
 from dstrain.generation.source import (
     PipelineSource as PipelineSource,
     check_used as check_used,

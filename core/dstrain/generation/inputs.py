@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.config.options import GenerateConfig
+from dstrain.config.options.data import OnLongPrompt
+from dstrain.console import get_logger
 from dstrain.data import DataConfig, FrameSampling, Resolution, Table, load_cell
 from dstrain.data.row_checks import check_rows
 from dstrain.data.table import RawValue
 from dstrain.errors import UsageError, nearest
-from dstrain.graph import Column, PipelineSpec, as_column
+from dstrain.graph import Column, LongPrompt, PipelineSpec, as_column
 
+logger = get_logger(__name__)
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
 """Inputs that have a flag of their own."""
 SAMPLING = ("guidance_scale", "seed", "num_inference_steps", "denoising_strength")
@@ -115,3 +118,12 @@ def data_config(config: GenerateConfig, folder: Path) -> DataConfig:
     size = Resolution(config.height, config.width, sys.maxsize)
     frames = FrameSampling(config.num_frames or FrameSampling.frames)
     return DataConfig(folder, None, None, size, sampling=frames)
+
+
+def notice(mode: OnLongPrompt, where: str, found: LongPrompt) -> None:
+    """Warn of a prompt that is cut, or raise UsageError, as --on_long_prompt says."""
+    if mode == "error" and not found.usual:
+        raise UsageError(
+            where, str(found), "shorten it, or give --on_long_prompt truncate"
+        )
+    logger.warning(f"{where}: {found}")

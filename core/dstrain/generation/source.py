@@ -13,7 +13,7 @@ from dstrain.config import CONFIG, LoraFile, read_resolved, split_commas
 from dstrain.config.fields import parse_preset
 from dstrain.config.options import GenerateConfig
 from dstrain.console import shell_command
-from dstrain.errors import StateError, UsageError, first_few
+from dstrain.errors import MissingFiles, StateError, UsageError, first_few
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph import PipelineSpec
 from dstrain.graph.keepers import AS_LOADED, Keepers
@@ -64,9 +64,11 @@ class PipelineSource:
     presets: Mapping[str, LoraFile] = field(default_factory=dict)
     """Component -> a LoRA file that is merged into its weights as they are read."""
 
-    def find(self) -> Found:
-        """Find the files of every component that inference loads."""
-        found = find_for_inference(self.family, self.spec, self.models, self.keepers)
+    def find(self, absent: list[MissingFiles] | None = None) -> Found:
+        """Find the files of every component that inference loads; see `find_for_inference`."""
+        found = find_for_inference(
+            self.family, self.spec, self.models, self.keepers, absent
+        )
         files = with_presets({**found.files, **self.weights}, self.presets)
         return replace(found, files=files)
 
@@ -112,7 +114,7 @@ def open_source(
     config = replace(config, variant=variant, lora=loras)
     for lora in (*trained.lora, *config.lora):
         check_lora_file(lora.path, components)
-    models = model_configs(config, family)
+    models = model_configs(config, family, offline=config.dry_run)
     score = score_inputs({*input_names(config), *columns})
     variant = choose_variant(family, config.variant, models, score, config.toy)
     spec = with_overrides(family.spec(variant), family, config)
@@ -183,27 +185,19 @@ def _preset_of(
     variant: str,
     full: Collection[str],
 ) -> dict[str, LoraFile]:
-    """Return the components that a run merged a preset into, but for those that it trained
-    in full, which have it in their weights: each with its file. None of a preset for
-    training only.
-
-    Args:
-        recorded: The run's configuration.
-        family: Its family.
-        variant: Its variant.
-        full: The components that it trained in full.
+    """Return the components that a run merged a preset into, by its configuration, each
+    with its file: but for those that it trained in full, which have it in their weights.
     """
     path = recorded.get("preset_lora_path")
+    named = recorded.get("preset_lora_model")
     # An older run may have merged it without recording into what.
-    into = split_commas(recorded.get("preset_lora_model")) or tuple(full)
+    into = split_commas(named) or tuple(full)
     if not path or (into and set(into) <= set(full)):
         return {}
     file = parse_preset(path)
     if file.training_only:
         return {}
-    spec = family.spec(variant)
-    named = recorded.get("preset_lora_model")
-    preset = find_preset(file, named, family, spec)
+    preset = find_preset(file, named, family, family.spec(variant))
     return {
         name: replace(preset.file, component=name)
         for name in preset.components

@@ -1,8 +1,8 @@
 from dstrain.pipeline.arguments import (
     check_measured as check_measured,
     checked as checked,
+    start_input as start_input,
 )
-from dstrain.pipeline.image_to_image import start_input as start_input
 from dstrain.pipeline.keeping import (
     keeper_request as keeper_request,
     keepers_for_inference as keepers_for_inference,

@@ -1,45 +1,23 @@
-"""Check the values that a script gives for inputs, and say in words what is wrong."""
+"""Check the values that a script gives for inputs, and fit the image or video that inference
+starts from.
+"""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from math import isfinite
-from numbers import Integral, Real
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from dstrain.console import number_of
-from dstrain.data import convert
+from dstrain.data import Resolution, convert, cover, fit
+from dstrain.data.images import Size
 from dstrain.errors import UsageError
-from dstrain.graph import Column, Frames, Input, Measured
-from dstrain.graph.inputs import Kind
-
-WORDS: Mapping[Kind, str] = MappingProxyType(
-    {
-        "text": "text (str)",
-        "texts": "a list of texts",
-        "integer": "a whole number (int)",
-        "number": "a number",
-        "image": "an image (PIL.Image.Image)",
-        "images": "a list of images (PIL.Image.Image)",
-        "video": "a video (Frames)",
-        "tensors": "a dictionary of tensors",
-    }
-)
-"""What an input of a kind takes."""
-SAMPLER: Mapping[str, Kind] = MappingProxyType(
-    {
-        "num_inference_steps": "integer",
-        "guidance_scale": "number",
-        "denoising_strength": "number",
-        "seed": "integer",
-    }
-)
-"""Options of the sampler, and what they take."""
-
+from dstrain.graph import Column, Frames, Input, Measured, PipelineSpec
+from dstrain.models import check_sides
+from dstrain.pipeline.loss_masks import LATENTS
 
 SEEDS = (-(2**63), 2**64 - 1)
 """The least and the greatest seed that torch takes."""
@@ -47,6 +25,12 @@ NOT_GIVEN: Any = object()
 """Stands for an argument that is left out, where None means something else."""
 ONE_EACH = ("prompt", "negative_prompt", "seed")
 """Arguments of which several prompts may have one each."""
+
+
+STRENGTH = "denoising_strength"
+MAX_PIXELS = 1024 * 1024
+"""Pixels to which a larger image or video is scaled down where no size is given: the
+default of --max_pixels in training."""
 
 
 def is_list(value: object) -> bool:
@@ -77,8 +61,8 @@ def checked(
     """Return values of inputs and of the sampler's options, images in the colour mode that
     their inputs have.
 
-    Raises UsageError for a value of another type. Names that are no input are left
-    alone, and so is None.
+    Raises UsageError for what is no image or video where one is expected, and for numbers
+    that nothing else would refuse. Names that are no input are left alone, and so is None.
 
     Args:
         inputs: The inputs of the variant.
@@ -88,26 +72,29 @@ def checked(
     values = dict(given)
     for name, value in given.items():
         source = inputs.get(name)
-        kind = source.kind if source is not None else SAMPLER.get(name)
-        if kind is None or value is None:
-            continue
-        if not _is(kind, value):
-            raise _other(name, kind, value)
-        if kind == "number" and not isfinite(value):
+        if isinstance(value, float) and not isfinite(value):
             raise UsageError(name, f"expected a finite number, got {value}")
-        if kind == "video":
+        if source is None or value is None:
+            continue
+        if source.kind == "video":
             _check_frames(name, value)
-        if isinstance(source, Column) and kind in ("image", "images"):
+        if isinstance(source, Column) and source.kind in ("image", "images"):
+            several = source.kind == "images"
+            images = value if is_list(value) else [value]
+            others = [one for one in images if not isinstance(one, Image.Image)]
+            if others or is_list(value) != several:
+                what = "a list of images" if several else "an image"
+                got = type((*others, value)[0]).__name__
+                raise UsageError(name, f"expected {what} (PIL.Image.Image), got {got}")
             try:
                 values[name] = _in_mode(value, source.mode)
             except ValueError as error:
                 raise UsageError(name, str(error)) from error
         if name in sized and isinstance(source, Column):
             _check_sides(name, values[name], source.multiple)
-    if values.get("num_inference_steps") is not None:
-        steps = values["num_inference_steps"]
-        if steps < 1:
-            raise UsageError("num_inference_steps", f"expected 1 or more, got {steps}")
+    steps = values.get("num_inference_steps")
+    if steps is not None and steps < 1:
+        raise UsageError("num_inference_steps", f"expected 1 or more, got {steps}")
     seed = values.get("seed")
     if seed is not None and not SEEDS[0] <= seed <= SEEDS[1]:
         what = f"expected {SEEDS[0]} to {SEEDS[1]}, got {seed}"
@@ -115,19 +102,16 @@ def checked(
     return values
 
 
-def _check_frames(name: str, value: Frames) -> None:
+def _check_frames(name: str, value: Any) -> None:
     """Raise UsageError for frames that are not as `Frames` says."""
-    pixels: object = value.pixels
-    wanted = "expected frames of uint8 (frames, height, width, 3)"
-    if not isinstance(pixels, Tensor):
-        raise UsageError(name, f"{wanted}, got {type(pixels).__name__}")
-    shape = list(pixels.shape)
-    is_whole = pixels.dim() == 4 and shape[-1] == 3 and pixels.numel() > 0
-    if not is_whole or pixels.dtype != torch.uint8:
-        what = f"{wanted}, got {str(pixels.dtype).removeprefix('torch.')} {shape}"
-        is_channels_first = pixels.dim() == 4 and shape[1] == 3 and shape[-1] != 3
-        advice = "put the channels last: pixels.permute(0, 2, 3, 1)"
-        raise UsageError(name, what, *([advice] if is_channels_first else []))
+    pixels = value.pixels if isinstance(value, Frames) else value
+    if isinstance(pixels, Tensor):
+        is_whole = pixels.dim() == 4 and pixels.shape[-1] == 3 and pixels.numel() > 0
+        if is_whole and pixels.dtype == torch.uint8 and pixels is not value:
+            return
+        pixels = f"{str(pixels.dtype).removeprefix('torch.')} {list(pixels.shape)}"
+    what = "expected Frames of uint8 (frames, height, width, 3)"
+    raise UsageError(name, f"{what}, got {pixels}")
 
 
 def check_measured(inputs: Mapping[str, Input], values: Mapping[str, Any]) -> None:
@@ -151,50 +135,6 @@ def with_sizes(
             sizes = _sizes(values.get(source.of))
             found |= {name: sizes[source.axis]} if sizes else {}
     return found
-
-
-def _is(kind: Kind, value: Any) -> bool:
-    if kind in ("texts", "images"):
-        one: Kind = "text" if kind == "texts" else "image"
-        is_list = isinstance(value, Sequence) and not isinstance(value, str)
-        return is_list and all(_is(one, item) for item in value)
-    if kind in ("integer", "number"):
-        wanted = Integral if kind == "integer" else Real
-        return isinstance(value, wanted) and not isinstance(value, bool)
-    types: dict[str, Any] = {
-        "text": str,
-        "image": Image.Image,
-        "video": Frames,
-        "tensors": Mapping,
-    }
-    return isinstance(value, types[kind])
-
-
-def _other(name: str, kind: Kind, value: Any) -> UsageError:
-    """Return the error of a value of another type, with what makes the right one of it."""
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    if is_list and kind in ("texts", "images"):
-        one: Kind = "text" if kind == "texts" else "image"
-        value = next(item for item in value if not _is(one, item))
-    shown = f"{type(value).__name__}"
-    if isinstance(value, (str, Path, int, float)):
-        shown += f" {value if isinstance(value, Path) else repr(value)}"
-    elif hasattr(value, "shape"):
-        shown += f" of shape {list(value.shape)}"
-    advice = ""
-    if kind in ("image", "images"):
-        if isinstance(value, (str, Path)):
-            advice = f"open it: Image.open({str(value)!r})"
-        elif hasattr(value, "__array__"):
-            advice = (
-                "make one of it: Image.fromarray(ARRAY), of uint8 (height, width, 3)"
-            )
-        elif isinstance(value, Image.Image):
-            advice = "put it into a list"
-    elif kind in ("integer", "number") and isinstance(value, str):
-        advice = "leave out the quotes"
-    what = f"expected {WORDS[kind]}, got {shown}"
-    return UsageError(name, what, *([advice] if advice else []))
 
 
 def _in_mode(value: Any, mode: str) -> Any:
@@ -223,3 +163,104 @@ def _sizes(value: Any) -> dict[str, int]:
         count, height, width, _ = value.pixels.shape
         return {"height": height, "width": width, "frames": count}
     return {}
+
+
+def start_input(spec: PipelineSpec) -> str:
+    """Return the input from which a variant can start: what it learns to generate; ''
+    where that is not one image or one video.
+    """
+    for source in spec.inputs.values():
+        if isinstance(source, Measured) and source.axis == "height":
+            column = spec.inputs[source.of]
+            is_one = isinstance(column, Column) and column.kind in ("image", "video")
+            return source.of if is_one and LATENTS in spec.makers else ""
+    return ""
+
+
+def check_start(spec: PipelineSpec, inputs: Mapping[str, Any]) -> None:
+    """Raise UsageError for a variant that cannot start from an image or video, and where
+    it is absent.
+    """
+    name = start_input(spec)
+    if not name:
+        what = f"variant {spec.variant} does not start from one image or video"
+        raise UsageError(STRENGTH, what)
+    if name not in inputs:
+        kind = spec.inputs[name].kind
+        what = f"needs input {name!r}, the {kind} to start from, which is absent"
+        advice = f"on the command line, --input {name}=FILE gives it"
+        raise UsageError(STRENGTH, what, advice)
+
+
+def fitted_start(
+    spec: PipelineSpec, inputs: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the inputs with the image or video to start from in the size that is
+    generated; where no size is given, that is its own, as a dataset would have it.
+
+    Raises UsageError for what is too small or too short.
+
+    Args:
+        spec: The variant.
+        inputs: All inputs, with the variant's defaults.
+        given: The arguments of the call.
+    """
+    name = start_input(spec)
+    column = spec.inputs[name]
+    assert isinstance(column, Column)  # `start_input` says so
+    sizes = {
+        source.axis: one
+        for one, source in spec.inputs.items()
+        if isinstance(source, Measured) and source.of == name
+    }
+    if sizes["height"] in spec.makers[LATENTS].inputs:
+        return dict(inputs)  # its unit crops it itself
+    start = inputs[name]
+    own_sizes = _sizes(start)
+    own = own_sizes["height"], own_sizes["width"]
+    sides = (sizes["height"], sizes["width"])
+    height, width = (given.get(side) for side in sides)
+    if (height is None) != (width is None):
+        missing = sides[0] if height is None else sides[1]
+        raise UsageError(
+            " and ".join(sides), f"{missing} is absent; give both or neither"
+        )
+    if height is not None and width is not None and column.multiple:
+        check_sides(height, width, column.multiple)
+    try:
+        size = fit(own, Resolution(height, width, MAX_PIXELS), column.multiple)
+    except ValueError:
+        what = f"{own[0]} x {own[1]} (height x width) is too small or too elongated"
+        advice = f"give {' and '.join(sides)}, multiples of {column.multiple}"
+        raise UsageError(name, what, advice) from None
+    fitted = dict(zip(sides, size, strict=True))
+    if isinstance(start, Frames):
+        frames = sizes["frames"]
+        number = _number_of_frames(name, start, column, given.get(frames))
+        return {**inputs, **fitted, frames: number, name: _cut(start, number, size)}
+    return {**inputs, **fitted, name: cover(convert(start, column.mode), size)}
+
+
+def _number_of_frames(
+    name: str, video: Frames, column: Column, wanted: int | None
+) -> int:
+    """Return how many frames are generated: as many as are wanted, else as the video has
+    and the model can make.
+    """
+    own = len(video.pixels)
+    if wanted is None:
+        step = column.frame_multiple
+        return (own - 1) // step * step + 1 if step else own
+    if own < wanted:
+        what = f"frames: {own}, but the video to generate has {wanted}"
+        raise UsageError(name, what)
+    return wanted
+
+
+def _cut(video: Frames, number: int, size: Size) -> Frames:
+    """Return the first frames of a video, scaled to cover this size and cropped."""
+    pixels = video.pixels[:number]
+    if tuple(pixels.shape[1:3]) != size:
+        images = (cover(Image.fromarray(frame.numpy()), size) for frame in pixels)
+        pixels = torch.from_numpy(np.stack([np.array(image) for image in images]))
+    return Frames(pixels, video.fps)

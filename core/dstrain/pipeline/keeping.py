@@ -1,14 +1,19 @@
-"""Ask plugins how components are kept, as the options of a command say."""
+"""Ask plugins how components are kept, as the options of a command say, and measure what
+they store so.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
+
+import torch
+from torch import nn
 
 from dstrain.config import LoraFile
 from dstrain.config.options import ModelChoice
 from dstrain.errors import MissingFiles, UsageError, nearest
 from dstrain.graph import PipelineSpec, make_plan
-from dstrain.graph.keepers import KeeperRequest, Keepers
+from dstrain.graph.keepers import KeeperRequest, Keepers, WeightSize
 from dstrain.models import (
     Files,
     ModelConfig,
@@ -17,7 +22,9 @@ from dstrain.models import (
     recognize,
 )
 from dstrain.models.components import Component
+from dstrain.models.execution import repeated_blocks
 from dstrain.models.naming import named_files
+from dstrain.models.networks import tied_names
 from dstrain.pipeline.sampling import generate_task
 from dstrain.registry import ModelFamily, extensions_in_use
 
@@ -36,13 +43,11 @@ def keeper_request(
         spec: The pipeline they are for.
         models: The given model files.
     """
-    known = components_of(family)
     expert = given_expert(spec, family, models)
-    names = _Names(options, family, known, spec, expert)
     return KeeperRequest(
         options,
-        known,
-        names.meant,
+        components_of(family),
+        partial(_meant, options=options, family=family, spec=spec, expert=expert),
         of_variant=spec.components,
         variant=spec.where,
         denoisers=spec.experts.components
@@ -94,50 +99,40 @@ def given_expert(
     return experts[0] if len(experts) == 1 else ""
 
 
-@dataclass(frozen=True)
-class _Names:
-    """What the flags of a command can call a component."""
+def _meant(
+    flag: str,
+    what: str,
+    options: ModelChoice,
+    family: ModelFamily,
+    spec: PipelineSpec,
+    expert: str,
+) -> list[str]:
+    """Return the components that an entry of a flag names, by the name or by the files;
+    raises UsageError where it names none.
 
-    config: ModelChoice
-    family: ModelFamily
-    known: Mapping[str, Component]
-    spec: PipelineSpec
-    expert: str
-    """The only expert of the denoiser whose files are given; '' for none."""
-
-    @cached_property
-    def with_weights(self) -> list[str]:
-        """Return the components of the variant that have weights."""
-        return [one for one in self.spec.components if not self.known[one].is_folder]
-
-    @cached_property
-    def entries(self) -> dict[str, ModelConfig]:
-        """Return the files of the model flags by how they were typed."""
-        return _entries(self.config, self.family)
-
-    def meant(self, flag: str, what: str) -> list[str]:
-        """Return the components that an entry of a flag names, by the name or by the
-        files; raises UsageError where it names none.
-        """
-        experts = self.spec.experts
-        if experts is not None and what in experts.roles and self.expert:
-            return [experts.component(what, self.expert)]
-        if what in self.with_weights:
-            return [what]
-        if what in self.spec.components:
-            raise UsageError(flag, f"has no effect: {what} has no weights")
-        advice = f"components: {', '.join(self.with_weights)}"
-        if what not in self.entries:
-            hint = nearest(what, [*self.with_weights, *self.entries])
-            which = f"{self.spec.family} {self.spec.variant}"
-            no = f"{what!r} is no component of {which} and no entry of the model flags"
-            raise UsageError(flag, no + hint, advice)
-        inside = _inside(self.entries[what], list(self.known.values()))
-        found = [name for name in inside if name in self.with_weights]
-        if not found:
-            no = f"these files do not tell which component they are: {what}"
-            raise UsageError(flag, no, advice)
-        return found
+    expert: The only expert of the denoiser whose files are given; '' for none.
+    """
+    known = components_of(family)
+    with_weights = [one for one in spec.components if not known[one].is_folder]
+    if spec.experts is not None and what in spec.experts.roles and expert:
+        return [spec.experts.component(what, expert)]
+    if what in with_weights:
+        return [what]
+    if what in spec.components:
+        raise UsageError(flag, f"has no effect: {what} has no weights")
+    advice = f"components: {', '.join(with_weights)}"
+    entries = _entries(options, family)
+    if what not in entries:
+        hint = nearest(what, [*with_weights, *entries])
+        which = f"{spec.family} {spec.variant}"
+        no = f"{what!r} is no component of {which} and no entry of the model flags"
+        raise UsageError(flag, no + hint, advice)
+    inside = _inside(entries[what], list(known.values()))
+    found = [name for name in inside if name in with_weights]
+    if not found:
+        no = f"these files do not tell which component they are: {what}"
+        raise UsageError(flag, no, advice)
+    return found
 
 
 def _entries(config: ModelChoice, family: ModelFamily) -> dict[str, ModelConfig]:
@@ -167,3 +162,144 @@ def _inside(config: ModelConfig, known: Sequence[Component]) -> list[str]:
     if any(len(fitting) > 1 for fitting, _ in parts):
         return []
     return [fitting[0].name for fitting, _ in parts]
+
+
+@dataclass(frozen=True)
+class PlannedTensor(WeightSize):
+    """A parameter or buffer of a network, with its bytes as it is loaded; its layer is named
+    without what LoRA adds to it.
+    """
+
+    is_parameter: bool
+    is_trained: bool
+
+    @property
+    def numbers(self) -> int:
+        """Return how many numbers it has."""
+        return torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class PlannedComponent:
+    """What a component stores."""
+
+    name: str
+    dtype: str
+    """What its weights are loaded as: 'bf16', also where only some are, or 'fp32'."""
+    tensors: tuple[PlannedTensor, ...]
+    has_lora: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Return how many repeated blocks it has."""
+        return 1 + max((one.block for one in self.tensors), default=-1)
+
+    @property
+    def parameters(self) -> int:
+        """Return the numbers of the published network: not those that LoRA adds."""
+        return sum(
+            one.numbers
+            for one in self.tensors
+            if one.is_parameter and not (self.has_lora and one.is_trained)
+        )
+
+    @property
+    def trained(self) -> int:
+        """Return how many numbers are trained."""
+        return sum(one.numbers for one in self.tensors if one.is_trained)
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Return the bytes of what is not trained."""
+        return sum(one.size for one in self.tensors if not one.is_trained)
+
+    @property
+    def trained_bytes(self) -> int:
+        """Return the bytes of what is trained."""
+        return sum(one.size for one in self.tensors if one.is_trained)
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """How a run keeps the weights of a component."""
+
+    words: str
+    """'' where they are as they are loaded."""
+    sizes: tuple[int, ...]
+    """Bytes of each tensor."""
+    device: int
+    """Bytes of frozen weights on the device, at the most."""
+    ram: int
+    """Bytes of frozen weights that wait in RAM while the component is used."""
+    largest_stored: int
+    """Numbers of the largest weight that is restored to compute with it."""
+    is_offloaded: bool
+    """Whether it is on the device only while a unit uses it."""
+    is_stored: bool
+    """Whether a method stores weights of it."""
+
+
+def kept_weights(component: PlannedComponent, keepers: Keepers) -> KeptWeights:
+    """Return where the frozen weights of a component are if they are kept so."""
+    name = component.name
+    sizes = [keepers.size(name, one) for one in component.tensors]
+    frozen = [one for one in component.tensors if not one.is_trained]
+    stored = [one.numbers for one in frozen if keepers.size(name, one) != one.size]
+    place = keepers.bytes(name, frozen)
+    return KeptWeights(
+        words=keepers.describe(name),
+        sizes=tuple(sizes),
+        device=place.device + place.used,
+        ram=place.ram - place.used,
+        largest_stored=max(stored, default=0),
+        is_offloaded=place.used > 0,
+        is_stored=any(one.kind == "quantize" for one in keepers.of(name)),
+    )
+
+
+def planned_component(
+    name: str, network: nn.Module, has_lora: bool
+) -> PlannedComponent:
+    """Measure the network of a component, with what is trained in it; it may be on any
+    device.
+
+    Args:
+        name: The component.
+        network: Its network, its weights as they are loaded.
+        has_lora: Whether LoRA is trained on it.
+    """
+    blocks = {
+        block: number for number, block in enumerate(repeated_blocks(network).keys())
+    }
+    shared = tied_names(network)
+    linear = {
+        name
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Linear) and f"{name}.weight" not in shared
+    }
+    tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
+    seen: set[str] = set()
+    tensors = []
+    for full_name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        # Tied weights are one only after loading.
+        if tied.get(full_name, full_name) in seen:
+            continue
+        seen.add(tied.get(full_name, full_name))
+        place, _, last = full_name.rpartition(".")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        is_trained = is_parameter and tensor.requires_grad
+        owner = [block for block in blocks if full_name.startswith(f"{block}.")]
+        tensors.append(
+            PlannedTensor(
+                layer=place.removesuffix(".base_layer"),
+                shape=tuple(tensor.shape),
+                size=tensor.nbytes,
+                is_linear=place in linear and last == "weight" and not is_trained,
+                is_parameter=is_parameter,
+                is_trained=is_trained,
+                block=blocks[owner[0]] if owner else -1,
+            )
+        )
+    weights = (one.dtype for one in network.parameters() if one.is_floating_point())
+    dtype = "bf16" if torch.bfloat16 in weights else "fp32"
+    return PlannedComponent(name, dtype, tuple(tensors), has_lora)

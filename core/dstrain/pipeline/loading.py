@@ -39,14 +39,6 @@ logger = get_logger(__name__)
 NO_PARTS: Mapping[str, OwnRows] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class LoadedComponents:
-    """Components that were loaded, and the configurations that were found, by name."""
-
-    components: dict[str, Any]
-    configs: Mapping[str, Any]
-
-
 def load_components(
     family: ModelFamily,
     spec: PipelineSpec,
@@ -56,8 +48,10 @@ def load_components(
     full_precision: Collection[str] = (),
     empty: bool = False,
     parts: Mapping[str, OwnRows] = NO_PARTS,
-) -> LoadedComponents:
-    """Load what was found; the arguments are those of `Pipeline.from_found`."""
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Load what was found; return it and the configurations, by name. The arguments are
+    those of `Pipeline.from_found`.
+    """
     known = components_of(family)
     configs = {}
     for name, content in found.configs.items():
@@ -86,7 +80,7 @@ def load_components(
                 components[name] = module
         else:
             components[name] = loader.load(configs.get(name), own_dtype)
-    return LoadedComponents(components, configs)
+    return components, configs
 
 
 @dataclass

@@ -1,13 +1,12 @@
 """Find the family and the files of the model that a script names."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TypeVar, get_args
+from typing import TypeVar
 
-from dstrain.config.options import Hub, ModelChoice
+from dstrain.config.conversion import as_keywords
+from dstrain.config.options import GenerateConfig, Hub, ModelChoice
 from dstrain.errors import DstrainError, UsageError, nearest
 from dstrain.installed import installed
 from dstrain.models import ModelConfig, components_of
@@ -23,53 +22,19 @@ from dstrain.registry import ModelFamily, load_family, usable_families
 Choice = TypeVar("Choice", bound=ModelChoice)
 WHERE = "from_pretrained()"
 EXAMPLE = 'name a model: from_pretrained("OWNER/NAME"), or a folder or a file'
-PARAMETERS: Mapping[str, str] = MappingProxyType(
-    {
-        "model_id": "model",
-        "model": "model",
-        "model_paths": "model_configs",
-        "model_id_with_origin_paths": "model_configs",
-        **{name: name for name in ("variant", "tile_size", "tile_stride", "hub")},
-        "tiled": "tiled",
-    }
-)
-"""Flags of the command line -> the parameters of `from_pretrained` that are the same."""
-FLAG = re.compile(rf"--({'|'.join(PARAMETERS)})\b(?: ([\w.-]+))?")
 NAME_FAMILY = "name the family instead, with its files as model_configs,"
 """How a script names the family, which it does by `model` itself."""
 
 
 @contextmanager
-def naming_parameters() -> Iterator[None]:
-    """Name the parameters of `from_pretrained` in errors of the block that name flags of the
-    command line.
-    """
+def naming_keywords() -> Iterator[None]:
+    """Note how a script writes the flags in an error of the block."""
     try:
         yield
     except DstrainError as error:
-        flag = FLAG.fullmatch(error.where)
-        if flag is not None:
-            error.where = f"from_pretrained({PARAMETERS[flag[1]]}=...)"
-        error.what = _in_python(error.what)
-        error.help_lines = tuple(map(_in_python, error.help_lines))
+        if keywords := as_keywords(str(error), GenerateConfig):
+            error.add_note(f"in a script: {', '.join(keywords)}")
         raise
-
-
-def _in_python(text: str) -> str:
-    """Return a message with the parameters that its flags are, written as in a call."""
-    return FLAG.sub(_as_argument, text)
-
-
-def _as_argument(found: re.Match[str]) -> str:
-    name, value = PARAMETERS[found[1]], found[2]
-    if name in ("model", "model_configs"):
-        # What follows is a word of the sentence: no message names another model.
-        return name + (f" {value}" if value else "")
-    if name == "tiled":
-        return "tiled=True" + (f" {value}" if value else "")
-    if value is None:
-        return name
-    return f"{name}={value if value.isdecimal() else repr(value)}"
 
 
 def choose_model(
@@ -89,7 +54,6 @@ def choose_model(
         folders: Component -> files that are those of this component.
         hub: The hub to fetch missing files of the model from; None is the default.
     """
-    _refuse_others(model, given, folders, hub)
     if any(plugin.name == model for plugin in installed()):
         family = load_family(model)
         if not given:
@@ -118,32 +82,6 @@ def with_family(config: Choice) -> Choice:
     found = family_of(config.model_id, config.disabled_plugins)
     assert found is not None  # only where help asks
     return replace(config, model=found.name)
-
-
-def _refuse_others(
-    model: object, given: object, folders: Mapping[str, object], hub: object
-) -> None:
-    """Raise UsageError for what is not of the type that is wanted."""
-    if not isinstance(model, str):
-        raise UsageError(WHERE, f"expected the name of a model, got {model!r}", EXAMPLE)
-    if isinstance(given, ModelConfig) or not isinstance(given, Sequence):
-        what = f"model_configs: expected a list of ModelConfig, got {given!r}"
-        raise UsageError(WHERE, what)
-    for one in given:
-        if not isinstance(one, ModelConfig):
-            what = f"model_configs: expected ModelConfig, got {one!r}"
-            raise UsageError(WHERE, what, f"write ModelConfig({one!r})")
-        if not (one.path or one.model_id or one.entries):
-            what = f"model_configs: {one!r} names no files"
-            advice = 'write ModelConfig("FILE"), or model_id="OWNER/NAME"'
-            raise UsageError(WHERE, what, advice)
-    if hub is not None and hub not in get_args(Hub):
-        hubs = " or ".join(map(repr, get_args(Hub)))
-        raise UsageError(WHERE, f"hub: expected {hubs}, got {hub!r}")
-    for name, config in folders.items():
-        if not isinstance(config, ModelConfig | None):
-            what = f"{name}_config: expected ModelConfig, got {config!r}"
-            raise UsageError(WHERE, what, f"write ModelConfig({config!r})")
 
 
 def _family_of(model: str, given: Sequence[ModelConfig]) -> ModelFamily:
@@ -177,14 +115,10 @@ def _of_components(
     folders: Mapping[str, ModelConfig | None], family: ModelFamily
 ) -> list[ModelConfig]:
     """Return files that are of a component by what they are given as."""
-    known = [one.name for one in components_of(family).values()]
-    found = []
-    for name, config in folders.items():
-        if config is None:
-            continue
-        if name not in known:
-            what = f"{name}_config: {family.name} has no component {name!r}{nearest(name, known)}"
-            advice = f"give ModelConfig(..., component=NAME) in model_configs; components: {', '.join(known)}"
-            raise UsageError(WHERE, what, advice)
-        found.append(replace(config, component=name))
+    found = [
+        replace(config, component=name)
+        for name, config in folders.items()
+        if config is not None
+    ]
+    _refuse_unknown(found, family)
     return found

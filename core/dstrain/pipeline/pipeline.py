@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from dstrain.config import LoraFile
-from dstrain.config.fields import Alpha
+from dstrain.config.fields import Alpha, check_value
 from dstrain.config.options import GenerateConfig, Hub
+from dstrain.config.plugin_options import flags
 from dstrain.config.validation import check_plugins
+from dstrain.data import save_image_or_video
 from dstrain.errors import Diverged, StateError, UsageError
-from dstrain.graph import NEGATIVE, POSITIVE, PipelineSpec, Plan
+from dstrain.graph import NEGATIVE, POSITIVE, Frames, PipelineSpec, Plan
 from dstrain.graph.keepers import BEFORE_LORA, WITH_LORA
 from dstrain.lora import (
     add_layers,
@@ -29,14 +32,18 @@ from dstrain.models import Found, ModelConfig
 from dstrain.models.device import usable_device
 from dstrain.models.functional import damaged_weight
 from dstrain.models.networks import OwnRows
-from dstrain.pipeline.arguments import NOT_GIVEN, checked, is_list, one_by_one
+from dstrain.pipeline.arguments import (
+    NOT_GIVEN,
+    checked,
+    fitted_start,
+    is_list,
+    one_by_one,
+)
 from dstrain.pipeline.bound_spec import BoundSpec
-from dstrain.pipeline.image_to_image import fitted_start
 from dstrain.pipeline.keeping import keepers_for_inference
 from dstrain.pipeline.loading import NO_PARTS, load_components
 from dstrain.pipeline.loss_masks import LATENTS
-from dstrain.pipeline.model_choice import WHERE, choose_model, naming_parameters
-from dstrain.pipeline.outputs import Output, as_output
+from dstrain.pipeline.model_choice import choose_model, naming_keywords
 from dstrain.pipeline.sampling import (
     OnStep,
     SamplerOptions,
@@ -51,8 +58,34 @@ from dstrain.pipeline.variant_choice import choose_variant, runs_on_a_prompt
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry import ModelFamily, disabling, extensions_in_use
 
-TORCH_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""What components can compute in."""
+
+class Video(Frames):
+    """A generated video: uint8 `pixels` (frames, height, width, 3) at `fps`."""
+
+    def save(self, path: str | Path) -> None:
+        """Write it as .mp4, whole or not at all; raises UsageError and SystemFault."""
+        save_image_or_video(self, Path(path))
+
+
+class Layers(list[Image.Image]):
+    """Several images of one generation, which may be transparent."""
+
+    def save(self, path: str | Path) -> None:
+        """Write each: the first under this name, the others numbered after it."""
+        save_image_or_video(self, Path(path))
+
+
+Output = Image.Image | Video | Layers
+
+
+def as_output(made: object) -> Output:
+    """Return what the last decoder made as one of these."""
+    if isinstance(made, Frames):
+        return Video(made.pixels, made.fps)
+    if isinstance(made, Iterable) and not isinstance(made, Image.Image):
+        return Layers(made)
+    assert isinstance(made, Image.Image)
+    return made
 
 
 class Pipeline(BoundSpec):
@@ -93,14 +126,13 @@ class Pipeline(BoundSpec):
             options: Options of plugins for `dstrain generate`, such as how weights are
                 kept.
         """
-        if torch_dtype not in TORCH_DTYPES:
-            what = f"torch_dtype: expected torch.float32, torch.bfloat16 or torch.float16, got {torch_dtype!r}"
-            raise UsageError(WHERE, what)
         device = usable_device(device, "from_pretrained(device=...)")
         model = str(model) if isinstance(model, Path) else model
         folders = {"tokenizer": tokenizer_config, "processor": processor_config}
-        given = GenerateConfig(output=Path(), **options)
-        with naming_parameters(), disabling(given.disabled_plugins):
+        given = GenerateConfig(output=Path(), hub=hub, **options)
+        with naming_keywords(), disabling(given.disabled_plugins):
+            for flag in flags(GenerateConfig):
+                check_value(flag, getattr(given, flag.name))
             check_plugins(given)
             extensions_in_use().refuse_unheard(given)
             loaded, models = choose_model(model, model_configs, folders, hub)
@@ -143,13 +175,11 @@ class Pipeline(BoundSpec):
                 prepare these.
         """
         found = replace(found, keepers=found.keepers.copies())
-        loaded = load_components(
+        components, configs = load_components(
             family, spec, found, device, dtype, full_precision, empty, parts
         )
         networks = {
-            name: one
-            for name, one in loaded.components.items()
-            if isinstance(one, nn.Module)
+            name: one for name, one in components.items() if isinstance(one, nn.Module)
         }
         ready = {name: one for name, one in networks.items() if name not in trained}
         if empty:
@@ -161,8 +191,8 @@ class Pipeline(BoundSpec):
         return cls(
             spec=spec,
             family=family,
-            components=loaded.components,
-            configs=loaded.configs,
+            components=components,
+            configs=configs,
             config_entries=found.configs,
             device=device,
             dtype=dtype,
@@ -192,9 +222,7 @@ class Pipeline(BoundSpec):
             alpha: Alpha of its layers, if the file does not state it.
             skip_missing: Whether to leave out layers that the components lack.
         """
-        if not isinstance(path, str | Path):
-            raise UsageError("load_lora()", f"path: expected a file, got {path!r}")
-        if isinstance(scale, bool | str) or not isfinite(scale):
+        if not isfinite(scale):
             what = f"scale: expected a finite number, got {scale!r}"
             raise UsageError("load_lora()", what)
         path = Path(path)
@@ -383,8 +411,7 @@ class Pipeline(BoundSpec):
         if sampling.latents is None:
             noise = seeded_noise(shape, sampling.seed, sampling.rand_device)
         else:
-            is_video = self.spec.makes_video
-            noise = check_noise(sampling.latents, shape, values, is_video)
+            noise = check_noise(sampling.latents, shape)
         start = None
         if sampling.denoising_strength is not None:
             start = Start(values[LATENTS].to(self.device), sampling.first_step)

@@ -1,12 +1,11 @@
 """Resolve the LoRA of --preset_lora_path: the components whose weights it is merged into."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from dstrain.config import LoraFile, split_commas
 from dstrain.config.fields import SKIP_MISSING
-from dstrain.console import shell_word
 from dstrain.errors import StateError, UsageError
 from dstrain.graph import PipelineSpec
 from dstrain.lora import check_lora_file, components_in
@@ -84,16 +83,9 @@ def _check_all_used(
     if len(unlike) == len(groups):
         of = " or ".join(groups[0])
         raise StateError(file.path, f"is a LoRA for {of}, not for {', '.join(names)}")
-    for others in unlike:
-        if file.skip_missing:
-            continue
-        what = f"{file.path} also has layers for {' or '.join(others)}"
-        every = ",".join((*names, others[0]))
-        plain = replace(file, component="").typed
-        without = shell_word(f"{plain}@{SKIP_MISSING}")
-        raise UsageError(
-            "--preset_lora_model",
-            what,
-            f"to merge all: --preset_lora_path {shell_word(plain)} --preset_lora_model {every}",
-            f"to leave them out: --preset_lora_path {without} --preset_lora_model {','.join(names)}",
+    if unlike and not file.skip_missing:
+        what = f"{file.path} also has layers for {' or '.join(unlike[0])}"
+        advice = (
+            f"name these as well, or write {file.path}@{SKIP_MISSING} to leave them out"
         )
+        raise UsageError("--preset_lora_model", what, advice)

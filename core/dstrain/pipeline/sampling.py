@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import MissingFiles, UsageError, nearest
 from dstrain.graph import (
     NEGATIVE,
     POSITIVE,
@@ -28,9 +28,9 @@ from dstrain.graph.noise_schedule import (
     Velocity,
 )
 from dstrain.models import Found, ModelConfig, find
-from dstrain.pipeline.image_to_image import STRENGTH, check_start
+from dstrain.pipeline.arguments import STRENGTH, check_start
 from dstrain.pipeline.loss_masks import LATENTS
-from dstrain.pipeline.variant_choice import check_denoiser, variants_with
+from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry import ModelFamily
 
 NOISE_DEVICE = "cpu"
@@ -58,11 +58,6 @@ class SamplerOptions:
     video, as noisy as it is where they begin; None starts from noise alone."""
 
     def __post_init__(self) -> None:
-        if self.on_step is not None and not callable(self.on_step):
-            what = (
-                f"expected a function of a step and its latents, got {self.on_step!r}"
-            )
-            raise UsageError("on_step", what)
         strength = self.denoising_strength
         if strength is None:
             return
@@ -128,12 +123,15 @@ def find_for_inference(
     spec: PipelineSpec,
     models: Sequence[ModelConfig],
     keepers: Keepers = AS_LOADED,
+    absent: list[MissingFiles] | None = None,
 ) -> Found:
-    """Find the files of everything that inference with any inputs uses, kept so."""
+    """Find the files of everything that inference with any inputs uses, kept so; missing
+    ones are added to `absent`, if that is given.
+    """
     plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
     components = plan.components[""]
     configs = plan.configs[""]
-    found = find(family, models, components, configs, spec.components)
+    found = find(family, models, components, configs, spec.components, absent)
     check_denoiser(family, spec, found)
     return found.kept(keepers)
 
@@ -171,7 +169,10 @@ def plan_inference(
     for name in arguments:
         if name not in known:
             what = f"takes no argument {name!r}{nearest(name, known)}"
-            others = variants_with(family, name) if family is not None else []
+            others = []
+            if family is not None:
+                variants = family.variants
+                others = [one for one in variants if name in family.spec(one).inputs]
             advice = f"it is an input of {', '.join(others)}; load it with variant=NAME"
             raise UsageError("pipe()", what, *([advice] if others else []))
     constants = {name: one.value for name, one in spec.constants.items()}
@@ -249,40 +250,16 @@ def inference_sigmas(
     return schedule.sigmas(steps, schedule.tokens(latents.shape))
 
 
-def check_noise(
-    noise: object, shape: Sequence[int], values: Mapping[str, Any], is_video: bool
-) -> Tensor:
-    """Return the initial noise that was given, if it is a tensor of this shape.
-
-    Raises UsageError that says the shape in words, with the sizes among `values`.
+def check_noise(noise: object, shape: Sequence[int]) -> Tensor:
+    """Return the initial noise that was given, if it is a tensor of this shape; raises
+    UsageError.
     """
-    needed = (
-        f"expected a tensor of shape {list(shape)}{_in_words(shape, values, is_video)}"
-    )
-    if not isinstance(noise, Tensor):
-        raise UsageError("latents", f"{needed}, got {type(noise).__name__}")
-    if tuple(noise.shape) != tuple(shape):
-        what = f"{needed}, got {list(noise.shape)}"
-        raise UsageError(
-            "latents", what, "leave it out, and the seed decides the noise"
-        )
+    got = list(noise.shape) if isinstance(noise, Tensor) else type(noise).__name__
+    if got != list(shape):
+        what = f"expected a tensor of shape {list(shape)}, got {got}"
+        raise UsageError("latents", what)
+    assert isinstance(noise, Tensor)
     return noise
-
-
-def _in_words(shape: Sequence[int], values: Mapping[str, Any], is_video: bool) -> str:
-    """Return what the axes of latents of images or a video are; '' for other ranks."""
-    if len(shape) not in (4, 5):
-        return ""
-    words = ["1", "channels"]
-    if len(shape) == 5:
-        # Of images it is what a family makes it: always 1, or layers.
-        words.append("latent frames" if is_video else str(shape[2]))
-    for side, length in zip(("height", "width"), shape[-2:], strict=True):
-        pixels = values.get(side)
-        if isinstance(pixels, int) and pixels % length == 0:
-            side = f"{side} {pixels} / {pixels // length}"
-        words.append(side)
-    return f" ({', '.join(words)})"
 
 
 def seeded_noise(

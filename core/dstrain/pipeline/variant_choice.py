@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from dstrain.config.options import ModelChoice
 from dstrain.data import read_literal
 from dstrain.errors import DstrainError, StateError, UsageError
-from dstrain.graph import Column, Constant, PipelineSpec, as_column
+from dstrain.graph import Column, PipelineSpec, as_column
 from dstrain.models import Config, Found, ModelConfig, component_at, components_of
-from dstrain.models.naming import parts_of, without_replaced
 from dstrain.models.needed_components import denoiser_config
 from dstrain.registry import ModelFamily, variant_of
 
@@ -37,7 +35,7 @@ def choose_variant(
 ) -> str:
     """Return the variant named, else the one left by the id of an adapter or else of the
     denoiser, then the places of other files, then columns or inputs, then the denoiser's
-    configuration, then other ids, then the cells.
+    configuration.
 
     Raises UsageError naming the candidates if several are left, unless the first of
     them will do, as it does where one id means all of them.
@@ -48,31 +46,30 @@ def choose_variant(
         models: The model files.
         score: Rates variants by columns or inputs.
         take_first: Whether the first of several that are left will do.
-        fits: Tells whether a variant can run with what else is known, such as the cells
-            of a dataset; asked only if several are left.
+        fits: Tells whether a variant can run with what is known beside the files; asked
+            only if several are left.
     """
     if name is not None or len(family.variants) == 1:
         return variant_of(family, name)
-    denoisers = _denoisers(family, models)
-    of_denoiser = _by_id(family, denoisers)
-    of_adapter = _by_id(family, _adapters(family, models))
-    left = _narrow(family.variants, of_adapter or of_denoiser)
+    adapters = [one for one in models if _is_adapter(family, one)]
+    telling = _by_id(family, adapters) or _by_id(family, _denoisers(family, models))
+    left = _narrow(family.variants, telling)
     left = _narrow(left, _by_components(family, models))
-    best = None
     if score is not None:
         scores = {variant: score(family.spec(variant)) for variant in left}
         valid = [one for one in scores.values() if one is not None]
         best = max(valid, default=None)
         left = [variant for variant in left if scores[variant] == best]
-    if best is None and of_denoiser and len({one.model_id for one in denoisers}) == 1:
-        # The others that one id means take further inputs.
-        return left[0]
     if len(left) > 1 and models:
         left = _narrow(left, _by_config(family, models))
-    left = _narrow(left, _by_id(family, models))
     if len(left) > 1 and fits is not None:
         left = _narrow(left, [one for one in left if fits(family.spec(one))])
-    if len(left) > 1 and not take_first and not _means_all(models, family, left):
+    means_all = any(
+        set(left) <= set(family.variants_of(one.model_id))
+        for one in models
+        if one.model_id
+    )
+    if len(left) > 1 and not take_first and not means_all:
         raise UsageError("--variant", f"could be {', '.join(left)}; choose one")
     return left[0]
 
@@ -100,8 +97,13 @@ def with_overrides(
     changed: dict[str, Any] = {}
     for name, constant in spec.constants.items():
         if flags.get(name) is not None:
-            value = _parse_constant(name, flags[name], constant)
-            changed[name] = replace(constant, value=value)
+            try:
+                cell = read_literal(flags[name], as_column(name, constant))
+            except ValueError as error:
+                raise UsageError(f"--{name}", str(error)) from error
+            if cell is None:
+                raise UsageError(f"--{name}", "is blank")
+            changed[name] = replace(constant, value=cell.literal)
         elif config.toy and constant.toy is not None:
             changed[name] = replace(constant, value=constant.toy)
     defaults = dict(spec.defaults)
@@ -164,30 +166,12 @@ def runs_on_a_prompt(spec: PipelineSpec) -> bool:
     return score_inputs(("prompt",))(spec) is not None
 
 
-def variant_of_folder(family: ModelFamily, folder: Path) -> str | None:
-    """Return the variant that the files of a folder tell; None if they leave doubts."""
-    try:
-        models = without_replaced(parts_of(str(folder), family, None), (), family)
-        return choose_variant(family, None, models, fits=runs_on_a_prompt)
-    except UsageError:
-        return None
-
-
-def variants_with(family: ModelFamily, name: str) -> list[str]:
-    """Return the variants that have an input."""
-    return [one for one in family.variants if name in family.spec(one).inputs]
-
-
-def _adapters(family: ModelFamily, models: Sequence[ModelConfig]) -> list[ModelConfig]:
-    """Return the files of published models whose denoiser, by the record, is another
-    model's.
+def _is_adapter(family: ModelFamily, config: ModelConfig) -> bool:
+    """Return whether files are of a published model whose denoiser, by the record, is
+    another model's.
     """
-    found = []
-    for config in models:
-        files = family.model_files.get(config.model_id or "", {})
-        if ":" in files.get(family.default_trainable, ""):
-            found.append(config)
-    return found
+    files = family.model_files.get(config.model_id or "", {})
+    return ":" in files.get(family.default_trainable, "")
 
 
 def _denoisers(family: ModelFamily, models: Sequence[ModelConfig]) -> list[ModelConfig]:
@@ -224,14 +208,6 @@ def _by_components(family: ModelFamily, models: Iterable[ModelConfig]) -> list[s
         for variant in family.variants
         if placed.issubset(family.spec(variant).components)
     ]
-
-
-def _means_all(
-    models: Iterable[ModelConfig], family: ModelFamily, variants: Collection[str]
-) -> bool:
-    """Return whether some model id means each of several variants."""
-    ids = {config.model_id for config in models if config.model_id}
-    return any(set(variants) <= set(family.variants_of(one)) for one in ids)
 
 
 def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection[str]:
@@ -278,56 +254,33 @@ def check_denoiser(family: ModelFamily, spec: PipelineSpec, found: Found) -> Non
     # A flag may say what the configuration does not.
     flags = {option.field for option in family.options}
     experts = spec.experts.components if spec.experts else (family.default_trainable,)
-    wanted = spec.denoiser_config
+    wanted = {
+        entry: value
+        for entry, value in spec.denoiser_config.items()
+        if entry not in flags
+    }
     for name in experts:
         config = found.configs.get(name)
         if config is None:
             continue
-        differing = [
-            one for one in entries_that_differ(wanted, config) if one not in flags
-        ]
+        differing = entries_that_differ(wanted, config)
         others = [
             model
             for model, entries in family.other_models.items()
             if entries.keys() <= config.keys()
             and not entries_that_differ(entries, config)
         ]
-        if not differing and not others:
-            continue
-        what = ""
-        if differing:
-            entry = differing[0]
-            has = _has(entry, config.get(entry))
-            takes = wanted[entry]
-            if isinstance(takes, bool):
-                takes = "one" if takes else "none"
-            what = f"has {has}; variant {spec.variant} takes {takes}"
+        words = []
         if others:
-            kind = f"is {others[0]}, which no variant of {family.name} is for"
-            what = f"{kind}: it {what}" if what else kind
+            words = [f"is {others[0]}, which no variant of {family.name} is for"]
+        for entry in differing[:1]:
+            has, takes = config.get(entry), wanted[entry]
+            what = f"has {entry} {has}; variant {spec.variant} takes {takes}"
+            words.append(what)
+        if not words:
+            continue
         variants = [] if others else fitting_variants(family, config)
         advice = [f"give --variant {' or '.join(variants)}"] if variants else []
         files = found.files.get(name)
-        raise StateError(files.paths[0] if files else name, what, *advice)
-
-
-def _has(name: str, value: Any) -> str:
-    """Return an entry of a configuration in words."""
-    words = {"in_channels": "input channels", "out_channels": "output channels"}
-    if value is None or isinstance(value, bool):
-        return name if value else f"no {name}"
-    return f"{value} {words[name]}" if name in words else f"{name} {value}"
-
-
-def _parse_constant(
-    name: str,
-    text: str,
-    constant: Constant,
-) -> Any:
-    try:
-        cell = read_literal(text, as_column(name, constant))
-    except ValueError as error:
-        raise UsageError(f"--{name}", str(error)) from error
-    if cell is None:
-        raise UsageError(f"--{name}", "is blank")
-    return cell.literal
+        where = files.paths[0] if files else name
+        raise StateError(where, ": it ".join(words), *advice)

@@ -77,6 +77,10 @@ from dstrain.models.networks import (
     TransformersNetwork as TransformersNetwork,
 )
 from dstrain.models.toy import toy_writer as toy_writer
+from dstrain.pipeline.keeping import (
+    KeptWeights as KeptWeights,
+    PlannedComponent as PlannedComponent,
+)
 from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
 from dstrain.registry.hooks import (
     Defaults as Defaults,
@@ -85,10 +89,6 @@ from dstrain.registry.hooks import (
     hookimpl as hookimpl,
 )
 from dstrain.runs.datasets.largest import LargestSample as LargestSample
-from dstrain.runs.dry_run.components import (
-    KeptWeights as KeptWeights,
-    PlannedComponent as PlannedComponent,
-)
 from dstrain.runs.dry_run.planned_run import (
     CachedRows as CachedRows,
     PlannedRun as PlannedRun,

@@ -165,7 +165,8 @@ class Hooks:
     @hookspec
     def dstrain_dry_run(self, planned: Any) -> Sequence[Section]:
         """Return what `--dry_run` says beside rows, steps and files; `planned` is the
-        PlannedRun.
+        PlannedRun. That of `generate` has `config`, `components` and `kept` alone, and
+        'generate' as its `stage`.
         """
         raise NotImplementedError
 

@@ -2,9 +2,8 @@
 before anything is loaded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
 
 import torch
 
@@ -12,7 +11,7 @@ from dstrain.cache import MARKER, FeatureCache
 from dstrain.config import split_commas
 from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import changed
-from dstrain.data.forms import Reading, list_columns, other_names, parse_columns
+from dstrain.data.forms import Reading, other_names, parse_columns
 from dstrain.errors import UsageError, nearest
 from dstrain.graph import Column, PipelineSpec, Task
 from dstrain.lora import Trainables
@@ -73,8 +72,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
         refuse_unused(config, "timestep_sampler", why)
     score = variant_score(config, task)
     take_first = config.toy or not models
-    fits = cells_fit(config)
-    variant = choose_variant(family, config.variant, models, score, take_first, fits)
+    variant = choose_variant(family, config.variant, models, score, take_first)
     spec = with_overrides(family.spec(variant), family, config)
     if config.fix_frame_rate is False:
         spec = with_frames_as_they_are(spec)
@@ -189,26 +187,6 @@ def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
     identities = [record["identity"] for _, record in FeatureCache.open(place).plans()]
     cached = {one["variant"] for one in identities if one["family"] == config.model}
     return lambda spec: (1, 0) if spec.variant in cached else None
-
-
-def cells_fit(config: TrainConfig) -> Callable[[PipelineSpec], bool] | None:
-    """Return a function that tells whether a variant can read the dataset's cells: one
-    file where it expects one.
-    """
-    dataset = dataset_source(config)
-    if dataset is None:
-        return None
-    lists = cache(partial(list_columns, dataset))
-
-    def fits(spec: PipelineSpec) -> bool:
-        single = [
-            source.name
-            for source in spec.inputs.values()
-            if isinstance(source, Column) and source.kind == "image"
-        ]
-        return lists().isdisjoint(single)
-
-    return fits
 
 
 def resolve_experts(

@@ -75,13 +75,12 @@ def transformer(variant: str) -> str:
     ("files", "images", "variant"),
     [
         ("edit", None, "base"),
-        ("edit", ["a.png"], "edit-2509"),
-        ("edit", ["a.png"] * 2, "edit-2509"),
+        ("edit", ["a.png"], ""),
         ("edit", "a.png", ""),
         ("edit-2511", "a.png", "edit-2511"),
     ],
 )
-def test_columns_cells_and_the_denoisers_configuration_tell_the_variant_of_local_files(
+def test_columns_and_the_denoisers_configuration_tell_the_variant_of_local_files(
     files: str,
     images: Any,
     variant: str,

@@ -168,7 +168,7 @@ def test_prompts_of_a_file_are_carried_over_and_their_settings_are_not(
     assert found.options["preview_prompt"] == ["a dog", "a cat"]
     assert found.options["preview_steps"] == 9
     assert found.kind("--sample_prompts").endswith("in part")
-    assert found.kind("--sample_at_first") == "not carried over"
+    assert found.options["preview_at_start"] is True
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,9 @@ def dstrain_observers(run: WatchedRun) -> Sequence[Observer]:
     options = run.config.of(WatchOptions)
     found: list[Observer] = []
     if options.preview_prompt and run.images is not None:
-        found.append(Previews(run.images, options.preview_steps, options.preview_at_start))
+        found.append(
+            Previews(run.images, options.preview_steps, options.preview_at_start)
+        )
     if options.trackers:
         found.append(Trackers(options))
     return found

@@ -452,6 +452,7 @@ def test_a_preview_with_arguments_of_its_own_is_the_same_split_and_unsplit(
 ) -> None:
     own = "cat --w 16 --h 24 --d 3 --s 2 --l 2 --n dark"
     flags = {"preview_prompt": (own, "cat", "cat --d 3"), "max_steps": 1}
+    flags["preview_at_start"] = True
     whole = made(train(here, output_path=tmp_path / "whole", **flags))
     assert made(train_in_two_stages(here, tmp_path, **flags)) == whole
     assert len(set(whole.values())) == 6

@@ -105,6 +105,7 @@ def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
     monkeypatch.setattr(sys, "argv", ["dstrain", "a-typed-word"])
     monkeypatch.setenv("HF_TOKEN", "hf_a-token-of-a-hub")
     given: dict[str, Any] = {"preview_prompt": ("a dog",), "preview_steps": 2}
+    given["preview_at_start"] = True
     given["validation_split"] = 0.3
     plain = train(here, output_path=tmp_path / "a", max_steps=3, save_steps=3, **given)
     tracked = {**given, "report_to": "tensorboard,wandb", "save_steps": 2}
@@ -162,7 +163,8 @@ def test_swanlab_gets_the_same_run_again_and_neither_the_command_nor_what_is_pri
     spec = replace(family.BASE, decoders=(decode_video,))
     monkeypatch.setitem(family.PIPELINES, "base", spec)
     flags = {"report_to": "swanlab", "swanlab_project": "dogs", "output_path": tmp_path}
-    train(here, max_steps=1, preview_prompt=("a",), preview_steps=1, **flags)
+    shown = {"preview_prompt": ("a",), "preview_at_start": True}
+    train(here, max_steps=1, **shown, **flags)
     train(here, max_steps=2, resume="auto", **flags)
     names = [call[0] for call in swanlab.CALLS]
     assert names == ["init", "config", *["log"] * 3, "finish",

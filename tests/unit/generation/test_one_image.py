@@ -3,6 +3,7 @@ what would be ignored is refused before anything is loaded.
 """
 
 import io
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from dstrain import (
 from dstrain.config import LoraFile, NamedInput, parse_lora
 from dstrain.graph import LongPrompt
 from dstrain.graph.long_prompts import report_long_prompt
+from dstrain.pipeline.loading import Loader
 from dstrain.plugin.functional import tensor_to_image
 from dstrain.training import GENERATE_ADVICE
 from PIL import Image
@@ -80,6 +82,31 @@ def test_offloaded_components_generate_the_same(
         # The denoiser stays for all steps.
         assert (seen.loads, seen.now) == (len(names.split(",")), 0)
     assert pixels(config.output) == plain
+
+
+def test_a_dry_run_says_what_would_be_made_of_what_and_loads_no_weights(
+    config: GenerateConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def place(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Loader, "place", place)
+    planned = replace(config, dry_run=True, height=16, width=24)
+    generate(planned)
+    page = capsys.readouterr().out
+    assert f"{config.output}: 24 x 16, 1 step\n" in page
+    for name in ("dit", "text_encoder", "vae"):
+        assert f"    {name}: " in page
+    assert "to fetch" not in page
+    elsewhere = json.loads(config.model_paths or "")
+    elsewhere[0] = ["/gone.safetensors"]
+    generate(replace(planned, model_paths=json.dumps(elsewhere)))
+    assert "/gone.safetensors" in capsys.readouterr().out.partition("to fetch")[2]
+    config.output.touch()
+    with pytest.raises(UsageError, match="--output"):
+        generate(planned)
 
 
 def test_a_terminal_shows_that_the_latents_are_decoded(

@@ -1,8 +1,7 @@
 """Calls of a pipeline generate what was asked for; a value that cannot be used is refused by
-the name of the argument, with what makes the right one.
+the name of the argument.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,33 +35,22 @@ def frames(*shape: int, dtype: torch.dtype = torch.uint8) -> Frames:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("prompt", 3, "int 3"),
-        ("height", "512", "str '512'"),
-        ("height", 64.0, "float 64.0"),
-        ("height", True, "bool True"),
-        ("strength", "a", "str 'a'"),
-        ("seed", 1.5, "float 1.5"),
         ("num_inference_steps", 0, "got 0"),
         ("seed", 2**70, str(2**64 - 1)),
         ("seed", -(2**63) - 1, str(-(2**63))),
-        ("texts", ["a", 3], "int 3"),
-        ("texts", "a", "str 'a'"),
         ("guidance_scale", float("nan"), "nan"),
         ("strength", float("inf"), "inf"),
-        ("guidance_scale", "4", "str '4'"),
-        ("input_image", "a.png", "Image.open('a.png')"),
-        ("input_image", Path("a.png"), "Image.open('a.png')"),
-        ("input_image", np.zeros((4, 4, 3)), "Image.fromarray"),
+        ("input_image", "a.png", "got str"),
+        ("input_image", np.zeros((4, 4, 3)), "got ndarray"),
         ("input_image", Image.new("F", (1, 1), 7), "input_image"),
-        ("edit_image", IMAGE, "Image"),
-        ("edit_image", [IMAGE, "b.png"], "Image.open('b.png')"),
+        ("edit_image", IMAGE, "a list of images"),
+        ("edit_image", [IMAGE, "b.png"], "got str"),
         ("video", [IMAGE], "Frames"),
-        ("video", frames(2, 3, 16, 16), "permute(0, 2, 3, 1)"),
         ("video", frames(2, 16, 16, 3, dtype=torch.float32), "float32 [2, 16, 16, 3]"),
         ("video", frames(0, 16, 16, 3), "[0, 16, 16, 3]"),
     ],
 )
-def test_a_value_of_another_type_is_named_with_what_makes_the_right_one(
+def test_a_value_that_nothing_else_would_refuse_is_named(
     name: str, value: Any, said: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -133,12 +121,8 @@ def test_several_prompts_give_one_image_each_as_if_alone(pipe: Pipeline) -> None
     ("arguments", "said"),
     [
         ({}, "prompt_emb(.|\n)*input 'prompt'"),
-        ({"prompt": 3}, "prompt: .*3"),
-        ({"prompt": ["dog", 3]}, "prompt: .*3"),
-        ({"prompt": "dog", "height": "64"}, "height: .*'64'"),
         ({"prompt": ["dog"], "seed": [1, 2]}, "seed: .*2 .*1"),
         ({"promt": "dog"}, "'promt'.*'prompt'"),
-        ({"prompt": "dog", "on_step": 3}, "on_step: "),
         ({"prompt": "dog", "rand_device": "mps"}, "rand_device: .*'mps'"),
         ({"prompt": "dog", "mood": "calm"}, "(?s)'mood'.*other"),
     ],
@@ -151,32 +135,15 @@ def test_an_argument_that_cannot_be_used_is_named(
 
 
 @pytest.mark.parametrize(
-    ("latents", "got"),
-    [
-        (torch.zeros(1, 16, 2, 3), r"\[1, 16, 2, 3\]"),
-        (torch.zeros(4, 2, 3), r"\[4, 2, 3\]"),
-        (torch.zeros(2, 4, 2, 3), r"\[2, 4, 2, 3\]"),
-        ([0.0], "list"),
-    ],
+    ("latents", "got"), [(torch.zeros(4, 2, 3), r"\[4, 2, 3\]"), ([0.0], "list")]
 )
-def test_latents_of_another_shape_are_refused_with_what_each_axis_is(
+def test_latents_of_another_shape_are_refused(
     latents: Any, got: str, pipe: Pipeline
 ) -> None:
-    wanted = r"\[1, 4, 2, 3\] \(1, channels, height 16 / 8, width 24 / 8\)"
-    with pytest.raises(UsageError, match=f"latents: .*{wanted}, got {got}"):
+    with pytest.raises(UsageError, match=rf"latents: .*\[1, 4, 2, 3\], got {got}"):
         pipe(prompt="dog", height=16, width=24, latents=latents)
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ((None,), "path: .*None"),
-        (("a", "1"), "scale: .*'1'"),
-        (("a", float("nan")), "scale: .*nan"),
-    ],
-)
-def test_a_lora_needs_a_file_and_a_number_as_scale(
-    given: Any, named: str, pipe: Pipeline
-) -> None:
-    with pytest.raises(UsageError, match=rf"load_lora\(\): {named}"):
-        pipe.load_lora(*given)
+def test_a_lora_needs_a_number_as_scale(pipe: Pipeline) -> None:
+    with pytest.raises(UsageError, match=r"load_lora\(\): scale: .*nan"):
+        pipe.load_lora("a", float("nan"))

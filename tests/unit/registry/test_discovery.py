@@ -70,35 +70,6 @@ def test_two_distributions_with_one_name_are_refused_naming_both(
         assert "plugin-one 1.0" in reason and "plugin-two 2.5" in reason
 
 
-@pytest.mark.needs_plugin
-def test_families_that_cannot_be_used_are_left_out_with_the_reason(
-    fake_plugin: Install, family_source: Source
-) -> None:
-    sources = {
-        "faky": family_source("faky"),
-        "leaves": "raise SystemExit(3)",
-        "lacks": family_source("lacks", pipelines="'gone_module:build'"),
-        "other": family_source("another"),
-        "older": family_source("older", api="0"),
-        "text": "MODEL = 'text'",
-    }
-    records = {name: f"{name}_record:MODEL" for name in sources}
-    modules = {f"{name}_record": source for name, source in sources.items()}
-    fake_plugin("plugin-faky", records, modules)
-    families, broken = usable_families(OTHERS)
-    assert [family.name for family in families] == ["faky"]
-    reasons = {reason.split(" ")[0]: reason for reason in broken}
-    for name, told in {
-        "lacks": "gone_module:build",
-        "leaves": "SystemExit: 3",
-        "other": "another",
-        "older": "0",
-        "text": "str",
-    }.items():
-        assert told in reasons.pop(name)
-    assert not reasons
-
-
 def test_only_the_families_that_are_named_are_imported(
     faky: Path, fake_plugin: Install
 ) -> None:

@@ -28,25 +28,6 @@ def test_pipelines_that_cannot_be_imported_are_an_error_of_the_plugin(
     assert caught.value.where == "plugin tiny"
 
 
-def test_problems_and_missing_targets_are_reported() -> None:
-    assert list(MODEL.problems()) == []
-    assert list(MODEL.missing_targets()) == []
-    for field, value in (
-        ("variants", "base"),
-        ("options", (*MODEL.options, "text")),
-        ("api", "1"),
-    ):
-        (problem,) = replace(MODEL, **{field: value}).problems()
-        assert field in problem
-    (problem,) = replace(MODEL, variants=()).problems()
-    assert "'tiny'" in problem
-    assert not list(replace(MODEL, toy="").missing_targets())
-    for part in ("pipelines", "components", "toy"):
-        for place in ("nowhere.at_all:write", ":write", "dstrain"):
-            (missing,) = replace(MODEL, **{part: place}).missing_targets()
-            assert f"{part}, {place!r}" in missing
-
-
 def test_known_models_are_those_listed_and_patterns_that_mean_more() -> None:
     assert MODEL.known_models == {"Tiny/Tiny": "", "Tiny/Other*": "other"}
     listed = replace(MODEL, model_files={"Tiny/Other-1": {}})

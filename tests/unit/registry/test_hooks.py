@@ -115,27 +115,6 @@ def test_a_hook_plugin_name_offered_twice_is_refused(
         assert "extra-one 1.0" in reason and "extra-two 1.0" in reason
 
 
-@pytest.mark.parametrize(
-    ("answer", "own", "named"),
-    [
-        ("return ('text',)", (), "str"),
-        ("raise KeyError('x')", (), "KeyError"),
-        ("return (SimpleNamespace(name='a'),) * 3", (), "'a'"),
-        ("return (SimpleNamespace(name='sft'),)", ("sft",), "'sft'"),
-    ],
-)
-def test_what_cannot_be_used_is_reported(
-    answer: str, own: tuple[str, ...], named: str, load: Load
-) -> None:
-    extensions = load(
-        odd=HOOKS.replace('return (SimpleNamespace(name="a task"),)', answer)
-    )
-    assert not tasks(extensions, own)
-    (said,) = set(extensions.broken)
-    assert said.startswith("plugin extra-odd 1.0: ")
-    assert named in said
-
-
 UPDATES = """
 from dstrain.plugin import Updater, hookimpl
 api = 2
@@ -179,16 +158,3 @@ def test_what_changes_steps_is_named_with_its_version_and_a_digest_of_its_code(
         (tmp_path / "site/extra_changes.py").write_text(text)
         del sys.modules["extra_changes"]
         assert (load_extensions().modifiers() == before) == is_same
-
-
-@pytest.mark.parametrize("error", ["ValueError('no')", "SystemExit(3)"])
-def test_a_change_that_raises_ends_the_run_and_names_the_plugin(
-    error: str, load: Load
-) -> None:
-    extensions = load(changes=MODIFY.replace("print(step)", f"raise {error}"))
-    with pytest.raises(UsageError) as caught:
-        extensions.modify_step(3, None, None)  # type: ignore[arg-type]
-    assert caught.value.where == "plugin extra-changes 1.0"
-    assert error.partition("(")[0] in caught.value.what
-    assert "step 3" in caught.value.what
-    assert "-p no:changes" in caught.value.help_lines[0]

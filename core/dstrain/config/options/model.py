@@ -90,6 +90,13 @@ class ModelChoice:
         minimum=1,
         common=True,
     )
+    dry_run: bool = option(
+        "general",
+        "Check the command, print what it would do, and exit.",
+        False,
+        affects={"start"},
+        common=True,
+    )
     family_options: Mapping[str, str] = field(default_factory=dict)
     """Values of the family's own options."""
     disabled_plugins: tuple[str, ...] = ()

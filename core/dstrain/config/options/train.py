@@ -91,14 +91,6 @@ class TrainConfig(
     command: ClassVar[str] = "train"
 
     # The last base comes first in the order of the fields, and so in --help.
-    dry_run: bool = option(
-        "general",
-        "Check the command, print what it would do, and exit.",
-        False,
-        affects={"start"},
-        common=True,
-    )
-
     json: bool = option(
         "general",
         "With --dry_run, print a JSON object per line: rows, buckets, steps, files, and what plugins say.",

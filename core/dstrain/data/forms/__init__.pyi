@@ -29,7 +29,6 @@ from dstrain.data.forms.naming import (
 )
 from dstrain.data.forms.reading import (
     Reading as Reading,
-    list_columns as list_columns,
     texts_of as texts_of,
 )
 from dstrain.data.forms.row_files import embedded_folder as embedded_folder

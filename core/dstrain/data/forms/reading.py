@@ -1,11 +1,9 @@
 """Read a dataset of any form as a table with a variant's names of columns."""
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dstrain.data.cells import texts
 from dstrain.data.forms.folder import folder_columns, folder_texts, read_folder
 from dstrain.data.forms.form import Source
 from dstrain.data.forms.metadata import read_columns, read_metadata
@@ -78,22 +76,6 @@ def _columns(source: Source) -> Table:
     if source.form == "folder":
         return folder_columns(source.path)
     return file_columns(source)
-
-
-def list_columns(source: Source) -> frozenset[str]:
-    """Return the columns of a table in which a cell is a list of texts or files; none of
-    another form of dataset.
-    """
-    found: set[str] = set()
-    for part in source.parts:
-        found |= list_columns(part)
-    if source.form == "table":
-        for row in read_metadata(source.path).rows:
-            for name, value in row.items():
-                with suppress(ValueError):  # reported when the row is checked
-                    if isinstance(value, list) or texts(value) not in ([], [value]):
-                        found.add(name)
-    return frozenset(found)
 
 
 def texts_of(source: Source) -> Iterator[str]:

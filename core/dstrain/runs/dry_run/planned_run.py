@@ -17,6 +17,12 @@ from dstrain.graph import PipelineSpec, Plan, Task
 from dstrain.lora import Trainables
 from dstrain.models import components_of
 from dstrain.pipeline import Pipeline
+from dstrain.pipeline.keeping import (
+    KeptWeights,
+    PlannedComponent,
+    kept_weights,
+    planned_component,
+)
 from dstrain.registry import ModelFamily
 from dstrain.runs.build import load_module
 from dstrain.runs.checkpoints.outputs import KEPT_STATES
@@ -24,12 +30,6 @@ from dstrain.runs.checkpoints.state_folders import states
 from dstrain.runs.checks.flags import refuse_precision
 from dstrain.runs.datasets.flags import most_frames
 from dstrain.runs.datasets.largest import LargestSample
-from dstrain.runs.dry_run.components import (
-    KeptWeights,
-    PlannedComponent,
-    kept_weights,
-    planned_component,
-)
 from dstrain.runs.dry_run.planned_rows import PlannedRows
 from dstrain.runs.keeping import with_keepers
 from dstrain.runs.launch.variables import machine_size, world_size

@@ -33,6 +33,9 @@ Row = tuple[str, str, str]
 
 def sections(run: PlannedRun) -> Iterator[Section]:
     """Yield the tables of memory and disk, and whether the run fits."""
+    if run.stage == "generate":
+        yield _generation(run)
+        return
     if not run.has_models:
         title = "memory: not known, since no model files are given"
         yield Section(title, is_answer=True)
@@ -49,6 +52,21 @@ def sections(run: PlannedRun) -> Iterator[Section]:
             yield _disk(one)
     with status(SEARCHING):
         yield _verdict(plan, [found for _, found in needs])
+
+
+def _generation(planned: PlannedRun) -> Section:
+    """Return what the weights of `dstrain generate` need."""
+    rows = [
+        _component(one, planned.kept[name].device, planned.kept[name].words)
+        for name, one in planned.components.items()
+    ]
+    turns = [one.device for one in planned.kept.values() if one.is_offloaded]
+    weights = sum(one.device for one in planned.kept.values())
+    peak = weights - sum(turns) + max(turns, default=0) + CONTEXT
+    note = f"with {as_size(CONTEXT)} for the device's context and libraries"
+    rows.append(("peak", f"more than {as_size(peak)}", note))
+    title = "memory of one device, without what a step computes"
+    return Section(title, _table(rows), {"peak": peak})
 
 
 def _verdict(plan: MemoryPlan, peaks: Sequence[Estimate]) -> Section:

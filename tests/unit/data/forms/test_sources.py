@@ -2,7 +2,6 @@
 the variant's names of columns.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,7 @@ from dstrain import UsageError
 from dstrain.data.forms import (
     Reading,
     find_source,
-    join_sources,
     lacking_columns,
-    list_columns,
     metadata_files,
     other_names,
     parse_columns,
@@ -181,16 +178,3 @@ def test_a_column_that_is_chosen_takes_the_place_of_the_own_one(tmp_path: Path) 
     swapped = Reading({"prompt": "image", "image": "prompt"})
     row = swapped.read(source, INPUTS).rows[0]
     assert (row["prompt"], row["image"]) == ("a.png", "p")
-
-
-def test_columns_with_lists_are_found_in_tables_of_any_format(tmp_path: Path) -> None:
-    rows = [{"a": "x", "b": "y", "c": ""}, {"a": ["x"], "b": "[y]", "c": ""}]
-    (tmp_path / "metadata.json").write_text(json.dumps(rows))
-    assert list_columns(find_source(tmp_path)) == {"a"}
-    (tmp_path / "metadata.json").unlink()
-    (tmp_path / "metadata.csv").write_text('a,b\n"[""x"", ""y""]",x\n')
-    assert list_columns(find_source(tmp_path)) == {"a"}
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/metadata.csv").write_text('c,d\nx,"[""y""]"\n')
-    both = [find_source(one) for one in (tmp_path, tmp_path / "other")]
-    assert list_columns(join_sources(both)) == {"a", "d"}
