@@ -17,7 +17,6 @@ from dstrain.graph import POSITIVE, ConstrainLatents, FunctionSpec, PipelineSpec
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.graph.noise_schedule import LatentConstraint, constrain_nothing
 from dstrain.graph.plan import value_key
-from dstrain.graph.spec import ExpertSchedule
 from dstrain.graph.unit import component_of
 from dstrain.graph.values import read_only
 from dstrain.models import Config, Files
@@ -114,7 +113,7 @@ class BoundSpec:
         """
         conditions = self._inputs(self.spec.model_fn, values, branch)
         experts = self.spec.experts
-        if experts is None or len(self._loaded(experts)) < 2:
+        if experts is None or len(self.components.keys() & {*experts.components}) < 2:
             return self._predict("", noisy_latents, timestep, conditions, branch)
         # A sample may have a timestep for each token: the noisiest decides.
         noisiest = timestep.reshape(len(timestep), -1).amax(1)
@@ -192,9 +191,6 @@ class BoundSpec:
             raise UsageError(model_fn.where, f"returned a prediction of shape {shapes}")
         # The next call, for the other branch, may fill the same buffer.
         return prediction.clone()
-
-    def _loaded(self, experts: ExpertSchedule) -> list[str]:
-        return [name for name in experts.components if name in self.components]
 
     def _loaded_name(self, name: str, expert: str) -> str:
         """Return the name of a function's component or configuration among what is

@@ -47,7 +47,6 @@ from dstrain.pipeline.model_choice import choose_model, naming_keywords
 from dstrain.pipeline.sampling import (
     OnStep,
     SamplerOptions,
-    Start,
     check_noise,
     find_for_inference,
     integrate,
@@ -414,7 +413,7 @@ class Pipeline(BoundSpec):
             noise = check_noise(sampling.latents, shape)
         start = None
         if sampling.denoising_strength is not None:
-            start = Start(values[LATENTS].to(self.device), sampling.first_step)
+            start = values[LATENTS].to(self.device), sampling.first_step
         # Of several experts, each is on the device where it predicts.
         takes_turns = self.spec.experts is not None
         with nullcontext() if takes_turns else self.on_device(self.spec.model_fn):

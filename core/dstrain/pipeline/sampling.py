@@ -84,16 +84,6 @@ class SamplerOptions:
         return self.num_inference_steps - self.first_step
 
 
-@dataclass(frozen=True)
-class Start:
-    """Latents that the sampler starts from, with noise."""
-
-    latents: Tensor
-    """Without noise, shaped as the noise."""
-    step: int
-    """The index of the first step."""
-
-
 def _no_loss() -> None:
     """Stand where a task has its loss: in inference the sampler runs instead."""
 
@@ -206,7 +196,7 @@ def integrate(
     noise: Tensor,
     steps: int,
     on_step: OnStep | None = None,
-    start: Start | None = None,
+    start: tuple[Tensor, int] | None = None,
 ) -> LatentConstraint:
     """Step from noise, (batch, channels, ...) fp32, to the last latents, with the loss
     mask; gradients are kept where the caller keeps them.
@@ -219,7 +209,8 @@ def integrate(
         steps: The number of steps of the schedule.
         on_step: Called after each step with its index, from 0 for the first that is
             taken, and the constrained latents.
-        start: What it starts from in place of noise alone.
+        start: Latents without noise that it starts from, shaped as the noise, and the index
+            of the first step; None starts from noise alone.
     """
     sigmas = inference_sigmas(schedule, noise, steps)
 
@@ -229,8 +220,8 @@ def integrate(
 
     first, latents = 0, noise
     if start is not None:
-        first = start.step
-        latents = sigmas[first] * noise + (1 - sigmas[first]) * start.latents
+        clean, first = start
+        latents = sigmas[first] * noise + (1 - sigmas[first]) * clean
     constrained = constrained_at(latents, sigmas[first])
     for i in range(first, steps):
         prediction = velocity(constrained.latents, constrained.timestep).float()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dstrain.plugin import PromptRow, hookimpl
 
-from dstrain_watch.options import TRIGGER, WatchOptions
+from dstrain_watch.options import WatchOptions
 from dstrain_watch.prompts import prompt_row
 
 if TYPE_CHECKING:
@@ -18,10 +18,8 @@ api = 2
 
 @hookimpl
 def dstrain_rows(options: TrainConfig) -> Sequence[PromptRow]:
-    """Return the prompts of previews, with the trigger word in place of [trigger]."""
-    word = options.trigger_word or ""
-    given = options.of(WatchOptions).preview_prompt
-    return [prompt_row(text.replace(TRIGGER, word)) for text in given]
+    """Return the prompts of previews."""
+    return [prompt_row(text) for text in options.of(WatchOptions).preview_prompt]
 
 
 @hookimpl

@@ -15,8 +15,6 @@ from dstrain.plugin import (
 )
 
 FLAG = "--preview_prompt"
-TRIGGER = "[trigger]"
-"""Stands for the trigger word in a prompt, as in ai-toolkit."""
 PREVIEWS = "previews"
 PROMPTS = "previews/prompts.json"
 TRACKER_RUNS = "logs/trackers.json"

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from dstrain import TrainConfig, UsageError
-from dstrain_watch.hooks import dstrain_rows
 from dstrain_watch.options import WatchOptions
 from dstrain_watch.prompts import prompt_row
 
@@ -63,12 +62,6 @@ def test_a_prompt_may_have_arguments_of_its_own() -> None:
     }
     assert prompt_row(" a dog ").prompt == " a dog "
     assert prompt_row("a --word in it").arguments == {}
-
-
-def test_the_trigger_word_is_put_into_a_prompt() -> None:
-    given = {"preview_prompt": ("[trigger] in a garden --d 3", "a cat")}
-    rows = dstrain_rows(config(**given, trigger_word="ohwx"))
-    assert [row.prompt for row in rows] == ["ohwx in a garden", "a cat"]
 
 
 @pytest.mark.parametrize(

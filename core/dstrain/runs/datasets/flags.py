@@ -11,7 +11,7 @@ from dstrain.console import secrets
 from dstrain.data import CaptionOptions, DataConfig, FrameSampling, Resolution
 from dstrain.data.buckets import Buckets
 from dstrain.data.forms import parse_columns
-from dstrain.data.variants import AugmentationOptions, replace_trigger
+from dstrain.data.variants import TRIGGER, AugmentationOptions
 from dstrain.errors import UsageError, about_dataset, secret_error
 from dstrain.graph import Column, PipelineSpec, Task
 from dstrain.pipeline import Masks, with_masks, with_masks_of_dataset
@@ -123,7 +123,8 @@ def with_trigger(
         for value, name in secrets().items():
             if value in row.text:
                 raise secret_error(row.option, name)
-        text, prompt = (replace_trigger(one, word) for one in (row.text, row.prompt))
+        # Of a recipe, that may have no word.
+        text, prompt = (one.replace(TRIGGER, word) for one in (row.text, row.prompt))
         found.append(replace(row, text=text, prompt=prompt))
     return tuple(found)
 
