@@ -78,7 +78,7 @@ def test_toy_writes_a_new_folder_and_says_how_its_model_is_named(
     place.mkdir()
     words = ["toy", "--model", "tiny", "--seed", "3", "--output", str(place)]
     assert main([*words, "--variant", "other"]) == 0
-    assert f"--model_id '{place}'\n" in capsys.readouterr().out
+    assert f"--model_id '{place}' --variant other\n" in capsys.readouterr().out
     write(tmp_path / "wanted", "other", 3)
     written = contents(tmp_path / "wanted")
     assert contents(place) == written
@@ -87,16 +87,6 @@ def test_toy_writes_a_new_folder_and_says_how_its_model_is_named(
     assert contents(place) == written
     assert main([*words[:-1], str(place / "vae/config.json")]) == 2
     assert main([*words[:-1], str(tmp_path / "more"), "--variant", "none"]) == 2
-
-
-def test_toy_names_the_variant_where_the_folder_does_not_tell_it(
-    fake_plugin: Install, family_source: Source, tmp_path: Path, capsys: Printed
-) -> None:
-    toy = "\ndef toy(folder, variant, seed):\n    folder.mkdir(exist_ok=True)\n"
-    modules = {"faky_record": family_source("faky") + toy}
-    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
-    assert main(["toy", "--model", "faky", "--output", str(tmp_path / "toy")]) == 0
-    assert capsys.readouterr().out.endswith(f"{tmp_path}/toy --variant base\n")
 
 
 @pytest.mark.usefixtures("tiny")

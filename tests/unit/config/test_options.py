@@ -129,7 +129,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
 }
 """Name -> default and effects. Stored files are compared by the effects."""
 OF_GENERATE = """
-denoising_strength guidance_scale height hub input lora mixed_precision model
+denoising_strength dry_run guidance_scale height hub input lora mixed_precision model
 model_id model_id_with_origin_paths model_paths negative_prompt num_frames num_inference_steps
 on_long_prompt output overwrite prompt run seed toy
 variant width
