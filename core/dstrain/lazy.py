@@ -3,29 +3,19 @@
 import ast
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from dstrain.console import silenced
 
-OPTIONAL = MappingProxyType(
-    {
-        "bitsandbytes": ("is_bitsandbytes_available", "is_bnb_available"),
-        "torchao": ("is_torchao_available",),
-    }
-)
-"""Optional libraries that others import where they are installed -> what these ask then."""
-ASKING = (
-    "diffusers.utils.import_utils",
-    "transformers.utils.import_utils",
-    "peft.import_utils",
-)
-"""Modules that have such functions."""
+OPTIONAL = ("bitsandbytes", "torchao")
+"""Optional libraries that others import where they are installed."""
+ASKING = frozenset({"diffusers", "transformers", "peft"})
+"""Those others, which note what is installed."""
 _is_own_process: ContextVar[bool] = ContextVar("own_process", default=False)
 
 
@@ -65,9 +55,10 @@ def import_name(module: str, name: str) -> Any:
 @contextmanager
 def own_process() -> Iterator[None]:
     """Within, this thread is dstrain's alone, as it is for a command line: what libraries
-    take for not installed stays so.
+    take for not installed stays so. Not where one of them has noted before what is there.
     """
-    before = _is_own_process.set(True)
+    is_own = _is_own_process.get() or not ASKING.intersection(sys.modules)
+    before = _is_own_process.set(is_own)
     try:
         yield
     finally:
@@ -83,13 +74,8 @@ def without_optional() -> Iterator[None]:
     them; those that do import them themselves. A script or notebook pays that, since
     libraries remember what they found: its own pipelines may need them.
     """
-    absent = [
-        name
-        for name, functions in OPTIONAL.items()
-        if _is_own_process.get()
-        and name not in sys.modules
-        and not _is_noted(functions)
-    ]
+    names = OPTIONAL if _is_own_process.get() else ()
+    absent = [name for name in names if name not in sys.modules]
     # None makes an import fail as if the library were not installed.
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
     try:
@@ -97,19 +83,3 @@ def without_optional() -> Iterator[None]:
     finally:
         for name in absent:
             sys.modules.pop(name, None)
-
-
-def _is_noted(functions: Iterable[str]) -> bool:
-    """Return whether a library has noted that an optional one is installed: it would
-    import that without asking again.
-    """
-    for module in ASKING:
-        for name in functions:
-            ask = getattr(sys.modules.get(module), name, None)
-            if ask is None:
-                continue
-            # Some ask once, when they first need the answer; diffusers, at import.
-            has_asked = not hasattr(ask, "cache_info") or ask.cache_info().currsize
-            if has_asked and ask():
-                return True
-    return False

@@ -14,10 +14,6 @@ from dstrain.lora.file_formats import (
     read_lora as read_lora,
 )
 from dstrain.lora.filling import load_layers as load_layers
-from dstrain.lora.header import (
-    base_weights as base_weights,
-    log_differences as log_differences,
-)
 from dstrain.lora.layer_names import (
     base_shapes as base_shapes,
     matching_names as matching_names,
@@ -28,6 +24,8 @@ from dstrain.lora.merging import merge as merge
 from dstrain.lora.stored import Lora as Lora
 from dstrain.lora.types import type_named as type_named
 from dstrain.lora.writer import (
+    base_weights as base_weights,
     check_names as check_names,
+    log_differences as log_differences,
     save_lora_for as save_lora_for,
 )

@@ -8,6 +8,7 @@ from dstrain.models.hub.record import (
     select as select,
 )
 from dstrain.models.hub.source import (
+    FLAG as FLAG,
     ID as ID,
     ModelSource as ModelSource,
     chosen_hub as chosen_hub,

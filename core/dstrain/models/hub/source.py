@@ -34,6 +34,7 @@ from dstrain.storage import file_mark
 from dstrain.storage.locks import FolderLock
 
 T = TypeVar("T")
+FLAG = "--model_id"
 DESCRIPTION = re.compile(r"(?:^|/)(?:tokenizer_)?config\.json$")
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
 DATASET_BASE_VARIABLE = "DSTRAIN_DATASET_BASE_PATH"

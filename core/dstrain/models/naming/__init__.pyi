@@ -1,13 +1,11 @@
-from dstrain.models.naming.family import (
-    family_of as family_of,
-    pipeline_class as pipeline_class,
-)
+from dstrain.models.hub import FLAG as FLAG
 from dstrain.models.naming.folders import weight_sets as weight_sets
 from dstrain.models.naming.location import (
-    FLAG as FLAG,
     PublishedModel as PublishedModel,
     absolute as absolute,
+    family_of as family_of,
     located as located,
+    pipeline_class as pipeline_class,
 )
 from dstrain.models.naming.model_files import (
     model_configs as model_configs,

@@ -10,8 +10,7 @@ from pathlib import Path
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component, Files, components_of
-from dstrain.models.hub import SHARD, described_shards, missing_shards
-from dstrain.models.naming.location import FLAG
+from dstrain.models.hub import FLAG, SHARD, described_shards, missing_shards
 from dstrain.models.weight_files import TORCH_SUFFIXES
 from dstrain.models.weights import find_weights
 from dstrain.registry import ModelFamily

@@ -9,7 +9,7 @@ from dstrain.console import get_logger
 from dstrain.errors import MissingFiles, UsageError, nearest
 from dstrain.models.component_files import ModelConfig, component_at, owner_of
 from dstrain.models.components import Component, components_of
-from dstrain.models.hub import chosen_hub
+from dstrain.models.hub import FLAG, chosen_hub
 from dstrain.models.naming.folders import (
     Part,
     config_of,
@@ -17,7 +17,7 @@ from dstrain.models.naming.folders import (
     parts_of_folder,
     refuse_doubt,
 )
-from dstrain.models.naming.location import FLAG, PublishedModel, located
+from dstrain.models.naming.location import PublishedModel, located
 from dstrain.models.weights import recognize
 from dstrain.registry import ModelFamily
 
