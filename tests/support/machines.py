@@ -8,27 +8,9 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from itertools import cycle
 from pathlib import Path
 
 import pytest
-
-
-def fill_disk(
-    patch: pytest.MonkeyPatch, number: int = errno.ENOSPC, takes_empty: bool = True
-) -> None:
-    """Let what is written fail when it is to reach the disk, with this error.
-
-    takes_empty: Whether a file without content has room: a mark is tried first with its
-        content, then without.
-    """
-    fails = cycle([True, False] if takes_empty else [True])
-
-    def fsync(descriptor: int) -> None:
-        if next(fails):
-            raise OSError(number, os.strerror(number))
-
-    patch.setattr(os, "fsync", fsync)
 
 
 def refuse_locks(patch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> None:

@@ -19,7 +19,6 @@ from tests.support.processes import Ended, in_processes, when_the_others_have_en
 
 Part = Callable[[int, liveness.Heartbeat], object]
 Poke = Callable[[Sequence[int]], None]
-FOR_EVER = 100.0
 
 
 @pytest.fixture(autouse=True)
