@@ -126,14 +126,17 @@ def lock(folder: Path) -> Iterator[None]:
 def held_file(path: Path) -> Iterator[None]:
     """Hold a file that says so and is made for it; it goes at the end. Raises OSError."""
     file_lock = FileLock(path, fallback_to_soft=False)
-    with ExitStack() as stack:
-        stack.callback(path.unlink, missing_ok=True)
-        try:
-            stack.enter_context(file_lock.acquire(timeout=ORPHANS))
-        except OSError as error:
-            _warn_if_unsupported(path.parent, error)
-        _say_holder(path)
-        yield
+    try:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(file_lock.acquire(timeout=ORPHANS))
+            except OSError as error:
+                _warn_if_unsupported(path.parent, error)
+            _say_holder(path)
+            yield
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def is_held(path: Path) -> bool:
