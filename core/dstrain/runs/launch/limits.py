@@ -5,11 +5,19 @@ from collections.abc import Sequence
 from dstrain.errors import UsageError
 from dstrain.graph import Plan
 from dstrain.runs.setup import Setup
-from dstrain.training.optimizers import steps_by_rows
 
 WITHOUT = "train without sharding: a launcher's configuration of MULTI_GPU"
+BY_ROWS = frozenset(
+    {
+        *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam"),
+        *("RMSprop", "Rprop", "SGD", "Lion", "AdamWScheduleFree", "RAdamScheduleFree"),
+        "SGDScheduleFree",
+    }
+)
+"""Classes of optimizers that change each number separately, and so do with rows what they do
+with whole tensors."""
 KNOWN = ("torch.optim.", "pytorch_optimizer.optimizer.lion.", "schedulefree.")
-"""Where optimizers are from that are known to take tensors of which a process has rows."""
+"""Where these are from."""
 
 
 def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:
@@ -45,10 +53,8 @@ def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:
         # whole tensor.
         what = "sharded weights are trained in fp32, not in bf16"
         raise UsageError("--trainable_dtype", what, "leave it out", WITHOUT)
-    if not (
-        optimizer.identity["optimizer"].startswith(KNOWN)
-        and steps_by_rows(optimizer.kind, optimizer.arguments)
-    ):
+    path = optimizer.identity["optimizer"]
+    if not path.startswith(KNOWN) or path.rpartition(".")[2] not in BY_ROWS:
         what = f"{optimizer.name} is not known to do with rows what it does with whole tensors"
         advice = "use adamw, lion or schedulefree"
         raise UsageError("--optimizer", what, advice, WITHOUT)

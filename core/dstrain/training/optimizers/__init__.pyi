@@ -13,7 +13,4 @@ from dstrain.training.optimizers.groups import (
 from dstrain.training.optimizers.schedules import (
     build_lr_scheduler as build_lr_scheduler,
 )
-from dstrain.training.optimizers.trial import (
-    SIDE as SIDE,
-    steps_by_rows as steps_by_rows,
-)
+from dstrain.training.optimizers.trial import SIDE as SIDE

@@ -1,6 +1,5 @@
 """Try an optimizer on a tiny matrix before anything is loaded."""
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -8,7 +7,7 @@ from io import StringIO
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from dstrain.errors import UsageError
@@ -68,68 +67,33 @@ def try_optimizer(
 
 def steps_apart(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) -> bool:
     """Return whether steps with one parameter at a time are those with all together."""
-    sizes = (SIDE, SIDE)
-    gradients = _gradients(sum(sizes))
-    together = _moved(kind, arguments, sizes, gradients)
-    return _agree(together, _moved(kind, arguments, sizes, gradients, True))
-
-
-def steps_by_rows(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) -> bool:
-    """Return whether steps with some rows of a parameter are those with the whole."""
-    gradients = _gradients(SIDE)
-    # Not halves, whose ends are also those of an 8-bit optimizer's blocks.
-    cut = SIDE // 2 + 1
-    try:
-        whole = _moved(kind, arguments, (SIDE,), gradients)
-        upper = _moved(kind, arguments, (cut,), gradients[:, :cut])
-        lower = _moved(kind, arguments, (SIDE - cut,), gradients[:, cut:])
-    except Exception:
-        return False
-    return _agree(whole, torch.cat([upper, lower]))
-
-
-def _gradients(rows: int) -> Tensor:
-    """Return the gradients of eight steps, (8, rows, SIDE): rows of different sizes, which
-    means and norms would mix.
-    """
     generator = torch.Generator().manual_seed(0)
-    sizes = torch.logspace(-2, 2, rows)[:, None]
-    return torch.randn(8, rows, SIDE, generator=generator) * sizes
-
-
-def _moved(
-    kind: Callable[..., Optimizer],
-    arguments: Mapping[str, Any],
-    sizes: Sequence[int],
-    gradients: Tensor,
-    one_by_one: bool = False,
-) -> Tensor:
-    """Return how far parameters with these rows move; no number where the optimizer has an
-    estimate from all of them, which begins so small that these steps may not show it.
-    """
-    # From 0, so that what they become is how far they moved.
-    parameters = [nn.Parameter(torch.zeros(size, SIDE)) for size in sizes]
-    own = [stand_in(one) for one in parameters] if one_by_one else parameters
-    with warnings.catch_warnings(), torch.random.fork_rng([]):
-        warnings.simplefilter("ignore")
-        optimizer = construct(kind, own, arguments)
-        enter_training(optimizer)
-        pairs = dict(zip(own, parameters, strict=True))
-        wrapped = StochasticRounding(optimizer, pairs, exact=True)
-        step: Callable[[], Any] = wrapped.step if one_by_one else optimizer.step
-        for gradient in gradients:
-            for parameter, part in zip(
-                parameters, gradient.split([*sizes]), strict=True
-            ):
-                parameter.grad = part.clone()
-            step()
-    moved = torch.cat([parameter.detach() for parameter in parameters])
-    return moved * math.nan if ESTIMATE in optimizer.param_groups[0] else moved
-
-
-def _agree(one: Tensor, other: Tensor) -> bool:
+    # Rows of different sizes, which means and norms would mix.
+    sizes = torch.logspace(-2, 2, 2 * SIDE).view(2, SIDE, 1)
+    gradients = torch.randn(8, 2, SIDE, SIDE, generator=generator) * sizes
+    found = []
+    for one_by_one in (False, True):
+        # From 0, so that what they become is how far they moved.
+        parameters = [nn.Parameter(torch.zeros(SIDE, SIDE)) for _ in range(2)]
+        own = [stand_in(one) for one in parameters] if one_by_one else parameters
+        with warnings.catch_warnings(), torch.random.fork_rng([]):
+            warnings.simplefilter("ignore")
+            optimizer = construct(kind, own, arguments)
+            enter_training(optimizer)
+            pairs = dict(zip(own, parameters, strict=True))
+            wrapped = StochasticRounding(optimizer, pairs, exact=True)
+            step: Callable[[], Any] = wrapped.step if one_by_one else optimizer.step
+            for of_step in gradients:
+                for parameter, gradient in zip(parameters, of_step, strict=True):
+                    parameter.grad = gradient.clone()
+                step()
+        if ESTIMATE in optimizer.param_groups[0]:
+            # Begins so small that these steps may not show it.
+            return False
+        found.append(torch.cat([one.detach() for one in parameters]))
+    together, apart = found
     # What is computed for several at once may be rounded in another order.
-    return bool(((one - other).abs() <= 1e-4 * (other.abs() + one.std())).all())
+    return torch.allclose(together, apart, 1e-4, 1e-4 * float(together.std()))
 
 
 def construct(

@@ -14,7 +14,6 @@ from dstrain.training.optimizers import (
     OptimizerChoice,
     build_optimizer,
     choose_optimizer,
-    steps_by_rows,
 )
 from dstrain.training.optimizers.names import OPTIMIZERS
 from torch import nn
@@ -201,20 +200,3 @@ def test_the_state_is_that_after_a_step_and_large_enough_for_8_bits() -> None:
     assert moments["step"] == 1
     assert moments["exp_avg"].numel() >= 4096
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        *(
-            (name, True)
-            for name in ("adamw", "torch.optim.SGD", "lion", "schedulefree")
-        ),
-        *((name, False) for name in ("torch.optim.Muon", "soap", "lion8bit")),
-        *((name, False) for name in ("adafactor", "stableadamw", "prodigy")),
-    ],
-)
-def test_what_steps_with_rows_as_with_the_whole_is_seen(
-    name: str, wanted: bool
-) -> None:
-    assert steps_by_rows(chosen(name).kind, {"lr": 0.1}) == wanted
