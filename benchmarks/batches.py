@@ -127,7 +127,7 @@ def batches_of(run: TrainingRun) -> tuple[float, float]:
     tokens = places = full = count = 0
     for batch in run.micro_batches(0, 0):
         lengths = [
-            run.source.sample(key.row, key.chunk).values["prompt_emb"].shape[1]
+            run.data.source.sample(key.row, key.chunk).values["prompt_emb"].shape[1]
             for key in batch.keys
         ]
         tokens += sum(lengths)

@@ -49,7 +49,7 @@ def held_out_loss(config: TrainConfig) -> float:
     losses = []
     with torch.no_grad():
         for row, chunk in training_run.order.sample_ids:
-            sample = training_run.source.sample(row, chunk)
+            sample = training_run.data.source.sample(row, chunk)
             for draw in range(DRAWS):
                 losses.append(
                     training_run.module.losses(

@@ -399,8 +399,8 @@ def test_what_stage_2_would_refuse_is_refused_before_anything_is_computed(
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ({}, "the dataset has changed since the saved run read it: its metadata; 6 rows then, 7 now"),
-        ({"learning_rate": 1e-3}, "--learning_rate: saved 0.01, this run 0.001"),
+        ({}, "another dataset: metadata, rows"),
+        ({"learning_rate": 1e-3}, 'saved: {"learning_rate": 0.01,'),
     ],
     ids=["a dataset that changed", "another flag"],
 )  # fmt: skip
@@ -430,8 +430,6 @@ def test_a_resume_that_stage_2_would_refuse_is_refused_before_anything_is_comput
     assert main([*words(more), "--resume"]) == 3
     told = capfd.readouterr().err
     assert said in told
-    assert ("resume with those that were saved" in told) == bool(flag)
-    assert "or start over with another --output_path, or with --overwrite" in told
     assert sorted((tmp_path / "cache").rglob("*")) == before
     state = str(tmp_path / "out/states/step-2")
     elsewhere = {**more, "output_path": tmp_path / "new"}

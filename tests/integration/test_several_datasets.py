@@ -54,7 +54,7 @@ def draws(place: Path, **changes: Any) -> Counter[str]:
     prompts: Counter[str] = Counter()
     for batch in run.order.global_batches(0):
         for key in batch:
-            sample = run.source.sample(key.row, key.chunk, key=key)
+            sample = run.data.source.sample(key.row, key.chunk, key=key)
             prompts[sample.values["prompt"]] += 1
     return prompts
 

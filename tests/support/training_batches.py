@@ -20,7 +20,7 @@ def batch(
     micro = MicroBatch(
         keys, weights or (1.0,) * len(rows), total or len(rows), ends_step=True
     )
-    return Batch(micro, [ready.source.sample(row) for row in rows])
+    return Batch(micro, [ready.data.source.sample(row) for row in rows])
 
 
 def gradients(module: TrainingModule, batches: Sequence[Batch]) -> dict[str, Tensor]:

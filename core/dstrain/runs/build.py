@@ -8,24 +8,23 @@ import torch
 from dstrain.cache import FeatureCache, PlanSamples
 from dstrain.config import LoraFile, parse_lora
 from dstrain.config.options import TrainConfig
-from dstrain.config.plugin_options import plugin_flags
+from dstrain.config.plugin_options import flags, plugin_flags
 from dstrain.console import get_logger
 from dstrain.data import inputs_of
 from dstrain.data.dataset import first_variants
-from dstrain.distributed import ProcessGroup
-from dstrain.errors import UsageError
+from dstrain.distributed import ProcessGroup, peer_failed
+from dstrain.errors import Diverged, StateError, UsageError
 from dstrain.graph import Plan
 from dstrain.graph.keepers import WITH_LORA
 from dstrain.lora import check_lora_file, check_names
 from dstrain.models import Found
 from dstrain.models.execution import enable_checkpointing
 from dstrain.pipeline import Pipeline
+from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checkpoints.initial_weights import initial_weights
+from dstrain.runs.checks.flags import refuse_unshardable
 from dstrain.runs.datasets.sizes import GroupSize, group_sizes
-from dstrain.runs.divergence import diverged
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
-from dstrain.runs.keeping import keeping_advice
-from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData, TrainingRun, ValidationSamples
@@ -40,6 +39,7 @@ from dstrain.training import (
     with_skipped_rows,
 )
 from dstrain.training.batching import Groups, as_groups
+from dstrain.training.loader import Batch
 from dstrain.training.module import keep_frozen_apart
 from dstrain.training.optimizers import (
     build_lr_scheduler,
@@ -182,6 +182,52 @@ def prepare(
         ema=MovingAverage(module.trained.parameters, config.ema_decay),
         total_steps=steps,
         validation=validation,
+    )
+
+
+def keeping_advice(setup: Setup) -> list[str]:
+    """Return how the weights of a run can be kept with less memory."""
+    if setup.sharding is not None:
+        return list(setup.sharding.advice())
+    if setup.trainables.full:
+        return []
+    trained = {*setup.trainables.components}
+    given = [one for one in setup.keepers.all if trained & {*one.components}]
+    if any(one.kind == "move" for one in given):
+        return [line for one in given for line in one.advice()]
+    return [one.frees for one in flags(TrainConfig) if one.frees]
+
+
+def diverged(
+    run: TrainingRun,
+    batches: Sequence[Batch],
+    loss: float,
+    norm: float,
+) -> Diverged:
+    """Return the error of a step whose loss or gradient is not finite, naming its
+    samples; raises StateError for weights that are not finite themselves: no step makes
+    such, so that they are from the files.
+    """
+    where = f"step {run.step + 1}"
+    pipeline = run.module.pipeline
+    found = pipeline.damaged(pipeline.components)
+    if run.is_sharded and run.processes.any(bool(found)) and not found:
+        # Each looks at its own rows.
+        raise peer_failed("another process has weights that are not finite")
+    if found:
+        what = f"its loss is not finite: {found[0]}"
+        raise StateError(where, what, *found[1:], "download it again")
+    keys = [key for batch in batches for key in batch.micro_batch.keys]
+    named = ", ".join(dict.fromkeys(run.data.name_row(key.row) for key in keys))
+    others = run.processes.size - 1
+    more = f" and those of {others} other processes" if others else ""
+    saved = states(run.setup.output)
+    return Diverged(
+        where,
+        f"loss {loss}, gradient norm {norm}; the weights are unchanged",
+        f"last checkpoint: {saved[0] if saved else 'none'}",
+        f"check the samples of this step: {named}{more}",
+        "or start a new run with a lower --learning_rate or --max_grad_norm",
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger
 from dstrain.distributed import ProcessGroup, is_interrupt
-from dstrain.errors import Interrupted
+from dstrain.errors import Interrupted, UsageError
 from dstrain.installed import described
 from dstrain.registry import Extensions, PromptRow
 from dstrain.training import TrainingModule
@@ -136,59 +136,71 @@ class Observer:
 
 
 @dataclass(eq=False)
-class PluginObserver:
-    """The observer of a plugin, which can end no run."""
+class Watcher:
+    """An observer in one process of a run."""
 
-    where: str
-    """The plugin, in words."""
-    name: str
-    """The name by which its state is kept."""
     observer: Observer
+    plugin: str = ""
+    """Whose it is, in words; '' for those of the core, whose errors end the run."""
+    name: str = ""
+    """The name by which the state of a plugin's is kept."""
+    is_waited_for: bool = False
+    """Whether other processes have it, too, and may wait for this one."""
     seconds: float = 0.0
     """How long its methods took."""
     is_disabled: bool = False
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method; the first that raises disables the observer, with a warning."""
+        """Call a method; the first of a plugin's that raises disables the observer, with a
+        warning, or ends the run if other processes wait for it.
+        """
         if self.is_disabled:
             return None
         start = time.perf_counter()
         try:
             return getattr(self.observer, method)(*arguments)
         except (Exception, SystemExit) as error:
+            if not self.plugin:
+                raise
             self.disable(method, error)
             return None
         finally:
             self.seconds += time.perf_counter() - start
 
     def disable(self, method: str, error: BaseException) -> None:
-        """Call the observer no more, and say why."""
+        """Call the observer no more, and say why; raises UsageError if others wait for it."""
         self.is_disabled = True
-        name = f"{type(self.observer).__name__}.{method}"
-        what = f"disabled: {name} raised {described(error)}"
-        logger.warning(f"{self.where} {what}")
+        what = f"{type(self.observer).__name__}.{method} raised {described(error)}"
+        if self.is_waited_for:
+            raise UsageError(self.plugin, what) from error
+        logger.warning(f"{self.plugin} disabled: {what}")
 
 
-@dataclass
 class Observers:
     """The observers of one process of a run."""
 
-    run: WatchedRun
-    processes: ProcessGroup
-    own: Sequence[Observer]
-    """Those of the core, whose errors end the run."""
-    plugins: Sequence[PluginObserver] = ()
-    states: Mapping[str, Any] = field(default_factory=dict)
-    """What those of plugins had kept when the state was saved that the run resumes."""
-    _waiting: list[Mapping[str, Any]] = field(default_factory=list)
-    """What was reported, until all have looked at the step."""
+    def __init__(
+        self,
+        run: WatchedRun,
+        processes: ProcessGroup,
+        own: Sequence[Observer],
+        plugins: Sequence[Watcher] = (),
+        states: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Call those of the core, then those of plugins.
 
-    def __post_init__(self) -> None:
-        is_main = self.run.is_main
-        self.own = [one for one in self.own if is_main or one.everywhere]
-        self.plugins = [
-            one for one in self.plugins if is_main or one.observer.everywhere
-        ]
+        states: What those of plugins had kept when the state was saved that the run resumes.
+        """
+        self.run = run
+        self.processes = processes
+        self.states = states
+        self.all: list[Watcher] = []
+        self._waiting: list[Mapping[str, Any]] = []
+        """What was reported, until all have looked at the step."""
+        for one in (*map(Watcher, own), *plugins):
+            if run.is_main or one.observer.everywhere:
+                one.is_waited_for = one.observer.everywhere and processes.size > 1
+                self.all.append(one)
 
     @contextmanager
     def watching(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
@@ -197,72 +209,55 @@ class Observers:
         run.is_stopping = is_stopping
         run.report = self._waiting.append
         begun = time.perf_counter()
-        started: list[Observer] = []
-        how = "failed"
+        started: list[Watcher] = []
         try:
-            for observer in self.own:
+            for one in self.all:
                 # It may have opened something when it raises.
-                started.append(observer)
-                observer.start(run)
-            for plugin in self.plugins:
-                if plugin.name in self.states:
-                    plugin.call("load", self.states[plugin.name])
-                plugin.call("start", run)
+                started.append(one)
+                if one.name in self.states:
+                    one.call("load", self.states[one.name])
+                one.call("start", run)
             self._show_reports()
             yield
-            how = "finished" if run.step >= run.total_steps else "stopped"
         except BaseException as error:
             is_asked = isinstance(error, Interrupted) or is_interrupt(error)
             how = "interrupted" if is_asked else "failed"
             run.message = str(error) or type(error).__name__
-            for observer in started:
+            for one in started:
                 # The first error is the one to tell.
                 try:
-                    observer.end(run, how)
+                    one.call("end", run, how)
                 except Exception as another:
                     logger.warning(f"{type(another).__name__}: {another}")
-            self._end_plugins(how)
             raise
-        for observer in started:
-            observer.end(run, how)
-        self._end_plugins(how)
+        how = "finished" if run.step >= run.total_steps else "stopped"
+        self._call("end", how)
         took = time.perf_counter() - begun
-        for plugin in self.plugins:
-            if plugin.seconds > SLOW * took:
-                share = f"{plugin.seconds / took:.0%} of the time"
-                name = type(plugin.observer).__name__
-                logger.info(f"{plugin.where}: its {name} took {share}")
+        for one in self.all:
+            if one.plugin and one.seconds > SLOW * took:
+                share = f"{one.seconds / took:.0%} of the time"
+                logger.info(
+                    f"{one.plugin}: its {type(one.observer).__name__} took {share}"
+                )
 
-    def _end_plugins(self, how: str) -> None:
-        for plugin in self.plugins:
-            plugin.call("end", self.run, how)
+    def _call(self, method: str, given: Any) -> None:
+        for one in self.all:
+            one.call(method, self.run, given)
 
     def step(self, numbers: Mapping[str, float]) -> None:
         """Show a step's numbers, which no observer can change."""
-        run = self.run
-        run.step = int(numbers["step"])
-        shown = MappingProxyType(dict(numbers))
-        for observer in self.own:
-            observer.step(run, shown)
-        for plugin in self.plugins:
-            plugin.call("step", run, shown)
+        self.run.step = int(numbers["step"])
+        self._call("step", MappingProxyType(dict(numbers)))
         self._show_reports()
 
     def saved(self, files: Sequence[Path]) -> None:
         """Show the weights that were saved."""
-        for observer in self.own:
-            observer.saved(self.run, files)
-        for plugin in self.plugins:
-            plugin.call("saved", self.run, files)
+        self._call("saved", files)
         self._show_reports()
 
     def _show_reports(self) -> None:
         while self._waiting:
-            values = self._waiting.pop(0)
-            for observer in self.own:
-                observer.reported(self.run, values)
-            for plugin in self.plugins:
-                plugin.call("reported", self.run, values)
+            self._call("reported", self._waiting.pop(0))
 
     def agree(self) -> frozenset[str]:
         """Return what was asked for in any process since the last call, the same in each."""
@@ -279,25 +274,25 @@ class Observers:
     def kept(self) -> dict[str, Any]:
         """Return what the observers of plugins keep in a state, by name."""
         found = {}
-        for plugin in self.plugins:
-            state = plugin.call("state")
+        for one in self.all:
+            state = one.call("state") if one.plugin else None
             if state is None:
                 continue
             try:
-                found[plugin.name] = json.loads(json.dumps(state, allow_nan=False))
+                found[one.name] = json.loads(json.dumps(state, allow_nan=False))
             except (TypeError, ValueError) as error:
-                plugin.disable("state", error)
+                one.disable("state", error)
         return found
 
 
-def plugin_observers(extensions: Extensions, run: WatchedRun) -> list[PluginObserver]:
+def plugin_observers(extensions: Extensions, run: WatchedRun) -> list[Watcher]:
     """Return the observers that plugins offer for a run, in the order of their names."""
-    found: list[PluginObserver] = []
+    found: list[Watcher] = []
     answers = extensions.answers("dstrain_observers", Observer, run=run)
     for plugin, item in answers:
         name = f"{plugin.name}/{type(item).__name__}"
         if any(one.name == name for one in found):
             own = f"{plugin.name}/"
             name = f"{name} {sum(one.name.startswith(own) for one in found)}"
-        found.append(PluginObserver(plugin.where, name, item))
+        found.append(Watcher(item, plugin.where, name))
     return found

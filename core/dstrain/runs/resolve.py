@@ -13,8 +13,8 @@ from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import changed
 from dstrain.data.forms import Reading, other_names, parse_columns
 from dstrain.errors import UsageError, nearest
-from dstrain.graph import Column, PipelineSpec, Task
-from dstrain.lora import Trainables
+from dstrain.graph import Column, PipelineSpec, Task, make_plan
+from dstrain.lora import Trainables, type_named
 from dstrain.models import ModelConfig, default_device
 from dstrain.models.device import attention_backend
 from dstrain.models.hub import hub_of_environment
@@ -22,6 +22,8 @@ from dstrain.models.naming import model_configs, refuse_unsupported
 from dstrain.pipeline import (
     check_masks,
     choose_variant,
+    generate_task,
+    keeper_request,
     score_columns,
     with_overrides,
 )
@@ -35,13 +37,13 @@ from dstrain.runs.checks.flags import (
     check_preset,
     check_saved_names,
     check_sizes,
+    loaded_components,
     preset_is_there,
     refuse_precision,
     refuse_unused,
 )
 from dstrain.runs.datasets.flags import caption_inputs, with_masks_of_run, with_trigger
 from dstrain.runs.datasets.sources import dataset_source, with_folders
-from dstrain.runs.keeping import with_keepers
 from dstrain.runs.script.parts import NO_PARTS, OwnParts
 from dstrain.runs.setup import Setup
 from dstrain.training import OWN_TASKS
@@ -122,6 +124,40 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     # is loaded.
     setup.build_timestep_sampler()
     return setup
+
+
+def with_keepers(setup: Setup) -> Setup:
+    """Return a run with how the weights of its components are kept, as its options ask;
+    raises UsageError for what it cannot have.
+    """
+    spec = setup.spec
+    plan = setup.plan(setup.all_inputs())
+    steps = [*plan.cached_steps, *plan.train_steps]
+    used = set()
+    if setup.prompt_rows:
+        inference = make_plan(
+            spec, frozenset(spec.inputs), generate_task(spec, guided=True)
+        )
+        steps += [*inference.cached_steps, *inference.train_steps]
+        used |= {name for one in spec.decoders for name in one.components}
+        if spec.experts is not None:
+            used.update(*spec.experts.roles.values())
+    used |= {name for step in steps for name in step.unit.components}
+    request = replace(
+        keeper_request(setup.config, setup.family, spec, setup.models),
+        loaded=loaded_components(setup),
+        used=used,
+        in_steps=plan.components["train"],
+        full=setup.trainables.full,
+        lora={one.component: one.type for one in setup.trainables.lora},
+        needs_plain={
+            one.component
+            for one in setup.trainables.lora
+            if not type_named(one.type).stored
+        },
+        stage=setup.stage,
+    )
+    return replace(setup, keepers=setup.extensions.keepers(request))
 
 
 def with_defaults(config: TrainConfig) -> TrainConfig:

@@ -8,8 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.cache import MARKER
-from dstrain.config import command_line, datasets_of, validate
+from dstrain.config import validate
 from dstrain.config.conversion import as_keywords
 from dstrain.config.options import TrainConfig
 from dstrain.config.serialize import one_command_advice, refill_advice
@@ -21,18 +20,17 @@ from dstrain.errors import (
     MissingFiles,
     SystemFault,
     UsageError,
-    about_dataset,
 )
 from dstrain.graph import Plan, Task, as_text
 from dstrain.models import write_toy
 from dstrain.pipeline.model_choice import with_family
 from dstrain.registry import disabling
+from dstrain.runs.checks.flags import refuse_unshardable
 from dstrain.runs.checks.rows import dataset_inputs
-from dstrain.runs.datasets.sources import is_published
 from dstrain.runs.dry_run.components import described_with_bytes
 from dstrain.runs.dry_run.summary import plan_run
-from dstrain.runs.launch.limits import refuse_unshardable
-from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
+from dstrain.runs.launch.fsdp import Launch
+from dstrain.runs.launch.settings import check_launch, in_stage, read_launch
 from dstrain.runs.launch.start import meet, without_accelerates_own
 from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.resolve import of_stage, resolve
@@ -45,10 +43,6 @@ from dstrain.training import TrainingModule, oom_as_error
 from dstrain.training.memory import STAGE_1_ADVICE
 
 logger = get_logger(__name__)
-STREAMED = (
-    "--initialize_model_on_cpu changes nothing: each weight goes to its device as soon as it is read, "
-    "so that no more than one is in RAM"
-)
 
 
 @contextmanager
@@ -142,8 +136,6 @@ def values_are_kept() -> Iterator[None]:
 
 
 def _start(config: TrainConfig, own: OwnParts, launch: Launch) -> RunResult:
-    if config.runs_both_stages:
-        refuse_absent_dataset(config)
     setup = resolve(config, own)
     launch = in_stage(launch, setup.stage, world_size(os.environ))
     setup = replace(setup, sharding=launch.sharding)
@@ -159,8 +151,6 @@ def _start(config: TrainConfig, own: OwnParts, launch: Launch) -> RunResult:
     accelerator = meet(os.environ, launch.sharding, unused, steps)
     if launch.said and accelerator.is_main_process:
         logger.info(launch.said)
-    if config.initialize_model_on_cpu and accelerator.is_main_process:
-        logger.info(STREAMED)
     setup = replace(setup, device=accelerator.device)
     with distributed_run(accelerator) as processes, toy_models(setup) as ready:
         if config.runs_both_stages:
@@ -208,26 +198,9 @@ def run_both_stages(
             # Held by nobody, so that the rows it has read are gone when it returns.
             data_process(of_stage(setup, "data_process"), processes, stage_2)
         except MissingFiles as error:
-            error.help_lines += without_stage_1(setup.config)
+            advice = (
+                f"or train from the cache as it is, with --task {stage_2.config.task}"
+            )
+            error.help_lines += (advice,)
             raise
     return train(stage_2, processes, own)
-
-
-def without_stage_1(config: TrainConfig) -> tuple[str, ...]:
-    """Return the command that trains from the cache as it is, in words, if there is one."""
-    folder = config.feature_cache
-    if folder is None or not (folder / MARKER).is_file():
-        return ()
-    command = command_line(config, task=f"{config.task_name}:train")
-    return (f"to train from {folder} as it is, run: {command}",)
-
-
-def refuse_absent_dataset(config: TrainConfig) -> None:
-    """Raise UsageError for one of the datasets that is gone, of which the cache may have all."""
-    for one in datasets_of(config):
-        base = one.config.dataset_base_path
-        if base is not None and not base.exists() and not is_published(base):
-            with about_dataset(one.name):
-                what = f"{base} does not exist"
-                advice = without_stage_1(config)
-                raise UsageError("--dataset_base_path", what, *advice)

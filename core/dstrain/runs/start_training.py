@@ -1,10 +1,8 @@
 """Train: make a run ready, with what watches it, and run its steps."""
 
 from contextlib import nullcontext
-from pathlib import Path
 
 from dstrain.cache.in_use import reading
-from dstrain.config import command_line
 from dstrain.distributed import ProcessGroup
 from dstrain.graph import LongPrompt
 from dstrain.randomness import SampleKey
@@ -13,11 +11,7 @@ from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checks.rows import log_warnings
 from dstrain.runs.long_prompts import LongPromptLog
 from dstrain.runs.loop import run_steps
-from dstrain.runs.observers import (
-    Observers,
-    WatchedRun,
-    plugin_observers,
-)
+from dstrain.runs.observers import Observers, WatchedRun, plugin_observers
 from dstrain.runs.prompt_images import PromptImages, open_images
 from dstrain.runs.reports.progress import Bar, RunStatistics, Summary
 from dstrain.runs.reports.status import Status
@@ -29,10 +23,10 @@ from dstrain.runs.skipped_rows import read_samples
 from dstrain.runs.training_run import TrainingRun
 from dstrain.runs.validation_loss import VALIDATION, Validation
 from dstrain.storage import RunFiles
-from dstrain.training import (
-    oom_as_error,
-)
+from dstrain.training import oom_as_error
 from dstrain.training.memory import LOAD_ADVICE
+
+IN_TWO_STAGES = "or give --feature_cache: training then loads no encoder"
 
 
 def train(
@@ -55,7 +49,8 @@ def train(
     ):
         samples = open_training_data(setup)
         images = open_images(setup, samples)
-        with oom_as_error("loading", *LOAD_ADVICE, *_in_two_stages(setup)):
+        advice = () if setup.stage else (IN_TWO_STAGES,)
+        with oom_as_error("loading", *LOAD_ADVICE, *advice):
             run = prepare(setup, processes, samples, own.module_class)
             images.load(run)
         directory.load_state(run)
@@ -130,11 +125,3 @@ def _note_long_prompts(run: TrainingRun) -> list[LongPromptLog]:
 
     run.module.on_long_prompt = note
     return logs
-
-
-def _in_two_stages(setup: Setup) -> list[str]:
-    """Return what to do with less memory about a run that is not split."""
-    if setup.stage:
-        return []
-    command = command_line(setup.config, feature_cache=Path("cache"))
-    return [f"or train in two stages, the second without the encoders; run: {command}"]

@@ -221,11 +221,6 @@ class TrainingRun(Training):
     """Positions in the order from which the next batches can be cut, oldest first."""
 
     @property
-    def source(self) -> SampleSource:
-        """Return the samples of the dataset that is trained on."""
-        return self.data.source
-
-    @property
     def cache_info(self) -> CacheInfo | None:
         """Return the record of the run that filled the feature cache; stage 2 only."""
         return self.data.cache_info
@@ -288,7 +283,7 @@ class TrainingRun(Training):
             epoch, done = divmod(self.step, per_epoch)
             batches: list[Batch] = []
             order = self.micro_batches(epoch, done)
-            for batch in load_batches(self.source, order, workers, self.name_row):
+            for batch in load_batches(self.data.source, order, workers, self.name_row):
                 batches.append(batch)
                 if batch.micro_batch.ends_step:
                     yield epoch, batches
@@ -309,7 +304,7 @@ class TrainingRun(Training):
             yield from split_across_ranks(samples, batch_size, rank, size, weight)
 
     def weights_to_use(self) -> AbstractContextManager[object]:
-        """Put the weights that previews and validation use in place of those in
-        training: the average of --ema_decay, else that of the optimizer.
+        """Put the weights that are looked at in place of those in training: the average
+        of --ema_decay, else that of the optimizer.
         """
         return self.ema.applied() if self.ema else in_eval_mode(self.optimizer)

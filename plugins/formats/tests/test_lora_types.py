@@ -317,7 +317,7 @@ def test_dropout_of_a_live_unit_does_not_depend_on_the_batch(
         for name, parameter in module.trained.parameters.items():
             if "lora_B" in name:
                 parameter.fill_(0.3)
-    samples = [ready.source.sample(row) for row in (0, 2, 4)]
+    samples = [ready.data.source.sample(row) for row in (0, 2, 4)]
     keys = [SampleKey(0, 0, 0, row) for row in (0, 2, 4)]
     together = module.losses(samples, keys)
     pairs = zip(samples, keys, strict=True)

@@ -11,10 +11,20 @@ from typing import Any
 
 import pytest
 from dstrain import Diverged, run
+from dstrain.cli.main import main
 from dstrain.plugin import Observer
 
-from tests.support.processes import in_processes
-from tests.support.runs import PowerCut, config, files, log, same, stop_at, train
+from tests.support.processes import in_processes, words
+from tests.support.runs import (
+    PowerCut,
+    config,
+    files,
+    flags_of,
+    log,
+    same,
+    stop_at,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("tiny")
 Install = Callable[..., Path]
@@ -138,6 +148,21 @@ def test_processes_agree_on_what_one_of_them_asks_for(
     ended = in_processes(2, work, tmp_path)
     assert ended.codes == (0, 0), ended.said
     assert list(files(tmp_path / "out")) == ["step-2.safetensors"]
+
+
+def test_one_that_fails_where_others_may_wait_for_it_ends_the_run_by_its_name(
+    fake_plugin: Install, here: Path, tmp_path: Path
+) -> None:
+    fails = NOTES.replace("total = 0.0", "total, everywhere = 0.0, True")
+    fails = fails.replace("self.total += numbers", "1 / int(run.is_main); numbers")
+    installed(fake_plugin, notes=fails)
+
+    def work(rank: int) -> int:
+        return main(words(flags_of(here, output_path=tmp_path / "out", max_steps=2)))
+
+    ended = in_processes(2, work, tmp_path)
+    assert ended.codes[1] == 2 and ended.codes[0] != 0
+    assert "extra-notes" in ended.said[1] and "Notes.step" in ended.said[1]
 
 
 def test_its_state_is_in_a_checkpoint_and_a_resumed_run_gets_it_back(

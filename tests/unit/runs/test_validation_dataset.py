@@ -53,7 +53,9 @@ def test_the_loss_is_the_mean_over_its_rows_and_parts_of_the_timesteps(
     module.timestep_sampler = module.timestep_sampler.stratified()
     for part in range(4):
         losses = [
-            module.losses([ready.source.sample(row)], [SampleKey(0, -1, part, row)])
+            module.losses(
+                [ready.data.source.sample(row)], [SampleKey(0, -1, part, row)]
+            )
             for row in range(len(CAPTIONS))
         ]
         mean = sum(loss.item() for loss in losses) / len(CAPTIONS)

@@ -73,7 +73,9 @@ def test_the_loss_is_the_mean_over_rows_and_four_parts_of_the_timesteps(
     means = []
     for part in range(4):
         losses = [
-            module.losses([ready.source.sample(row)], [SampleKey(0, -1, part, row)])
+            module.losses(
+                [ready.data.source.sample(row)], [SampleKey(0, -1, part, row)]
+            )
             for row in HELD_OUT
         ]
         means.append(torch.cat(losses).mean().item())

@@ -134,7 +134,7 @@ def test_what_the_pipeline_itself_draws_from_a_seed_costs_nothing(here: Path) ->
     made: list[Tensor] = []
     given = {"seed": 1, "num_inference_steps": 3, "height": 16, "width": 16}
     pipe(prompt="dog", on_step=lambda i, x: made.append(x), **given)
-    sample = ready.source.sample(1)
+    sample = ready.data.source.sample(1)
     dog = Sample({**sample.values, "prompt": "dog"}, sample.inputs)
     values = module.preprocess(dog, module.plan(sample.inputs))
     values |= {"num_inference_steps": 3, "input_latents": made[-1]}

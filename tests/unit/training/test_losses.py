@@ -104,7 +104,7 @@ def gradient(
     """
     keys = [SampleKey(0, 0, number // 3, 2 * (number % 3)) for number in range(count)]
     batches = [
-        Batch(micro, [ready.source.sample(key.row) for key in micro.keys])
+        Batch(micro, [ready.data.source.sample(key.row) for key in micro.keys])
         for rank in range(processes)
         for micro in split_across_ranks(keys, batch_size, rank, processes)
     ]

@@ -1,26 +1,30 @@
-"""The output folder of a run: where its files are, and the list of those it wrote."""
+"""The output folder of a run: where its files are, and which of them a run wrote. Nothing
+here imports torch, so that a folder that is in the way is refused at once.
+"""
 
-import errno
 import os
+import re
 import shutil
-from contextlib import suppress
 from pathlib import Path, PurePath
 
 from dstrain.config import CONFIG
 from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import records
 from dstrain.errors import StateError
-from dstrain.runs.checkpoints.state_folders import (
-    RECORD,
-    STATE_FILES,
-    STATES,
-    states,
-)
 from dstrain.runs.launch.variables import world_size
-from dstrain.storage import BAD_SAMPLES, RUN, RunFiles, lock, temporary
-from dstrain.storage.files import finish_replacing, temporaries
+from dstrain.storage import BAD_SAMPLES, RUN, RunFiles, lock
+from dstrain.storage.files import finish_replacing, refuse_link
 from dstrain.storage.locks import LOCK
 from dstrain.storage.run_files import not_listed, remove_empty
+
+FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
+EMA = "ema.safetensors"
+"""The file of a state that only a run with an average has."""
+RECORD = "record.json"
+STATE_FILES = (RECORD, *FILES, EMA)
+"""Every file that a state may have."""
+STATES = "states"
+NAME = re.compile(r"step-\d+")
 
 LOSS_CSV = "logs/loss.csv"
 LOSS_JSONL = "logs/loss.jsonl"
@@ -30,9 +34,8 @@ STATUS = "logs/state.json"
 LOG = "logs/dstrain.log"
 SKIPPED_ROWS = f"logs/{BAD_SAMPLES}"
 SET_ASIDE = ".overwritten"
-"""Folder of the files that --overwrite is removing."""
+"""Folder of the run that --overwrite replaces, until the new one has saved."""
 WRITTEN = (
-    SET_ASIDE,
     RUN,
     CONFIG,
     LOSS_CSV,
@@ -54,13 +57,30 @@ def written() -> tuple[str, ...]:
     return (*WRITTEN, *(one for record in records() for one in record.writes))
 
 
+def states(output: Path) -> list[Path]:
+    """Return the state folders of an output folder, newest first, intact or not."""
+    found = []
+    for path in output.glob(f"{STATES}/*"):
+        # A folder of this name without any of the files is not a state.
+        has_files = any((path / name).exists() for name in STATE_FILES)
+        if NAME.fullmatch(path.name) and has_files:
+            found.append(path)
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(state: Path) -> int:
+    """Return the step after which a state was saved."""
+    return int(state.name.removeprefix("step-"))
+
+
 def run_in(folder: Path) -> list[Path]:
-    """Return what says that a folder holds a run: states, newest first, weights, a log.
+    """Return what says that a folder holds a run: states, newest first, weights, a log,
+    a run that was set aside.
 
     A log counts from its first step on; without one the run ended before it began.
     """
     files = RunFiles.read(folder)
-    paths = [folder / path for path in files.weights()]
+    paths = [folder / path for path in (*files.weights(), f"{SET_ASIDE}/{RUN}")]
     log = folder / LOSS_CSV
     if LOSS_CSV in files.steps and log.is_file() and log.read_bytes().count(b"\n") > 1:
         paths.append(log)
@@ -115,14 +135,12 @@ def check_start(config: TrainConfig, folder: Path) -> None:
         )
 
 
-def put_back(folder: Path) -> None:
-    """Put back what an interrupted run moved, and refuse files in the way that no run
-    wrote; raises StateError.
-    """
+def check_way(folder: Path) -> None:
+    """Refuse files in the way that no run wrote; raises StateError."""
     # A run that is still going says so before what it wrote is in the way.
     if (folder / LOCK).exists():
         with lock(folder):
-            restore_run(folder)
+            finish_replacing(folder / STATES)
     refuse_unlisted(folder)
 
 
@@ -132,48 +150,44 @@ def refuse_early(config: TrainConfig) -> None:
     """
     writes = config.stage != "data_process" and not config.dry_run
     if writes and config.output_path is not None and world_size(os.environ) == 1:
-        put_back(config.output_path)
+        check_way(config.output_path)
         check_start(config, config.output_path)
 
 
-def remove_run(folder: Path) -> None:
-    """Remove the run that the folder holds: all of it, or, if interrupted, nothing.
+def set_run_aside(folder: Path) -> None:
+    """Move the files of the run that the folder holds to a folder in it.
 
-    The files are moved aside one by one. The run is gone once their folder gets the
-    name of a temporary, which `remove_leftovers` removes. Files on another disk, such as
-    those of a linked folder of states, cannot be moved: they are removed after that.
+    Their list is written there first, and goes here last, so that wherever this ends each
+    file is in one of the two places, and listed. Raises StateError for a file of the user's
+    in its place.
     """
+    listed = RunFiles.read(folder)
+    if not listed.steps:
+        return
     aside = folder / SET_ASIDE
-    try:
-        aside.mkdir()
-        # The list is moved first, and back last: it marks the folder as the run's.
-        for name in (RUN, *_written(RunFiles.read(folder))):
-            path = folder / name
-            if path.is_file():
-                (aside / name).parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    path.rename(aside / name)
-                except OSError as error:
-                    if error.errno != errno.EXDEV:
-                        raise
-                    continue
-                remove_empty(path.parent, folder)
-        doomed = temporary(folder / "overwritten")
-        shutil.rmtree(doomed, ignore_errors=True)
-        aside.rename(doomed)
-    except BaseException:
-        restore_run(folder)
-        raise
-    _remove_rest(folder, doomed)
-
-
-def _remove_rest(folder: Path, doomed: Path) -> None:
-    """Remove the files of a removed run that could not be moved to its folder."""
-    for name in _written(RunFiles.read(doomed)):
+    refuse_link(aside)
+    aside.mkdir(exist_ok=True)
+    names = [name for name in _written(listed) if name != RUN]
+    RunFiles.read(aside).add(names)
+    for name in names:
         path = folder / name
-        if path.is_file() and not (doomed / name).exists():
-            path.unlink()
+        if path.is_file():
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, aside / name)  # which may be on another disk
             remove_empty(path.parent, folder)
+    (folder / RUN).unlink()
+
+
+def remove_set_aside(folder: Path) -> None:
+    """Remove the run that was set aside, but nothing else there."""
+    aside = folder / SET_ASIDE
+    if not aside.is_symlink():
+        # The list goes last.
+        for name in sorted(_written(RunFiles.read(aside)), key=RUN.__eq__):
+            path = aside / name
+            if path.is_file():
+                path.unlink()
+                remove_empty(path.parent, folder)
 
 
 def _written(files: RunFiles) -> list[str]:
@@ -189,31 +203,3 @@ def _written(files: RunFiles) -> list[str]:
 def _matches(path: PurePath, pattern: PurePath) -> bool:
     # `match` alone would compare the last parts only.
     return len(path.parts) == len(pattern.parts) and path.match(str(pattern))
-
-
-def restore_run(folder: Path) -> None:
-    """Undo a `remove_run` that was interrupted, or complete it if the run is gone, and
-    complete the replacement of states; the caller holds the folder's lock.
-
-    Files in a folder of that name without run.json are the user's. Raises StateError for
-    a file in the place of one to put back.
-    """
-    for doomed in temporaries(folder):
-        _remove_rest(folder, doomed)
-    finish_replacing(folder / STATES)
-    aside = folder / SET_ASIDE
-    if aside.is_symlink():
-        return
-    names = _written(RunFiles.read(aside))
-    for name in sorted(names, key=RUN.__eq__):
-        path = aside / name
-        place = folder / name
-        if path.is_file():
-            if place.exists():
-                raise not_listed(folder, name)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(place)
-    # The folders are made before the files are moved into them: some may be empty.
-    for path in (*sorted(aside.rglob("*"), reverse=True), aside):
-        with suppress(OSError):  # a file of the user, or a folder with one
-            path.rmdir()

@@ -15,30 +15,38 @@ from dstrain.config.options import recorded_values
 from dstrain.console import get_logger, logging_to_file, redacted
 from dstrain.distributed import ProcessGroup, is_interrupt
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
-from dstrain.lora import base_weights, save_lora_for
+from dstrain.lora import base_weights, format_named, lora_state, save_lora_for
+from dstrain.models import components_of
+from dstrain.models.formats import CheckpointFormat
 from dstrain.pipeline import MASK
 from dstrain.runs.checkpoints.directory import (
+    FILES,
     LOG,
     LOSS_CSV,
     LOSS_JSONL,
+    RECORD,
+    SET_ASIDE,
     SKIPPED_ROWS,
+    STATE_FILES,
+    STATES,
     STATUS,
     VALIDATION_CSV,
     VALIDATION_JSONL,
     check_start,
-    put_back,
-    remove_run,
-    restore_run,
+    check_way,
+    remove_set_aside,
     run_in,
+    set_run_aside,
+    states,
 )
-from dstrain.runs.checkpoints.other_run import MODIFIERS, PROCESSES
-from dstrain.runs.checkpoints.parts import key_format, take_part_in_save
 from dstrain.runs.checkpoints.resume import (
     load_training_state,
     state_reader,
     training_state,
 )
 from dstrain.runs.checkpoints.run_identity import (
+    MODIFIERS,
+    PROCESSES,
     data_fingerprint,
     kept_identities,
     modifiers_in_words,
@@ -48,20 +56,15 @@ from dstrain.runs.checkpoints.state import (
     load_state,
     newest_state,
     prune_states,
+    published,
     save_full,
     save_state,
-)
-from dstrain.runs.checkpoints.state_folders import (
-    FILES,
-    RECORD,
-    STATE_FILES,
-    STATES,
-    states,
+    take_part_in_saving,
 )
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
 from dstrain.runs.training_run import TrainingRun
-from dstrain.storage import RunFiles, lock, remove_leftovers
+from dstrain.storage import RunFiles, lock, remove_leftovers, take_part
 from dstrain.storage.run_files import AVERAGED, averaged_name
 from dstrain.training import in_eval_mode
 
@@ -108,7 +111,6 @@ class RunDirectory:
             if self.processes.is_main:
                 stack.enter_context(lock(self.folder))
                 self._open_log = stack.enter_context(logging_to_file())
-                restore_run(self.folder)
                 remove_leftovers(self.folder)
             try:
                 yield
@@ -126,8 +128,8 @@ class RunDirectory:
         neither to be resumed nor overwritten, and for nothing to resume from.
         """
         if self.processes.is_main:
-            put_back(self.folder)
-        # The others look at what the main process has put back.
+            check_way(self.folder)
+        # The others look at what the main process has mended.
         self.processes.wait()
         check_start(self.setup.config, self.folder)
 
@@ -163,18 +165,18 @@ class RunDirectory:
             )
 
     def start(self, run: TrainingRun) -> None:
-        """Remove the run to overwrite, and write what is there from the first step on:
+        """Set the run to overwrite aside, and write what is there from the first step on:
         the configuration and the logs.
         """
         setup = self.setup
         self.processes.wait()
         if self.processes.is_main and (setup.config.overwrite or self.starts_over):
-            remove_run(self.folder)
+            set_run_aside(self.folder)
         self.has_written = True
         if not self.processes.is_main:
             return
-        for folder in (self.folder, self.folder / STATES, self.folder / "logs"):
-            remove_leftovers(folder)
+        for name in ("", STATES, "logs", SET_ASIDE):
+            remove_leftovers(self.folder / name)
         self._prune(run)
         records = [CONFIG, LOG, LOSS_CSV, LOSS_JSONL, STATUS]
         if run.validation:
@@ -281,10 +283,28 @@ class RunDirectory:
             self._save_averages(run, averages)
             save_state(self.folder / state, training_state(run, self.data_digests))
             RunFiles.read(self.folder).commit()
+            remove_set_aside(self.folder)
             self._prune(run)
         elif run.is_sharded:
-            take_part_in_save(run, self.data_digests)
+            self._take_part_in_save(run)
         self.processes.wait()
+
+    def _take_part_in_save(self, run: TrainingRun) -> None:
+        """Give this process's rows to the main process, in the order in which that writes
+        weights, averages and the state.
+        """
+        saved = [in_eval_mode(run.optimizer)]
+        if run.ema:
+            saved.append(run.ema.applied())
+        for weights in saved:
+            with weights:
+                for component in run.module.trained.components:
+                    network = run.module.pipeline.components[component]
+                    if component in run.module.trained.lora:
+                        lora_state(network)
+                    else:
+                        take_part(published(network, key_format(run, component)))
+        take_part_in_saving(training_state(run, self.data_digests))
 
     def _prune(self, run: TrainingRun) -> None:
         """Remove states beyond --keep_checkpoints, or beyond two.
@@ -360,3 +380,13 @@ class RunDirectory:
         header["base"] = base_weights(run.found.files[component])
         header |= {"config": model_config, "recipe": recipe}
         save_lora_for(program, path, network, lora_config, family, header)
+
+
+def key_format(run: TrainingRun, component: str) -> CheckpointFormat:
+    """Return the format of the keys of a component's weights files."""
+    family = run.setup.family
+    program = format_named(run.setup.saved_names(component))
+    config = run.found.configs[component]
+    found = program.weights(components_of(family)[component], family, config)
+    assert found is not None  # `check_saved_names` has refused the others
+    return found

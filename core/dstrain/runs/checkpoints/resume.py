@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from dstrain.console import get_logger, number_of
 from dstrain.errors import StateError
-from dstrain.runs.checkpoints.other_run import refuse_other_run
-from dstrain.runs.checkpoints.run_identity import config_digest
+from dstrain.runs.checkpoints.run_identity import config_digest, refuse_other_run
 from dstrain.runs.checkpoints.state import TrainingState
 from dstrain.runs.training_run import TrainingRun
 from dstrain.training import Position

@@ -1,12 +1,20 @@
 """What the numbers of a run depend on, as digests that its states have."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config import dataset_flags, datasets_of, split_commas
+from dstrain.config import (
+    as_flags,
+    dataset_flags,
+    datasets_of,
+    read_resolved,
+    split_commas,
+)
 from dstrain.config.datasets import ALPHA_MASK, MASK_COLUMN
 from dstrain.config.options import (
     TrainConfig,
@@ -14,7 +22,9 @@ from dstrain.config.options import (
     options_affecting,
     recorded_values,
 )
+from dstrain.config.plugin_options import plugin_flags
 from dstrain.data.forms import parse_columns
+from dstrain.errors import StateError
 from dstrain.graph import MaskColumn
 from dstrain.models import Config
 from dstrain.models.device import ATTENTION
@@ -28,6 +38,10 @@ from dstrain.training import CachedSamples
 AnyRun = TrainingRun | PlannedTraining
 ROWS = "rows"
 """End of the entries of `data_fingerprint` that are no digests."""
+PROCESSES = "processes"
+"""Entry of the versions in a run's configuration: how many processes trained."""
+MODIFIERS = "plugins that change steps"
+"""Entry of these versions: what `modifiers_in_words` returns."""
 NO_MODIFIERS = "none"
 """What `modifiers_in_words` returns where there are none."""
 OF_MASKS = frozenset({MASK_COLUMN, ALPHA_MASK, "unmasked_weight"})
@@ -219,3 +233,76 @@ def _deciding_values(config: TrainConfig) -> dict[str, Any]:
     columns = parse_columns(config.column)
     values["column"] = [f"{name}={columns[name]}" for name in sorted(columns)]
     return values
+
+
+def refuse_other_run(
+    run: AnyRun,
+    saved_digest: str,
+    saved_content: Mapping[str, str],
+    content: Mapping[str, str],
+) -> None:
+    """Raise StateError if a saved state is of another run, or of another dataset, with
+    the entries that differ.
+
+    Args:
+        run: The run that would resume.
+        saved_digest: The `config_digest` of the saved run.
+        saved_content: Its `data_fingerprint`.
+        content: That of this run, or a part of it.
+    """
+    here = {name: one for name, one in content.items() if name in saved_content}
+    found = _differing(saved_content, here)
+    if saved_digest == config_digest(run):
+        if not found:
+            return
+    else:
+        found = _differing_options(run) | found
+    names = ", ".join(found) or "what has no name here, such as sizes of rows"
+    saved = {name: pair[0] for name, pair in found.items()}
+    now = {name: pair[1] for name, pair in found.items()}
+    raise StateError(
+        "--resume",
+        f"the saved run had other options or another dataset: {names}",
+        f"saved: {json.dumps(saved, ensure_ascii=False)}",
+        f"this run: {json.dumps(now, ensure_ascii=False)}",
+        "resume with what was saved, or give another --output_path in place of --resume",
+    )
+
+
+def _differing_options(run: AnyRun) -> dict[str, tuple[Any, Any]]:
+    """Return the options that differ from those recorded of the saved run, with both values."""
+    setup = run.setup
+    folder = setup.output
+    if setup.config.resume not in (None, "auto"):
+        folder = Path(str(setup.config.resume)).resolve().parent.parent
+    try:
+        recorded = read_resolved(folder)
+    except StateError:
+        return {}
+    # What is at its default is not written.
+    defaults = {name: one.default for name, one in plugin_flags(TrainConfig).items()}
+    size = str(run.processes.size)
+    same = {**defaults, ATTENTION: "native", PROCESSES: size}
+    saved = {
+        **same,
+        MODIFIERS: NO_MODIFIERS,
+        **recorded,
+        **recorded.get("versions", {}),
+    }
+    now = {**same, **as_flags(setup.recorded), **setup.versions}
+    now[MODIFIERS] = modifiers_in_words(setup)
+    names = [*options_affecting("training", "resolved"), *setup.spec.constants]
+    if ends_at_last_step(setup.config.lr_scheduler):
+        names += options_affecting("length")
+    names += [PROCESSES, MODIFIERS, ATTENTION]
+    # Versions before an option did not record it.
+    now = {name: now[name] for name in names if name in saved and name in now}
+    return _differing(saved, now)
+
+
+def _differing(
+    saved: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return the entries of the second whose values are others in the first, with both."""
+    pairs = {name: (saved[name], one) for name, one in now.items()}
+    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}

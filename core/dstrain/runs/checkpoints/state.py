@@ -21,7 +21,7 @@ from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError
 from dstrain.models import NATIVE, to_checkpoint
 from dstrain.models.formats import CheckpointFormat
-from dstrain.runs.checkpoints.state_folders import (
+from dstrain.runs.checkpoints.directory import (
     EMA,
     FILES,
     RECORD,

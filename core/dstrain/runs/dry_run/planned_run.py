@@ -25,15 +25,14 @@ from dstrain.pipeline.keeping import (
 )
 from dstrain.registry import ModelFamily
 from dstrain.runs.build import load_module
+from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checkpoints.outputs import KEPT_STATES
-from dstrain.runs.checkpoints.state_folders import states
 from dstrain.runs.checks.flags import refuse_precision
 from dstrain.runs.datasets.flags import most_frames
 from dstrain.runs.datasets.largest import LargestSample
 from dstrain.runs.dry_run.planned_rows import PlannedRows
-from dstrain.runs.keeping import with_keepers
 from dstrain.runs.launch.variables import machine_size, world_size
-from dstrain.runs.resolve import of_stage
+from dstrain.runs.resolve import of_stage, with_keepers
 from dstrain.runs.setup import Setup
 from dstrain.training import SKIPPED, Sample, SampleSource, TrainingModule
 from dstrain.training.batching import Groups, SampleIds

@@ -19,6 +19,7 @@ from dstrain.pipeline import MASK, Pipeline
 from dstrain.registry import Section
 from dstrain.runs.build import load_module, total_steps, without_effect
 from dstrain.runs.checkpoints.directory import check_start, refuse_unlisted
+from dstrain.runs.checks.flags import refuse_unshardable
 from dstrain.runs.datasets.sizes import group_sizes, size_lines
 from dstrain.runs.dry_run.planned_rows import (
     PlannedRows,
@@ -26,7 +27,6 @@ from dstrain.runs.dry_run.planned_rows import (
     samples_per_step,
 )
 from dstrain.runs.dry_run.planned_run import PlannedRun
-from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.cache_folder import refuse_folder

@@ -7,14 +7,12 @@ processes and can be resumed; and its checkpoints are pickles.
 
 import json
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.distributed import Sharding
 from dstrain.errors import UsageError
-from dstrain.runs.launch.fsdp import sharding_of
+from dstrain.runs.launch.fsdp import Launch, sharding_of
 from dstrain.runs.launch.variables import WHERE, number
 from dstrain.storage import read_limited
 
@@ -36,24 +34,10 @@ SPEED = frozenset(
     }
 )  # fmt: skip
 """Entries of DeepSpeed's file about how it works and what it prints, which change no
-number and have no counterpart."""
+number and have no counterpart. All others would change what a run does."""
 ZERO_READ = frozenset({"stage", "offload_optimizer", "offload_param", "cpu_offload"})
-"""Entries of its zero_optimization that are acted on."""
-ZERO_SPEED = frozenset(
-    {
-        "allgather_bucket_size", "allgather_partitions", "contiguous_gradients",
-        "cpu_offload_use_pin_memory", "elastic_checkpoint", "ignore_unused_parameters",
-        "legacy_stage1", "load_from_fp32_weights", "memory_efficient_linear",
-        "overlap_comm", "reduce_bucket_size", "reduce_scatter", "round_robin_gradients",
-        "stage3_gather_16bit_weights_on_model_save",
-        "stage3_gather_fp16_weights_on_model_save", "stage3_max_live_parameters",
-        "stage3_max_reuse_distance", "stage3_model_persistence_threshold",
-        "stage3_module_granularity_threshold", "stage3_param_persistence_threshold",
-        "stage3_prefetch_bucket_size", "stage3_use_all_reduce_for_fetch_params",
-        "sub_group_size", "use_multi_rank_bucket_allreduce",
-    }
-)  # fmt: skip
-"""Entries of its zero_optimization about buckets, memory and saving, likewise."""
+"""Entries of its zero_optimization that are acted on; the others are about buckets,
+memory and exchange."""
 OWN_SPEED = MappingProxyType(
     {
         "ZERO3_INIT": "zero3_init_flag",
@@ -62,30 +46,10 @@ OWN_SPEED = MappingProxyType(
     }
 )
 """Variables of accelerate's own settings without a counterpart -> their names."""
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "communication_data_type": "fp32",
-        "gradient_predivide_factor": 1,
-        "mics_shard_size": -1,
-        "zero_hpz_partition_size": 1,
-    }
-)
-"""Entries that would change what a run does -> the value with which they do not."""
 UNSET = ("auto", "none", None)
 
 
-@dataclass(frozen=True)
-class DeepSpeed:
-    """What settings of DeepSpeed say about a run."""
-
-    sharding: Sharding | None
-    said: str
-    flags: Mapping[str, str]
-    """Flag -> the value that the settings have for it."""
-    total_batch_size: int | None
-
-
-def read_deepspeed(environment: Mapping[str, str]) -> DeepSpeed:
+def read_deepspeed(environment: Mapping[str, str]) -> Launch:
     """Return what the settings of DeepSpeed say; raises UsageError for what is not
     supported, and for a file that cannot be read.
     """
@@ -93,31 +57,28 @@ def read_deepspeed(environment: Mapping[str, str]) -> DeepSpeed:
     content = {} if path == "none" else _read(Path(path))
     where = WHERE if path == "none" else path
     zero = _section(content, "zero_optimization", where)
+    # The default is that of accelerate.
+    stage = environment.get(f"{PREFIX}ZERO_STAGE", "2")
     if content:
         stage = zero.get("stage", 0)
-    else:
-        # What accelerate itself takes, where nothing is said.
-        stage = environment.get(f"{PREFIX}ZERO_STAGE", "2")
     if number(stage) not in (0, 1, 2, 3):
-        raise UsageError(
-            where, f"ZeRO stage {stage} is not supported; it can be 0, 1, 2 or 3"
-        )
-    offload = False
+        raise UsageError(where, f"ZeRO stage is {stage}; it can be 0, 1, 2 or 3")
+    # Its older name.
+    offload = zero.get("cpu_offload") is True
     for part in ("optimizer", "param"):
-        own = _section(zero, f"offload_{part}", where)
-        device = own.get("device", "none")
+        device = _section(zero, f"offload_{part}", where).get("device", "none")
         if not content:
             device = environment.get(f"{PREFIX}OFFLOAD_{part.upper()}_DEVICE", "none")
         if device not in (*UNSET, "cpu"):
-            raise UsageError(
-                where,
-                f"offload to {device} (offload_{part}_device) is not supported; it can be none or cpu",
-            )
+            what = f"offload_{part}_device is {device}; it can be none or cpu"
+            raise UsageError(where, what)
         offload |= device == "cpu"
-    # Its older name.
-    offload |= zero.get("cpu_offload") is True
-    ignored = _without_effect(content, READ, SPEED, where)
-    ignored += _without_effect(zero, ZERO_READ, ZERO_SPEED, where)
+    ignored = _switched_on(content, READ)
+    for entry in ignored:
+        if entry not in SPEED:
+            what = f"{entry} of DeepSpeed is not supported"
+            raise UsageError(where, what, "leave it out; dstrain's own options do that")
+    ignored += _switched_on(zero, ZERO_READ)
     for variable, setting in OWN_SPEED.items():
         if environment.get(f"{PREFIX}{variable}", "false") not in ("false", "None"):
             ignored.append(setting)
@@ -128,18 +89,15 @@ def read_deepspeed(environment: Mapping[str, str]) -> DeepSpeed:
     total = content.get("train_batch_size")
     if total not in UNSET and not number(total) >= 1:
         raise UsageError(where, f"train_batch_size is {total!r}; it has to be a number")
+    # Stages 1 and 2 keep parameters whole, which is what not giving them up after the
+    # forward pass comes nearest to.
+    mode = "full" if number(stage) else "none"
     name = f"ZeRO stage {int(number(stage))}"
-    if number(stage) == 0:
-        sharding, said = sharding_of(name, "none", False, offload)
-    else:
-        # Stages 1 and 2 keep parameters whole, which is what not giving them up after
-        # the forward pass comes nearest to.
-        sharding, said = sharding_of(name, "full", number(stage) == 3, offload)
+    sharding, said = sharding_of(name, mode, number(stage) == 3, offload)
     if ignored:
         said += f"; without effect here: {', '.join(ignored)}"
-    return DeepSpeed(
-        sharding, said, flags, None if total in UNSET else int(number(total))
-    )
+    size = None if total in UNSET else int(number(total))
+    return Launch(sharding, said, flags, size)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -148,9 +106,7 @@ def _read(path: Path) -> dict[str, Any]:
         content = json.loads(read_limited(path, MOST_BYTES))
     except (OSError, ValueError) as error:
         raise UsageError(
-            path,
-            "cannot be read as DeepSpeed's JSON (deepspeed_config_file of accelerate's configuration)",
-            "its path is relative to the folder that the run is started in",
+            path, f"cannot be read as DeepSpeed's JSON: {error}"
         ) from error
     if not isinstance(content, dict):
         raise UsageError(path, "is not a JSON object")
@@ -182,36 +138,13 @@ def _flags(content: Mapping[str, Any], where: str) -> dict[str, str]:
     return flags
 
 
-def _without_effect(
-    section: Mapping[str, Any], read: Set[str], speed: Set[str], where: str
-) -> list[str]:
-    """Return the entries that have no counterpart; raises UsageError for one that would
-    change what a run does.
-
-    Args:
-        section: Entries.
-        read: Those that are acted on.
-        speed: Those that change no number.
-        where: The file.
-    """
-    advice = {
-        "optimizer": "give --learning_rate, --weight_decay and the other flags of the optimizer",
-        "scheduler": "give --lr_scheduler and --lr_warmup_steps",
-        "activation_checkpointing": "give --use_gradient_checkpointing",
-        "tensorboard": "give --report_to tensorboard",
-        "wandb": "give --report_to wandb",
-    }
-    ignored = []
-    for entry, value in section.items():
-        enabled = not (isinstance(value, dict) and value.get("enabled") is False)
-        if entry in read or not value or value in UNSET or not enabled:
-            continue
-        if entry in speed or DEFAULTS.get(entry) == value:
-            ignored.append(entry)
-            continue
-        raise UsageError(
-            where,
-            f"{entry} of DeepSpeed is not supported; leave it out",
-            *([advice[entry]] if entry in advice else []),
-        )
-    return ignored
+def _switched_on(section: Mapping[str, Any], read: Set[str]) -> list[str]:
+    """Return the entries that are not read and would do something."""
+    return [
+        entry
+        for entry, value in section.items()
+        if entry not in read
+        and value
+        and value not in UNSET
+        and not (isinstance(value, dict) and value.get("enabled") is False)
+    ]

@@ -1,6 +1,7 @@
 """Translate accelerate's settings of FSDP, version 1 and 2, and of its groups."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dstrain.distributed import Sharding
@@ -17,21 +18,26 @@ STRATEGIES = (
     "HYBRID_SHARD_ZERO2",
 )
 """Version 1's ways to shard a network, in the order of their numbers from 1."""
-DIVIDED = "parameters, gradients and optimizer state are sharded among"
 
 
-def read_fsdp(
-    environment: Mapping[str, str],
-) -> tuple[Sharding | None, str, dict[str, str]]:
-    """Return how networks are sharded, that in one line, and the flags that the
-    settings have values for; raises UsageError for what is not supported.
-    """
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher says about a run."""
+
+    sharding: Sharding | None = None
+    """How networks are sharded among the processes; None for a copy in each."""
+    said: str = ""
+    """One line: what the launcher's settings became; '' where they say nothing."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Flag -> the value that the launcher's settings have for it."""
+    total_batch_size: int | None = None
+    """Samples in a step, over all processes, if the settings state it."""
+
+
+def read_fsdp(environment: Mapping[str, str]) -> Launch:
+    """Return what the settings of FSDP say; raises UsageError for what is not supported."""
     if environment.get("FSDP_IGNORED_MODULES", "None") not in ("", "None"):
-        raise UsageError(
-            WHERE,
-            "fsdp_ignored_modules is not supported: trained networks are sharded as a whole",
-            "leave it out of the configuration",
-        )
+        raise UsageError(WHERE, "fsdp_ignored_modules is not supported; leave it out")
     flags = {}
     for setting, flag in (
         ("ACTIVATION_CHECKPOINTING", "use_gradient_checkpointing"),
@@ -42,8 +48,11 @@ def read_fsdp(
     version = environment.get("FSDP_VERSION", "1")
     if version == "2":
         mode = _group_mode(environment)
-        reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true")
-        reshard = _yes_or_no("fsdp_reshard_after_forward", reshards)
+        reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower()
+        if reshards not in ("true", "false"):
+            what = f"fsdp_reshard_after_forward is {reshards}; it can be true or false"
+            raise UsageError(WHERE, what)
+        reshard = reshards == "true"
         name = "FSDP 2"
     elif version == "1":
         strategy = _strategy(environment)
@@ -55,7 +64,7 @@ def read_fsdp(
     else:
         raise UsageError(WHERE, f"fsdp_version is {version}; it can be 1 or 2")
     offload = switched_on(environment, "FSDP_OFFLOAD_PARAMS")
-    return (*sharding_of(name, mode, reshard, offload), flags)
+    return Launch(*sharding_of(name, mode, reshard, offload), flags)
 
 
 def sharding_of(
@@ -71,15 +80,12 @@ def sharding_of(
     """
     if mode == "none":
         if offload:
-            raise UsageError(
-                WHERE,
-                f"{name} shards nothing, so that nothing can be offloaded",
-                "choose a way that shards networks, or give --blocks_to_swap",
-            )
+            what = f"{name} shards nothing, so that nothing can be offloaded"
+            raise UsageError(WHERE, what, "choose a way that shards networks")
         return None, f"{name} of {WHERE}: every process has a copy of the networks"
     kind: Literal["full", "hybrid"] = "hybrid" if mode == "hybrid" else "full"
     among = "the processes of a machine" if kind == "hybrid" else "all processes"
-    parts = [f"{DIVIDED} {among}"]
+    parts = [f"parameters, gradients and optimizer state are sharded among {among}"]
     if not reshard:
         parts.append("a block's parameters stay together between forward and backward")
     if offload:
@@ -90,19 +96,15 @@ def sharding_of(
 
 
 def refuse_groups(environment: Mapping[str, str]) -> None:
-    """Raise UsageError for groups of processes that share more than weights."""
-    for setting, name in (
-        ("TP", "tensor parallel"),
-        ("CP", "context parallel"),
-        ("SP", "sequence parallel"),
-    ):
-        size = environment.get(f"PARALLELISM_CONFIG_{setting}_SIZE", "1")
+    """Raise UsageError for groups of processes that share more than weights: tensors,
+    contexts or sequences.
+    """
+    for setting in ("tp", "cp", "sp"):
+        name = f"parallelism_config_{setting}_size"
+        size = environment.get(name.upper(), "1")
         if number(size) != 1:
-            raise UsageError(
-                WHERE,
-                f"parallelism_config_{setting.lower()}_size is {size}; {name} groups are not supported",
-                "supported are parallelism_config_dp_replicate_size and parallelism_config_dp_shard_size",
-            )
+            what = f"{name} is {size}; only groups of dp_replicate and dp_shard are supported"
+            raise UsageError(WHERE, what)
 
 
 def _group_mode(environment: Mapping[str, str]) -> str:
@@ -123,11 +125,9 @@ def _group_mode(environment: Mapping[str, str]) -> str:
         return "full"
     of_a_machine = environment.get("LOCAL_WORLD_SIZE", str(world_size(environment)))
     if number(of_a_machine) != sizes["DP_SHARD_SIZE"]:
-        raise UsageError(
-            WHERE,
-            f"parallelism_config_dp_shard_size is {sizes['DP_SHARD_SIZE']}, but a machine has {of_a_machine} processes",
-            "copies of sharded networks are supported with one copy on each machine",
-        )
+        size = sizes["DP_SHARD_SIZE"]
+        what = f"parallelism_config_dp_shard_size is {size}, but a machine has {of_a_machine} processes"
+        raise UsageError(WHERE, what, "each machine can have one copy of the networks")
     return "hybrid"
 
 
@@ -152,11 +152,3 @@ def _named(variable: str, environment: Mapping[str, str], default: str) -> str:
         what = f"{variable.lower()} is {text}; it can be {names}"
         raise UsageError(WHERE, what)
     return text
-
-
-def _yes_or_no(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise UsageError(
-            WHERE, f"{name} is {text}; with version 2 it can be true or false"
-        )
-    return text.lower() == "true"

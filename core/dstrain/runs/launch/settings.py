@@ -5,35 +5,20 @@ variables, so that these are all there is to read.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import get_args
 
 from dstrain.config.options import Precision, TrainConfig
-from dstrain.distributed import Sharding
 from dstrain.errors import UsageError
 from dstrain.runs.launch.deepspeed import DEEPSPEED, read_deepspeed
-from dstrain.runs.launch.fsdp import FSDP, GROUPS, read_fsdp, refuse_groups
+from dstrain.runs.launch.fsdp import FSDP, GROUPS, Launch, read_fsdp, refuse_groups
 from dstrain.runs.launch.variables import WHERE, number, switched_on
 
 SILENT = MappingProxyType(
     {"mixed_precision": ("no",), "gradient_accumulation_steps": ("1", "auto")}
 )
 """Settings -> values that `accelerate launch` also hands on when its user said nothing."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What a launcher says about a run."""
-
-    sharding: Sharding | None = None
-    """How networks are sharded among the processes; None for a copy in each."""
-    said: str = ""
-    """One line: what the launcher's settings became; '' where they say nothing."""
-    flags: Mapping[str, str] = field(default_factory=dict)
-    """Flag -> the value that the launcher's settings have for it."""
-    total_batch_size: int | None = None
-    """Samples in a step, over all processes, if the settings state it."""
 
 
 def read_launch(environment: Mapping[str, str]) -> Launch:
@@ -43,24 +28,19 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
     """
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in get_args(Precision):
-        raise UsageError(
-            WHERE, f"mixed precision {precision} is not supported; use no or bf16"
-        )
+        raise UsageError(WHERE, f"mixed_precision is {precision}; it can be no or bf16")
     _refuse_others(environment)
     flags = {}
     for name, silent in SILENT.items():
         value = environment.get(f"ACCELERATE_{name.upper()}", silent[0])
         if value not in silent:
             flags[name] = value
+    found = Launch()
     if switched_on(environment, DEEPSPEED):
         found = read_deepspeed(environment)
-        return Launch(
-            found.sharding, found.said, {**flags, **found.flags}, found.total_batch_size
-        )
-    if switched_on(environment, FSDP):
-        sharding, said, activation = read_fsdp(environment)
-        return Launch(sharding, said, flags | activation)
-    return Launch(flags=flags)
+    elif switched_on(environment, FSDP):
+        found = read_fsdp(environment)
+    return replace(found, flags={**flags, **found.flags})
 
 
 def in_stage(launch: Launch, stage: str, processes: int) -> Launch:
@@ -76,12 +56,9 @@ def in_stage(launch: Launch, stage: str, processes: int) -> Launch:
     if processes > 1:
         return launch
     if launch.sharding.offload:
-        raise UsageError(
-            WHERE,
-            "one process shards nothing, so that nothing of what is trained can be offloaded",
-            "start several processes; or choose a configuration without offload, and give "
-            "--enable_model_cpu_offload, which keeps frozen weights in RAM",
-        )
+        what = "one process shards nothing, so that nothing can be offloaded"
+        advice = "start several processes, or choose a configuration without offload"
+        raise UsageError(WHERE, what, advice)
     said = f"{WHERE}: one process has everything, so that nothing is sharded"
     return replace(launch, sharding=None, said=said)
 
@@ -101,18 +78,15 @@ def check_launch(config: TrainConfig, launch: Launch, processes: int) -> None:
         if name == "use_gradient_checkpointing":
             value = bool(value)
         if not _same(value, configured):
-            raise UsageError(
-                f"--{name}",
-                f"is {value}, but accelerate's configuration says {configured}; change one of them",
-            )
+            what = f"is {value}, but {WHERE} says {configured}; change one of them"
+            raise UsageError(f"--{name}", what)
     samples = processes * config.batch_size * config.gradient_accumulation_steps
     if launch.total_batch_size not in (None, samples):
-        raise UsageError(
-            "--batch_size",
-            f"a step has {samples} samples, but train_batch_size of accelerate's configuration is "
-            f"{launch.total_batch_size}; change one of them",
-            "a step has --batch_size x --gradient_accumulation_steps x processes",
+        what = (
+            f"a step has {samples} samples, but {WHERE} says {launch.total_batch_size}"
         )
+        advice = "a step has --batch_size x --gradient_accumulation_steps x processes"
+        raise UsageError("--batch_size", what, advice)
 
 
 def _same(value: object, configured: str) -> bool:
@@ -125,19 +99,15 @@ def _same(value: object, configured: str) -> bool:
 
 def _refuse_others(environment: Mapping[str, str]) -> None:
     """Raise UsageError for what accelerate can do and dstrain cannot."""
-    supported = "supported are copies (MULTI_GPU, MULTI_CPU), FSDP, and ZeRO stages 0 to 3 of DeepSpeed"
-    for variable, name in (
-        ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM"),
-        ("ACCELERATE_USE_SAGEMAKER", "SageMaker's own distributed training"),
-    ):
-        if switched_on(environment, variable):
-            raise UsageError(WHERE, f"{name} is not supported", supported)
+    for name in ("MEGATRON_LM", "SAGEMAKER"):
+        if switched_on(environment, f"ACCELERATE_USE_{name}"):
+            what = (
+                f"{name} is not supported; MULTI_GPU, MULTI_CPU, FSDP and DEEPSPEED are"
+            )
+            raise UsageError(WHERE, what)
     backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if backend.lower() != "no":
-        raise UsageError(
-            WHERE,
-            f"dynamo_backend {backend} is not supported",
-            "leave dynamo_config out of the configuration, and give --compile",
-        )
+        what = f"dynamo_backend {backend} is not supported; leave dynamo_config out"
+        raise UsageError(WHERE, what)
     if switched_on(environment, GROUPS):
         refuse_groups(environment)

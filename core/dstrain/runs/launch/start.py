@@ -79,17 +79,13 @@ def meet(
     )
     met = int(accelerator.num_processes)
     if met != started and started > 1:
+        what = f"{started} were started, but this one met {met - 1} others"
         raise UsageError(
-            "processes",
-            f"{started} were started, but this one met {met - 1} others",
-            "in a script, make no Accelerator, or one that finds the same processes",
+            "processes", what, "a script makes no Accelerator before run()"
         )
     if met > 1 and accelerator.device.type not in ("cuda", "cpu"):
-        raise UsageError(
-            "processes",
-            f"several on devices of kind {accelerator.device.type} are not supported",
-            "start one, or train on GPUs of CUDA",
-        )
+        what = f"several on devices of kind {accelerator.device.type} are not supported"
+        raise UsageError("processes", what, "start one")
     return accelerator
 
 
@@ -97,30 +93,25 @@ def _refuse_own_settings(accumulation_steps: int) -> None:
     """Raise UsageError for settings of an Accelerator that a script has made before."""
     # Not its constructor, which compares what it is given with what is there.
     state = AcceleratorState._shared_state
-    for kind, name in (
-        (DistributedType.DEEPSPEED, "a deepspeed_plugin"),
-        (DistributedType.FSDP, "an fsdp_plugin"),
-        (DistributedType.MEGATRON_LM, "a megatron_lm_plugin"),
+    kind = state.get("distributed_type")
+    if kind in (
+        DistributedType.DEEPSPEED,
+        DistributedType.FSDP,
+        DistributedType.MEGATRON_LM,
     ):
-        if state.get("distributed_type") == kind:
-            raise UsageError(
-                OWN,
-                f"has {name}, which dstrain does not use",
-                "leave it out, and give the settings by accelerate launch --config_file",
-            )
+        what = f"has a plugin for {kind.value}, which dstrain does not use"
+        advice = (
+            "leave it out, and give the settings by accelerate launch --config_file"
+        )
+        raise UsageError(OWN, what, advice)
     precision = state.get("_mixed_precision", "no")
     if precision != "no":
-        raise UsageError(
-            OWN,
-            f"has mixed_precision={precision!r}",
-            "make it with 'no', and give --mixed_precision",
-        )
+        what = f"has mixed_precision={precision!r}"
+        raise UsageError(OWN, what, "make it with 'no', and give --mixed_precision")
     plugin = state.get("dynamo_plugin")
     if plugin is not None and plugin.backend != DynamoBackend.NO:
         raise UsageError(OWN, "has a dynamo_plugin, which dstrain does not use")
     steps = GradientState().num_steps if GradientState._shared_state else 1
     if steps not in (1, accumulation_steps):
-        raise UsageError(
-            "--gradient_accumulation_steps",
-            f"is {accumulation_steps}, but {OWN} has {steps}; change one of them",
-        )
+        what = f"is {accumulation_steps}, but {OWN} has {steps}; change one of them"
+        raise UsageError("--gradient_accumulation_steps", what)

@@ -16,12 +16,11 @@ from dstrain.runs.build import (
     order_of,
     total_steps,
 )
-from dstrain.runs.checkpoints.other_run import refuse_other_run
+from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checkpoints.outputs import RunDirectory
-from dstrain.runs.checkpoints.run_identity import rows_fingerprint
+from dstrain.runs.checkpoints.run_identity import refuse_other_run, rows_fingerprint
 from dstrain.runs.checkpoints.state import saved_facts
-from dstrain.runs.checkpoints.state_folders import states
-from dstrain.runs.launch.limits import refuse_unshardable
+from dstrain.runs.checks.flags import refuse_unshardable
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import PlannedTraining
 from dstrain.training import TrainingModule

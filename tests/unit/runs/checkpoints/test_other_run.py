@@ -70,12 +70,17 @@ def held(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(here, output_path=tmp_path_factory.mktemp("held"), max_steps=2)
 
 
-def first_difference(folder: Path, **flags: Any) -> str:
-    """The first option that a refused resume names, with both values."""
+def differing(folder: Path, **flags: Any) -> dict[str, tuple[Any, Any]]:
+    """What a refused resume names, with both values."""
     with pytest.raises(StateError) as caught:
-        train(folder, resume="auto", **flags)
+        train(folder, **{"resume": "auto", **flags})
     assert caught.value.where == "--resume"
-    return caught.value.help_lines[0]
+    saved, now = (
+        json.loads(line.partition(": ")[2]) for line in caught.value.help_lines[:2]
+    )
+    names = caught.value.what.partition(": ")[2].split(", ")
+    assert names == [*saved] == [*now]
+    return {name: (saved[name], now[name]) for name in names}
 
 
 @pytest.mark.parametrize("flags", OTHER, ids=lambda flags: " ".join(flags))
@@ -86,19 +91,11 @@ def test_a_run_with_other_numbers_is_not_resumed_and_what_must_be_equal_is_named
         # Else its denoiser would be refused first.
         like_base = replace(PIPELINES["other"], denoiser_config={})
         monkeypatch.setitem(PIPELINES, "other", like_base)
-    with pytest.raises(StateError) as caught:
-        train(here, output_path=held, resume="auto", **{"max_steps": 4, **flags})
-    assert caught.value.where == "--resume"
-    printed = caught.value.help_lines[0]
-    for flag, value in flags.items():
-        assert f"--{flag}: saved " in printed and f"this run {value}" in printed
+    found = differing(here, output_path=held, **{"max_steps": 4, **flags})
+    for name, value in flags.items():
+        assert found[name][1] == value != found[name][0]
     ends_at_last_step = flags == {"lr_scheduler": "cosine"}
-    assert ("--max_steps: saved 2, this run 4" in printed) == ends_at_last_step
-    assert "None" not in str(caught.value)
-    # A new run cannot start from weights of other shapes.
-    offered = any("--resume_from_checkpoint" in one for one in caught.value.help_lines)
-    others = ("lora_rank", "lora_target_modules", "lora_base_model", "trainable_models")
-    assert offered == (not flags.keys() & {*others})
+    assert found.get("max_steps") == ((2, 4) if ends_at_last_step else None)
     assert load_state(states(held)[0]).step == 2
     assert len(log(held)) == 2
 
@@ -127,9 +124,7 @@ def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
         train(here, stop_at(0), max_steps=2, **other)
     for name in ("other", "new"):
         given = {"output_path": tmp_path / name, "resume": str(states(held)[0])}
-        with pytest.raises(StateError) as caught:
-            train(here, max_steps=4, seed=1, **given)
-        assert caught.value.help_lines[0] == "--seed: saved 0, this run 1"
+        assert differing(here, max_steps=4, seed=1, **given) == {"seed": (0, 1)}
 
 
 @pytest.mark.needs_plugin
@@ -181,8 +176,7 @@ def test_a_run_with_another_attention_is_not_resumed(
         header = read_tensors(first_step / "step-1.safetensors")[1]
         assert header[f"version.{ATTENTION}"] == used[1]
     del given["resume"]
-    found = first_difference(here, max_steps=3, **given)
-    assert found == f"{ATTENTION}: saved {used[0]}, this run {used[1]}"
+    assert differing(here, max_steps=3, **given) == {ATTENTION: tuple(used)}
     if used[0] == NATIVE_ATTENTION:
         monkeypatch.delenv(ATTENTION)
         train(here, max_steps=3, resume="auto", **given)
@@ -193,7 +187,7 @@ def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(
 ) -> None:
     flags = {"output_path": tmp_path, "lr_scheduler": "cosine"}
     train(here, max_steps=2, **flags)
-    assert "--max_steps" in first_difference(here, max_steps=4, **flags)
+    assert differing(here, max_steps=4, **flags) == {"max_steps": (2, 4)}
     train(here, max_steps=2, num_epochs=3, resume="auto", **flags)
 
 
@@ -207,11 +201,11 @@ def rewritten(data: Path, change: Callable[[Any], object]) -> None:
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a row less": (
         lambda data: rewritten(data, lambda rows: rows.pop()),
-        "metadata.*; 6 rows.*, 5 ",
+        "metadata, rows",
     ),
     "a caption": (
         lambda data: rewritten(data, lambda rows: rows[0].update(prompt="a bird")),
-        "its metadata",
+        "metadata",
     ),
     "an image": (lambda data: Image.new("RGB", (16, 16)).save(data / "0.png"), "files"),
 }
@@ -230,9 +224,6 @@ def test_a_dataset_whose_content_changed_is_not_resumed(
     with pytest.raises(StateError, match=named) as caught:
         train(tmp_path, output_path=tmp_path / "out", max_steps=4, resume="auto")
     assert caught.value.where == "--resume"
-    # No flag differs.
-    assert ": saved" not in str(caught.value)
-    assert "--resume_from_checkpoint" in str(caught.value)
     assert len(log(tmp_path / "out")) == 2
 
 
@@ -245,8 +236,8 @@ def test_a_refused_resume_names_the_numbers_of_processes(
     assert written["versions"]["processes"] == "1"
     written["versions"]["processes"] = "2"
     record.write_text(json.dumps(written))
-    found = first_difference(here, output_path=tmp_path / "out", batch_size=3)
-    assert "processes: saved 2, this run 1" in found
+    found = differing(here, output_path=tmp_path / "out", batch_size=3)
+    assert found["processes"] == ("2", "1")
 
 
 def test_cached_values_that_changed_are_not_resumed(tmp_path: Path) -> None:
@@ -288,36 +279,19 @@ def of_dataset(**options: Any) -> dict[str, Any]:
     return {"dataset": [options]}
 
 
+IMAGES = {"mask_column": "image"}
+
+
 @pytest.mark.parametrize(
     ("saved", "now", "named"),
     [
-        (
-            {"mask_column": "image"},
-            {"mask_column": "copy"},
-            "--mask_column: saved image",
-        ),
-        (
-            of_dataset(mask_column="image"),
-            of_dataset(mask_column="copy"),
-            "--dataset: saved {",
-        ),
-        (
-            of_dataset(alpha_mask=True),
-            of_dataset(mask_column="image"),
-            "--dataset: saved {",
-        ),
-        (
-            of_dataset(mask_column="image", unmasked_weight=0.5),
-            of_dataset(mask_column="image"),
-            "--dataset: saved {",
-        ),
-        (of_dataset(flip=True), of_dataset(), "--dataset: saved {"),
-        (
-            {**of_dataset(), "flip": True},
-            of_dataset(flip=True),
-            "--flip: saved True",
-        ),
-        (of_dataset(), {"dataset": [{}, {}]}, "--dataset: saved {"),
+        (IMAGES, {"mask_column": "copy"}, "mask_column"),
+        (of_dataset(**IMAGES), of_dataset(mask_column="copy"), "dataset"),
+        (of_dataset(alpha_mask=True), of_dataset(**IMAGES), "dataset"),
+        (of_dataset(**IMAGES, unmasked_weight=0.5), of_dataset(**IMAGES), "dataset"),
+        (of_dataset(flip=True), of_dataset(), "dataset"),
+        ({**of_dataset(), "flip": True}, of_dataset(flip=True), "flip"),
+        (of_dataset(), {"dataset": [{}, {}]}, "dataset"),
     ],
 )
 def test_an_option_is_named_of_the_run_or_of_the_dataset_that_has_it(
@@ -337,4 +311,4 @@ def test_an_option_is_named_of_the_run_or_of_the_dataset_that_has_it(
 
     for steps in (1, 2):
         train(tmp_path, max_steps=steps, resume="auto", **flags(saved))
-    assert named in first_difference(tmp_path, max_steps=3, **flags(now))
+    assert named in differing(tmp_path, max_steps=3, **flags(now))

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,15 @@ from dstrain.runs import refuse_early
 from dstrain.runs.checkpoints.state import newest_state, states
 from dstrain.storage import RunFiles, lock
 
-from tests.support.runs import changed, config, log, project, train
+from tests.support.runs import (
+    PowerCut,
+    changed,
+    config,
+    log,
+    project,
+    stop_at,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -211,47 +218,63 @@ def test_what_is_left_of_a_run_is_not_overwritten_by_accident(
     assert tree(out) == before
 
 
-def test_a_run_whose_removal_is_interrupted_is_restored_and_can_be_removed(
+def put_together(out: Path) -> dict[str, bytes]:
+    """Every file of a folder, whether it was set aside or not, but the lists."""
+    found = tree(out)
+    both = {name.removeprefix(f"{ASIDE}/"): content for name, content in found.items()}
+    return {name: content for name, content in both.items() if name != "run.json"}
+
+
+def test_an_overwritten_run_lies_aside_until_the_new_one_has_saved(
     here: Path, out: Path
 ) -> None:
-    before = tree(out)
-    for name in ("run.json", *LOGS[:2], "step-1.safetensors"):
-        (out / ASIDE / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).rename(out / ASIDE / name)
-    with pytest.raises(StateError):
-        train(here, output_path=out, max_steps=2)
-    assert tree(out) == before
+    before = put_together(out)
+    users = put(out, f"{ASIDE}/notes.txt")
+    with pytest.raises(PowerCut):
+        train(here, stop_at(0), output_path=out, max_steps=1, overwrite=True)
+    aside = tree(out / ASIDE)
+    assert aside == {**before, "run.json": aside["run.json"], "notes.txt": b"mine"}
+    with pytest.raises(StateError, match=ASIDE):
+        train(here, output_path=out, max_steps=1)
+    train(here, output_path=out, max_steps=1, overwrite=True)
+    assert tree(out / ASIDE) == {"notes.txt": users[f"{ASIDE}/notes.txt"]}
+    assert left(out) == named(1)
+
+
+def test_what_cannot_be_set_aside_stays_and_is_set_aside_the_next_time(
+    here: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = put_together(out)
+    move, calls = shutil.move, count()
+
+    def full(path: Path, place: Path) -> Any:
+        if next(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return move(path, place)
+
+    with monkeypatch.context() as patch, pytest.raises((SystemFault, OSError)):
+        patch.setattr("shutil.move", full)
+        train(here, output_path=out, max_steps=1, overwrite=True)
+    assert put_together(out) == before
     train(here, output_path=out, max_steps=1, overwrite=True)
     assert not (out / ASIDE).exists()
     assert left(out) == named(1)
 
 
-@pytest.mark.parametrize("flags", [{}, {"overwrite": True}])
-def test_a_folder_of_the_users_that_is_called_as_the_one_of_files_set_aside_stays(
-    flags: dict[str, Any], here: Path, out: Path
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_of_the_users_where_a_run_would_be_set_aside_stays(
+    is_link: bool, here: Path, out: Path, tmp_path: Path
 ) -> None:
-    put(out, f"{ASIDE}/step-1.safetensors")
+    users = put(tmp_path / "mine", "step-1.safetensors")
+    if is_link:
+        (out / ASIDE).symlink_to(tmp_path / "mine")
+    else:
+        (tmp_path / "mine").rename(out / ASIDE)
     before = tree(out)
-    with pytest.raises(StateError, match=rf"{ASIDE}\b"):
-        train(here, output_path=out, max_steps=1, **flags)
+    with pytest.raises(StateError, match=ASIDE):
+        train(here, output_path=out, max_steps=1, overwrite=True)
     assert tree(out) == before
-
-
-def test_a_run_that_is_restored_replaces_no_file(here: Path, out: Path) -> None:
-    before = tree(out)
-    (out / ASIDE).mkdir()
-    for name in ("run.json", "step-1.safetensors"):
-        (out / name).rename(out / ASIDE / name)
-    users = put(out, "step-1.safetensors")
-    for _ in range(2):
-        with pytest.raises(StateError, match=r"step-1\.safetensors"):
-            train(here, output_path=out, max_steps=1, overwrite=True)
-    assert users.items() <= tree(out).items()
-    (out / "step-1.safetensors").unlink()
-    with pytest.raises(StateError, match="states/step-2"):
-        train(here, output_path=out, max_steps=1)
-    assert tree(out) == before
-    assert not (out / ASIDE).exists()
+    assert tree(out / ASIDE) == users
 
 
 @pytest.mark.parametrize(
@@ -298,40 +321,6 @@ def test_a_folder_in_the_way_is_refused_before_any_file_is_decoded(
         train(here, output_path=trained, max_steps=1, **flags)
     assert caught.value.where == str(trained)
     assert not (trained / SKIPPED).exists()
-
-
-def fourth_raises(error: BaseException) -> Callable[[Path, Path], Path]:
-    """A `Path.rename` whose fourth call ends so."""
-    rename, calls = Path.rename, count(1)
-
-    def renamed(path: Path, target: Path) -> Path:
-        if next(calls) == 4:
-            raise error
-        return rename(path, target)
-
-    return renamed
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [
-        (KeyboardInterrupt(), Interrupted),
-        (OSError(28, "No space left on device"), (SystemFault, OSError)),
-    ],
-    ids=["Ctrl-C", "a full disk"],
-)
-def test_a_run_that_cannot_be_taken_away_whole_stays(
-    fault: BaseException,
-    kind: type[BaseException],
-    here: Path,
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = tree(out)
-    with monkeypatch.context() as patch, pytest.raises(kind):
-        patch.setattr(Path, "rename", fourth_raises(fault))
-        train(here, output_path=out, max_steps=1, overwrite=True)
-    assert tree(out) == before
 
 
 @pytest.mark.parametrize(

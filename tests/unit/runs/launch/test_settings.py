@@ -86,7 +86,7 @@ def test_published_files_are_translated_and_leave_accelerate_nothing_to_do(
         # One process shards nothing.
         run(config(here, **wanted))
         return
-    with pytest.raises(UsageError, match="--enable_model_cpu_offload") as caught:
+    with pytest.raises(UsageError, match="shards nothing") as caught:
         run(config(here, **wanted))
     assert caught.value.where == WHERE
     # Stage 1 trains nothing that could be offloaded.
@@ -164,9 +164,8 @@ def test_what_has_no_effect_is_named_and_what_is_switched_off_is_not(
     def unused(launch: Any) -> list[str]:
         return launch.said.partition(" here: ")[2].split(", ")
 
-    found = unused(read_zero_file(tmp_path, communication_data_type="fp32"))
-    assert {"steps_per_print", "communication_data_type", "overlap_comm"} <= {*found}
-    zero = {"stage": 2, "zero_hpz_partition_size": 1}
+    assert {"steps_per_print", "overlap_comm"} <= {*unused(read_zero_file(tmp_path))}
+    zero = {"stage": 2, "zero_hpz_partition_size": 1, "reduce_scatter": False}
     found = unused(read_zero_file(tmp_path, zero_optimization=zero))
     assert found == ["steps_per_print", "zero_hpz_partition_size"]
     assert unused(read_zero(ZERO3_INIT="true")) == ["zero3_init_flag"]
@@ -175,20 +174,14 @@ def test_what_has_no_effect_is_named_and_what_is_switched_off_is_not(
     assert profiled == read_zero_file(tmp_path)
 
 
-def zero(**entries: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": 3, **entries}}
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"zero_optimization": 3}, "zero_optimization"),
         ({"fp16": {"enabled": True}}, "fp16"),
-        ({"optimizer": {"type": "AdamW"}}, "optimizer .*\n.*--learning_rate"),
+        ({"optimizer": {"type": "AdamW"}}, "optimizer "),
         ({"train_batch_size": "many"}, "train_batch_size is 'many'"),
         ({"communication_data_type": "bf16"}, "communication_data_type"),
-        (zero(zero_hpz_partition_size=8), "zero_hpz_partition_size"),
-        (zero(stge=3), "stge"),
     ],
 )
 def test_what_deepspeeds_file_has_besides_is_refused_by_name(
@@ -241,12 +234,12 @@ def test_settings_of_fsdp_say_how_networks_are_divided(
         ({"SHARDING_STRATEGY": "MOST"}, "fsdp_sharding_strategy is MOST"),
         (
             {"VERSION": "2", "RESHARD_AFTER_FORWARD": "FULL_SHARD"},
-            "fsdp_reshard_after_forward is FULL_SHARD",
+            "fsdp_reshard_after_forward is full_shard",
         ),
         ({"IGNORED_MODULES": "norm.*"}, "fsdp_ignored_modules"),
         (
             {"SHARDING_STRATEGY": "NO_SHARD", "OFFLOAD_PARAMS": "true"},
-            "--blocks_to_swap",
+            "nothing can be offloaded",
         ),
     ],
 )
@@ -359,6 +352,6 @@ def test_the_samples_of_a_step_are_those_of_all_processes_as_the_launcher_states
             run(config(here, **flags))
             assert " 12\n" in capsys.readouterr().out
             continue
-        with pytest.raises(UsageError, match=r"4 samples.* 12;") as caught:
+        with pytest.raises(UsageError, match=r"4 samples.* 12") as caught:
             run(config(here, **flags))
         assert caught.value.where == "--batch_size"

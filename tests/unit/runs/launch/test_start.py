@@ -82,9 +82,8 @@ def test_settings_are_hidden_and_there_again_for_another_run(
 @pytest.mark.parametrize(
     ("state", "named"),
     [
-        ({"distributed_type": DistributedType.DEEPSPEED}, "deepspeed_plugin"),
-        ({"distributed_type": DistributedType.FSDP}, "fsdp_plugin"),
-        ({"distributed_type": DistributedType.MEGATRON_LM}, "megatron_lm_plugin"),
+        ({"distributed_type": DistributedType.DEEPSPEED}, "plugin for DEEPSPEED"),
+        ({"distributed_type": DistributedType.FSDP}, "plugin for FSDP"),
         ({"_mixed_precision": "bf16"}, "mixed_precision='bf16'"),
         ({"dynamo_plugin": TorchDynamoPlugin(backend="inductor")}, "dynamo_plugin"),
     ],
