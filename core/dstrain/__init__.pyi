@@ -31,10 +31,10 @@ from dstrain.pipeline.pipeline import (
 )
 from dstrain.randomness import Rng as Rng, SampleKey as SampleKey
 from dstrain.runs.runner import run as run
-from dstrain.runs.script.launch import launch_training_task as launch_training_task
-from dstrain.runs.script.logger import (
+from dstrain.runs.script.launch import (
     TrainingLogger as TrainingLogger,
     WeightsLogger as WeightsLogger,
+    launch_training_task as launch_training_task,
 )
 from dstrain.runs.script.parts import (
     Callback as Callback,

@@ -56,7 +56,10 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     """
     attention_backend()  # refused before anything is downloaded
     family = load_family(config.model, config.disabled_plugins)
-    config = with_folders(with_defaults(config))
+    if config.hub is None and not config.toy:
+        # Recorded, so that `generate --run` finds the same files.
+        config = replace(config, hub=hub_of_environment())
+    config = with_folders(config)
     # Planning asks no hub.
     models = model_configs(config, family, offline=config.dry_run)
     refuse_unsupported(family, "--extra_inputs", split_commas(config.extra_inputs))
@@ -158,16 +161,6 @@ def with_keepers(setup: Setup) -> Setup:
         stage=setup.stage,
     )
     return replace(setup, keepers=setup.extensions.keepers(request))
-
-
-def with_defaults(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with the hub of the environment, where no flag says
-    otherwise.
-    """
-    if config.hub is None and not config.toy:
-        # Recorded, so that `generate --run` finds the same files.
-        config = replace(config, hub=hub_of_environment())
-    return config
 
 
 def with_frames_as_they_are(spec: PipelineSpec) -> PipelineSpec:

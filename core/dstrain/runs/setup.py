@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dstrain.config import LearningRates, datasets_of, split_commas
+from dstrain.config import datasets_of, split_commas
 from dstrain.config.datasets import DatasetOptions
 from dstrain.config.fields import parse_preset
 from dstrain.config.options import TrainConfig
@@ -266,12 +266,10 @@ class Setup:
         read.
         """
         config = self.config
-        path = config.preset_lora_path
-        if path is None:
+        if config.preset_lora_path is None:
             return None
-        component = config.preset_lora_model
-        file = parse_preset(str(path))
-        return find_preset(file, component, self.family, self.spec)
+        file = parse_preset(str(config.preset_lora_path))
+        return find_preset(file, config.preset_lora_model, self.family, self.spec)
 
     @cached_property
     def optimizer(self) -> OptimizerChoice:
@@ -280,15 +278,9 @@ class Setup:
         if self.config.ema_decay is not None and has_modes(choice.kind):
             what = f"would average twice: {choice.name} averages the weights itself"
             raise UsageError("--ema_decay", what, "leave it out")
-        return replace(choice, rates=self.by_component(choice.rates))
-
-    def by_component(self, rates: LearningRates) -> LearningRates:
-        """Return learning rates by the names of trained components; raises UsageError
-        for names of others.
-        """
-        experts = self.spec.experts
-        aliases = experts.roles if experts else {}
-        return check_names(rates, self.trainables.components, aliases)
+        aliases = self.spec.experts.roles if self.spec.experts else {}
+        rates = check_names(choice.rates, self.trainables.components, aliases)
+        return replace(choice, rates=rates)
 
     def find(
         self, plans: Iterable[Plan], absent: list[MissingFiles] | None = None

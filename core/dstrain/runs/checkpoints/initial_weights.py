@@ -42,11 +42,8 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
         if not is_lora:
             if setup.preset is not None and component in setup.preset.components:
                 # They have the preset of the run that trained them in them.
-                raise UsageError(
-                    "--preset_lora_path",
-                    f"cannot be merged into {component}: {FLAG} {path} replaces all of it",
-                    "leave it out: weights that were trained on a preset already include it",
-                )
+                what = f"cannot be merged into {component}: {FLAG} {path} replaces it"
+                raise UsageError("--preset_lora_path", what, "leave it out")
             _check_configuration(path, header, found.configs.get(component, {}))
             files[component] = saved_weights(setup.family, component, path)
         elif setup.config.lora_checkpoint is None:
@@ -59,8 +56,7 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
 
 def _read_header(path: Path, setup: Setup) -> dict[str, str]:
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "no such file"
-        raise StateError(path, f"{what}; {FLAG} takes weights that a run saved")
+        raise StateError(path, f"is no file; {FLAG} takes weights that a run saved")
     header = verify_file(path)
     family = header.get("family")
     if family != setup.spec.family:
@@ -71,33 +67,23 @@ def _read_header(path: Path, setup: Setup) -> dict[str, str]:
     return header
 
 
-def _check_trained(
-    path: Path,
-    component: str,
-    is_lora: bool,
-    setup: Setup,
-) -> None:
+def _check_trained(path: Path, component: str, is_lora: bool, setup: Setup) -> None:
     """Refuse weights of what is not trained, and LoRA layers where all is trained or
     the other way round.
     """
-    layers = {lora_config.component for lora_config in setup.trainables.lora}
+    layers = {one.component for one in setup.trainables.lora}
+    kinds = {True: "LoRA layers", False: "all"}
     trained = [
-        f"LoRA layers of {name}" if name in layers else f"all of {name}"
-        for name in setup.trainables.components
+        f"{kinds[name in layers]} of {name}" for name in setup.trainables.components
     ]
-    content = f"LoRA layers of {component}" if is_lora else f"all of {component}"
+    content = f"{kinds[is_lora]} of {component}"
     if content not in trained:
-        raise StateError(
-            path,
-            f"contains {content}, but this run trains {', '.join(trained)}",
-            "train what it contains, or give other weights with --model_paths",
-        )
+        what = f"contains {content}, but this run trains {', '.join(trained)}"
+        raise StateError(path, what)
 
 
 def _check_configuration(
-    path: Path,
-    header: Mapping[str, str],
-    config: Mapping[str, Any],
+    path: Path, header: Mapping[str, str], config: Mapping[str, Any]
 ) -> None:
     recorded = json.loads(header.get("config", "{}"))
     differing = [

@@ -145,24 +145,14 @@ class RunDirectory:
             return
         path = newest_state(self.folder) if resume == "auto" else Path(resume)
         saved = load_state(path, state_reader(run))
-        if resume != "auto":
-            self._refuse_newer_states(path)
+        newer = [*takewhile(lambda one: not one.samefile(path), states(self.folder))]
+        if resume != "auto" and newer:
+            # They would later be taken for states of this run.
+            what = f"contains {newer[0].name}, which does not come from {path}"
+            advice = "move it away, or give another --output_path"
+            raise StateError(self.folder, what, advice)
         load_training_state(run, saved, self.data_digests)
         logger.info(f"resumed at step {run.step} from {path}")
-
-    def _refuse_newer_states(self, path: Path) -> None:
-        """Refuse to resume from a state while the folder holds newer ones.
-
-        They would later be taken for states of this run.
-        """
-        kept = states(self.folder)
-        newer = list(takewhile(lambda state: not state.samefile(path), kept))
-        if newer:
-            raise StateError(
-                self.folder,
-                f"contains {newer[0].name}, which does not come from {path}",
-                "move it away, or give another --output_path",
-            )
 
     def start(self, run: TrainingRun) -> None:
         """Set the run to overwrite aside, and write what is there from the first step on:

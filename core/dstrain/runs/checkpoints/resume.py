@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dstrain.console import get_logger, number_of
-from dstrain.errors import StateError
+from dstrain.console import get_logger
+from dstrain.errors import StateError, first_few
 from dstrain.runs.checkpoints.run_identity import config_digest, refuse_other_run
 from dstrain.runs.checkpoints.state import TrainingState
 from dstrain.runs.training_run import TrainingRun
@@ -79,21 +79,13 @@ def load_training_state(
         logger.warning("an older version saved this state: values are not compared")
     parameters = run.module.trained.parameters
     buffers = run.module.trained_buffers
-    saved = {
-        name: list(tensor.shape)
-        for name, tensor in state.trainable.items()
-        if name not in buffers
-    }
-    own = {name: list(parameter.shape) for name, parameter in parameters.items()}
-    other_shapes = [
-        f"{name}: saved {saved.get(name)}, this run {own.get(name)}"
-        for name in saved | own
-        if saved.get(name) != own.get(name)
-    ]
-    if other_shapes:
-        count = number_of(len(other_shapes), "parameter")
-        what = f"the saved run trains {count} of another shape"
-        raise StateError("--resume", what, "; ".join(other_shapes[:3]))
+    own = {name: parameter.shape for name, parameter in parameters.items()}
+    saved = {name: tensor.shape for name, tensor in state.trainable.items()}
+    saved = {name: shape for name, shape in saved.items() if name not in buffers}
+    if saved != own:
+        names = [name for name in saved | own if saved.get(name) != own.get(name)]
+        what = f"the saved run trains others, or of other shapes: {first_few(names)}"
+        raise StateError("--resume", what)
     for name, parameter in parameters.items():
         parameter.copy_(state.trainable[name])
     for name, buffer in buffers.items():
@@ -122,9 +114,6 @@ def _load_average(run: TrainingRun, state: TrainingState) -> None:
         logger.info(f"without --ema_decay {decay:g}, the average of the run ends here")
         return
     if decay != averaged.decay:
-        raise StateError(
-            "--resume",
-            f"--ema_decay: saved {decay:g}, this run {averaged.decay:g}",
-            "give it as saved; without it the run resumes too, and its average ends",
-        )
+        what = f"--ema_decay: saved {decay:g}, this run {averaged.decay:g}"
+        raise StateError("--resume", what, "give it as saved, or leave it out")
     averaged.load(state.average, int(state.average_facts["steps"]))

@@ -15,14 +15,16 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.console import bars_hidden
 from dstrain.distributed import ProcessGroup
-from dstrain.errors import UsageError, about_rows, nearest
+from dstrain.errors import StateError, UsageError, about_rows, nearest
 from dstrain.graph import Column
+from dstrain.lora import format_named, save_lora_for
+from dstrain.models import components_of
 from dstrain.pipeline.arguments import with_sizes
 from dstrain.randomness import SampleKey, digest
+from dstrain.runs.checkpoints.state import save_full
 from dstrain.runs.loop import run_steps
 from dstrain.runs.observers import Observer, Observers, WatchedRun
 from dstrain.runs.reports.progress import Bar, RunStatistics
-from dstrain.runs.script.logger import TrainingLogger
 from dstrain.runs.script.parts import StepNumbers
 from dstrain.runs.training_run import Training
 from dstrain.training import MicroBatch, Sample, TrainingModule
@@ -47,6 +49,102 @@ class Rows(Protocol):
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
         """Return a row; it is asked for again in each epoch."""
+
+
+class TrainingLogger(Protocol):
+    """What `launch_training_task` calls, in the main process alone."""
+
+    def on_step_end(self, module: TrainingModule, numbers: StepNumbers) -> None:
+        """Act after an optimizer step."""
+
+    def on_epoch_end(self, module: TrainingModule, epoch: int) -> None:
+        """Act after an epoch, the first of which is 0."""
+
+    def on_training_end(self, module: TrainingModule, step: int) -> None:
+        """Act after the last step."""
+
+
+class WeightsLogger:
+    """Saves what is trained to a folder, under the names that `run` gives its files."""
+
+    def __init__(
+        self,
+        output_path: str | Path,
+        save_steps: int | None = None,
+        lora_format: str = "diffusers",
+        overwrite: bool = False,
+    ) -> None:
+        """Save to a folder; raises StateError if there are weights in it already, and
+        UsageError for another format, or another number of steps.
+
+        Args:
+            output_path: The folder.
+            save_steps: Save every so many steps; by default, after each epoch.
+            lora_format: The program whose key names are saved.
+            overwrite: Whether files that are there may be replaced.
+        """
+        self.folder: Path = Path(output_path)
+        self.save_steps = save_steps
+        self.program: str = format_named(lora_format, "lora_format").name
+        self.weights: tuple[Path, ...] = ()
+        """The files saved last."""
+        if save_steps is not None and save_steps < 1:
+            raise UsageError("save_steps", f"expected 1 or more, got {save_steps}")
+        there = sorted(self.folder.glob("*.safetensors"))
+        if there and not overwrite:
+            what = f"contains {there[0].name}, which was not modified"
+            advice = "give another output_path, or overwrite=True"
+            raise StateError(self.folder, what, advice)
+
+    def on_step_end(self, module: TrainingModule, numbers: StepNumbers) -> None:
+        """Save after every `save_steps` steps."""
+        if self.save_steps is not None and numbers.step % self.save_steps == 0:
+            self.save(module, f"step-{numbers.step}")
+
+    def on_epoch_end(self, module: TrainingModule, epoch: int) -> None:
+        """Save after each epoch, without `save_steps`."""
+        if self.save_steps is None:
+            self.save(module, f"epoch-{epoch}")
+
+    def on_training_end(self, module: TrainingModule, step: int) -> None:
+        """Save the last steps, if they are not."""
+        if self.save_steps is not None and step % self.save_steps != 0:
+            self.save(module, f"step-{step}")
+
+    def save(self, module: TrainingModule, name: str) -> None:
+        """Write one file for each component that is trained; raises SystemFault, and
+        UsageError for a program that has no names for it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        components = module.trained.components
+        names = [f"{name}.safetensors"]
+        if len(components) > 1:
+            names = [f"{name}.{component}.safetensors" for component in components]
+        self.weights = tuple(self.folder / one for one in names)
+        for component, path in zip(components, self.weights, strict=True):
+            self._save(module, component, path)
+
+    def _save(self, module: TrainingModule, component: str, path: Path) -> None:
+        pipeline = module.pipeline
+        family = pipeline.family
+        header = {
+            "family": pipeline.spec.family,
+            "variant": pipeline.spec.variant,
+            "component": component,
+            "task": module.task.name,
+        }
+        network = pipeline.components[component]
+        lora = module.trained.lora.get(component)
+        if lora is not None:
+            save_lora_for(self.program, path, network, lora, family, header)
+            return
+        config = pipeline.config_entries.get(component, {})
+        known = components_of(family)[component]
+        key_format = format_named(self.program).weights(known, family, config)
+        if key_format is None:
+            what = f"{self.program} has no key names for all of {component}"
+            raise UsageError("lora_format", what)
+        save_full(path, network, config, header, key_format)
 
 
 def launch_training_task(
@@ -86,27 +184,21 @@ def launch_training_task(
         lr_scheduler: The schedule of that optimizer.
         seed: The seed of order, noise and timesteps.
     """
-    _check(accelerator, dataset, module, logger)
+    _check(accelerator, module)
     if num_epochs < 1:
         raise UsageError("num_epochs", f"expected 1 or more, got {num_epochs}")
     parameters = module.trained_parameters
-    for name, number in (
-        ("learning_rate", learning_rate),
-        ("weight_decay", weight_decay),
-    ):
-        if number is not None and not number >= 0:
-            raise UsageError(name, f"expected 0 or more, got {number}")
     if optimizer is None:
         if lr_scheduler is not None:
-            what = "has no effect: it is the schedule of an optimizer that is not given"
-            raise UsageError("lr_scheduler", what, "give that as optimizer")
+            raise UsageError("lr_scheduler", "is of an optimizer; give that, too")
         optimizer = torch.optim.AdamW(
             parameters,
             lr=LEARNING_RATE if learning_rate is None else learning_rate,
             weight_decay=WEIGHT_DECAY if weight_decay is None else weight_decay,
         )
-    else:
-        _refuse_numbers(learning_rate=learning_rate, weight_decay=weight_decay)
+    elif learning_rate is not None or weight_decay is not None:
+        what = "has a learning rate and a weight decay of its own; give no others"
+        raise UsageError("optimizer", what)
     # Networks are registered before the wrapper looks for them.
     first = _sample(module, dataset, 0)
     with _naming_rows(), about_rows([0]):
@@ -140,14 +232,6 @@ def launch_training_task(
     return run_steps(run, _SavesNothing(), Observers(watched, processes, own))
 
 
-def _refuse_numbers(**numbers: float | None) -> None:
-    """Refuse numbers of AdamW beside an optimizer that is given."""
-    for name, number in numbers.items():
-        if number is not None:
-            what = "has no effect: the optimizer that is given has its own"
-            raise UsageError(name, what, "leave it out, and set it in that optimizer")
-
-
 @contextmanager
 def _naming_rows() -> Iterator[None]:
     """Name the rows that a UsageError of the block is about."""
@@ -159,39 +243,18 @@ def _naming_rows() -> Iterator[None]:
         raise error.at(f"row {row}" for row in error.rows) from error
 
 
-def _check(
-    accelerator: Accelerator,
-    dataset: Rows,
-    module: TrainingModule,
-    logger: TrainingLogger,
-) -> None:
+def _check(accelerator: Accelerator, module: TrainingModule) -> None:
     """Refuse what cannot be trained in this loop."""
-    for name in ("on_step_end", "on_epoch_end", "on_training_end"):
-        if not callable(getattr(logger, name, None)):
-            what = f"{type(logger).__name__} has no method {name}"
-            raise UsageError("logger", what, "such as WeightsLogger has")
     if not module.trained_parameters:
         what = "trains nothing yet"
         raise UsageError("module", what, "call its switch_to_training_mode first")
-    if len(dataset) == 0:
-        raise UsageError("dataset", "has no rows")
     if accelerator.mixed_precision != "no":
-        raise UsageError(
-            "accelerator",
-            f"has mixed_precision={accelerator.mixed_precision!r}",
-            "make it with 'no'; the pipeline computes in its own torch_dtype",
-        )
-    if accelerator.distributed_type in SHARDED:
-        kind = accelerator.distributed_type.value
-        what = f"is one of {kind}, which this loop does not use"
-        raise UsageError(
-            "accelerator", what, "give its settings to run(), by a launcher"
-        )
-    own, other = module.pipeline.device, accelerator.device
-    if own.type != other.type:
-        what = f"the pipeline is on {own}, and the Accelerator on {other}"
-        advice = "load it with from_pretrained(..., device=accelerator.device)"
+        what = f"has mixed_precision={accelerator.mixed_precision!r}"
+        advice = "make it with 'no'; the pipeline computes in its own torch_dtype"
         raise UsageError("accelerator", what, advice)
+    if accelerator.distributed_type in SHARDED:
+        what = f"is one of {accelerator.distributed_type.value}, which this loop does not use"
+        raise UsageError("accelerator", what)
 
 
 @dataclass(kw_only=True)
@@ -296,12 +359,7 @@ def _sample(module: TrainingModule, dataset: Rows, row: int) -> Sample:
         if isinstance(source, Column)
     }
     values: dict[str, Any] = {}
-    given: object = dataset[row]
-    if not isinstance(given, Mapping):
-        what = f"expected a mapping from inputs to values, got {type(given).__name__}"
-        advice = 'such as {"prompt": "a dog", "image": IMAGE}'
-        raise UsageError(f"row {row}", what, advice)
-    for name, value in given.items():
+    for name, value in dataset[row].items():
         known = name if name in inputs else columns.get(name)
         if known is None:
             what = f"no input is named {name!r}{nearest(name, [*inputs, *columns])}"

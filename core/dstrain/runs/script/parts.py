@@ -1,13 +1,12 @@
 """What a script gives a run beside its configuration, and what it gets from it."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dstrain.console import bars_hidden
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import UsageError
 from dstrain.graph import Task
 from dstrain.runs.observers import STOP, Observer, WatchedRun
 from dstrain.training import TrainingModule
@@ -92,20 +91,13 @@ class OwnParts:
         if not (isinstance(kind, type) and issubclass(kind, TrainingModule)):
             what = f"expected a subclass of TrainingModule, got {kind!r}"
             raise UsageError("module_class", what)
-        for name, given in (("tasks", self.tasks), ("callbacks", self.callbacks)):
-            if not isinstance(given, Sequence) or isinstance(given, str):
-                what = f"expected a list, got {given!r}"
-                raise UsageError(name, what, f"write {name}=[...]")
         for task in self.tasks:
             if not isinstance(task, Task):
-                what = f"expected Task, got {task!r}"
-                raise UsageError("tasks", what, 'write Task.of("NAME", LOSS)')
+                what = f'expected Task.of("NAME", LOSS), got {task!r}'
+                raise UsageError("tasks", what)
         for one in self.callbacks:
             if not callable(one):
                 raise UsageError("callbacks", f"expected functions, got {one!r}")
-            if not _takes_one(one):
-                what = f"{one!r} does not take one argument, the numbers of the step"
-                raise UsageError("callbacks", what)
 
     def offered_tasks(self, name: str, known: Mapping[str, Task]) -> dict[str, Task]:
         """Return the tasks by name; raises UsageError for a name that is another task's,
@@ -123,9 +115,8 @@ class OwnParts:
             found[task.name] = task
         if found and name not in found:
             own = ", ".join(found)
-            what = f"the run trains {name!r}, and none of yours{nearest(name, found)}"
-            advice = f"name it in the configuration: TrainConfig(task={next(iter(found))!r}, ...)"
-            raise UsageError("tasks", what, f"yours: {own}", advice)
+            what = f"the configuration's task is {name!r}, not one of these: {own}"
+            raise UsageError("tasks", what)
         return found
 
     def call(self, numbers: StepNumbers) -> bool:
@@ -135,17 +126,6 @@ class OwnParts:
         with bars_hidden():
             answers = [callback(numbers) for callback in self.callbacks]
         return any(answer is True for answer in answers)
-
-
-def _takes_one(function: Callable[..., object]) -> bool:
-    """Return whether a function can be called with one argument, as far as it tells."""
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        return False
-    except ValueError:
-        pass  # some of those written in C have no signature
-    return True
 
 
 NO_PARTS = OwnParts()

@@ -96,7 +96,7 @@ def test_weights_of_other_shapes_are_not_resumed(tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         save_file(Dit(1, 2).state_dict(), place / "model.safetensors")
     (place / "config.json").write_text(json.dumps({"width": 1, "depth": 2}))
-    with pytest.raises(StateError, match=r"lora_A.* .2, 8.,.* .2, 1.") as caught:
+    with pytest.raises(StateError, match=r"other shapes: .*lora_A") as caught:
         train(tmp_path, output_path=tmp_path / "out", max_steps=4, resume="auto")
     assert caught.value.where == "--resume"
 
