@@ -130,7 +130,7 @@ def test_a_run_resumes_with_the_same_rows_or_without_any(
     assert [row["step"] for row in validation(out)] == [1, 2, 3]
     write_data(own, ("other",), ((16, 16),))
     os.utime(own / "metadata.json", (2**32, 2**32))
-    with pytest.raises(StateError, match="its validation metadata"):
+    with pytest.raises(StateError, match="dataset: validation metadata"):
         train(here, max_steps=4, **flags, **second(own))
     train(here, max_steps=4, **flags | {"validation_steps": None})
     assert len(validation(out)) == 3
