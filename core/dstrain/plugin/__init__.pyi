@@ -93,11 +93,8 @@ from dstrain.runs.dry_run.planned_run import (
     CachedRows as CachedRows,
     PlannedRun as PlannedRun,
 )
-from dstrain.runs.observers import (
-    Images as Images,
-    Observer as Observer,
-    WatchedRun as WatchedRun,
-)
+from dstrain.runs.observers import Observer as Observer, WatchedRun as WatchedRun
+from dstrain.runs.prompt_images import Images as Images
 from dstrain.storage import read_limited as read_limited
 from dstrain.storage.files import (
     remove_leftovers as remove_leftovers,

@@ -40,8 +40,8 @@ class Saver(Protocol):
     def save(self, run: Any, name: str) -> None:
         """Save, and name the files of weights so."""
 
-    def stop(self, run: Any, saved: bool) -> NoReturn:
-        """Save unless that was just done, and raise what says how to go on."""
+    def stop(self, run: Any) -> NoReturn:
+        """Raise what says how to go on, of a run that was saved."""
 
 
 def run_steps(run: Training, saver: Saver, observers: Observers) -> tuple[float, ...]:
@@ -49,7 +49,6 @@ def run_steps(run: Training, saver: Saver, observers: Observers) -> tuple[float,
     signal ends it: next step, observers, save if due. Return their losses.
     """
     losses = array("d")
-    saved = True
     run.keep = observers.kept
     with catch_stop_signals() as is_stopping, observers.watching(is_stopping):
         for numbers in steps(run):
@@ -66,7 +65,7 @@ def run_steps(run: Training, saver: Saver, observers: Observers) -> tuple[float,
                 observers.saved(saver.weights)
                 saved = True
             if is_interrupted:
-                saver.stop(run, saved)
+                saver.stop(run)
             if STOP in asked:
                 break
     return tuple(losses)

@@ -10,14 +10,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger
 from dstrain.distributed import ProcessGroup, is_interrupt
 from dstrain.errors import Interrupted, UsageError
 from dstrain.installed import described
-from dstrain.registry import Extensions, PromptRow
+from dstrain.registry import Extensions
+from dstrain.runs.prompt_images import Images
 from dstrain.training import TrainingModule
 
 logger = get_logger(__name__)
@@ -30,34 +31,6 @@ INTERRUPT = "interrupt"
 """Asked for by a signal: the run saves, and ends as one that is to be resumed."""
 SLOW = 0.05
 """From this share of the time on, the summary names a plugin's observer."""
-
-
-class Images(Protocol):
-    """Images or videos of the rows of all plugins, by number. They are made in the main
-    process, and leave training as it was.
-    """
-
-    @property
-    def rows(self) -> Sequence[PromptRow]:
-        """Return the rows."""
-
-    @property
-    def are_videos(self) -> bool:
-        """Return whether videos are made."""
-
-    def steps(self, number: int) -> int:
-        """Return the steps that the sampler takes for a row."""
-
-    def facts(self, number: int) -> dict[str, Any]:
-        """Return what decides the image of a row, beside the weights."""
-
-    def making(self) -> AbstractContextManager[None]:
-        """Return a context in which images are made."""
-
-    def make(self, number: int, on_step: Callable[[int, Any], None]) -> Any:
-        """Return an image, or the frames of a video; `on_step` is called after each step
-        of the sampler, and what it raises ends it.
-        """
 
 
 @dataclass(kw_only=True)

@@ -31,8 +31,10 @@ from dstrain.training import CachedSamples
 
 
 @dataclass
-class PromptImages:
-    """The images of the rows that plugins add to a run."""
+class Images:
+    """Images or videos of the rows that plugins add to a run, by number. They are made in
+    the main process, and leave training as it was.
+    """
 
     setup: Setup
     plans: list[PromptPlan]
@@ -160,7 +162,7 @@ class PromptImages:
         return {**described, "prompt": plan.row.prompt, "seed": self._seed(number)}
 
 
-def open_images(setup: Setup, samples: TrainingData) -> PromptImages:
+def open_images(setup: Setup, samples: TrainingData) -> Images:
     """Plan the images that are asked for and find their files, before anything is
     loaded.
 
@@ -172,7 +174,7 @@ def open_images(setup: Setup, samples: TrainingData) -> PromptImages:
         plans = stored_rows(setup, samples.source.cache, info.previews)
     else:
         plans = plan_rows(setup)
-    return PromptImages(setup, plans, setup.find(one.plan for one in plans))
+    return Images(setup, plans, setup.find(one.plan for one in plans))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from dstrain.data.forms import find_source, join_datasets
 from dstrain.data.row_checks import absent_masks, open_dataset
 from dstrain.distributed import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
-from dstrain.graph import Column, PipelineSpec, Plan, Task, make_plan
+from dstrain.graph import PipelineSpec, Plan, Task, make_plan
 from dstrain.graph.code_digest import facts_of, loading_code
 from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.keepers import AS_LOADED, Keepers
@@ -386,12 +386,9 @@ class Setup:
         DiffSynth-Studio's commands have it in this stage.
         """
         config = self.config
-        default = (
-            config.output_path
-            if self.stage == "data_process"
-            else config.dataset_base_path
-        )
-        folder = config.feature_cache or default
+        folder = config.feature_cache or config.dataset_base_path
+        if self.stage == "data_process":
+            folder = config.feature_cache or config.output_path
         if not folder:
             what = "is required: the folder of the feature cache"
             raise UsageError("--feature_cache", what)
@@ -462,13 +459,12 @@ class Setup:
         asked for.
         """
         asked = split_commas(self.config.extra_inputs)
-        names = []
-        for name, source in self.spec.inputs.items():
-            optional = isinstance(source, Column) and source.optional
-            if isinstance(source, InferenceOnly) or (optional and name not in asked):
-                continue
-            names.append(name)
-        return frozenset(names)
+        return frozenset(
+            name
+            for name, source in self.spec.inputs.items()
+            if not isinstance(source, InferenceOnly)
+            and (name in asked or not getattr(source, "optional", False))
+        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dstrain.runs.checks.rows import log_warnings
 from dstrain.runs.long_prompts import LongPromptLog
 from dstrain.runs.loop import run_steps
 from dstrain.runs.observers import Observers, WatchedRun, plugin_observers
-from dstrain.runs.prompt_images import PromptImages, open_images
+from dstrain.runs.prompt_images import Images, open_images
 from dstrain.runs.reports.progress import Bar, RunStatistics, Summary
 from dstrain.runs.reports.status import Status
 from dstrain.runs.reports.step_log import StepLog
@@ -75,7 +75,7 @@ def train(
 def observers_of(
     run: TrainingRun,
     callbacks: Callbacks | None = None,
-    images: PromptImages | None = None,
+    images: Images | None = None,
 ) -> Observers:
     """Return the observers of a run: core's own in the order in which they are called,
     then those of plugins.

@@ -56,8 +56,9 @@ class Validation(Observer):
         self.run = run
         self.losses: dict[int, float] = {}
         """Step -> mean loss; in the main process only."""
-        paths = output / VALIDATION_CSV, output / VALIDATION_JSONL
-        self.table = NumberTable(*paths, COLUMNS)
+        self.table = NumberTable(
+            output / VALIDATION_CSV, output / VALIDATION_JSONL, COLUMNS
+        )
         self.files = ExitStack()
 
     def start(self, run: WatchedRun) -> None:
@@ -102,7 +103,9 @@ class Validation(Observer):
         the last step. A run that is asked to stop leaves them to the resumed one.
         """
         run = self.run
-        if not run.validation or not self._is_due():
+        every = run.setup.config.validation_steps
+        is_due = save_is_due(run) if every is None else run.step % every == 0
+        if not run.validation or not (is_due or run.step == run.total_steps):
             return
         is_missing = run.processes.is_main and run.step not in self.losses
         if not run.processes.any(is_missing):
@@ -121,13 +124,6 @@ class Validation(Observer):
         logger.info(
             f"validation loss {numbers['validation_loss']:.4f} at step {run.step}"
         )
-
-    def _is_due(self) -> bool:
-        run = self.run
-        every = run.setup.config.validation_steps
-        if every is None:
-            return save_is_due(run)
-        return run.step == run.total_steps or run.step % every == 0
 
 
 def held_out_losses(

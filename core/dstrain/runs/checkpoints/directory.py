@@ -89,15 +89,11 @@ def run_in(folder: Path) -> list[Path]:
 
 def refuse_run(folder: Path) -> None:
     """Raise StateError if the folder holds a run, naming the ways to resume or replace it."""
-    found = run_in(folder)
-    if not found:
-        return
-    resume = "resume it with --resume, " if states(folder) else ""
-    raise StateError(
-        folder,
-        f"already contains a run: {found[0].relative_to(folder)}",
-        f"{resume}start over with --overwrite, or give another --output_path",
-    )
+    for found in run_in(folder)[:1]:
+        resume = "resume it with --resume, " if states(folder) else ""
+        what = f"already contains a run: {found.relative_to(folder)}"
+        advice = f"{resume}start over with --overwrite, or give another --output_path"
+        raise StateError(folder, what, advice)
 
 
 def refuse_unlisted(folder: Path) -> None:
@@ -123,15 +119,12 @@ def check_start(config: TrainConfig, folder: Path) -> None:
     elif config.resume != "auto":
         path = Path(config.resume)
         if not (path / RECORD).exists():
-            advice = (
-                "--resume takes auto, or a folder states/step-STEP of an earlier run"
-            )
+            advice = "--resume takes auto, or a folder states/step-STEP of a run"
             raise StateError(path, "is not a state folder", advice)
     elif not states(folder) and RunFiles.read(folder).committed:
+        what = f"contains no checkpoint, although {RUN} records that one was saved"
         raise StateError(
-            folder,
-            f"contains no checkpoint, although {RUN} records that one was saved",
-            f"put its folder {STATES} back, or start over with --overwrite in place of --resume",
+            folder, what, "start over with --overwrite in place of --resume"
         )
 
 

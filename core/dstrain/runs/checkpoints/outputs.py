@@ -2,7 +2,7 @@
 the state to resume from.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -171,9 +171,8 @@ class RunDirectory:
         records = [CONFIG, LOG, LOSS_CSV, LOSS_JSONL, STATUS]
         if run.validation:
             records += [VALIDATION_CSV, VALIDATION_JSONL]
-        if setup.stage != "train" and any(
-            one.dataset.skipped for one in setup.datasets
-        ):
+        reads = setup.datasets if setup.stage != "train" else ()
+        if any(one.dataset.skipped for one in reads):
             records.append(SKIPPED_ROWS)
         RunFiles.read(self.folder).add(records)
         (self.folder / LOG).parent.mkdir(exist_ok=True)
@@ -197,12 +196,9 @@ class RunDirectory:
         """Write the weights of a run that has nothing left to do, from the state that was
         loaded, if they are gone.
         """
-        listed = RunFiles.read(self.folder).weights()
-        names = [
-            name
-            for name, step in listed.items()
-            if step == run.step and not name.endswith(AVERAGED)
-        ]
+        listed = RunFiles.read(self.folder).weights().items()
+        saved = [name for name, step in listed if step == run.step]
+        names = [name for name in saved if not name.endswith(AVERAGED)]
         count = len(run.module.trained.components)
         # Those written last: others of this step are of a run that was killed.
         self.weights = [self.folder / name for name in names[-count:]]
@@ -217,13 +213,10 @@ class RunDirectory:
         by_epoch = self.setup.config.save_steps is None and ends_epoch
         return f"epoch-{epoch}" if by_epoch else f"step-{run.step}"
 
-    def stop(self, run: TrainingRun, saved: bool) -> NoReturn:
-        """Save unless that was just done, and raise Interrupted."""
-        if not saved:
-            self.save(run, f"step-{run.step}")
-        raise self._interrupted(
-            f"interrupted after step {run.step} of {run.total_steps}, where it was saved"
-        )
+    def stop(self, run: TrainingRun) -> NoReturn:
+        """Raise Interrupted, for a run that was saved."""
+        place = f"step {run.step} of {run.total_steps}"
+        raise self._interrupted(f"interrupted after {place}, where it was saved")
 
     def _interrupted(self, what: str) -> Interrupted:
         """Return the error of an interrupted run, with the way to resume it."""
@@ -270,7 +263,12 @@ class RunDirectory:
             with in_eval_mode(run.optimizer):
                 for component, path in zip(components, self.weights, strict=True):
                     self._save_component(run, path, component)
-            self._save_averages(run, averages)
+            if averages:
+                decay = {"ema_decay": run.ema.facts["decay"]}
+                with run.ema.applied():
+                    for component, average in zip(components, averages, strict=True):
+                        path = self.folder / average
+                        self._save_component(run, path, component, decay)
             save_state(self.folder / state, training_state(run, self.data_digests))
             RunFiles.read(self.folder).commit()
             remove_set_aside(self.folder)
@@ -308,17 +306,6 @@ class RunDirectory:
         if keep:
             files.prune_weights(keep)
 
-    def _save_averages(self, run: TrainingRun, names: Sequence[str]) -> None:
-        """Save the average of each trained component; without one, nothing."""
-        if not names:
-            return
-        decay = {"ema_decay": run.ema.facts["decay"]}
-        with run.ema.applied():
-            for component, name in zip(
-                run.module.trained.components, names, strict=True
-            ):
-                self._save_component(run, self.folder / name, component, decay)
-
     def _save_component(
         self,
         run: TrainingRun,
@@ -336,9 +323,8 @@ class RunDirectory:
             "step": str(run.step),
             "task": setup.task.name,
             **entries,
+            **{f"version.{name}": one for name, one in setup.versions.items()},
         }
-        for library, version in setup.versions.items():
-            header[f"version.{library}"] = version
         experts = setup.spec.experts
         expert = experts.expert_of(component) if experts else ""
         if experts is not None and expert:

@@ -73,54 +73,40 @@ def check_saved_names(setup: Setup) -> None:
     """Refuse a program that has no key names for what is trained, and the family's flag
     of one if it would have no effect.
     """
-    family = setup.family
-    chosen = setup.config.lora_format
+    family, config = setup.family, setup.config
+    types = {layers.component: layers.type for layers in setup.trainables.lora}
     if setup.saving is not None:
         flag = f"--{setup.saving.name}"
-        lora = [layers.component for layers in setup.trainables.lora]
-        if family.default_trainable not in lora:
+        if family.default_trainable not in types:
             what = f"has no effect: no LoRA on {family.default_trainable} is trained"
             raise UsageError(flag, what)
-        if chosen is not None:
-            raise UsageError(flag, f"has no effect with --lora_format {chosen}")
-    known = components_of(family)
-    with_lora = {layers.component for layers in setup.trainables.lora}
-    for name in setup.trainables.components:
-        if name not in known:
-            continue  # what is no component is refused where it is looked up
-        component = known[name]
-        lora_type = setup.config.lora_type
+        if config.lora_format is not None:
+            what = f"has no effect with --lora_format {config.lora_format}"
+            raise UsageError(flag, what)
+    for name, component in components_of(family).items():
+        if name not in setup.trainables.components:
+            continue
+        having = [
+            one.name
+            for one in known_formats().values()
+            if _has_names(one, component, family, types.get(name))
+        ]
         program = format_named(setup.saved_names(name))
-        flag = "--lora_format" if chosen else program.asked_by(setup.config)
-
-        has_lora = name in with_lora
-        if not _has_names(program, component, family, has_lora):
-            formats = [
-                one.name
-                for one in known_formats().values()
-                if _has_names(one, component, family, has_lora)
-            ]
-            kind = "LoRA on" if has_lora else "all of"
-            what = f"{program.name} has no key names for {kind} {name}"
-            raise UsageError(flag, what, f"programs that have: {', '.join(formats)}")
-        if has_lora and not program.has_names(component, family, lora_type):
-            what = (
-                f"{program.name} has no key names for {lora_type}, and ignores its keys"
-            )
-            formats = [
-                one.name
-                for one in known_formats().values()
-                if one.has_names(component, family, lora_type)
-            ]
-            raise UsageError("--lora_format", what, f"give {' or '.join(formats)}")
+        if program.name not in having:
+            flag = "--lora_format"
+            if config.lora_format is None:
+                flag = program.asked_by(config) or flag
+            kind = types.get(name, "all")
+            what = f"{program.name} has no key names for {kind} of {name}"
+            raise UsageError(flag, what, f"programs that have: {', '.join(having)}")
 
 
 def _has_names(
-    one: LoraFormat, component: Component, family: ModelFamily, has_lora: bool
+    one: LoraFormat, component: Component, family: ModelFamily, lora_type: str | None
 ) -> bool:
-    """Return whether a format has names for LoRA layers, or for everything else."""
-    if has_lora:
-        return one.has_names(component, family, "lora")
+    """Return whether a format has names for LoRA layers of a type, or for everything."""
+    if lora_type is not None:
+        return one.has_names(component, family, lora_type)
     return one.weights(component, family, {}) is not None
 
 
@@ -178,8 +164,8 @@ def check_default_caption(config: TrainConfig) -> None:
 
 
 def check_preset(setup: Setup) -> None:
-    """Refuse a preset of a component that neither training nor a preview loads, in any
-    stage, and one for training only of what cached values or saved weights have in them.
+    """Refuse a preset of a component that no stage loads, and one for training only of
+    what cached values or saved weights have in them.
     """
     preset = setup.preset
     if preset is None:
@@ -209,7 +195,7 @@ def preset_is_there(path: Path | None, spec: PipelineSpec) -> bool:
 
 
 def loaded_components(setup: Setup) -> list[str]:
-    """Return the components that training or a preview loads, in any stage."""
+    """Return the components that a run loads, in any stage, those of prompts included."""
     spec = setup.spec
     plans = [setup.plan(setup.all_inputs())]
     if setup.prompt_rows:
@@ -228,38 +214,33 @@ def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:
         plans: The plans of its samples, as far as they are known.
     """
     config = setup.config
+    trained = setup.trainables.components
     experts = setup.trained_experts
     if len(experts) > 1:
         # Of a step's samples, one process may have those of one expert only.
         what = f"cannot shard {', '.join(experts)}: each sample needs only one of them"
-        raise UsageError("sharding", what, "train one after the other", WITHOUT)
-    for plan in plans:
-        for step in plan.train_steps:
-            for name in step.unit.components:
-                if name in setup.trainables.components:
-                    # Units run once a sample, of which processes may have unequally many.
-                    what = f"cannot shard {name}: {step.unit.name} runs it once for each sample"
-                    raise UsageError("sharding", what, WITHOUT)
+        raise UsageError("sharding", what, WITHOUT)
+    for step in (step for plan in plans for step in plan.train_steps):
+        for name in {*step.unit.components} & {*trained}:
+            # Units run once a sample, of which processes may have unequally many.
+            what = f"cannot shard {name}: {step.unit.name} runs it once for each sample"
+            raise UsageError("sharding", what, WITHOUT)
     for keeper in setup.keepers.all:
-        if keeper.unshardable and {*keeper.components} & {*setup.trainables.components}:
-            raise UsageError(keeper.flag, keeper.unshardable, "leave it out", WITHOUT)
+        if keeper.unshardable and {*keeper.components} & {*trained}:
+            raise UsageError(keeper.flag, keeper.unshardable, WITHOUT)
     if config.lora_type != "lora":
         what = f"{config.lora_type} computes with whole weights, not with rows of them"
-        raise UsageError("--lora_type", what, "train lora", WITHOUT)
+        raise UsageError("--lora_type", what, WITHOUT)
     optimizer = setup.optimizer
     if optimizer.rounds:
         # Each number is rounded by its own draw, which follows from its place in the
         # whole tensor.
         what = "sharded weights are trained in fp32, not in bf16"
-        raise UsageError("--trainable_dtype", what, "leave it out", WITHOUT)
+        raise UsageError("--trainable_dtype", what, WITHOUT)
     path = optimizer.identity["optimizer"]
     if not path.startswith(KNOWN) or path.rpartition(".")[2] not in BY_ROWS:
         what = f"{optimizer.name} is not known to do with rows what it does with whole tensors"
-        advice = "use adamw, lion or schedulefree"
-        raise UsageError("--optimizer", what, advice, WITHOUT)
+        raise UsageError("--optimizer", what, "use adamw, lion or schedulefree")
     if setup.prompt_rows:
-        raise UsageError(
-            setup.prompt_rows[0].option,
-            "one process makes the images, but with sharding none has all weights",
-            f"leave it out, and generate from what is saved: dstrain generate --run {setup.output}",
-        )
+        what = "one process makes the images, but with sharding none has all weights"
+        raise UsageError(setup.prompt_rows[0].option, what, WITHOUT)

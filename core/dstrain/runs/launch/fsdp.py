@@ -133,22 +133,15 @@ def _group_mode(environment: Mapping[str, str]) -> str:
 
 def _strategy(environment: Mapping[str, str]) -> str:
     """Return version 1's way to shard networks by its name."""
-    strategy = _named("FSDP_SHARDING_STRATEGY", environment, "FULL_SHARD")
+    text = environment.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper()
     # Newer files of version 1 have it here; the launcher then hands on the other
     # variable with its default.
-    reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower()
-    if strategy == "FULL_SHARD" and reshards not in ("true", "false", "none"):
-        return _named("FSDP_RESHARD_AFTER_FORWARD", environment, "FULL_SHARD")
-    return strategy
-
-
-def _named(variable: str, environment: Mapping[str, str], default: str) -> str:
-    text = environment.get(variable, default).upper()
-    index = number(text)
-    if 1 <= index <= len(STRATEGIES):
-        return STRATEGIES[int(index) - 1]
-    if text not in STRATEGIES:
-        names = ", ".join(STRATEGIES)
-        what = f"{variable.lower()} is {text}; it can be {names}"
+    reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").upper()
+    if text == "FULL_SHARD" and reshards not in ("TRUE", "FALSE", "NONE"):
+        text = reshards
+    numbered = {str(number): name for number, name in enumerate(STRATEGIES, 1)}
+    strategy = numbered.get(text, text)
+    if strategy not in STRATEGIES:
+        what = f"fsdp_sharding_strategy is {text}; it can be {', '.join(STRATEGIES)}"
         raise UsageError(WHERE, what)
-    return text
+    return strategy

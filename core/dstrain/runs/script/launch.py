@@ -343,7 +343,7 @@ class _SavesNothing:
     def save(self, run: Training, name: str) -> None:
         pass
 
-    def stop(self, run: Training, saved: bool) -> NoReturn:
+    def stop(self, run: Training) -> NoReturn:
         raise KeyboardInterrupt
 
 

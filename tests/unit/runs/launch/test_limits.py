@@ -25,7 +25,7 @@ def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "option", "named"),
     [
-        ({"preview_prompt": ("dog",)}, "--preview_prompt", "generate --run out"),
+        ({"preview_prompt": ("dog",)}, "--preview_prompt", "all weights"),
         ({"compile": True}, "--compile", ""),
         ({"optimizer": "muon"}, "--optimizer", "muon"),
         ({"optimizer": "adamw8bit"}, "--optimizer", "adamw8bit"),
