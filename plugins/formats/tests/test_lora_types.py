@@ -290,7 +290,7 @@ def test_another_type_than_that_of_the_file_is_refused(
     file = output / "step-1.safetensors"
     with pytest.raises(StateError, match=f"--lora_type {before}"):
         train(here, output_path=tmp_path / "2", lora_type=given, lora_checkpoint=file)
-    with pytest.raises(StateError, match=f"--lora_type: .* {before}, .* {given}"):
+    with pytest.raises(StateError, match="another dataset: lora_type"):
         train(here, output_path=tmp_path / "1", lora_type=given, resume="auto")
 
 
