@@ -95,85 +95,47 @@ class Case:
 
 
 STAGE_1, TRAIN = "stage 1", "training"
+KEY_ROWS = "dstrain.runs.stage_1.precompute.key_rows"
+FROM_FOUND = "dstrain.pipeline.pipeline.Pipeline.from_found"
+RUN_UNIT = "dstrain.pipeline.pipeline.Pipeline.run"
+FLUSH = "dstrain.cache.store.ShardWriter.flush"
+FORWARD = "dstrain.training.module.TrainingModule.forward"
+CLIP = "dstrain.training.updater.clip_gradients"
+SAVE = "dstrain.runs.checkpoints.outputs.RunDirectory.save"
 CASES = (
     # Stage 1: while files are read, encoders loaded, rows computed, a shard and the
     # plan written.
-    Case(STAGE_1, "dstrain.runs.stage_1.precompute.key_rows", 0),
-    Case(STAGE_1, "dstrain.runs.stage_1.precompute.key_rows", 0, launched=False),
-    Case(
-        STAGE_1,
-        "dstrain.runs.stage_1.precompute.key_rows",
-        1,
-        "a bad sample",
-        launched=False,
-    ),
-    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.from_found", 1),
-    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.from_found", 0, "a defect"),
-    Case(
-        STAGE_1,
-        "dstrain.pipeline.pipeline.Pipeline.from_found",
-        2,
-        size=3,
-        launched=False,
-    ),
-    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1, call=2),
-    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1, "a bad sample", call=2),
-    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 0, call=2, launched=False),
-    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1, call=2, workers=1),
-    Case(STAGE_1, "dstrain.cache.store.ShardWriter.flush", 1, call=1, launched=False),
+    Case(STAGE_1, KEY_ROWS, 0),
+    Case(STAGE_1, KEY_ROWS, 0, launched=False),
+    Case(STAGE_1, KEY_ROWS, 1, "a bad sample", launched=False),
+    Case(STAGE_1, FROM_FOUND, 1),
+    Case(STAGE_1, FROM_FOUND, 0, "a defect"),
+    Case(STAGE_1, FROM_FOUND, 2, size=3, launched=False),
+    Case(STAGE_1, RUN_UNIT, 1, call=2),
+    Case(STAGE_1, RUN_UNIT, 1, "a bad sample", call=2),
+    Case(STAGE_1, RUN_UNIT, 0, call=2, launched=False),
+    Case(STAGE_1, RUN_UNIT, 1, call=2, workers=1),
+    Case(STAGE_1, FLUSH, 1, call=1, launched=False),
     Case(STAGE_1, "dstrain.cache.store.FeatureCache.write_plan", 0),
     # Training: while it is set up, in a step, while the first process saves.
     Case(TRAIN, "dstrain.runs.start_training.open_training_data", 1),
-    Case(TRAIN, "dstrain.pipeline.pipeline.Pipeline.from_found", 0, "a bad sample"),
-    Case(TRAIN, "dstrain.pipeline.pipeline.Pipeline.from_found", 1, launched=False),
-    Case(TRAIN, "dstrain.training.module.TrainingModule.forward", 1, call=1),
-    Case(TRAIN, "dstrain.training.module.TrainingModule.forward", 0, call=6),
-    Case(
-        TRAIN,
-        "dstrain.training.module.TrainingModule.forward",
-        1,
-        call=6,
-        launched=False,
-    ),
-    Case(
-        TRAIN,
-        "dstrain.training.module.TrainingModule.forward",
-        1,
-        "out of memory",
-        call=6,
-    ),
-    Case(
-        TRAIN,
-        "dstrain.training.module.TrainingModule.forward",
-        1,
-        "a bad sample",
-        call=6,
-        launched=False,
-    ),
-    Case(TRAIN, "dstrain.training.module.TrainingModule.forward", 2, call=4, size=3),
-    Case(
-        TRAIN,
-        "dstrain.training.module.TrainingModule.forward",
-        1,
-        call=6,
-        workers=1,
-        launched=False,
-    ),
-    Case(TRAIN, "dstrain.training.updater.clip_gradients", 1, call=6),
-    Case(TRAIN, "dstrain.training.updater.clip_gradients", 0, "a defect", call=6),
+    Case(TRAIN, FROM_FOUND, 0, "a bad sample"),
+    Case(TRAIN, FROM_FOUND, 1, launched=False),
+    Case(TRAIN, FORWARD, 1, call=1),
+    Case(TRAIN, FORWARD, 0, call=6),
+    Case(TRAIN, FORWARD, 1, call=6, launched=False),
+    Case(TRAIN, FORWARD, 1, "out of memory", call=6),
+    Case(TRAIN, FORWARD, 1, "a bad sample", call=6, launched=False),
+    Case(TRAIN, FORWARD, 2, call=4, size=3),
+    Case(TRAIN, FORWARD, 1, call=6, workers=1, launched=False),
+    Case(TRAIN, CLIP, 1, call=6),
+    Case(TRAIN, CLIP, 0, "a defect", call=6),
     Case(TRAIN, "dstrain.distributed.world.ProcessGroup.any", 0, call=6),
     Case(TRAIN, "dstrain.runs.checkpoints.state.write_tensors", 0, call=3),
     Case(TRAIN, "dstrain.runs.checkpoints.state.write_json", 0, call=4, launched=False),
     Case(TRAIN, "dstrain.runs.checkpoints.outputs.save_state", 0, "a defect", call=2),
-    Case(TRAIN, "dstrain.runs.checkpoints.outputs.RunDirectory.save", 1, call=2),
-    Case(
-        TRAIN,
-        "dstrain.runs.checkpoints.outputs.RunDirectory.save",
-        1,
-        "a bad sample",
-        call=2,
-        launched=False,
-    ),
+    Case(TRAIN, SAVE, 1, call=2),
+    Case(TRAIN, SAVE, 1, "a bad sample", call=2, launched=False),
 )
 
 
@@ -348,8 +310,6 @@ class Death:
         return f"{self.rank}, arrival {self.arrival}, {name} {self.call}{alone}"
 
 
-RUN_UNIT = "dstrain.pipeline.pipeline.Pipeline.run"
-FLUSH = "dstrain.cache.store.ShardWriter.flush"
 RENAME = "pathlib.Path.replace"
 """Of a shard, from its temporary name; other files are not counted."""
 COMMITTED = "dstrain.cache.store.FeatureCache.add"
@@ -482,16 +442,14 @@ def whole(here: Path, many: Path) -> tuple[Path, Computed]:
     return folder, computed
 
 
-def check_death(
-    death: Death, here: Path, many: Path, whole: tuple[Path, Computed], cut: Path
-) -> Computed:
-    """A process of four dies and ends the run; it loses the shard in progress and the
-    samples that wait to be written, the others nothing. Another number of processes
-    computes just the rest.
-
-    Returns what the four computed.
+@pytest.mark.parametrize("death", AT_FIRST + IN_A_SHARD + AT_A_COMMIT, ids=str)
+def test_one_of_four_dies_in_stage_1_and_any_number_of_processes_completes_it(
+    death: Death, here: Path, many: Path, whole: tuple[Path, Computed], tmp_path: Path
+) -> None:
+    """It loses the shard in progress and the samples that wait to be written, the others
+    nothing; another number of processes computes just the rest.
     """
-    folder, once = whole
+    (folder, once), cut = whole, tmp_path / "cut"
     died = fill(here, many, cut, 4, death)
     codes = [-9 if rank == death.rank else 4 for rank in range(4)]
     assert list(died.ended.codes) == codes, died.ended.said
@@ -514,30 +472,8 @@ def check_death(
     assert values(cut) == values(folder)
     assert plan_digests(cut) == plan_digests(folder)
     assert not list(cut.rglob(".tmp-*"))
-    return died
-
-
-@pytest.mark.parametrize("death", AT_FIRST, ids=str)
-def test_one_of_four_dies_in_stage_1_and_any_number_of_processes_completes_it(
-    death: Death, here: Path, many: Path, whole: tuple[Path, Computed], tmp_path: Path
-) -> None:
-    died = check_death(death, here, many, whole, tmp_path / "cut")
-    assert len(died.units[death.rank]) == 1
-
-
-@pytest.mark.parametrize("death", IN_A_SHARD, ids=str)
-def test_one_of_four_dies_with_a_shard_in_progress(
-    death: Death, here: Path, many: Path, whole: tuple[Path, Computed], tmp_path: Path
-) -> None:
-    died = check_death(death, here, many, whole, tmp_path / "cut")
-    assert len(died.units[death.rank]) == death.call - 1
-
-
-@pytest.mark.parametrize("death", AT_A_COMMIT, ids=str)
-def test_one_of_four_dies_while_it_commits_a_shard(
-    death: Death, here: Path, many: Path, whole: tuple[Path, Computed], tmp_path: Path
-) -> None:
-    check_death(death, here, many, whole, tmp_path / "cut")
+    if death.function == RUN_UNIT:
+        assert len(died.units[death.rank]) == death.call - 1
 
 
 def stop() -> None:
@@ -551,10 +487,10 @@ def wait_for(path: Path) -> None:
 
 
 HUNG = (
-    (TRAIN, "dstrain.training.module.TrainingModule.forward", 1),
-    (TRAIN, "dstrain.training.updater.clip_gradients", 0),
-    (STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1),
-    (STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 0),
+    (TRAIN, FORWARD, 1),
+    (TRAIN, CLIP, 0),
+    (STAGE_1, RUN_UNIT, 1),
+    (STAGE_1, RUN_UNIT, 0),
 )
 """Stage, function, the process that is stopped at a call of it."""
 
@@ -612,35 +548,16 @@ class Asked:
 
 
 ASKED = (
-    Asked(TRAIN, "dstrain.training.module.TrainingModule.forward", call=5),
-    Asked(TRAIN, "dstrain.training.module.TrainingModule.forward", ranks=(0,), call=5),
-    Asked(TRAIN, "dstrain.training.module.TrainingModule.forward", ranks=(1,), call=7),
-    Asked(
-        TRAIN,
-        "dstrain.training.module.TrainingModule.forward",
-        signal.SIGINT,
-        call=5,
-        again=True,
-    ),
-    Asked(
-        TRAIN, "dstrain.runs.checkpoints.outputs.RunDirectory.save", call=2, again=True
-    ),
-    Asked(TRAIN, "dstrain.pipeline.pipeline.Pipeline.from_found"),
-    Asked(
-        TRAIN,
-        "dstrain.pipeline.pipeline.Pipeline.from_found",
-        signal.SIGINT,
-        again=True,
-    ),
-    Asked(STAGE_1, "dstrain.runs.stage_1.precompute.key_rows"),
-    Asked(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", call=2),
-    Asked(
-        STAGE_1,
-        "dstrain.pipeline.pipeline.Pipeline.run",
-        signal.SIGINT,
-        call=2,
-        again=True,
-    ),
+    Asked(TRAIN, FORWARD, call=5),
+    Asked(TRAIN, FORWARD, ranks=(0,), call=5),
+    Asked(TRAIN, FORWARD, ranks=(1,), call=7),
+    Asked(TRAIN, FORWARD, signal.SIGINT, call=5, again=True),
+    Asked(TRAIN, SAVE, call=2, again=True),
+    Asked(TRAIN, FROM_FOUND),
+    Asked(TRAIN, FROM_FOUND, signal.SIGINT, again=True),
+    Asked(STAGE_1, KEY_ROWS),
+    Asked(STAGE_1, RUN_UNIT, call=2),
+    Asked(STAGE_1, RUN_UNIT, signal.SIGINT, call=2, again=True),
 )
 
 

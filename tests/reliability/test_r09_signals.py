@@ -75,13 +75,8 @@ CASES = tuple(
 COMMANDS = {
     "stage 1": ("--task", "sft:data_process", "--feature_cache", "{0}/cache"),
     "generate": (
-        "generate",
-        "--prompt",
-        "a dog",
-        "--num_inference_steps",
-        "40",
-        "--output",
-        "{0}/a.png",
+        *("generate", "--prompt", "a dog", "--num_inference_steps", "40"),
+        *("--output", "{0}/a.png"),
     ),
 }
 OTHERS = tuple(
@@ -102,16 +97,8 @@ def words(here: Path, *more: str) -> list[str]:
     data = [] if command else ["--dataset_base_path", str(here / "data")]
     paths = json.dumps(list(weights_of(here / "model").values()))
     tokenizer = ["--tokenizer_path", str(here / "model/tokenizer")]
-    return [
-        *command,
-        "--model",
-        "tiny",
-        "--model_paths",
-        paths,
-        *tokenizer,
-        *data,
-        *more[len(command) :],
-    ]
+    model = ["--model", "tiny", "--model_paths", paths, *tokenizer]
+    return [*command, *model, *data, *more[len(command) :]]
 
 
 def signalled(
@@ -144,17 +131,11 @@ def signalled(
             said = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(said, 1)
             os.dup2(said, 2)
-            sys.stdout, sys.stderr = (
-                os.fdopen(1, "w", buffering=1),
-                os.fdopen(2, "w", buffering=1),
-            )
+            sys.stdout = os.fdopen(1, "w", buffering=1)
+            sys.stderr = os.fdopen(2, "w", buffering=1)
             for each in SIGNALS:
-                signal.signal(
-                    each,
-                    signal.default_int_handler
-                    if each == signal.SIGINT
-                    else signal.SIG_DFL,
-                )
+                signal.signal(each, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             sys.addaudithook(look)
             status = main(line)
         finally:
@@ -201,17 +182,10 @@ def check_same(out: Path, wanted: dict[str, Any], stopped: int) -> None:
     depends on where it was.
     """
     ended, newest = everything(out), f"states/{states(out)[0].name}/"
-    older = {
-        name
-        for name in wanted | ended
-        if name.startswith("states/") and not name.startswith(newest)
-    }
-    same = {
-        name for name in wanted if name != RUN and (name in ended or name not in older)
-    }
-    assert {name: ended.get(name) for name in same} == {
-        name: wanted[name] for name in same
-    }
+    of_states = {name for name in wanted | ended if name.startswith("states/")}
+    older = {name for name in of_states if not name.startswith(newest)}
+    for name in wanted.keys() - (older - ended.keys()) - {RUN}:
+        assert ended.get(name) == wanted[name], name
     assert ended.keys() - wanted.keys() - older <= {f"step-{stopped}.safetensors"}
 
 
@@ -250,14 +224,11 @@ def test_a_signalled_run_is_saved_within_one_step_and_resumes_bit_for_bit(
 def test_stage_1_and_inference_end_in_time_with_words_that_fit_and_nothing_half_written(
     name: str, number: int, moment: float, here: Path, tmp_path: Path
 ) -> None:
+    lines = {}
     for folder in ("whole", "cut"):
         (tmp_path / folder).mkdir()
-    lines = {
-        folder: words(
-            here, *(word.format(tmp_path / folder) for word in COMMANDS[name])
-        )
-        for folder in ("whole", "cut")
-    }
+        typed = [word.format(tmp_path / folder) for word in COMMANDS[name]]
+        lines[folder] = words(here, *typed)
     total = undisturbed(lines["whole"], tmp_path / "stderr")
     code, _ = signalled(lines["cut"], number, int(moment * total), tmp_path / "stderr")
     said = (tmp_path / "stderr").read_text()
@@ -266,11 +237,10 @@ def test_stage_1_and_inference_end_in_time_with_words_that_fit_and_nothing_half_
     assert "--resume" not in said
     assert not list((tmp_path / "cut").rglob(".tmp-*"))
     undisturbed(lines["cut"], tmp_path / "stderr")
-    left = {
-        folder: {path.name for path in (tmp_path / folder).rglob("*")}
-        for folder in ("whole", "cut")
-    }
-    assert left["whole"] == left["cut"]
+    whole, cut = (
+        {path.name for path in (tmp_path / folder).rglob("*")} for folder in lines
+    )
+    assert whole == cut
 
 
 BOTH_STAGES = tuple(
@@ -282,13 +252,9 @@ BOTH_STAGES = tuple(
 
 def in_both_stages(here: Path, folder: Path) -> list[str]:
     """A command line that runs both stages, with its folders in this one."""
-    places = [
-        "--feature_cache",
-        str(folder / "cache"),
-        "--output_path",
-        str(folder / "out"),
-    ]
-    return words(here, *RUNS["LoRA"], *places)
+    cache = ["--feature_cache", str(folder / "cache")]
+    output = ["--output_path", str(folder / "out")]
+    return words(here, *RUNS["LoRA"], *cache, *output)
 
 
 @pytest.fixture(scope="module")

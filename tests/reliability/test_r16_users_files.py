@@ -164,17 +164,8 @@ def commands() -> dict[str, tuple[list[str], str]]:
         "--lora_rank",
         "2",
     ]
-    more = [
-        "--on_bad_sample",
-        "skip",
-        "--save_steps",
-        "1",
-        "--keep_checkpoints",
-        "1",
-        "--preview_prompt",
-        "a dog",
-    ]
-    output = ["--output_path", "out", *more]
+    more = ["--on_bad_sample", "skip", "--save_steps", "1", "--keep_checkpoints", "1"]
+    output = ["--output_path", "out", *more, "--preview_prompt", "a dog"]
     cache = [*run, "--feature_cache", "cache"]
     small = ["--num_inference_steps", "1", "--height", "16", "--width", "16"]
     generate = ["generate", "--model", "tiny", "--toy", *small]
