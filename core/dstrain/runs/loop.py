@@ -12,7 +12,7 @@ import torch
 
 from dstrain.console import get_logger, number_of
 from dstrain.distributed import catch_stop_signals
-from dstrain.errors import OutOfMemory, UsageError, first_few
+from dstrain.errors import OutOfMemory, first_few
 from dstrain.randomness import seed_global
 from dstrain.runs.observers import (
     INTERRUPT,
@@ -20,7 +20,7 @@ from dstrain.runs.observers import (
     STOP,
     Observers,
 )
-from dstrain.runs.training_run import Training
+from dstrain.runs.training_run import Training, naming_rows
 from dstrain.training import is_out_of_memory, peak_memory
 from dstrain.training.loader import Batch
 
@@ -80,16 +80,13 @@ def steps(run: Training) -> Iterator[dict[str, float]]:
         start = time.perf_counter()
         learning_rate = run.learning_rate
         try:
-            loss, norm = update(run, batches)
-            run.after_update()
+            with naming_rows(run.name_row):
+                loss, norm = update(run, batches)
+                run.after_update()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise out_of_memory(run, batches) from error
-        except UsageError as error:
-            if not error.rows:
-                raise
-            raise error.at(map(run.name_row, error.rows)) from error
         run.step += 1
         end = time.perf_counter()
         yield {

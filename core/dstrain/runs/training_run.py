@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, islice
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.distributed import ProcessGroup
-from dstrain.errors import Diverged, DstrainError
+from dstrain.errors import Diverged, DstrainError, UsageError
 from dstrain.models import Found
 from dstrain.randomness import SampleKey
 from dstrain.runs.datasets.sizes import GroupSize
@@ -138,6 +138,17 @@ class PlannedTraining:
     total_steps: int
     cache_info: None = None
     """Nothing is recorded yet."""
+
+
+@contextmanager
+def naming_rows(name_row: Callable[[int], str]) -> Iterator[None]:
+    """Name the rows that a UsageError of the block is about."""
+    try:
+        yield
+    except UsageError as error:
+        if not error.rows:
+            raise
+        raise error.at(map(name_row, error.rows)) from error
 
 
 def without_a_word(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dstrain.console import get_logger, progress_bar
-from dstrain.errors import UsageError, about_rows
+from dstrain.errors import about_rows
 from dstrain.graph import noticing_long_prompts
 from dstrain.graph.noise_schedule import STRATA
 from dstrain.randomness import SampleKey
@@ -28,7 +28,7 @@ from dstrain.runs.checkpoints.outputs import save_is_due
 from dstrain.runs.observers import Observer, WatchedRun
 from dstrain.runs.prompt_images import undisturbed
 from dstrain.runs.reports.step_log import NumberTable
-from dstrain.runs.training_run import TrainingRun
+from dstrain.runs.training_run import TrainingRun, naming_rows
 from dstrain.training import Sample, oom_as_error
 
 logger = get_logger(__name__)
@@ -167,16 +167,11 @@ def _sample_losses(run: TrainingRun, row: int, chunk: int) -> Tensor:
     data = run.validation.data
     seed = run.setup.config.seed
     keys = [SampleKey(seed, VALIDATION, part, row, chunk) for part in range(STRATA)]
-    try:
-        with oom_as_error("validation", *ADVICE):
-            sample = data.source.sample(row, chunk)
-            if not module.stage:
-                sample = _preprocessed(run, sample, keys[0])
-            return torch.cat([module.losses([sample], [key]) for key in keys])
-    except UsageError as error:
-        if not error.rows:
-            raise
-        raise error.at(map(data.name_row, error.rows)) from error
+    with naming_rows(data.name_row), oom_as_error("validation", *ADVICE):
+        sample = data.source.sample(row, chunk)
+        if not module.stage:
+            sample = _preprocessed(run, sample, keys[0])
+        return torch.cat([module.losses([sample], [key]) for key in keys])
 
 
 def _preprocessed(run: TrainingRun, sample: Sample, key: SampleKey) -> Sample:

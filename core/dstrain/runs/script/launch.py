@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -26,7 +25,7 @@ from dstrain.runs.loop import run_steps
 from dstrain.runs.observers import Observer, Observers, WatchedRun
 from dstrain.runs.reports.progress import Bar, RunStatistics
 from dstrain.runs.script.parts import StepNumbers
-from dstrain.runs.training_run import Training
+from dstrain.runs.training_run import Training, naming_rows
 from dstrain.training import MicroBatch, Sample, TrainingModule
 from dstrain.training.loader import Batch
 from dstrain.training.module import keep_frozen_apart
@@ -201,7 +200,7 @@ def launch_training_task(
         raise UsageError("optimizer", what)
     # Networks are registered before the wrapper looks for them.
     first = _sample(module, dataset, 0)
-    with _naming_rows(), about_rows([0]):
+    with naming_rows("row {}".format), about_rows([0]):
         module.plan(first.inputs)
     keep_frozen_apart(module)
     processes = ProcessGroup(accelerator)
@@ -230,17 +229,6 @@ def launch_training_task(
     )
     own = [Bar(RunStatistics()), _CallsLogger(logger)]
     return run_steps(run, _SavesNothing(), Observers(watched, processes, own))
-
-
-@contextmanager
-def _naming_rows() -> Iterator[None]:
-    """Name the rows that a UsageError of the block is about."""
-    try:
-        yield
-    except UsageError as error:
-        if not error.rows:
-            raise
-        raise error.at(f"row {row}" for row in error.rows) from error
 
 
 def _check(accelerator: Accelerator, module: TrainingModule) -> None:
@@ -301,7 +289,7 @@ class ScriptRun(Training):
             key = SampleKey(self.seed, epoch, 0, row)
             micro_batch = MicroBatch([key], [weight], len(rows), number == rounds - 1)
             sample = _sample(self.module, self.dataset, row)
-            with _naming_rows(), about_rows([row]):
+            with naming_rows(self.name_row), about_rows([row]):
                 self.module.plan(sample.inputs)
             yield Batch(micro_batch, [sample])
 
