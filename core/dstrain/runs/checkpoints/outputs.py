@@ -35,7 +35,6 @@ from dstrain.runs.checkpoints.directory import (
     check_start,
     check_way,
     remove_set_aside,
-    run_in,
     set_run_aside,
     states,
 )
@@ -220,29 +219,21 @@ class RunDirectory:
 
     def _interrupted(self, what: str) -> Interrupted:
         """Return the error of an interrupted run, with the way to resume it."""
-        if not self.has_written:
-            what += " before the first step; nothing there was changed"
-        elif not states(self.folder):
+        if not states(self.folder):
             what += " before the first save"
         return Interrupted(self.folder, what, self._again())
 
     def _again(self) -> str:
-        """Say how to run again what ended early."""
+        """Say how to run again what ended early: --resume starts over what saved nothing."""
         config = self.setup.config
-        if self.has_written and states(self.folder):
-            advice = "run the same command with --resume"
-            # These exclude --resume.
-            for name in ("overwrite", "resume_from_checkpoint"):
-                if getattr(config, name):
-                    advice += f" instead of --{name}"
-            return advice
-        advice = "run the same command again"
-        if self.has_written and config.resume is None and run_in(self.folder):
-            flag = "--overwrite"
-            if config.resume_from_checkpoint:  # which excludes --overwrite
-                flag = "another --output_path"
-            advice += f" with {flag}"
-        return advice
+        if not self.has_written:
+            return "run the same command again"
+        if config.resume_from_checkpoint and not states(self.folder):
+            return "run the same command again with another --output_path"
+        # These exclude --resume.
+        others = ("overwrite", "resume_from_checkpoint")
+        instead = [f" instead of --{one}" for one in others if getattr(config, one)]
+        return f"run the same command with --resume{''.join(instead)}"
 
     def save(self, run: TrainingRun, name: str) -> None:
         """Save weights and a state to resume from, then remove older ones.
