@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from dstrain.errors import DstrainError, UsageError
 from dstrain.installed import described
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Kind = Literal["quantize", "tile", "compile", "move"]
 KINDS: tuple[Kind, ...] = ("quantize", "tile", "compile", "move")
 """The kinds of keepers, in the order in which those of a component are called."""
@@ -204,6 +206,12 @@ def asking(keeper: Keeper) -> Iterator[None]:
         raise UsageError(keeper.plugin, what) from error
 
 
+def ask(keeper: Keeper, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    """Call a method of a keeper; errors are as in `asking`."""
+    with asking(keeper):
+        return call(*given, **named)
+
+
 @contextmanager
 def _within(
     keeper: Keeper, made: Callable[[], AbstractContextManager[object]]
@@ -315,16 +323,12 @@ class Keepers:
         """Return values of options that mean the same with other model files."""
         found: dict[str, Any] = {}
         for one in self.all:
-            with asking(one):
-                found |= one.recorded()
+            found |= ask(one, one.recorded)
         return found
 
     def describe(self, component: str) -> str:
         """Return how a component is kept, in words; '' for as it is loaded."""
-        words = []
-        for one in self.of(component):
-            with asking(one):
-                words.append(one.describe(component))
+        words = [ask(one, one.describe, component) for one in self.of(component)]
         return ", ".join(filter(None, words))
 
     def described(self, components: Iterable[str]) -> dict[str, str]:
@@ -336,10 +340,8 @@ class Keepers:
         self, component: str, config: Mapping[str, Any] | None = None
     ) -> list[Identity]:
         """Return what a component's numbers depend on; see `Keeper.identity`."""
-        found = []
-        for one in self.of(component):
-            with asking(one):
-                found.append(one.identity(component, config))
+        of = self.of(component)
+        found = [ask(one, one.identity, component, config) for one in of]
         return [one for one in found if one is not None]
 
     def check(
@@ -351,8 +353,7 @@ class Keepers:
         """Let keepers of some kinds check networks without memory."""
         for keeper, own in self._with(networks):
             if keeper.kind in kinds:
-                with asking(keeper):
-                    keeper.check(own, device)
+                ask(keeper, keeper.check, own, device)
 
     def prepared(
         self,
@@ -362,8 +363,7 @@ class Keepers:
     ) -> None:
         """Let keepers keep networks that are loaded."""
         for keeper, own in self._with(networks):
-            with asking(keeper):
-                keeper.prepared(own, device, saved)
+            ask(keeper, keeper.prepared, own, device, saved)
 
     def _with(
         self, networks: Mapping[str, nn.Module]
@@ -396,14 +396,12 @@ class Keepers:
     def step_done(self) -> None:
         """Let keepers know that a backward pass, or an image, is done."""
         for keeper in self.all:
-            with asking(keeper):
-                keeper.step_done()
+            ask(keeper, keeper.step_done)
 
     def size(self, component: str, weight: WeightSize) -> int:
         """Return the bytes that a weight of a component takes."""
         for keeper in self.of(component):
-            with asking(keeper):
-                weight = replace(weight, size=keeper.size(component, weight))
+            weight = replace(weight, size=ask(keeper, keeper.size, component, weight))
         return weight.size
 
     def bytes(self, component: str, weights: Sequence[WeightSize]) -> KeptBytes:
@@ -411,8 +409,7 @@ class Keepers:
         sized = [replace(one, size=self.size(component, one)) for one in weights]
         movers = [one for one in self.of(component) if one.kind == "move"]
         mover = (*movers, Keeper())[0]
-        with asking(mover):
-            return mover.bytes(component, sized)
+        return ask(mover, mover.bytes, component, sized)
 
 
 AS_LOADED = Keepers()

@@ -110,15 +110,13 @@ def _check_sigmas(
             continue
         if len(sigmas) == len(wanted) and torch.allclose(sigmas, wanted, 0, CLOSE):
             continue
-        what = f"is of {len(sigmas) - 1} steps, and num_inference_steps is {steps}"
-        if len(sigmas) == len(wanted):
-            found_here, sampled = (
-                [round(one, 4) for one in row.tolist()] for row in (sigmas, wanted)
-            )
-            what = (
-                f"has the latents at sigmas {found_here}, and those of this model's "
-                f"sampler are {sampled}"
-            )
+        found_here, sampled = (
+            [round(one, 4) for one in row.tolist()] for row in (sigmas, wanted)
+        )
+        what = (
+            f"has the latents at sigmas {found_here}, and those of {steps} steps of this "
+            f"model's sampler are {sampled}"
+        )
         raise UsageError("trajectory", what, TRAJECTORY_ADVICE)
 
 
