@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from dstrain.config.conversion import as_keywords
-from dstrain.config.options import GenerateConfig, Hub, ModelChoice
+from dstrain.config.options import Hub, ModelChoice
 from dstrain.errors import DstrainError, UsageError, nearest
 from dstrain.installed import installed
 from dstrain.models import ModelConfig, components_of
@@ -27,12 +27,12 @@ NAME_FAMILY = "name the family instead, with its files as model_configs,"
 
 
 @contextmanager
-def naming_keywords() -> Iterator[None]:
-    """Note how a script writes the flags in an error of the block."""
+def naming_keywords(config: type[ModelChoice]) -> Iterator[None]:
+    """Note how a script writes the flags of a class of options in an error of the block."""
     try:
         yield
     except DstrainError as error:
-        if keywords := as_keywords(str(error), GenerateConfig):
+        if keywords := as_keywords(str(error), config):
             error.add_note(f"in a script: {', '.join(keywords)}")
         raise
 

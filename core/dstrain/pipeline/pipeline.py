@@ -129,7 +129,7 @@ class Pipeline(BoundSpec):
         model = str(model) if isinstance(model, Path) else model
         folders = {"tokenizer": tokenizer_config, "processor": processor_config}
         given = GenerateConfig(output=Path(), hub=hub, **options)
-        with naming_keywords(), disabling(given.disabled_plugins):
+        with naming_keywords(GenerateConfig), disabling(given.disabled_plugins):
             for flag in flags(GenerateConfig):
                 check_value(flag, getattr(given, flag.name))
             check_plugins(given)

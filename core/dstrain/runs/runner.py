@@ -9,21 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from dstrain.config import validate
-from dstrain.config.conversion import as_keywords
 from dstrain.config.options import TrainConfig
 from dstrain.config.serialize import one_command_advice, refill_advice
 from dstrain.console import fitted, get_logger, is_main_process, redacted
 from dstrain.distributed import ProcessGroup, distributed_run
 from dstrain.errors import (
     CacheError,
-    DstrainError,
     MissingFiles,
     SystemFault,
     UsageError,
 )
 from dstrain.graph import Plan, Task, as_text
 from dstrain.models import write_toy
-from dstrain.pipeline.model_choice import with_family
+from dstrain.pipeline.model_choice import naming_keywords, with_family
 from dstrain.registry import disabling
 from dstrain.runs.checks.flags import refuse_unshardable
 from dstrain.runs.checks.rows import dataset_inputs
@@ -100,14 +98,10 @@ def run(
         raise UsageError("run()", what, "write run(TrainConfig(...))")
     own = OwnParts(module_class, tasks, callbacks)
     own.check()
-    try:
+    with naming_keywords(TrainConfig):
         config = with_family(config)
         validate(config)
         return start(config, own)
-    except DstrainError as error:
-        if keywords := as_keywords(str(error), TrainConfig):
-            error.add_note(f"in a script: {', '.join(keywords)}")
-        raise
 
 
 def start(config: TrainConfig, own: OwnParts = NO_PARTS) -> RunResult:

@@ -57,32 +57,6 @@ def tasks(extensions: Extensions, own: tuple[str, ...] = ()) -> dict[str, Any]:
     return extensions.offered("dstrain_tasks", SimpleNamespace, own)
 
 
-def test_hooks_are_answered_and_a_broken_plugin_is_reported(load: Load) -> None:
-    of_hook = "from dstrain.plugin import hookimpl\napi = 2\n@hookimpl\ndef "
-    extensions = load(
-        good=HOOKS,
-        gone="import not_there_at_all",
-        wrong=f"{of_hook}dstrain_tusks(): return ()",
-        more=f"{of_hook}dstrain_modify_step(step, nonsense): pass",
-    )
-    before = list(extensions.broken)
-    assert tasks(extensions) == {"a task": SimpleNamespace(name="a task")}
-    assert extensions.broken == before
-    reasons = sorted(reason for reason in extensions.broken if "extra-" in reason)
-    for reason, name, named in zip(
-        reasons,
-        ("gone", "more", "wrong"),
-        ("not_there_at_all", "nonsense", "dstrain_tusks"),
-        strict=True,
-    ):
-        assert reason.startswith(f"plugin extra-{name} 1.0: ")
-        assert named in reason
-    assert extensions.implement("dstrain_tasks")
-    others = load_extensions(("good",))
-    assert tasks(others) == {}
-    assert not others.implement("dstrain_tasks")
-
-
 def test_what_is_disabled_is_so_in_every_thread_until_the_command_is_done(
     load: Load,
 ) -> None:
