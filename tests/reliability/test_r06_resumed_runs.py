@@ -93,22 +93,3 @@ def test_a_run_from_the_cache_resumes_with_the_values_that_it_began_with(
         assert ("an older version" in capsys.readouterr().err) == (
             change is older_state
         )
-
-
-def test_a_refused_resume_names_the_number_of_processes(filled: Project) -> None:
-    out = filled.folder / "resumed"
-    train(filled.folder, output_path=out, max_steps=2, **filled.flags)
-    record = out / "logs/config.json"
-    recorded = json.loads(record.read_text())
-    assert recorded["versions"]["processes"] == "1"
-    recorded["versions"]["processes"] = "4"
-    record.write_text(json.dumps(recorded))
-    with pytest.raises(StateError, match='"processes": "4"'):
-        train(
-            filled.folder,
-            output_path=out,
-            max_steps=4,
-            batch_size=2,
-            resume="auto",
-            **filled.flags,
-        )

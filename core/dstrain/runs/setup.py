@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -54,19 +53,6 @@ LIBRARIES = (
     *("pillow", "av", "numpy"),
 )
 """Distributions whose versions a run records, where they are installed."""
-
-
-@cache
-def library_versions() -> Mapping[str, str]:
-    """Return the versions of those libraries that are installed.
-
-    Their metadata is read once in a process, whose libraries do not change.
-    """
-    versions = {}
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return MappingProxyType(versions)
 
 
 @dataclass(frozen=True)
@@ -169,9 +155,7 @@ class Setup:
 
     @property
     def dataset_name(self) -> str:
-        """Return the name of the dataset in messages about options: 'validation' for the
-        second one, else ''.
-        """
+        """Return 'validation' for the second dataset, else ''."""
         return "validation" if self.is_validation else ""
 
     def _refuse_absent_masks(self) -> None:
@@ -185,10 +169,7 @@ class Setup:
         if column is None or not found or any(MASK in one.columns for one in found):
             return
         names = dict.fromkeys(name for one in found for name in one.table.columns)
-        where = f"{found[0].table.path.name} has no"
-        if len(found) > 1:
-            where = "no dataset has a"
-        raise absent_masks(column, where, list(names))
+        raise absent_masks(column, "no dataset has a", list(names))
 
     def _refuse_no_masks(self, dataset: Dataset) -> None:
         """Refuse masks that no row has: those of the run that none of all rows has, and
@@ -438,8 +419,10 @@ class Setup:
             for plugin in installed()
             if plugin.name == self.family.name
         }
-        versions |= {**library_versions(), "device": self.device.type}
-        return {**versions, **attention_backend()}
+        for name in LIBRARIES:
+            with suppress(PackageNotFoundError):
+                versions[name] = version(name)
+        return {**versions, "device": self.device.type, **attention_backend()}
 
     @property
     def output(self) -> Path:

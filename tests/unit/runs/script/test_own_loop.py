@@ -12,13 +12,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from dstrain import (
-    Diverged,
     Pipeline,
     Sample,
     SampleKey,
     StateError,
     StepNumbers,
-    Task,
     TrainingModule,
     UsageError,
     WeightsLogger,
@@ -220,22 +218,6 @@ def test_a_module_or_an_accelerator_that_cannot_train_so_is_refused(here: Path) 
             launch_training_task(kind(cpu=True), ROWS, module, Noting())
         assert caught.value.where == "accelerator"
         forget_accelerator()
-
-
-def test_a_loss_that_is_not_finite_ends_it_before_the_weights_change(
-    here: Path,
-) -> None:
-    module = module_of(here)
-    before = [one.detach().clone() for one in module.trained_parameters]
-
-    def nothing(predict: Any, input_latents: Any) -> Any:
-        found = predict(input_latents, torch.full((len(input_latents),), 500.0))
-        return found.flatten(1).mean(1) * float("nan")
-
-    module.task = Task.of("nothing", nothing)
-    with pytest.raises(Diverged, match="nan"):
-        launched(module)
-    assert same(before, [one.detach() for one in module.trained_parameters])
 
 
 def names(folder: Path) -> list[str]:
