@@ -308,11 +308,7 @@ def test_a_command_of_both_stages_is_signalled_in_either_and_repeated(
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_a_run_whose_loader_gets_it_too_and_it_is_saved(
-    number: int,
-    steps: int,
-    here: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    number: int, steps: int, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from a launcher that sends it to every process."""
     out, parent = tmp_path / "out", os.getpid()

@@ -108,14 +108,7 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
     groups, ids = with_skipped_rows(groups, ids, count)
     sizes = [GroupSize(*one) for one in info.sizes]
     return TrainingData(
-        setup,
-        source,
-        groups,
-        ids,
-        source.input_sets,
-        info,
-        sizes,
-        info.rows_of_parts,
+        setup, source, groups, ids, source.input_sets, info, sizes, info.rows_of_parts
     )
 
 
@@ -199,10 +192,7 @@ def keeping_advice(setup: Setup) -> list[str]:
 
 
 def diverged(
-    run: TrainingRun,
-    batches: Sequence[Batch],
-    loss: float,
-    norm: float,
+    run: TrainingRun, batches: Sequence[Batch], loss: float, norm: float
 ) -> Diverged:
     """Return the error of a step whose loss or gradient is not finite, naming its
     samples; raises StateError for weights that are not finite themselves: no step makes

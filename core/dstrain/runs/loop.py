@@ -14,12 +14,7 @@ from dstrain.console import get_logger, number_of
 from dstrain.distributed import catch_stop_signals
 from dstrain.errors import OutOfMemory, first_few
 from dstrain.randomness import seed_global
-from dstrain.runs.observers import (
-    INTERRUPT,
-    SAVE,
-    STOP,
-    Observers,
-)
+from dstrain.runs.observers import INTERRUPT, SAVE, STOP, Observers
 from dstrain.runs.training_run import Training, naming_rows
 from dstrain.training import is_out_of_memory, peak_memory
 from dstrain.training.loader import Batch

@@ -29,12 +29,7 @@ from dstrain.installed import installed
 from dstrain.lora import Trainables, format_named, known_formats
 from dstrain.models import DTYPES, Found, ModelConfig, components_of, find, precision
 from dstrain.models.device import attention_backend
-from dstrain.pipeline import (
-    MASK,
-    find_preset,
-    with_masks_of_dataset,
-    with_presets,
-)
+from dstrain.pipeline import MASK, find_preset, with_masks_of_dataset, with_presets
 from dstrain.pipeline.loss_masks import refuse_no_masks
 from dstrain.pipeline.preset_choice import Preset
 from dstrain.pipeline.variant_choice import check_denoiser
@@ -42,11 +37,7 @@ from dstrain.registry import Extensions, ModelFamily, Option, PromptRow
 from dstrain.runs.datasets.flags import data_config, masks_of
 from dstrain.runs.datasets.sources import installed_forms, is_published
 from dstrain.training.ema import has_modes
-from dstrain.training.optimizers import (
-    OptimizerChoice,
-    check_names,
-    choose_optimizer,
-)
+from dstrain.training.optimizers import OptimizerChoice, check_names, choose_optimizer
 
 LIBRARIES = (
     *("core", "torch", "transformers", "diffusers", "accelerate", "safetensors"),

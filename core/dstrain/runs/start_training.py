@@ -29,11 +29,7 @@ from dstrain.training.memory import LOAD_ADVICE
 IN_TWO_STAGES = "or give --feature_cache: training then loads no encoder"
 
 
-def train(
-    setup: Setup,
-    processes: ProcessGroup,
-    own: OwnParts = NO_PARTS,
-) -> RunResult:
+def train(setup: Setup, processes: ProcessGroup, own: OwnParts = NO_PARTS) -> RunResult:
     """Train and save; every number that is logged is the mean over a whole optimizer
     step and all processes.
     """
@@ -73,9 +69,7 @@ def train(
 
 
 def observers_of(
-    run: TrainingRun,
-    callbacks: Callbacks | None = None,
-    images: Images | None = None,
+    run: TrainingRun, callbacks: Callbacks | None = None, images: Images | None = None
 ) -> Observers:
     """Return the observers of a run: core's own in the order in which they are called,
     then those of plugins.

@@ -17,14 +17,7 @@ from torch import nn
 
 from tests.support import family
 from tests.support.experts import copied_denoiser, let_tiny_have_experts
-from tests.support.runs import (
-    config,
-    log,
-    project,
-    train,
-    training_run,
-    weights_of,
-)
+from tests.support.runs import config, log, project, train, training_run, weights_of
 
 pytestmark = pytest.mark.usefixtures("tiny")
 

@@ -10,13 +10,7 @@ import pytest
 from dstrain import Pipeline, SampleKey, StateError, UsageError
 
 from tests.support.family import write_data
-from tests.support.runs import (
-    config,
-    log,
-    train,
-    training_run,
-    validation,
-)
+from tests.support.runs import config, log, train, training_run, validation
 
 pytestmark = pytest.mark.usefixtures("tiny")
 CAPTIONS = ("cat", "a dog that no other row has", "dog")

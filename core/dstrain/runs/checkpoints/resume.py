@@ -66,9 +66,7 @@ def state_reader(run: TrainingRun) -> Callable[[Path], dict[str, Tensor]] | None
 
 @torch.no_grad()
 def load_training_state(
-    run: TrainingRun,
-    state: TrainingState,
-    content: Mapping[str, str],
+    run: TrainingRun, state: TrainingState, content: Mapping[str, str]
 ) -> None:
     """Put a saved state back, bit for bit; raises StateError if it is of another run,
     or of another dataset.

@@ -87,10 +87,7 @@ def _content(data: TrainingData) -> dict[str, str]:
         used = sorted(setup.plan(frozenset(row)).used_inputs)
         files = [file for name in used for file in row[name].files]
         sizes.append([os.path.getsize(file) for file in files])
-    return {
-        **_rows_of(setup),
-        "files (by their sizes)": hash_json("sizes", sizes),
-    }
+    return {**_rows_of(setup), "files (by their sizes)": hash_json("sizes", sizes)}
 
 
 def _rows_of(setup: Setup) -> dict[str, str]:

@@ -215,12 +215,7 @@ def newest_state(output: Path) -> Path:
     )
 
 
-def prune_states(
-    output: Path,
-    keep: int,
-    step: int,
-    listed: Collection[str],
-) -> None:
+def prune_states(output: Path, keep: int, step: int, listed: Collection[str]) -> None:
     """Remove what is older than the newest `keep` states up to this step, but no other
     files in their folders, and no folder that is a link.
 
@@ -256,11 +251,7 @@ def refuse_unwritable(name: str, state: Mapping[str, Any]) -> None:
         raise UsageError("--optimizer", what) from error
 
 
-def _pack(
-    value: Any,
-    tensors: dict[str, Tensor],
-    name: str,
-) -> Any:
+def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     """Put tensors aside under names that begin with `name`; return JSON that keeps
     tuples and keys that are numbers.
     """

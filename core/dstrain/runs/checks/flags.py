@@ -41,11 +41,7 @@ def refuse_precision(setup: Setup) -> None:
         raise UsageError("--trainable_dtype", what)
 
 
-def refuse_unused(
-    config: TrainConfig,
-    effect: Effect,
-    why: str,
-) -> None:
+def refuse_unused(config: TrainConfig, effect: Effect, why: str) -> None:
     """Refuse the options with an effect that this run cannot have, also where they are
     those of one of its datasets.
     """
@@ -141,10 +137,7 @@ def check_default_caption(config: TrainConfig) -> None:
     if second is not None:
         metadata = config.validation_dataset_metadata_path
         validation = replace(
-            config,
-            dataset_base_path=second,
-            dataset_metadata_path=metadata,
-            dataset=(),
+            config, dataset_base_path=second, dataset_metadata_path=metadata, dataset=()
         )
         places.append(("", validation, False))
     is_used = False

@@ -31,11 +31,7 @@ from dstrain.training.loader import Batch
 from dstrain.training.module import keep_frozen_apart
 from dstrain.training.updater import Updater
 
-SHARDED = (
-    DistributedType.DEEPSPEED,
-    DistributedType.FSDP,
-    DistributedType.MEGATRON_LM,
-)
+SHARDED = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
 LEARNING_RATE = 1e-4
 WEIGHT_DECAY = 0.01
 

@@ -18,15 +18,7 @@ from dstrain.runs import refuse_early
 from dstrain.runs.checkpoints.state import newest_state, states
 from dstrain.storage import RunFiles, lock
 
-from tests.support.runs import (
-    PowerCut,
-    changed,
-    config,
-    log,
-    project,
-    stop_at,
-    train,
-)
+from tests.support.runs import PowerCut, changed, config, log, project, stop_at, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -329,11 +321,7 @@ def test_a_folder_in_the_way_is_refused_before_any_file_is_decoded(
         (1, {}, ("--resume",)),
         (1, {"resume_from_checkpoint": True}, ("--output_path",)),
         (1, {"overwrite": True}, ("--resume", "--overwrite")),
-        (
-            3,
-            {"resume_from_checkpoint": True},
-            ("--resume", "--resume_from_checkpoint"),
-        ),
+        (3, {"resume_from_checkpoint": True}, ("--resume", "--resume_from_checkpoint")),
     ],
 )
 def test_ctrl_c_says_how_to_run_again(

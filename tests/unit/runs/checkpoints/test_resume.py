@@ -16,15 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.support.family import Dit
-from tests.support.runs import (
-    PowerCut,
-    files,
-    outcome,
-    project,
-    same,
-    stop_at,
-    train,
-)
+from tests.support.runs import PowerCut, files, outcome, project, same, stop_at, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
