@@ -80,7 +80,12 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     variant = choose_variant(family, config.variant, models, score, take_first)
     spec = with_overrides(family.spec(variant), family, config)
     if config.fix_frame_rate is False:
-        spec = with_frames_as_they_are(spec)
+        columns = {
+            name: replace(source, fps=0.0)
+            for name, source in spec.inputs.items()
+            if isinstance(source, Column)
+        }
+        spec = replace(spec, inputs={**spec.inputs, **columns})
     if not spec.reads_videos:
         refuse_unused(config, "video", f"variant {variant} reads no videos")
     if config.fix_frame_rate:
@@ -161,16 +166,6 @@ def with_keepers(setup: Setup) -> Setup:
         stage=setup.stage,
     )
     return replace(setup, keepers=setup.extensions.keepers(request))
-
-
-def with_frames_as_they_are(spec: PipelineSpec) -> PipelineSpec:
-    """Return the spec with videos that keep their frame rate."""
-    columns = {
-        name: replace(source, fps=0.0)
-        for name, source in spec.inputs.items()
-        if isinstance(source, Column)
-    }
-    return replace(spec, inputs={**spec.inputs, **columns})
 
 
 def of_stage(setup: Setup, stage: str) -> Setup:
