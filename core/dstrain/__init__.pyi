@@ -16,7 +16,7 @@ from dstrain.graph.noise_schedule import (
     TimestepSampler as TimestepSampler,
 )
 from dstrain.graph.plan import UnitStages as UnitStages, split_units as split_units
-from dstrain.graph.task import Task as Task
+from dstrain.graph.unit import Task as Task
 from dstrain.graph.values import Frames as Frames
 from dstrain.lora.layers import LoraConfig as LoraConfig, Trainables as Trainables
 from dstrain.lora.writer import save_lora as save_lora

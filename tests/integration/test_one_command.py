@@ -127,7 +127,7 @@ def test_every_family_gets_it(family: str, tmp_path: Path) -> None:
 
 
 TASK = """
-from dstrain.graph.task import Task
+from dstrain.plugin import Task
 from dstrain.registry.hooks import hookimpl
 api = 2
 from dstrain.training.losses import flow_match

@@ -94,7 +94,7 @@ CASES: tuple[tuple[str, Bad], ...] = (
     ("hook: no list of tasks", hook("dstrain_tasks failed: TypeError",
                                     HOOK + "@hookimpl\ndef dstrain_tasks(): return 3")),
     ("hook: a task of ours", hook("its task 'sft' has the same name as one of dstrain's own",
-        HOOK + "from dstrain.graph.task import Task\n@hookimpl\ndef dstrain_tasks():\n"
+        HOOK + "from dstrain.plugin import Task\n@hookimpl\ndef dstrain_tasks():\n"
                "    def loss(predict): return predict\n    return [Task.of('sft', loss)]")),
     ("hook: a LoRA type of ours", hook("its loratype 'lora' has the same name as one of dstrain's own",
         HOOK + "from dstrain.plugin.lora import LoraType\n@hookimpl\ndef dstrain_lora_types(): return [LoraType()]")),

@@ -17,8 +17,12 @@ from dstrain.graph.noise_schedule import ConstrainLatents as ConstrainLatents
 from dstrain.graph.plan import Plan as Plan, Step as Step, make_plan as make_plan
 from dstrain.graph.render import as_text as as_text
 from dstrain.graph.spec import PipelineSpec as PipelineSpec
-from dstrain.graph.task import NEGATIVE as NEGATIVE, POSITIVE as POSITIVE, Task as Task
-from dstrain.graph.unit import FunctionSpec as FunctionSpec
+from dstrain.graph.unit import (
+    NEGATIVE as NEGATIVE,
+    POSITIVE as POSITIVE,
+    FunctionSpec as FunctionSpec,
+    Task as Task,
+)
 from dstrain.graph.values import (
     Frames as Frames,
     deserialize as deserialize,

@@ -11,8 +11,15 @@ from typing import Any, NamedTuple
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column
 from dstrain.graph.spec import PipelineSpec, check_components
-from dstrain.graph.task import NEGATIVE, POSITIVE, Task
-from dstrain.graph.unit import LOSS_CONTEXT, FunctionSpec, Unit, component_of
+from dstrain.graph.unit import (
+    LOSS_CONTEXT,
+    NEGATIVE,
+    POSITIVE,
+    FunctionSpec,
+    Task,
+    Unit,
+    component_of,
+)
 
 KINDS_OF_COLUMNS = MappingProxyType(
     {

@@ -12,8 +12,7 @@ from dstrain.errors import UsageError, nearest
 from dstrain.graph.frozen import ConvertedField, freeze
 from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
 from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
-from dstrain.graph.task import Task
-from dstrain.graph.unit import CONTEXT, FunctionSpec, Unit, component_of
+from dstrain.graph.unit import CONTEXT, FunctionSpec, Task, Unit, component_of
 
 GIVEN_TO_MODEL_FN = ("noisy_latents", "timestep")
 GIVEN_TO_CONSTRAIN_LATENTS = ("latents", "timestep", "noise")

@@ -58,8 +58,7 @@ from dstrain.graph.spec import (
     ExpertSchedule as ExpertSchedule,
     PipelineSpec as PipelineSpec,
 )
-from dstrain.graph.task import Task as Task
-from dstrain.graph.unit import versioned as versioned
+from dstrain.graph.unit import Task as Task, versioned as versioned
 from dstrain.graph.values import PLAIN_TENSORS as PLAIN_TENSORS, Frames as Frames
 from dstrain.models.components import Component as Component, Files as Files
 from dstrain.models.formats import (

@@ -15,7 +15,7 @@ from dstrain.training.optimizers import (
     build_optimizer,
     choose_optimizer,
 )
-from dstrain.training.optimizers.names import OPTIMIZERS
+from dstrain.training.optimizers.choice import OPTIMIZERS
 from torch import nn
 from torch.optim import SGD
 
