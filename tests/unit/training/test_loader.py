@@ -198,15 +198,17 @@ def test_what_hangs_is_named_by_the_row_that_is_waited_for(
     monkeypatch.setattr("dstrain.training.loader.END_PATIENCE", 0.05)
     others = multiprocessing.active_children()
     answer = Event()
+    read: list[bool] = []
     source: SampleSource = Signalled(signal.SIGSTOP)
     if not workers:
-        source = rows_that(lambda row: row == 1 and answer.wait(LIMIT))
+        source = rows_that(lambda row: read.append(answer.wait(LIMIT)))
     order = micro_batches((1,), (0,), (2,), (1,))
     batches = load_batches(source, order, workers, "metadata.csv:{}".format)
     with monkeypatch.context() as patch:
         patch.setattr("dstrain.training.loader.HUNG_AFTER", 0.5)
         with pytest.raises(SystemFault, match=r"metadata\.csv:1: nothing was loaded"):
             next(batches)
+    assert not read
     answer.set()
     assert multiprocessing.active_children() == others
     # The next loader notices the death of its processes as before.
