@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from dstrain import StateError, UsageError
+from dstrain.graph.code_digest import Code
 from dstrain.runs import Setup
 
 from tests.support import caching_family
@@ -36,21 +37,13 @@ import torch
 from tests.support.caching_family import Prompt, ran
 
 
-def make_encoder(weight: float):
-    """Return a unit that is a closure."""
-
-    def encode_prompt(
-        prompt: str, *, text_encoder: Any, tokenizer: Any, dtype: torch.dtype
-    ) -> Prompt:
-        """Return the text encoder's states."""
-        ran("encode_prompt")
-        ids = torch.tensor([[0, *((ord(one) + tokenizer) % 64 for one in prompt)]])
-        return {"prompt_emb": weight * text_encoder(ids).to(dtype)}
-
-    return encode_prompt
-
-
-encode_prompt = make_encoder(1.0)
+def encode_prompt(
+    prompt: str, *, text_encoder: Any, tokenizer: Any, dtype: torch.dtype
+) -> Prompt:
+    """Return the text encoder's states."""
+    ran("encode_prompt")
+    ids = torch.tensor([[0, *((ord(one) + tokenizer) % 64 for one in prompt)]])
+    return {"prompt_emb": 1.0 * text_encoder(ids).to(dtype)}
 ''',
         "describing": '''
 from typing import Any, TypedDict
@@ -161,9 +154,7 @@ class Change:
 
 CHANGES = (
     Change("a module imported late", "late", "FACTOR = 1", "FACTOR = 2", DESCRIPTION),
-    Change(
-        "a closure's value", "prompts", "make_encoder(1.0)", "make_encoder(2.0)", PROMPT
-    ),
+    Change("a unit's own number", "prompts", "1.0 *", "2.0 *", PROMPT),
     Change(
         "kind of an output",
         "images",
@@ -175,8 +166,8 @@ CHANGES = (
     Change("what a module has beside", "pixels", "UNUSED = 1", "UNUSED = 2", IMAGE),
     Change("a module that no unit imports", "others", "A = 1", "A = 2"),
 )
-MORE_THAN_CODE = ("a closure's value", "kind of an output")
-"""Changes of what a unit is or holds, which a flag for changes of code does not accept."""
+MORE_THAN_CODE = ("kind of an output",)
+"""Changes of what a unit is, which a flag for changes of code does not accept."""
 
 
 class Units:
@@ -267,14 +258,14 @@ def test_the_code_of_a_component_counts(
     assert place.fill() == ALL
     *others, tokenizer = caching_family.COMPONENTS
     assert tokenizer.name == "tokenizer"
-    network = SimpleNamespace(load=caching_family.load_tokenizer, kind="other")
-    others.append(replace(tokenizer, network=network))
-    monkeypatch.setattr(caching_family, "COMPONENTS", others)
-    with pytest.raises(StateError, match="component tokenizer holds: cache"):
+    code = Code({"code of own.components": "changed"}, ())
+    monkeypatch.setattr("dstrain.runs.setup.code_of_module", lambda module: code)
+    with pytest.raises(StateError, match="component tokenizer"):
         place.stored()
-    assert place.fill() == PROMPT
+    assert place.fill() == PROMPT + IMAGE
     assert place.fill() == {}
-    others[-1] = replace(tokenizer, version=1)
+    others.append(replace(tokenizer, version=1))
+    monkeypatch.setattr(caching_family, "COMPONENTS", others)
     assert place.fill() == PROMPT
 
 

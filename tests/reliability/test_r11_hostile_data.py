@@ -219,12 +219,11 @@ def rewritten(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], Any]
     def act(store: Path) -> None:
         plans = store / "plans"
         for _, record in list(stored_plans(plans)):
-            files = SourceFiles.open(plans, record)
-            table = files.table.to_pydict()
-            marks = files.marks(slice(0, len(files))).tolist()
+            table = SourceFiles.open(plans, record).table.to_pydict()
+            names = ("size", "modified", "changed", "inode", "sha256")
             recorded = [
                 [*mark, digest.hex()]
-                for mark, digest in zip(marks, table["sha256"], strict=True)
+                for *mark, digest in zip(*(table[name] for name in names), strict=True)
             ]
             names = map(os.fsdecode, table["place"])
             lines = [
@@ -457,17 +456,16 @@ def test_nothing_that_a_plan_names_is_fetched_opened_or_written(
     rows = [{"image": "https://127.0.0.1:9/0.png", "prompt": "a"}]
     (secret / "data/metadata.json").write_text(json.dumps(rows))
     ((path, record),) = stored_plans(store / "plans")
-    record["about"]["config"] = {
+    flags = {
         "model": "tiny",
         "task": "sft:data_process",
         "model_id": str(secret / "model"),
         "dataset_base_path": str(secret / "data"),
-        "dataset_root": [str(secret)],
         "url_cache": str(secret / "urls"),
-        "tokenizer_path": str(secret / "model/tokenizer"),
         "feature_cache": str(secret / "cache"),
-        "output_path": str(secret / "out"),
     }
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    record["about"]["config"] = {**flags, "words": words, "folder": str(secret)}
     record["about"]["dataset"] |= {
         "path": str(secret / "data/metadata.json"),
         "folders": [str(secret / "data")],

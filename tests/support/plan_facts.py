@@ -13,6 +13,6 @@ def about(dataset: str = "d") -> dict[str, Any]:
         "dataset": {"path": dataset, "sha256": "", "rows": 1, "folders": []},
         "columns": [],
         "inputs": [[]],
-        "previews": [],
+        "prompt_rows": [],
         **{name: {} for name in named},
     }

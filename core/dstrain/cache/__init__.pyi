@@ -16,6 +16,7 @@ from dstrain.cache.plan_files import (
     commit_plans as commit_plans,
     open_samples as open_samples,
     plan_name as plan_name,
+    prompt_addresses as prompt_addresses,
     read_record as read_record,
     stored_plans as stored_plans,
 )

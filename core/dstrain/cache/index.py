@@ -17,14 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dstrain.cache.addresses import (
-    ABSENT,
-    ADDRESS,
-    Addresses,
-    find,
-    in_order,
-    prefixes,
-)
+from dstrain.cache.addresses import ADDRESS, Addresses, in_order, prefixes
 from dstrain.cache.shards import DIGEST, Shard
 from dstrain.errors import StateError, SystemFault
 from dstrain.storage import write_columns
@@ -125,12 +118,6 @@ def merged(parts: Sequence[Index]) -> Index:
         joined("digest", DIGEST),
     )
     return everything.chosen(in_order(everything.addresses))
-
-
-def without(index: Index, other: Index) -> Index:
-    """Return an index without the values that another one has."""
-    absent = find(index.addresses, other.addresses, other.prefixes) == ABSENT
-    return index if absent.all() else index.chosen(absent)
 
 
 def write_index(folder: Path, index: Index, is_read: bool = False) -> None:

@@ -31,7 +31,7 @@ from dstrain.cache.addresses import (
     packed,
     prefixes,
 )
-from dstrain.cache.plan_records import check_record
+from dstrain.cache.plan_records import OLDER_ROWS, check_record
 from dstrain.cache.shards import AGAIN
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.storage import hash_json, write_columns, write_file
@@ -311,6 +311,13 @@ def stored_plans(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield path, read_record(path)
 
 
+def prompt_addresses(record: Mapping[str, Any]) -> list[str]:
+    """Return the addresses of the values of the rows that plugins added."""
+    rows = record["about"]["prompt_rows"]
+    forms = [form for row in rows for form in row["values"].values()]
+    return [form["at"] for form in forms if "at" in form]
+
+
 def plan_parts(path: Path, record: Mapping[str, Any]) -> list[Path]:
     """Return the files of a plan; the last one commits it."""
     names = sorted(set(record["columns"].values()))
@@ -431,6 +438,8 @@ def read_record(path: Path) -> dict[str, Any]:
         record: dict[str, Any] = head["record"]
         if hash_json("record", record) != head["digest"]:
             raise ValueError("its hash is not the recorded one")
+        if OLDER_ROWS in record["about"]:
+            record["about"]["prompt_rows"] = record["about"].pop(OLDER_ROWS)
         check_record(record)
     except (*NO_FILE, ValueError, KeyError, TypeError, RecursionError) as error:
         known = PLAN.fullmatch(path.stem)

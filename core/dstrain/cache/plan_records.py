@@ -1,200 +1,158 @@
 """Say what the record of a plan has: one that a stranger wrote is refused where it is read,
 not half-way through a command.
 
-What it has is that of `plan_identity`, `CacheInfo`, `preview_line` and `as_repeatable`; a
-test compares it with records that stage 1 writes.
+What it has is that of `plan_identity`, `CacheInfo`, `row_line` and `as_repeatable`; a test
+compares it with records that stage 1 writes.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterator
+from types import FunctionType, MappingProxyType
+from typing import Any, get_args
 
-Check = Callable[[Any, str], Iterator[str]]
-"""(JSON data, its place in the record) -> what is wrong with it, in words."""
-NO_ENTRIES: Mapping[str, Check] = MappingProxyType({})
+Shape = Any
+"""What data has to be: of one of some types, a text of a pattern, [a list of a shape], (a
+list with an item of each), {entries by name}, or what a function finds nothing wrong with.
+A name with ? at its end may be absent; OTHERS stands for all other names.
+"""
+OTHERS = "*"
+OLDER_ROWS = "previews"
+"""The name of `prompt_rows` in plans of earlier versions, which are still read."""
 
 
 def check_record(record: Any) -> None:
     """Raise ValueError, which says what is wrong, unless data is the record of a plan."""
-    for problem in PLAN(record, "it"):
+    for problem in problems(record, PLAN, "it"):
         raise ValueError(problem.removeprefix("it."))
+
+
+def problems(data: Any, shape: Shape, place: str) -> Iterator[str]:
+    """Yield what is wrong with JSON data of this place in a record."""
+    if isinstance(shape, FunctionType):
+        yield from shape(data, place)
+    elif isinstance(shape, re.Pattern):
+        if type(data) is not str or not shape.fullmatch(data):
+            yield f"{place} is not {shape.pattern}"
+    elif isinstance(shape, list | tuple):
+        if type(data) is not list or (type(shape) is tuple and len(data) != len(shape)):
+            yield f"{place} is not a list of its length"
+            return
+        for number, item in enumerate(data):
+            kind = shape[number] if isinstance(shape, tuple) else shape[0]
+            yield from problems(item, kind, f"{place}[{number}]")
+    elif isinstance(shape, dict):
+        if type(data) is not dict:
+            yield f"{place} has no names"
+            return
+        for name in shape:
+            if name not in data and name != OTHERS and not name.endswith("?"):
+                yield f"{place} has no {name}"
+        known = {name.removesuffix("?"): kind for name, kind in shape.items()}
+        for name, entry in data.items():
+            kind = known.get(name, known.get(OTHERS))
+            inner = f"{place}.{name[:100]}"
+            if kind is None:
+                yield f"{inner} is nothing that this version of dstrain knows"
+            else:
+                yield from problems(entry, kind, inner)
+    # Not isinstance: a bool is an int to Python, but not to JSON.
+    elif shape is not object and type(data) not in (get_args(shape) or (shape,)):
+        yield f"{place} is a {type(data).__name__}"
 
 
 def literal(data: Any, place: str) -> Iterator[str]:
     """Yield what is wrong with what `values.serialize` writes of a value without tensors."""
-    if not isinstance(data, dict) or len(data) != 1:
-        yield f"{place} is not a value"
-        return
-    ((kind, content),) = data.items()
-    if kind not in LITERALS:
+    kinds = [*data] if type(data) is dict else []
+    if len(kinds) != 1 or kinds[0] not in LITERALS:
         yield f"{place} is not a value without tensors"
-        return
-    yield from LITERALS[kind](content, place)
-
-
-def _is(words: str, *types: type, pattern: str = "") -> Check:
-    """Return a check of data that has one of these types."""
-
-    def check(data: Any, place: str) -> Iterator[str]:
-        # Not isinstance: a bool is an int to Python, but not to JSON.
-        fits = type(data) in types
-        if not fits or (pattern and not re.fullmatch(pattern, data)):
-            yield f"{place} is not {words}"
-
-    return check
-
-
-def _list_of(item: Check) -> Check:
-    """Return a check of a list whose items are all of one kind."""
-
-    def check(data: Any, place: str) -> Iterator[str]:
-        if not isinstance(data, list):
-            yield f"{place} is not a list"
-            return
-        for number, one in enumerate(data):
-            yield from item(one, f"{place}[{number}]")
-
-    return check
-
-
-def _items(*kinds: Check) -> Check:
-    """Return a check of a list with one item of each kind, in this order."""
-
-    def check(data: Any, place: str) -> Iterator[str]:
-        if not isinstance(data, list) or len(data) != len(kinds):
-            yield f"{place} is not a list of {len(kinds)}"
-            return
-        for number, kind in enumerate(kinds):
-            yield from kind(data[number], f"{place}[{number}]")
-
-    return check
-
-
-def _entries(
-    required: Mapping[str, Check] = NO_ENTRIES,
-    optional: Mapping[str, Check] = NO_ENTRIES,
-    others: Check | None = None,
-) -> Check:
-    """Return a check of entries by name; without `others` there are none of other names."""
-    kinds = {**optional, **required}
-
-    def check(data: Any, place: str) -> Iterator[str]:
-        if not isinstance(data, dict):
-            yield f"{place} has no names"
-            return
-        for name in required:
-            if name not in data:
-                yield f"{place} has no {name}"
-        for name, entry in data.items():
-            kind = kinds.get(name, others)
-            if kind is None:
-                what = f"{place} has {name[:100]!r}"
-                yield f"{what}, which this version of dstrain does not know"
-            else:
-                yield from kind(entry, f"{place}.{name[:100]}")
-
-    return check
-
-
-def _or(exception: Any, kind: Check) -> Check:
-    """Return a check of data that may be the exception instead."""
-
-    def check(data: Any, place: str) -> Iterator[str]:
-        if data != exception:
-            yield from kind(data, place)
-
-    return check
+    else:
+        yield from problems(data[kinds[0]], LITERALS[kinds[0]], place)
 
 
 def _fact(data: Any, place: str) -> Iterator[str]:
     """Check a fact of an identity: that of a unit names its outputs."""
-    if place.partition(".identity.")[2].startswith("unit ") and isinstance(data, dict):
-        yield from UNIT(data, place)
+    if place.partition(".identity.")[2].startswith("unit ") and type(data) is dict:
+        yield from problems(data, {"outputs": {OTHERS: str}, OTHERS: object}, place)
 
 
 def _stored_or_literal(data: Any, place: str) -> Iterator[str]:
     """Check where a value is, or the value."""
-    if isinstance(data, dict) and "at" in data:
-        yield from STORED(data, place)
-    else:
-        yield from literal(data, place)
+    is_stored = type(data) is dict and "at" in data
+    yield from problems(data, {"at": ADDRESS} if is_stored else literal, place)
 
 
-ANY = _is("JSON", str, int, float, bool, list, dict, type(None))
-TEXT = _is("a text", str)
-NUMBER = _is("a whole number", int)
-TEXTS = _list_of(TEXT)
-TEXT_BY_NAME = _entries(others=TEXT)
-FACTS = _entries(others=ANY)
-LITERALS: Mapping[str, Check] = MappingProxyType(
+def _repeatable(data: Any, place: str) -> Iterator[str]:
+    """Check what `as_repeatable` returns; a plan that is not repeated has nothing."""
+    if data != {}:
+        yield from problems(data, REPEATABLE, place)
+
+
+def _largest(data: Any, place: str) -> Iterator[str]:
+    """Check the largest sample, if it is known."""
+    if data is not None:
+        inputs = {OTHERS: {OTHERS: object}}
+        yield from problems(data, {"place": str, "inputs": inputs}, place)
+
+
+LITERALS = MappingProxyType(
     {
-        "value": _is("a plain value", str, int, float, bool, type(None)),
-        "list": _list_of(literal),
-        "record": _entries(others=literal),
+        "value": str | int | float | bool | None,
+        "list": [literal],
+        "record": {OTHERS: literal},
     }
 )
-STORED = _entries({"at": _is("an address", str, pattern="[0-9a-f]{40}")})
-COLUMNS = _is("a name of columns", str, pattern="[0-9a-f]{32}")
-UNIT = _entries({"outputs": TEXT_BY_NAME}, others=ANY)
-IDENTITY = _entries(
-    {"family": TEXT, "variant": TEXT, "task": TEXT}, {"use": TEXT}, _fact
-)
-DATASET = _entries(
-    {"path": TEXT, "sha256": TEXT, "rows": NUMBER, "folders": TEXTS}, others=ANY
-)
+ADDRESS = re.compile("[0-9a-f]{40}")
+COLUMNS = re.compile("[0-9a-f]{32}")
 # The mark and the sha256, as `Digests.record` returns them.
-FILE = _items(TEXT, TEXT, _items(NUMBER, NUMBER, NUMBER, NUMBER, TEXT))
-SAMPLING = _entries(
-    {
-        "num_inference_steps": NUMBER,
-        "guidance_scale": _is("a number", int, float),
-        "rand_device": TEXT,
-    }
-)
-PREVIEW = _entries(
-    {
-        "prompt": TEXT,
-        "inputs": TEXTS,
-        "branches": TEXTS,
-        "sampling": SAMPLING,
-        "values": _entries(others=_stored_or_literal),
-    }
-)
-LARGEST = _entries({"place": TEXT, "inputs": _entries(others=FACTS)})
-REPEATABLE = _entries(
-    {
-        "config": TEXT,
-        "code": TEXT,
-        "settled": _is("true or false", bool),
-        "warnings": TEXTS,
-        "largest": _or(None, LARGEST),
+FILE = (str, str, (int, int, int, int, str))
+REPEATABLE = {
+    "config": str,
+    "code": str,
+    "settled": bool,
+    "largest": _largest,
+    # Of plans of earlier versions.
+    "warnings?": [str],
+    "dataset?": str,
+}
+PROMPT_ROW = {
+    "prompt": str,
+    "inputs": [str],
+    "branches": [str],
+    "sampling": {
+        "num_inference_steps": int,
+        "guidance_scale": int | float,
+        "rand_device": str,
     },
-    {"dataset": TEXT},
-)
-ABOUT = _entries(
-    {
-        "dataset": DATASET,
-        "columns": TEXTS,
-        "inputs": _list_of(TEXTS),
-        "components": TEXT_BY_NAME,
-        "configs": _entries(others=FACTS),
-        "models": TEXT_BY_NAME,
-        "files": _entries(others=_list_of(FILE)),
-        "versions": TEXT_BY_NAME,
-        "previews": _list_of(PREVIEW),
+    "values": {OTHERS: _stored_or_literal},
+}
+PLAN = {
+    "identity": {
+        "family": str,
+        "variant": str,
+        "task": str,
+        "use?": str,
+        OTHERS: _fact,
     },
-    {
-        "config": FACTS,
-        "repeatable": _or({}, REPEATABLE),
-        "sizes": _list_of(_items(TEXT, NUMBER, _is("a number", int, float))),
+    "about": {
+        "dataset": {
+            "path": str,
+            "sha256": str,
+            "rows": int,
+            "folders": [str],
+            OTHERS: object,
+        },
+        "columns": [str],
+        "inputs": [[str]],
+        "components": {OTHERS: str},
+        "configs": {OTHERS: {OTHERS: object}},
+        "models": {OTHERS: str},
+        "files": {OTHERS: [FILE]},
+        "versions": {OTHERS: str},
+        "prompt_rows": [PROMPT_ROW],
+        "config?": {"words?": [str], "folder?": str, OTHERS: object},
+        "repeatable?": _repeatable,
+        "sizes?": [(str, int, int | float)],
     },
-)
-PLAN = _entries(
-    {
-        "identity": IDENTITY,
-        "about": ABOUT,
-        "columns": _entries(dict.fromkeys(("files", "folders", "samples"), COLUMNS)),
-        "sequence": NUMBER,
-    }
-)
+    "columns": {"files": COLUMNS, "folders": COLUMNS, "samples": COLUMNS},
+    "sequence": int,
+}

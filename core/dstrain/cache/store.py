@@ -20,10 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dstrain.cache import plan_files
@@ -33,14 +31,13 @@ from dstrain.cache.addresses import (
     Numbers,
     as_text,
     find,
-    find_one,
+    packed,
 )
 from dstrain.cache.index import (
     Index,
     merged,
     own_files,
     read_index,
-    without,
     write_index,
 )
 from dstrain.cache.plan_files import PlanSamples
@@ -77,14 +74,14 @@ class FeatureCache:
     """
 
     folder: Path
-    parts: tuple[Index, Index] = field(default_factory=lambda: (merged([]), merged([])))
-    """The index on disk, and that of the shards that it does not cover."""
+    index: Index = field(default_factory=lambda: merged([]))
+    """That on disk, with the values of shards that it does not cover."""
     _verified: Tensor = field(init=False)
     """Shared memory: a byte for each value, 1 once its digest was verified."""
     _files: MappedShards = field(init=False)
     _is_indexed: bool = False
     """Whether the index on disk covers just the shards there are."""
-    _layouts: dict[tuple[int, int], Any] = field(default_factory=dict)
+    _layouts: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Bytes, not bits: processes that set two bits of one byte would lose one.
@@ -100,10 +97,14 @@ class FeatureCache:
         check_is_cache(folder)
         paths = {path.stem: path for path in _named(folder / "shards", SUFFIX)}
         found = read_index(folder / "index", paths.keys())
-        index = found or merged([])
-        rest = paths.keys() - set(index.shards)
-        cache = cls.of_shards(folder, [paths[name] for name in sorted(rest)])
-        cache = cls(folder, (index, without(cache.parts[1], index)))
+        covered = () if found is None else found.shards
+        rest = [paths[name] for name in sorted(paths.keys() - set(covered))]
+        if rest:
+            new = cls.of_shards(folder, rest).index
+            index = new if found is None else merged([found, new])
+        else:
+            index = found or merged([])
+        cache = cls(folder, index)
         cache._is_indexed = found is not None and not rest
         cache._verified.share_memory_()  # type: ignore[no-untyped-call]
         return cache
@@ -113,9 +114,7 @@ class FeatureCache:
         """Return a cache with the values of only these shards; raises StateError if one
         is damaged.
         """
-        return cls(
-            folder, (merged([]), merged([Index.of(read_shard(p)) for p in paths]))
-        )
+        return cls(folder, merged([Index.of(read_shard(path)) for path in paths]))
 
     @staticmethod
     def create(folder: Path) -> None:
@@ -129,50 +128,26 @@ class FeatureCache:
             write_json(folder / MARKER, dict(FORMAT))
 
     def __len__(self) -> int:
-        return len(self.parts[0]) + len(self.parts[1])
+        return len(self.index)
 
     def __iter__(self) -> Iterator[str]:
-        return map(as_text, self.addresses)
+        return map(as_text, self.index.addresses)
 
     def __contains__(self, address: str) -> bool:
         return self._number(address) != ABSENT
 
     @property
-    def addresses(self) -> Addresses:
-        """The address of each value, by number."""
-        return self._column("addresses")
-
-    @property
-    def lengths(self) -> Numbers:
-        """The bytes of the tensors of each value, by number."""
-        return self._column("length")
-
-    @property
     def shards(self) -> tuple[str, ...]:
         """The names of the shards."""
-        return self.parts[0].shards + self.parts[1].shards
-
-    @property
-    def shard_numbers(self) -> Numbers:
-        """For each value the number of its shard in `shards`."""
-        index, rest = self.parts
-        return np.concatenate([index.shard, rest.shard + len(index.shards)])
+        return self.index.shards
 
     def locate(self, addresses: Addresses) -> Numbers:
         """Return the number of the value at each address, ABSENT where there is none."""
-        index, rest = self.parts
-        numbers = find(addresses, index.addresses, index.prefixes)
-        if len(rest):
-            others = np.flatnonzero(numbers == ABSENT)
-            found = find(addresses[others], rest.addresses, rest.prefixes)
-            is_there = found != ABSENT
-            numbers[others[is_there]] = found[is_there] + len(index)
-        return numbers
+        return find(addresses, self.index.addresses, self.index.prefixes)
 
     def header(self, address: str) -> Any:
         """Return the header of a value, which has the shapes of its tensors."""
-        part, place = self._place(self._required(address))
-        return self._layout(part, place)["header"]
+        return self._layout(self._required(address))["header"]
 
     def read(self, address: str) -> Any:
         """Return a value, its tensors copies of their own.
@@ -184,20 +159,19 @@ class FeatureCache:
 
     def read_at(self, number: int) -> Any:
         """Return the value of a number, as `read` does."""
-        part, place = self._place(number)
-        index = self.parts[part]
-        shard = index.shards[index.shard[place]]
+        index = self.index
+        shard = index.shards[index.shard[number]]
         stored = self._files.stored(
-            shard, int(index.offset[place]), int(index.length[place])
+            shard, int(index.offset[number]), int(index.length[number])
         )
         try:
             if not self._verified[number]:
                 self._verify(number, stored)
-            layout = self._layout(part, place)
+            layout = self._layout(number)
             tensors = copies(stored, layout["tensors"])
             return deserialize(layout["header"], tensors)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            what = f"is damaged: value {as_text(index.addresses[place])}: {error}"
+            what = f"is damaged: value {as_text(index.addresses[number])}: {error}"
             raise CacheError(self._files.path(shard), what, AGAIN) from error
 
     def write_index(self, is_read: bool = False) -> None:
@@ -208,32 +182,21 @@ class FeatureCache:
         """
         folder = self.folder / "index"
         if not self._is_indexed or (len(own_files(folder)) != 1 and not is_read):
-            write_index(folder, merged(self.parts), is_read)
+            write_index(folder, self.index, is_read)
 
     def add(self, shard: Shard) -> None:
         """Note the values of a shard that was committed; numbers change."""
-        index, rest = self.parts
         if shard.name not in self.shards:
             self._is_indexed = False
-            self.parts = (index, without(merged([rest, Index.of(shard)]), index))
+            self.index = merged([self.index, Index.of(shard)])
             self._layouts.clear()
             self._verified = torch.zeros(max(len(self), 1), dtype=torch.uint8)
 
-    def _column(self, name: str) -> NDArray[Any]:
-        columns = [getattr(part, name) for part in self.parts if len(part)]
-        return (
-            columns[0]
-            if len(columns) == 1
-            else np.concatenate([getattr(part, name) for part in self.parts])
-        )
-
     def _number(self, address: str) -> int:
-        index, rest = self.parts
-        number = find_one(address, index.addresses, index.prefixes)
-        if number == ABSENT and len(rest):
-            number = find_one(address, rest.addresses, rest.prefixes)
-            number += 0 if number == ABSENT else len(index)
-        return number
+        try:
+            return int(self.locate(packed([address]))[0])
+        except ValueError:  # not the text of an address
+            return ABSENT
 
     def _required(self, address: str) -> int:
         number = self._number(address)
@@ -241,28 +204,20 @@ class FeatureCache:
             raise CacheError(self.folder, f"lacks value {address}")
         return number
 
-    def _place(self, number: int) -> tuple[int, int]:
-        """Return the part that has a number, and the row in it."""
-        count = len(self.parts[0])
-        return (0, number) if number < count else (1, number - count)
-
-    def _layout(self, part: int, place: int) -> Any:
+    def _layout(self, number: int) -> Any:
         """Return the parsed layout of a value; most values have one in common."""
-        index = self.parts[part]
-        key = (part, int(index.layout[place]))
+        key = int(self.index.layout[number])
         if key not in self._layouts:
             if len(self._layouts) >= KEPT_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[key] = json.loads(index.layouts[key[1]].as_py())
+            self._layouts[key] = json.loads(self.index.layouts[key].as_py())
         return self._layouts[key]
 
     def _verify(self, number: int, stored: Tensor) -> None:
-        part, place = self._place(number)
-        index = self.parts[part]
-        layout = index.layouts[int(index.layout[place])].as_py()
+        layout = self.index.layouts[int(self.index.layout[number])].as_py()
         digest = xxhash.xxh3_128(layout.encode())
         digest.update(stored.numpy().data)
-        if digest.digest() != index.digest[place].tobytes():
+        if digest.digest() != self.index.digest[number].tobytes():
             raise ValueError("its digest is not the recorded one")
         self._verified[number] = 1
 

@@ -89,18 +89,6 @@ def dataset_flags() -> dict[str, Flag]:
     return {flag.name: flag for flag in flags(TrainConfig) if "dataset" in flag.affects}
 
 
-def with_absolute_paths(text: str) -> str:
-    """Return the JSON of a dataset with its paths absolute; what cannot be parsed stays."""
-    try:
-        entry = _parsed(text, 1)
-    except UsageError:
-        return text
-    for name, flag in dataset_flags().items():
-        if flag.kind is Path and isinstance(entry.get(name), str):
-            entry[name] = str(Path(entry[name]).absolute())
-    return json.dumps(entry, ensure_ascii=False)
-
-
 def with_places(text: str, base: Path | None, metadata: Path | None) -> str:
     """Return the JSON of a dataset with these places in it."""
     entry = _parsed(text, 1)

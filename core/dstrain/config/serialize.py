@@ -85,6 +85,11 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
     """Return the command that runs a configuration with these options changed, as it is
     typed; with a launcher, if one started this process.
     """
+    return shell_command(command_words(config, **changes))
+
+
+def command_words(config: TrainConfig, **changes: Any) -> list[str]:
+    """Return the words of `command_line`."""
     config = replace(config, **changes)
     words = ["dstrain", "--model", config.model]
     size = os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -105,7 +110,7 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
         words += option_words(name, text == str(True), text)
     for name in config.disabled_plugins:
         words += ["-p", f"no:{name}"]
-    return shell_command(words)
+    return words
 
 
 def new_start() -> dict[str, Any]:

@@ -3,33 +3,43 @@ of its own top-level package that this imports, transitively.
 
 A module counts by its syntax, without docstrings, comments and formatting. A package's
 `__init__` counts only if a name is taken from it; one that is imported as an object counts
-with all its modules. What a function was made with, such as the variables of a closure,
-counts by value. Of dstrain, the functions that families share count.
+with all its modules. Of dstrain, the functions that families share count.
 """
 
 import ast
 import importlib.util
+import linecache
+import os
 import pkgutil
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import Enum
-from functools import partial
-from pathlib import PurePath
-from types import FunctionType, MappingProxyType, ModuleType
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.machinery import SourceFileLoader
+from types import CodeType, FunctionType
 from typing import Any
 
-from torch import Tensor
-
 from dstrain.errors import UsageError
-from dstrain.graph.source_code import NoSource, as_json, imports, literal, read_source
 from dstrain.storage import hash_json
 
-LITERALS = (type(None), bool, int, float, complex, bytes, type(...))
 CODE = "code of "
 """What the facts about modules begin with."""
 SHARED = "dstrain.models.functional"
 """The functions of dstrain that families share."""
+UNCOUNTED = frozenset({"ctx", "kind", "simple", "type_comment"})
+"""Fields of syntax that follow from the others, or change nothing."""
+DYNAMIC = frozenset(
+    {"__import__", "eval", "exec", "globals", "sys.modules"}
+    | {".__doc__", ".import_module", ".resolve_name", ".exec_module"}
+    | {".run_module", ".run_path"}
+)
+"""What reaches code by a text, which syntax does not show."""
+
+
+class NoSource(Exception):
+    """There is no source that is surely that of the code; says why."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Code:
     """What a function depends on."""
 
     facts: Mapping[str, str]
-    """"code of MODULE" -> the digest of its syntax, and that of what the function holds."""
+    """"code of MODULE" -> the digest of its syntax; "holds" -> that of the function's name."""
     unknown: tuple[str, ...]
     """What cannot be taken into account, with the reason."""
 
@@ -47,26 +57,51 @@ class Code:
         return hash_json("code", dict(self.facts))
 
 
-class _Opaque(Exception):
-    """A value that cannot be described."""
-
-
 def code_of(function: Callable[..., Any]) -> Code:
-    """Return what a function depends on.
+    """Return what a function, or a class, depends on.
 
     It is the same in every process, on every machine and with every version of Python
-    that reads the same syntax.
+    that reads the same syntax. What a call makes, such as a closure or a partial, is
+    unknown: its values stand in no syntax that is surely here.
     """
-    return _Walk(module_of(function).partition(".")[0]).code_of(function)
+    module = module_of(function)
+    name = str(getattr(function, "__qualname__", type(function).__qualname__))
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    made = () if found is function else (f"{module}.{name} is made by a call",)
+    named = [module.partition("._")[0], name]
+    held = named if isinstance(function, type) else [named, 0]
+    code = code_of_module(module)
+    facts = {"holds": hash_json("held", held), **code.facts}
+    return Code(facts, (*made, *code.unknown))
 
 
-def loading_code(module: str, *parts: Any) -> Code:
-    """Return what the loading of a component depends on: the module that declares it, and
-    the objects that load it.
-    """
-    walk = _Walk(module.partition(".")[0])
-    walk.follow(module)
-    return walk.code_of(list(parts))
+def code_of_module(module: str) -> Code:
+    """Return what a module depends on: itself, and what it imports of its package."""
+    package = module.partition(".")[0]
+    digests: dict[str, str] = {}
+    unknown: list[str] = []
+    left = [(SHARED, False), (module, False)]
+    while left:
+        name, is_whole = left.pop()
+        if name.partition(".")[0] != package and name != SHARED:
+            continue
+        if is_whole:
+            left += ((one, False) for one in _modules_in(name))
+        if name in digests:
+            continue
+        digests[name] = ""
+        try:
+            source = _read_source(name)
+        except NoSource as reason:
+            unknown.append(f"{name} has {reason}")
+            continue
+        digests[name] = hash_json("module", _as_json(source.tree))
+        unknown += (f"{name} uses {one}" for one in source.dynamic)
+        left += _imported(source, package)
+    facts = {f"{CODE}{name}": digests[name] for name in sorted(digests)}
+    return Code(facts, tuple(unknown))
 
 
 def facts_of(code: Code, where: str, declare: str) -> Mapping[str, str]:
@@ -91,144 +126,140 @@ def module_of(function: Callable[..., Any]) -> str:
     return function.__module__ or ""
 
 
-@dataclass
-class _Walk:
-    """A walk over all modules that something depends on."""
+@dataclass(frozen=True)
+class _Source:
+    """The source of a module."""
 
+    tree: ast.Module
+    dynamic: list[str]
+    """What it uses to reach code by a text."""
     package: str
-    """The top-level package whose modules are followed."""
-    modules: dict[str, str] = field(default_factory=dict)
-    """Module -> digest of its syntax."""
-    unknown: list[str] = field(default_factory=list)
+    """What its relative imports begin at."""
 
-    def code_of(self, value: Any) -> Code:
-        """Return what a value depends on."""
-        held = None
+
+def _read_source(module: str) -> _Source:
+    """Return the source of a module; raise NoSource if there is none, or if it is not that
+    of the code that runs.
+    """
+    here = vars(sys.modules[module]) if module in sys.modules else {}
+    spec = here.get("__spec__") or _find(module)
+    file = here.get("__file__") or getattr(spec, "origin", None)
+    # linecache also finds sources in zip files; this forgets what has changed on disk.
+    linecache.checkcache(file)
+    text = "".join(linecache.getlines(str(file), here or None))
+    is_namespace = file is None and getattr(spec, "submodule_search_locations", None)
+    is_empty = str(file).endswith(".py") and os.path.isfile(str(file))
+    if not text and not is_namespace and not is_empty:
+        raise NoSource("no Python source")
+    tree, codes, dynamic = _parsed(text)
+    # Others, such as pytest's, compile something else.
+    if isinstance(getattr(spec, "loader", None), SourceFileLoader):
+        for name, one in here.items():
+            # A file may be edited while the code that was read from it is running;
+            # torch.compile adds functions.
+            if (
+                isinstance(one, FunctionType)
+                and not name.startswith("__resume_at_")
+                and one.__code__.co_filename == file
+                and one.__code__ not in codes
+            ):
+                raise NoSource("another source on disk than the code that runs")
+    return _Source(tree, dynamic, getattr(spec, "parent", None) or "")
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> tuple[ast.Module, list[CodeType], list[str]]:
+    """Return the syntax of a text, all code that it compiles to, and what of DYNAMIC it
+    uses.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
-            held = self._value(value)
-        except (_Opaque, RecursionError) as reason:
-            self.unknown.append(str(reason))
-        self.follow(SHARED)
-        facts = {f"{CODE}{name}": self.modules[name] for name in sorted(self.modules)}
-        return Code({"holds": hash_json("held", held), **facts}, tuple(self.unknown))
+            codes = [compile(text, "<source>", "exec", dont_inherit=True)]
+        except (SyntaxError, ValueError) as error:
+            raise NoSource(f"source that cannot be parsed: {error}") from error
+        tree = _Counted().visit(ast.parse(text))
+    for code in codes:
+        # The list grows while it is read.
+        codes.extend(one for one in code.co_consts if isinstance(one, CodeType))
+    used = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            used.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            used |= {f".{node.attr}", ast.unparse(node)}
+        elif isinstance(node, ast.ImportFrom):
+            for one in node.names:
+                used |= {f".{one.name}", f"{node.module}.{one.name}"}
+    return tree, codes, sorted(one.lstrip(".") for one in used & DYNAMIC)
 
-    def follow(self, module: str, *, is_whole: bool = False) -> None:
-        """Take a module into account, and what it imports; of a package all modules, if it
-        is whole.
-        """
-        left = [(module, is_whole)]
-        while left:
-            name, is_whole = left.pop()
-            if not self._is_own(name):
-                continue
-            if is_whole:
-                left += ((one, False) for one in _modules_in(name))
-            if name not in self.modules:
-                left += self._read(name)
 
-    def _read(self, module: str) -> Iterator[tuple[str, bool]]:
-        """Digest a module; yield the modules that it imports, each with whether it is
-        imported as an object.
-        """
-        self.modules[module] = ""
-        try:
-            source = read_source(module)
-        except NoSource as reason:
-            self.unknown.append(f"{module} has {reason}")
-            return
-        self.modules[module] = hash_json("module", as_json(source.tree))
-        self.unknown += (f"{module} uses {name}" for name in source.dynamic)
-        for name, taken in imports(source.tree, source.package):
-            if self._is_own(name):
-                inner = f"{name}.{taken}".rstrip(".")
-                is_module = bool(_find(inner))
-                if is_module:
-                    yield inner, True
-                # A package may give another thing by the name of one of its modules.
-                if not is_module or _names_in(name) & {taken, "*", "__getattr__"}:
-                    yield name, False
+class _Counted(ast.NodeTransformer):
+    """Remove docstrings from syntax."""
 
-    def _is_own(self, module: str) -> bool:
-        top = module.partition(".")[0]
-        return bool(top) and (top == self.package or module == SHARED)
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        is_text = isinstance(node.value, ast.Constant)
+        return None if is_text else self.generic_visit(node)
 
-    def _value(self, value: Any) -> Any:
-        """Describe a value as JSON data, and follow the code in it; raise _Opaque if that
-        is impossible.
-        """
-        kind = type(value)
-        if kind in LITERALS:
-            return literal(value)
-        if kind in (list, tuple):
-            return [kind.__name__, [self._value(item) for item in value]]
-        if kind in (set, frozenset):
-            return ["set", sorted(map(repr, map(self._value, value)))]
-        if kind in (dict, MappingProxyType):
-            return ["dict", [self._value(pair) for pair in value.items()]]
-        if kind is str or isinstance(value, PurePath):
-            if PurePath(value).is_absolute():
-                raise _Opaque(f"holds an absolute path, {str(value)!r}")
-            # "module:Name" stands for an object.
-            self.follow(str(value).partition(":")[0])
-            return [kind.__name__, ascii(str(value))]
-        if isinstance(value, FunctionType):
-            return self._function(value)
-        if isinstance(value, type):
-            name = value.__qualname__
-            if "<locals>" in name and self._is_own(value.__module__):
-                raise _Opaque(f"holds {name}, a class that a function made")
-            return self._named(value.__module__, name)
-        if isinstance(value, ModuleType):
-            self.follow(value.__name__, is_whole=True)
-            return ["module", value.__name__]
-        if isinstance(value, Enum):
-            return [self._value(kind), value.name]
-        return self._object(value)
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        # Some versions of Python add empty texts.
+        node.values = [one for one in node.values if getattr(one, "value", 1) != ""]
+        return self.generic_visit(node)
 
-    def _function(self, function: FunctionType) -> Any:
-        code = function.__code__
-        module = str(function.__globals__.get("__name__"))
-        held: list[Any] = [self._named(module, function.__qualname__)]
-        if module in self.modules or not _find(module):
-            where = f"{module}.{function.__qualname__}"
-            try:
-                codes = read_source(module).codes
-            except NoSource as reason:
-                raise _Opaque(f"{where} has {reason}") from reason
-            if code not in codes:
-                raise _Opaque(f"{where} has another source than the code that runs")
-            # Functions of one name, such as lambdas, are told apart by their order.
-            same = [one for one in codes if one.co_qualname == code.co_qualname]
-            held.append(same.index(code))
-        for cell in function.__closure__ or ():
-            # A variable that is not assigned yet has no value.
-            with suppress(ValueError):
-                held.append(self._value(cell.cell_contents))
-        if "<locals>" in code.co_qualname:
-            held.append(self._value(function.__defaults__))
-            held.append(self._value(function.__kwdefaults__))
-        return held
 
-    def _named(self, module: str, name: str) -> Any:
-        """Describe what a module defines, and follow the module."""
-        self.follow(module)
-        # Private modules of other libraries change between versions.
-        return [module.partition("._")[0], name]
+def _as_json(node: Any) -> Any:
+    """Return syntax as JSON data.
 
-    def _object(self, value: Any) -> Any:
-        """Describe an object by what pickle would rebuild it from."""
-        try:
-            if isinstance(value, Tensor):
-                raise TypeError
-            reduced = value.__reduce_ex__(2)
-        except Exception as error:
-            # Objects may refuse to be taken apart in any way they like.
-            kind = type(value)
-            raise _Opaque(f"holds a {kind.__module__}.{kind.__qualname__}") from error
-        if isinstance(reduced, str):
-            return self._named(value.__module__, reduced)
-        parts = (list(one) if isinstance(one, Iterator) else one for one in reduced)
-        return ["object", [self._value(one) for one in parts]]
+    Not `ast.dump`, which writes other text in other versions of Python.
+    """
+    if isinstance(node, ast.Constant):
+        value = node.value
+        # Not str(): Python refuses to write integers of more than 4,300 digits in decimal.
+        text = hex(value) if type(value) is int else ascii(value)
+        return [type(value).__name__, text]
+    if isinstance(node, list):
+        return [_as_json(one) for one in node]
+    if not isinstance(node, ast.AST):
+        return ascii(node)
+    fields = {}
+    for name, content in ast.iter_fields(node):
+        if name not in UNCOUNTED and content is not None and content != []:
+            fields[name] = _as_json(content)
+    return [type(node).__name__, fields]
+
+
+def _imported(source: _Source, package: str) -> Iterator[tuple[str, bool]]:
+    """Yield the modules of a package that a source imports, each with whether it is
+    imported as an object.
+    """
+    for name, taken in _imports(source.tree, source.package):
+        if name.partition(".")[0] == package or name == SHARED:
+            inner = f"{name}.{taken}".rstrip(".")
+            is_module = bool(_find(inner))
+            if is_module:
+                yield inner, True
+            # A package may give another thing by the name of one of its modules.
+            if not is_module or _names_in(name) & {taken, "*", "__getattr__"}:
+                yield name, False
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[tuple[str, str]]:
+    """Yield what imports in syntax give, and texts of the form "module:Name": module and
+    name, '' for the module itself.
+    """
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Import):
+            for alias in one.names:
+                # `import a.b` binds a.
+                yield alias.name if alias.asname else alias.name.partition(".")[0], ""
+        elif isinstance(one, ast.ImportFrom):
+            above = package.split(".")[: 1 - one.level or None] if one.level else []
+            module = ".".join([*above, *filter(None, [one.module])])
+            yield from ((module, alias.name) for alias in one.names)
+        elif isinstance(one, ast.Constant) and isinstance(one.value, str):
+            module, _, name = one.value.partition(":")
+            if name.isidentifier():
+                yield module, name
 
 
 def _find(module: str) -> Any:
@@ -241,7 +272,7 @@ def _find(module: str) -> Any:
 def _names_in(module: str) -> set[str]:
     """Return the names that occur in a module: those that it may give are among them."""
     with suppress(NoSource):
-        nodes = [*ast.walk(read_source(module).tree)]
+        nodes = [*ast.walk(_read_source(module).tree)]
         fields = ("asname", "id", "name")
         return {getattr(one, field, "") for one in nodes for field in fields}
     return set()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.cache import FeatureCache, PlanSamples, SourceFiles, open_samples
-from dstrain.cache.source_files import frame_folders
+from dstrain.cache.source_files import frame_folders, leads_out
 from dstrain.console import get_logger, redacted
 from dstrain.data.forms import Source
 from dstrain.data.videos import frames_in
@@ -69,12 +69,13 @@ class CacheInfo:
     and what `Digests.record` returned.
     """
     versions: Mapping[str, str]
-    previews: Sequence[Mapping[str, Any]] = ()
-    """One line for each preview; see `preview_line`."""
+    prompt_rows: Sequence[Mapping[str, Any]] = ()
+    """One line for each row that plugins add; see `row_line`."""
     sizes: Sequence[Sequence[Any]] = ()
     """Of each signature, what `GroupSize` says."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The flags of stage 1; see `recorded_flags`."""
+    """The `words` of the command of stage 1, and the `folder` in which it ran; in plans of
+    earlier versions its options by name."""
     repeatable: Mapping[str, Any] = field(default_factory=dict)
     """What stage 1 compares to see that it has nothing to do; see `unchanged`."""
 
@@ -129,9 +130,9 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheIn
             )
         elif plans:
             lines.append("use the flags it was filled with, or fill it again")
-        raise CacheError(
-            cache.folder, f"contains no plan for {_in_words(setup)}", *lines
-        )
+        option = "--validation_dataset_base_path"
+        what = f"the rows of {option}" if setup.is_validation else "this run"
+        raise CacheError(cache.folder, f"contains no plan for {what}", *lines)
     plan, rows = _choose(setup, cache, fitting)
     info = CacheInfo(**plan["about"])
     samples = CachedSamples.of(cache, rows, [frozenset(one) for one in info.inputs])
@@ -145,12 +146,6 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheIn
     if not setup.is_validation:
         warn_of_versions(setup, cache, info)
     return samples, info
-
-
-def _in_words(setup: Setup) -> str:
-    if setup.is_validation:
-        return "the rows of --validation_dataset_base_path"
-    return "this run"
 
 
 def warn_of_versions(setup: Setup, cache: FeatureCache, info: CacheInfo) -> None:
@@ -345,12 +340,11 @@ def changed_folder(
     plans: Path,
     plan: Mapping[str, Any],
     folders: Sequence[str],
-    samples: range | None = None,
+    samples: range,
 ) -> str | None:
     """Return the first frame folder with other names of frames than the plan recorded."""
     for name, digest in frame_folders(plans, plan, samples):
-        # A name leads out of the folders only if a stranger wrote it.
-        if os.path.isabs(name) or ".." in Path(name).parts:
+        if leads_out(name):
             continue
         places = [Path(folder, name) for folder in folders]
         place = next(filter(Path.is_dir, places), None)
@@ -394,35 +388,24 @@ def _changed(cache: FeatureCache, path: str | Path) -> StateError:
 def _differences(
     wanted: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Say in one line how the plan most like what this run wants of it differs."""
-    found = [
-        list(_differing(own, facts)) for own, facts in zip(wanted, others, strict=True)
-    ]
-    if not found:
-        return "it contains no finished plan"
-    most_similar = min(found, key=len)
+    """Show the entries in which the plan most like what this run wants of it differs."""
+    found = [list(_differing(*pair)) for pair in zip(wanted, others, strict=True)]
+    most_similar = min(found, key=len, default=["it contains no finished plan"])
     more = len(most_similar) - MOST_FACTS
-    return "; ".join(
-        [*most_similar[:MOST_FACTS], *([f"and {more} more"] if more > 0 else [])]
-    )
+    shown = most_similar[:MOST_FACTS] + ([f"and {more} more"] if more > 0 else [])
+    return "; ".join(shown)
 
 
-def _differing(wanted: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the facts in which two plans differ."""
-    for fact in {**wanted, **other}:
-        cached = other.get(fact, "nothing")
-        own = wanted.get(fact, "nothing")
-        if cached == own:
-            continue
-        if fact.startswith("component") and "nothing" in (cached, own):
-            # The units that use it, in one of the two alone, are named.
-            continue
-        if isinstance(cached, dict) and isinstance(own, dict):
-            for part in {**own, **cached}:
-                if cached.get(part) != own.get(part):
-                    values = f"cache {cached.get(part)}, this run {own.get(part)}"
-                    yield f"{fact} {part}: {values}"
-        elif isinstance(cached, dict) or isinstance(own, dict):
-            yield f"{fact}: in {'the cache' if own == 'nothing' else 'this run'} alone"
-        else:
-            yield f"{fact}: cache {cached}, this run {own}"
+def _differing(
+    own: Mapping[str, Any], other: Mapping[str, Any], within: str = ""
+) -> Iterator[str]:
+    """Yield the entries in which two plans differ; a record that one of them lacks is
+    named alone.
+    """
+    for name in {**own, **other}:
+        values = [other.get(name, "nothing"), own.get(name, "nothing")]
+        if all(isinstance(one, dict) for one in values):
+            yield from _differing(values[1], values[0], f"{name} ")
+        elif values[0] != values[1]:
+            cache, here = ("given" if isinstance(one, dict) else one for one in values)
+            yield f"{within}{name}: cache {cache}, this run {here}"

@@ -171,7 +171,7 @@ def open_images(setup: Setup, samples: TrainingData) -> Images:
     """
     info = samples.cache_info
     if info is not None and isinstance(samples.source, CachedSamples):
-        plans = stored_rows(setup, samples.source.cache, info.previews)
+        plans = stored_rows(setup, samples.source.cache, info.prompt_rows)
     else:
         plans = plan_rows(setup)
     return Images(setup, plans, setup.find(one.plan for one in plans))

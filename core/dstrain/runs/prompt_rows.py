@@ -62,7 +62,7 @@ def plan_rows(setup: Setup) -> list[PromptPlan]:
     """Plan inference with each prompt, with the variant's defaults; reads no file but
     the dataset's.
 
-    Raises UsageError for a variant that cannot be previewed, with the reason.
+    Raises UsageError for a variant that cannot make images of them, with the reason.
     """
     spec = setup.spec
     found: list[PromptPlan] = []

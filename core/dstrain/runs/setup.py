@@ -21,7 +21,7 @@ from dstrain.data.row_checks import absent_masks, open_dataset
 from dstrain.distributed import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph import PipelineSpec, Plan, Task, make_plan
-from dstrain.graph.code_digest import facts_of, loading_code
+from dstrain.graph.code_digest import code_of_module, facts_of
 from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
@@ -388,14 +388,14 @@ class Setup:
 
     def component_code(self, name: str) -> Mapping[str, Any]:
         """Return the version of the family's own code for a component, or the digests of
-        the code by which it is loaded; not of what its files contain.
+        the module that declares it and of what this imports; not of what its files contain.
         """
         component = components_of(self.family)[name]
         if component.version:
             return {"version": component.version}
         module = self.family.components.partition(":")[0]
-        code = loading_code(module, component.network, component.formats)
         where = f"component {name} of {self.family.name}"
+        code = code_of_module(module)
         return facts_of(code, where, "give it Component(version=1)")
 
     @cached_property

@@ -143,9 +143,9 @@ def record(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
         validation_dataset_base_path=here / "data",
     )
     records = [record for _, record in stored_plans(here / "cache/plans")]
-    (validation,) = (one for one in records if not one["about"]["previews"])
+    (validation,) = (one for one in records if not one["about"]["prompt_rows"])
     assert validation["identity"]["use"]
-    return max(records, key=lambda one: len(one["about"]["previews"]))
+    return max(records, key=lambda one: len(one["about"]["prompt_rows"]))
 
 
 def read(folder: Path, record: Any) -> Any:
@@ -163,7 +163,7 @@ def refused(folder: Path, record: Any) -> None:
 
 
 ABOUT: tuple[Any, ...] = ("about",)
-PREVIEW: tuple[Any, ...] = (*ABOUT, "previews", 0)
+PREVIEW: tuple[Any, ...] = (*ABOUT, "prompt_rows", 0)
 CHANGES: dict[str, tuple[Any, ...]] = {
     "identity is no record": ("identity", []),
     "the use is no text": ("identity", "use", ["validation"]),

@@ -111,7 +111,7 @@ def test_what_stage_1_records_keeps_the_names_of_the_format(filled: Project) -> 
     about = json.loads(path.read_bytes())["record"]["about"]
     assert list(about) == [
         *("dataset", "columns", "inputs", "components", "configs", "models"),
-        *("files", "versions", "previews", "sizes", "config", "repeatable"),
+        *("files", "versions", "prompt_rows", "sizes", "config", "repeatable"),
     ]
     assert about["dataset"]["rows"] == 3
     assert Path(about["dataset"]["path"]) == filled.data / "metadata.json"

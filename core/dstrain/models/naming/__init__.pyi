@@ -2,7 +2,6 @@ from dstrain.models.hub import FLAG as FLAG
 from dstrain.models.naming.folders import weight_sets as weight_sets
 from dstrain.models.naming.location import (
     PublishedModel as PublishedModel,
-    absolute as absolute,
     family_of as family_of,
     located as located,
     pipeline_class as pipeline_class,

@@ -3,7 +3,6 @@ machine; and its family, where nothing else names that. Imports no torch.
 """
 
 import json
-import os
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -63,17 +62,6 @@ def located(value: str, families: Iterable[ModelFamily]) -> PublishedModel | Pat
             f"for the {kind}, write ./{value}; for the published model, move the {kind}, or run this elsewhere",
         )
     return path
-
-
-def absolute(value: str, families: Iterable[ModelFamily]) -> str:
-    """Return a value as it means the same in another working directory; one that means
-    nothing here stays as it is.
-    """
-    try:
-        where = located(value, families)
-    except (MissingFiles, UsageError):
-        return value
-    return value if isinstance(where, PublishedModel) else os.path.abspath(value)
 
 
 def _is_its_own_folder(path: Path, published: PublishedModel) -> bool:

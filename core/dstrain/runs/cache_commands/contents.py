@@ -4,7 +4,7 @@ A million values are arrays here, not objects. The other commands count, compare
 choose numbers; what they need to know of the format of a cache is in this module.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dstrain.cache import Addresses, FeatureCache, packed, read_shard
+from dstrain.cache import (
+    Addresses,
+    FeatureCache,
+    ShardWriter,
+    packed,
+    prompt_addresses,
+    read_shard,
+)
 from dstrain.cache.in_use import reading
 from dstrain.cache.plan_files import plan_parts
-from dstrain.errors import CacheError
 from dstrain.graph import deserialize
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.plan_identity import USE
@@ -43,20 +49,20 @@ class PlanContents:
     lines: Numbers
     """The line of each sample in the file of the metadata."""
     values: Mapping[str, Numbers]
-    previews: Numbers
-    """The values of previews."""
+    added: Numbers
+    """The values of the rows that plugins added."""
 
     @property
     def used(self) -> Numbers:
         """Return the numbers of the values that the cache stores for this plan, each once."""
-        columns = [*self.values.values(), self.previews]
+        columns = [*self.values.values(), self.added]
         numbers = np.unique(np.concatenate(columns))
         return numbers[numbers >= 0]
 
     @property
     def lacks_values(self) -> bool:
         """Return whether the cache lacks one of its values."""
-        columns = np.concatenate([*self.values.values(), self.previews])
+        columns = np.concatenate([*self.values.values(), self.added])
         return bool((columns == ABSENT).any())
 
     @property
@@ -132,28 +138,20 @@ class Contents:
     plans: Sequence[PlanContents]
 
     @classmethod
-    def of(cls, folder: Path, skip_damaged: bool = False) -> "Contents":
-        """Open a feature cache; raises StateError if it is none, or is damaged.
-
-        With `skip_damaged`, plans whose rows are damaged are left out.
-        """
+    def of(cls, folder: Path) -> "Contents":
+        """Open a feature cache; raises StateError if it is none, or is damaged."""
         cache = FeatureCache.open(folder)
         shards = [folder / f"shards/{name}.safetensors" for name in cache.shards]
         rows = [len(read_shard(path).rows) for path in shards]
         held = np.array(rows, np.int64)
-        plans = []
-        for path, record in sorted(cache.plans(), key=lambda one: _sequence(one[1])):
-            try:
-                plans.append(_plan(cache, path, record))
-            except CacheError:
-                if not skip_damaged:
-                    raise
+        stored = sorted(cache.plans(), key=lambda one: int(one[1]["sequence"]))
+        plans = [_plan(cache, path, record) for path, record in stored]
         return cls(
             cache,
             shards,
-            cache.addresses,
-            cache.shard_numbers,
-            cache.lengths,
+            cache.index.addresses,
+            cache.index.shard,
+            cache.index.length,
             held,
             plans,
         )
@@ -198,8 +196,38 @@ def open_contents(folder: Path) -> Iterator[Contents]:
         yield Contents.of(folder)
 
 
-def _sequence(record: Mapping[str, Any]) -> int:
-    return int(record["sequence"])
+def rewrite_shard(folder: Path, path: Path, kept: Collection[str]) -> None:
+    """Replace a shard by one with the values at these addresses, or by none if there are
+    none; the caller holds the lock.
+
+    The new one is committed before the old one is removed. Raises StateError if one of
+    the values is damaged; nothing was removed then.
+    """
+    if path not in write_part(folder, path, kept, FeatureCache(folder)):
+        path.unlink()
+
+
+def write_part(
+    folder: Path, path: Path, kept: Collection[str], target: FeatureCache
+) -> list[Path]:
+    """Write the values at these addresses of a shard to another cache, or to the same one;
+    return its new shards.
+
+    target: A cache that is open for writing and counts as empty, so that what it has is
+        written again.
+    """
+    if not kept:
+        return []
+    reader = FeatureCache.of_shards(folder, [path])
+    before = set(target.shards)
+    writer = ShardWriter(target, read_shard(path).about)
+    for address in kept:
+        writer.add(address, reader.read(address))
+    # It maps the shard, which on Windows could then not be replaced by one of its name.
+    del reader
+    writer.flush()
+    added = sorted(set(target.shards) - before)
+    return [target.folder / "shards" / f"{name}.safetensors" for name in added]
 
 
 def _plan(
@@ -212,20 +240,6 @@ def _plan(
     for name, addresses in samples.stored.items():
         there = samples.has(name)
         values[name][there] = cache.locate(addresses)[there]
-    try:
-        previews = packed(preview_addresses(record["about"]["previews"]))
-    except ValueError as error:
-        what = f"is nothing that stage 1 writes: its previews: {error}"
-        raise CacheError(path, what) from error
+    added = cache.locate(packed(prompt_addresses(record)))
     facts = samples.numbers
-    return PlanContents(
-        path, record, facts["row"], facts["line"], values, cache.locate(previews)
-    )
-
-
-def preview_addresses(previews: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the addresses of the values of previews, as a plan records them."""
-    for preview in previews:
-        for form in preview["values"].values():
-            if "at" in form:
-                yield form["at"]
+    return PlanContents(path, record, facts["row"], facts["line"], values, added)

@@ -146,7 +146,7 @@ def _plan(contents: Contents, plan: PlanContents) -> dict[str, Any]:
         "use": identity.get(USE, ""),
         "rows": len(np.unique(plan.rows)),
         "samples": len(plan.rows),
-        "previews": len(plan.about["previews"]),
+        "prompt_rows": len(plan.about["prompt_rows"]),
         "dataset": dataset["path"],
         "made": made.isoformat(timespec="seconds"),
         "bytes": int(contents.nbytes[plan.used].sum()),

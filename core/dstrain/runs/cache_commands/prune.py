@@ -18,8 +18,12 @@ from dstrain.cache.store import check_parts
 from dstrain.config import as_size
 from dstrain.console import number_of, printable, progress_bar
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.runs.cache_commands.contents import Contents, Numbers, PlanContents
-from dstrain.runs.cache_commands.shards import rewrite_shard
+from dstrain.runs.cache_commands.contents import (
+    Contents,
+    Numbers,
+    PlanContents,
+    rewrite_shard,
+)
 from dstrain.storage import remove_leftovers
 from dstrain.storage.files import temporaries
 

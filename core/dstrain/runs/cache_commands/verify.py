@@ -1,6 +1,9 @@
-"""`dstrain cache verify`: read every byte of a feature cache, and name what is damaged."""
+"""`dstrain cache verify`: read every byte of a feature cache, and name what is damaged; with
+--repair, remove it and name the command that fills it again.
+"""
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,24 +17,37 @@ from dstrain.cache import (
     DIGESTS,
     Addresses,
     FeatureCache,
-    PlanSamples,
     check_is_cache,
+    exclusive,
     find,
     open_samples,
     packed,
     prefixes,
+    prompt_addresses,
     read_record,
+    stored_plans,
 )
-from dstrain.cache.addresses import in_order
 from dstrain.cache.in_use import reading
 from dstrain.cache.index import own_files
+from dstrain.cache.index.addresses import in_order
 from dstrain.cache.plan_files import open_part
 from dstrain.cache.plan_records import literal
-from dstrain.console import number_of, printable, progress_bar, redacted, shell_command
+from dstrain.cache.shards import HASH
+from dstrain.console import (
+    get_logger,
+    number_of,
+    printable,
+    progress_bar,
+    redacted,
+    shell_command,
+)
 from dstrain.errors import CacheError, StateError, SystemFault
-from dstrain.runs.cache_commands.contents import preview_addresses
+from dstrain.runs.cache_commands.contents import rewrite_shard
 from dstrain.storage.columns import open_columns
 from dstrain.storage.file_memory import is_own, is_whole
+
+logger = get_logger(__name__)
+AGAIN = "to fill it again, run the commands of stage 1 that filled it"
 
 
 @dataclass(frozen=True)
@@ -60,27 +76,24 @@ def verify(folder: Path, repair: Repair | None = None) -> None:
 
     repair: Given what is wrong, removes it; then all is read again.
 
-    Raises StateError if something is damaged in the end.
+    Raises StateError if something is damaged in the end, and while another process
+    removes something from the cache.
     """
-    found = report(folder)
+    found = _report(folder)
     if found.problems and repair is not None:
         repair(found.problems)
-        found = report(folder)
+        found = _report(folder)
     if found.problems:
         files = len({problem.path for problem in found.problems})
         what = f"{files} of its files are damaged or incomplete"
-        advice = []
-        if repair is None:
-            words = ["dstrain", "cache", "verify", str(folder), "--repair"]
-            advice = [f"to repair it, run: {shell_command(words)}"]
-        raise StateError(folder, what, *advice)
+        words = ["dstrain", "cache", "verify", str(folder), "--repair"]
+        advice = [f"to repair it, run: {shell_command(words)}"]
+        raise StateError(folder, what, *([] if repair else advice))
 
 
-def report(folder: Path) -> Verified:
-    """Read every byte of a cache, print what was found, and return it.
-
-    Nothing can be removed from the cache meanwhile. Raises StateError while another
-    process removes something.
+def _report(folder: Path) -> Verified:
+    """Read every byte of a cache, from which nothing can be removed meanwhile; print what
+    was found, and return it.
     """
     check_is_cache(folder)
     with reading(folder):
@@ -102,8 +115,8 @@ def verified(folder: Path) -> Verified:
     file cannot be read, of which nothing is known then.
     """
     check_is_cache(folder)
-    shards = _files(folder / "shards", ".safetensors")
-    plans = _files(folder / "plans", ".json")
+    shards = sorted(folder.glob("shards/[!.]*.safetensors"))
+    plans = sorted(folder.glob("plans/[!.]*.json"))
     problems: list[Problem] = []
     present = bytearray()
     with closing(progress_bar("verify", len(shards) + len(plans))) as progress:
@@ -117,37 +130,16 @@ def verified(folder: Path) -> Verified:
         found = np.frombuffer(bytes(present), ADDRESS)
         known = found[in_order(found)]
         for path in plans:
-            problems += plan_problems(path, known)
+            problems += _plan_problems(path, known)
             progress.update()
-    problems += derived_problems(folder)
+    problems += _derived_problems(folder)
     return Verified(len(shards), len(known), len(plans), tuple(problems))
-
-
-def _files(folder: Path, suffix: str) -> list[Path]:
-    return sorted(folder.glob(f"[!.]*{suffix}"))
 
 
 def shard_problem(folder: Path, path: Path) -> Problem | None:
     """Return what is wrong with a shard, None if it is whole."""
     found = (one for one in _shard(folder, path) if isinstance(one, Problem))
     return next(found, None)
-
-
-def whole_values(folder: Path, path: Path) -> list[str] | None:
-    """Return the addresses of the values of a damaged shard that are whole; None if all
-    of the shard is.
-    """
-    found = list(_shard(folder, path))
-    values = [one for one in found if isinstance(one, str)]
-    return values if len(values) < len(found) else None
-
-
-def readable_record(path: Path) -> dict[str, Any] | None:
-    """Return the record of a plan; None if it is damaged."""
-    try:
-        return read_record(path)
-    except CacheError:
-        return None
 
 
 def _shard(folder: Path, path: Path) -> Iterator[str | Problem]:
@@ -158,16 +150,16 @@ def _shard(folder: Path, path: Path) -> Iterator[str | Problem]:
     except Exception as error:
         yield _problem(path, error)
         return
-    for address in cache:
+    for number, address in enumerate(cache):
         try:
-            cache.read(address)
+            cache.read_at(number)
         except Exception as error:
             yield _problem(path, error)
         else:
             yield address
 
 
-def derived_problems(folder: Path) -> Iterator[Problem]:
+def _derived_problems(folder: Path) -> Iterator[Problem]:
     """Yield what is wrong with files of a cache that are made from the others: they are
     not used then, so that opening the cache, or filling it, takes longer.
     """
@@ -185,7 +177,7 @@ def derived_problems(folder: Path) -> Iterator[Problem]:
         yield Problem(path, f"{what}, and is not used")
 
 
-def plan_problems(path: Path, known: Addresses) -> Iterator[Problem]:
+def _plan_problems(path: Path, known: Addresses) -> Iterator[Problem]:
     """Yield what is wrong with a plan, where the values at these addresses are present,
     sorted.
     """
@@ -201,8 +193,9 @@ def plan_problems(path: Path, known: Addresses) -> Iterator[Problem]:
             numbers = find(addresses, known, first)
             lacking |= rows.has(name) & (numbers == ABSENT)
         missing = int(lacking.sum())
-        previews = packed(preview_addresses(record["about"]["previews"]))
-        _check_literals(rows)
+        for name, forms in rows.literals.items():
+            for problem in (one for form in forms for one in literal(form, name)):
+                raise ValueError(problem)
     except StateError as error:
         what = "" if error.where == str(path) else f"{Path(error.where).name} "
         yield Problem(path, what + error.what)
@@ -213,16 +206,9 @@ def plan_problems(path: Path, known: Addresses) -> Iterator[Problem]:
     if missing:
         what = f"needs values that are not here or damaged, for {missing:,} of {len(rows):,} samples"
         yield Problem(path, what)
-    if (find(previews, known, first) == ABSENT).any():
-        yield Problem(path, "needs values of previews that are not here or damaged")
-
-
-def _check_literals(rows: PlanSamples) -> None:
-    """Raise ValueError for a value in a plan itself that is none."""
-    for name, forms in rows.literals.items():
-        for form in forms:
-            for problem in literal(form, name):
-                raise ValueError(problem)
+    if (find(packed(prompt_addresses(record)), known, first) == ABSENT).any():
+        what = "needs values of rows of plugins that are not here or damaged"
+        yield Problem(path, what)
 
 
 def _problem(path: Path, error: Exception) -> Problem:
@@ -238,3 +224,78 @@ def _problem(path: Path, error: Exception) -> Problem:
         raise SystemFault(path, f"cannot be read: {reason}") from error
     # A stranger can write anything, with digests that agree.
     return Problem(path, f"is nothing that stage 1 writes: {type(error).__name__}")
+
+
+def repair(folder: Path, problems: Sequence[Problem]) -> None:
+    """Remove what is damaged: of a shard the values that are whole stay. What was removed
+    or repaired since the problems were found is left as it is.
+
+    Raises StateError for a cache that is in use, for a file that stage 1 did not write,
+    and with the commands to run where plans then lack values; SystemFault for a file that
+    cannot be read, which is not removed.
+    """
+    check_is_cache(folder)
+    damaged = list(dict.fromkeys(problem.path for problem in problems))
+    with exclusive(folder):
+        for path in damaged:
+            if path.exists() and not _is_own(path):
+                what = "is nothing that stage 1 writes"
+                raise StateError(path, what, "move it away")
+        derived = {problem.path for problem in _derived_problems(folder)}
+        lost = [path.stem for path in damaged if _removes_plan(folder, path, derived)]
+        cache = FeatureCache.open(folder)
+        cache.write_index()
+        known = cache.index.addresses[in_order(cache.index.addresses)]
+        incomplete = {
+            path: record
+            for path, record in stored_plans(folder / "plans")
+            if any(_plan_problems(path, known))
+        }
+    if incomplete or lost:
+        names = ", ".join([*lost, *(path.stem for path in incomplete)])
+        advice = [_refill(record, folder) for record in incomplete.values()]
+        removal = [f"to remove a plan, delete {path}" for path in incomplete]
+        raise StateError(
+            folder,
+            f"what was damaged is removed; plans need values again: {names}",
+            *dict.fromkeys(advice or [AGAIN]),
+            *removal,
+        )
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether stage 1 may have written a file that is damaged now."""
+    if path.name == DIGESTS:
+        return is_own(path)
+    # Only those of an index that have the names of one are looked at.
+    return path.parent.name == "index" or HASH.fullmatch(path.stem) is not None
+
+
+def _removes_plan(folder: Path, path: Path, derived: set[Path]) -> bool:
+    """Remove a file if it is damaged now; return whether it was the record of a plan."""
+    if path.parent.name == "shards" and path.exists():
+        found = list(_shard(folder, path))
+        whole = [one for one in found if isinstance(one, str)]
+        if len(whole) < len(found):
+            rewrite_shard(folder, path, whole)
+            logger.info(f"removed {path}; {len(whole)} of its values stay")
+    elif path.parent.name == "plans" and path.exists():
+        try:
+            read_record(path)
+        except CacheError:
+            path.unlink()
+            return True
+    elif path in derived:
+        path.unlink()
+    return False
+
+
+def _refill(record: Mapping[str, Any], folder: Path) -> str:
+    """Return how to fill a plan's values again: the recorded command, a stranger's maybe,
+    as it is typed, unless a terminal would not show it as it is.
+    """
+    config = record["about"].get("config", {})
+    cache = ["--feature_cache", os.path.abspath(folder)]
+    command = shell_command(["dstrain", *config.get("words", ()), *cache])
+    advice = f"to fill it again, run in {config.get('folder')}: {command}"
+    return advice if "words" in config and advice.isprintable() else AGAIN

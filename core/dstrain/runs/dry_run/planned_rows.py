@@ -122,7 +122,7 @@ def _of_unchanged(found: Unchanged) -> PlannedRows:
     count = int(info.dataset["rows"])
     return PlannedRows(
         [setup.plan(frozenset(names)) for names in info.inputs],
-        [recorded_plan(setup, line) for line in info.previews],
+        [recorded_plan(setup, line) for line in info.prompt_rows],
         found.source.path,
         count,
         _held_out(setup, np.arange(count)),
@@ -141,7 +141,7 @@ def _of_cache(setup: Setup) -> PlannedRows:
         prompts = []
         if data.cache_info is not None and isinstance(data.source, CachedSamples):
             check_configs(data.cache_info, setup.find(plans, []))
-            cached = stored_rows(setup, data.source.cache, data.cache_info.previews)
+            cached = stored_rows(setup, data.source.cache, data.cache_info.prompt_rows)
             prompts = [row.plan for row in cached]
     groups, validation = choose_validation(setup, data)
     order = order_of(setup, data, groups, world_size(os.environ))

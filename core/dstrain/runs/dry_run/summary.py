@@ -29,7 +29,7 @@ from dstrain.runs.dry_run.planned_rows import (
 from dstrain.runs.dry_run.planned_run import PlannedRun
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
-from dstrain.runs.stage_1.cache_folder import refuse_folder
+from dstrain.runs.stage_1.unchanged import refuse_folder
 from dstrain.training import TrainingModule
 
 BUILDING = "building the models without weights ..."

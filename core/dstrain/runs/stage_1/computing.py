@@ -4,10 +4,9 @@ written, all at the same time.
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -61,7 +60,7 @@ def compute(
         title += f" of {processes.size} processes"
     with (
         progress_bar(title, len(work)) as progress,
-        WriterThread.of(writer) as thread,
+        writing(writer) as add,
         closing(loaded) as batches,
     ):
         for done, (one, batch) in enumerate(zip(share, batches, strict=True), 1):
@@ -71,9 +70,7 @@ def compute(
                     compute_step(
                         setup, pipeline, step, one.sample, values, log, processes.rank
                     )
-            thread.add(
-                {one.sample.addresses[name]: values[name] for name in one.values}
-            )
+            add({one.sample.addresses[name]: values[name] for name in one.values})
             # Other processes have as much of the work, and do it as fast.
             progress.update(len(work) * done // len(share) - progress.n)
 
@@ -109,45 +106,35 @@ def _damage(
     return dataset.damage(rows[number], name, error)
 
 
-@dataclass
-class WriterThread:
-    """Adds values to shards, and commits these, while others are computed."""
+@contextmanager
+def writing(
+    writer: ShardWriter,
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield a function that adds values, by their addresses, to shards in a thread, as soon
+    as there is room; at the end all that was added is committed.
 
-    writer: ShardWriter
-    executor: ThreadPoolExecutor
-    _added: deque[Future[None]]
+    Both raise what the writer raises, as SystemFault for a full disk.
+    """
+    waiting: deque[Future[None]] = deque()
 
-    @classmethod
-    @contextmanager
-    def of(cls, writer: ShardWriter) -> Iterator["WriterThread"]:
-        """Yield the thread; at the end all that was added is committed.
-
-        Raises what the writer raises, as SystemFault for a full disk.
-        """
-        with ThreadPoolExecutor(1, "shards") as executor:
-            thread = cls(writer, executor, deque())
-            try:
-                yield thread
-            finally:
-                thread._wait(0)
-                writer.flush()
-
-    def add(self, values: Mapping[str, Any]) -> None:
-        """Add values, by their addresses, as soon as there is room.
-
-        Raises what the writer raised for values that were added before.
-        """
-        self._wait(WAITING - 1)
-        self._added.append(self.executor.submit(self._write, values))
-
-    def _write(self, values: Mapping[str, Any]) -> None:
+    def write(values: Mapping[str, Any]) -> None:
         for address, value in values.items():
-            self.writer.add(address, value)
+            writer.add(address, value)
 
-    def _wait(self, most: int) -> None:
-        """Wait until at most so many samples wait for the writer."""
-        while len(self._added) > most:
-            self._added.popleft().result()
+    def wait(most: int) -> None:
+        while len(waiting) > most:
+            waiting.popleft().result()
+
+    def add(values: Mapping[str, Any]) -> None:
+        wait(WAITING - 1)
+        waiting.append(executor.submit(write, values))
+
+    with ThreadPoolExecutor(1, "shards") as executor:
+        try:
+            yield add
+        finally:
+            wait(0)
+            writer.flush()
 
 
 def compute_step(

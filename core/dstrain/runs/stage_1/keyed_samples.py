@@ -14,11 +14,10 @@ from dstrain.console import counted
 from dstrain.data import Cell, input_key, inputs_of
 from dstrain.data.dataset import Groups, SampleIds
 from dstrain.graph import Plan, Step
-from dstrain.models import Found
+from dstrain.models import Found, component_digests
 from dstrain.runs.prompt_rows import PromptPlan, plan_rows
 from dstrain.runs.setup import Setup
-from dstrain.runs.stage_1.component_keys import component_keys
-from dstrain.storage import Chosen
+from dstrain.storage import Chosen, hash_json
 from dstrain.storage.columns import BATCH_ROWS
 from dstrain.storage.file_memory import Digests
 from dstrain.storage.user_cache import ModelDigests
@@ -28,7 +27,7 @@ NO_ADDRESS = bytes(BYTES)
 
 @dataclass(frozen=True, slots=True)
 class KeyedSample:
-    """A sample of the dataset, or the inputs of a preview."""
+    """A sample of the dataset, or the inputs of a row that a plugin adds."""
 
     sample_id: tuple[int, int]
     """Its row and chunk."""
@@ -44,7 +43,7 @@ class AddressedSamples(Sequence[KeyedSample]):
 
     cells: Sequence[Mapping[str, Cell]]
     """Of the samples of the dataset."""
-    previews: Sequence[PromptPlan]
+    prompt_rows: Sequence[PromptPlan]
     """They come last, as rows that the table does not have."""
     sample_ids: SampleIds
     plans: Sequence[Plan]
@@ -68,14 +67,14 @@ class AddressedSamples(Sequence[KeyedSample]):
         if isinstance(index, slice):
             return Chosen(self, range(len(self))[index])
         index = range(len(self))[index]
-        preview = index - len(self.cells)
-        cells = self.previews[preview].cells if preview >= 0 else self.cells[index]
+        added = index - len(self.cells)
+        cells = self.prompt_rows[added].cells if added >= 0 else self.cells[index]
         return self._sample(index, cells)
 
     def __iter__(self) -> Iterator[KeyedSample]:
         """Yield the samples in order."""
-        previews = (preview.cells for preview in self.previews)
-        return map(self._sample, count(), chain(self.cells, previews))
+        added = (row.cells for row in self.prompt_rows)
+        return map(self._sample, count(), chain(self.cells, added))
 
     def _sample(self, index: int, cells: Mapping[str, Cell]) -> KeyedSample:
         number = self.plan_numbers[index]
@@ -97,8 +96,7 @@ class KeyedSamples:
     """Those of the files of the dataset."""
     model_digests: ModelDigests
     samples: AddressedSamples
-    """Those of the dataset, then one for each preview."""
-    previews: Sequence[PromptPlan]
+    """Those of the dataset, then one for each row that plugins add."""
 
 
 @dataclass(frozen=True)
@@ -118,20 +116,38 @@ def key_rows(setup: Setup) -> KeyedSamples:
     Reads every file that changed since it was last read.
     """
     dataset = setup.dataset
-    previews = plan_rows(setup)
+    added = plan_rows(setup)
     plans = [setup.plan(inputs) for inputs in dataset.input_sets]
-    found = setup.find([*plans, *(preview.plan for preview in previews)])
+    found = setup.find([*plans, *(row.plan for row in added)])
     digests = Digests(setup.cache_path / DIGESTS)
     model_digests = ModelDigests()
     components = component_keys(setup, found, model_digests)
+    samples = _addressed(setup, added, components, digests)
+    return KeyedSamples(found, components, digests, model_digests, samples)
 
-    samples = _addressed(setup, previews, components, digests)
-    return KeyedSamples(found, components, digests, model_digests, samples, previews)
+
+def component_keys(setup: Setup, found: Found, digests: Digests) -> dict[str, str]:
+    """Return component -> digest of its files, its configuration and the family's code
+    for it.
+    """
+    components = component_digests(found, digests)
+    for name in found.files:
+        code = dict(setup.component_code(name))
+        components[name] = hash_json("component", [components[name], code])
+    experts = setup.spec.experts
+    if experts is not None:
+        # Units ask for the configuration by the name of the denoiser.
+        for role, own in experts.roles.items():
+            for one in own:
+                if f"{one}_config" in components:
+                    digest = components[f"{one}_config"]
+                    components.setdefault(f"{role}_config", digest)
+    return components
 
 
 def _addressed(
     setup: Setup,
-    previews: Sequence[PromptPlan],
+    added: Sequence[PromptPlan],
     components: Mapping[str, str],
     digests: Digests,
 ) -> AddressedSamples:
@@ -140,14 +156,13 @@ def _addressed(
     sets = {inputs: number for number, inputs in enumerate(dataset.input_sets)}
     plans = [setup.plan(inputs) for inputs in sets]
     of_signature = np.array([sets[inputs_of(one)] for one in dataset.signatures])
-    of_previews = np.arange(len(plans), len(plans) + len(previews))
-    plans += [preview.plan for preview in previews]
-    numbers = np.concatenate([of_signature[dataset.groups], of_previews])
+    of_added = np.arange(len(plans), len(plans) + len(added))
+    plans += [row.plan for row in added]
+    numbers = np.concatenate([of_signature[dataset.groups], of_added])
     keys = [PlanKeys(plan, components, str(setup.dtype)) for plan in plans]
     names: list[list[str]] = [[] for _ in plans]
     columns = {name: bytearray() for plan in plans for name in plan.cached_values}
-    cells_of_previews = (preview.cells for preview in previews)
-    samples = chain(dataset.rows, cells_of_previews)
+    samples = chain(dataset.rows, (row.cells for row in added))
     for number, cells in zip(
         numbers.tolist(), counted("hash files", samples, len(numbers)), strict=True
     ):
@@ -164,12 +179,12 @@ def _addressed(
             has_it = name in names[number]
             column += bytes.fromhex(found[name]) if has_it else NO_ADDRESS
     rows = len(dataset.table.rows)
-    preview_ids = [(row, 0) for row in range(rows, rows + len(previews))]
+    added_ids = [(row, 0) for row in range(rows, rows + len(added))]
     return AddressedSamples(
         dataset.rows,
-        previews,
+        added,
         np.concatenate(
-            [dataset.sample_ids, np.array(preview_ids, np.int64).reshape(-1, 2)]
+            [dataset.sample_ids, np.array(added_ids, np.int64).reshape(-1, 2)]
         ),
         plans,
         numbers.astype(np.int32),

@@ -26,13 +26,12 @@ from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.prompt_rows import row_line
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import KeyedSample, KeyedSamples
-from dstrain.runs.stage_1.recorded_config import recorded_flags
 from dstrain.runs.stage_1.unchanged import as_repeatable
 from dstrain.storage.hashing import files_in
 
 
-def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
-    """Commit the plan that stage 2 trains from."""
+def write_plan(setup: Setup, keyed: KeyedSamples, words: Sequence[str]) -> None:
+    """Commit the plan that stage 2 trains from; the words of the command are recorded."""
     cache = FeatureCache.open(setup.cache_path)
     table = setup.dataset.table
     count = len(setup.dataset.rows)
@@ -70,13 +69,13 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         versions=setup.versions,
         sizes=group_sizes(setup.dataset),
         repeatable=as_repeatable(setup, source, keyed.digests, keyed.model_digests),
-        previews=[
-            row_line(preview, sample.addresses)
-            for preview, sample in zip(
-                keyed.previews, keyed.samples[count:], strict=True
+        prompt_rows=[
+            row_line(row, sample.addresses)
+            for row, sample in zip(
+                keyed.samples.prompt_rows, keyed.samples[count:], strict=True
             )
         ],
-        config=recorded_flags(setup.recorded),
+        config={"folder": redacted(os.getcwd()), "words": list(words)},
     )
     lines = plan_lines(setup, keyed, samples, input_sets)
     identity = plan_identity(setup, input_sets, keyed.found.configs)
@@ -100,11 +99,6 @@ def part_records(setup: Setup) -> list[dict[str, Any]]:
     return records
 
 
-def rows_of_parts(setup: Setup) -> list[int]:
-    """Return the number of rows of each dataset."""
-    return [len(part.setup.checked_dataset.table.rows) for part in setup.parts]
-
-
 def plan_lines(
     setup: Setup,
     keyed: KeyedSamples,
@@ -116,7 +110,8 @@ def plan_lines(
     of each dataset: stage 2 need not name all of these.
     """
     folders_by_part = folders_of_parts(setup.config)
-    ends = list(accumulate(rows_of_parts(setup)))
+    counts = (len(part.setup.checked_dataset.table.rows) for part in setup.parts)
+    ends = list(accumulate(counts))
     # A byte for each file, not its name.
     is_recorded = np.zeros((len(ends), len(keyed.digests)), np.bool_)
     seen_folders: list[set[str]] = [{""} for _ in ends]

@@ -2,12 +2,11 @@
 in the feature cache.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from dstrain.cache import (
     MARKER,
@@ -19,7 +18,8 @@ from dstrain.cache import (
 from dstrain.cache.in_use import remove_dead_marks
 from dstrain.cache.store import LOG
 from dstrain.config import command_line
-from dstrain.console import get_logger, logging_to_file, secrets
+from dstrain.config.serialize import command_words, new_start
+from dstrain.console import get_logger, logging_to_file, redacted, secrets
 from dstrain.distributed import ProcessGroup
 from dstrain.errors import first_few, secret_error
 from dstrain.models import component_at, components_of
@@ -32,7 +32,6 @@ from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples, write_list
 from dstrain.runs.stage_1.before_stage_2 import check_resume, check_training
-from dstrain.runs.stage_1.cache_folder import refuse_folder
 from dstrain.runs.stage_1.computing import compute
 from dstrain.runs.stage_1.keyed_samples import (
     KeyedSamples,
@@ -48,6 +47,7 @@ from dstrain.runs.stage_1.unchanged import (
     log_count,
     log_unchanged,
     may_be_unchanged,
+    refuse_folder,
 )
 from dstrain.storage import BAD_SAMPLES, lock
 from dstrain.storage.files import nameable
@@ -108,8 +108,9 @@ def data_process(
             list(stored_plans(setup.cache_path / "plans"))
             write_list(setup)
         loaded = None
+        words = _words_again(setup)
         for one in setup.datasets:
-            loaded = fill(one, processes, loaded)
+            loaded = fill(one, processes, loaded, words)
         _log_next(setup)
         if stage_2 is not None and loaded is not None:
             # The last reference: `fill` has returned.
@@ -138,8 +139,26 @@ def _unchanged(setup: Setup, open_log: Callable[[Path], None]) -> list[Unchanged
     return found
 
 
-def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded | None:
-    """Fill the feature cache with the values of one dataset, and write its plan.
+def _words_again(setup: Setup) -> list[str]:
+    """Return the options of the command that fills the cache again, but for its folder."""
+    words = command_words(
+        setup.recorded,
+        task=f"{setup.config.task_name}:data_process",
+        feature_cache=None,
+        output_path=None,
+        **new_start(),
+    )
+    return [redacted(word) for word in words[1:]]
+
+
+def fill(
+    setup: Setup,
+    processes: ProcessGroup,
+    loaded: Loaded | None,
+    words: Sequence[str],
+) -> Loaded | None:
+    """Fill the feature cache with the values of one dataset, and write its plan, which
+    records the words of the command that makes it again.
 
     Returns what was loaded, if there was anything to compute: the next dataset needs the
     same, or components that only some rows use.
@@ -157,7 +176,7 @@ def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded
     if setup.config.on_long_prompt == "error":
         note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
     work = missing_work(keyed.samples, cache)
-    log_count(setup, len(work), len(keyed.samples), keyed.previews)
+    log_count(setup, len(work), len(keyed.samples))
     # Of both stages in one command, stage 2 says it, with the batches.
     if not setup.is_one_of_both:
         for line in size_lines(group_sizes(setup.dataset), None):
@@ -187,7 +206,7 @@ def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded
         # Of the shards of all processes.
         is_read = bool(readers(setup.cache_path))
         FeatureCache.open(setup.cache_path).write_index(is_read)
-        write_plan(setup, keyed)
+        write_plan(setup, keyed, words)
     processes.wait()
     return loaded
 
@@ -228,35 +247,19 @@ def _log_next(setup: Setup) -> None:
         # DiffSynth-Studio's commands fill the output folder.
         cache = nameable(setup.cache_path)
         output = cache.with_name(f"{cache.name}-trained")
-    changes, lacking = _models_of_stage_2(setup)
-    command = command_line(
-        config,
-        task=f"{config.task_name}:train",
-        feature_cache=setup.cache_path,
-        output_path=output,
-        **changes,
-    )
-    files = f" with the files of {', '.join(lacking)}" if lacking else ""
-    logger.info(f"to train on it, run{files}: {command}")
-
-
-def _models_of_stage_2(setup: Setup) -> tuple[dict[str, Any], list[str]]:
-    """Return the options that name the model of stage 2, where those of stage 1 name its
-    encoders alone, and the components that remain unnamed.
-    """
     known = list(components_of(setup.family).values())
     names = setup.trainables.components
     named = {component_at(one, known) for one in setup.models if one.model_id}
     here = find_given(setup.family, setup.models, names, setup.spec.components).files
     lacking = [name for name in names if name not in {*named, *here}]
-    models = {(one.model_id or "", one.revision) for one in setup.models}
-    if not lacking or len(models) != 1:
-        return {}, lacking
-    ((model_id, revision),) = models
-    if setup.spec.variant not in setup.family.variants_of(model_id):
-        return {}, lacking
-    whole = f"{model_id}@{revision}" if revision else model_id
-    return {"model_id": whole, "model_id_with_origin_paths": None}, []
+    command = command_line(
+        config,
+        task=f"{config.task_name}:train",
+        feature_cache=setup.cache_path,
+        output_path=output,
+    )
+    files = f" with the files of {', '.join(lacking)}" if lacking else ""
+    logger.info(f"to train on it, run{files}: {command}")
 
 
 def refuse_secrets(setup: Setup) -> None:

@@ -1,34 +1,32 @@
-"""See that stage 1 has nothing to do, by the columns of the plan that it wrote before: no
-row is read, and no plan is written.
-
-Whatever might differ ends it, and stage 1 goes its ordinary way.
+"""See that stage 1 has nothing to do, by what the newest plan records: no row is read, and
+no plan is written. Whatever might differ ends it, and stage 1 goes its ordinary way.
 """
 
 import json
-import mmap
 import os
-import struct
-from collections.abc import Iterator
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dstrain.cache import (
-    DIGESTS,
     MARKER,
     FeatureCache,
     SourceFiles,
     open_samples,
+    prompt_addresses,
     stored_plans,
 )
+from dstrain.cache.store import FOLDERS, LOG, check_parts
 from dstrain.config import as_flags
 from dstrain.config.options import options_affecting
 from dstrain.console import get_logger, redacted, secrets
 from dstrain.data.forms import Source, texts_of
-from dstrain.errors import DstrainError
+from dstrain.errors import DstrainError, UsageError, first_few
 from dstrain.graph import Column
-from dstrain.runs.checks.rows import lines_of_datasets, log_left_out, warnings_of_rows
+from dstrain.runs.checks.rows import log_left_out
 from dstrain.runs.datasets.largest import largest_sample
 from dstrain.runs.datasets.sources import dataset_folders, dataset_source
 from dstrain.runs.feature_plan import (
@@ -37,12 +35,12 @@ from dstrain.runs.feature_plan import (
     identity_of,
     planned_parts,
 )
-from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
 from dstrain.runs.prompt_rows import recorded_plan
 from dstrain.runs.setup import Setup
-from dstrain.runs.stage_1.component_keys import code_of_rows, component_keys
+from dstrain.runs.stage_1.keyed_samples import component_keys
 from dstrain.storage import Digests, hash_json
-from dstrain.storage.hashing import files_in
+from dstrain.storage.hashing import package_digest
+from dstrain.storage.user_cache import ModelDigests
 from dstrain.training import CachedSamples
 
 logger = get_logger(__name__)
@@ -55,39 +53,36 @@ class Unchanged:
     setup: Setup
     source: Source
     info: CacheInfo
-    samples: CachedSamples
-
-    def log(self) -> None:
-        """Say what stage 1 says where it computes nothing; raises UsageError for a long
-        prompt, if these are refused.
-        """
-        setup, info = self.setup, self.info
-        log = LongPromptLog(setup.config.on_long_prompt, self._name_row)
-        known = recorded(setup.cache_path)
-        if log.mode == "error":
-            note_recorded(log, setup.cache_path, self._using(known))
-        log_count(setup, 0, len(self.samples.rows) + len(info.previews), info.previews)
-        note_recorded(log, setup.cache_path, self._using(known))
-        log.conclude()
-
-    def _name_row(self, row: int) -> str:
-        count = int(self.info.dataset["rows"])
-        if row >= count:
-            return self.setup.prompt_rows[row - count].option
-        rows = self.samples.rows
-        return self.setup.in_words(self.info.name_row(rows[rows.index(row)]))
-
-    def _using(self, known: Any) -> Iterator[tuple[int, list[str]]]:
-        for row, address in self.samples.rows.using(known):
-            yield row, [address]
-        first = self.info.dataset["rows"]
-        for row, preview in enumerate(self.info.previews, first):
-            yield row, list(_addresses(preview))
+    samples: int
 
 
-def log_count(setup: Setup, missing: int, count: int, previews: Any) -> None:
-    """Say how many samples are computed."""
-    more = ", previews included," if previews else ""
+def refuse_folder(setup: Setup) -> None:
+    """Refuse a folder that stage 1 would fill among the user's files.
+
+    Raises UsageError for one that has anything in it and is no feature cache; StateError
+    if stage 1 would write to a place outside of it.
+    """
+    folder = setup.cache_path
+    check_parts(folder)
+    names = set(os.listdir(folder)) if folder.is_dir() else set()
+    # Without a marker, too: the advice for a damaged one is to delete it.
+    if MARKER in names or names >= {"shards", "plans", LOG}:
+        return
+    # Those of a first start that was killed, and of an empty file system; dstrain's own
+    # locks, and what file managers leave, begin with a dot.
+    ours = {*FOLDERS, "lost+found"}
+    others = sorted(one for one in names - ours if not one.startswith("."))
+    if others:
+        flag = "--feature_cache" if setup.config.feature_cache else "--output_path"
+        what = (
+            f"{folder} is not empty and no feature cache: give an empty or new folder"
+        )
+        raise UsageError(flag, what, f"it contains {first_few(others)}")
+
+
+def log_count(setup: Setup, missing: int, count: int) -> None:
+    """Say how many samples are computed, rows of plugins among them."""
+    more = ", rows of plugins included," if setup.prompt_rows else ""
     samples = setup.in_words("samples")
     logger.info(
         f"precomputing {missing} of {count} {samples}{more} into {setup.cache_path}"
@@ -100,12 +95,9 @@ def as_repeatable(
     """Return what a plan records so that it is seen that there is nothing to do."""
     largest = largest_sample(setup.dataset, setup.name_row)
     return {
-        "config": _config_digest(setup),
-        "code": code_of_rows(setup, source),
+        **_facts(setup, source),
         # A file that changes again at once may keep its times.
         "settled": not any(one.unsettled for one in digests),
-        "dataset": redacted("\n".join(lines_of_datasets(setup))),
-        "warnings": [redacted(line) for line in warnings_of_rows(setup)],
         # For a dry run, which says what memory it needs.
         "largest": None if largest is None else asdict(largest),
     }
@@ -139,20 +131,12 @@ def find_unchanged(setup: Setup, may_fetch: bool = True) -> list[Unchanged]:
 
 
 def log_unchanged(found: list[Unchanged]) -> None:
-    """Say what stage 1 says of these datasets."""
-    setup = found[0].setup
-    for reason in setup.extensions.broken:
+    """Say that there is nothing to compute, and what is not read."""
+    for reason in found[0].setup.extensions.broken:
         logger.warning(reason)
     for one in found:
-        line = one.info.repeatable.get("dataset")
-        if line:  # a plan of an earlier version has none
-            logger.info(line)
-        # Not as recorded: files that are not read change nothing of the plan.
         log_left_out(one.setup)
-    for line in found[0].info.repeatable["warnings"]:
-        logger.warning(line)
-    for one in found:
-        one.log()
+        log_count(one.setup, 0, one.samples)
 
 
 def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | None:
@@ -162,8 +146,11 @@ def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | Non
     if record is None or source is None:
         return None
     info = CacheInfo(**record["about"])
+    facts = _facts(setup, source)
     if not (
-        _has_equal_facts(setup, source, info)
+        {**info.repeatable, **facts, "settled": True} == info.repeatable
+        and info.versions == setup.versions
+        and _records_all_files(setup, info)
         and not _has_secrets(source)
         and _has_equal_components(setup, info, may_fetch)
         and _has_equal_files(setup, plans, record)
@@ -171,10 +158,89 @@ def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | Non
         return None
     input_sets = [frozenset(names) for names in info.inputs]
     samples = CachedSamples.of(cache, open_samples(plans, record), input_sets)
-    previews = [one for line in info.previews for one in _addresses(line)]
-    if len(samples.lacking()) or not all(one in cache for one in previews):
+    more = prompt_addresses(record)
+    if len(samples.lacking()) or not all(one in cache for one in more):
         return None
-    return Unchanged(setup, source, info, samples)
+    count = len(samples.rows) + len(info.prompt_rows)
+    return Unchanged(setup, source, info, count)
+
+
+def _newest(setup: Setup, plans: Path, source: Source) -> dict[str, Any] | None:
+    """Return the newest plan of this identity, if it is of this dataset."""
+    records = sorted((one for _, one in stored_plans(plans)), key=_sequence)
+    for record in reversed(records):
+        if record["identity"] == identity_of(setup, record):
+            dataset = record["about"]["dataset"]
+            here = {
+                "path": redacted(str(source.path.resolve())),
+                "sha256": source.digest(),
+                "folders": [redacted(one) for one in dataset_folders(setup.config)],
+            }
+            return record if {**dataset, **here} == dataset else None
+    return None
+
+
+def _sequence(record: Mapping[str, Any]) -> int:
+    return int(record["sequence"])
+
+
+def _facts(setup: Setup, source: Source | None) -> dict[str, str]:
+    """Return the digests of the options, and of the code that reads rows."""
+    options = as_flags(setup.config)
+    for name in options_affecting("start"):
+        options.pop(name, None)
+    code = code_of_rows(setup, source)
+    return {"config": hash_json("config", options), "code": code}
+
+
+def code_of_rows(setup: Setup, source: Source | None) -> str:
+    """Return a digest of what decides which rows and inputs there are: all the code of
+    dstrain, of the family's package and of those of the forms that read the dataset, and
+    the rows that plugins add.
+    """
+    family = setup.family.components.partition(":")[0]
+    sources = () if source is None else (source, *source.parts)
+    forms = {type(one.reader).__module__ for one in sources if one.reader is not None}
+    code = [package_digest(name) for name in ("dstrain", family, *sorted(forms))]
+    code += [str((row.text, row.prompt, row.arguments)) for row in setup.prompt_rows]
+    return hash_json("code of rows", code)
+
+
+def _records_all_files(setup: Setup, info: CacheInfo) -> bool:
+    """Return whether no file was checked that the plan, as nothing uses it, leaves out."""
+    for names in info.inputs:
+        for name in set(names) - setup.plan(frozenset(names)).used_inputs:
+            column = setup.spec.inputs[name]
+            if isinstance(column, Column) and column.is_file:
+                return False
+    return True
+
+
+def _has_secrets(source: Source) -> bool:
+    """Return whether a secret may stand in the dataset: its rows are refused then."""
+    if source.parts:
+        return any(map(_has_secrets, source.parts))
+    # The longest part that every kind of file writes as it is.
+    parts = [
+        max(re.findall(rb"[A-Za-z0-9]+", one.encode()), key=len, default=b"")
+        for one in secrets()
+    ]
+    if not parts:
+        return False
+    if source.form != "table":
+        return any(one in text.encode() for text in texts_of(source) for one in parts)
+    with source.path.open("rb") as lines:
+        return any(one in line for line in lines for one in parts)
+
+
+def _has_equal_components(setup: Setup, info: CacheInfo, may_fetch: bool) -> bool:
+    plans = [setup.plan(frozenset(names)) for names in info.inputs]
+    plans += [recorded_plan(setup, line) for line in info.prompt_rows]
+    found = setup.find(plans) if may_fetch else setup.find(plans, [])
+    return bool(
+        component_keys(setup, found, ModelDigests()) == info.components
+        and json.loads(json.dumps(found.configs)) == info.configs
+    )
 
 
 def _has_equal_files(setup: Setup, plans: Path, record: dict[str, Any]) -> bool:
@@ -187,98 +253,3 @@ def _has_equal_files(setup: Setup, plans: Path, record: dict[str, Any]) -> bool:
         if changed_folder(plans, record, folders, samples) is not None:
             return False
     return True
-
-
-def _newest(setup: Setup, plans: Path, source: Source) -> dict[str, Any] | None:
-    """Return the newest plan of this identity, if it is of this dataset."""
-    newest: dict[str, Any] | None = None
-    for _, record in stored_plans(plans):
-        if newest is not None and record["sequence"] < newest["sequence"]:
-            continue
-        if record["identity"] == identity_of(setup, record):
-            newest = record
-    if newest is None:
-        return None
-    dataset = newest["about"]["dataset"]
-    here = {
-        "path": redacted(str(source.path.resolve())),
-        "sha256": source.digest(),
-        "folders": [redacted(folder) for folder in dataset_folders(setup.config)],
-    }
-    return newest if here == {name: dataset[name] for name in here} else None
-
-
-def _has_equal_facts(setup: Setup, source: Source, info: CacheInfo) -> bool:
-    repeatable = info.repeatable
-    if not repeatable.get("settled") or info.versions != setup.versions:
-        return False
-    for names in info.inputs:
-        for name in set(names) - setup.plan(frozenset(names)).used_inputs:
-            column = setup.spec.inputs[name]
-            # The plan does not record files that are checked and not used.
-            if isinstance(column, Column) and column.is_file:
-                return False
-    return bool(
-        repeatable["config"] == _config_digest(setup)
-        and repeatable["code"] == code_of_rows(setup, source)
-    )
-
-
-def _has_secrets(source: Source) -> bool:
-    """Return whether a secret may stand in the dataset: its rows are refused then."""
-    values = secrets()
-    if not values:
-        return False
-    if source.parts:
-        return any(map(_has_secrets, source.parts))
-    if source.form != "table":
-        return any(any(one in text for one in values) for text in texts_of(source))
-    with (
-        source.path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
-    ):
-        if text.find(b"\\u") >= 0:
-            return True
-        forms = {form for one in values for form in (one, json.dumps(one)[1:-1])}
-        forms |= {one.replace('"', '""') for one in values}
-        forms |= {one.replace("/", "\\/") for one in values}
-        return any(text.find(form.encode()) >= 0 for form in forms)
-
-
-def _has_equal_components(setup: Setup, info: CacheInfo, may_fetch: bool) -> bool:
-    plans = [setup.plan(frozenset(names)) for names in info.inputs]
-    plans += [recorded_plan(setup, line) for line in info.previews]
-    found = setup.find(plans) if may_fetch else setup.find(plans, [])
-    # Not the digests of the cache: those of a million images are as many entries.
-    digests = Digests(setup.cache_path / f"{DIGESTS}.none")
-    known = {path: entry for one in info.files.values() for path, _, entry in one}
-    if found.files.keys() != info.files.keys():
-        return False
-    for component in found.files.values():
-        for _, file in files_in(component.paths):
-            # As it was recorded: without `..`, as `Path.absolute` leaves it.
-            path = redacted(os.path.abspath(file))
-            if path not in known:
-                return False
-            *mark, digest = known[path]
-            try:
-                digests.remember(str(file), mark, bytes.fromhex(digest))
-            except (ValueError, struct.error):  # a stranger's numbers
-                return False
-    return bool(
-        component_keys(setup, found, digests) == info.components
-        and json.loads(json.dumps(found.configs)) == info.configs
-    )
-
-
-def _config_digest(setup: Setup) -> str:
-    values = as_flags(setup.config)
-    for name in options_affecting("start"):
-        values.pop(name, None)
-    return hash_json("config", values)
-
-
-def _addresses(preview: Any) -> Iterator[str]:
-    for form in preview["values"].values():
-        if "at" in form:
-            yield form["at"]

@@ -204,7 +204,7 @@ def _has_equal_values(
     """Return whether two plans have the same samples and previews."""
     samples = open_samples(staged / "plans", record)
     own_samples = open_samples(folder / "plans", own)
-    previews = [one["about"]["previews"] for one in (record, own)]
+    previews = [one["about"]["prompt_rows"] for one in (record, own)]
     return samples.digest == own_samples.digest and previews[0] == previews[1]
 
 

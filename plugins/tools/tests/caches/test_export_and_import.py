@@ -257,7 +257,7 @@ def hostile(plan: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no identity": lambda record: record.update(identity={}),
     "a variant that is none": lambda record: record["identity"].update(variant=None),
-    "previews that are texts": lambda record: record["about"].update(previews=["x"]),
+    "previews that are texts": lambda record: record["about"].update(prompt_rows=["x"]),
     "files that are texts": lambda record: record["about"].update(files={"vae": ["x"]}),
     "no rows": lambda record: record["about"]["dataset"].pop("rows"),
     "a dataset that is a text": lambda record: record["about"].update(dataset="x"),

@@ -29,7 +29,7 @@ def test_values_are_counted_once_and_by_name(shared_place: Place) -> None:
     assert found["shards"] == len(shared_place.shards)
     (plan,) = found["plans"]
     assert (plan["model"], plan["variant"], plan["task"]) == ("stored", "base", "sft")
-    assert (plan["rows"], plan["samples"], plan["previews"]) == (4, 4, 0)
+    assert (plan["rows"], plan["samples"], plan["prompt_rows"]) == (4, 4, 0)
     assert plan["dataset"] == str(shared_place.data / "metadata.csv")
     assert plan["bytes"] == found["bytes"]
 

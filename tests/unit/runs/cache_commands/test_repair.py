@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from dstrain import StateError, SystemFault
-from dstrain.cache import FeatureCache, read_record
+from dstrain.cache import FeatureCache, commit_plans, read_record
 from dstrain.cli.main import main
 from dstrain.runs import repair, verify
 
@@ -54,13 +54,11 @@ def mended(folder: Path) -> None:
     verify(folder, partial(repair, folder))
 
 
-def advised(folder: Path, what: str = "fill it again") -> list[list[str]]:
-    """The words of the commands that the error of a repair names for it."""
+def advised(folder: Path) -> list[list[str]]:
+    """The words of the commands that the error of a repair names to fill it again."""
     with pytest.raises(StateError) as caught:
         mended(folder)
-    parts = (
-        line.partition(f"to {what}, run: dstrain ") for line in caught.value.help_lines
-    )
+    parts = (line.partition(": dstrain ") for line in caught.value.help_lines)
     return [shlex.split(words) for _, found, words in parts if found]
 
 
@@ -169,30 +167,46 @@ def test_what_others_removed_or_repaired_meanwhile_is_left(cache: Path) -> None:
     assert whole == {path: path.read_bytes() for path in whole}
 
 
-def test_a_plan_of_which_values_are_lost_can_be_removed(cache: Path) -> None:
-    damage(only(cache, "shards/*"), -3)
+@pytest.mark.parametrize("damaged", ["shards", "rows"])
+def test_a_plan_that_lacks_values_can_be_removed(cache: Path, damaged: str) -> None:
     plan = only(cache, "plans/*.json")
-    (words,) = advised(cache, "remove the plan")
-    assert [plan] == list(cache.glob("plans/*.json"))
-    assert main([*words, "--yes"]) == 0
-    assert not plan.exists()
-    verify(cache)
-
-
-def test_a_plan_whose_rows_are_damaged_can_be_removed(cache: Path) -> None:
-    plan = only(cache, "plans/*.json")
-    damage(cache / f"plans/{read_record(plan)['columns']['samples']}.arrow", -3)
+    rows = cache / f"plans/{read_record(plan)['columns']['samples']}.arrow"
+    damage(rows if damaged == "rows" else only(cache, "shards/*"), -3)
     with pytest.raises(StateError) as caught:
         mended(cache)
-    assert caught.value.help_lines[-1].endswith(str(plan))
+    assert caught.value.help_lines[-1] == f"to remove a plan, delete {plan}"
     plan.unlink()
     assert main(["cache", "prune", str(cache), "--yes"]) == 0
     verify(cache)
 
 
-@pytest.mark.parametrize("has_first", [True, False])
-def test_each_of_two_datasets_is_filled_again_with_and_without_the_other(
-    has_first: bool, tiny: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [
+        ({}, ""),
+        ({"model": "tiny", "max_pixels": 4096}, ""),
+        ({"folder": "/", "words": ["--toy\n  run: x"]}, ""),
+        ({"folder": "/a\x1b[2J", "words": ["--toy"]}, ""),
+        ({"folder": "/a", "words": ["--model", "$(x)"]}, "run in /a: dstrain --model '$(x)' "),
+    ],
+)  # fmt: skip
+def test_what_a_plan_records_is_a_quoted_command_of_one_line_or_none(
+    config: dict[str, Any], advice: str, cache: Path
+) -> None:
+    plan = only(cache, "plans/*.json")
+    record = read_record(plan)
+    record["about"]["config"] = config
+    commit_plans(plan.parent, [record])
+    damage(only(cache, "shards/*"), -3)
+    with pytest.raises(StateError) as caught:
+        mended(cache)
+    assert caught.value.help_lines[0].startswith(
+        f"to fill it again, {advice or 'run the '}"
+    )
+
+
+def test_one_command_fills_the_plans_of_two_datasets_again(
+    tiny: Path, tmp_path: Path
 ) -> None:
     here = project(tmp_path)
     shutil.copytree(here / "data", here / "second")
@@ -201,16 +215,10 @@ def test_each_of_two_datasets_is_filled_again_with_and_without_the_other(
     flags = {"validation_dataset_base_path": here / "second"}
     cache = here / "cache"
     train(here, task="sft:data_process", feature_cache=cache, **flags)
-    if not has_first:
-        records = {path: read_record(path) for path in cache.glob("plans/*.json")}
-        (first,) = (
-            path for path, one in records.items() if "use" not in one["identity"]
-        )
-        first.unlink()
     for path in (cache / "shards").iterdir():
         damage(path, 50)
     plans = {*cache.glob("plans/*.json")}
     (words,) = advised(cache)
     assert main(words) == 0
     verify(cache)
-    assert len({*cache.glob("plans/*.json")} - plans) == (0 if has_first else 1)
+    assert {*cache.glob("plans/*.json")} == plans

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import StateError, UsageError
+from dstrain import UsageError
 from dstrain.cli.main import main
 
 from tests.support.runs import project, train
@@ -27,7 +27,7 @@ def fill(here: Path, **changes: Any) -> None:
 
 def put(*names: str) -> None:
     for name in names:
-        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("mine")
 
 
@@ -83,24 +83,16 @@ def test_a_folder_of_nobodys_is_taken(names: tuple[str, ...], here: Path) -> Non
     fill(here)
 
 
-def test_a_folder_that_holds_other_caches_may_become_one(here: Path) -> None:
-    for name in ("cache/other", "cache/third"):
-        fill(here, feature_cache=here / name)
-    put("cache/mine.txt")
-    with pytest.raises(UsageError) as caught:
-        fill(here)
-    assert caught.value.help_lines[0].endswith(" mine.txt")
-    Path("cache/mine.txt").unlink()
-    fill(here)
-
-
-@pytest.mark.parametrize("name", ["bad_samples.jsonl", "digests.npy", "dstrain.log"])
-def test_a_file_of_the_users_that_has_the_name_of_a_record_is_never_replaced(
+@pytest.mark.parametrize(
+    "name", ["bad_samples.jsonl", "digests.npy", "dstrain.log", "other/store.json"]
+)
+def test_what_the_user_has_under_a_name_of_ours_is_never_replaced(
     name: str, here: Path
 ) -> None:
     put(f"cache/{name}")
-    with pytest.raises(StateError, match=name) as caught:
+    first = Path(name).parts[0]
+    with pytest.raises(UsageError, match="no feature cache") as caught:
         fill(here)
-    assert "--feature_cache" in caught.value.help_lines[0]
-    assert os.listdir("cache") == [name]
+    assert caught.value.help_lines[0] == f"it contains {first}"
+    assert os.listdir("cache") == [first]
     assert Path("cache", name).read_text() == "mine"

@@ -1,16 +1,20 @@
-"""Stage 1 with nothing to do reads no row, and says and leaves what it would otherwise."""
+"""Stage 1 with nothing to do reads no row, and leaves what it would otherwise."""
 
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dstrain import StateError
+from dstrain.registry import PromptRow
 from dstrain.runs import data_process, verify
+from dstrain.runs.datasets.sources import dataset_source
+from dstrain.runs.stage_1.unchanged import code_of_rows
 from dstrain.storage import BAD_SAMPLES, file_memory, temporary
 
 from tests.support.caching_family import GUIDED
@@ -42,8 +46,6 @@ def place(
     log_units(monkeypatch, tmp_path)
     place = write_place(tmp_path / "place")
     place.rows[0]["prompt"] = CAPTION
-    for row in place.rows:
-        row["note"] = "a column that no input reads"
     write_rows(place.data, place.rows)
     place.fill()
     yield place
@@ -77,16 +79,15 @@ def reads_rows(place: Place, **flags: Any) -> bool:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_no_row_is_read_and_the_same_is_said(
+def test_no_row_is_read_and_the_cache_is_mended(
     place: Place,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     size: int,
 ) -> None:
     (place.data / "2.png").touch()
-    caplog.clear()
     place.fill()
-    want, before = caplog.messages, files(place.cache)
+    before = files(place.cache)
     # What is missing, or was left by runs that were killed.
     next((place.cache / "index").iterdir()).unlink()
     mark = place.cache / ".reading-node-7-0123abcd.json"
@@ -96,9 +97,9 @@ def test_no_row_is_read_and_the_same_is_said(
     monkeypatch.setattr("dstrain.runs.setup.open_dataset", refuse)
     caplog.clear()
     together(size, lambda processes: data_process(place.setup(), processes))
-    assert caplog.messages == want
-    assert "0 of 4 samples" in want[2]
-    assert "'note'" in want[1]
+    count, command = caplog.messages
+    assert "0 of 4 samples" in count
+    assert "--task sft:train" in command
     assert files(place.cache) == before
 
 
@@ -203,14 +204,25 @@ def test_a_secret_is_seen_in_whatever_way_it_is_written(
         {"variant": "other"},
         {"task": GUIDED},
         {"dataset_root": (Path(),)},
-        {"recipe": "tiny-style-24gb", "overwrite": True},
     ],
 )
-@pytest.mark.needs_plugin
-def test_other_flags_end_it_but_not_a_recipe_that_sets_the_same(
-    place: Place, flags: dict[str, Any]
+def test_other_flags_end_it(place: Place, flags: dict[str, Any]) -> None:
+    assert reads_rows(place, **flags)
+
+
+def test_other_rows_of_plugins_end_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert reads_rows(place, **flags) == ("recipe" not in flags)
+    setup = place.setup()
+    source = dataset_source(setup.config)
+    row = PromptRow("a", "a", "--x")
+    rows = [row, replace(row, text="b"), replace(row, prompt="b")]
+    rows.append(replace(row, arguments={"seed": 1}))
+    found = {
+        code_of_rows(replace(setup, prompt_rows=some), source)
+        for some in [(), *((one,) for one in rows), rows]
+    }
+    assert len(found) == 6
 
 
 @pytest.mark.usefixtures("tiny", "settled")
