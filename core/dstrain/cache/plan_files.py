@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,11 +73,7 @@ class PlanSamples(Sequence[Mapping[str, Any]]):
         """Return the number of samples."""
         return len(self.numbers["row"])
 
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Return a sample's numbers and `values`: each {'at': address} or the value."""
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]

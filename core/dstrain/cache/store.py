@@ -270,12 +270,11 @@ def check_parts(folder: Path) -> None:
     that is damaged, of another version, or of something else, and for a folder whose
     name torch cannot be told.
     """
-    if not _is_utf8(str(folder)):
-        raise StateError(
-            folder,
-            "has a name that is not UTF-8 text",
-            "give the folder another name, or another --feature_cache",
-        )
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        advice = "give the folder another name, or another --feature_cache"
+        raise StateError(folder, "has a name that is not UTF-8 text", advice) from error
     for name in PARTS:
         refuse_link(folder / name)
     marker = folder / MARKER
@@ -287,32 +286,14 @@ def check_parts(folder: Path) -> None:
         raise SystemFault(marker, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise CacheError(marker, f"cannot be read: {error}", AGAIN) from error
-    if found == FORMAT:
-        return
-    version = found.get("version") if isinstance(found, dict) else None
-    if type(version) is not int or found != {**FORMAT, "version": version}:
-        what = f"expected {dict(FORMAT)}, found {found}"
+    if found != FORMAT:
         raise StateError(
             marker,
-            what,
-            "another program wrote it, or it is damaged: give another --feature_cache",
+            f"is that of another format, {found}; this version of dstrain has {dict(FORMAT)}",
+            "it is left as it is; fill a new one by running the same command with"
+            " --task TASK:data_process --feature_cache NEW_FOLDER",
+            "and train with --feature_cache NEW_FOLDER",
         )
-    raise StateError(
-        marker,
-        f"is that of a feature cache of format {version}, "
-        f"and this version of dstrain has format {FORMAT['version']}",
-        "it is left as it is; fill a new one by running the same command with"
-        " --task TASK:data_process --feature_cache NEW_FOLDER",
-        "and train with --feature_cache NEW_FOLDER",
-    )
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _named(folder: Path, suffix: str) -> list[Path]:

@@ -8,8 +8,6 @@ with all its modules. Of dstrain, the functions that families share count.
 
 import ast
 import importlib.util
-import linecache
-import os
 import pkgutil
 import sys
 import warnings
@@ -18,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -143,17 +142,17 @@ def _read_source(module: str) -> _Source:
     """
     here = vars(sys.modules[module]) if module in sys.modules else {}
     spec = here.get("__spec__") or _find(module)
-    file = here.get("__file__") or getattr(spec, "origin", None)
-    # linecache also finds sources in zip files; this forgets what has changed on disk.
-    linecache.checkcache(file)
-    text = "".join(linecache.getlines(str(file), here or None))
-    is_namespace = file is None and getattr(spec, "submodule_search_locations", None)
-    is_empty = str(file).endswith(".py") and os.path.isfile(str(file))
-    if not text and not is_namespace and not is_empty:
+    file = here.get("__file__")
+    loader = getattr(spec, "loader", None)
+    # A script has no loader, and others, such as pytest's, compile something else.
+    read = getattr(loader, "get_source", lambda _: Path(str(file)).read_text("utf-8"))
+    text = None
+    with suppress(OSError, ImportError, ValueError):
+        text = read(module)
+    if text is None:
         raise NoSource("no Python source")
     tree, codes, dynamic = _parsed(text)
-    # Others, such as pytest's, compile something else.
-    if isinstance(getattr(spec, "loader", None), SourceFileLoader):
+    if isinstance(loader, SourceFileLoader):
         for name, one in here.items():
             # A file may be edited while the code that was read from it is running;
             # torch.compile adds functions.

@@ -234,35 +234,31 @@ def _choose(
     """Return the record and the rows of the newest plan of the dataset at hand; without
     a dataset, of the only one that the cache has this plan for.
     """
-    folders = dataset_folders(setup.config)
     source = _source(setup, fitting)
     # As they are recorded.
     resolved = None if source is None else redacted(str(source.path.resolve()))
-    recorded = [redacted(folder) for folder in folders]
+    recorded = [redacted(folder) for folder in dataset_folders(setup.config)]
     digest = None if source is None else source.digest()
     parts = NamedParts(setup.config)
-    other_part: Path | None = None
+    changed: str | Path | None = None
     newest: dict[str, StoredPlan] = {}
     for path, plan in sorted(fitting, key=lambda one: int(one[1]["sequence"])):
         dataset = plan["about"]["dataset"]
         other = parts.first_changed(dataset)
-        other_part = other_part or other
-        if other is None and digest in (None, dataset["sha256"]):
+        if other is None and source is not None and digest != dataset["sha256"]:
+            other = source.path
+        if other is None:
             named = f"{dataset['path']} with files in {', '.join(dataset['folders'])}"
             newest.pop(named, None)  # so that the newest of all is the last
             newest[named] = (path, plan)
-    if other_part is not None and not newest:
-        raise _changed(cache, other_part)
-    if source is not None and not newest:
-        raise _changed(cache, source.path)
+        changed = changed or other
 
     def is_named(plan: StoredPlan) -> tuple[bool, bool]:
         dataset = plan[1]["about"]["dataset"]
         return dataset["folders"] == recorded, dataset["path"] == resolved
 
     # First those that were filled from the very folders and metadata that are named.
-    best = max(map(is_named, newest.values()))
-    changed = ""
+    best = max(map(is_named, newest.values()), default=None)
     for is_best in (True, False):
         datasets = {}
         for dataset, (path, plan) in newest.items():
@@ -270,8 +266,7 @@ def _choose(
                 found = _first_changed(setup, path.parent, plan)
                 if found is None:
                     datasets[dataset] = plan, open_samples(path.parent, plan)
-                else:
-                    changed = changed or found
+                changed = changed or found
         # A dataset that moved has a plan for each place, all of the same values.
         if len({rows.digest for _, rows in datasets.values()}) == 1:
             return datasets.popitem()[1]
@@ -282,7 +277,7 @@ def _choose(
                 f"contains this plan for {len(datasets)} datasets: {'; '.join(datasets)}",
                 f"name one with --{second}dataset_base_path and --{second}dataset_metadata_path",
             )
-    raise _changed(cache, changed)
+    raise _changed(cache, changed or cache.folder)
 
 
 def _first_changed(setup: Setup, plans: Path, plan: Mapping[str, Any]) -> str | None:
@@ -294,32 +289,22 @@ def _first_changed(setup: Setup, plans: Path, plan: Mapping[str, Any]) -> str | 
             f"files of more than {MOST_ROWS:,} rows are not compared with those that stage 1 read"
         )
         return None
-    for part in planned_parts(setup, plans, plan):
-        here = [folder for folder in part.folders if os.path.isdir(folder)]
+    for samples, folders in planned_parts(setup, plans, plan):
+        here = [folder for folder in folders if os.path.isdir(folder)]
         if here:
-            files = SourceFiles.open(plans, plan).of_samples(part.samples)
+            files = SourceFiles.open(plans, plan).of_samples(samples)
             changed = files.first_changed(here)
-            changed = changed or changed_folder(plans, plan, here, part.samples)
+            changed = changed or changed_folder(plans, plan, here, samples)
             if changed is not None:
                 return changed
     return None
 
 
-@dataclass(frozen=True)
-class PlannedPart:
-    """One of the datasets of a plan."""
-
-    samples: range
-    """Its samples among those of the plan."""
-    folders: Sequence[str]
-    """Where this run names its files; none if the run does not name the dataset."""
-
-
 def planned_parts(
     setup: Setup, plans: Path, plan: Mapping[str, Any]
-) -> list[PlannedPart]:
-    """Return the datasets of a plan, with the folders in which this run names the files
-    of each.
+) -> list[tuple[range, list[str]]]:
+    """Return the datasets of a plan: the samples of each, and the folders in which this run
+    names its files, none if it does not name the dataset.
     """
     folders = folders_of_parts(setup.config)
     counts = CacheInfo(**plan["about"]).rows_of_parts
@@ -330,10 +315,8 @@ def planned_parts(
         ends = rows.searchsorted(list(accumulate(counts))).tolist()
     # Stage 2 need not name the dataset of --dataset_base_path, which is the first.
     named: list[list[str]] = [[]] * (len(counts) - len(folders)) + folders
-    return [
-        PlannedPart(range(start, end), own)
-        for start, end, own in zip([0, *ends], ends, named, strict=False)
-    ]
+    samples = map(range, [0, *ends], ends)
+    return list(zip(samples, named, strict=False))
 
 
 def changed_folder(

@@ -144,8 +144,8 @@ def test_a_cache_takes_three_percent_more_than_its_values(cache: FeatureCache) -
     plan = 100 * (4 * 20 + 200)
     files = [path for path in cache.folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    assert cache.lengths.sum() == 100 * (32000 + 16940 + 77 + 800)
-    assert size + plan <= 1.03 * cache.lengths.sum()
+    assert cache.index.length.sum() == 100 * (32000 + 16940 + 77 + 800)
+    assert size + plan <= 1.03 * cache.index.length.sum()
 
 
 def test_a_shard_is_committed_when_it_is_full_or_old(
@@ -194,10 +194,10 @@ def test_values_are_found_and_read_by_number(cache: FeatureCache) -> None:
         assert sorted(found.tolist()) == [-1, *range(7)]
         assert found[7] == -1
         assert [opened.read_at(number).tolist() for number in found[:7]] == told
-        assert (opened.addresses[found[:7]] == wanted[:7]).all()
+        assert (opened.index.addresses[found[:7]] == wanted[:7]).all()
         assert set(opened) == {as_text(one) for one in wanted[:7]}
-        assert opened.lengths.tolist() == [8] * 7
-        shards = opened.shard_numbers[found[:7]].tolist()
+        assert opened.index.length.tolist() == [8] * 7
+        shards = opened.index.shard[found[:7]].tolist()
         assert shards == [shards[0]] * 4 + [shards[4]] * 3
         assert shards[0] != shards[4]
         assert as_text(wanted[3]) in opened

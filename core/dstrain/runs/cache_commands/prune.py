@@ -40,19 +40,12 @@ class Pruning:
     """The plans that go."""
     values: Numbers
     """The values that go."""
-    copies: int
-    """Values that go because another shard has them too."""
     leftovers: Sequence[Path]
     """Temporary files of runs that died, and columns of plans that they did not commit."""
 
     @property
-    def is_empty(self) -> bool:
-        """Return whether there is nothing to remove."""
-        values = len(self.values) + self.copies
-        return not (self.plans or values or self.leftovers)
-
     def lines(self) -> Iterator[str]:
-        """Say what goes, a line for each kind of thing."""
+        """Say what goes, a line for each kind of thing; nothing if nothing does."""
         for plan in self.plans:
             dataset = plan.about["dataset"]
             rows = number_of(dataset["rows"], "row")
@@ -60,11 +53,9 @@ class Pruning:
             yield f"plan {plan.path.stem}: {what}"
         if len(self.values):
             size = as_size(int(self.contents.nbytes[self.values].sum()))
-            count = number_of(len(self.values), "value")
-            yield f"{count} that no plan uses, {size}"
-        if self.copies:
-            count = number_of(self.copies, "value")
-            yield f"{count} that another shard has too"
+            yield f"{number_of(len(self.values), 'value')} that no plan uses, {size}"
+        if copies := int(self.contents.held.sum()) - len(self.contents.addresses):
+            yield f"{number_of(copies, 'value')} that another shard has too"
         for path in self.leftovers:
             yield f"temporary file {path}"
 
@@ -90,13 +81,17 @@ def prune(
     check_is_cache(folder)
     removes = is_sure or ask is not None
     with exclusive(folder) if removes else nullcontext():
-        found = find(Contents.of(folder), names)
-        for line in found.lines():
+        found = _find(Contents.of(folder), names)
+        lines = list(found.lines)
+        for line in lines:
             print(printable(line))
-        if found.is_empty:
-            print(f"{folder}: nothing to remove{_of_plans(found.contents.plans)}")
+        if not lines:
+            plans = first_few(plan.path.stem for plan in found.contents.plans)
+            used = "; --plan NAME removes a plan, and what no other one uses: "
+            more = f"{used}{plans}" if plans else ""
+            print(f"{folder}: nothing to remove{more}")
         elif is_sure or (ask is not None and ask()):
-            remove(folder, found)
+            _remove(folder, found)
             print(f"{folder}: removed")
         else:
             removes = False
@@ -106,19 +101,7 @@ def prune(
             FeatureCache.open(folder).write_index()
 
 
-def _of_plans(plans: Sequence[PlanContents]) -> str:
-    """Say what removes what plans use; '' where there is none."""
-    if not plans:
-        return ""
-    names = first_few(plan.path.stem for plan in plans)
-    what = "its plan uses" if len(plans) == 1 else "its plans use"
-    return (
-        f": {what} all of it; --plan NAME removes a plan, and what no other one uses: "
-        f"{names}"
-    )
-
-
-def find(contents: Contents, names: Sequence[str]) -> Pruning:
+def _find(contents: Contents, names: Sequence[str]) -> Pruning:
     """Find what no plan uses; plans of these names count as gone."""
     plans = [named_plan(contents.plans, name) for name in names]
     stay = [one for one in contents.plans if one not in plans]
@@ -126,8 +109,7 @@ def find(contents: Contents, names: Sequence[str]) -> Pruning:
     folder = contents.cache.folder
     leftovers = [path for part in PARTS for path in temporaries(folder / part)]
     leftovers += unused_columns(folder / "plans")
-    copies = int(contents.held.sum()) - len(contents.addresses)
-    return Pruning(contents, plans, unused, copies, leftovers)
+    return Pruning(contents, plans, unused, leftovers)
 
 
 def named_plan(plans: Collection[PlanContents], name: str) -> PlanContents:
@@ -143,7 +125,7 @@ def named_plan(plans: Collection[PlanContents], name: str) -> PlanContents:
     raise UsageError("--plan", what + nearest(name, known))
 
 
-def remove(folder: Path, found: Pruning) -> None:
+def _remove(folder: Path, found: Pruning) -> None:
     """Remove what was found; the caller holds the lock."""
     contents = found.contents
     check_parts(folder)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -58,11 +58,7 @@ class AddressedSamples(Sequence[KeyedSample]):
         """Return the number of samples."""
         return len(self.plan_numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> KeyedSample: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[KeyedSample]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Return a sample, or those of a slice."""
         if isinstance(index, slice):
             return Chosen(self, range(len(self))[index])
@@ -209,11 +205,7 @@ class MissingWork(Sequence[Work]):
         """Return the number of samples with something to compute."""
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Work: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Work]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Return the work of one sample, or that of a slice."""
         if isinstance(index, slice):
             return Chosen(self, range(len(self))[index])

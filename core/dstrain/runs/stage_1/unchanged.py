@@ -246,8 +246,7 @@ def _has_equal_components(setup: Setup, info: CacheInfo, may_fetch: bool) -> boo
 def _has_equal_files(setup: Setup, plans: Path, record: dict[str, Any]) -> bool:
     """Return whether no file of a dataset was touched since the plan was written."""
     files = SourceFiles.open(plans, record)
-    for part in planned_parts(setup, plans, record):
-        folders, samples = part.folders, part.samples
+    for samples, folders in planned_parts(setup, plans, record):
         if not files.of_samples(samples).are_as_recorded(folders):
             return False
         if changed_folder(plans, record, folders, samples) is not None:

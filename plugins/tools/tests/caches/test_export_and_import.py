@@ -244,31 +244,17 @@ def test_killed_at_any_moment_it_leaves_nothing_half(
         assert not list(cache.glob(".tmp-*")), event
 
 
-def hostile(plan: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+def hostile(plan: Path) -> Path:
     """Put a plan of a stranger, with a hash that fits, beside another one."""
     record = read_record(plan)
-    change(record)
+    record["about"]["prompt_rows"] = ["x"]
     path = plan.with_stem("0" * 40)
     head = {"record": record, "digest": hash_json("record", record)}
     path.write_text(json.dumps(head) + "\n")
     return path
 
 
-CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "no identity": lambda record: record.update(identity={}),
-    "a variant that is none": lambda record: record["identity"].update(variant=None),
-    "previews that are texts": lambda record: record["about"].update(prompt_rows=["x"]),
-    "files that are texts": lambda record: record["about"].update(files={"vae": ["x"]}),
-    "no rows": lambda record: record["about"]["dataset"].pop("rows"),
-    "a dataset that is a text": lambda record: record["about"].update(dataset="x"),
-    "a sequence that is a text": lambda record: record.update(sequence="x"),
-    "no columns": lambda record: record.update(columns={}),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
 def test_the_plan_of_a_stranger_is_refused_by_every_command(
-    name: str,
     exported: Path,
     shared_place: Place,
     tmp_path: Path,
@@ -276,7 +262,7 @@ def test_the_plan_of_a_stranger_is_refused_by_every_command(
 ) -> None:
     source = shutil.copytree(exported.with_suffix(""), tmp_path / "export")
     (plan,) = (source / "plans").glob("*.json")
-    path = hostile(plan, CHANGES[name])
+    path = hostile(plan)
     before = left(shared_place.cache)
     with pytest.raises(StateError, match=path.name):
         import_cache(source, tmp_path / "cache")

@@ -74,18 +74,6 @@ def test_a_changed_byte_is_named_with_its_file(
     assert "--repair" in caught.value.help_lines[0]
 
 
-def test_each_damaged_value_of_a_shard_is_named(place: Place, capsys: Printed) -> None:
-    (shard,) = place.shards
-    content = bytearray(shard.read_bytes())
-    begin = 8 + int.from_bytes(content[:8], "little")
-    content[begin:] = bytes(len(content) - begin)
-    shard.write_bytes(content)
-    with suppress(StateError):
-        verify(place.cache)
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith(f"{shard}: ") for line in lines) > 1
-
-
 def test_a_missing_shard_makes_the_plan_incomplete(
     place: Place, capsys: Printed
 ) -> None:

@@ -6,16 +6,14 @@ import os
 import re
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from dstrain import Pipeline, StateError, TrainingModule, UsageError
+from dstrain import Pipeline, StateError, UsageError
 from dstrain.cache import ShardWriter
-from dstrain.graph import Plan, make_plan
-from dstrain.runs import Setup, data_process
+from dstrain.runs import data_process
 from dstrain.storage import temporary
 
 from tests.support import caching_family
@@ -51,22 +49,6 @@ def test_each_different_input_is_computed_once_and_what_nobody_needs_never(
     monkeypatch.setattr("dstrain.runs.stage_1.keyed_samples.BATCH_ROWS", 3)
     assert place.fill() == ALL  # 4 images; 3 prompts in 4 rows; unit `idle` not at all
     assert place.fill() == Counter()
-
-
-def unsplit(setup: Setup) -> TrainingModule:
-    stage = replace(setup, stage="data_process")
-    found = stage.find([setup.plan(frozenset(setup.dataset.rows[0]))])
-    pipeline = Pipeline.from_found(
-        setup.family, setup.spec, found, setup.device, setup.dtype
-    )
-    return NoNetworks(pipeline, setup.task)
-
-
-class NoNetworks(TrainingModule):
-    """A module whose denoiser is not there."""
-
-    def plan(self, inputs: frozenset[str]) -> Plan:
-        return make_plan(self.pipeline.spec, inputs, self.task, ("dit",))
 
 
 def test_what_is_new_is_work_of_the_first_row_that_needs_it(

@@ -45,7 +45,7 @@ def shares(place: Place, size: int, name: str) -> list[frozenset[str]]:
     together(size, lambda one: data_process(place.setup(feature_cache=cache), one))
     filled = FeatureCache.open(cache)
     found: dict[int, set[str]] = {}
-    for address, shard in zip(filled.addresses, filled.shard_numbers, strict=True):
+    for address, shard in zip(filled.index.addresses, filled.index.shard, strict=True):
         found.setdefault(int(shard), set()).add(as_text(address))
     return sorted((frozenset(one - before) for one in found.values()), key=sorted)[1:]
 
