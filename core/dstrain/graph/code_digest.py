@@ -147,7 +147,7 @@ def _read_source(module: str) -> _Source:
     # A script has no loader, and others, such as pytest's, compile something else.
     read = getattr(loader, "get_source", lambda _: Path(str(file)).read_text("utf-8"))
     text = None
-    with suppress(OSError, ImportError, ValueError):
+    with suppress(OSError, ImportError, SyntaxError, ValueError):
         text = read(module)
     if text is None:
         raise NoSource("no Python source")

@@ -150,7 +150,7 @@ class Contents:
             cache,
             shards,
             cache.index.addresses,
-            cache.index.shard,
+            cache.index.shard.astype(np.int64),
             cache.index.length,
             held,
             plans,

@@ -29,7 +29,7 @@ from dstrain.cache import (
 )
 from dstrain.cache.in_use import reading
 from dstrain.cache.index import own_files
-from dstrain.cache.index.addresses import in_order
+from dstrain.cache.addresses import in_order
 from dstrain.cache.plan_files import open_part
 from dstrain.cache.plan_records import literal
 from dstrain.cache.shards import HASH
