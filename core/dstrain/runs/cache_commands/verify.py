@@ -27,9 +27,9 @@ from dstrain.cache import (
     read_record,
     stored_plans,
 )
+from dstrain.cache.addresses import in_order
 from dstrain.cache.in_use import reading
 from dstrain.cache.index import own_files
-from dstrain.cache.addresses import in_order
 from dstrain.cache.plan_files import open_part
 from dstrain.cache.plan_records import literal
 from dstrain.cache.shards import HASH
