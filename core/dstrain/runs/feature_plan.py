@@ -387,8 +387,12 @@ def _differing(
     """
     for name in {**own, **other}:
         values = [other.get(name, "nothing"), own.get(name, "nothing")]
-        if all(isinstance(one, dict) for one in values):
+        are_records = [isinstance(one, dict) and not within for one in values]
+        if all(are_records):
             yield from _differing(values[1], values[0], f"{name} ")
         elif values[0] != values[1]:
-            cache, here = ("given" if isinstance(one, dict) else one for one in values)
+            cache, here = (
+                "given" if is_record else one
+                for is_record, one in zip(are_records, values, strict=True)
+            )
             yield f"{within}{name}: cache {cache}, this run {here}"
