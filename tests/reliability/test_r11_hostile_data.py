@@ -464,8 +464,8 @@ def test_nothing_that_a_plan_names_is_fetched_opened_or_written(
         "url_cache": str(secret / "urls"),
         "feature_cache": str(secret / "cache"),
     }
-    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    record["about"]["config"] = {**flags, "words": words, "folder": str(secret)}
+    recorded = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    record["about"]["config"] = {**flags, "words": recorded, "folder": str(secret)}
     record["about"]["dataset"] |= {
         "path": str(secret / "data/metadata.json"),
         "folders": [str(secret / "data")],
