@@ -40,7 +40,7 @@ from dstrain.runs.checkpoints.directory import (
 )
 from dstrain.runs.checkpoints.resume import (
     load_training_state,
-    state_reader,
+    read_state,
     training_state,
 )
 from dstrain.runs.checkpoints.run_identity import (
@@ -52,7 +52,6 @@ from dstrain.runs.checkpoints.run_identity import (
     optimizer_identity,
 )
 from dstrain.runs.checkpoints.state import (
-    load_state,
     newest_state,
     prune_states,
     published,
@@ -143,7 +142,7 @@ class RunDirectory:
             self.starts_over = True
             return
         path = newest_state(self.folder) if resume == "auto" else Path(resume)
-        saved = load_state(path, state_reader(run))
+        saved = read_state(run, path)
         newer = [*takewhile(lambda one: not one.samefile(path), states(self.folder))]
         if resume != "auto" and newer:
             # They would later be taken for states of this run.

@@ -2,17 +2,17 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dstrain.console import get_logger
 from dstrain.errors import StateError, first_few
 from dstrain.runs.checkpoints.run_identity import config_digest, refuse_other_run
-from dstrain.runs.checkpoints.state import TrainingState
+from dstrain.runs.checkpoints.state import TrainingState, load_state
 from dstrain.runs.training_run import TrainingRun
 from dstrain.training import Position
 from dstrain.training.sharded_networks import read_own_rows
@@ -47,12 +47,10 @@ def training_state(run: TrainingRun, content: Mapping[str, str]) -> TrainingStat
     )
 
 
-def state_reader(run: TrainingRun) -> Callable[[Path], dict[str, Tensor]] | None:
-    """Return how the files of a state are read: where the run is sharded, of each
-    tensor the rows that are this process's; None for all of each.
-    """
+def read_state(run: TrainingRun, folder: Path) -> TrainingState:
+    """Read a state; where the run is sharded, of each tensor this process's rows."""
     if not run.is_sharded:
-        return None
+        return load_state(folder)
     trained = run.module.trained.parameters
     groups = run.optimizer.param_groups
     numbered = [parameter for group in groups for parameter in group["params"]]
@@ -61,7 +59,7 @@ def state_reader(run: TrainingRun) -> Callable[[Path], dict[str, Tensor]] | None
         found = OF_PARAMETER.match(name)
         return numbered[int(found[1])] if found else trained.get(name)
 
-    return lambda path: read_own_rows(path, owner_of)
+    return load_state(folder, lambda path: read_own_rows(path, owner_of))
 
 
 @torch.no_grad()

@@ -137,15 +137,14 @@ def _packed(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_state(
-    folder: Path, read: Callable[[Path], dict[str, Tensor]] | None = None
+    folder: Path,
+    read: Callable[[Path], dict[str, Tensor]] = lambda path: read_tensors(path)[0],
 ) -> TrainingState:
     """Read a state back, bit for bit, tensors on the CPU; raises StateError if a byte
     of it is missing or damaged.
 
     read: reads the tensors of a file, all of each by default.
     """
-    if read is None:
-        read = _whole_tensors
     reason = damage(folder)
     if reason:
         raise StateError(folder, reason)
@@ -172,10 +171,6 @@ def saved_facts(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, TypeError, KeyError):
         return {}
     return facts
-
-
-def _whole_tensors(path: Path) -> dict[str, Tensor]:
-    return read_tensors(path)[0]
 
 
 def damage(folder: Path) -> str:

@@ -8,7 +8,6 @@ processes and can be resumed; and its checkpoints are pickles.
 import json
 from collections.abc import Mapping, Set
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from dstrain.errors import UsageError
@@ -38,14 +37,6 @@ number and have no counterpart. All others would change what a run does."""
 ZERO_READ = frozenset({"stage", "offload_optimizer", "offload_param", "cpu_offload"})
 """Entries of its zero_optimization that are acted on; the others are about buckets,
 memory and exchange."""
-OWN_SPEED = MappingProxyType(
-    {
-        "ZERO3_INIT": "zero3_init_flag",
-        "ZERO3_SAVE_16BIT_MODEL": "zero3_save_16bit_model",
-        "MOE_LAYER_CLS_NAMES": "deepspeed_moe_layer_cls_names",
-    }
-)
-"""Variables of accelerate's own settings without a counterpart -> their names."""
 UNSET = ("auto", "none", None)
 
 
@@ -79,9 +70,6 @@ def read_deepspeed(environment: Mapping[str, str]) -> Launch:
             what = f"{entry} of DeepSpeed is not supported"
             raise UsageError(where, what, "leave it out; dstrain's own options do that")
     ignored += _switched_on(zero, ZERO_READ)
-    for variable, setting in OWN_SPEED.items():
-        if environment.get(f"{PREFIX}{variable}", "false") not in ("false", "None"):
-            ignored.append(setting)
     flags = _flags(content, where)
     clipping = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto")
     if clipping not in UNSET:

@@ -168,8 +168,6 @@ def test_what_has_no_effect_is_named_and_what_is_switched_off_is_not(
     zero = {"stage": 2, "zero_hpz_partition_size": 1, "reduce_scatter": False}
     found = unused(read_zero_file(tmp_path, zero_optimization=zero))
     assert found == ["steps_per_print", "zero_hpz_partition_size"]
-    assert unused(read_zero(ZERO3_INIT="true")) == ["zero3_init_flag"]
-    assert unused(read_zero(ZERO3_INIT="false")) == [""]
     profiled = read_zero_file(tmp_path, flops_profiler={"enabled": False})
     assert profiled == read_zero_file(tmp_path)
 
@@ -284,7 +282,8 @@ def test_every_setting_that_accelerate_hands_on_is_read_or_about_its_own_way() -
     source = inspect.getsource(prepare_deepspeed_cmd_env)
     names = set(re.findall(r"ACCELERATE_DEEPSPEED_(\w+)", source))
     assert len(names) > 5
-    assert [name for name in sorted(names) if not is_read(read_zero, name)] == []
+    speed = {"ZERO3_INIT", "ZERO3_SAVE_16BIT_MODEL", "MOE_LAYER_CLS_NAMES"}
+    assert {name for name in names if not is_read(read_zero, name)} == speed
     names = set(re.findall(r'"FSDP_(\w+)"', inspect.getsource(prepare_multi_gpu_env)))
     assert {name for name in names if not is_read(read_fsdp, name)} == OWN_WAY
 
