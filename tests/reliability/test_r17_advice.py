@@ -200,8 +200,6 @@ CASES = (
     Case("another plan, checked", (*STAGE_2, "--max_pixels", "99999", "--dry_run", "--device_memory", "24"), RUN,
          first=(STAGE_1,)),
     Case("a changed caption", STAGE_2, RUN, first=(STAGE_1,), prepare=caption),
-    Case("a changed caption, with the one command", STAGE_2, "in one command, run: (.+)", first=(STAGE_1,),
-         prepare=caption),
     Case("a changed caption to start over elsewhere", (*SHORT, "--resume", "--max_steps", "3"),
          "give another (--output_path) in place", first=(SHORT,), prepare=caption, instead=("--resume",),
          value=("else",)),

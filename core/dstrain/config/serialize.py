@@ -128,15 +128,6 @@ def refill_advice(config: TrainConfig) -> str:
     return "to fill it, run: " + command_line(config, task=stage_1, **new_start())
 
 
-def one_command_advice(config: TrainConfig) -> tuple[str, ...]:
-    """Return the command of both stages in place of that of stage 2, in words."""
-    has_both = config.dataset_base_path and config.feature_cache and config.output_path
-    if config.stage != "train" or not has_both:
-        return ()
-    command = command_line(config, task=config.task_name)
-    return (f"to fill it and train on it in one command, run: {command}",)
-
-
 def option_words(name: str, stands_alone: bool, text: str) -> list[str]:
     """Return the words of an option with its value, unless it stands alone."""
     if stands_alone:

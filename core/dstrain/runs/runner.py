@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dstrain.config import validate
 from dstrain.config.options import TrainConfig
-from dstrain.config.serialize import one_command_advice, refill_advice
+from dstrain.config.serialize import refill_advice
 from dstrain.console import fitted, get_logger, is_main_process, redacted
 from dstrain.distributed import ProcessGroup, distributed_run
 from dstrain.errors import (
@@ -114,7 +114,7 @@ def start(config: TrainConfig, own: OwnParts = NO_PARTS) -> RunResult:
         with without_accelerates_own(), kept, disabling(config.disabled_plugins):
             return _start(config, own, launch)
     except CacheError as error:
-        error.help_lines += (refill_advice(config), *one_command_advice(config))
+        error.help_lines += (refill_advice(config),)
         raise
 
 
