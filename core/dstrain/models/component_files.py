@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dstrain.config.conversion import AnyPath
@@ -178,7 +179,8 @@ class Assignment:
 
 def owner_of(fitting: Sequence[Component], files: Files) -> str:
     """Return the component that the files are; of several, the one that wrote them, by
-    their header, or whose folder they are in; '' if neither tells.
+    their header, or whose folder they are in, or whose files are named so; '' if nothing
+    tells.
     """
     if len(fitting) == 1:
         return fitting[0].name
@@ -186,8 +188,12 @@ def owner_of(fitting: Sequence[Component], files: Files) -> str:
     names = [candidate.name for candidate in fitting]
     if written_for in names:
         return written_for
-    inside = [
-        candidate.name for candidate in fitting if candidate.is_in_folder(files.folder)
+    file = files.paths[0].name.lower()
+    inside = [one.name for one in fitting if one.is_in_folder(files.folder)]
+    inside += [
+        one.name
+        for one in fitting
+        if any(fnmatchcase(file, mark) for mark in one.expert_filenames)
     ]
     return inside[0] if inside else ""
 

@@ -152,6 +152,9 @@ def test_files_that_are_no_model_by_themselves_are_named(tmp_path: Path) -> None
         lora = written(tmp_path / "lora.safetensors", name)
         with pytest.raises(StateError, match=r"dit; (?s:.*)--lora .*--lora_checkpoint"):
             recognize(lora, (DIT,))
+    more = written(tmp_path / "x.pth", "diffusion_model.proj.weight", "strange")
+    with pytest.raises(StateError, match=r"1 of its names .* dit: strange"):
+        recognize(more, (DIT,))
     every = [str(tmp_path / f"model-0000{one}-of-00002.safetensors") for one in (1, 2)]
     shard = written(Path(every[1]), "part.weight")
     with pytest.raises(StateError, match=r"model-00001-of-00002.*--model_paths"):

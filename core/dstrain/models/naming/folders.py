@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dstrain.errors import MissingFiles, UsageError
-from dstrain.models.component_files import ModelConfig
+from dstrain.models.component_files import ModelConfig, owner_of
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.hub import FLAG, SHARD, described_shards, missing_shards
 from dstrain.models.weight_files import TORCH_SUFFIXES
@@ -145,10 +145,11 @@ def _recognized(folder: Path, components: Sequence[Component]) -> list[Part]:
     """Return the files that are components by their keys."""
     parts = []
     for paths in weight_sets(loose_weights(folder)):
-        names = tuple(one.name for one in fitting(paths, components))
-        named = _by_filename(paths, names, components)
-        if named:
-            parts.append(Part(config_of(paths, named), (named,)))
+        found = fitting(paths, components)
+        names = tuple(one.name for one in found)
+        owner = owner_of(found, Files(tuple(paths))) if len(found) > 1 else ""
+        if owner:
+            parts.append(Part(config_of(paths, owner), (owner,)))
         elif names:
             parts.append(Part(config_of(paths), names))
     return parts
@@ -162,24 +163,6 @@ def _originals(folder: Path, component: Component) -> list[Path]:
         if path.suffix in (SAFETENSORS, *TORCH_SUFFIXES)
         and any(fnmatchcase(path.name, one) for one in component.original_filenames)
     ]
-
-
-def _by_filename(
-    paths: Sequence[Path], names: Sequence[str], components: Iterable[Component]
-) -> str:
-    """Return the one of components with the same keys whose files are named so; '' if the
-    name does not tell.
-    """
-    if len(names) < 2:
-        return ""
-    file = paths[0].name.lower()
-    named = [
-        one.name
-        for one in components
-        if one.name in names
-        and any(fnmatchcase(file, mark) for mark in one.expert_filenames)
-    ]
-    return named[0] if len(named) == 1 else ""
 
 
 def families_of(path: Path, families: Iterable[ModelFamily]) -> list[ModelFamily]:

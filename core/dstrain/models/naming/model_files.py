@@ -146,25 +146,14 @@ def without_replaced(
     components = list(components_of(family).values())
     named = {name for part in parts for name in part.components}
     replaced: set[str] = set()
-    doubtful: dict[tuple[str, ...], list[ModelConfig]] = {}
     for config in given:
         for names in _components_in(config, components):
-            candidates = tuple(name for name in names if name in named)
+            candidates = [name for name in names if name in named]
             if len(candidates) > 1:
-                doubtful.setdefault(candidates, []).append(config)
-            replaced.update(candidates[:1] if len(candidates) == 1 else ())
-    for candidates, configs in doubtful.items():
-        left = [name for name in candidates if name not in replaced]
-        # As many files as components: they are taken in the order of the command line.
-        if len(left) != len(configs):
-            raise UsageError(
-                FLAG,
-                f"{_named(configs[0])} can be {' or '.join(candidates)}, so that it is open which "
-                "of them it replaces",
-                "put it into a folder that is named as in the published model, or give files for "
-                + " and ".join(candidates),
-            )
-        replaced.update(left)
+                what = f"{_named(config)} can be {' or '.join(candidates)}: it is open which it replaces"
+                advice = "put it into a folder that is named as in the published model"
+                raise UsageError(FLAG, what, advice)
+            replaced.update(candidates)
     # Files that are no component at all are left to what reads them, which says so.
     kept = [
         part
