@@ -113,7 +113,7 @@ def open_source(
     variant = config.variant or trained.variant
     config = replace(config, variant=variant, lora=loras)
     for lora in (*trained.lora, *config.lora):
-        check_lora_file(lora.path, components)
+        check_lora_file(lora.path)
     models = model_configs(config, family, offline=config.dry_run)
     score = score_inputs({*input_names(config), *columns})
     variant = choose_variant(family, config.variant, models, score, config.toy)

@@ -2,7 +2,6 @@
 file.
 """
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +20,11 @@ from dstrain.lora.stored import Lora
 from dstrain.models import NATIVE, Config, Shapes
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat
+from dstrain.models.weights import LORA_KEY
 from dstrain.registry import ModelFamily, disabled_plugins, extensions_in_use
 from dstrain.storage import read_tensors
 
 logger = get_logger(__name__)
-LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b")
-"""What is in the key of a matrix of LoRA, of most programs."""
 
 
 class LoraFormat:
@@ -210,19 +208,12 @@ def asking(one: LoraFormat, path: Path) -> Iterator[None]:
         raise StateError(path, what) from error
 
 
-def check_lora_file(path: Path, components: Collection[str] = ()) -> None:
+def check_lora_file(path: Path) -> None:
     """Refuse a LoRA file that does not exist, before anything is loaded; raises
     StateError.
-
-    components: The names that may stand before it with a '=', for the error.
     """
-    if path.is_file():
-        return
-    name, equals, _ = str(path).partition("=")
-    lines = []
-    if equals and components and name.isidentifier():
-        lines.append(f"{name!r} is no component: {', '.join(components)}")
-    raise StateError(path, "no such LoRA file", *lines)
+    if not path.is_file():
+        raise StateError(path, "no such LoRA file")
 
 
 def read_lora(

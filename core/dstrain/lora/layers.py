@@ -167,16 +167,8 @@ class LoraLayer:
     up: Tensor
     """(out, rank)."""
     alpha: float
-
-    @property
-    def type(self) -> str:
-        """Return what `--lora_type` trains such layers."""
-        return "lora"
-
-    @property
-    def scales(self) -> bool:
-        """Return whether a factor of the product is one of what it changes."""
-        return True
+    type = "lora"
+    scales = True
 
     @property
     def rank(self) -> int:

@@ -2,9 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +17,6 @@ from dstrain.models.weights import Weights
 from dstrain.storage import read_limited
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class ConfigQuery:
-    """The places where the configuration of a component may be."""
-
-    component: Component
-    files: Files | None = None
-    """The component's weights, if they are on this machine."""
-    source: ModelSource | None = None
-    """The published model that may have it."""
-    place: str | None = None
-    """The folder of the weights in that model, if a pattern names it."""
-
-    @property
-    def folders(self) -> Iterable[str]:
-        """Return the folders of the model that may have it, the likeliest first; "" is
-        the model's own.
-        """
-        folders = self.component.folders
-        if self.place is not None:
-            folders = (self.place, *folders)
-        return dict.fromkeys(folders)
 
 
 def differing_entries(recorded: Config, config: Config) -> dict[str, tuple[Any, Any]]:
@@ -59,41 +34,53 @@ def differing_entries(recorded: Config, config: Config) -> dict[str, tuple[Any, 
     return differing
 
 
-def find_config(query: ConfigQuery) -> Config:
+def find_config(
+    component: Component,
+    files: Files | None = None,
+    source: ModelSource | None = None,
+    place: str | None = None,
+) -> Config:
     """Return the configuration of a component, in its network's terms.
 
     It is in the weights' header, in `config.json` beside them or in the published
     model, known by the model id, or inferred from the weights' shapes. Raises
     StateError naming all of these.
+
+    Args:
+        component: The component.
+        files: Its weights, if they are on this machine.
+        source: The published model that may have it.
+        place: The folder of the weights in that model, if a pattern names it; "" is the
+            model's own.
     """
+    folders = component.folders if place is None else (place, *component.folders)
+    folders = tuple(dict.fromkeys(folders))
     # A model that comes from a hub (it has a record, or no files yet), and whose weights
     # this run does not need, has its own config.json, which tells more than the model id
     # does.
-    source = query.source
-    if query.files is None and source is not None:
+    if files is None and source is not None:
         has_record = (source.folder / RECORD).exists()
         if has_record or not (source.folder.exists() or source.snapshot):
-            _fetch_json(query)
+            _fetch_json(source, folders)
     try:
-        config = _local_config(query)
+        config = _local_config(component, files, source, folders)
     except StateError:
-        if not _fetch_json(query):
+        if not _fetch_json(source, folders):
             raise
-        config = _local_config(query)
-    if query.files is None:
-        return config
-    return {**config, **dict(query.files.checkpoint_format.implies)}
+        config = _local_config(component, files, source, folders)
+    return {**config, **dict(files.checkpoint_format.implies if files else ())}
 
 
-def _local_config(query: ConfigQuery) -> Config:
+def _local_config(
+    component: Component,
+    files: Files | None,
+    source: ModelSource | None,
+    folders: Sequence[str],
+) -> Config:
     """Return the configuration that the files on this machine tell; raises StateError."""
-    component = query.component
-    files = query.files
     shapes: Shapes = {}
-    folders: list[Path] = []
     if files is not None:
         shapes = Weights.of(files).shapes
-        folders.append(files.folder)
         entries = header(files.paths[0])
         written = recorded_config(entries)
         if written is not None:
@@ -103,12 +90,8 @@ def _local_config(query: ConfigQuery) -> Config:
             config = _in_own_terms(component, written, files, shapes)
             if config is not None:
                 return config
-    model_id = ""
-    if query.source is not None:
-        model_id = query.source.model_id
-        folders += [query.source.folder / folder for folder in query.folders]
-    for folder in chain(folders, _in_snapshot(query)):
-        path = folder / "config.json"
+    model_id = source.model_id if source else ""
+    for path in _places(files, source, folders):
         if path.is_file():
             config = _in_own_terms(component, _read_json(path), files, shapes)
             if config is not None:
@@ -144,11 +127,19 @@ def _check_layers(path: Path, config: Config, weights: int) -> None:
             raise StateError(path, what, "if it is damaged, download it again")
 
 
-def _in_snapshot(query: ConfigQuery) -> Iterator[Path]:
-    """Yield the folders of the Hugging Face cache that may have a configuration."""
-    snapshot = query.source and query.source.snapshot
-    if snapshot:
-        yield from (snapshot / folder for folder in query.folders)
+def _places(
+    files: Files | None, source: ModelSource | None, folders: Sequence[str]
+) -> Iterator[Path]:
+    """Yield where a configuration may be: beside files, in the model's folder, in the
+    Hugging Face cache.
+    """
+    if files is not None:
+        yield files.folder / "config.json"
+    if source is not None:
+        yield from (source.folder / folder / "config.json" for folder in folders)
+        snapshot = source.snapshot
+        if snapshot:
+            yield from (snapshot / folder / "config.json" for folder in folders)
 
 
 def infer_config(component: Component, shapes: Shapes) -> Config | None:
@@ -171,15 +162,14 @@ def infer_config(component: Component, shapes: Shapes) -> Config | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _fetch_json(query: ConfigQuery) -> bool:
+def _fetch_json(source: ModelSource | None, folders: Sequence[str]) -> bool:
     """Fetch the missing config.json of a component and return whether there is one.
 
     A hub that cannot be reached is a warning: the caller may do without the file.
     """
-    source = query.source
     if source is None:
         return False
-    for folder in query.folders:
+    for folder in folders:
         name = f"{folder}/config.json".removeprefix("/")
         if (source.folder / name).exists():
             continue

@@ -10,7 +10,7 @@ from dstrain.errors import MissingFiles, StateError, UsageError
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.models.component_files import ModelConfig, assign, component_at
 from dstrain.models.components import Component, Files, components_of
-from dstrain.models.configs import ConfigQuery, find_config
+from dstrain.models.configs import find_config
 from dstrain.models.formats import Config
 from dstrain.models.hub import model_base
 from dstrain.registry import ModelFamily
@@ -233,13 +233,11 @@ def _config(
     models = sorted((one for one in configs if one.model_id), key=is_other)
     if files is not None:
         models = [config for config in models if config.model_id == files.model_id]
-    query = ConfigQuery(component, files)
-    if models:
-        source = models[0].source
-        folder = models[0].pattern.rpartition("/")[0]
-        is_placed = files is not None or not is_other(models[0])
-        query = ConfigQuery(component, files, source, folder if is_placed else None)
-    content = dict(find_config(query))
+    source = models[0].source if models else None
+    place = None
+    if models and (files is not None or not is_other(models[0])):
+        place = models[0].pattern.rpartition("/")[0]
+    content = dict(find_config(component, files, source, place))
     for config in configs:
         if config.component == component.name:
             content.update(config.entries)

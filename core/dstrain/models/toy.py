@@ -29,13 +29,8 @@ def write_toy(
 
     Raises SystemFault where the folder's disk is full.
     """
-    fill_folder(
-        family,
-        variant,
-        0,
-        folder,
-        "set TMPDIR to another folder for temporary files",
-    )
+    advice = "set TMPDIR to another folder for temporary files"
+    fill_folder(family, variant, 0, folder, advice)
     weights = [
         sorted(place.glob("*.safetensors")) for place in sorted(folder.iterdir())
     ]

@@ -46,7 +46,9 @@ class OpenFiles:
             wanted: All tensors that will be read.
         """
         self._left = Counter(tensor.path for tensor in wanted)
-        self._open: dict[Path, _OpenFile] = {}
+        self._open: dict[Path, tuple[Reader, ExitStack]] = {}
+        self._read: Counter[Path] = Counter()
+        """Bytes that were read of an open file."""
 
     def __enter__(self) -> "OpenFiles":
         """Return this."""
@@ -65,27 +67,18 @@ class OpenFiles:
         path = tensor.path
         if path not in self._open:
             stack = ExitStack()
-            self._open[path] = _OpenFile(stack.enter_context(_reader(path)), stack)
-        file = self._open[path]
-        value = file.reader(tensor.name)
-        file.bytes_read += value.nbytes
+            self._open[path] = (stack.enter_context(_reader(path)), stack)
+        value = self._open[path][0](tensor.name)
+        self._read[path] += value.nbytes
         yield value
         del value  # what is mapped stays so as long as a tensor of it lives
         self._left[path] -= 1
-        if not self._left[path] or file.bytes_read >= MAPPED:
+        if not self._left[path] or self._read[path] >= MAPPED:
             self._close(path)
 
     def _close(self, path: Path) -> None:
-        self._open.pop(path).stack.close()
-
-
-class _OpenFile:
-    """An open file, and how much of it was read."""
-
-    def __init__(self, reader: Reader, stack: ExitStack) -> None:
-        self.reader = reader
-        self.stack = stack
-        self.bytes_read = 0
+        self._open.pop(path)[1].close()
+        del self._read[path]
 
 
 def shapes_in(path: Path) -> dict[str, Shape]:

@@ -15,6 +15,7 @@ from dstrain.models.hub import described_shards, missing_shards
 from dstrain.models.weight_files import OpenFiles, TensorInfo, shapes_in
 
 LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b|\.lokr_w[12]")
+"""What is in the key of a matrix of LoRA, of most programs."""
 
 
 def find_weights(paths: Iterable[Path]) -> dict[str, TensorInfo]:

@@ -47,7 +47,7 @@ def find_preset(
     if file.component and component and split_commas(component) != (file.component,):
         what = f"is {component}, and --preset_lora_path begins with {file.component}="
         raise UsageError("--preset_lora_model", what, "give one of the two")
-    check_lora_file(file.path, spec.components)
+    check_lora_file(file.path)
     tensors, header = read_tensors(file.path)
     groups = components_in(file.path, tensors, header, family)
     names = (file.component,) if file.component else split_commas(component)

@@ -284,7 +284,7 @@ def load_module(
     files = [LoraFile(path) for path in loras]
     if config.lora_checkpoint is not None:
         file = parse_lora(str(config.lora_checkpoint)).of(setup.spec.components)
-        check_lora_file(file.path, setup.spec.components)
+        check_lora_file(file.path)
         check_start(file, [one.component for one in setup.trainables.lora])
         files.insert(0, file)
     pipeline = Pipeline.from_found(

@@ -20,16 +20,9 @@ class DoraLayer(LoraLayer):
 
     magnitude: Tensor
     """(out,): the lengths of the rows of the changed weight."""
-
-    @property
-    def type(self) -> str:
-        """Return what `--lora_type` trains such layers."""
-        return "dora"
-
-    @property
-    def scales(self) -> bool:
-        """Return False: a factor of the product is none of what the lengths change."""
-        return False
+    type = "dora"
+    # A factor of the product is none of what the lengths change.
+    scales = False
 
     def changed(self, weight: Tensor) -> Tensor:
         """Return an fp32 weight (out, in) as the layer changes it."""

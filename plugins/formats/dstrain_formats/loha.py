@@ -24,16 +24,8 @@ class LohaLayer:
     """(out, rank) and (rank, in)."""
     second: tuple[Tensor, Tensor]
     alpha: float
-
-    @property
-    def type(self) -> str:
-        """Return what `--lora_type` trains such layers."""
-        return "loha"
-
-    @property
-    def scales(self) -> bool:
-        """Return whether a factor of the product is one of what it changes."""
-        return True
+    type = "loha"
+    scales = True
 
     @property
     def rank(self) -> int:

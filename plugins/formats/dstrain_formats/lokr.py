@@ -27,16 +27,8 @@ class LokrLayer:
     """The same, (c, d); the layer's weight is (a c, b d)."""
     rank: int
     alpha: float
-
-    @property
-    def type(self) -> str:
-        """Return what `--lora_type` trains such layers."""
-        return "lokr"
-
-    @property
-    def scales(self) -> bool:
-        """Return whether a factor of the product is one of what it changes."""
-        return True
+    type = "lokr"
+    scales = True
 
     @property
     def scale(self) -> float:

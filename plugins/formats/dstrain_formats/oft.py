@@ -23,10 +23,7 @@ class OftLayer(Layer):
     numbers: Tensor
     """(blocks, n (n - 1) / 2): what is above the diagonal of each S (n, n)."""
 
-    @property
-    def type(self) -> str:
-        """Return what `--lora_type` trains such layers."""
-        return "oft"
+    type = "oft"
 
     @property
     def rank(self) -> int:

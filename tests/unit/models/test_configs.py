@@ -20,7 +20,7 @@ from dstrain import (
     run,
 )
 from dstrain.models import assign
-from dstrain.models.configs import ConfigQuery, find_config
+from dstrain.models.configs import find_config
 from dstrain.plugin import (
     CheckpointFormat,
     Component,
@@ -87,7 +87,7 @@ def beside(folder: Path, content: Any, *names: str, **header: str) -> Files:
 def test_a_damaged_configuration_is_named(content: str, tmp_path: Path) -> None:
     files = beside(tmp_path, content, "new.weight")
     with pytest.raises(StateError) as caught:
-        find_config(ConfigQuery(DIT, files))
+        find_config(DIT, files)
     assert caught.value.where == str(tmp_path / "config.json")
 
 
@@ -209,7 +209,7 @@ def test_a_configuration_beside_another_layout_is_translated_or_left_aside(
     (path,) = beside(tmp_path, content, *names.split()).paths
     vae = Component("vae", SimpleNamespace(), "vae", ("x",), prefixes=("vae.",))
     files = assign([ModelConfig(path)], (DIT, vae), ())["dit"]
-    assert find_config(ConfigQuery(DIT, files)) == wanted
+    assert find_config(DIT, files) == wanted
 
 
 @pytest.mark.parametrize(
@@ -231,10 +231,10 @@ def test_weights_tell_the_only_published_configuration_that_they_fit(
     linear = DiffusersNetwork("torch.nn:Linear")
     component = Component("linear", linear, "x", (name,), default_configs=known)
     path = Path(weights(tmp_path / "x.safetensors", name))
-    query = ConfigQuery(component, Files((path,)))
+    given = (component, Files((path,)))
     told: AbstractContextManager[Any] = nullcontext()
     with told if is_told else pytest.raises(StateError, match="linear"):
-        assert find_config(query) == one
+        assert find_config(*given) == one
 
 
 @pytest.mark.parametrize("translating", [True, False])
@@ -277,7 +277,7 @@ def test_a_configuration_beside_several_components_is_that_of_the_class_it_names
     component = replace(DIT, network=network, formats=formats)
     for content in (own, {}, *others):
         content = {**content, "size": 5}
-        query = ConfigQuery(component, beside(tmp_path, content, "new.weight"))
+        given = (component, beside(tmp_path, content, "new.weight"))
         is_own = content.items() <= {**own, "size": 5}.items()
         wanted = content if is_own else {"inferred": (2, 3)}
-        assert find_config(query) == wanted
+        assert find_config(*given) == wanted
