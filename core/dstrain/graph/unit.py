@@ -183,12 +183,11 @@ class Unit(FunctionSpec):
         used = {name: components[name] for name in self.components}
         with read_only(where, {**inputs, **given}):
             outputs = self.call({**given, **inputs, **used})
-        if not isinstance(outputs, Mapping):
-            what = f"returned {type(outputs).__name__}; declared outputs: {list(self.outputs)}"
-            raise UsageError(where, what)
-        if set(outputs) != set(self.outputs):
-            returned = sorted(map(str, outputs))
-            what = f"returned keys {returned}; declared outputs: {list(self.outputs)}"
+        if not isinstance(outputs, Mapping) or set(outputs) != set(self.outputs):
+            returned = type(outputs).__name__
+            if isinstance(outputs, Mapping):
+                returned = f"keys {sorted(map(str, outputs))}"
+            what = f"returned {returned}; declared outputs: {list(self.outputs)}"
             raise UsageError(where, what)
         return {name: copy_value(outputs[name], where, name) for name in outputs}
 

@@ -257,18 +257,13 @@ def _check_losses(losses: object, samples: int, where: str) -> None:
     the samples' weights, another shape would be broadcast.
     """
     wanted = f"expected one loss per sample, of shape [{samples}]"
-    if not isinstance(losses, Tensor):
-        what = f"returned {type(losses).__name__}, not a tensor; {wanted}"
-        raise UsageError(where, what)
-    if not losses.is_floating_point():
-        what = f"returned losses of {losses.dtype}, not of a floating point type"
-        raise UsageError(where, what)
-    if losses.dim() == 0:
-        advice = "leave the batch out of the mean: (error**2).flatten(1).mean(1)"
-        raise UsageError(where, f"returned a scalar; {wanted}", advice)
+    if not isinstance(losses, Tensor) or not losses.is_floating_point():
+        kind = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
+        raise UsageError(where, f"returned {kind}, not floats; {wanted}")
     if losses.shape != (samples,):
         what = f"returned losses of shape {list(losses.shape)}; {wanted}"
-        raise UsageError(where, what)
+        advice = "leave the batch out of the mean: (error**2).flatten(1).mean(1)"
+        raise UsageError(where, what, advice)
 
 
 def _ignore(key: SampleKey, found: LongPrompt) -> None:
