@@ -162,7 +162,7 @@ NEED = "image,prompt,edit_image,mask,clip,tags,seed,strength\n"
 CASES = (
     # The file of the metadata
     Case("none", "", (), ("good.png: has no caption", "there is no metadata"), kind="none"),
-    Case("a caption in another encoding", "", (), ("good.txt: is not UTF-8 text (byte 4 is 0xe9)", "save it as UTF-8"),
+    Case("a caption in another encoding", "", (), ("good.txt: is not UTF-8 text (byte 0xe9)", "save it as UTF-8"),
          {"good.txt": "caf\xe9".encode("latin-1")}, kind="none"),
     Case("two captions", "", (), ("good.png: has two captions, in good.txt and good.caption",),
          {"good.txt": b"a", "good.caption": b"b"}, kind="none"),
@@ -172,12 +172,10 @@ CASES = (
     Case("empty", "", (), ("is empty",)),
     Case("a header alone", "image,prompt\n", (), ("has no rows",)),
     Case("an empty list", "[]", (), ("has no rows",), kind="json"),
-    Case("semicolons", "image;prompt\ngood.png;a\n", ("1",), ("has ';' between its values",)),
-    Case("tabs", "image\tprompt\ngood.png\ta, b\n", ("1",), ("has '\\t' between its values",)),
-    Case("bars", "image|prompt\ngood.png|a\n", ("1",), ("has '|' between its values",)),
+    Case("semicolons", "image;prompt\ngood.png;a\n", (), ("columns of metadata.csv: 'image;prompt'",)),
     Case("UTF-16", "image,prompt\ngood.png,a\n".encode("utf-16"), (), ("is not UTF-8 text", "save it as UTF-8")),
     Case("UTF-16 without a mark", "image,prompt\ngood.png,a\n".encode("utf-16-le"), (), ("contains a NUL character",)),
-    Case("Latin-1", "image,prompt\ngood.png,a\ngood.png,caf\xe9\n".encode("latin-1"), ("3",), ("is not UTF-8",)),
+    Case("Latin-1", "image,prompt\ngood.png,a\ngood.png,caf\xe9\n".encode("latin-1"), ("3:prompt",), ("is not UTF-8",)),
     Case("a quote never closed", 'image,prompt\ngood.png,a\ngood.png,"b\n', ("3",), ("close the quotes",)),
     Case("text behind a quote", 'image,prompt\ngood.png,"a"b\n', ("2",), ("is not valid CSV",)),
     Case("one column twice", "image,image,prompt\na,b,c\n", (), ("the same name as an earlier one, 'image'",)),

@@ -26,7 +26,6 @@ from dstrain.data.forms import (
     Reading,
     Source,
     find_source,
-    lacking_columns,
     left_out,
 )
 from dstrain.data.forms.form import Form
@@ -43,10 +42,9 @@ from dstrain.data.row_samples import (
 )
 from dstrain.data.table import Fault, Table
 from dstrain.data.variants import NO_AUGMENTATION, AugmentationOptions, CaptionOptions
-from dstrain.errors import UsageError, first_few, nearest
+from dstrain.errors import UsageError, nearest
 from dstrain.graph import Column, Input, MaskColumn, with_measured
 
-MAX_COLUMNS_SHOWN = 50
 CAPTIONS = "folder with captions"
 """The form of a table without cells, as `folder.read_folder` calls it."""
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
@@ -190,7 +188,7 @@ def check_rows(
     columns = input_columns(table, config, inputs)
     if not len(table.rows):
         raise UsageError(table.path, "has no rows")
-    missing = _missing_inputs(table, config, columns, inputs, check_inputs)
+    missing = _missing_inputs(table, columns, inputs, check_inputs)
     faults = list(table.faults)
     samples = _samples(table, config, columns, inputs, missing, faults)
     dataset = Dataset.of(table, samples, columns, config.pads_texts)
@@ -382,7 +380,6 @@ def as_cut_from_video(column: Column, others: Iterable[Input]) -> Column:
 
 def _missing_inputs(
     table: Table,
-    config: DataConfig,
     columns: Mapping[str, Column],
     inputs: Mapping[str, Input],
     check_inputs: CheckInputs | None,
@@ -406,20 +403,11 @@ def _missing_inputs(
     if error is not None:
         # A column may be absent because only bad rows have it.
         table.refuse(table.faults)
-        names = ", ".join(map(repr, table.names_in_file[:MAX_COLUMNS_SHOWN]))
-        if len(table.columns) > MAX_COLUMNS_SHOWN:
-            names += f" and {len(table.columns) - MAX_COLUMNS_SHOWN} more"
-        advice = [*error.help_lines, f"columns of {table.path.name}: {names}"]
-        _, absent = without_absent(table, config, inputs)
-        if absent:
-            many = f"{len(absent)} file{'s' * (len(absent) > 1)}"
-            advice.append(f"{many} that it names cannot be found: {first_few(absent)}")
-        absent_columns, flag = lacking_columns(table.columns, inputs)
-        if absent_columns and flag:
-            # Which unit would have read it helps nobody whose column has another name.
-            advice = [flag, *advice[len(error.help_lines) :]]
-            raise UsageError(table.path, absent_columns, *advice) from error
-        raise UsageError(table.path, error.what, *advice) from error
+        names = ", ".join(map(repr, table.names_in_file))
+        advice = f"columns of {table.path.name}: {names}"
+        other = "a column of another name is read with --column INPUT=COLUMN"
+        lines = (*error.help_lines, advice, other)
+        raise UsageError(table.path, error.what, *lines) from error
 
     @cache
     def missing(blank: frozenset[str]) -> list[str]:

@@ -237,11 +237,14 @@ def text_fault(text: str) -> str:
     """Say why a cell is not text that can be read and written; '' if it is."""
     if len(text) > MAX_CELL_LENGTH:
         return f"has {len(text):,} characters; the limit is {MAX_CELL_LENGTH:,}"
+    # Text that is ASCII says so at once.
+    if not text.isascii() and (found := _half_pair(text)):
+        code = ord(found[0])
+        if 0xDC80 <= code <= 0xDCFF:  # as a byte is decoded that is no character
+            return f"is not UTF-8 text (byte 0x{code - 0xDC00:02x}); save it as UTF-8"
+        return f"contains \\u{code:x}, half of a surrogate pair, which is no character"
     if "\0" in text:
         return "contains a NUL character, which is not text"
-    # Text that is ASCII says so at once.
-    if not text.isascii() and _half_pair(text):
-        return "contains half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
     return ""
 
 

@@ -120,27 +120,12 @@ def test_blank_cells_that_are_needed_are_reported_with_the_other_bad_ones(
     assert len(open_rows(base, table, INPUTS, needed).rows) == 2
 
 
-@pytest.mark.parametrize(
-    ("columns", "lacking", "flag"),
-    [
-        ("image,description", "prompt", "--column prompt=description"),
-        ("file,prompt", "image", "--column image=file"),
-        ("file_name,description", "prompt", "--column prompt=description"),
-        ("a.png,b", "image", ""),
-    ],
-)
-def test_a_column_that_is_missing_is_named_with_those_there_are(
-    base: Path, columns: str, lacking: str, flag: str
-) -> None:
-    error = refusal(base, f"{columns}\nnone.png,b\n", INPUTS, needed)
+def test_a_column_that_is_missing_is_named_with_those_there_are(base: Path) -> None:
+    error = refusal(base, "image,description\nnone.png,b\n", INPUTS, needed)
     assert error.where == f"{base}/metadata.csv"
-    assert repr(lacking) in error.what
+    assert "'prompt'" in error.what
     lines = "\n".join(error.help_lines)
-    assert ", ".join(map(repr, columns.split(","))) in lines
-    assert flag in lines
-    assert ("--column" in lines) is bool(flag)
-    # A file that cannot be found is named if it is known to be one.
-    assert ("none.png" in lines) is columns.startswith(("image", "file_name"))
+    assert "'image', 'description'" in lines and "--column" in lines
 
 
 # Cells of a row that have to fit together.

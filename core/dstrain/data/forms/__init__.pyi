@@ -23,7 +23,6 @@ from dstrain.data.forms.metadata import (
 )
 from dstrain.data.forms.naming import (
     TEXT as TEXT,
-    lacking_columns as lacking_columns,
     other_names as other_names,
     parse_columns as parse_columns,
 )

@@ -25,7 +25,7 @@ def read_caption(path: Path) -> str:
     data = read_limited(path, MAX_BYTES)
     if data.startswith(POINTER):
         raise UsageError(path, "is no caption")
-    text = _decoded(data)
+    text = data.removeprefix(BOM).decode(errors="surrogateescape")
     if path.suffix.lower() == ".json":
         text = _in_json(text)
     if fault := text_fault(text):
@@ -37,15 +37,6 @@ def as_caption(text: str) -> str:
     """Return the caption that a text is: all of its lines, without blanks at its ends."""
     # As an editor shows it: a file from Windows is the caption of one from elsewhere.
     return text.replace("\r\n", "\n").strip()
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.removeprefix(BOM).decode()
-    except UnicodeDecodeError as error:
-        at = error.start + len(data) - len(data.removeprefix(BOM)) + 1
-        what = f"is not UTF-8 text (byte {at} is 0x{error.object[error.start]:02x})"
-        raise ValueError(f"{what}; save it as UTF-8") from error
 
 
 def _in_json(text: str) -> str:

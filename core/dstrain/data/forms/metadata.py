@@ -23,17 +23,15 @@ from dstrain.data.table import (
     text_fault,
 )
 from dstrain.errors import SystemFault, UsageError
-from dstrain.storage.columns import BATCH_ROWS
 from dstrain.storage.files import open_limited
 
 SUFFIXES = (".csv", ".json", ".jsonl")
 MAX_BYTES = 2**30
 """Bytes of the largest table: millions of rows, and still a part of a machine's RAM."""
-CHUNK = 2**20
-"""Bytes that are decoded at once."""
+BYTES = "surrogateescape"
+"""How bytes are decoded that are not UTF-8: `text_fault` refuses what becomes of them, in the
+row where it is."""
 BOM = codecs.BOM_UTF8
-DELIMITERS = ";\t|"
-"""What separates cells in files that are called csv and are not."""
 JSON_ADVICE = (
     'a .json file contains a list, [{"image": "a.png", "prompt": "a dog"}, ...]; for one object '
     "per line, use .jsonl"
@@ -78,9 +76,6 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         with open_limited(path, MAX_BYTES) as file:
             if file.read(len(BOM)) != BOM:
                 file.seek(0)
-            start = file.tell()
-            _check_text(path, file)
-            file.seek(start)
             yield file
     except FileNotFoundError as error:
         raise UsageError(path, "no such metadata file") from error
@@ -88,29 +83,9 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise SystemFault(path, f"cannot be read: {error.strerror}") from error
 
 
-def _check_text(path: Path, file: IO[bytes]) -> None:
-    """Raise UsageError with the line of the first byte that is not UTF-8."""
-    line = 1
-    rest = b""
-    while True:
-        chunk = file.read(CHUNK)
-        data = rest + chunk
-        try:
-            # Without its end, a character is not wrong before the file ends.
-            _, count = codecs.utf_8_decode(data, "strict", not chunk)
-        except UnicodeDecodeError as error:
-            line += data.count(b"\n", 0, error.start)
-            what = f"is not UTF-8 text (byte 0x{data[error.start]:02x})"
-            raise UsageError(f"{path}:{line}", what, "save it as UTF-8") from error
-        if not chunk:
-            return
-        rest = data[count:]
-        line += data.count(b"\n", 0, count)
-
-
 def _read_csv(path: Path, file: IO[bytes], rows: bool = True) -> Table:
     # Line ends stay, since quoted cells may contain them.
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    text = io.TextIOWrapper(file, "utf-8", BYTES, newline="")
     try:
         records = _csv_records(path, text)
         return _csv_table(path, records if rows else islice(records, 1))
@@ -123,14 +98,6 @@ def _csv_table(path: Path, records: Iterator[tuple[int, list[str]]]) -> Table:
     if first is None:
         raise UsageError(path, "is empty; the first line must name the columns")
     line, columns = first
-    if len(columns) == 1:
-        for sign in DELIMITERS:
-            if sign in columns[0]:
-                raise UsageError(
-                    f"{path}:{line}",
-                    f"has {sign!r} between its values, not commas",
-                    "save it with commas, and put quotes around texts that contain commas",
-                )
     refuse(path, "column name", _column_faults(columns))
     faults: list[Fault] = []
     rows = TableRows()
@@ -155,29 +122,19 @@ def _csv_table(path: Path, records: Iterator[tuple[int, list[str]]]) -> Table:
 
 def _csv_records(path: Path, text: IO[str]) -> Iterator[tuple[int, list[str]]]:
     """Yield the records that are not blank, each with the line on which it begins."""
+    # A long cell is reported with its row and column; the module has one limit for all.
+    csv.field_size_limit(2**31 - 1)
     reader = csv.reader(text, strict=True)
     line = 1
-    count = BATCH_ROWS
-    while count == BATCH_ROWS:
-        records: list[tuple[int, list[str]]] = []
-        count = 0
-        # The module has one limit for all: lifted here, so that a long cell is reported
-        # with its row and column.
-        limit = csv.field_size_limit(2**31 - 1)
-        try:
-            for cells in islice(reader, BATCH_ROWS):
-                count += 1
-                if len(cells) > 1 or "".join(cells).strip():
-                    records.append((line, cells))
-                line = reader.line_num + 1
-        except csv.Error as error:
-            advice = "close the quotes around a value, and double those inside it"
-            raise UsageError(
-                f"{path}:{line}", f"is not valid CSV: {error}", advice
-            ) from error
-        finally:
-            csv.field_size_limit(limit)
-        yield from records
+    try:
+        for cells in reader:
+            if len(cells) > 1 or "".join(cells).strip():
+                yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        advice = "close the quotes around a value, and double those inside it"
+        what = f"is not valid CSV: {error}"
+        raise UsageError(f"{path}:{line}", what, advice) from error
 
 
 def _column_faults(columns: Iterable[str]) -> list[str]:
@@ -219,7 +176,7 @@ def _parse(text: str) -> Any:
 
 def _read_json(path: Path, file: IO[bytes]) -> Table:
     try:
-        records = _parse(file.read().decode())
+        records = _parse(file.read().decode(errors=BYTES))
     except ValueError as error:
         raise UsageError(path, str(error), JSON_ADVICE) from error
     if not isinstance(records, list):
@@ -234,7 +191,7 @@ def _read_jsonl(path: Path, file: IO[bytes]) -> Table:
 def _jsonl_records(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
     # Lines of bytes: text would also be split at U+2028 and the like, which json allows.
     for number, data in enumerate(file, 1):
-        line = data.decode().removesuffix("\n")
+        line = data.decode(errors=BYTES).removesuffix("\n")
         if line.strip():
             try:
                 yield number, _parse(line)

@@ -14,13 +14,6 @@ ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Columns that stand for a variant's first column of files, or of texts, where a table
 lacks that: those of Hugging Face's imagefolder, then what others call them.
 """
-LIKELY: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "file": ("path", "file", "filename", "filepath", "img", "jpg", "png", "url"),
-        "text": ("description", "txt", "text", "caption", "captions"),
-    }
-)
-"""Columns that probably are those, and are not taken for them unasked."""
 FLAG = "--column"
 NO_CHOICES: Mapping[str, str] = MappingProxyType({})
 
@@ -91,25 +84,6 @@ def main_column(inputs: Mapping[str, Input], is_file: bool) -> Column | None:
             if one.is_file if is_file else is_text:
                 return one
     return None
-
-
-def lacking_columns(
-    columns: Collection[str], inputs: Mapping[str, Input]
-) -> tuple[str, str]:
-    """Say which of the variant's main columns a table lacks, and the --column that
-    probably gives them; '' where no column, or more than one, looks like it.
-    """
-    absent, likely = [], []
-    for kind, names in LIKELY.items():
-        column = main_column(inputs, kind == "file")
-        if column is not None and column.name not in columns:
-            absent.append(column.name)
-            found = [one for one in columns if one.lower() in names]
-            likely += [f"{column.name}={found[0]}"] if len(found) == 1 else []
-    if not absent or len(likely) < len(absent):
-        return "", ""
-    what = " and ".join(f"no column {name!r}" for name in absent)
-    return f"there is {what}", f"give {FLAG} {','.join(likely)}"
 
 
 def _aliases(inputs: Mapping[str, Input]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -1,6 +1,5 @@
 """Metadata is read strictly and kept as written."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -130,39 +129,32 @@ def test_what_is_not_one_clean_table_is_refused_by_its_places(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "place", "named"),
+    ("name", "content", "named"),
     [
-        ("m.csv", "image,image\na,b\n", "", "'image'"),
-        ("m.csv", ",image\n0,b\n", "", "column 1"),
-        ("m.csv", "image, prompt\na,b\n", "", "' prompt'"),
-        ("m.csv", "a,b\n".encode("utf-16-be"), "", "column 1"),
-        ("m.json", '[{"\\ud800": "a"}]', "", "column 1"),
-        ("m.csv", b"image,prompt\na.png,caf\xe9\n", ":2", "0xe9"),
-        ("m.csv", "i\0mage\n".encode("utf-16"), ":1", "0xff"),
-        ("m.csv", ("猫犬" * 40).encode("utf-16"), ":1", "0xff"),
-        ("m.json", '[{"a": "b"}]'.encode("utf-32"), ":1", "0xff"),
-        ("m.json", '{"a": 1}\n{"a": 2}\n', "", ".jsonl"),
-        ("m.txt", "a", "", ".csv"),
-        ("m.csv", "image;prompt\na;b\n", ":1", "';'"),
-        ("m.csv", "\n\nimage\tprompt\na\tb, c\n", ":3", "'\\t'"),
-        ("m.csv", "image|prompt\na|b\n", ":1", "'|'"),
+        ("m.csv", "image,image\na,b\n", "'image'"),
+        ("m.csv", ",image\n0,b\n", "column 1"),
+        ("m.csv", "image, prompt\na,b\n", "' prompt'"),
+        ("m.csv", "a,b\n".encode("utf-16-be"), "column 1"),
+        ("m.json", '[{"\\ud800": "a"}]', "column 1"),
+        ("m.csv", b"image,prompt\na.png,caf\xe9\n", "m.csv:2:prompt: is not UTF-8"),
+        ("m.csv", "i\0mage\n".encode("utf-16"), "0xff"),
+        ("m.csv", ("猫犬" * 40).encode("utf-16"), "0xff"),
+        ("m.json", '[{"a": "b"}]'.encode("utf-32"), "not valid JSON"),
+        ("m.json", '{"a": 1}\n{"a": 2}\n', ".jsonl"),
+        ("m.txt", "a", ".csv"),
     ],
 )
 def test_a_file_that_is_no_table_at_all_is_refused_with_what_it_has(
-    tmp_path: Path, name: str, content: str | bytes, place: str, named: str
+    tmp_path: Path, name: str, content: str | bytes, named: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         read(tmp_path, name, content)
-    assert caught.value.where == f"{tmp_path / name}{place}"
+    assert caught.value.where == str(tmp_path / name)
     assert named in str(caught.value)
 
 
-def test_a_cell_may_be_as_long_as_the_limit_and_the_csv_module_keeps_its_own(
-    tmp_path: Path,
-) -> None:
-    before = csv.field_size_limit()
+def test_a_cell_may_be_as_long_as_the_limit(tmp_path: Path) -> None:
     assert texts(read(tmp_path, "m.csv", f"a\n{LONG[1:]}\n"), "a") == [LONG[1:]]
-    assert csv.field_size_limit() == before
 
 
 def test_columns_alone_are_those_of_the_table(tmp_path: Path) -> None:

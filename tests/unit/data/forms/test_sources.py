@@ -9,7 +9,6 @@ from dstrain import UsageError
 from dstrain.data.forms import (
     Reading,
     find_source,
-    lacking_columns,
     metadata_files,
     other_names,
     parse_columns,
@@ -146,17 +145,6 @@ def test_choices_are_parsed_with_commas_or_repeated_and_no_other_form() -> None:
         with pytest.raises(UsageError) as caught:
             parse_columns([part])
         assert caught.value.where == "--column"
-
-
-def test_absent_columns_are_said_with_the_flag_where_one_column_looks_like_each() -> (
-    None
-):
-    what, advice = lacking_columns(("Path", "description"), INPUTS)
-    assert "'image'" in what
-    assert "'prompt'" in what
-    assert "--column image=Path,prompt=description" in advice
-    for columns in (("path", "file", "description"), ("image", "prompt")):
-        assert lacking_columns(columns, INPUTS) == ("", "")
 
 
 def test_messages_have_the_names_of_the_file(tmp_path: Path) -> None:
