@@ -602,9 +602,25 @@ NAMED = {
 
 
 def run_in_child(words: list[str], answers: Any) -> None:
-    """In a process of its own, whose memory may grow by so much: the command's exit code."""
     with more_memory(20 * MORE):  # a command imports more than it reads
         answers.send(main(words))
+
+
+def in_child(words: list[str]) -> int:
+    """The exit code of a command in a process of its own, whose memory may grow by so
+    much.
+    """
+    mine, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=run_in_child, args=(words, theirs))
+    child.start()
+    answered = mine.poll(120)
+    if not answered:
+        child.kill()
+    assert answered, "it waits"
+    code: int = mine.recv()
+    child.join()
+    return code
 
 
 @pytest.mark.parametrize("flag", NAMED)
@@ -629,16 +645,7 @@ def test_a_named_file_that_is_no_file_is_refused_at_once(
         words[words.index(flag) + 1] = json.dumps([str(path)])
     else:
         words += [flag, str(path)]
-    mine, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("fork")
-    child = context.Process(target=run_in_child, args=(words, theirs))
-    child.start()
-    answered = mine.poll(120)
-    if not answered:
-        child.kill()
-    assert answered, "it waits"
-    code = mine.recv()
-    child.join()
+    code = in_child(words)
     said = capfd.readouterr().err
     assert code in (2, 3, 4), said
     assert path.name in said
@@ -657,16 +664,7 @@ def test_a_caption_that_is_no_file_is_refused_at_once(
     STRANGE[kind](data / "b.txt")
     words = [*command(project), "--output_path", str(tmp_path / "out")]
     words[words.index("--dataset_base_path") + 1] = str(data)
-    mine, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("fork")
-    child = context.Process(target=run_in_child, args=(words, theirs))
-    child.start()
-    answered = mine.poll(120)
-    if not answered:
-        child.kill()
-    assert answered, "it waits"
-    code = mine.recv()
-    child.join()
+    code = in_child(words)
     said = capfd.readouterr().err
     assert code == 2, said
     assert "photos: 1 bad value\n  b.txt: " in said

@@ -96,29 +96,25 @@ class Cell:
         return replace(self, parameters=(*self.parameters, (VIEW, tuple(view))))
 
 
-def load_cell(cell: Cell, check: bool = True) -> Any:
+def load_cell(cell: Cell) -> Any:
     """Return the value of a cell: its literal, an image, a list of images, Frames, or a
     record of tensors.
 
     Raises UsageError for a damaged file, StateError for one that was changed.
-
-    Args:
-        cell: The cell.
-        check: Whether the checksums of a PNG are compared.
     """
     if not cell.files:
         return cell.literal
-    value = _load_files(cell, check)
+    value = _load_files(cell)
     # After decoding, so that damage is named as such, with its row.
     for file, mark in zip(cell.files, cell.marks, strict=False):
         check_unchanged(file, mark)
     return value
 
 
-def _load_files(cell: Cell, check: bool) -> Any:
+def _load_files(cell: Cell) -> Any:
     parameters = dict(cell.parameters)
     if "frames" in parameters:
-        return _load_clip(cell, parameters, check)
+        return _load_clip(cell, parameters)
     if TENSORS in parameters:
         return _load_tensors(Path(cell.files[0]))
     images = [
@@ -126,7 +122,6 @@ def _load_files(cell: Cell, check: bool) -> Any:
             Path(file),
             parameters["mode"],
             size,
-            check=check,
             view=cell.view,
             is_mask=MASK in parameters,
         )
@@ -170,16 +165,16 @@ def _load_tensors(path: Path) -> Any:
         raise UsageError(error.where, error.what, *error.help_lines) from error
 
 
-def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
+def _load_clip(cell: Cell, parameters: dict[str, Any]) -> Any:
     (size,) = parameters["sizes"]
-    pixels = _frames_of(cell, parameters, size, check)
+    pixels = _frames_of(cell, parameters, size)
     is_scaled = False
     if MASK in parameters:
         file = cell.files[0]
         # Of a video file, these may be the noise of a dark part.
         is_images = parameters["source"] == "images"
         if is_images and pixels.max() <= 1:
-            whole = _frames_of(cell, parameters, None, check)
+            whole = _frames_of(cell, parameters, None)
             is_scaled = whole.max() == 1
             if is_scaled:
                 white = (Image.fromarray(255 * one) for one in whole)
@@ -202,17 +197,12 @@ def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
     return clip
 
 
-def _frames_of(
-    cell: Cell, parameters: dict[str, Any], size: Size | None, check: bool
-) -> Any:
+def _frames_of(cell: Cell, parameters: dict[str, Any], size: Size | None) -> Any:
     """Return the pixels of a clip; without a size those of the whole frames."""
     view = PLAIN if size is None else cell.view
     if parameters["source"] == "video":
         return read_frames(Path(cell.files[0]), parameters["frames"], size, view)
-    images = (
-        load_image(Path(file), "RGB", size, check=check, view=view)
-        for file in cell.files
-    )
+    images = (load_image(Path(file), "RGB", size, view=view) for file in cell.files)
     return np.stack([np.asarray(image) for image in images])
 
 

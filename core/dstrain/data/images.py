@@ -210,7 +210,6 @@ def load_image(
     mode: str,
     size: Size | None,
     frame: int = 0,
-    check: bool = True,
     view: View = PLAIN,
     is_mask: bool = False,
 ) -> Image.Image:
@@ -226,13 +225,12 @@ def load_image(
         mode: RGB, RGBA or L.
         size: (height, width) in pixels; None keeps the image's own.
         frame: Which frame of an animated image, from 0.
-        check: Whether the checksums of a PNG are compared.
         view: Where it is cropped, and whether it is mirrored.
         is_mask: Whether one of 0 and 1 becomes one of 0 and 255, with the note `SCALED`:
             tools for segmentation write it, and it looks black.
     """
     with _opened(path) as image:
-        if check and image.format == "PNG":
+        if image.format == "PNG":
             _check_sums(path)
         orientation = _orientation(image)
         if size is not None:

@@ -45,8 +45,7 @@ from dstrain.data.variants import NO_AUGMENTATION, AugmentationOptions, CaptionO
 from dstrain.errors import UsageError, nearest
 from dstrain.graph import Column, Input, MaskColumn, with_measured
 
-CAPTIONS = "folder with captions"
-"""The form of a table without cells, as `folder.read_folder` calls it."""
+MAX_COLUMNS_SHOWN = 50
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
 """Raises UsageError where a run cannot do with these inputs of a table with these columns."""
 
@@ -311,20 +310,19 @@ def _check_views(column: Column, augmentation: AugmentationOptions) -> None:
     would show different parts. A mask is cropped as what it is of. Tensors are of the
     plain image: no view of them is made.
     """
+    name = repr(column.name)
+    crops, flag, what = augmentation.crops > 1, "", ""
     if isinstance(column, MaskColumn):
         return
     if column.directed and augmentation.flip:
-        what = (
-            f"column {column.name!r} says a direction, which a mirrored image has not"
-        )
-        raise UsageError("--flip", what, f"leave it out with column {column.name!r}")
-    if column.kind == "tensors" and augmentation != NO_AUGMENTATION:
-        flag = "--crops" if augmentation.crops > 1 else "--flip"
-        what = f"the tensors of column {column.name!r} are of the images as they are"
-        raise UsageError(flag, what, f"leave it out with column {column.name!r}")
-    if augmentation.crops > 1 and column.is_file and not column.multiple:
-        what = f"the images of column {column.name!r} keep their size, and cannot be cropped as others are"
-        raise UsageError("--crops", what, "leave it out for this variant")
+        flag, what = "--flip", f"column {name} says a direction, which is not mirrored"
+    elif column.kind == "tensors" and augmentation != NO_AUGMENTATION:
+        flag = "--crops" if crops else "--flip"
+        what = f"the tensors of column {name} are of the images as they are"
+    elif crops and column.is_file and not column.multiple:
+        flag, what = "--crops", f"the images of column {name} keep their size"
+    if flag:
+        raise UsageError(flag, what, f"leave it out with column {name}")
 
 
 def _check_masks(
@@ -332,16 +330,8 @@ def _check_masks(
 ) -> None:
     """Refuse masks whose column is absent, unless that of what they mask is, too."""
     for name, column in known.items():
-        if not isinstance(column, MaskColumn) or name in present:
-            continue
-        if column.of in present and table.form == CAPTIONS:
-            raise UsageError(
-                "--mask_column",
-                f"{table.path} is a folder with captions, which has no column of masks",
-                "masks need a table with the columns image, prompt and "
-                f"{column.name}, or an alpha channel: --alpha_mask",
-            )
-        if column.of in present:
+        is_absent = isinstance(column, MaskColumn) and name not in present
+        if is_absent and column.of in present:
             raise absent_masks(column.name, f"{table.path.name} has no", table.columns)
 
 
@@ -357,7 +347,8 @@ def absent_masks(column: str, where: str, columns: Sequence[str]) -> UsageError:
         "--mask_column",
         f"{where} column {column!r}{nearest(column, columns)}",
         f"columns: {', '.join(columns)}",
-        "a row without a mask has a blank value there",
+        "a row without a mask has a blank value there; a folder with captions has no such"
+        " column, but images may have an alpha channel: --alpha_mask",
     )
 
 
@@ -403,7 +394,7 @@ def _missing_inputs(
     if error is not None:
         # A column may be absent because only bad rows have it.
         table.refuse(table.faults)
-        names = ", ".join(map(repr, table.names_in_file))
+        names = ", ".join(map(repr, table.names_in_file[:MAX_COLUMNS_SHOWN]))
         advice = f"columns of {table.path.name}: {names}"
         other = "a column of another name is read with --column INPUT=COLUMN"
         lines = (*error.help_lines, advice, other)

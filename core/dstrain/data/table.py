@@ -19,12 +19,10 @@ MAX_CELL_LENGTH = 2**20
 """Characters: above any caption or list of files; a longer cell is a quote that was never
 closed.
 """
-MAX_PATH_BYTES = 4096
-"""The longest path of Linux, the longest of all systems that name files so."""
+MAX_PATH_LENGTH = 4096
+"""Characters of the longest path of Linux, the longest of all systems that name files so."""
 MAX_NAME_LENGTH = 255
 """Characters of a file's name in its folder; few file systems take as many."""
-MAX_URL_LENGTH = 8192
-"""Characters; most web servers take no longer one."""
 RawValue = str | list[str]
 """A cell as written: text, or a list of texts from json. '' is an absent cell."""
 NamePlace = Callable[[int, str], str]
@@ -249,18 +247,14 @@ def text_fault(text: str) -> str:
 
 
 def name_fault(name: str) -> str:
-    """Say why no file can have this name, or this URL; '' if one can.
+    """Say why no file can have this name; '' if one can, and for a URL.
 
     What is no name may be a whole file as text: it is not shown.
     """
-    if len(name) <= MAX_NAME_LENGTH:
+    longest = max(map(len, name.split("/")))
+    if is_url(name) or (longest <= MAX_NAME_LENGTH and len(name) <= MAX_PATH_LENGTH):
         return ""
-    if is_url(name):
-        is_bad = len(name) > MAX_URL_LENGTH
-    else:
-        is_bad = len(name.encode(errors="replace")) > MAX_PATH_BYTES
-        is_bad = is_bad or max(map(len, name.split("/"))) > MAX_NAME_LENGTH
-    return f"is not a file name ({len(name):,} characters)" if is_bad else ""
+    return f"is not a file name ({len(name):,} characters)"
 
 
 def is_url(name: str) -> bool:

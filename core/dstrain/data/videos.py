@@ -125,8 +125,7 @@ def read_frames(
     pixels: dict[int, Pixels] = {}
     if is_image(path):
         for index in wanted:
-            is_first = index == wanted[0]
-            image = load_image(path, "RGB", size, index, is_first, view)
+            image = load_image(path, "RGB", size, index, view)
             pixels[index] = np.asarray(image)
     else:
         for index, image in _decode(path, wanted):

@@ -75,7 +75,6 @@ class SampleSource(Protocol):
         self,
         row: int,
         chunk: int = 0,
-        check: bool = True,
         key: SampleKey | None = None,
     ) -> Sample:
         """Return one sample of one row.
@@ -83,7 +82,6 @@ class SampleSource(Protocol):
         Args:
             row: The row.
             chunk: Which of its samples.
-            check: As in `load_cell`.
             key: Chooses one of its variants; None is the first.
         """
 
@@ -122,7 +120,6 @@ class DecodedSamples:
         self,
         row: int,
         chunk: int = 0,
-        check: bool = True,
         key: SampleKey | None = None,
     ) -> Sample:
         """Decode the inputs used of one sample; raises UsageError for a damaged file."""
@@ -134,7 +131,7 @@ class DecodedSamples:
         values = {}
         for name in sorted(self.used_inputs[index]):
             try:
-                values[name] = load_cell(cells[name], check)
+                values[name] = load_cell(cells[name])
             except UsageError as error:
                 raise self.at_row(row, name, error) from error
         return Sample(values, frozenset(cells))
@@ -182,10 +179,9 @@ class CachedSamples:
         self,
         row: int,
         chunk: int = 0,
-        check: bool = True,
         key: SampleKey | None = None,
     ) -> Sample:
-        """Read the values of one sample, which are always checked."""
+        """Read the values of one sample."""
         rows = self.rows
         index = rows.index(row, chunk)
         if self.has_variants:
@@ -212,11 +208,7 @@ class _Batches(TorchDataset[Any]):
     def __getitem__(self, micro_batch: Any) -> Any:
         try:
             samples = [
-                # Once for each file is enough.
-                self.source.sample(
-                    key.row, key.chunk, key.epoch == key.repeat == 0, key
-                )
-                for key in micro_batch.keys
+                self.source.sample(key.row, key.chunk, key) for key in micro_batch.keys
             ]
         except DstrainError as error:
             # Raised in a worker, it would arrive as text; returned, it keeps its class.

@@ -4,17 +4,14 @@ taken for a shorter one.
 
 import struct
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import av
 import pytest
 from dstrain import UsageError
 from dstrain.data import probe, read_frames
-from PIL import Image
 
-from tests.support.bad_files import sound
-from tests.support.videos import KEYS, film, folder, gif, seconds, steady
+from tests.support.videos import KEYS, film, gif, seconds, steady
 
 FAST = {"movflags": "faststart"}
 
@@ -103,41 +100,6 @@ def test_what_an_edit_list_cuts_away_is_neither_shown_nor_missed(
     path.write_bytes(content)
     times = seconds(read_frames(path, range(probe(path).frames), None))
     assert times == pytest.approx([1 + number / 30 for number in range(15)], abs=0.04)
-
-
-def playlist(path: Path) -> None:
-    film(path.parent / "a.mp4", steady(3, 15), 15)
-    path.write_text("#EXTM3U\n#EXTINF:1,\na.mp4\n")
-
-
-def mixed_sizes(path: Path) -> None:
-    folder(path, steady(3, 10))
-    Image.new("RGB", (9, 7)).save(path / "2.png")
-
-
-NO_VIDEOS: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "empty.mp4": (lambda path: path.touch(), "", ""),
-    "text.mp4": (lambda path: path.write_text("hello"), "", "mp4, mov, mkv"),
-    "list.m3u8": (playlist, "", "mp4, mov, mkv"),
-    "sound.mp4": (lambda path: path.write_bytes(sound()), "", "stream"),
-    "bare": (lambda path: path.mkdir(), "", ""),
-    "mixed": (mixed_sizes, "/2.png", "7 x 9"),
-    "text": (
-        lambda path: (folder(path, [0.0]) / "notes.txt").write_text("x"),
-        "/notes.txt",
-        "PNG",
-    ),
-    "deep": (lambda path: (folder(path, [0.0]) / "deep").mkdir(), "/deep", ""),
-}
-
-
-@pytest.mark.parametrize("name", NO_VIDEOS)
-def test_what_is_no_video_is_refused_with_the_place(name: str, tmp_path: Path) -> None:
-    make, file, named = NO_VIDEOS[name]
-    make(tmp_path / name)
-    error = refused(tmp_path / name)
-    assert error.where == f"{tmp_path / name}{file}"
-    assert named in error.what
 
 
 def test_videos_without_pyav_are_refused_with_what_to_install(

@@ -12,6 +12,7 @@ from dstrain.data.buckets import Buckets
 from PIL import ExifTags, Image
 
 from tests.support.bad_files import encoded
+from tests.support.noise_images import noise_image
 
 DYNAMIC = Resolution(None, None, 1024 * 1024)
 COLOURS = [[0xC81E28, 0x14B43C], [0x0A32DC, 0xF0E614], [0x5A5A5A, 0]]
@@ -293,3 +294,15 @@ def test_of_the_pixels_of_a_mask_that_become_one_a_single_one_tells() -> None:
     assert white_pixels(mask, (16, 24)).sum() == 2
     # In another colour mode, too.
     assert white_pixels(Image.new("RGBA", (4, 4), "white"), (2, 2)).all()
+
+
+def test_every_checksum_of_a_png_is_compared(tmp_path: Path) -> None:
+    content, path = encoded("PNG", noise_image(168, 120)), tmp_path / "a"
+    path.write_bytes(content + b"more")
+    load_image(path, "RGB", None)
+    for place in range(40, len(content) - 12, len(content) // 50):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(UsageError):
+            load_image(path, "RGB", None)

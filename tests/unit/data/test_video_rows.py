@@ -4,7 +4,6 @@ keyed, before it is decoded.
 
 import multiprocessing
 import pickle
-import shutil
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -199,29 +198,6 @@ def test_a_video_has_one_key_wherever_it_stands_and_another_for_other_frames(
     assert len({*keys, key(spread, sample=1)}) == 5
     assert key(data, "input_image") == key(fewer, "input_image")
     assert key(data, "end_image") != key(fewer, "end_image")
-
-
-def test_bad_videos_are_reported_with_file_row_and_column(
-    scenes: Path, tmp_path: Path
-) -> None:
-    base = shutil.copytree(scenes, tmp_path / "bad")
-    fast = {"movflags": "faststart"}
-    half = film(base / "half.mp4", steady(60, 30), 30, container=fast)
-    half.write_bytes(half.read_bytes()[: half.stat().st_size // 2])
-    (base / "frames/3.png").unlink()
-    (base / "frames/3.png").symlink_to(scenes / "still.png")
-    mixed = folder(base / "mixed", steady(2, 15))
-    (mixed / "1.png").write_text("no image")
-    (folder(base / "gone", steady(2, 15)) / "2.png").symlink_to("none.png")
-    names = ["half.mp4", "none.mp4", "../out.mp4", "frames", "mixed", "gone"]
-    names += ["metadata.json"]
-    found = bad_cells(base, rows_of("long.mp4", *names), SCENE)
-    assert list(found) == [f"metadata.json:{row}:video" for row in range(2, 9)]
-    for name, reason in zip(names, found.values(), strict=True):
-        assert name in reason
-    assert "3.png" in found["metadata.json:5:video"]
-    assert "1.png" in found["metadata.json:6:video"]
-    assert "2.png" in found["metadata.json:7:video"]
 
 
 @pytest.mark.parametrize("start", ["spawn", "fork"])

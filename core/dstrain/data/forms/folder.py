@@ -1,9 +1,9 @@
 """Read a folder of images or videos, with a file for the caption of each, as a table."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +30,10 @@ READERS = 16
 """Threads that read captions: more than processors, since they wait for the disk."""
 AT_ONCE = 2048
 CAPTIONS_PER_TASK = 64
-NO_METADATA = (
-    "there is no metadata, so captions are read from files beside the images and videos"
+ADVICE = (
+    "there is no metadata, so captions are read from files beside the images and videos",
+    "to use one caption for all that have none, give --default_caption TEXT",
 )
-ADVICE = "to use one caption for all images and videos without a caption, give --default_caption TEXT"
 
 
 def folder_columns(folder: Path) -> Table:
@@ -60,11 +60,11 @@ def read_folder(
     """
     digest = folder_digest(folder, roots)
     suffixes = read_for(column)
-    captions = _Captions(folder, default_caption, roots)
     rows = TableRows()
     faults: list[Fault] = []
     is_list = column is not None and column.kind == "images"
-    found = captions.with_texts(list_media(folder, suffixes))
+    media = list_media(folder, suffixes)
+    found = _with_captions(media, (folder, *roots), default_caption)
     for row, (medium, caption) in enumerate(found):
         name: RawValue = [medium.name] if is_list else medium.name
         rows.append([name, caption.text, caption.file])
@@ -72,15 +72,13 @@ def read_folder(
             faults.append(Fault(row, TEXT, caption.fault))
     if not len(rows):
         raise UsageError(folder, "has videos, but no image")
-    advice = (NO_METADATA, ADVICE) if captions.are_missing else ()
-    return _table(folder, rows, faults, advice, digest)
+    return _table(folder, rows, faults, digest)
 
 
 def _table(
     folder: Path,
     rows: TableRows,
     faults: Sequence[Fault],
-    advice: Sequence[str] = (),
     digest: str = "",
 ) -> Table:
     rows.columns = (FILE_NAME, TEXT, CAPTION)
@@ -92,7 +90,7 @@ def _table(
         lines,
         faults,
         name_place=_Places(rows),
-        advice=advice,
+        advice=ADVICE,
         digest=digest,
         form="folder with captions",
     )
@@ -121,72 +119,70 @@ class _Caption:
     fault: str = ""
 
 
-class _Captions:
-    """Reads the captions of a folder."""
+def _with_captions(
+    media: Iterator[Medium], folders: Sequence[Path], default: str | None
+) -> Iterator[tuple[Medium, _Caption]]:
+    """Yield each image and video with its caption.
 
-    def __init__(
-        self, folder: Path, default: str | None, roots: Sequence[Path]
-    ) -> None:
-        self.folder = folder
-        self.default = default
-        self.folders = (folder, *roots)
-        self.are_missing = False
+    Args:
+        media: Those of the first of the folders.
+        folders: It, and others that a link may lead to.
+        default: As in `read_folder`.
+    """
 
-    def with_texts(self, media: Iterator[Medium]) -> Iterator[tuple[Medium, _Caption]]:
-        """Yield each image and video with its caption."""
-        with ThreadPoolExecutor(READERS) as threads:
-            while part := list(islice(media, AT_ONCE)):
-                starts = range(0, len(part), CAPTIONS_PER_TASK)
-                tasks = [part[at : at + CAPTIONS_PER_TASK] for at in starts]
-                for task, captions in zip(
-                    tasks, threads.map(self._read_all, tasks), strict=True
-                ):
-                    yield from zip(task, captions, strict=True)
+    def read(task: Sequence[Medium]) -> list[_Caption]:
+        return [_caption_of(medium, folders, default) for medium in task]
 
-    def _read_all(self, media: Collection[Medium]) -> list[_Caption]:
-        return [self._read(medium) for medium in media]
+    with ThreadPoolExecutor(READERS) as threads:
+        while part := list(islice(media, AT_ONCE)):
+            starts = range(0, len(part), CAPTIONS_PER_TASK)
+            tasks = (part[at : at + CAPTIONS_PER_TASK] for at in starts)
+            yield from zip(part, chain(*threads.map(read, tasks)), strict=True)
 
-    def _read(self, medium: Medium) -> _Caption:
-        """Return the caption of an image or a video; what is wrong with it is its fault."""
-        found: list[_Caption] = []
-        for file in medium.captions:
-            caption = self._in_file(file)
-            if caption.fault:
-                return caption
-            if caption.text:
-                found.append(caption)
-        if len(found) > 1:
-            files = " and ".join(printable(one.file) for one in found)
-            return _Caption(fault=f"has two captions, in {files}: remove one of them")
-        if found and medium.twins:
-            names = " and ".join(map(printable, medium.twins))
-            what = f"is the caption of {printable(medium.name)} and of {names}"
-            return _Caption("", found[0].file, f"{what}: give each a name of its own")
-        if found:
-            return found[0]
-        if self.default is not None:
-            return _Caption(self.default)
-        self.are_missing = True
-        if medium.captions:
-            return _Caption("", medium.captions[0], "has no caption in it")
-        name = printable(f"{Path(medium.name).stem}.txt")
-        return _Caption("", "", f"has no caption, such as {name}")
 
-    def _in_file(self, file: str) -> _Caption:
-        path = self.folder / file
-        try:
-            if leads_out(path, self.folders):
-                # It may lead to anything that this user can read.
-                what = f"points outside the dataset's folder, to {path.readlink()}"
-                return _Caption("", file, what)
-            return _Caption(read_caption(path), file)
-        except UsageError as error:
-            return _Caption("", file, error.what)
-        except (OSError, ValueError) as error:
-            raise_system_fault(path, error)
-            if isinstance(error, OSError):
-                return _Caption("", file, f"cannot be read: {error.strerror}")
-            return _Caption("", file, str(error))
+def _caption_of(
+    medium: Medium, folders: Sequence[Path], default: str | None
+) -> _Caption:
+    """Return the caption of an image or a video; what is wrong with it is its fault."""
+    found: list[_Caption] = []
+    for file in medium.captions:
+        caption = _in_file(file, folders)
+        if caption.fault:
+            return caption
+        if caption.text:
+            found.append(caption)
+    if len(found) > 1:
+        files = " and ".join(printable(one.file) for one in found)
+        return _Caption(fault=f"has two captions, in {files}: remove one of them")
+    if found and medium.twins:
+        names = " and ".join(map(printable, medium.twins))
+        what = f"is the caption of {printable(medium.name)} and of {names}"
+        return _Caption("", found[0].file, f"{what}: give each a name of its own")
+    if found:
+        return found[0]
+    if default is not None:
+        return _Caption(default)
+    if medium.captions:
+        return _Caption("", medium.captions[0], "has no caption in it")
+    name = printable(f"{Path(medium.name).stem}.txt")
+    return _Caption("", "", f"has no caption, such as {name}")
+
+
+def _in_file(file: str, folders: Sequence[Path]) -> _Caption:
+    path = folders[0] / file
+    try:
+        if leads_out(path, folders):
+            # It may lead to anything that this user can read.
+            what = f"points outside the dataset's folder, to {path.readlink()}"
+            return _Caption("", file, what)
+        return _Caption(read_caption(path), file)
+    except UsageError as error:
+        return _Caption("", file, error.what)
+    except ValueError as error:
+        return _Caption("", file, str(error))
+    except OSError as error:
+        raise_system_fault(path, error)
+        return _Caption("", file, f"cannot be read: {error.strerror}")
 
 
 def folder_texts(folder: Path, roots: Sequence[Path] = ()) -> Iterator[str]:

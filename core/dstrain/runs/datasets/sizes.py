@@ -3,9 +3,8 @@ how much of them is cropped away.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from dstrain.training import Order
 
 MOST_LINES = 30
 """Most sizes that are listed each by itself."""
-"""A size in words."""
 
 
 class GroupSize(NamedTuple):
@@ -28,25 +26,6 @@ class GroupSize(NamedTuple):
     samples: int
     cropped: float
     """Mean share of their images that is cut off, 0 to less than 1."""
-
-
-@dataclass
-class _Total:
-    samples: int = 0
-    batches: int = 0
-    cropped: float = 0.0
-
-    def add(self, samples: int, batches: int, cropped: float) -> None:
-        self.samples += samples
-        self.batches += batches
-        self.cropped += samples * cropped
-
-    def in_words(self, with_batches: bool) -> str:
-        batches = (
-            f", {number_of(self.batches, 'batch', 'batches')}" if with_batches else ""
-        )
-        share = self.cropped / self.samples if self.samples else 0.0
-        return f"{number_of(self.samples, 'sample')}{batches}, {share:.1%} cropped away"
 
 
 def group_sizes(dataset: Dataset) -> list[GroupSize]:
@@ -80,29 +59,34 @@ def size_lines(sizes: Iterable[GroupSize], samples_per_step: int | None) -> list
         samples_per_step: Samples of a batch, over all processes; None where nothing is
             trained.
     """
-    by_size: dict[str, _Total] = {}
-    total = _Total()
-    for size, samples, cropped in sizes:
-        batches = math.ceil(samples / samples_per_step) if samples_per_step else 0
-        if size and samples:
-            by_size.setdefault(size, _Total()).add(samples, batches, cropped)
-            total.add(samples, batches, cropped)
-    if len(by_size) < 2 and not total.cropped:
+    by_size: dict[str, list[GroupSize]] = {}
+    for one in sizes:
+        if one.size and one.samples:
+            by_size.setdefault(one.size, []).append(one)
+    used = [one for group in by_size.values() for one in group]
+    if len(by_size) < 2 and not any(one.cropped for one in used):
         return []
-    ordered = sorted(by_size.items(), key=lambda one: -one[1].samples)
-    with_batches = samples_per_step is not None
-    lines = [
-        f"    {size}: {own.in_words(with_batches)}"
-        for size, own in ordered[:MOST_LINES]
-    ]
+
+    def in_words(group: Sequence[GroupSize]) -> str:
+        samples = sum(one.samples for one in group)
+        found = number_of(samples, "sample")
+        if samples_per_step is not None:
+            batches = sum(math.ceil(one.samples / samples_per_step) for one in group)
+            found += f", {number_of(batches, 'batch', 'batches')}"
+        cropped = sum(one.samples * one.cropped for one in group)
+        return f"{found}, {cropped / samples:.1%} cropped away"
+
+    ordered = sorted(
+        by_size.items(), key=lambda one: -sum(size.samples for size in one[1])
+    )
+    lines = [f"    {size}: {in_words(group)}" for size, group in ordered[:MOST_LINES]]
     if len(ordered) > MOST_LINES:
         others = number_of(len(ordered) - MOST_LINES, "other size")
         lines.append(f"    and {others}")
-    each = f" of up to {samples_per_step}" if with_batches else ""
     head = f"{number_of(len(by_size), 'size')} (height x width)"
-    if each:
-        head += f", batches{each}"
-    return [f"{head}:", *lines, f"    in all: {total.in_words(with_batches)}"]
+    if samples_per_step is not None:
+        head += f", batches of up to {samples_per_step}"
+    return [f"{head}:", *lines, f"    in all: {in_words(used)}"]
 
 
 def _size_of(common: Signature, columns: Mapping[str, Column]) -> str:
@@ -111,13 +95,9 @@ def _size_of(common: Signature, columns: Mapping[str, Column]) -> str:
     for name, shapes in common:
         column = columns.get(name)
         if column is not None and column.is_file and column.kind != "tensors":
-            largest = max(largest, *_shapes(shapes), key=math.prod)
+            largest = max(largest, *shapes, key=math.prod)
     frames, height, width = largest
     if not height:
         return ""
     in_space = f"{height} x {width}"
     return f"{frames} frames of {in_space}" if frames > 1 else in_space
-
-
-def _shapes(shapes: Sequence[Any]) -> Collection[tuple[int, int, int]]:
-    return [(int(frames), int(height), int(width)) for frames, height, width in shapes]
