@@ -30,6 +30,7 @@ READERS = 16
 """Threads that read captions: more than processors, since they wait for the disk."""
 AT_ONCE = 2048
 CAPTIONS_PER_TASK = 64
+NONE = "has no caption"
 ADVICE = (
     "there is no metadata, so captions are read from files beside the images and videos",
     "to use one caption for all that have none, give --default_caption TEXT",
@@ -90,7 +91,7 @@ def _table(
         lines,
         faults,
         name_place=_Places(rows),
-        advice=ADVICE,
+        advice=ADVICE if any(NONE in fault.reason for fault in faults) else (),
         digest=digest,
         form="folder with captions",
     )
@@ -163,9 +164,9 @@ def _caption_of(
     if default is not None:
         return _Caption(default)
     if medium.captions:
-        return _Caption("", medium.captions[0], "has no caption in it")
+        return _Caption("", medium.captions[0], f"{NONE} in it")
     name = printable(f"{Path(medium.name).stem}.txt")
-    return _Caption("", "", f"has no caption, such as {name}")
+    return _Caption("", "", f"{NONE}, such as {name}")
 
 
 def _in_file(file: str, folders: Sequence[Path]) -> _Caption:
