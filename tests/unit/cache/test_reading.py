@@ -94,23 +94,6 @@ def test_a_header_is_verified_once_of_however_many_shards_and_no_file_stays_open
     assert caught.value.where == str(path)
 
 
-def test_a_header_that_is_not_what_its_name_says_is_refused(
-    cache: FeatureCache,
-) -> None:
-    renamed, longer = path_of(cache, 3), path_of(cache, 4)
-    renamed = renamed.rename(renamed.with_stem("0" * 40))
-    overwrite(longer, 0, b"\xff" * 8)
-    for path in (renamed, longer):
-        with pytest.raises(StateError) as caught:
-            FeatureCache.of_shards(cache.folder, [path])
-        assert caught.value.where == str(path)
-        path.unlink()
-    # Without its shard a value is not there.
-    with pytest.raises(StateError, match=address("3")) as caught:
-        read(FeatureCache.open(cache.folder), 3)
-    assert caught.value.where == str(cache.folder)
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
 def test_a_shard_that_cannot_be_read_is_not_called_damaged(
     cache: FeatureCache, monkeypatch: pytest.MonkeyPatch, number: int

@@ -221,14 +221,10 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     refused(folder, folder)
 
 
-def test_what_is_no_shard_is_refused_and_not_to_be_deleted_if_it_is_of_another_origin(
+def test_a_file_of_another_origin_is_refused_and_not_to_be_deleted(
     cache: FeatureCache,
 ) -> None:
-    path = cache.folder / "shards" / f"{'0' * 40}.safetensors"
-    torch.save({"a": torch.ones(1)}, path)
-    refused(cache.folder, path)
-    path.unlink()
-    path = path.with_stem("model")
+    path = cache.folder / "shards/model.safetensors"
     save_file({"a": torch.ones(1)}, path)
     with pytest.raises(StateError) as caught:
         FeatureCache.open(cache.folder)

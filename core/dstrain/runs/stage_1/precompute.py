@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from dstrain.cache import (
     MARKER,
@@ -252,11 +253,21 @@ def _log_next(setup: Setup) -> None:
     named = {component_at(one, known) for one in setup.models if one.model_id}
     here = find_given(setup.family, setup.models, names, setup.spec.components).files
     lacking = [name for name in names if name not in {*named, *here}]
+    whole: dict[str, Any] = {}
+    models = {(one.model_id or "", one.revision) for one in setup.models}
+    if lacking and len(models) == 1:
+        # Stage 1 was given the encoders of a published model alone.
+        ((model_id, revision),) = models
+        if setup.spec.variant in setup.family.variants_of(model_id):
+            name = f"{model_id}@{revision}" if revision else model_id
+            whole = {"model_id": name, "model_id_with_origin_paths": None}
+            lacking = []
     command = command_line(
         config,
         task=f"{config.task_name}:train",
         feature_cache=setup.cache_path,
         output_path=output,
+        **whole,
     )
     files = f" with the files of {', '.join(lacking)}" if lacking else ""
     logger.info(f"to train on it, run{files}: {command}")
