@@ -22,7 +22,7 @@ from dstrain.runs.datasets.largest import LargestSample, largest_sample
 from dstrain.runs.datasets.sizes import GroupSize, trained_sizes
 from dstrain.runs.datasets.sources import dataset_source, is_published
 from dstrain.runs.feature_plan import check_configs
-from dstrain.runs.launch.variables import world_size
+from dstrain.runs.launch.settings import world_size
 from dstrain.runs.prompt_rows import (
     plan_rows,
     recorded_plan,

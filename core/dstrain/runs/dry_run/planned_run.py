@@ -31,7 +31,7 @@ from dstrain.runs.checks.flags import refuse_precision
 from dstrain.runs.datasets.flags import most_frames
 from dstrain.runs.datasets.largest import LargestSample
 from dstrain.runs.dry_run.planned_rows import PlannedRows
-from dstrain.runs.launch.variables import machine_size, world_size
+from dstrain.runs.launch.settings import machine_size, world_size
 from dstrain.runs.resolve import of_stage, with_keepers
 from dstrain.runs.setup import Setup
 from dstrain.training import SKIPPED, Sample, SampleSource, TrainingModule
