@@ -21,7 +21,7 @@ from dstrain.models import Found
 from dstrain.models.execution import enable_checkpointing
 from dstrain.pipeline import Pipeline
 from dstrain.runs.checkpoints.directory import states
-from dstrain.runs.checkpoints.initial_weights import initial_weights
+from dstrain.runs.checkpoints.resume import initial_weights
 from dstrain.runs.checks.flags import refuse_unshardable
 from dstrain.runs.datasets.sizes import GroupSize, group_sizes
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
