@@ -59,11 +59,11 @@ RESUMED: Mapping[Callable[[Project], None], str] = MappingProxyType(
         encoder_time: "",
         moved_folder: "",
         unit_formatting: "",
-        two_images: "its cached values",
-        encoder: "its cached values",
-        unit_code: "its cached values",
-        setting: "its cached values",
-        caption: "its cached values",
+        two_images: "cached values",
+        encoder: "cached values",
+        unit_code: "cached values",
+        setting: "cached values",
+        caption: "cached values",
     }
 )
 """What changes before stage 1 runs again -> why the saved run is not resumed."""
