@@ -281,10 +281,7 @@ def mask_cell(
 def check_mask_size(path: str, size: Size, own: Size) -> None:
     """Raise ValueError for another aspect ratio than that of what it is of.
 
-    Args:
-        path: The mask's file.
-        size: Its (height, width).
-        own: (height, width) of the image or video itself.
+    own: (height, width) of the image or video itself.
     """
     height, width = size
     # That of the same ratio, whose sides were rounded to pixels, is at most this far off.

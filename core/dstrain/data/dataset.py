@@ -7,16 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from dstrain.data.cells import Cell
-from dstrain.data.table import EMBEDDED, Fault, Table, is_embedded_file
+from dstrain.data.table import EMBEDDED, Fault, Spooled, Table, is_embedded_file
 from dstrain.errors import UsageError
 from dstrain.graph import Column
 from dstrain.storage import Chosen
-from dstrain.storage.spool import Spool
 
 MOST_FORMS = 2**12
 """Forms that are kept in RAM; those of videos may differ from clip to clip."""
@@ -25,14 +24,14 @@ Form = tuple[str, str, tuple[tuple[str, Any], ...]]
 """The input of a cell, its kind and its parameters, which many cells have in common."""
 
 
-class SampleCells(Sequence[Mapping[str, Cell]]):
-    """The cells of each sample by input, of which only those looked at are objects."""
+class SampleCells(Spooled[Mapping[str, Cell]]):
+    """The cells of each sample by input."""
 
     def __init__(self) -> None:
         """Begin without samples."""
+        super().__init__()
         self._forms: list[Form] = []
         self._numbers: dict[Form, int] = {}
-        self._entries = Spool()
 
     def append(self, cells: Mapping[str, Cell]) -> None:
         """Add a sample."""
@@ -43,25 +42,7 @@ class SampleCells(Sequence[Mapping[str, Cell]]):
                 entries.append((form, cell.files, cell.marks, cell.folder))
             else:
                 entries.append((form, cell.literal))
-        self._entries.append(entries)
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self._entries)
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Cell]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Cell]]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return the cells of a sample, or those of a slice of the samples."""
-        if isinstance(index, slice):
-            return Chosen(self, range(len(self))[index])
-        return self._cells(self._entries[index])
-
-    def __iter__(self) -> Iterator[Mapping[str, Cell]]:
-        """Yield the cells of the samples in order."""
-        return map(self._cells, self._entries)
+        self.entries.append(entries)
 
     def _number(self, form: Form) -> int | Form:
         number = self._numbers.get(form)
@@ -72,9 +53,9 @@ class SampleCells(Sequence[Mapping[str, Cell]]):
             self._forms.append(form)
         return number
 
-    def _cells(self, entries: list[Any]) -> dict[str, Cell]:
+    def _made(self, entry: list[Any]) -> dict[str, Cell]:
         cells: dict[str, Cell] = {}
-        for form, *content in entries:
+        for form, *content in entry:
             is_known = isinstance(form, int)
             name, kind, parameters = self._forms[form] if is_known else _tuples(form)
             if len(content) == 1:
@@ -318,10 +299,7 @@ def signature_of(
     files, the values that must be equal, and, where batches are padded, about how long
     their texts are.
 
-    Args:
-        variants: The cells of each variant of a sample; the longest text counts.
-        columns: As of the dataset.
-        pads_texts: As in `Dataset.of`.
+    variants: The cells of each variant of a sample; the longest text counts.
     """
     common: dict[str, Any] = {}
     for name, cell in variants[0].items():

@@ -31,7 +31,6 @@ def skip_undecodable(
     Raises UsageError if no row is left.
 
     Args:
-        dataset: Checked rows; only the headers of their files were read.
         used_inputs: The inputs present in a sample -> those that the run decodes.
         folder: Where cells that could be decoded are remembered, so that the next run
             decodes only what changed.

@@ -331,14 +331,7 @@ class Masked:
 def find_masked(
     values: Row, column: Column, loaded: Cell | ResampledVideo, files: FileInfos
 ) -> Masked:
-    """Return the sizes of an image or a video of a row that can be used.
-
-    Args:
-        values: The row.
-        column: Its column.
-        loaded: What is loaded of it.
-        files: What the row's files were found to be.
-    """
+    """Return the sizes of an image or a video of a row that can be used."""
     (name,) = file_names(values[column.name], column)
     own = files[name, column.file_type]
     assert isinstance(own, ImageInfo | Video)  # it is loaded
@@ -353,11 +346,7 @@ def read_mask(
 ) -> Cell | None:
     """Return the mask of an image or a video for the loss, None if the row has none.
 
-    Args:
-        values: The row.
-        column: The mask's column.
-        masked: What is masked, None if it is absent or cannot be used.
-        files: What the row's files were found to be.
+    masked: What is masked, None if it is absent or cannot be used.
 
     Raises ValueError that says what is wrong with the mask.
     """

@@ -122,11 +122,8 @@ def open_dataset(
 
     Raises one UsageError that lists the bad values as file:row:column: reason.
 
-    Args:
-        config: Where the dataset is.
-        inputs: The variant's table of inputs.
-        check_inputs: Refuses a set of inputs that the run cannot do with; it decides
-            which columns must exist and which cells must not be blank.
+    check_inputs: Refuses a set of inputs that the run cannot do with; it decides
+        which columns must exist and which cells must not be blank.
     """
     table = read_table(config, inputs)
     try:
@@ -338,10 +335,7 @@ def _check_masks(
 def absent_masks(column: str, where: str, columns: Sequence[str]) -> UsageError:
     """Return the error of masks whose column is absent.
 
-    Args:
-        column: Its name.
-        where: What lacks it: 'metadata.csv has no'.
-        columns: Those that there are.
+    where: What lacks it: 'metadata.csv has no'.
     """
     return UsageError(
         "--mask_column",

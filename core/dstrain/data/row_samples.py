@@ -121,13 +121,7 @@ def read_row(
     """Read the cells of a row as they are loaded at a resolution; what is wrong with one
     is among the row's faults.
 
-    Args:
-        number: The row's.
-        values: Its values, by column.
-        columns: The columns that are read, by input.
-        captions: How the inputs that are captions are read.
-        resolution: The size of its images and videos.
-        files: What is known of its files.
+    captions: How the inputs that are captions are read.
     """
     row = LoadedRow()
     for name, column in columns.items():
@@ -183,11 +177,6 @@ def inconsistencies(
 ) -> Iterator[Fault]:
     """Yield what does not fit together in a row; what is blank or bad by itself is left to
     other checks.
-
-    Args:
-        number: The row's.
-        cells: The inputs that can be used.
-        columns: Theirs, by name.
     """
     for name, cell in cells.items():
         column = columns[name]
@@ -209,12 +198,6 @@ def short_videos(
     learned, whose frames are measured; without that one, for those of the longest.
 
     Cut as far as all of them go, the clips would be shorter, and nothing would say so.
-
-    Args:
-        number: The row's.
-        videos: Its videos that can be used, by their inputs.
-        inputs: The variant's table of inputs.
-        sampling: How they are cut.
     """
     multiples = [video.column.frame_multiple or 1 for video in videos.values()]
     frames = {name: len(video.frame_indices) for name, video in videos.items()}
@@ -337,13 +320,7 @@ def derived_cells(
 def variants_of(
     row: LoadedRow, cells: Mapping[str, Cell], augmentation: AugmentationOptions
 ) -> list[Variant]:
-    """Return the variants of a sample of a row: each caption with each view of its images.
-
-    Args:
-        row: The row.
-        cells: Those of the sample.
-        augmentation: The views.
-    """
+    """Return the variants of a sample of a row: each caption with each view of its images."""
     if not row.captions and augmentation == NO_AUGMENTATION:
         return [(1, cells)]
     variants: list[Variant] = []

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 from unicodedata import normalize
 
 import numpy as np
@@ -14,6 +14,7 @@ from dstrain.errors import UsageError
 from dstrain.storage import Chosen
 from dstrain.storage.spool import Numbers, Spool
 
+T = TypeVar("T")
 MAX_FAULTS_SHOWN = 50
 MAX_CELL_LENGTH = 2**20
 """Characters: above any caption or list of files; a longer cell is a quote that was never
@@ -164,47 +165,56 @@ class _ChosenPlaces:
         return self.name_place(int(self.numbers[row]), column)
 
 
-class TableRows(Sequence[Mapping[str, RawValue]]):
-    """Rows of a table, of which only the one that is looked at is an object."""
+class Spooled(Sequence[T]):
+    """Entries on disk in few bytes each, of which only the one that is looked at is an
+    object.
+    """
 
-    def __init__(self) -> None:
-        """Begin without rows."""
-        self.columns: Sequence[str] = ()
-        self._cells = Spool()
+    def __init__(self, entries: Spool | None = None) -> None:
+        """Begin without entries, or with these."""
+        self.entries = Spool() if entries is None else entries
+
+    def _made(self, entry: Any) -> T:
+        """Return the object of an entry."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self.entries)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return an object, or those of a slice."""
+        if isinstance(index, slice):
+            return Chosen(self, range(len(self))[index])
+        return self._made(self.entries[index])
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the objects in order."""
+        return map(self._made, self.entries)
+
+
+class TableRows(Spooled[Mapping[str, RawValue]]):
+    """Rows of a table; a row has the cells of the first columns, the others are blank."""
+
+    columns: Sequence[str] = ()
 
     def renamed(self, columns: Sequence[str]) -> "TableRows":
         """Return the same rows with other names of their columns."""
-        rows = TableRows()
+        rows = TableRows(self.entries)
         rows.columns = columns
-        rows._cells = self._cells
         return rows
 
     def append(self, cells: Sequence[RawValue]) -> None:
-        """Add a row with the cells of the first columns; the others are blank."""
-        self._cells.append(cells)
+        """Add a row."""
+        self.entries.append(cells)
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self._cells)
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, RawValue]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Mapping[str, RawValue]]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return a row, or those of a slice."""
-        if isinstance(index, slice):
-            return Chosen(self, range(len(self))[index])
-        return self._row(self._cells[index])
-
-    def __iter__(self) -> Iterator[Mapping[str, RawValue]]:
-        """Yield the rows in order."""
-        return map(self._row, self._cells)
-
-    def _row(self, cells: list[RawValue]) -> dict[str, RawValue]:
-        if len(cells) < len(self.columns):
-            cells += [""] * (len(self.columns) - len(cells))
-        return dict(zip(self.columns, cells, strict=True))
+    def _made(self, entry: list[RawValue]) -> dict[str, RawValue]:
+        entry += [""] * (len(self.columns) - len(entry))
+        return dict(zip(self.columns, entry, strict=True))
 
 
 def refuse(

@@ -54,7 +54,6 @@ def read_folder(
     folder without images or videos, or with a link to another folder; SystemFault.
 
     Args:
-        folder: The folder, which is read with all folders below it.
         column: What the files are read for; for an image, videos are left out.
         default_caption: The caption of those without one; None makes that a fault.
         roots: Other folders that a link may lead to.
@@ -190,9 +189,7 @@ def folder_texts(folder: Path, roots: Sequence[Path] = ()) -> Iterator[str]:
     """Yield the names of images and videos in a folder, and the files of their captions as
     text, whatever is in them.
 
-    Args:
-        folder: The folder.
-        roots: Other folders that a link may lead to.
+    roots: Other folders that a link may lead to.
     """
     for medium in list_media(folder):
         yield medium.name

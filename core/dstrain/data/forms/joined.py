@@ -41,9 +41,7 @@ class _Places:
 def join_datasets(datasets: Sequence[Dataset], digests: Sequence[str]) -> Dataset:
     """Return several datasets as one.
 
-    Args:
-        datasets: At least one.
-        digests: What identifies the rows of each.
+    digests: What identifies the rows of each.
     """
     tables = [one.table for one in datasets]
     first = first_rows([len(table.rows) for table in tables])

@@ -60,10 +60,6 @@ def list_media(folder: Path, suffixes: Collection[str] = MEDIA) -> Iterator[Medi
     feature cache is left out.
 
     Raises UsageError for a link to a folder, SystemFault for a folder that cannot be read.
-
-    Args:
-        folder: The folder.
-        suffixes: The endings of files that are listed.
     """
     yield from _list(folder, "", suffixes)
 
@@ -259,9 +255,7 @@ def folder_digest(folder: Path, roots: Sequence[Path] = ()) -> str:
     if a file has another mark; what is no caption file is not read. Raises as
     `list_media`.
 
-    Args:
-        folder: The folder.
-        roots: Other folders that a link may lead to.
+    roots: Other folders that a link may lead to.
     """
     mark = _mark_of(folder, roots)
     memory = ManyFiles((user_cache() or Path(os.devnull)) / MEMORY)

@@ -47,10 +47,7 @@ def other_names(
     """Return the variant's column -> the column of the table that is read for it, where
     that has another name.
 
-    Args:
-        columns: Those of the table.
-        inputs: The variant's table of inputs.
-        choices: What --column says, by the name of an input or of its column.
+    choices: What --column says, by the name of an input or of its column.
 
     Raises UsageError for a choice of an input, or of a column, that does not exist.
     """

@@ -41,11 +41,8 @@ class Reading:
         Raises UsageError for what is no dataset of this form, and SystemFault. What is
         wrong with single rows is among the faults of the table.
 
-        Args:
-            source: The dataset.
-            inputs: The variant's table of inputs.
-            wanted: The variant's columns that are read, where a form lets others be left
-                out; None for all.
+        wanted: The variant's columns that are read, where a form lets others be left
+            out; None for all.
         """
         if source.form == "table":
             return self._named(read_metadata(source.path), inputs)

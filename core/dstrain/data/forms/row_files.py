@@ -52,9 +52,7 @@ def file_columns(source: Source) -> Table:
 def read_files(source: Source, wanted: Mapping[str, bool]) -> Table:
     """Read these columns of files; contents are written to the user's folder.
 
-    Args:
-        source: Where the files are.
-        wanted: Columns, and whether their cells name files, or are files.
+    wanted: Columns, and whether their cells name files, or are files.
     """
     form = _form_of(source)
     columns = _columns(source)

@@ -45,11 +45,8 @@ def find_source(
     Raises UsageError for a folder in which none of these is, or of one several.
 
     Args:
-        base: The folder.
-        metadata: Its metadata, where it is named.
         option: How the options begin that name these.
         roots: Other folders that may hold files.
-        forms: The forms of plugins.
         chosen: The name of the only form that is asked, where it is chosen.
     """
     others = _chosen(forms, chosen)

@@ -27,11 +27,8 @@ def data_config(
 ) -> DataConfig:
     """Return where a dataset is and how it is read; raises UsageError without a folder.
 
-    Args:
-        config: The options of the dataset.
-        spec: The variant, whose inputs it is read for.
-        is_validation: Whether it is the one that is not trained on, whose captions and
-            images are what they are.
+    is_validation: Whether it is the one that is not trained on, whose captions and
+        images are what they are.
     """
     if not config.dataset_base_path:
         what = "is required: the dataset folder"
