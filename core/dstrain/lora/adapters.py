@@ -14,7 +14,6 @@ from dstrain.errors import UsageError, first_few, nearest
 from dstrain.lazy import import_name, without_optional
 from dstrain.lora.layer_names import (
     base_shapes,
-    exact_pattern,
     is_target,
     layers_of,
     numbers_of_layers,
@@ -253,7 +252,12 @@ def _exceptions(numbers: Mapping[str, float], usual: float) -> dict[str, float]:
     for name, number in numbers.items():
         if number != usual:
             layers.setdefault(number, []).append(name)
-    return {exact_pattern(names): number for number, names in layers.items()}
+    # One pattern for all: peft tries each on each layer. Without `^`, it would also match
+    # layers whose names end with one of these.
+    return {
+        f"^(?:{'|'.join(map(re.escape, names))})": number
+        for number, names in layers.items()
+    }
 
 
 def _lora_modules(module: nn.Module) -> dict[str, Any]:

@@ -98,7 +98,16 @@ def read_adapter_config(
             for key, value in dict(json.loads(text)).items()
             if key.startswith(prefix)
         }
-        adapter = _adapter(given)
+        rank, alpha = given["r"], float(given["lora_alpha"])
+        if not isinstance(rank, int) or rank < 1 or not math.isfinite(alpha):
+            raise ValueError(f"r = {rank!r}, lora_alpha = {alpha!r}")
+        targets = given.get("target_modules")
+        if not isinstance(targets, list):
+            targets = ()  # peft's regular expressions and shorthands name no layers
+        ranks, alphas = (
+            {key: float(value) for key, value in (given.get(name) or {}).items()}
+            for name in ("rank_pattern", "alpha_pattern")
+        )
     except Exception as error:  # a damaged one may be anything
         what = f"{place} has no valid rank and alpha for {prefix!r}: {error!r}"
         raise StateError(path, what) from error
@@ -111,21 +120,6 @@ def read_adapter_config(
     if others:
         what = f"needs {', '.join(others)}, which is not supported; ignoring it would change the result"
         raise StateError(path, what)
-    return adapter
-
-
-def _adapter(fields: Mapping[str, Any]) -> AdapterConfig:
-    rank = fields["r"]
-    alpha = float(fields["lora_alpha"])
-    if not isinstance(rank, int) or rank < 1 or not math.isfinite(alpha):
-        raise ValueError(f"r = {rank!r}, lora_alpha = {alpha!r}")
-    targets = fields.get("target_modules")
-    if not isinstance(targets, list):
-        targets = ()  # peft's regular expressions and shorthands name no layers
-    ranks, alphas = (
-        {key: float(value) for key, value in (fields.get(name) or {}).items()}
-        for name in ("rank_pattern", "alpha_pattern")
-    )
     return AdapterConfig(rank, alpha, tuple(map(str, targets)), ranks, alphas)
 
 

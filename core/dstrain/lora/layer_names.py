@@ -138,7 +138,16 @@ def numbers_of_layers(
     found: dict[str, Number] = {}
     origins: dict[str, str] = {}
     for pattern, number in numbers:
-        own = _matched(pattern, layers, aliases)
+        targets = aliases.get(pattern)
+        own = [
+            layer
+            for layer in layers
+            if (
+                matches(layer, pattern)
+                if targets is None
+                else any(is_target(layer, target) for target in targets)
+            )
+        ]
         if not own:
             known = set(aliases)
             for layer in layers:
@@ -152,23 +161,3 @@ def numbers_of_layers(
             what = f"{pattern!r} has no effect: later patterns match all of its layers"
             raise UsageError(flag, what, "put the more general pattern first")
     return found
-
-
-def exact_pattern(names: Collection[str]) -> str:
-    """Return the regular expression with which peft finds exactly these layers.
-
-    One for all of them: peft tries each of its patterns on each layer.
-    """
-    # Without `^`, peft would also match layers whose names end with one of these.
-    return f"^(?:{'|'.join(map(re.escape, names))})"
-
-
-def _matched(
-    pattern: str, layers: Collection[str], aliases: Mapping[str, tuple[str, ...]]
-) -> list[str]:
-    targets = aliases.get(pattern)
-    if targets is None:
-        return [layer for layer in layers if matches(layer, pattern)]
-    return [
-        layer for layer in layers if any(is_target(layer, target) for target in targets)
-    ]

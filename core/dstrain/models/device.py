@@ -43,8 +43,11 @@ def precision(asked: str | None, device: torch.device) -> str:
     """
     if asked:
         return asked
+    computes = device.type == "cuda"
+    if device.type == "mps":  # those of Macs do from macOS 14 on
+        computes = torch.backends.mps.is_macos_or_newer(14, 0)
     launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
-    return "bf16" if launcher == "bf16" or _computes_in_bf16(device) else "no"
+    return "bf16" if launcher == "bf16" or computes else "no"
 
 
 def attention_backend() -> dict[str, str]:
@@ -61,12 +64,3 @@ def attention_backend() -> dict[str, str]:
             return {ATTENTION: name}
     except Exception as error:
         raise UsageError(ATTENTION, f"{name!r} cannot be used: {error}") from error
-
-
-def _computes_in_bf16(device: torch.device) -> bool:
-    """Return whether a device is a GPU that computes in bf16, as those of Macs do from
-    macOS 14 on.
-    """
-    if device.type == "mps":
-        return bool(torch.backends.mps.is_macos_or_newer(14, 0))
-    return device.type == "cuda"

@@ -38,17 +38,11 @@ def repeated_blocks(network: nn.Module) -> Mapping[str, nn.Module]:
         if classes:
             if type(module).__name__ in classes:
                 found[name] = module
-        elif isinstance(module, nn.ModuleList) and _are_equal(module):
-            found |= {f"{name}.{key}": one for key, one in module.named_children()}
-    return {name: module for name, module in found.items() if _has_weights(module)}
-
-
-def _are_equal(modules: nn.ModuleList) -> bool:
-    return len(modules) > 1 and len({type(module) for module in modules}) == 1
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+        elif isinstance(module, nn.ModuleList):
+            kinds = {type(one) for one in module}
+            if len(module) > 1 and len(kinds) == 1:
+                found |= {f"{name}.{key}": one for key, one in module.named_children()}
+    return {name: one for name, one in found.items() if list(one.parameters())}
 
 
 @contextmanager

@@ -51,7 +51,9 @@ def parts_of_folder(folder: Path, components: Sequence[Component]) -> list[Part]
     MissingFiles if there is none, and StateError if shards are absent.
     """
     parts: list[Part] = []
-    if not _has_part_folders(folder, components):
+    published = {place for one in components for place in one.folders}
+    kinds = set(PART_FOLDERS) - published - {SHARED_WITH_PUBLISHED}
+    if not any((folder / kind).is_dir() for kind in kinds):
         parts = _published(folder, components)
     placed = {name for part in parts for name in part.components}
     if any(one.name not in placed for one in components if not one.is_folder):
@@ -118,13 +120,6 @@ def refuse_doubt(parts: Sequence[Part]) -> None:
             )
 
 
-def _has_part_folders(folder: Path, components: Iterable[Component]) -> bool:
-    """Return whether a folder has one of a kind of models, and no published layout."""
-    published = {place for one in components for place in one.folders}
-    names = set(PART_FOLDERS) - published - {SHARED_WITH_PUBLISHED}
-    return any((folder / name).is_dir() for name in names)
-
-
 def _published(folder: Path, components: Iterable[Component]) -> list[Part]:
     """Return the files that are in the place of a component in a published layout, that of
     diffusers first.
@@ -136,7 +131,13 @@ def _published(folder: Path, components: Iterable[Component]) -> list[Part]:
         sets: list[list[Path]] = []
         for place in component.folders:
             sets = sets or weight_sets((folder / place).glob(f"*{SAFETENSORS}"))
-        sets = sets or weight_sets(_originals(folder, component))
+        originals = [
+            path
+            for path in folder.iterdir()
+            if path.suffix in (SAFETENSORS, *TORCH_SUFFIXES)
+            and any(fnmatchcase(path.name, one) for one in component.original_filenames)
+        ]
+        sets = sets or weight_sets(originals)
         parts += [Part(config_of(paths), (component.name,)) for paths in sets]
     return parts
 
@@ -153,16 +154,6 @@ def _recognized(folder: Path, components: Sequence[Component]) -> list[Part]:
         elif names:
             parts.append(Part(config_of(paths), names))
     return parts
-
-
-def _originals(folder: Path, component: Component) -> list[Path]:
-    """Return the files in a folder that are published under a component's original names."""
-    return [
-        path
-        for path in folder.iterdir()
-        if path.suffix in (SAFETENSORS, *TORCH_SUFFIXES)
-        and any(fnmatchcase(path.name, one) for one in component.original_filenames)
-    ]
 
 
 def families_of(path: Path, families: Iterable[ModelFamily]) -> list[ModelFamily]:

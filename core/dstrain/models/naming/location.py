@@ -52,7 +52,8 @@ def located(value: str, families: Iterable[ModelFamily]) -> PublishedModel | Pat
             f"does not exist{nearest(value, known)}",
             "a published model is written OWNER/NAME: `dstrain models` lists those that are known",
         )
-    if written and _is_its_own_folder(path, published):
+    own = ModelSource(model_id).folder
+    if written and own.exists() and path.samefile(own):
         return published
     if knows:
         kind = "folder" if path.is_dir() else "file"
@@ -62,12 +63,6 @@ def located(value: str, families: Iterable[ModelFamily]) -> PublishedModel | Pat
             f"for the {kind}, write ./{value}; for the published model, move the {kind}, or run this elsewhere",
         )
     return path
-
-
-def _is_its_own_folder(path: Path, published: PublishedModel) -> bool:
-    """Return whether a path is where the files of the published model are kept."""
-    folder = ModelSource(published.model_id).folder
-    return folder.exists() and path.samefile(folder)
 
 
 def family_of(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from dstrain import UsageError
 from dstrain.errors import MissingFiles
-from dstrain.models.naming import PublishedModel, absolute, located
+from dstrain.models.naming import PublishedModel, located
 
 from tests.support.family import MODEL
 
@@ -31,7 +31,6 @@ def test_owner_and_name_are_a_published_model(
     value: str, model_id: str, revision: str
 ) -> None:
     assert located(value, [MODEL]) == PublishedModel(model_id, revision)
-    assert absolute(value, [MODEL]) == value
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,6 @@ def test_a_path_that_exists_is_itself(value: str, here: Path) -> None:
     path.mkdir()
     assert located(value, [MODEL]) == Path(value)
     assert located(str(path), [MODEL]) == path
-    assert absolute(value, [MODEL]) == str(path)
 
 
 def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
@@ -53,7 +51,6 @@ def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
     with pytest.raises(UsageError, match="--model_id: Tiny/Tiny ") as caught:
         located("Tiny/Tiny", [MODEL])
     assert "./Tiny/Tiny" in caught.value.help_lines[0]
-    assert absolute("Tiny/Tiny", [MODEL]) == "Tiny/Tiny"
     assert located("./Tiny/Tiny", [MODEL]) == Path("Tiny/Tiny")
     # So is one that a family knows and does not support.
     knowing = replace(MODEL, unsupported_models={"Other": ("Some/*",)})
@@ -84,4 +81,3 @@ def test_what_is_neither_is_refused_with_the_nearest_id(
     (here / "there").mkdir()
     with pytest.raises(MissingFiles, match=f"{hint}(?s:.*)OWNER/NAME"):
         located(value, [MODEL])
-    assert absolute(value, [MODEL]) == value
