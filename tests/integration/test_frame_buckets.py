@@ -14,7 +14,7 @@ import torch
 from dstrain import Frames, TrainConfig, UsageError, run
 from dstrain.data import write_video
 from dstrain.runs import Setup
-from dstrain.runs.dry_run.summary import as_summary
+from dstrain.runs.dry_run.summary import plan_run
 from dstrain.runs.resolve import resolve
 
 from tests.support.runs import log
@@ -107,7 +107,7 @@ def test_the_buckets_are_said_at_the_start_and_by_a_dry_run(
     videos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     planned = config(videos, max_steps=1, output_path=tmp_path / "out", dry_run=True)
-    summary = as_summary(resolve(planned))
+    summary = plan_run(resolve(planned)).page()
     run(replace(planned, dry_run=False))
     said = capfd.readouterr().err
     for text in (said, summary):

@@ -18,7 +18,6 @@ from dstrain import SystemFault
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints import outputs
 from dstrain.storage.files import set_aside
-from dstrain_tools.hints import advice
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -250,7 +249,7 @@ CASES = (
          "same command with (--resume)", 75, patch=raising(STEP, KeyboardInterrupt(), 1)),
     Case("Ctrl-C while generating", GENERATE, "run the same command (again)", 75,
          patch=raising("dstrain.generation.run.open_source", KeyboardInterrupt())),
-    Case("no memory to load", LORA, "give (--feature_cache)", 6, value=("cache",),
+    Case("no memory to load", SHORT, "or give (--use_gradient_checkpointing)", 6,
          patch=raising("dstrain.runs.start_training.prepare", NO_MEMORY)),
     Case("a LoRA without alpha", (*EXPORT, "lost file.safetensors", "x.safetensors"), r"\n +(dstrain .+)",
          first=(SHORT,), prepare=without_alpha()),
@@ -308,126 +307,6 @@ def test_what_a_message_advises_works(
     advised = follow(case, said)
     code = main(advised)
     assert code == 0, (said, advised, capfd.readouterr().err)
-
-
-HINTS = [
-    (line, flags[0])
-    for line, flags in advice().items()
-    if "--" in line and "accelerate" not in line
-]
-"""Each line of advice, with one of the flags that it is for."""
-VALUES = {
-    "lora_checkpoint": ("out/step-1.safetensors",),
-    "resume": (),
-    "preview_prompt": ("a dog",),
-    "dataset_base_path": ("data",),
-    "output_path": ("elsewhere",),
-    "use_gradient_checkpointing": (),
-    "learning_rate": ("1e-3",),
-    "weight_decay": ("0.1",),
-    "optimizer": ("lion8bit",),
-    "task": ("sft",),
-    "max_grad_norm": ("0.5",),
-    "max_pixels": ("1024",),
-    "resolution": ("16",),
-    "bucket_step": ("8", "--resolution", "16"),
-    "bucket_min_side": ("8", "--resolution", "16"),
-    "bucket_max_side": ("24", "--resolution", "16"),
-    "bucket_upscale": ("--resolution", "16"),
-    "flip": (),
-    "caption_dropout": ("0.1",),
-    "caption_lines": (),
-    "shuffle_tags": (),
-    "keep_tags": ("1", "--shuffle_tags"),
-    "dataset": ('{"dataset_base_path": "data"}',),
-    "height": ("16",),
-    "width": ("16",),
-    "fp8_models": ("dit",),
-    "quant_options": ("text_encoder:int8_block",),
-    "blocks_to_swap": ("1",),
-    "enable_model_cpu_offload": (),
-    "use_gradient_checkpointing_offload": (),
-    "offload_models": ("text_encoder",),
-    "loss_weighting": ("none",),
-    "mixed_precision": ("bf16",),
-    "trainable_dtype": ("bf16",),
-    "compile": ("--dry_run",),  # since compiling takes a minute
-    "report_to": ("tensorboard",),
-    "lora_target_modules": ("to_q",),
-    "tiled": (),
-    "tile_size": ("64",),
-    "tile_stride": ("48",),
-    "config": ("tables.toml",),
-    "feature_cache": ("cache",),
-    "default_caption": ("a photo", "--dataset_base_path", "photos"),
-    "trigger_word": ("sks",),
-    "num_frames": ("17,33", "--dry_run"),
-    "frame_sampling": ("uniform", "--frame_samples", "2", "--dry_run"),
-    "frame_samples": ("2", "--dry_run"),
-    "lora_base_model": ("dit",),
-    "lora_type": ("dora",),
-    "lokr_factor": ("2", "--lora_type", "lokr"),
-    "lora_dropout": ("0.1",),
-    "preset_lora_path": ("out/step-1.safetensors",),
-    "column": ("prompt=prompt",),
-    "dataset_metadata_path": ("data/metadata.json",),
-    "mask_column": ("image",),
-    "unmasked_weight": ("0.5", "--mask_column", "image"),
-    "timestep_sampling": ("uniform",),
-    "min_timestep_boundary": ("0.1",),
-    "max_timestep_boundary": ("0.9",),
-    "lr_scheduler": ("linear",),
-    "lr_scheduler_num_cycles": ("2", "--lr_scheduler", "cosine_with_restarts"),
-    "lr_scheduler_power": ("2", "--lr_scheduler", "polynomial"),
-    "lr_warmup_steps": ("1", "--lr_scheduler", "linear"),
-    "optimizer_args": ("betas=0.9,0.95",),
-    "ema_decay": ("0.9",),
-    "validation_dataset_base_path": ("data",),
-    "validation_split": ("0.5",),
-    "validation_steps": ("1", "--validation_split", "0.5"),
-    "wandb_project": ("mine", "--report_to", "wandb", "--dry_run"),
-}
-OR = {"max_pixels": "--height", "enable_model_cpu_offload": "--blocks_to_swap"}
-"""Flag -> the one before it that a hint names as another way."""
-
-
-@pytest.mark.parametrize("line, flag", HINTS, ids=[flag for _, flag in HINTS])
-def test_hints_for_flags_of_other_trainers_name_flags_that_work(
-    line: str,
-    flag: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert main(SHORT) == 0
-    run = (*TOY, "--output_path", "next", "--max_steps", "1")
-    if "--tiled" in line:
-        # The tiny family has no VAE with tiling.
-        run = tuple("qwen_image" if word == "tiny" else word for word in run)
-        run = (*run, "--height", "64", "--width", "64")
-    if "lora_rank" not in line:
-        run = (*run, "--lora_rank", "2")
-    if "--num_frames" in line or "--frame_sampl" in line:
-        # The tiny family reads no videos.
-        run = ("--model", "wan", *run[2:3], *run[5:])
-    if "--default_caption" in line:
-        shutil.copytree("data", "photos")
-        Path("photos/metadata.json").unlink()
-        run = (*run[:3], *run[5:])
-    table = '[[dataset]]\ndataset_base_path = "data"\n'
-    Path("tables.toml").write_text(table)
-    assert main([*run, f"--{flag}", "1"]) == 2
-    assert line in capfd.readouterr().err
-    words: list[str] = []
-    for name in re.findall(r"--(\w+)", line):
-        if name in ("model", "model_id", "model_paths", "model_id_with_origin_paths"):
-            continue  # in place of --toy
-        if OR.get(name) in words:
-            continue
-        words += [f"--{name}", *VALUES.get(name, ("2",))]
-    assert main([*run, *words]) == 0, capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

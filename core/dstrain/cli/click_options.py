@@ -8,12 +8,10 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
 from dstrain.cli.completion import (
     completing,
     families,
-    file_item,
     one_of,
 )
 from dstrain.cli.help import Command
@@ -40,60 +38,41 @@ ORIGINS = "dstrain.origins"
 """
 
 
-class FilePath(click.ParamType[Path]):
+class FilePath(click.Path):
     """A path as written; '' is refused, because it would mean the current directory."""
 
-    name = "path"
-
     def __init__(self, is_file: bool = False) -> None:
+        super().__init__(path_type=Path)
         self.is_file = is_file
         """Whether it is written: 'x/' would become a file x."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Path:
+    ) -> Any:
         """Return the path."""
         if not str(value):
             raise click.BadParameter("is empty")
         if self.is_file and (str(value).endswith("/") or Path(value).is_dir()):
             raise click.BadParameter(f"{value} is a folder; expected a file")
-        return Path(value)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem[str]]:
-        """Let the shell complete a file."""
-        return [file_item(incomplete)]
+        return super().convert(value, param, ctx)
 
 
 file_path = FilePath()
 
 
-def number_or_names(text: object) -> object:
-    """Return a number, or NAME=NUMBER,... as it is: what parses it says what is wrong
-    in it.
+def one_or_several(flag: Flag) -> Callable[[str], Any]:
+    """Return what parses a number; text that stands for several stays as it is: what parses
+    it says what is wrong in it.
     """
-    return _or_text(text, float, "=")
 
+    def number(text: str) -> Any:
+        try:
+            return text if flag.is_several(str(text)) else flag.kind(text)
+        except ValueError:
+            what = f"{text!r} is not a valid {NAMES_OF_NUMBERS[flag.kind]}."
+            raise click.BadParameter(what) from None
 
-def integer_or_names(text: object) -> object:
-    """Return an integer, or NAME=INTEGER,... as it is."""
-    return _or_text(text, int, "=")
-
-
-def integer_or_several(text: object) -> object:
-    """Return an integer, or INTEGER,INTEGER,... as it is."""
-    return _or_text(text, int, ",")
-
-
-def _or_text(text: object, kind: type, mark: str) -> object:
-    if mark in str(text):
-        return text
-    try:
-        return kind(text)
-    except ValueError:
-        what = f"{text!r} is not a valid {NAMES_OF_NUMBERS[kind]}."
-        raise click.BadParameter(what) from None
+    return number
 
 
 def repeat_flags(args: Sequence[str], names: Collection[str]) -> list[str]:
@@ -217,13 +196,11 @@ def as_option(flag: Flag) -> click.Option:
     if flag.kind is bool:
         return GroupedOption(f"--{flag.name}", is_flag=True, **settings)
     settings["type"], settings["metavar"] = KINDS[flag.kind]
-    if flag.by_name:
-        is_integer = flag.kind is int
-        settings["type"] = integer_or_names if is_integer else number_or_names
+    if flag.by_name or flag.listed:
         number = settings["metavar"]
-        settings["metavar"] = f"{number}|NAME={number},..."
-    if flag.listed:
-        settings |= {"type": integer_or_several, "metavar": "INT[,INT...]"}
+        settings["type"] = one_or_several(flag)
+        more = f"|NAME={number},..." if flag.by_name else f"[,{number}...]"
+        settings["metavar"] = f"{number}{more}"
     if flag.choices:
         settings["metavar"] = f"[{'|'.join(flag.choices)}]"
         settings["shell_complete"] = one_of(flag.choices)

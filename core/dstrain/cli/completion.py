@@ -32,14 +32,8 @@ def answer(group: click.Group, instruction: str) -> int:
 
 def one_of(values: Iterable[str]) -> Completer:
     """Return the completer of an option with these values."""
-    known = tuple(values)
-
-    def complete(
-        ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem[str]]:
-        return _matching(((value, "") for value in known), incomplete)
-
-    return complete
+    known = [(value, "") for value in values]
+    return completing(lambda typed: known)
 
 
 def families(
@@ -49,7 +43,7 @@ def families(
     from dstrain.installed import installed
 
     found = {one.name: f"{one.distribution} {one.version}" for one in installed()}
-    return _matching(found.items(), incomplete)
+    return completing(lambda typed: found.items())(ctx, param, incomplete)
 
 
 def family_knowing(model_id: str) -> ModelFamily | None:
@@ -78,34 +72,9 @@ def completing(values: Callable[[str], Iterable[tuple[str, str]]]) -> Completer:
     return complete
 
 
-def file_item(incomplete: str) -> CompletionItem[str]:
-    """Return what tells the shell to complete a file."""
-    return CompletionItem(incomplete, type="file")
-
-
-def spelled(
-    incomplete: str, items: list[CompletionItem[str]]
-) -> list[CompletionItem[str]]:
-    """Return options as the user spells them: with '-' between words after a '-'."""
-    if "-" in incomplete.lstrip("-"):
-        for item in items:
-            item.value = item.value[:2] + item.value[2:].replace("_", "-")
-    return items
-
-
 def folded(incomplete: str) -> str:
     """Return an option, or the beginning of one, in dstrain's own spelling."""
     name, equals, value = incomplete.partition("=")
     body = name.lstrip("-")
     dashes = name[: len(name) - len(body)]
     return dashes + body.replace("-", "_") + equals + value
-
-
-def _matching(
-    known: Iterable[tuple[str, str]], incomplete: str
-) -> list[CompletionItem[str]]:
-    return [
-        CompletionItem(value, help=help or None)
-        for value, help in known
-        if value.startswith(incomplete)
-    ]

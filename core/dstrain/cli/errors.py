@@ -18,7 +18,7 @@ from dstrain.errors import (
 )
 from dstrain.registry import ModelFamily
 from dstrain.training import is_out_of_memory
-from dstrain.training.memory import LOAD_ADVICE, SIGNS
+from dstrain.training.memory import LESS_MEMORY, SIGNS
 
 DEFECT = (
     "this is a bug in dstrain or a plugin: please report it with the output of --debug",
@@ -51,7 +51,7 @@ def explain(error: BaseException) -> DstrainError:
         # torch wraps a data loading process's error in its whole traceback.
         telling = [line for line in lines if any(sign in line for sign in SIGNS)]
         what = telling[0] if telling else lines[-1] or "the machine ran out of memory"
-        return OutOfMemory("memory", what, *LOAD_ADVICE)
+        return OutOfMemory("memory", what, *LESS_MEMORY)
     return _worker(lines) or _unforeseen(error, lines[0])
 
 

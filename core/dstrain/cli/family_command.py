@@ -20,7 +20,7 @@ from dstrain.cli.click_options import (
     repeat_flags,
     shared_options,
 )
-from dstrain.cli.completion import FAMILY, family_knowing, folded, spelled
+from dstrain.cli.completion import FAMILY, family_knowing, folded
 from dstrain.cli.config_file import (
     default_map,
     for_toy,
@@ -137,8 +137,8 @@ class FamilyCommand(Command):
     def shell_complete(
         self, ctx: click.Context, incomplete: str
     ) -> list[CompletionItem[str]]:
-        """Complete options, the family's among them, in either spelling."""
-        return spelled(incomplete, super().shell_complete(ctx, folded(incomplete)))
+        """Complete options, the family's among them, typed in either spelling."""
+        return super().shell_complete(ctx, folded(incomplete))
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """Return --help: -h is another one here."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -22,6 +23,17 @@ IMPORT_TIMEOUT = 60.0
 """Seconds after which the import of a plugin is given up."""
 SHOWN = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale")
 """Defaults of a variant that its description has."""
+
+
+ADDED = MappingProxyType(
+    {
+        "dstrain_keepers": "ways to keep weights",
+        "dstrain_observers": "observes training",
+        "dstrain_updater": "may update weights in a way of its own",
+        "dstrain_modify_step": "changes training after each step",
+    }
+)
+"""Hook -> what a plugin that implements it does."""
 
 
 @dataclass
@@ -160,9 +172,10 @@ def _additions(plugin: Installed) -> tuple[list[str], str]:
     alone = registered((plugin,))
     commands = alone.offered("dstrain_commands", click.Command, COMMAND_NAMES)
     adds = [f"command {name}" for name in commands]
+    # What imports torch is imported where it is needed.
     if alone.implement("dstrain_tasks"):
         from dstrain.graph import Task
-        from dstrain.training import OWN_TASKS  # imports torch
+        from dstrain.training import OWN_TASKS
 
         tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
         adds += [f"task {name}" for name in tasks]
@@ -179,13 +192,6 @@ def _additions(plugin: Installed) -> tuple[list[str], str]:
         adds += [f"LoRA type {name}" for name in types]
     if alone.implement("dstrain_hints"):
         adds.append(f"{len(alone.hints())} hints")
-    if alone.implement("dstrain_keepers"):
-        adds.append("ways to keep weights")
-    if alone.implement("dstrain_observers"):
-        adds.append("observes training")
-    if alone.implement("dstrain_updater"):
-        adds.append("may update weights in a way of its own")
-    if alone.implement("dstrain_modify_step"):
-        adds.append("changes training after each step")
+    adds += [words for hook, words in ADDED.items() if alone.implement(hook)]
     prefix = f"{plugin.where}: "
     return adds, "; ".join(reason.removeprefix(prefix) for reason in alone.broken)

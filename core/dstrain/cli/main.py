@@ -16,7 +16,6 @@ from dstrain.cli.completion import (
     VARIABLE,
     answer,
     folded,
-    spelled,
 )
 from dstrain.cli.errors import explain
 from dstrain.cli.help import HELP
@@ -129,10 +128,7 @@ class RootGroup(OpenGroup):
         own = super().shell_complete(ctx, folded(incomplete))
         known = {item.value for item in own}
         more = train.shell_complete(inner, incomplete)
-        return [
-            *spelled(incomplete, own),
-            *(item for item in more if item.value not in known),
-        ]
+        return [*own, *(item for item in more if item.value not in known)]
 
 
 def command_group() -> click.Group:

@@ -64,22 +64,13 @@ class OpenGroup(Group):
     def shell_complete(
         self, ctx: click.Context, incomplete: str
     ) -> list[CompletionItem[str]]:
-        """Complete a command.
-
-        Plugins are imported, which may take seconds, only for what no command begins
-        with that dstrain or the metadata of a plugin names.
-        """
+        """Complete a command of dstrain, or one that the metadata of a plugin names."""
         own = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
             return own
-        own += [
+        return own + [
             CompletionItem(name, help=of)
             for name, of in self.declared(ctx).items()
-            if name.startswith(incomplete)
-        ]
-        return own or [
-            CompletionItem(name, help=command.get_short_help_str())
-            for name, command in self.offered(ctx).items()
             if name.startswith(incomplete)
         ]
 

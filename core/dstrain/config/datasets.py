@@ -17,6 +17,11 @@ METADATA = "dataset_metadata_path"
 FORM = "dataset_form"
 REPEATS = "repeats"
 LOSS_WEIGHT = "loss_weight"
+OF_DATASETS = (
+    Flag(REPEATS, int, "data", "", 1, minimum=1, maximum=10**6),
+    Flag(LOSS_WEIGHT, float, "data", "", 1.0, minimum=0.0, maximum=10**6),
+)
+"""What a dataset alone has."""
 MASK_COLUMN = "mask_column"
 ALPHA_MASK = "alpha_mask"
 EXAMPLE = (
@@ -59,19 +64,18 @@ def datasets_of(config: TrainConfig, first: int = 1) -> tuple[DatasetOptions, ..
     found = []
     if config.dataset_base_path is not None or not entries:
         found.append(DatasetOptions(alone))
-    known = dataset_flags()
+    known = _flags()
     for number, entry in enumerate(entries, first):
         place = f"--dataset {number}"
-        own: dict[str, Any] = {}
-        for name, value in entry.items():
-            if name in known:
-                own[name] = _value(known[name], value, f"{place}: {name}")
+        own = {
+            name: _value(known[name], value, f"{place}: {name}")
+            for name, value in entry.items()
+        }
         if own.get(BASE) is None:
             what = f"is required: the folder of the dataset; {EXAMPLE}"
             raise UsageError(f"{place}: {BASE}", what)
+        repeats, weight = (own.pop(one.name, one.default) for one in OF_DATASETS)
         changes = {METADATA: None, FORM: None, **_without_other_masks(own), **own}
-        repeats = _number(entry, REPEATS, number, 1, int)
-        weight = _number(entry, LOSS_WEIGHT, number, 1.0, float)
         one = replace(alone, **changes)
         found.append(DatasetOptions(one, repeats, weight, place, frozenset(own)))
     return tuple(found)
@@ -87,6 +91,10 @@ def _without_other_masks(own: Mapping[str, Any]) -> dict[str, Any]:
 def dataset_flags() -> dict[str, Flag]:
     """Return the options that a dataset may have of its own, by name."""
     return {flag.name: flag for flag in flags(TrainConfig) if "dataset" in flag.affects}
+
+
+def _flags() -> dict[str, Flag]:
+    return {**dataset_flags(), **{one.name: one for one in OF_DATASETS}}
 
 
 def with_places(text: str, base: Path | None, metadata: Path | None) -> str:
@@ -127,7 +135,7 @@ def _parsed(text: str, number: int) -> dict[str, Any]:
         raise UsageError(where, f"is not JSON: {error}", EXAMPLE) from error
     if not isinstance(entry, dict):
         raise UsageError(where, "is not an object", EXAMPLE)
-    known = [*dataset_flags(), REPEATS, LOSS_WEIGHT]
+    known = [*_flags()]
     for name in entry:
         if name not in known:
             what = f"has no option {name!r} of its own{nearest(name, known)}"
@@ -176,16 +184,3 @@ def _converted(flag: Flag, value: Any, where: str) -> Any:
             pass
         raise UsageError(where, f"{value!r} is not a valid {kind.__name__.lower()}")
     return value
-
-
-def _number(
-    entry: Mapping[str, Any],
-    name: str,
-    number: int,
-    default: Any,
-    kind: type,
-) -> Any:
-    where = f"--dataset {number}: {name}"
-    least = 1 if kind is int else 0.0
-    flag = Flag(name, kind, "data", "", default, minimum=least, maximum=10**6)
-    return _value(flag, entry[name], where) if name in entry else default

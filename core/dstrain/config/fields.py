@@ -161,8 +161,6 @@ class Flag:
     help: str
     default: Any = None
     affects: Set[Effect] = frozenset()
-    frees: str = ""
-    """What an error says of it where a training step needs more memory than there is."""
     commands: tuple[str, ...] = ("train",)
     """The commands that have it, if it is a plugin's."""
     common: bool = False

@@ -32,7 +32,7 @@ from dstrain.pipeline.model_choice import with_family
 from dstrain.pipeline.sampling import InferenceCall
 from dstrain.registry import Section, disabling, extensions_in_use
 from dstrain.storage import check_writable
-from dstrain.training import GENERATE_ADVICE, oom_as_error
+from dstrain.training import oom_as_error
 
 
 def generate(config: GenerateConfig) -> None:
@@ -44,8 +44,7 @@ def generate(config: GenerateConfig) -> None:
 
 def start(config: GenerateConfig) -> None:
     """Generate from a configuration that is valid, or let a plugin do it."""
-    advised = oom_as_error("generate", *GENERATE_ADVICE)
-    with advised, disabling(config.disabled_plugins):
+    with oom_as_error("generate"), disabling(config.disabled_plugins):
         extensions_in_use().refuse_unheard(config)
         place = generator_of(config)
         if place and config.dry_run:

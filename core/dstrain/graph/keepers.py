@@ -120,10 +120,6 @@ class Keeper:
         """Return values of options that mean the same with other model files."""
         return {}
 
-    def advice(self) -> Sequence[str]:
-        """Return what to do to need less memory, a line each."""
-        return ()
-
     def check(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
         """Do what `place` and `prepared` do to networks whose weights have no memory: raise
         UsageError for those that it cannot keep, and change how they compute.

@@ -8,7 +8,7 @@ import torch
 from dstrain.cache import FeatureCache, PlanSamples
 from dstrain.config import LoraFile, parse_lora
 from dstrain.config.options import TrainConfig
-from dstrain.config.plugin_options import flags, plugin_flags
+from dstrain.config.plugin_options import plugin_flags
 from dstrain.console import get_logger
 from dstrain.data import inputs_of
 from dstrain.data.dataset import first_variants
@@ -165,7 +165,6 @@ def prepare(
         optimizer=optimizer,
         updater=updater,
         seed=config.seed,
-        memory_advice=keeping_advice(setup),
         diverged=diverged,
         lr_scheduler=build_lr_scheduler(config, optimizer, steps),
         order=order,
@@ -176,19 +175,6 @@ def prepare(
         total_steps=steps,
         validation=validation,
     )
-
-
-def keeping_advice(setup: Setup) -> list[str]:
-    """Return how the weights of a run can be kept with less memory."""
-    if setup.sharding is not None:
-        return list(setup.sharding.advice())
-    if setup.trainables.full:
-        return []
-    trained = {*setup.trainables.components}
-    given = [one for one in setup.keepers.all if trained & {*one.components}]
-    if any(one.kind == "move" for one in given):
-        return [line for one in given for line in one.advice()]
-    return [one.frees for one in flags(TrainConfig) if one.frees]
 
 
 def diverged(

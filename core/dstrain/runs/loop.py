@@ -16,7 +16,7 @@ from dstrain.errors import OutOfMemory, first_few
 from dstrain.randomness import seed_global
 from dstrain.runs.observers import INTERRUPT, SAVE, STOP, Observers
 from dstrain.runs.training_run import Training, naming_rows
-from dstrain.training import is_out_of_memory, peak_memory
+from dstrain.training import LESS_MEMORY, is_out_of_memory, peak_memory
 from dstrain.training.loader import Batch
 
 logger = get_logger(__name__)
@@ -115,9 +115,7 @@ def out_of_memory(run: Training, batches: Sequence[Batch]) -> OutOfMemory:
         f"step {run.step + 1}",
         f"out of memory at {peak_memory():.1f} GiB with {number_of(len(batch.samples), 'sample')} like {row}",
         f"values: {', '.join(shapes or values)}",
-        "lower --batch_size (and raise --gradient_accumulation_steps), --max_pixels or --lora_rank",
-        "or give --use_gradient_checkpointing, --use_gradient_checkpointing_offload",
-        *run.memory_advice,
+        *LESS_MEMORY,
     )
 
 

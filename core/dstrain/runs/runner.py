@@ -16,6 +16,7 @@ from dstrain.distributed import ProcessGroup, distributed_run
 from dstrain.errors import (
     CacheError,
     MissingFiles,
+    OutOfMemory,
     SystemFault,
     UsageError,
 )
@@ -43,7 +44,6 @@ from dstrain.runs.stage_1.before_stage_2 import check_output
 from dstrain.runs.stage_1.precompute import data_process
 from dstrain.runs.start_training import train
 from dstrain.training import TrainingModule, oom_as_error
-from dstrain.training.memory import STAGE_1_ADVICE
 
 logger = get_logger(__name__)
 
@@ -128,7 +128,7 @@ def values_are_kept() -> Iterator[None]:
     """Say of a fault of the system in stage 1 that what was computed is not lost."""
     try:
         yield
-    except SystemFault as error:
+    except (SystemFault, OutOfMemory) as error:
         advice = "once that is mended, run the same command again"
         error.help_lines += (f"computed values are kept: {advice}",)
         raise
@@ -156,7 +156,7 @@ def _start(config: TrainConfig, own: OwnParts, launch: Launch) -> RunResult:
             return run_both_stages(ready, processes, own)
         if ready.stage != "data_process":
             return train(ready, processes, own)
-        with oom_as_error("stage 1", *STAGE_1_ADVICE):
+        with oom_as_error("stage 1"):
             data_process(ready, processes)
         return RunResult(ready.cache_path)
 
@@ -192,7 +192,7 @@ def run_both_stages(
     """
     stage_2 = of_stage(setup, "train")
     check_output(stage_2, processes)
-    with values_are_kept(), oom_as_error("stage 1", *STAGE_1_ADVICE):
+    with values_are_kept(), oom_as_error("stage 1"):
         try:
             # Held by nobody, so that the rows it has read are gone when it returns.
             data_process(of_stage(setup, "data_process"), processes, stage_2)

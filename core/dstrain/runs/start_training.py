@@ -24,9 +24,6 @@ from dstrain.runs.training_run import TrainingRun
 from dstrain.runs.validation_loss import VALIDATION, Validation
 from dstrain.storage import RunFiles
 from dstrain.training import oom_as_error
-from dstrain.training.memory import LOAD_ADVICE
-
-IN_TWO_STAGES = "or give --feature_cache: training then loads no encoder"
 
 
 def train(setup: Setup, processes: ProcessGroup, own: OwnParts = NO_PARTS) -> RunResult:
@@ -45,8 +42,7 @@ def train(setup: Setup, processes: ProcessGroup, own: OwnParts = NO_PARTS) -> Ru
     ):
         samples = open_training_data(setup)
         images = open_images(setup, samples)
-        advice = () if setup.stage else (IN_TWO_STAGES,)
-        with oom_as_error("loading", *LOAD_ADVICE, *advice):
+        with oom_as_error("loading"):
             run = prepare(setup, processes, samples, own.module_class)
             images.load(run)
         directory.load_state(run)

@@ -176,8 +176,6 @@ class Training:
     seed: int
     step: int = 0
     """Optimizer steps made."""
-    memory_advice: Sequence[str] = ()
-    """What to do where a step does not fit in memory."""
     diverged: Callable[[Any, Sequence[Batch], float, float], DstrainError] = (
         without_a_word
     )

@@ -26,7 +26,7 @@ from dstrain.training.loader import (
 )
 from dstrain.training.losses import SFT as SFT
 from dstrain.training.memory import (
-    GENERATE_ADVICE as GENERATE_ADVICE,
+    LESS_MEMORY as LESS_MEMORY,
     collect_memory as collect_memory,
     is_out_of_memory as is_out_of_memory,
     oom_as_error as oom_as_error,

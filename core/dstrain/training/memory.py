@@ -18,13 +18,10 @@ torch.OutOfMemoryError.
 """
 RSS_UNITS_PER_GIB = 2**30 if sys.platform == "darwin" else 2**20
 """ru_maxrss is in KiB, on macOS in bytes (getrusage(2))."""
-LOAD_ADVICE = ("use --mixed_precision bf16; other programs may be using memory, too",)
-STAGE_1_ADVICE = (
+LESS_MEMORY = (
     "lower --max_pixels (or --height and --width), or --num_frames; or use --mixed_precision bf16",
-    "computed values are kept: the same command resumes from there",
-)
-GENERATE_ADVICE = (
-    "lower --height and --width, or --num_frames; or use --mixed_precision bf16",
+    "in training, lower --batch_size, or give --use_gradient_checkpointing or --feature_cache",
+    "with plugin-planner, --dry_run lists the flags with which a run fits",
 )
 
 
@@ -67,11 +64,11 @@ def collect_memory() -> None:
 
 @contextmanager
 def oom_as_error(where: str, *advice: str) -> Iterator[None]:
-    """Raise OutOfMemory, with advice on using less, if memory runs out within."""
+    """Raise OutOfMemory if memory runs out within, with this advice in place of the usual."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         what = f"out of memory at {peak_memory():.1f} GiB"
-        raise OutOfMemory(where, what, *advice) from error
+        raise OutOfMemory(where, what, *(advice or LESS_MEMORY)) from error

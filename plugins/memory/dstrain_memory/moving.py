@@ -202,12 +202,6 @@ class Swap(InRam):
         noun = "block" if self.count == 1 else "blocks"
         return f"{number} {noun} swapped"
 
-    def advice(self) -> Sequence[str]:
-        """Return to swap more blocks, if these are not all."""
-        if self.count == ALL_BLOCKS:
-            return ()
-        return (f"or raise {FLAG}; {ALL} swaps all blocks",)
-
     def is_in_ram(self, component: str, network: nn.Module, name: str) -> bool:
         """Return whether a weight is of a block that is swapped."""
         if network not in self._names:

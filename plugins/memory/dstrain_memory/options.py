@@ -68,7 +68,6 @@ class MemoryOptions:
         "Keep the frozen weights of the last N blocks of each trained network, or of the denoiser, in RAM, and on "
         "the device only while they compute (training implies --use_gradient_checkpointing).",
         commands=BOTH,
-        frees="or give --blocks_to_swap N: the weights of N blocks are then in RAM",
         minimum=1,
         most_of_toy=1,
         common=True,

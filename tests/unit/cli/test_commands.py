@@ -159,8 +159,8 @@ def test_plugins_are_listed_with_what_they_add_or_why_they_cannot_be_used(
     }
     assert (found["bad"]["state"], found["bad"]["version"]) == ("broken", "3.1")
     assert "ZeroDivisionError" in found["bad"]["reason"]
-    *named, _, _ = found["some"]["adds"]
-    assert named == ["command shout", "task whisper", "quantization method pack"]
+    named, more = found["some"]["adds"][:2], found["some"]["adds"][2:]
+    assert (named, len(more)) == (["command shout", "task whisper"], 4)
     assert "'train'" in found["some"]["reason"]
     assert main(["plugins", *others]) == 0
     lines = capsys.readouterr().out.splitlines()

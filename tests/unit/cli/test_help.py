@@ -1,7 +1,6 @@
 """-h shows what most users need, --help everything; both fit a terminal."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,24 +113,3 @@ def test_commands_of_plugins_are_listed_without_importing_these(
         assert ["shout", "From", "extra-shout;"] in rows
         assert "train" not in [row[0] for row in rows]
     assert "extra_broken" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("variables", "is_coloured"),
-    [
-        ({}, False),
-        ({"FORCE_COLOR": "1"}, True),
-        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
-    ],
-)
-def test_headings_and_errors_are_in_colour_only_where_that_is_asked_for(
-    variables: dict[str, str], is_coloured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("FORCE_COLOR", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    for words in ("train", "-h"), ("train", "--nothing"):
-        command = [sys.executable, "-m", "dstrain", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert ("\x1b[" in done.stdout + done.stderr) == is_coloured

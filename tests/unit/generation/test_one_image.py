@@ -27,7 +27,7 @@ from dstrain.graph import LongPrompt
 from dstrain.graph.long_prompts import report_long_prompt
 from dstrain.pipeline.loading import Loader
 from dstrain.plugin.functional import tensor_to_image
-from dstrain.training import GENERATE_ADVICE
+from dstrain.training import LESS_MEMORY
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -312,7 +312,7 @@ def test_a_lack_of_memory_is_explained(
     monkeypatch.setitem(family.PIPELINES, "base", spec)
     with pytest.raises(OutOfMemory) as caught:
         generate(config)
-    assert caught.value.help_lines == GENERATE_ADVICE
+    assert caught.value.help_lines == LESS_MEMORY
 
 
 def test_a_prompt_that_is_cut_is_named_and_refused_if_wanted_and_unusual(

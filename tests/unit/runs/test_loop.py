@@ -15,7 +15,6 @@ import torch
 from dstrain import (
     Batch,
     Diverged,
-    OutOfMemory,
     StateError,
     TrainingModule,
     UsageError,
@@ -254,34 +253,6 @@ def test_a_run_that_diverged_names_its_last_whole_state_and_its_samples(
     assert state.endswith(f" {tmp_path}/states/step-4")
     (row,) = re.findall(r"metadata\.json:(\d+)", samples)
     assert 1 <= int(row) <= 6
-
-
-@pytest.mark.needs_plugin
-def test_a_step_that_does_not_fit_in_memory_names_a_row_its_shapes_and_flags(
-    here: Path, tmp_path: Path
-) -> None:
-    faults: list[BaseException] = [torch.OutOfMemoryError("CUDA out of memory")]
-
-    class Full(TrainingModule):
-        def forward(self, batch: Batch) -> Tensor:
-            raise faults[-1]
-
-    swap, all_blocks = "--blocks_to_swap", "--enable_model_cpu_offload"
-    for flags, advised in (
-        ({}, {swap}),
-        ({"blocks_to_swap": 1}, {swap, all_blocks}),
-        ({"enable_model_cpu_offload": True}, set()),
-        ({"trainable_models": "dit"}, set()),
-    ):
-        with pytest.raises(
-            OutOfMemory, match=r"2 samples like metadata\.json:"
-        ) as caught:
-            train(here, Full, output_path=tmp_path, batch_size=2, **flags)
-        assert caught.value.where == "step 1"
-        words = " ".join(caught.value.help_lines)
-        assert "--batch_size" in words and "--use_gradient_checkpointing" in words
-        assert {flag for flag in (swap, all_blocks) if flag in words} == advised
-        faults.append(MemoryError())
 
 
 def test_parameters_that_no_loss_reaches_are_named(

@@ -161,12 +161,14 @@ def _of_cache(setup: Setup) -> PlannedRows:
 
 def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
     """Check the rows of the dataset whose files are here."""
-    if setup.stage == "train" and _trains_from_cache(setup):
+    config = setup.config
+    base = config.dataset_base_path
+    has_cache = config.feature_cache is not None or base is not None
+    if setup.stage == "train" and has_cache:
         folder = setup.cache_path
         absent.append(f"{folder} is not a feature cache yet: stage 1 fills it")
-    source = dataset_source(setup.config)
+    source = dataset_source(config)
     if source is None:
-        base = setup.config.dataset_base_path
         if base is not None and setup.stage != "train" and is_published(base):
             absent.append(f"dataset {base} is not on this machine: a run downloads it")
         place = base if setup.is_validation else None
@@ -186,7 +188,7 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
             held_out = _held_out(setup, np.array(rows))
             return PlannedRows(plans, (), source.path, len(rows), held_out)
     log_left_out(setup)
-    is_skipping = setup.config.on_bad_sample == "skip"
+    is_skipping = config.on_bad_sample == "skip"
     # To skip rows, every file is decoded.
     dataset = setup.checked_dataset if is_skipping else setup.dataset
     vars(setup)["dataset"] = dataset
@@ -238,11 +240,6 @@ def _with_steps(setup: Setup, rows: PlannedRows) -> PlannedRows:
     order = order_of(setup, data, groups, world_size(os.environ))
     sizes = trained_sizes(order, data.sizes)
     return replace(rows, steps_per_epoch=order.steps_per_epoch, sizes=sizes)
-
-
-def _trains_from_cache(setup: Setup) -> bool:
-    config = setup.config
-    return config.feature_cache is not None or config.dataset_base_path is not None
 
 
 def _held_out(setup: Setup, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:

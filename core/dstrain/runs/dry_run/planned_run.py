@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 from dstrain.config.numbers import parse_resolutions
 from dstrain.config.options import TrainConfig
 from dstrain.distributed import Sharding
-from dstrain.graph import PipelineSpec, Plan, Task
-from dstrain.lora import Trainables
+from dstrain.graph import Plan
 from dstrain.models import components_of
 from dstrain.pipeline import Pipeline
 from dstrain.pipeline.keeping import (
@@ -23,7 +22,6 @@ from dstrain.pipeline.keeping import (
     kept_weights,
     planned_component,
 )
-from dstrain.registry import ModelFamily
 from dstrain.runs.build import load_module
 from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checkpoints.outputs import KEPT_STATES
@@ -57,7 +55,8 @@ class CachedRows:
 class PlannedRun:
     """A run of which nothing is loaded."""
 
-    _setup: Setup
+    setup: Setup
+    """What its options and model files resolve to."""
     plans: Sequence[Plan]
     """What is computed, one plan for each set of inputs that rows have."""
     _rows: PlannedRows
@@ -101,57 +100,17 @@ class PlannedRun:
     @property
     def config(self) -> TrainConfig:
         """Return its options."""
-        return self._setup.config
-
-    @property
-    def checkpoints(self) -> bool:
-        """Return whether blocks are recomputed in the backward pass."""
-        return self._setup.checkpoints
-
-    @property
-    def family(self) -> ModelFamily:
-        """Return the model's family."""
-        return self._setup.family
-
-    @property
-    def spec(self) -> PipelineSpec:
-        """Return the variant's pipeline."""
-        return self._setup.spec
-
-    @property
-    def task(self) -> Task:
-        """Return its task."""
-        return self._setup.task
+        return self.setup.config
 
     @property
     def stage(self) -> str:
         """Return 'data_process' for stage 1, 'train' for stage 2, '' for both at once."""
-        return self._setup.stage
-
-    @property
-    def is_one_of_both(self) -> bool:
-        """Return whether it is one stage of a command that runs both."""
-        return self._setup.is_one_of_both
-
-    @property
-    def trainables(self) -> Trainables:
-        """Return what is trained."""
-        return self._setup.trainables
-
-    @property
-    def has_models(self) -> bool:
-        """Return whether model files are given."""
-        return bool(self._setup.models)
-
-    @property
-    def precision(self) -> str:
-        """Return what it computes in: 'bf16', or 'no' for fp32."""
-        return self._setup.mixed_precision
+        return self.setup.stage
 
     @property
     def sharding(self) -> Sharding | None:
         """Return how trained networks are sharded among processes, if they are."""
-        return self._setup.sharding
+        return self.setup.sharding
 
     @property
     def processes(self) -> int:
@@ -207,30 +166,12 @@ class PlannedRun:
         return self.config.keep_checkpoints or KEPT_STATES
 
     @property
-    def optimizer(self) -> str:
-        """Return the name of the optimizer."""
-        return self._setup.optimizer.name
-
-    @property
     def optimizer_bytes(self) -> float:
         """Return the bytes of the optimizer's state per trained number, as seen on a
         matrix.
         """
-        leaves = tree_leaves(self._setup.optimizer.trial)
+        leaves = tree_leaves(self.setup.optimizer.trial)
         return round(sum(getattr(one, "nbytes", 0) for one in leaves) / SIDE**2, 2)
-
-    @property
-    def trains_in_bf16(self) -> bool:
-        """Return whether trained weights are in bf16, and their updates rounded by chance."""
-        return self._setup.optimizer.rounds
-
-    def all_inputs(self) -> frozenset[str]:
-        """Return every input that a dataset of this run can have."""
-        return self._setup.all_inputs()
-
-    def plan(self, inputs: frozenset[str]) -> Plan:
-        """Return the plan of rows with these inputs."""
-        return self._setup.plan(inputs)
 
     def loaded(self, stage: str) -> tuple[str, ...]:
         """Return the names of the components that a stage loads."""
@@ -240,7 +181,7 @@ class PlannedRun:
     @property
     def unknown(self) -> tuple[str, ...]:
         """Return the components with weights whose configuration is not known."""
-        known = components_of(self.family)
+        known = components_of(self.setup.family)
         return tuple(
             name
             for name in self.loaded(self.stage)
@@ -251,7 +192,7 @@ class PlannedRun:
     def kept(self) -> Mapping[str, KeptWeights]:
         """Return how the weights of each component are kept."""
         return {
-            name: kept_weights(one, self._setup.keepers)
+            name: kept_weights(one, self.setup.keepers)
             for name, one in self.components.items()
         }
 
@@ -260,14 +201,14 @@ class PlannedRun:
         names = self.loaded(stage)
         return replace(
             self,
-            _setup=of_stage(self._setup, stage),
+            setup=of_stage(self.setup, stage),
             components={n: one for n, one in self.components.items() if n in names},
             absent=tuple(name for name in self.absent if name in names),
         )
 
     def unsharded(self) -> "PlannedRun":
         """Return the run in one process."""
-        return replace(self, _setup=replace(self._setup, sharding=None))
+        return replace(self, setup=replace(self.setup, sharding=None))
 
     def with_config(
         self, config: TrainConfig, stage: str | None = None
@@ -280,7 +221,7 @@ class PlannedRun:
             config: All options.
             stage: What to check them for; that of the run without it.
         """
-        setup = self._setup
+        setup = self.setup
         if config is setup.config:
             return self
         changed = with_keepers(replace(setup, config=config))
@@ -289,14 +230,14 @@ class PlannedRun:
             if all(getattr(config, one) == getattr(setup.config, one) for one in names):
                 vars(changed)["optimizer"] = setup.optimizer  # tried once
             refuse_precision(changed)
-        return replace(self, _setup=changed, _built=[])
+        return replace(self, setup=changed, _built=[])
 
     def module(self, whole: bool = False) -> TrainingModule:
         """Return its module without memory, which is the caller's alone.
 
         whole: Whether it makes the step of a run that is not split.
         """
-        setup = self._setup
+        setup = self.setup
         if whole and setup.stage == "train":
             config = replace(setup.config, task=setup.config.task_name)
             setup = replace(setup, stage="", config=config)
@@ -311,7 +252,7 @@ class PlannedRun:
         return module
 
     def _build(self) -> Pipeline | TrainingModule:
-        setup = self._setup
+        setup = self.setup
         found = setup.find(self.plans, [])
         if setup.stage != "data_process":
             return load_module(setup, self.plans, found, TrainingModule, empty=True)

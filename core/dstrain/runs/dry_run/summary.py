@@ -32,14 +32,6 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import refuse_folder
 from dstrain.training import TrainingModule
 
-BUILDING = "building the models without weights ..."
-"""What a terminal shows meanwhile."""
-
-
-def as_summary(setup: Setup) -> str:
-    """Describe the run on a page of text, as `plan_run` finds it."""
-    return plan_run(setup).page()
-
 
 def plan_run(setup: Setup) -> "DryRun":
     """Find what the run would do, and the files that are not on this machine.
@@ -59,7 +51,7 @@ def plan_run(setup: Setup) -> "DryRun":
     if setup.sharding is not None:
         refuse_unshardable(setup, plans)
     # Shown here, since the bars of the rows would end it.
-    with status(BUILDING):
+    with status("building the models without weights ..."):
         loaded = _check_models(setup, plans, rows.prompt_plans, absent)
     length = _Length.of(setup, rows)
     run = PlannedRun.of(
@@ -223,11 +215,6 @@ def _files(cells: Mapping[str, Cell]) -> Iterator[tuple[str, Cell]]:
     return ((name, cell) for name, cell in cells.items() if cell.files)
 
 
-def _lora_path(text: str, setup: Setup) -> Path:
-    """Return the path in what names a LoRA file and how it is read."""
-    return parse_preset(text).of(setup.spec.components).path
-
-
 def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:
     """Return the setup without the weights that flags name and that are not here."""
     config = setup.config
@@ -236,7 +223,8 @@ def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:
         missing = [
             path
             for path in split_commas(value)
-            if not (Path(path).exists() or _lora_path(path, setup).exists())
+            if not Path(path).exists()
+            and not parse_preset(path).of(setup.spec.components).path.exists()
         ]
         absent += [f"--{name}: {path} does not exist" for path in missing]
         if missing:

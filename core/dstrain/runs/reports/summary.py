@@ -81,7 +81,8 @@ def log_start(run: TrainingRun) -> None:
         f"{config.lr_scheduler}"
     )
     logger.info(f"seed {config.seed}")
-    for line in _sizes(run):
+    sizes = trained_sizes(order, run.data.sizes)
+    for line in size_lines(sizes, order.samples_per_step):
         logger.info(line)
     if run.validation:
         ids = run.validation.sample_ids
@@ -99,12 +100,6 @@ def _layer_lines(component: str, matched_modules: Mapping[str, int]) -> list[str
     ]
     lines = fitted([f"LoRA on {component}: {', '.join(layers)}"])
     return [line.replace(NO_BREAK, " ") for line in lines]
-
-
-def _sizes(run: TrainingRun) -> list[str]:
-    """Return the lines that say at which sizes the samples in training are loaded."""
-    sizes = trained_sizes(run.order, run.data.sizes)
-    return size_lines(sizes, run.order.samples_per_step)
 
 
 def _weights_of(networks: nn.Module) -> int:

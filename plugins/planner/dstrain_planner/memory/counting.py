@@ -77,7 +77,8 @@ def _add_tokenizers(run: PlannedRun, components: dict[str, Any], dtype: Any) -> 
     """Put the toy's tokenizers in the place of those that are not here; return whether
     there was one.
     """
-    known = {one.name: one for one in run.family.load("components")}
+    setup = run.setup
+    known = {one.name: one for one in setup.family.load("components")}
     wanted = run.loaded("data_process" if run.stage == "data_process" else "")
     absent = [
         name for name in wanted if known[name].is_folder and name not in components
@@ -85,7 +86,7 @@ def _add_tokenizers(run: PlannedRun, components: dict[str, Any], dtype: Any) -> 
     if not absent:
         return False
     with TemporaryDirectory(prefix="dstrain-toy-") as folder:
-        run.family.load("toy")(Path(folder), run.spec.variant, 0)
+        setup.family.load("toy")(Path(folder), setup.spec.variant, 0)
         for name in absent:
             place = Path(folder) / known[name].folder
             network: Any = known[name].network

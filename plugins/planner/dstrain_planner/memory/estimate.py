@@ -83,13 +83,15 @@ def estimate(run: PlannedRun, counted: Activations | None, stage: str) -> Estima
     config = run.config
     numbers = sum(one.trained for one in sizes.values())
     # Weights that are in bf16 are computed with as they are.
-    number, copied = (CAST, 0) if run.trains_in_bf16 else (TRAINED, numbers * CAST)
+    number, copied = (
+        (CAST, 0) if run.setup.optimizer.rounds else (TRAINED, numbers * CAST)
+    )
     activations = None
     if counted is not None and encoding is not None:
         activations = restored + counted.kept(
-            run.checkpoints,
+            run.setup.checkpoints,
             config.use_gradient_checkpointing_offload,
-            copied if run.precision == "bf16" else 0,
+            copied if run.setup.mixed_precision == "bf16" else 0,
         )
         if not stage:
             # Units run before the step keeps anything.

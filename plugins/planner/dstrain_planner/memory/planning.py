@@ -119,21 +119,19 @@ class MemoryPlan:
     @cached_property
     def possible(self) -> Possible:
         """Return what the run could do to need less."""
-        run = self.run
+        run, setup = self.run, self.run.setup
         sizes = run.components
-        lora: tuple[str, ...] = ()
-        if not run.trainables.full:
-            lora = tuple(one.component for one in run.trainables.lora)
-        lora = tuple(name for name in lora if name in sizes)
+        trained = () if setup.trainables.full else setup.trainables.lora
+        lora = tuple(one.component for one in trained if one.component in sizes)
         encoders = [sizes[name] for name in run.loaded("data_process") if name in sizes]
         encoders.sort(key=lambda size: size.frozen_bytes, reverse=True)
-        known = {one.name: one for one in run.family.load("components")}
+        known = {one.name: one for one in setup.family.load("components")}
         blocks = max((sizes[name].blocks for name in lora), default=0)
         if "quant_options" not in flags_by_name(TrainConfig):
             # The plugin that keeps weights otherwise is not installed.
             lora, encoders, blocks = (), [], 0
         return Possible(
-            precision=run.precision,
+            precision=setup.mixed_precision,
             can_split={*run.loaded("")} != {*run.loaded("train")},
             # What sharding refuses is not advised.
             blocks=0 if run.sharding else blocks,
@@ -163,7 +161,7 @@ class MemoryPlan:
 
     def _has_optimizer(self, config: TrainConfig) -> bool:
         try:
-            _ = self.run.with_config(config, "train").optimizer
+            _ = self.run.with_config(config, "train").setup.optimizer
         except (UsageError, TypeError):  # of an option that is not installed
             return False
         return True

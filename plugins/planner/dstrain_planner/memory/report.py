@@ -1,8 +1,7 @@
 """Say in a table what a run needs in memory and on disk, and with which flags it fits."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 from dstrain import console
@@ -36,7 +35,7 @@ def sections(run: PlannedRun) -> Iterator[Section]:
     if run.stage == "generate":
         yield _generation(run)
         return
-    if not run.has_models:
+    if not run.setup.models:
         title = "memory: not known, since no model files are given"
         yield Section(title, is_answer=True)
         return
@@ -81,13 +80,10 @@ def _verdict(plan: MemoryPlan, peaks: Sequence[Estimate]) -> Section:
     lines = [*_fit(plan, peaks)]
     device = device_memory(plan.run)
     fits = None if device is None else [one.fits(device[0]) for one in peaks]
-    data = {"device": device and device[0], "fits": fits and _all_fit(fits)}
+    # None if that is not known of a stage.
+    every = fits and (False if False in fits else all(fits) or None)
+    data = {"device": device and device[0], "fits": every}
     return Section(title, lines, data, is_answer=True)
-
-
-def _all_fit(fits: Sequence[bool | None]) -> bool | None:
-    """Return whether all stages fit; None if that is not known."""
-    return False if False in fits else all(fits) or None
 
 
 def _memory(plan: MemoryPlan, found: Estimate) -> Section:
@@ -97,12 +93,7 @@ def _memory(plan: MemoryPlan, found: Estimate) -> Section:
     lines = _table(_needed(plan, found))
     if found.activations is not None:
         lines += fitted([f"{INDENT}computed for {plan.counted.origin}"])
-    return Section(title, lines, _as_data(plan.run.stage, found))
-
-
-def _as_data(stage: str, found: Estimate) -> Mapping[str, Any]:
-    """Return an estimate in bytes as JSON data."""
-    return {"stage": _stage_name(stage), **asdict(found), "peak": found.peak}
+    return Section(title, lines, {"stage": stage, **asdict(found), "peak": found.peak})
 
 
 def _needed(plan: MemoryPlan, found: Estimate) -> Iterator[Row]:
@@ -159,11 +150,11 @@ def _count(numbers: int) -> str:
 
 def _training(run: PlannedRun, found: Estimate) -> Iterator[Row]:
     numbers = sum(one.trained for one in run.components.values())
-    dtype = "bf16" if run.trains_in_bf16 else "fp32"
+    dtype = "bf16" if run.setup.optimizer.rounds else "fp32"
     note = f"{_count(numbers)} in {dtype}"
     yield "trained weights", as_size(found.trained), note
     yield "gradients", as_size(found.gradients), dtype
-    note = f"{run.optimizer}, {run.optimizer_bytes:g} bytes per trained parameter"
+    note = f"{run.setup.optimizer.name}, {run.optimizer_bytes:g} bytes per trained parameter"
     yield "optimizer state", as_size(found.optimizer), note
     if found.average:
         yield "average (EMA)", as_size(found.average), "fp32"
@@ -176,7 +167,7 @@ def _activations(plan: MemoryPlan, found: Estimate) -> Row:
     how = "without checkpointing"
     if config.use_gradient_checkpointing_offload:
         how = "with checkpointing and offloading"
-    elif plan.run.checkpoints:
+    elif plan.run.setup.checkpoints:
         how = "with checkpointing"
     what = "activations"
     if plan.run.stage == "data_process":
@@ -279,7 +270,7 @@ def _needs(found: Estimate) -> str:
 def _disk(plan: MemoryPlan) -> Section:
     """Return what a stage writes to the disk, and fetches."""
     run = plan.run
-    title = f"disk, {_stage_name(run.stage)}" if run.is_one_of_both else "disk"
+    title = f"disk, {_stage_name(run.stage)}" if run.setup.is_one_of_both else "disk"
     found = [*_written(plan)]
     lines = _table(found) if found else [f"{INDENT}not known"]
     return Section(title, lines, {"needs": found})

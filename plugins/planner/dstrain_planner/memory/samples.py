@@ -67,7 +67,7 @@ def of_cache(samples: CachedRows) -> ChosenSample:
 def of_largest(run: PlannedRun, largest: LargestSample) -> ChosenSample:
     """Return a sample as large as the largest of a dataset."""
     inputs = frozenset(largest.inputs)
-    used = run.plan(inputs).used_inputs
+    used = run.setup.plan(inputs).used_inputs
     values = {
         name: _value(outline)
         for name, outline in largest.inputs.items()
@@ -81,14 +81,14 @@ def of_flags(run: PlannedRun) -> ChosenSample:
     """Return a sample of the size that the flags ask for; without --height and --width
     a square of --max_pixels, or of the largest --resolution.
     """
-    config = run.config
+    setup, config = run.setup, run.config
     pixels = run.most_pixels
-    inputs = run.all_inputs()
-    used = run.plan(inputs).used_inputs
+    inputs = setup.all_inputs()
+    used = setup.plan(inputs).used_inputs
     shapes: dict[str, tuple[int, int, int]] = {}
     files: list[tuple[int, int, int]] = []
     values: dict[str, Any] = {}
-    for name, source in run.spec.inputs.items():
+    for name, source in setup.spec.inputs.items():
         if not isinstance(source, Column) or name not in inputs:
             continue
         side = isqrt(pixels) // (source.multiple or 1)
@@ -98,7 +98,7 @@ def of_flags(run: PlannedRun) -> ChosenSample:
         if source.is_file:
             files.append(shapes[name])
         if name in used and source.kind == "tensors":
-            what = f"is needed to plan memory: task {run.task.name} reads {name!r}, whose size its files tell"
+            what = f"is needed to plan memory: task {setup.task.name} reads {name!r}, whose size its files tell"
             raise UsageError("--dataset_base_path", what)
         choices = getattr(source.check, "choices", ())
         if name in used and choices:
@@ -106,14 +106,14 @@ def of_flags(run: PlannedRun) -> ChosenSample:
         elif name in used:
             values[name] = _of_kind(source.kind, source.mode, shapes[name])
     axes = ("frames", "height", "width")
-    for name, other in run.spec.inputs.items():
+    for name, other in setup.spec.inputs.items():
         if isinstance(other, Measured) and other.of in shapes and name in used:
             values[name] = shapes[other.of][axes.index(other.axis)]
         if isinstance(other, Constant) and name in used:
             values[name] = other.value
     _, height, width = next(iter(files or shapes.values()), (0, 0, 0))
     size = f"{width} x {height}"
-    if run.spec.reads_videos:
+    if setup.spec.reads_videos:
         size += f", {run.most_frames} frames"
     origin = f"a sample of {size} with a prompt of {LETTERS} letters"
     return ChosenSample(Sample(values, inputs), origin)

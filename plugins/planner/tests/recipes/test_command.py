@@ -229,12 +229,6 @@ def test_a_list_ends_with_commands_that_work(
     assert config.recipe.endswith("-48gb" if "48GB" in narrowed else "-24gb")
 
 
-def test_without_recipes_the_list_is_empty(shown: Callable[[str], str]) -> None:
-    disabled = "-p no:flux -p no:qwen_image -p no:wan"
-    for narrowed in ("", "--card 24GB"):
-        assert len(shown(f"{narrowed} {disabled}").splitlines()) == 1
-
-
 def test_a_card_has_the_recipe_of_each_goal_that_makes_the_most_of_it(
     shown: Callable[[str], str],
 ) -> None:
