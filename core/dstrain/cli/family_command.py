@@ -28,6 +28,7 @@ from dstrain.cli.config_file import (
     read_file,
     with_choice_of_model,
 )
+from dstrain.cli.errors import DISABLED, hints, variables_without_effect
 from dstrain.cli.help import (
     BRIEF,
     HELP,
@@ -36,7 +37,6 @@ from dstrain.cli.help import (
     show_brief,
     write_sections,
 )
-from dstrain.cli.hints import DISABLED, hints, variables_without_effect
 from dstrain.config import flags, read_resolved
 from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.options import ModelChoice, TrainConfig

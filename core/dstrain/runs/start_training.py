@@ -13,8 +13,7 @@ from dstrain.runs.long_prompts import LongPromptLog
 from dstrain.runs.loop import run_steps
 from dstrain.runs.observers import Observers, WatchedRun, plugin_observers
 from dstrain.runs.prompt_images import Images, open_images
-from dstrain.runs.reports.progress import Bar, RunStatistics, Summary
-from dstrain.runs.reports.status import Status
+from dstrain.runs.reports.progress import Bar, RunStatistics, Status, Summary
 from dstrain.runs.reports.step_log import StepLog
 from dstrain.runs.reports.summary import log_end, log_start
 from dstrain.runs.script.parts import NO_PARTS, Callbacks, OwnParts, RunResult

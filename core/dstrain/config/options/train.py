@@ -7,12 +7,11 @@ from dstrain.config.conversion import as_optional_path, converted, options
 from dstrain.config.fields import Effect, option
 from dstrain.config.options.data import DataOptions
 from dstrain.config.options.lora import LoraOptions
-from dstrain.config.options.memory import MemoryOptions
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.config.options.output import OutputOptions
 from dstrain.config.options.samples import SampleOptions
-from dstrain.config.options.training import TrainingOptions
+from dstrain.config.options.training import MemoryOptions, TrainingOptions
 from dstrain.config.plugin_options import flags, plugin_flags
 
 

@@ -1,4 +1,4 @@
-"""The options of what is trained, and for how long."""
+"""The options of what is trained, for how long, and with how much memory."""
 
 from typing import Literal
 
@@ -87,3 +87,33 @@ class TrainingOptions:
         "Let DistributedDataParallel search for parameters without a gradient.",
         False,
     )
+
+
+@options
+class MemoryOptions:
+    """How much memory a run needs, and where."""
+
+    initialize_model_on_cpu: bool = option(
+        "memory",
+        "Has no effect: no more than one weight of a model is in RAM while it is loaded.",
+        False,
+    )
+    use_gradient_checkpointing: bool | None = option(
+        "memory",
+        "Recompute activations in the backward pass instead of storing them. By default, families "
+        "whose models need it do so, and the start of the run says it.",
+        common=True,
+    )
+    use_gradient_checkpointing_offload: bool = option(
+        "memory",
+        "Offload checkpointed activations to RAM (implies --use_gradient_checkpointing).",
+        False,
+    )
+
+    @property
+    def checkpoints(self) -> bool:
+        """Return whether options ask to recompute blocks in the backward pass."""
+        return (
+            bool(self.use_gradient_checkpointing)
+            or self.use_gradient_checkpointing_offload
+        )

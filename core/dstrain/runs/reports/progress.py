@@ -1,19 +1,37 @@
-"""Show the steps of a run: a bar while it runs, and lines at its end."""
+"""Show the steps of a run: a bar while it runs, lines at its end, and logs/state.json for programs
+that watch several runs.
+"""
 
+import os
+import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from dstrain.console import get_logger, number_of, progress_bar
+import psutil
+
+from dstrain.console import (
+    get_logger,
+    number_of,
+    progress_bar,
+    redacted,
+    shell_command,
+)
+from dstrain.runs.checkpoints.directory import STATUS
 from dstrain.runs.observers import Observer, WatchedRun
+from dstrain.storage import write_json
 from dstrain.training import peak_memory
 
 logger = get_logger(__name__)
 
+SECONDS = 1.0
+"""The file is replaced at most as often as this."""
 LOSSES_AVERAGED = 20
 """Steps of the mean that is shown: a single loss depends on its timesteps more than on what
 was learned.
@@ -99,3 +117,42 @@ class Summary(Observer):
         if how in ("finished", "stopped") and self.statistics.steps:
             for line in self.statistics.summary(peak_memory()):
                 logger.info(line)
+
+
+class Status(Observer):
+    """logs/state.json, replaced whole: stage, step, total, speed; host, process id, its start
+    time and command; and at the end how the run ended, with its message.
+    """
+
+    def __init__(self, stage: str, folder: Path) -> None:
+        """Write to a folder, from `start` on."""
+        self.path = folder / STATUS
+        self.record: dict[str, Any] = {
+            "stage": stage or "unsplit",
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "started": psutil.Process().create_time(),
+            "command": redacted(shell_command(sys.argv)),
+        }
+        self.written = 0.0
+
+    def start(self, run: WatchedRun) -> None:
+        """Write that the run goes on."""
+        self._write(run)
+
+    def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
+        """Note the step, and write it unless that was done within the last second."""
+        self.record["samples_per_second"] = numbers["samples_per_second"]
+        self.record["loss"] = numbers["loss"]
+        if time.monotonic() - self.written >= SECONDS:
+            self._write(run)
+
+    def end(self, run: WatchedRun, how: str) -> None:
+        """Write how the run ended."""
+        self.record |= {"ended": how, "message": redacted(run.message)}
+        self._write(run)
+
+    def _write(self, run: WatchedRun) -> None:
+        self.record |= {"step": run.step, "total_steps": run.total_steps}
+        write_json(self.path, self.record)
+        self.written = time.monotonic()
