@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain import GenerateConfig, Interrupted, StateError, UsageError, generate
+from dstrain import GenerateConfig, Interrupted, StateError, generate
 from dstrain.cache import FeatureCache
 from dstrain.config import LoraFile, with_run_options
 from dstrain.generation.source import open_source
@@ -234,13 +234,6 @@ def test_stage_1_stores_prompts_under_the_keys_of_rows_and_a_changed_prompt_refi
     assert len(list((tmp_path / "plans").glob("*.json"))) == 1
 
 
-@pytest.mark.parametrize("marks", ["--w 0 --h 0", "--d -5", "--l nan"])
-def test_a_dry_run_refuses_marks_out_of_range(here: Path, marks: str) -> None:
-    with pytest.raises(UsageError, match="expected a finite number") as caught:
-        train(here, preview_prompt=[f"dog {marks}"], dry_run=True)
-    assert caught.value.where == "--preview_prompt"
-
-
 @pytest.mark.parametrize(("of_run", "own"), [(None, ["sks", "x"]), ("sks", ["x"])])
 def test_prompts_have_the_runs_trigger_word_or_that_of_the_first_dataset_with_one(
     of_run: str | None, own: list[str], here: Path
@@ -432,18 +425,6 @@ def test_a_run_that_is_asked_to_stop_leaves_its_previews_to_the_resumed_run(
     assert sorted(made(tmp_path / "cut")) == sorted(whole)[:2]
     train(here, resume="auto", **asked)
     assert made(tmp_path / "cut") == whole
-
-
-@pytest.mark.parametrize(
-    "flags", [{"preview_steps": 3}, {"preview_prompt": ("dog",), "preview_steps": 0}]
-)
-def test_flags_that_would_do_nothing_are_refused(
-    flags: dict[str, Any], here: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        train(here, output_path=tmp_path / "out", **flags)
-    assert caught.value.where == "--preview_steps"
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_preview_with_arguments_of_its_own_is_the_same_split_and_unsplit(
