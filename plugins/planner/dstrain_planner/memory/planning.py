@@ -119,7 +119,8 @@ class MemoryPlan:
     @cached_property
     def possible(self) -> Possible:
         """Return what the run could do to need less."""
-        run, setup = self.run, self.run.setup
+        run = self.run
+        setup = run.setup
         sizes = run.components
         trained = () if setup.trainables.full else setup.trainables.lora
         lora = tuple(one.component for one in trained if one.component in sizes)
