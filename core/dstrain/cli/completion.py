@@ -7,8 +7,6 @@ from contextlib import redirect_stderr
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from dstrain.registry import ModelFamily
-
 PROGRAM = "dstrain"
 VARIABLE = "_DSTRAIN_COMPLETE"
 """The variable by which a shell asks for completions; its value is click's."""
@@ -44,14 +42,6 @@ def families(
 
     found = {one.name: f"{one.distribution} {one.version}" for one in installed()}
     return completing(lambda typed: found.items())(ctx, param, incomplete)
-
-
-def family_knowing(model_id: str) -> ModelFamily | None:
-    """Return the family of a published id; None if that needs a closer look."""
-    from dstrain.registry import usable_families
-
-    found = [family for family in usable_families()[0] if family.knows(model_id)]
-    return found[0] if len(found) == 1 else None
 
 
 def completing(values: Callable[[str], Iterable[tuple[str, str]]]) -> Completer:

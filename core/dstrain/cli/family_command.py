@@ -20,7 +20,7 @@ from dstrain.cli.click_options import (
     repeat_flags,
     shared_options,
 )
-from dstrain.cli.completion import FAMILY, family_knowing, folded
+from dstrain.cli.completion import FAMILY, folded
 from dstrain.cli.config_file import (
     default_map,
     for_toy,
@@ -188,12 +188,9 @@ class FamilyCommand(Command):
                 error.help_lines += (*hints(f"--model {model}", ctx),)
                 raise
         elif named is not None:
-            if ctx.resilient_parsing:
-                known = family_knowing(str(named))
-            else:
-                is_help = not {*HELP}.isdisjoint(args)
-                with status():
-                    known = family_of(str(named), disabled, in_help=is_help)
+            is_quick = ctx.resilient_parsing or not {*HELP}.isdisjoint(args)
+            with status():
+                known = family_of(str(named), disabled, in_help=is_quick)
             if known is None:
                 return
             ctx.meta[FAMILY] = known

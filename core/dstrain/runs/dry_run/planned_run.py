@@ -56,7 +56,7 @@ class PlannedRun:
     """A run of which nothing is loaded."""
 
     setup: Setup
-    """What its options and model files resolve to."""
+    """What its options and model files resolve to, which may change with every version."""
     plans: Sequence[Plan]
     """What is computed, one plan for each set of inputs that rows have."""
     _rows: PlannedRows
