@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from dstrain import TrainConfig
+from dstrain.cli.main import main
 
 FakePlugin = Callable[..., Path]
 
@@ -152,3 +153,28 @@ def runs(
     runner.__dict__["start"] = given.append
     monkeypatch.setitem(sys.modules, "dstrain.runs.runner", runner)
     return given
+
+
+@pytest.fixture
+def lines(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., list[str]]:
+    """Words -> the lines that bash gets for the last one."""
+
+    def answered(*words: str) -> list[str]:
+        with monkeypatch.context() as patch:
+            patch.setenv("_DSTRAIN_COMPLETE", "bash_complete")
+            patch.setenv("COMP_WORDS", "\n".join(["dstrain", *words]))
+            patch.setenv("COMP_CWORD", str(len(words)))
+            assert main([]) == 0
+        said = capfd.readouterr()
+        assert not said.err
+        return said.out.split()
+
+    return answered
+
+
+@pytest.fixture
+def completed(lines: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Words -> the completions of the last one."""
+    return lambda *words: [line.partition(",")[2] for line in lines(*words)]

@@ -18,31 +18,6 @@ VARIABLE = "_DSTRAIN_COMPLETE"
 
 
 @pytest.fixture
-def lines(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Complete:
-    """Words -> the lines that bash gets for the last one."""
-
-    def answered(*words: str) -> list[str]:
-        with monkeypatch.context() as patch:
-            patch.setenv(VARIABLE, "bash_complete")
-            patch.setenv("COMP_WORDS", "\n".join(["dstrain", *words]))
-            patch.setenv("COMP_CWORD", str(len(words)))
-            assert main([]) == 0
-        said = capfd.readouterr()
-        assert not said.err
-        return said.out.split()
-
-    return answered
-
-
-@pytest.fixture
-def completed(lines: Complete) -> Complete:
-    """Words -> the completions of the last one."""
-    return lambda *words: [line.partition(",")[2] for line in lines(*words)]
-
-
-@pytest.fixture
 def shady(fake_plugin: Install, family_source: Source) -> None:
     """Install a family with options, variants and a published model."""
     fields = {

@@ -5,37 +5,11 @@ from pathlib import Path
 
 import pytest
 from dstrain import TrainConfig, UsageError
-from dstrain.cli.main import main
 from dstrain.config import as_flags, read_resolved, validate, write_resolved
 from dstrain_planner.recipes.record import card_size
 
 Complete = Callable[..., list[str]]
 Install = Callable[..., Path]
-
-
-@pytest.fixture
-def lines(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Complete:
-    """Words -> what a shell is told for the last one."""
-
-    def run(*words: str) -> list[str]:
-        with monkeypatch.context() as patch:
-            patch.setenv("_DSTRAIN_COMPLETE", "bash_complete")
-            patch.setenv("COMP_WORDS", "\n".join(["dstrain", *words]))
-            patch.setenv("COMP_CWORD", str(len(words)))
-            assert main([]) == 0
-        captured = capfd.readouterr()
-        assert captured.err == ""
-        return captured.out.split()
-
-    return run
-
-
-@pytest.fixture
-def completed(lines: Complete) -> Complete:
-    """Words -> the completions of the last one."""
-    return lambda *words: [line.partition(",")[2] for line in lines(*words)]
 
 
 def test_recipes_are_completed(completed: Complete) -> None:
