@@ -30,7 +30,7 @@ from dstrain.cache.plan_files import write_plan
 from dstrain.distributed import ProcessGroup
 from dstrain.plugin import Column
 from dstrain.runs import data_process, open_training_data
-from dstrain.runs.dry_run.summary import as_summary
+from dstrain.runs.dry_run.summary import plan_run
 from dstrain.runs.resolve import resolve
 from dstrain.storage import file_mark, sha256
 from dstrain.storage.file_memory import SETTLED
@@ -196,7 +196,7 @@ def repeat(folder: Path) -> float:
 def dry_run(folder: Path) -> float:
     """Say what stage 1 would do."""
     since = time.perf_counter()
-    as_summary(resolve(config_of(folder, "data_process")))
+    plan_run(resolve(config_of(folder, "data_process"))).page()
     return time.perf_counter() - since
 
 
@@ -210,7 +210,7 @@ def start(folder: Path) -> float:
 def dry_run_of_training(folder: Path) -> float:
     """Say what stage 2 would do."""
     since = time.perf_counter()
-    as_summary(resolve(config_of(folder, "train")))
+    plan_run(resolve(config_of(folder, "train"))).page()
     return time.perf_counter() - since
 
 

@@ -44,7 +44,7 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
         "lr_scheduler": "constant_with_warmup",
         "lr_warmup_steps": 2,
         "preview_prompt": ("dog", "cat"),
-        "preview_steps": 100,
+        "preview_steps": 4,
         "dataset_repeat": 2,
     }
     train(here, output_path=tmp_path, **flags)
