@@ -4,7 +4,6 @@ they store so.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import nn
@@ -43,11 +42,35 @@ def keeper_request(
         spec: The pipeline they are for.
         models: The given model files.
     """
+    known = components_of(family)
+    with_weights = [one for one in spec.components if not known[one].is_folder]
     expert = given_expert(spec, family, models)
+
+    def meant(flag: str, what: str) -> list[str]:
+        if spec.experts is not None and what in spec.experts.roles and expert:
+            return [spec.experts.component(what, expert)]
+        if what in with_weights:
+            return [what]
+        if what in spec.components:
+            raise UsageError(flag, f"has no effect: {what} has no weights")
+        advice = f"components: {', '.join(with_weights)}"
+        entries = _entries(options, family)
+        if what not in entries:
+            hint = nearest(what, [*with_weights, *entries])
+            which = f"{spec.family} {spec.variant}"
+            no = f"{what!r} is no component of {which} and no entry of the model flags"
+            raise UsageError(flag, no + hint, advice)
+        inside = _inside(entries[what], list(known.values()))
+        found = [name for name in inside if name in with_weights]
+        if not found:
+            no = f"these files do not tell which component they are: {what}"
+            raise UsageError(flag, no, advice)
+        return found
+
     return KeeperRequest(
         options,
-        components_of(family),
-        partial(_meant, options=options, family=family, spec=spec, expert=expert),
+        known,
+        meant,
         of_variant=spec.components,
         variant=spec.where,
         denoisers=spec.experts.components
@@ -97,42 +120,6 @@ def given_expert(
     given = {component_at(model, known) for model in models}
     experts = [name for name in spec.experts.components if name in given]
     return experts[0] if len(experts) == 1 else ""
-
-
-def _meant(
-    flag: str,
-    what: str,
-    options: ModelChoice,
-    family: ModelFamily,
-    spec: PipelineSpec,
-    expert: str,
-) -> list[str]:
-    """Return the components that an entry of a flag names, by the name or by the files;
-    raises UsageError where it names none.
-
-    expert: The only expert of the denoiser whose files are given; '' for none.
-    """
-    known = components_of(family)
-    with_weights = [one for one in spec.components if not known[one].is_folder]
-    if spec.experts is not None and what in spec.experts.roles and expert:
-        return [spec.experts.component(what, expert)]
-    if what in with_weights:
-        return [what]
-    if what in spec.components:
-        raise UsageError(flag, f"has no effect: {what} has no weights")
-    advice = f"components: {', '.join(with_weights)}"
-    entries = _entries(options, family)
-    if what not in entries:
-        hint = nearest(what, [*with_weights, *entries])
-        which = f"{spec.family} {spec.variant}"
-        no = f"{what!r} is no component of {which} and no entry of the model flags"
-        raise UsageError(flag, no + hint, advice)
-    inside = _inside(entries[what], list(known.values()))
-    found = [name for name in inside if name in with_weights]
-    if not found:
-        no = f"these files do not tell which component they are: {what}"
-        raise UsageError(flag, no, advice)
-    return found
 
 
 def _entries(config: ModelChoice, family: ModelFamily) -> dict[str, ModelConfig]:

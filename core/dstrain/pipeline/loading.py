@@ -60,18 +60,8 @@ def load_components(
     components = {}
     for name in dict.fromkeys((*found.files, *(found.configs if empty else ()))):
         unused = spec.unused_parameters.get(name, ())
-        files = found.files.get(name)
-        part = parts.get(name)
-        loader = Loader(
-            family,
-            known[name],
-            files,
-            device,
-            unused,
-            found.keepers,
-            part=part,
-            variant=spec.variant,
-        )
+        given = (family, known[name], found.files.get(name), device, unused)
+        loader = Loader(*given, found.keepers, parts.get(name), spec.variant)
         own_dtype = torch.float32 if name in full_precision else dtype
         if empty and not known[name].is_folder:
             module = loader.build_empty(found.configs[name])

@@ -54,17 +54,19 @@ def choose_model(
         folders: Component -> files that are those of this component.
         hub: The hub to fetch missing files of the model from; None is the default.
     """
-    if any(plugin.name == model for plugin in installed()):
-        family = load_family(model)
-        if not given:
-            what = f"{model!r} is a family, and no files of a model are given"
-            raise UsageError(WHERE, what, f"{EXAMPLE}; or give model_configs")
-        _refuse_unknown(given, family)
-        return family, (*given, *_of_components(folders, family))
-    family = _family_of(model, given)
-    _refuse_unknown(given, family)
-    named = (*given, *_of_components(folders, family))
-    if not model:
+    is_family = any(plugin.name == model for plugin in installed())
+    family = load_family(model) if is_family else _family_of(model, given)
+    if is_family and not given:
+        what = f"{model!r} is a family, and no files of a model are given"
+        raise UsageError(WHERE, what, f"{EXAMPLE}; or give model_configs")
+    of_components = [
+        replace(config, component=name)
+        for name, config in folders.items()
+        if config is not None
+    ]
+    named = (*given, *of_components)
+    _refuse_unknown(named, family)
+    if is_family or not model:
         return family, named
     refuse_unsupported(family, "--model_id", [model.partition("@")[0]])
     parts = parts_of(model, family, chosen_hub(hub))
@@ -109,16 +111,3 @@ def _refuse_unknown(given: Sequence[ModelConfig], family: ModelFamily) -> None:
         if one.component and one.component not in known:
             what = f"model_configs: {family.name} has no component {one.component!r}{nearest(one.component, known)}"
             raise UsageError(WHERE, what, f"components: {', '.join(known)}")
-
-
-def _of_components(
-    folders: Mapping[str, ModelConfig | None], family: ModelFamily
-) -> list[ModelConfig]:
-    """Return files that are of a component by what they are given as."""
-    found = [
-        replace(config, component=name)
-        for name, config in folders.items()
-        if config is not None
-    ]
-    _refuse_unknown(found, family)
-    return found
