@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,21 +22,22 @@ from dstrain.training.loader import Batch
 logger = get_logger(__name__)
 
 
-class Saver(Protocol):
-    """What saves a run when that is due."""
+class Saver:
+    """Saves a run when that is due. This one saves nothing."""
 
-    @property
-    def weights(self) -> Sequence[Path]:
-        """Return the files of weights saved last, in the main process."""
+    weights: Sequence[Path] = ()
+    """The files of weights saved last, in the main process."""
 
     def save_if_due(self, run: Any, epoch: int) -> bool:
         """Save if that is due after a step of this epoch; return whether it was."""
+        return False
 
     def save(self, run: Any, name: str) -> None:
         """Save, and name the files of weights so."""
 
     def stop(self, run: Any) -> NoReturn:
         """Raise what says how to go on, of a run that was saved."""
+        raise KeyboardInterrupt
 
 
 def run_steps(run: Training, saver: Saver, observers: Observers) -> tuple[float, ...]:

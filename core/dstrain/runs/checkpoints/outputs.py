@@ -59,6 +59,7 @@ from dstrain.runs.checkpoints.state import (
     save_state,
     take_part_in_saving,
 )
+from dstrain.runs.loop import Saver
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
 from dstrain.runs.training_run import TrainingRun
@@ -78,7 +79,7 @@ def save_is_due(run: TrainingRun) -> bool:
 
 
 @dataclass
-class RunDirectory:
+class RunDirectory(Saver):
     """The output folder of one run; only the main process writes."""
 
     setup: Setup

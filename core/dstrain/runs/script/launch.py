@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -21,7 +21,7 @@ from dstrain.models import components_of
 from dstrain.pipeline.arguments import with_sizes
 from dstrain.randomness import SampleKey, digest
 from dstrain.runs.checkpoints.state import save_full
-from dstrain.runs.loop import run_steps
+from dstrain.runs.loop import Saver, run_steps
 from dstrain.runs.observers import Observer, Observers, WatchedRun
 from dstrain.runs.reports.progress import Bar, RunStatistics
 from dstrain.runs.script.parts import StepNumbers
@@ -224,7 +224,7 @@ def launch_training_task(
         wait=processes.wait,
     )
     own = [Bar(RunStatistics()), _CallsLogger(logger)]
-    return run_steps(run, _SavesNothing(), Observers(watched, processes, own))
+    return run_steps(run, Saver(), Observers(watched, processes, own))
 
 
 def _check(accelerator: Accelerator, module: TrainingModule) -> None:
@@ -314,21 +314,6 @@ class _CallsLogger(Observer):
             if run.is_main:
                 self.logger.on_training_end(run.module, run.step)
             run.wait()
-
-
-class _SavesNothing:
-    """Stands where a run has an output folder: what is saved is the logger's work."""
-
-    weights: tuple[Path, ...] = ()
-
-    def save_if_due(self, run: Training, epoch: int) -> bool:
-        return False
-
-    def save(self, run: Training, name: str) -> None:
-        pass
-
-    def stop(self, run: Training) -> NoReturn:
-        raise KeyboardInterrupt
 
 
 def _sample(module: TrainingModule, dataset: Rows, row: int) -> Sample:
