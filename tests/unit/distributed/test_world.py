@@ -1,20 +1,18 @@
 """Several processes, for real: rows of stage 1, learning rates, the last samples, and
-what a step does not reach; and how trained networks are sharded among them.
+what a step does not reach.
 """
 
 import json
 import os
 import select
 import socket
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain import UsageError
-from dstrain.distributed import Sharding, distributed_run
+from dstrain.distributed import distributed_run
 from torch.distributed import Store
 
 from tests.support.family import weights_of, write_data
@@ -116,16 +114,3 @@ def test_nothing_is_trained_that_a_step_does_not_reach(
     ran(2, here, tmp_path, output_path=output, num_epochs=2, trainable_models=trained)
     assert len(log(output)) == 8
     assert files(output)
-
-
-def test_sharding_is_told_in_words_with_what_needs_less_memory() -> None:
-    every = product(("full", "hybrid"), (True, False), (True, False))
-    assert len({str(Sharding(*one)) for one in every}) == 8
-    assert len(list(Sharding(offload=True).advice())) == 1
-    advice = " ".join(Sharding(reshard_after_forward=False).advice())
-    for setting in ("fsdp_reshard_after_forward: true", "fsdp_offload_params: true"):
-        assert setting in advice
-    assert Sharding().processes(8, 4) == 8
-    assert Sharding("hybrid").processes(8, 4) == 4
-    with pytest.raises(UsageError, match=r"8 .* 3 "):
-        Sharding("hybrid").processes(8, 3)
