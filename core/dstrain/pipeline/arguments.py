@@ -200,10 +200,7 @@ def fitted_start(
 
     Raises UsageError for what is too small or too short.
 
-    Args:
-        spec: The variant.
-        inputs: All inputs, with the variant's defaults.
-        given: The arguments of the call.
+    inputs: All inputs, with the variant's defaults; `given` are those of the call.
     """
     name = start_input(spec)
     column = spec.inputs[name]

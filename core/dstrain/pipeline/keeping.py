@@ -34,14 +34,7 @@ def keeper_request(
     spec: PipelineSpec,
     models: Sequence[ModelConfig],
 ) -> KeeperRequest:
-    """Return the request of a command; what it does with components is to be filled in.
-
-    Args:
-        options: Its options.
-        family: The family of the components.
-        spec: The pipeline they are for.
-        models: The given model files.
-    """
+    """Return the request of a command; what it does with components is to be filled in."""
     known = components_of(family)
     with_weights = [one for one in spec.components if not known[one].is_folder]
     expert = given_expert(spec, family, models)

@@ -53,7 +53,7 @@ from dstrain.pipeline.sampling import (
     plan_inference,
     seeded_noise,
 )
-from dstrain.pipeline.variant_choice import choose_variant, runs_on_a_prompt
+from dstrain.pipeline.variant_choice import choose_variant, score_inputs
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry import ModelFamily, disabling, extensions_in_use
 
@@ -135,7 +135,9 @@ class Pipeline(BoundSpec):
             check_plugins(given)
             extensions_in_use().refuse_unheard(given)
             loaded, models = choose_model(model, model_configs, folders, hub)
-            name = choose_variant(loaded, variant, models, fits=runs_on_a_prompt)
+            # That is assumed before anything is known of its calls.
+            fits = score_inputs(("prompt",))
+            name = choose_variant(loaded, variant, models, fits=fits)
             spec = loaded.spec(name)
             given = replace(given, model=loaded.name)
             keepers = keepers_for_inference(given, loaded, spec, models)

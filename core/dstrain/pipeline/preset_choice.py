@@ -37,11 +37,7 @@ def find_preset(
     mean the one that its header names. Raises UsageError if that is none, or if it has
     layers of another component than is given; StateError for a file that cannot be read.
 
-    Args:
-        file: The file, whose path may begin with the name of a component.
-        component: The value of --preset_lora_model.
-        family: The family.
-        spec: The variant.
+    component: The value of --preset_lora_model; the path, too, may begin with one.
     """
     file = file.of(spec.components)
     if file.component and component and split_commas(component) != (file.component,):

@@ -31,7 +31,7 @@ def choose_variant(
     models: Sequence[ModelConfig] = (),
     score: Scorer | None = None,
     take_first: bool = False,
-    fits: Callable[[PipelineSpec], bool] | None = None,
+    fits: Scorer | None = None,
 ) -> str:
     """Return the variant named, else the one left by the id of an adapter or else of the
     denoiser, then the places of other files, then columns or inputs, then the denoiser's
@@ -46,8 +46,8 @@ def choose_variant(
         models: The model files.
         score: Rates variants by columns or inputs.
         take_first: Whether the first of several that are left will do.
-        fits: Tells whether a variant can run with what is known beside the files; asked
-            only if several are left.
+        fits: Tells by a score whether a variant can run with what is assumed; asked only if
+            several are left.
     """
     if name is not None or len(family.variants) == 1:
         return variant_of(family, name)
@@ -157,13 +157,6 @@ def score_inputs(inputs: Collection[str]) -> Scorer:
         return len(present), 0
 
     return score
-
-
-def runs_on_a_prompt(spec: PipelineSpec) -> bool:
-    """Return whether a variant generates from a prompt alone: what is assumed of a pipeline
-    that is loaded before anything is known of its calls.
-    """
-    return score_inputs(("prompt",))(spec) is not None
 
 
 def _is_adapter(family: ModelFamily, config: ModelConfig) -> bool:

@@ -167,8 +167,8 @@ def test_several_that_are_left_are_named_unless_either_or_only_one_will_do() -> 
     assert chosen(shared, f"Tiny/Tiny:{DENOISER}", columns="base") == "base"
     for variant in EQUAL.variants:
 
-        def fits(spec: PipelineSpec, wanted: str = variant) -> bool:
-            return spec.variant == wanted
+        def fits(spec: PipelineSpec, wanted: str = variant) -> tuple[int, int] | None:
+            return (1, 0) if spec.variant == wanted else None
 
         assert chosen(EQUAL, columns="base", fits=fits) == variant
 
