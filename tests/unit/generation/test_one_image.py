@@ -211,7 +211,7 @@ def test_a_lora_file_that_is_not_there_is_refused_before_loading(
     (tmp_path / "there").write_text("")
     for lora, named in (
         (LoraFile(tmp_path / "no.safetensors"), f"^.*{tmp_path}/no.safetensors: "),
-        (parse_lora(f"dti={tmp_path}/no.safetensors"), "'dti' .*dit"),
+        (parse_lora(f"dti={tmp_path}/no.safetensors"), "dti=.*no such LoRA"),
     ):
         with pytest.raises(StateError, match=named):
             there = LoraFile(tmp_path / "there")
