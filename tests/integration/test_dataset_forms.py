@@ -98,7 +98,7 @@ def test_stage_1_with_nothing_to_do_reads_no_row(
     monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path / "user"))
     given = {"dataset_base_path": here / form, "feature_cache": tmp_path / "cache"}
     train(here, task="sft:data_process", **given)
-    said = [line for line in capsys.readouterr().err.splitlines() if "dataset " in line]
+    capsys.readouterr()
 
     def refuse(*_: Any) -> None:
         raise AssertionError("rows are read")
@@ -109,7 +109,6 @@ def test_stage_1_with_nothing_to_do_reads_no_row(
             monkeypatch.setenv("SOME_TOKEN", "hf_abcdefghijklmnopqrst")
         train(here, task="sft:data_process", **given)
         again = capsys.readouterr().err.splitlines()
-        assert said[0] in again
         assert any("precomputing 0 of 5" in line for line in again)
 
 

@@ -344,7 +344,7 @@ CASES = (
     Case("another dataset that is nothing", "image,prompt\ngood.png,a\n", (), ("no images or videos",),
          {"more": Path.mkdir}, flags=("--dataset", '{"dataset_base_path": "data/more"}')),
     Case("numbers of frames off the multiples", "image,prompt,clip\ngood.png,a,good.mp4\n", (),
-         ("--num_frames: 6, 11 are not 4n+1; the nearest are 5, 9",), flags=("--num_frames", "5,6,11")),
+         ("--num_frames: 6 is not 4n+1; the nearest is 5",), flags=("--num_frames", "5,6,11")),
     Case("a column that is not there", "image,prompt\ngood.png,a\n", (),
          ("no input loads a file from column 'imag'; did you mean 'image'",),
          flags=("--data_file_keys", "imag")),

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import NoReturn
 
 from dstrain.errors import UsageError
 
@@ -70,7 +69,12 @@ class Buckets:
             if other >= least:
                 found |= dict.fromkeys([(side, other), (other, side)])
         if not found:
-            self._refuse(least, greatest, step)
+            sides = f"with sides of {least} to {greatest} in steps of {step}"
+            raise UsageError(
+                "--resolution",
+                f"{self.side} has no bucket {sides}",
+                "change it, --bucket_step, --bucket_min_side or --bucket_max_side",
+            )
         return list(found)
 
     def step_for(self, multiple: int) -> int:
@@ -78,17 +82,6 @@ class Buckets:
         if self.step is not None:
             return math.lcm(self.step, multiple)
         return max(multiple, _cut(self.side // STEPS, multiple))
-
-    def _refuse(self, least: int, greatest: int, step: int) -> NoReturn:
-        """Raise UsageError for an area that has no bucket."""
-        if self.side < step:
-            what = f"{self.side} is too small: at least {step} is needed"
-            raise UsageError("--resolution", what)
-        raise UsageError(
-            "--resolution",
-            f"{self.side} has no bucket with sides of {least} to {greatest} in steps of {step}",
-            "change --bucket_step, --bucket_min_side or --bucket_max_side",
-        )
 
     def _limits(self, step: int) -> tuple[int, int]:
         """Return the least and the greatest side, as multiples of the step."""

@@ -254,8 +254,6 @@ def mask_cell(
     """Return the cell of masks, which are cropped as what they are of is.
 
     Args:
-        column: That of the masks.
-        masks: Their files.
         own: (height, width) of the image or video itself.
         loaded: (height, width) at which that is loaded.
 

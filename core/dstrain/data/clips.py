@@ -36,13 +36,11 @@ class FrameSampling:
         """
         if not stride:
             return
-        wrong = [one for one in (*self.shorter, self.frames) if (one - 1) % stride]
-        near = [round((one - 1) / stride) * stride + 1 for one in wrong]
-        verb = "is" if len(wrong) == 1 else "are"
-        if wrong:
-            what = f"{', '.join(map(str, wrong))} {verb} not {stride}n+1"
-            nearest = f"the nearest {verb} {', '.join(map(str, near))}"
-            raise UsageError("--num_frames", f"{what}; {nearest}")
+        for frames in (*self.shorter, self.frames):
+            if (frames - 1) % stride:
+                near = round((frames - 1) / stride) * stride + 1
+                what = f"{frames} is not {stride}n+1; the nearest is {near}"
+                raise UsageError("--num_frames", what)
 
     def clips(self, total: int, stride: int) -> tuple[range, ...]:
         """Return the clips of a video of `total` frames (at least 1), of equal length: the

@@ -145,12 +145,8 @@ class Dataset:
     ) -> "Dataset":
         """Return the dataset of samples.
 
-        Args:
-            table: The table.
-            samples: They are not kept.
-            columns: As of the dataset.
-            pads_texts: Whether a batch pads what is computed from texts to the longest
-                of it.
+        pads_texts: Whether a batch pads what is computed from texts to the longest
+            of it.
         """
         rows = SampleCells()
         sample_ids = array("q")
@@ -204,35 +200,18 @@ class Dataset:
         """Return what a sample has in common with the others of its batch."""
         return self.signatures[int(self.groups[sample])]
 
-    def fault(
-        self,
-        row: int,
-        name: str,
-        error: UsageError,
-    ) -> Fault:
+    def fault(self, row: int, name: str, error: UsageError) -> Fault:
         """Return the fault of an input that could not be loaded."""
-        name_of_file = repr(Path(error.where).name)
-        if is_embedded_file(error.where):
-            name_of_file = EMBEDDED
-        reason = f"{name_of_file} {error.what}"
-        return Fault(row, self._column_of(row, name).name, reason)
-
-    def _column_of(self, row: int, name: str) -> Column:
-        """Return the column that an input of a row is read from; several datasets may
-        have masks in columns of different names.
-        """
         columns = self.columns
+        # Several datasets may have masks in columns of different names.
         for first, own in self.parts:
             if first <= row:
                 columns = own
-        return columns[name]
+        is_named = not is_embedded_file(error.where)
+        file = repr(Path(error.where).name) if is_named else EMBEDDED
+        return Fault(row, columns[name].name, f"{file} {error.what}")
 
-    def damage(
-        self,
-        row: int,
-        name: str,
-        error: UsageError,
-    ) -> UsageError:
+    def damage(self, row: int, name: str, error: UsageError) -> UsageError:
         """Return the error of an input that could not be loaded, with its place in the
         metadata.
         """

@@ -221,11 +221,9 @@ def load_image(
     UsageError for a damaged file.
 
     Args:
-        path: The file.
         mode: RGB, RGBA or L.
         size: (height, width) in pixels; None keeps the image's own.
         frame: Which frame of an animated image, from 0.
-        view: Where it is cropped, and whether it is mirrored.
         is_mask: Whether one of 0 and 1 becomes one of 0 and 255, with the note `SCALED`:
             tools for segmentation write it, and it looks black.
     """

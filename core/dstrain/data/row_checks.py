@@ -295,8 +295,7 @@ def input_columns(
             raise UsageError(
                 "--extra_inputs",
                 f"no column of {table.path.name} gives input {wanted!r}",
-                f"inputs: {', '.join(known)}",
-                f"columns: {', '.join(table.names_in_file)}",
+                f"inputs: {', '.join(known)}; columns: {', '.join(table.names_in_file)}; "
                 f"columns whose files are loaded: {', '.join(sorted(loaded)) or 'none'}",
             )
     return columns

@@ -129,8 +129,7 @@ class Table:
 
         A column whose name another one gets is left out.
 
-        Args:
-            originals: New name -> the column that gets it.
+        originals: New name -> the column that gets it.
         """
         if not originals:
             return self

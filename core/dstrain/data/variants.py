@@ -55,8 +55,7 @@ class CaptionOptions:
     def captions(self, written: str | Sequence[str]) -> list[WeightedCaption]:
         """Return the captions of a row, each once, the first as it is written.
 
-        Args:
-            written: The text of the cell, or several that are equally probable.
+        written: The text of the cell, or several that are equally probable.
         """
         texts = [written] if isinstance(written, str) else list(written)
         if self.split_lines:
@@ -164,9 +163,8 @@ class AugmentationOptions:
     def views(self, is_cropped: bool) -> list[WeightedView]:
         """Return the views of a row, the plain one first.
 
-        Args:
-            is_cropped: Whether anything of its images is cut off: else all crops are
-                the same, and there is one.
+        is_cropped: Whether anything of its images is cut off: else all crops are
+            the same, and there is one.
         """
         places = [(number + 0.5) / self.crops for number in range(self.crops)]
         places.sort(key=lambda place: abs(place - CENTRE))

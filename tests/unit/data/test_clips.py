@@ -38,7 +38,7 @@ def test_every_length_gives_equal_clips_of_a_length_the_model_can_use(
     [
         *(((frames,), str(frames), "81") for frames in (80, 82)),
         *(((84,), "84", "85"), ((2,), "2", "1"), ((4,), "4", "5")),
-        ((16, 33, 50), "16, 50", "17, 49"),
+        ((16, 33, 50), "16", "17"),
     ],
 )
 def test_numbers_of_frames_the_model_cannot_use_are_refused_with_the_nearest(
@@ -52,8 +52,7 @@ def test_numbers_of_frames_the_model_cannot_use_are_refused_with_the_nearest(
     assert caught.value.what.startswith(f"{wrong} ")
     assert caught.value.what.endswith(f" {near}")
     sampling.check(0)
-    for good in near.split(", "):
-        FrameSampling(int(good)).check(4)
+    FrameSampling(int(near)).check(4)
 
 
 @pytest.mark.parametrize("fps", RATES)

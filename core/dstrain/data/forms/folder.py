@@ -124,10 +124,7 @@ def _with_captions(
 ) -> Iterator[tuple[Medium, _Caption]]:
     """Yield each image and video with its caption.
 
-    Args:
-        media: Those of the first of the folders.
-        folders: It, and others that a link may lead to.
-        default: As in `read_folder`.
+    folders: It, and others that a link may lead to.
     """
 
     def read(task: Sequence[Medium]) -> list[_Caption]:

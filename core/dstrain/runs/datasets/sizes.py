@@ -54,10 +54,8 @@ def size_lines(sizes: Iterable[GroupSize], samples_per_step: int | None) -> list
     """Return a line for each size, and one for all; none if all samples are of one size
     and nothing is cropped away.
 
-    Args:
-        sizes: The sizes of the samples that are used.
-        samples_per_step: Samples of a batch, over all processes; None where nothing is
-            trained.
+    samples_per_step: Samples of a batch, over all processes; None where nothing is
+        trained.
     """
     by_size: dict[str, list[GroupSize]] = {}
     for one in sizes:

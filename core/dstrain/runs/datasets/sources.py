@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ class NamedParts:
             sources_of_parts(config) if config.dataset else ()
         )
         self._base = datasets_of(config)[0].config.dataset_base_path
-        self._digests: dict[Source, str] = {}
+        self._digest = cache(Source.digest)
 
     def first_changed(self, dataset: Mapping[str, Any]) -> Path | None:
         """Return where the first dataset is whose rows are not those that a plan records,
@@ -223,8 +224,3 @@ class NamedParts:
             if self._digest(source) != record["sha256"]:
                 return source.path
         return None
-
-    def _digest(self, source: Source) -> str:
-        if source not in self._digests:
-            self._digests[source] = source.digest()
-        return self._digests[source]
