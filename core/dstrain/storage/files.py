@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
-from itertools import chain, count
 from pathlib import Path
 from stat import S_ISREG
 from typing import IO, Any
@@ -81,13 +80,6 @@ def set_aside(folder: Path) -> Path:
 def nameable(path: Path) -> Path:
     """Return the path with a name at its end, which '.' and '..' have not."""
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))
-
-
-def unused_name(path: Path) -> Path:
-    """Return this path, or one beside it with a number behind its name, where nothing is."""
-    path = nameable(path)
-    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-    return next(one for one in chain([path], numbered) if not os.path.lexists(one))
 
 
 def final(path: Path) -> Path:
