@@ -33,7 +33,7 @@ CAPTIONS_PER_TASK = 64
 NONE = "has no caption"
 ADVICE = (
     "there is no metadata, so captions are read from files beside the images and videos",
-    "to use one caption for all that have none, give --default_caption TEXT",
+    "to use one caption for all images and videos without a caption, give --default_caption TEXT",
 )
 
 
