@@ -4,7 +4,6 @@ import math
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,9 +37,6 @@ FLAG = "--model_id"
 DESCRIPTION = re.compile(r"(?:^|/)(?:tokenizer_)?config\.json$")
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
 DATASET_BASE_VARIABLE = "DSTRAIN_DATASET_BASE_PATH"
-RECORD_EVERY = 5.0
-"""Seconds between two records of a dataset's files, of which there may be thousands. A file
-that is not recorded is compared again, not downloaded again."""
 HUB_VARIABLES = ("DSTRAIN_DOWNLOAD_SOURCE", "DIFFSYNTH_DOWNLOAD_SOURCE")
 OFFLINE_VARIABLES = ("DSTRAIN_SKIP_DOWNLOAD", "DIFFSYNTH_SKIP_DOWNLOAD")
 ID = r"\w[\w.-]*/\w[\w.-]*"
@@ -269,7 +265,11 @@ class _Download:
         folder = self.source.folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder):
+            folder_lock = FolderLock(folder)
+            if not folder_lock.acquire(QUIET_WAIT):
+                logger.info(f"waiting for the process that downloads to {folder}")
+                folder_lock.acquire(math.inf)
+            with folder_lock:
                 # Another process may have downloaded them while this one waited.
                 if not find_local(self.source, pattern):
                     self._download(record, wanted)
@@ -297,8 +297,8 @@ class _Download:
         return Record(self.hub, self.source.model_id, revision, commit, files, {})
 
     def _download(self, record: Record, wanted: Iterable[str]) -> None:
-        """Download the missing ones of the wanted files, and record each when it is
-        verified and in its place.
+        """Download the missing ones of the wanted files, and record those that are verified
+        and in their place.
 
         Raises StateError for another file in the place of one, except for an unchanged
         one of another revision, which is replaced.
@@ -332,30 +332,29 @@ class _Download:
             size = record.tree[name].size - sum(part.stat().st_size for part in parts)
             total += max(0, size)
         self._announce(missing, total)
-        recorded = time.monotonic()
-        for name in missing:
-            staged = folder / STAGING / name
-            path = folder / name
-            at = record.commit or record.revision
-            staging = folder / STAGING
-            self._ask(name, self.client.download, at, name, staging, self.source.kind)
-            done = record.tree[name].verify(staged)
-            if done is None:
-                staged.unlink()
-                what = (
-                    f"{self._label} sent another size or sha256 of {name} than it lists"
+        # What is not recorded of a killed run is compared again, not downloaded again.
+        try:
+            for name in missing:
+                staged = folder / STAGING / name
+                path = folder / name
+                at = record.commit or record.revision
+                staging = folder / STAGING
+                self._ask(
+                    name, self.client.download, at, name, staging, self.source.kind
                 )
-                advice = f"run the same command again; if the files there have changed, remove {folder} first"
-                raise SystemFault(self.source.named, what, advice)
-            with staged.open("rb") as file:
-                os.fsync(file.fileno())
-            path.parent.mkdir(parents=True, exist_ok=True)
-            staged.replace(path)
-            kept[name] = replace(done, mark=file_mark(path))
-            is_due = time.monotonic() - recorded > RECORD_EVERY
-            if is_due or self.source.kind == "model" or name == missing[-1]:
-                record.write(folder)
-                recorded = time.monotonic()
+                done = record.tree[name].verify(staged)
+                if done is None:
+                    staged.unlink()
+                    what = f"{self._label} sent another size or sha256 of {name} than it lists"
+                    advice = f"run the same command again; if the files there have changed, remove {folder} first"
+                    raise SystemFault(self.source.named, what, advice)
+                with staged.open("rb") as file:
+                    os.fsync(file.fileno())
+                path.parent.mkdir(parents=True, exist_ok=True)
+                staged.replace(path)
+                kept[name] = replace(done, mark=file_mark(path))
+        finally:
+            record.write(folder)
         shutil.rmtree(folder / STAGING, ignore_errors=True)
 
     def _announce(self, missing: list[str], total: int) -> None:
@@ -407,12 +406,3 @@ class _Download:
                 f"{advice}, or try {others}",
                 f"the cause: {first_line(str(error))}",
             ) from error
-
-
-def _locked(folder: Path) -> FolderLock:
-    """Lock a model's folder, waiting while another process downloads into it."""
-    folder_lock = FolderLock(folder)
-    if not folder_lock.acquire(QUIET_WAIT):
-        logger.info(f"waiting for the process that downloads to {folder}")
-        folder_lock.acquire(math.inf)
-    return folder_lock
