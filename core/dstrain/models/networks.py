@@ -3,6 +3,7 @@ directions.
 """
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -159,9 +160,18 @@ class Tokenizer:
         dtype: torch.dtype,
     ) -> Any:
         """Load the tokenizer from its folder."""
+        folder = files.folder
         load = _load_class(self.name).from_pretrained
-        with reading(files.folder):
-            return load(files.folder, local_files_only=True)
+        try:
+            with reading(folder):
+                return load(folder, local_files_only=True)
+        except StateError as error:
+            # The library does not say which of its files is damaged.
+            for path in sorted(folder.glob("*.json")):
+                with reading(path):
+                    if not isinstance(json.loads(path.read_bytes()), dict):
+                        raise StateError(path, "is no JSON object") from error
+            raise
 
     def create(self, arguments: Mapping[str, Any]) -> Any:
         """Create a toy's tokenizer from the arguments of its class, which may be those
