@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from dstrain.cache import FeatureCache, PlanSamples
+from dstrain.cache import FeatureCache
 from dstrain.config import LoraFile, parse_lora
 from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import plugin_flags
@@ -24,7 +24,7 @@ from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checkpoints.resume import initial_weights
 from dstrain.runs.checks.flags import refuse_unshardable
 from dstrain.runs.datasets.sizes import GroupSize, group_sizes
-from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
+from dstrain.runs.feature_plan import check_configs, open_plan
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData, TrainingRun, ValidationSamples
@@ -91,7 +91,10 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
     source, info = open_plan(setup, cache)
     rows = source.rows
     if setup.config.on_long_prompt == "error":
-        refuse_long_prompts(cache, rows, info)
+        # Refused for a row whose cached values are of a prompt that was cut.
+        log = LongPromptLog("error", lambda row: info.name_row(rows[rows.index(row)]))
+        used = rows.using(recorded(cache.folder))
+        note_recorded(log, cache.folder, ((row, [one]) for row, one in used))
     count = info.dataset["rows"]
     # Rows are in order: a new one begins wherever the number changes.
     present = rows.numbers["row"]
@@ -110,16 +113,6 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
     return TrainingData(
         setup, source, groups, ids, source.input_sets, info, sizes, info.rows_of_parts
     )
-
-
-def refuse_long_prompts(
-    cache: FeatureCache, rows: PlanSamples, info: CacheInfo
-) -> None:
-    """Raise UsageError for a row whose cached values are of a prompt that was cut."""
-    log = LongPromptLog("error", lambda row: info.name_row(rows[rows.index(row)]))
-    known = recorded(cache.folder)
-    used = ((row, [address]) for row, address in rows.using(known))
-    note_recorded(log, cache.folder, used)
 
 
 def prepare(

@@ -73,24 +73,18 @@ def step_of(state: Path) -> int:
     return int(state.name.removeprefix("step-"))
 
 
-def run_in(folder: Path) -> list[Path]:
-    """Return what says that a folder holds a run: states, newest first, weights, a log,
-    a run that was set aside.
-
-    A log counts from its first step on; without one the run ended before it began.
+def refuse_run(folder: Path) -> None:
+    """Raise StateError if the folder holds a run: states, weights, a run that was set
+    aside, or a log with a step.
     """
     files = RunFiles.read(folder)
     paths = [folder / path for path in (*files.weights(), f"{SET_ASIDE}/{RUN}")]
     log = folder / LOSS_CSV
     if LOSS_CSV in files.steps and log.is_file() and log.read_bytes().count(b"\n") > 1:
         paths.append(log)
-    return [*states(folder), *(path for path in paths if path.exists())]
-
-
-def refuse_run(folder: Path) -> None:
-    """Raise StateError if the folder holds a run, naming the ways to resume or replace it."""
-    for found in run_in(folder)[:1]:
-        resume = "resume it with --resume, " if states(folder) else ""
+    kept = states(folder)
+    for found in (*kept, *filter(Path.exists, paths)):
+        resume = "resume it with --resume, " if kept else ""
         what = f"already contains a run: {found.relative_to(folder)}"
         advice = f"{resume}start over with --overwrite, or give another --output_path"
         raise StateError(folder, what, advice)

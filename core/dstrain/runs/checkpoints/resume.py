@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -154,7 +153,15 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
                 # They have the preset of the run that trained them in them.
                 what = f"cannot be merged into {component}: {FLAG} {path} replaces it"
                 raise UsageError("--preset_lora_path", what, "leave it out")
-            _check_configuration(path, header, found.configs.get(component, {}))
+            recorded = json.loads(header.get("config", "{}"))
+            used = found.configs.get(component, {})
+            if differing := differing_entries(recorded, used):
+                pairs = differing.items()
+                words = [
+                    f"{key}: {one}, this run {other}" for key, (one, other) in pairs
+                ]
+                what = f"has a different configuration: {'; '.join(words)}"
+                raise StateError(path, what)
             files[component] = saved_weights(setup.family, component, path)
         elif setup.config.lora_checkpoint is None:
             loras.append(path)
@@ -190,15 +197,3 @@ def _check_trained(path: Path, component: str, is_lora: bool, setup: Setup) -> N
     if content not in trained:
         what = f"contains {content}, but this run trains {', '.join(trained)}"
         raise StateError(path, what)
-
-
-def _check_configuration(
-    path: Path, header: Mapping[str, str], config: Mapping[str, Any]
-) -> None:
-    recorded = json.loads(header.get("config", "{}"))
-    differing = [
-        f"{name}: file {saved}, this run {used}"
-        for name, (saved, used) in differing_entries(recorded, config).items()
-    ]
-    if differing:
-        raise StateError(path, "has a different configuration", "; ".join(differing))
