@@ -120,12 +120,17 @@ class Setup:
     def dataset(self) -> Dataset:
         """Return the dataset's rows, checked.
 
-        Raises UsageError for blank cells that the run needs. With --on_bad_sample skip,
-        every file that the run reads was decoded, and bad rows are skipped.
+        Raises UsageError for blank cells that the run needs, and for masks, of the run or
+        of one dataset, that no row has. With --on_bad_sample skip, every file that the run
+        reads was decoded, and bad rows are skipped.
         """
         found = self.checked_dataset
         if not self.is_validation:
-            self._refuse_no_masks(found)
+            for part in self.parts:
+                if part.options.has_own_masks:
+                    with about_dataset(part.options.name):
+                        refuse_no_masks(part.dataset)
+            refuse_no_masks(found)
         if self.config.on_bad_sample == "error":
             return found
         return skip_undecodable(
@@ -161,16 +166,6 @@ class Setup:
             return
         names = dict.fromkeys(name for one in found for name in one.table.columns)
         raise absent_masks(column, "no dataset has a", list(names))
-
-    def _refuse_no_masks(self, dataset: Dataset) -> None:
-        """Refuse masks that no row has: those of the run that none of all rows has, and
-        those of one dataset that none of its own has.
-        """
-        for part in self.parts:
-            if part.options.has_own_masks:
-                with about_dataset(part.options.name):
-                    refuse_no_masks(part.dataset)
-        refuse_no_masks(dataset)
 
     @cached_property
     def parts(self) -> "tuple[DatasetPart, ...]":

@@ -146,18 +146,6 @@ def sharding_of(
     return Sharding(kind, reshard, offload), said
 
 
-def refuse_groups(environment: Mapping[str, str]) -> None:
-    """Raise UsageError for groups of processes that share more than weights: tensors,
-    contexts or sequences.
-    """
-    for setting in ("tp", "cp", "sp"):
-        name = f"parallelism_config_{setting}_size"
-        size = environment.get(name.upper(), "1")
-        if number(size) != 1:
-            what = f"{name} is {size}; only groups of dp_replicate and dp_shard are supported"
-            raise UsageError(WHERE, what)
-
-
 def _group_mode(environment: Mapping[str, str]) -> str:
     """Return none, full or hybrid, as the sizes of groups say."""
     if not switched_on(environment, GROUPS):
@@ -415,5 +403,12 @@ def _refuse_others(environment: Mapping[str, str]) -> None:
     if backend.lower() != "no":
         what = f"dynamo_backend {backend} is not supported; leave dynamo_config out"
         raise UsageError(WHERE, what)
-    if switched_on(environment, GROUPS):
-        refuse_groups(environment)
+    if not switched_on(environment, GROUPS):
+        return
+    # Groups that share more than weights: tensors, contexts or sequences.
+    for setting in ("tp", "cp", "sp"):
+        name = f"parallelism_config_{setting}_size"
+        size = environment.get(name.upper(), "1")
+        if number(size) != 1:
+            what = f"{name} is {size}; only groups of dp_replicate and dp_shard are supported"
+            raise UsageError(WHERE, what)
