@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 from dstrain.lazy import own_process
 
-from tests.support.pages import set_page_width
 from tests.support.selection import TENTH
 
 
@@ -40,4 +39,4 @@ def counted(request: pytest.FixtureRequest) -> Callable[[str, int], None]:
 @pytest.fixture
 def wide_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """No line of a page is broken: the paths of tests are long."""
-    set_page_width(monkeypatch, 1000)
+    monkeypatch.setattr("dstrain.console.PAGE_WIDTH", 1000)

@@ -34,29 +34,15 @@ class Part:
 
 def pip_download(kind: str, package: str, scratch: Path) -> Path:
     """Fetch a wheel ("binary") or a source package ("source")."""
-    only = (
-        ("--only-binary", ":all:")
-        if kind == "binary"
-        else ("--no-binary", package.partition("==")[0])
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        *only,
-        "-d",
-        str(scratch),
-        package,
-    ]
+    named = package.partition("==")[0]
+    only = ("--only-binary", ":all:") if kind == "binary" else ("--no-binary", named)
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *only]
+    command += ["-d", str(scratch), package]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     return next(path for path in scratch.iterdir() if path.suffix in (".whl", ".gz"))
 
 
 def wheel(package: str, scratch: Path) -> Entries:
-    """Yield the files of a wheel."""
     with zipfile.ZipFile(pip_download("binary", package, scratch)) as archive:
         for name in archive.namelist():
             if not name.endswith("/"):
@@ -64,7 +50,6 @@ def wheel(package: str, scratch: Path) -> Entries:
 
 
 def npm_package(package: str, scratch: Path) -> Entries:
-    """Yield the files of an npm package."""
     packed = subprocess.run(
         ["npm", "pack", package, "--silent"],
         cwd=scratch,
@@ -97,7 +82,6 @@ def umt5(package: str, scratch: Path) -> Entries:
 
 
 def tar_files(path: Path) -> Entries:
-    """Yield the files of a tar archive."""
     with tarfile.open(path) as archive:
         for member in archive:
             file = archive.extractfile(member) if member.isfile() else None

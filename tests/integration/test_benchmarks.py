@@ -49,13 +49,9 @@ ARGUMENTS = MappingProxyType(
 )
 SMALLER = MappingProxyType(
     {
-        "masks": {
-            "CASES": {"masked": {"dataset": "spoiled", "mask_column": "kept"}},
-        },
+        "masks": {"CASES": {"masked": {"dataset": "spoiled", "mask_column": "kept"}}},
         "train_step": {"ROWS": 8},
-        "quantized_gate": {
-            "METHODS": {"nf4": "dit:bitsandbytes_nf4"},
-        },
+        "quantized_gate": {"METHODS": {"nf4": "dit:bitsandbytes_nf4"}},
         "on_digits": {"INFERENCE_STEPS": 1},
         "prior": {"CASES": {"with images of the old one": 0.5}},
         "guidance": {"SCALES": (1.0, 2.0), "DROPOUTS": {"dropout": 0.5}},

@@ -71,39 +71,16 @@ SHORTENED = (
 )
 FOREIGN_FLAGS = frozenset(
     {
-        *("--all-cases", "--names", "--record", "--table", "--budget"),
-        "--no-index",
-        "--find-links",
-        "--local-dir",
-        *("--dataset", "--include", "--local_dir", "--repo-type"),
-        "--help",
-        "--config_file",
-        "--use_fsdp",
-        "--fsdp_version",
-        "--fsdp_offload_params",
-        "--fsdp_reshard_after_forward",
-        "--cpu",
-        "--num_processes",
-        "--nproc_per_node",
-        "--standalone",
-        "--tiny",
-        "--memory",
-        *(
-            "--nnodes",
-            "--rdzv_id",
-            "--rdzv_backend",
-            "--rdzv_endpoint",
-            "--max_restarts",
-        ),
-        *(
-            "--num_machines",
-            "--machine_rank",
-            "--main_process_ip",
-            "--main_process_port",
-        ),
-        *("--job-name", "--nodes", "--ntasks-per-node", "--gpus-per-node", "--time"),
-        *("--signal", "--requeue", "--open-mode", "--dependency"),
-        *("--init", "--shm-size", "--ipc", "--logdir"),
+        *("--all-cases", "--names", "--record", "--table", "--budget", "--no-index"),
+        *("--find-links", "--local-dir", "--dataset", "--include", "--local_dir"),
+        *("--repo-type", "--help", "--config_file", "--use_fsdp", "--fsdp_version"),
+        *("--fsdp_offload_params", "--fsdp_reshard_after_forward", "--cpu", "--tiny"),
+        *("--num_processes", "--nproc_per_node", "--standalone", "--memory"),
+        *("--nnodes", "--rdzv_id", "--rdzv_backend", "--rdzv_endpoint"),
+        *("--max_restarts", "--num_machines", "--machine_rank", "--main_process_ip"),
+        *("--main_process_port", "--job-name", "--nodes", "--ntasks-per-node"),
+        *("--gpus-per-node", "--time", "--signal", "--requeue", "--open-mode"),
+        *("--dependency", "--init", "--shm-size", "--ipc", "--logdir"),
     }
 )
 
@@ -179,7 +156,6 @@ def in_cli(words: list[str]) -> int:
 
 
 def in_script(words: list[str]) -> int:
-    """Run a Python file that the page has shown."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", words)
         runpy.run_path(words[0], run_name="__main__")
@@ -468,22 +444,6 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     ] == []
 
 
-def test_the_index_leads_to_every_page() -> None:
-    index = ROOT / "docs/index.md"
-    linked = {
-        (index.parent / link).resolve()
-        for link in re.findall(r"\]\(([^)]+)\)", index.read_text())
-    }
-    docs = ROOT / "docs"
-    pages = {*docs.rglob("*.md"), *docs.rglob("*.ipynb")} - {index}
-    # Decisions are listed by the docs site, and by their folder.
-    decisions = set((docs / "development/decisions").glob("0*.md"))
-    assert linked & decisions == set()
-    assert linked | decisions == pages | {
-        one for one in linked if one.suffix not in (".md", ".ipynb")
-    }
-
-
 def test_the_command_line_page_is_as_generated() -> None:
     reference = ROOT / "docs/reference"
     page = runpy.run_path(str(reference / "make_cli.py"))["page"]
@@ -520,18 +480,6 @@ def test_the_command_line_page_has_every_command_and_every_option() -> None:
             ):
                 missing.append(f"{name} {option.opts[0]}")
     assert missing == []
-
-
-def test_a_block_with_its_output_is_read_as_one() -> None:
-    page = "a\n```sh exit=3\ndstrain \\\n  --toy # why\n```\n\n```text output\nno\n```\n```text\nfree\n```\n"
-    first, _, last = blocks(page)
-    assert (first.line, first.info, first.output, last.output) == (
-        2,
-        "sh exit=3",
-        "no\n",
-        None,
-    )
-    assert list(commands(first.body)) == [["dstrain", "--toy"]]
 
 
 @pytest.mark.parametrize(

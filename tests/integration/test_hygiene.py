@@ -1,5 +1,5 @@
-"""Rules over all source files of core and plugins; each rule's checker is proved on a
-planted example.
+"""Rules over all source files of core and plugins that no rule of ruff is; each rule's
+checker is proved on a planted example.
 """
 
 import ast
@@ -16,19 +16,10 @@ from dstrain.registry import load_family
 
 from tests.support import ROOT
 
-PICKLES = frozenset(
-    {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"}
-)
 MUTABLE_CALLS = frozenset(
     {
-        "list",
-        "dict",
-        "set",
-        "bytearray",
-        "defaultdict",
-        "deque",
-        "OrderedDict",
-        "Counter",
+        *("list", "dict", "set", "bytearray"),
+        *("defaultdict", "deque", "OrderedDict", "Counter"),
     }
 )
 DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -46,62 +37,6 @@ def trees() -> Iterator[None]:
     """Each file is parsed once, and its tree kept for the tests here alone."""
     yield
     parsed.cache_clear()
-
-
-def pickles(source: str) -> Iterator[str]:
-    """Imports of modules that run code when they read data."""
-    for node in ast.walk(parsed(source)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            names = (
-                [node.module or ""]
-                if isinstance(node, ast.ImportFrom) and not node.level
-                else []
-            )
-        yield from (
-            f"{node.lineno}: imports {name}"
-            for name in names
-            if name.partition(".")[0] in PICKLES
-        )
-
-
-def running_of_data(source: str) -> Iterator[str]:
-    """Calls that run what they read: eval, exec, yaml.load, unsafe loading, code that
-    comes with a model.
-    """
-    for node in ast.walk(parsed(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func)
-        if name in (
-            "eval",
-            "exec",
-            "builtins.eval",
-            "builtins.exec",
-            "yaml.load",
-            "pickle.load",
-            "pickle.loads",
-        ):
-            yield f"{node.lineno}: calls {name}"
-        for keyword in node.keywords:
-            value = (
-                keyword.value.value if isinstance(keyword.value, ast.Constant) else None
-            )
-            if (keyword.arg, value) in (
-                ("weights_only", False),
-                ("trust_remote_code", True),
-            ):
-                yield f"{node.lineno}: {keyword.arg}={value}"
-
-
-def star_imports(source: str) -> Iterator[str]:
-    """`from x import *`."""
-    for node in ast.walk(parsed(source)):
-        if isinstance(node, ast.ImportFrom) and any(
-            alias.name == "*" for alias in node.names
-        ):
-            yield f"{node.lineno}: from {node.module} import *"
 
 
 def mutable_state(source: str) -> Iterator[str]:
@@ -162,23 +97,6 @@ def _module_level(node: ast.AST) -> Iterator[ast.stmt]:
             yield from _module_level(child)
 
 
-def missing_annotations(source: str) -> Iterator[str]:
-    """Functions whose return or one of whose parameters has no annotation."""
-    for node in _functions(source):
-        arguments = node.args
-        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        starred = [
-            argument for argument in (arguments.vararg, arguments.kwarg) if argument
-        ]
-        bare = [
-            a.arg
-            for a in (*named, *starred)
-            if a.annotation is None and a.arg not in ("self", "cls")
-        ]
-        if bare or node.returns is None:
-            yield f"{node.lineno}: {node.name}: {', '.join(bare) or 'return'}"
-
-
 def family_names(source: str) -> Iterator[str]:
     """Core names no family."""
     for number, line in enumerate(source.splitlines(), 1):
@@ -204,28 +122,13 @@ def special_layers() -> frozenset[object]:
     )
 
 
-def _functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(parsed(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
 def listed(*folders: str) -> tuple[Path, ...]:
     """Python files of these folders that git tracks or would track, tests and templates
     left out.
     """
-    command = [
-        "git",
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "--",
-        *folders,
-    ]
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True
+        [*command, "--", *folders], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split("\0")
     paths = (ROOT / name for name in sorted(set(names)) if name.endswith(".py"))
     return tuple(
@@ -235,22 +138,7 @@ def listed(*folders: str) -> tuple[Path, ...]:
     )
 
 
-EVERYWHERE = (
-    pickles,
-    running_of_data,
-    star_imports,
-    missing_annotations,
-)
 PLANTED: tuple[tuple[Checker, str], ...] = (
-    (pickles, "import pickle"),
-    (pickles, "def f() -> None:\n    from pickle import load"),
-    (pickles, "import json, marshal"),
-    (running_of_data, "import torch\ntorch.load('a', weights_only=False)"),
-    (running_of_data, "x = eval('1')"),
-    (running_of_data, "def f(text: str) -> None:\n    exec(text)"),
-    (running_of_data, "import yaml\nyaml.load(open('a'))"),
-    (running_of_data, "load('a', trust_remote_code=True)"),
-    (star_imports, "from os import *"),
     (mutable_state, "SEEN = []"),
     (mutable_state, "SEEN: dict[str, int] = {}"),
     (mutable_state, "SEEN = {n for n in 'ab'}"),
@@ -263,10 +151,6 @@ PLANTED: tuple[tuple[Checker, str], ...] = (
     (changed_tables, "seen = {'a': 1}"),
     (changed_tables, "SEEN = {'a': 1}\nSEEN['b'] = 2"),
     (changed_tables, "SEEN = {'a': 1}\nSEEN.update(b=2)"),
-    (missing_annotations, "def f(a) -> None: ..."),
-    (missing_annotations, "def f(a: int): ..."),
-    (missing_annotations, "class A:\n    def f(self, *b) -> None: ..."),
-    (missing_annotations, "async def f(*, a) -> None: ..."),
     (family_names, "name = 'qwen_image'"),
     (family_names, "# as QwenImage does"),
     (changed_tables, "TABLE: dict[str, int] = {'a': 1}\nTABLE['b'] = 2"),
@@ -290,22 +174,23 @@ def test_a_planted_breach_is_found(checker: Checker, source: str) -> None:
 
 @pytest.mark.parametrize(
     "checker",
-    (*EVERYWHERE, mutable_state, changed_tables, family_names, family_layers),
+    (mutable_state, changed_tables, family_names, family_layers),
     ids=lambda checker: checker.__name__,
 )
 def test_innocent_code_is_left_alone(checker: Checker) -> None:
     assert not list(checker(INNOCENT))
 
 
-@pytest.mark.parametrize("checker", EVERYWHERE, ids=lambda checker: checker.__name__)
-def test_no_source_file_breaks_the_rule(checker: Checker) -> None:
-    assert not _breaches(checker, listed("core", "plugins"))
-
-
 def test_neither_core_nor_a_family_has_state_at_module_level() -> None:
     assert not _breaches(mutable_state, listed("core"))
     assert not _breaches(changed_tables, listed("plugins"))
     assert not list(changed_tables("TABLE = {'a': 1}"))
+
+
+def test_nothing_that_is_loaded_may_run_code() -> None:
+    loose = re.compile("weights_only=False|trust_remote_code=True")
+    sources = listed("core", "plugins")
+    assert not [path for path in sources if loose.search(path.read_text())]
 
 
 def test_core_names_no_family_and_no_layer_of_one() -> None:

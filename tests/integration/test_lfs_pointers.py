@@ -26,13 +26,12 @@ READ: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", READ)
 def test_a_pointer_is_named_as_one_wherever_a_file_is_read(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, empty: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path)
+    project(empty)
     Path("photos").mkdir()
     noise_image(16, 16).save("photos/a.png")
     Path(name).write_text(POINTER)
     with pytest.raises(DstrainError, match="Git LFS") as caught:
-        train(tmp_path, max_steps=1, **READ[name])
+        train(empty, max_steps=1, **READ[name])
     assert Path(name).name in str(caught.value)

@@ -25,19 +25,16 @@ pytestmark = pytest.mark.parametrize("family", ("flux", "qwen_image", "wan"))
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(empty: Path) -> None:
     """Work in a folder with the files, as they were made."""
-    shutil.copytree(MADE, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(MADE, empty, dirs_exist_ok=True)
 
 
 def run(*words: Any) -> None:
-    """Run a command, which must succeed."""
     assert main([str(word) for word in words]) == 0, words
 
 
 def tensors(*places: str) -> dict[str, torch.Tensor]:
-    """Return the weights of a file."""
     found: dict[str, torch.Tensor] = load_file(Path(*places))
     return found
 

@@ -16,12 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import Pipeline, TrainConfig
+from dstrain import Pipeline
 from dstrain.cli.main import main
-from dstrain.runs.resolve import resolve
-from dstrain.testing.rows import usual_size, write_rows
 
-from tests.support import everyday
 from tests.support.family import weights_of
 from tests.support.fixtures import FakePlugin
 from tests.support.launchers import FSDP_2, launched
@@ -46,12 +43,17 @@ def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flags(here: Path, **changes: Any) -> dict[str, Any]:
-    """A run of the tiny family."""
     return {
         "model": "tiny", "dataset_base_path": here / "data", "learning_rate": 1e-2, "num_epochs": 2, "batch_size": 2,
         "model_paths": json.dumps(list(weights_of(here / "model").values())),
         "tokenizer_path": here / "model/tokenizer", **changes,
     }  # fmt: skip
+
+
+def cached(here: Path, folder: Path, **changes: Any) -> dict[str, Any]:
+    """The same, of both stages, which writes into a folder."""
+    places = {"feature_cache": folder / "cache", "output_path": folder / "out"}
+    return flags(here, **{"lora_rank": 2, **places, **changes})
 
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -101,31 +103,6 @@ def test_one_command_leaves_what_two_commands_and_an_unsplit_run_leave(
     assert recorded["task"] == "sft"
 
 
-FAMILIES = ("qwen_image", "flux", "wan")
-
-
-@pytest.mark.parametrize(
-    "family", everyday.cases(FAMILIES, lambda name: name == "qwen_image")
-)
-def test_every_family_gets_it(family: str, tmp_path: Path) -> None:
-    spec = resolve(TrainConfig(model=family, toy=True)).spec
-    size = usual_size(spec)
-    given = {
-        "model": family, "toy": True, "dataset_base_path": write_rows(spec, tmp_path / "data"), "max_steps": 2,
-        "height": size.height, "width": size.width, "lora_rank": 4, "mixed_precision": "no",
-        "num_frames": size.frames if "video" in str(spec.inputs) else None,
-    }  # fmt: skip
-    assert main(words({**given, "output_path": tmp_path / "unsplit"})) == 0
-    cached = {
-        **given,
-        "feature_cache": tmp_path / "cache",
-        "output_path": tmp_path / "one",
-    }
-    assert main(words(cached)) == 0
-    assert same(files(tmp_path / "one"), files(tmp_path / "unsplit"))
-    assert log(tmp_path / "one") == log(tmp_path / "unsplit")
-
-
 TASK = """
 from dstrain.plugin import Task
 from dstrain.registry.hooks import hookimpl
@@ -136,45 +113,6 @@ from dstrain.training.losses import flow_match
 def dstrain_tasks():
     return [Task.of("of_a_plugin", flow_match)]
 """
-
-
-@pytest.mark.parametrize(
-    "task", ["direct_distill", "trajectory_imitation", "of_a_plugin"]
-)
-def test_every_task_gets_it(
-    task: str, here: Path, tmp_path: Path, fake_plugin: FakePlugin
-) -> None:
-    fake_plugin("extra", {"extra": "extra_task"}, {"extra_task": TASK}, group="dstrain")
-    shutil.copytree(here / "data", tmp_path / "data")
-    table = tmp_path / "data/metadata.json"
-    rows = json.loads(table.read_text())
-    if task != "of_a_plugin":
-        rows = [{**row, "seed": 1, "num_inference_steps": 2} for row in rows]
-    table.write_text(json.dumps(rows))
-    if task == "trajectory_imitation":
-        teacher = {
-            **flags(here), "dataset": table, "output": tmp_path / "made", "trajectory": True,
-            "guidance_scale": 2, "num_inference_steps": 5, "height": 16, "width": 16, "variant": "base",
-        }  # fmt: skip
-        for name in ("dataset_base_path", "learning_rate", "num_epochs", "batch_size"):
-            del teacher[name]
-        rows = [
-            {name: value for name, value in row.items() if name != "image"}
-            for row in rows
-        ]
-        table.write_text(json.dumps(rows))
-        assert main(["generate", *words(teacher)]) == 0
-        shutil.rmtree(tmp_path / "data")
-        (tmp_path / "made").rename(tmp_path / "data")
-    given = flags(here, dataset_base_path=tmp_path / "data", task=task, lora_rank=2)
-    assert main(words({**given, "output_path": tmp_path / "unsplit"})) == 0
-    cached = {**given, "feature_cache": tmp_path / "cache"}
-    assert main(words({**cached, "output_path": tmp_path / "one"})) == 0
-    assert same(files(tmp_path / "one"), files(tmp_path / "unsplit"))
-    assert log(tmp_path / "one") == log(tmp_path / "unsplit")
-    stage_2 = {**cached, "task": f"{task}:train", "output_path": tmp_path / "two"}
-    assert main(words(stage_2)) == 0
-    assert same(files(tmp_path / "two"), files(tmp_path / "unsplit"))
 
 
 @pytest.fixture
@@ -196,14 +134,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[str]]]:
 def test_a_repeated_command_loads_no_encoder(
     here: Path, tmp_path: Path, loads: list[set[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    line = words(
-        flags(
-            here,
-            lora_rank=2,
-            feature_cache=tmp_path / "cache",
-            output_path=tmp_path / "out",
-        )
-    )
+    line = words(cached(here, tmp_path))
     assert main(line) == 0
     assert loads == [{"text_encoder", "tokenizer", "vae"}, {"dit"}]
     loads.clear()
@@ -215,11 +146,11 @@ def test_a_repeated_command_loads_no_encoder(
     assert "to train on it, run" not in said
 
 
+@pytest.mark.usefixtures("empty")
 def test_the_command_that_stage_1_prints_trains_though_it_was_given_encoders_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """As the published split commands are."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(toy("qwen_image", "base"), "models/Qwen/Qwen-Image")
     files = ("text_encoder/model*.safetensors", "vae/*.safetensors")
     origins = ",".join(f"Qwen/Qwen-Image:{one}" for one in files)
@@ -265,15 +196,9 @@ def test_the_encoders_are_gone_before_the_denoiser_is_loaded(
         return pipeline
 
     monkeypatch.setattr(Pipeline, "from_found", classmethod(from_found))
-    given = flags(
-        here,
-        lora_rank=2,
-        feature_cache=tmp_path / "cache",
-        output_path=tmp_path / "out",
-    )
     gc.disable()
     try:
-        assert main(words(given)) == 0
+        assert main(words(cached(here, tmp_path))) == 0
     finally:
         gc.enable()
     assert "encoders freed" in capfd.readouterr().err
@@ -282,11 +207,7 @@ def test_the_encoders_are_gone_before_the_denoiser_is_loaded(
 
 def test_two_processes_run_both_stages(here: Path, tmp_path: Path) -> None:
     def line(way: str, **more: Any) -> list[str]:
-        places = {
-            "feature_cache": tmp_path / way / "cache",
-            "output_path": tmp_path / way / "out",
-        }
-        return words(flags(here, lora_rank=2, batch_size=1, **places, **more))
+        return words(cached(here, tmp_path / way, batch_size=1, **more))
 
     stages = [line("two", task=f"sft:{stage}") for stage in ("data_process", "train")]
     assert in_processes(2, commands(*stages), tmp_path).codes == (0, 0)
@@ -329,16 +250,11 @@ def test_each_way_resumes_what_another_began(
         "two": [{**cache, "task": "sft:data_process"}, {**cache, "task": "sft:train"}],
     }
     assert main(words({**given, "output_path": tmp_path / "whole"})) == 0
-    for way, length in zip(
-        order.split(), ({"num_epochs": 1}, {"resume": True}), strict=True
-    ):
+    given["output_path"] = tmp_path / "out"
+    lengths = ({"num_epochs": 1}, {"resume": True})
+    for way, length in zip(order.split(), lengths, strict=True):
         for stage in ways[way]:
-            assert (
-                main(
-                    words({**given, **length, **stage, "output_path": tmp_path / "out"})
-                )
-                == 0
-            )
+            assert main(words({**given, **length, **stage})) == 0
     assert log(tmp_path / "out") == log(tmp_path / "whole")
     assert same(files(tmp_path / "out"), files(tmp_path / "whole"))
 
@@ -384,12 +300,7 @@ def test_what_stage_2_would_refuse_is_refused_before_anything_is_computed(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    line = flags(
-        here,
-        lora_rank=2,
-        feature_cache=tmp_path / "cache",
-        output_path=tmp_path / "out",
-    )
+    line = cached(here, tmp_path)
     change(line, tmp_path)
     assert main(words(line)) == code
     assert said in capfd.readouterr().err
@@ -405,19 +316,10 @@ def test_what_stage_2_would_refuse_is_refused_before_anything_is_computed(
     ids=["a dataset that changed", "another flag"],
 )  # fmt: skip
 def test_a_resume_that_stage_2_would_refuse_is_refused_before_anything_is_computed(
-    flag: dict[str, Any],
-    said: str,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+    flag: dict[str, Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     project(tmp_path)
-    line = flags(
-        tmp_path,
-        lora_rank=2,
-        max_steps=1,
-        feature_cache=tmp_path / "cache",
-        output_path=tmp_path / "out",
-    )
+    line = cached(tmp_path, tmp_path, max_steps=1)
     assert main(words(line)) == 0
     # Of the same rows, more steps are a resume.
     assert main([*words({**line, "max_steps": 2}), "--resume"]) == 0
@@ -436,3 +338,18 @@ def test_a_resume_that_stage_2_would_refuse_is_refused_before_anything_is_comput
     assert main([*words(elsewhere), "--resume", state]) == 3
     assert sorted((tmp_path / "cache").rglob("*")) == before
     assert main([*words(more), "--overwrite"]) == 0
+
+
+def test_a_task_of_a_plugin_gets_it(
+    here: Path, tmp_path: Path, fake_plugin: FakePlugin
+) -> None:
+    fake_plugin("extra", {"extra": "extra_task"}, {"extra_task": TASK}, group="dstrain")
+    given = flags(here, task="of_a_plugin", lora_rank=2)
+    assert main(words({**given, "output_path": tmp_path / "unsplit"})) == 0
+    cached = {**given, "feature_cache": tmp_path / "cache"}
+    assert main(words({**cached, "output_path": tmp_path / "one"})) == 0
+    stage_2 = {**cached, "task": "of_a_plugin:train", "output_path": tmp_path / "two"}
+    assert main(words(stage_2)) == 0
+    for way in ("one", "two"):
+        assert same(files(tmp_path / way), files(tmp_path / "unsplit"))
+        assert log(tmp_path / way) == log(tmp_path / "unsplit")

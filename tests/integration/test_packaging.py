@@ -35,31 +35,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installer:
     """
     folder = tmp_path_factory.mktemp("packaging")
     for package in PACKAGES:
-        run(
-            sys.executable,
-            "-m",
-            "build",
-            "--wheel",
-            "--no-isolation",
-            "--outdir",
-            folder / "dist",
-            ROOT / package,
-        )
+        build = (sys.executable, "-m", "build", "--wheel", "--no-isolation")
+        run(*build, "--outdir", folder / "dist", ROOT / package)
 
     def install(name: str, *chosen: str) -> Path:
         python = make_environment(folder / name)
         wheels = ("core", *(f"plugin-{family.replace('_', '-')}" for family in chosen))
-        pip = (
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            python,
-            "install",
-            "-q",
-            "--no-deps",
-            "--no-index",
-        )
+        pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q")
+        pip += ("--no-deps", "--no-index")
         run(*pip, "--find-links", folder / "dist", *wheels)
         return folder / name
 

@@ -1,15 +1,15 @@
-"""The public names, flags and hooks change only on purpose: here they are written down."""
+"""The public names and hooks change only on purpose: here they are written down, as the
+options are in tests/unit/config/test_options.py.
+"""
 
 import ast
 import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from dstrain import GenerateConfig, TrainConfig
 from dstrain.registry.hooks import Hooks
 
 from tests.support import ROOT
@@ -47,37 +47,6 @@ PUBLIC = {
     """,
     "dstrain.testing": "Conformance LoraCase LoraFiles LoraReader Published PublishedLatents",
 }
-FLAGS = {
-    TrainConfig: """
-        plugin_options batch_size data_file_keys dataset_base_path dataset_metadata_path
-        dataset_num_workers dataset_repeat dataset_root disabled_plugins dry_run json
-        customized_optimizer dataset_form ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
-        loraplus_lr_ratio optimizer optimizer_args trainable_dtype
-        family_options feature_cache find_unused_parameters fix_frame_rate frame_samples frame_sampling
-        gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
-        lora_alpha lora_base_model lora_checkpoint lora_dropout lora_format lora_rank
-        lora_target_modules lora_type
-        validation_dataset_base_path validation_dataset_metadata_path validation_split validation_steps
-        accept_code_change alpha_mask mask_column unmasked_weight
-        bucket_max_side bucket_min_side bucket_step bucket_upscale caption_dropout caption_lines
-        caption_prefix caption_suffix caption_variants crops dataset flip keep_tags resolution
-        shuffle_tags trigger_word column default_caption
-        loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
-        max_timestep_boundary min_timestep_boundary mixed_precision model
-        model_id model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt
-        output_path overwrite preset_lora_model preset_lora_path
-        resume resume_from_checkpoint save_steps
-        seed task timestep_sampling toy trainable_models
-        use_gradient_checkpointing use_gradient_checkpointing_offload variant
-        weight_decay width
-    """,
-    GenerateConfig: """
-        plugin_options denoising_strength disabled_plugins dry_run family_options guidance_scale height hub
-        input lora mixed_precision model model_id model_id_with_origin_paths model_paths negative_prompt
-        num_frames num_inference_steps on_long_prompt output overwrite prompt run
-        seed toy variant width
-    """,
-}
 HOOKS = """
     dstrain_commands dstrain_defaults dstrain_dry_run dstrain_forms dstrain_hints dstrain_lora_formats
     dstrain_lora_types dstrain_modify_step dstrain_observers
@@ -93,11 +62,6 @@ def test_the_public_names_are_these_and_can_be_imported(module: str) -> None:
     assert sorted(found.__all__) == sorted(PUBLIC[module].split())
     assert all(hasattr(found, name) for name in found.__all__)
     assert set(found.__all__) <= set(dir(found))
-
-
-@pytest.mark.parametrize("config", FLAGS)
-def test_the_flags_are_these(config: type[TrainConfig | GenerateConfig]) -> None:
-    assert sorted(one.name for one in fields(config)) == sorted(FLAGS[config].split())
 
 
 def test_the_hooks_are_these() -> None:

@@ -18,14 +18,9 @@ from tests.support.everyday import cases
 from tests.support.family import weights_of
 from tests.support.launchers import FSDP_2, launched
 from tests.support.processes import commands, in_processes, words
-from tests.support.runs import files, log, same, warm_project
+from tests.support.runs import files, log, same
 
 pytestmark = pytest.mark.usefixtures("tiny")
-
-
-@pytest.fixture(scope="module")
-def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warm_project(tmp_path_factory.mktemp("project"))
 
 
 TRAINED: dict[str, dict[str, Any]] = {

@@ -119,30 +119,16 @@ def test_the_search_knows_chinese(site: Path) -> None:
     assert not [one for one in index["docs"] if one["location"].startswith("source/")]
 
 
-def test_a_fence_shows_the_file_it_is_and_not_how_it_is_tested(
-    hooks: Mapping[str, Any],
-) -> None:
-    shown = hooks["shown_fence"]
-    assert shown("```python file=a.py\nx\n```") == '```python title="a.py"\nx\n```'
-    assert shown("```sh exit=3\nx\n```") == "```sh\nx\n```"
-    assert shown("```sh no-test (why)\nx\n```") == "```sh\nx\n```"
-    assert shown("```text output\nx\n```") == '```text title="output"\nx\n```'
-    assert shown("```csv file=a.csv\nx\n```") == '```text title="a.csv"\nx\n```'
-
-
-def test_flags_stay_in_one_line_and_are_copied_as_they_are(
-    hooks: Mapping[str, Any],
-) -> None:
-    python = '<div class="language-python highlight"><code>--x</code></div>'
-    html = (
-        "<code>a --b_c 1</code> --not "
-        '<div class="language-sh highlight"><pre><span></span><code>--e</code></pre></div>'
-        f"{python.replace('<code>', '<span></span><code>')}"
-    )
-    shown = hooks["on_page_content"](html, None, None, None)
-    assert shown == html.replace("--b_c", '<span class="flag">--b_c</span>').replace(
-        "--e", '<span class="flag">--e</span>'
-    )
+def test_fences_flags_and_notebooks_are_shown_as_pages_show_them(site: Path) -> None:
+    page = (site / "plugins/hooks.html").read_text()
+    # The file that a fence is, and not how it is tested.
+    assert '<span class="filename">my_logger.py</span>' in page
+    assert "file=" not in re.sub(r"<code.*?</code>", "", page, flags=re.DOTALL)
+    quickstart = (site / "guide/quickstart.html").read_text()
+    assert '<span class="flag">--' in quickstart
+    assert "no-test" not in quickstart and "exit=" not in quickstart
+    (notebook,) = site.glob("guide/notebook*.html")
+    assert '<div class="language-python highlight">' in notebook.read_text()
 
 
 def test_images_are_small_and_used_and_say_what_they_show() -> None:
@@ -160,24 +146,6 @@ def test_images_are_small_and_used_and_say_what_they_show() -> None:
 def test_the_drawing_of_buckets_is_what_the_code_computes() -> None:
     made = runpy.run_path(str(DOCS / "images/make_images.py"))
     assert (DOCS / "images/buckets.svg").read_text() == made["buckets"]()
-
-
-def test_a_notebook_becomes_a_page(hooks: Mapping[str, Any], tmp_path: Path) -> None:
-    cells = [
-        {"cell_type": "markdown", "source": ["# Title\n", "words"]},
-        {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": [{"text": "1"}]},
-    ]
-    path = tmp_path / "a.ipynb"
-    path.write_text(json.dumps({"cells": cells}))
-    fence = hooks["QUOTES"]
-    assert hooks["as_page"](str(path)) == (
-        f"# Title\nwords\n\n{fence}python\nx = 1\nx\n{fence}"
-    )
-    assert hooks["place"]("docs/guide/a.ipynb") == "guide/a.ipynb.md"
-    index = "## Guide\n\n| [A notebook](guide/a.ipynb) | about |\n"
-    assert hooks["navigation"](index) == [
-        {"Guide": [{"A notebook": "guide/a.ipynb.md"}]}
-    ]
 
 
 def test_the_navigation_has_every_page_once(hooks: Mapping[str, Any]) -> None:

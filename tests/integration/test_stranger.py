@@ -18,15 +18,8 @@ from tools.golden.trees import make_environment
 
 FAMILY = "stranger_model"
 FLAGS = (
-    "--model",
-    FAMILY,
-    "--toy",
-    "--dataset_base_path",
-    "data",
-    "--max_steps",
-    "2",
-    "--lora_rank",
-    "4",
+    *("--model", FAMILY, "--toy", "--dataset_base_path", "data"),
+    *("--max_steps", "2", "--lora_rank", "4"),
 )
 COMMANDS = (
     ("models",),
@@ -55,31 +48,11 @@ def run(*command: str | Path, cwd: Path) -> str:
 def build_and_install(python: Path, package: Path, folder: Path) -> None:
     """Build a package's wheel and install it, alone, for this interpreter."""
     made = folder / "dist" / package.name
-    run(
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        made,
-        package,
-        cwd=folder,
-    )
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir")
+    run(*build, made, package, cwd=folder)
     (wheel,) = made.glob("*.whl")
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        wheel,
-        cwd=folder,
-    )
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q")
+    run(*pip, "--no-deps", "--no-index", wheel, cwd=folder)
 
 
 @pytest.fixture(scope="module")

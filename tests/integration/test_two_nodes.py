@@ -46,21 +46,18 @@ sys.exit(main([*sys.argv[1:], "--output_path", "dead"]))
 
 
 @pytest.mark.drawn  # four processes of a launcher, which import torch
-def test_two_machines_train_as_one_until_a_process_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_two_machines_train_as_one_until_a_process_dies(empty: Path) -> None:
     spec = resolve(TrainConfig(model="qwen_image", toy=True)).spec
     flags: dict[str, Any] = {
         "model": "qwen_image", "toy": True, "lora_rank": 2, "learning_rate": 1e-3,
-        "dataset_base_path": write_rows(spec, tmp_path / "data"), "max_steps": 2,
+        "dataset_base_path": write_rows(spec, empty / "data"), "max_steps": 2,
     }  # fmt: skip
     line = words(flags)
     codes, said = torchrun_on_two_machines(line)
     alone = [*line, "--output_path", "one"]
     stage_2 = ["--task", "sft:train", "--feature_cache", "cache"]
     split = [*line, *stage_2, "--output_path", "split"]
-    ended = in_processes(2, commands(alone, split), tmp_path)
+    ended = in_processes(2, commands(alone, split), empty)
     assert ended.codes == (0, 0), ended.said
     one, two, sharded = Path("one"), Path("two"), Path("sharded")
     assert len(log(one)) == 2, said

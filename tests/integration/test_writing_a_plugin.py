@@ -14,6 +14,7 @@ from dstrain.testing import Conformance
 from dstrain.testing.__main__ import write as write_golden
 
 from tests.support import ROOT
+from tests.support.fixtures import write_distribution
 
 FILE = re.compile(r"^```python file=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -76,14 +77,7 @@ def package(
     for place, text in tutorial.files:
         (tmp_path / place).write_text(text)
     distribution = "plugin-" + name.replace("_", "-")
-    info = folder / f"{distribution.replace('-', '_')}-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.1.0\n"
-    )
-    (info / "entry_points.txt").write_text(
-        f"[dstrain.models]\n{name} = dstrain_{name}:MODEL\n"
-    )
+    write_distribution(folder, distribution, {name: f"dstrain_{name}:MODEL"})
     monkeypatch.syspath_prepend(folder)
     yield folder
     for module, loaded in tuple(sys.modules.items()):
@@ -101,16 +95,8 @@ def test_the_family_of_the_page_passes_the_kit_and_generates(
     pytest.main([*arguments, str(package / "tests")], plugins=[outcomes])
     assert outcomes.count["failed"] == outcomes.count["skipped"] == 0
     assert outcomes.count["passed"] > 30
-    words = [
-        "generate",
-        "--toy",
-        "--height",
-        "32",
-        "--width",
-        "32",
-        "--num_inference_steps",
-        "2",
-    ]
+    words = ["generate", "--toy", "--height", "32", "--width", "32"]
+    words += ["--num_inference_steps", "2"]
     words += ["--model", tutorial.family, "--prompt", "a dog", *tutorial.arguments]
     assert main(words) == 0
 
@@ -130,8 +116,7 @@ def test_every_test_of_the_kit_is_on_the_page_and_no_other() -> None:
 
 
 def test_every_module_of_the_template_is_on_the_page_or_left_out_by_it(
-    tutorial: Tutorial,
-    package: Path,
+    tutorial: Tutorial, package: Path
 ) -> None:
     shown = {Path(place).name for place, _ in tutorial.files}
     modules = {path.name for path in package.rglob("*.py")}

@@ -62,7 +62,6 @@ def stopped(command: list[str]) -> bool:
 
 
 def main() -> None:
-    """Make everything but the toml files."""
     shutil.rmtree(HERE / "data", ignore_errors=True)
     write_data(HERE / "data")
     for family in FAMILIES:

@@ -104,7 +104,6 @@ class Trial:
         runs()
 
     def run(self) -> None:
-        """Run stage 1."""
         stage_1.data_process(self.place.setup(**self.config), alone())
 
     def run_on_slow_disk(self) -> None:

@@ -25,9 +25,8 @@ from dstrain.storage import remove_leftovers, verify_file
 from dstrain.storage.files import finish_replacing
 
 from tests.support.crashes import again, events, everything, killed_at
-from tests.support.plan_facts import IDENTITY, about
-from tests.support.plan_lines import plan_line
-from tests.support.runs import train, warm_project
+from tests.support.plan_records import IDENTITY, about, plan_line
+from tests.support.runs import train, tree
 
 pytestmark = [
     pytest.mark.promise(
@@ -185,26 +184,6 @@ def test_every_crash_point_of_an_operation_leaves_the_old_or_the_new(
 
 
 FLAGS: dict[str, Any] = {"save_steps": 1, "keep_checkpoints": 1}
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder with its bytes, but the lock and what has no final name
-    yet.
-    """
-    paths = [
-        path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()
-    ]
-    whole = [
-        path
-        for path in paths
-        if not path.name.startswith(".dstrain.lock") and ".tmp-" not in str(path)
-    ]
-    return {str(path): (folder / path).read_bytes() for path in whole}
-
-
-@pytest.fixture(scope="module")
-def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warm_project(tmp_path_factory.mktemp("project"))
 
 
 def check_weights(folder: Path) -> None:

@@ -21,7 +21,7 @@ from dstrain.storage.files import final
 from tests.support.crashes import events, everything
 from tests.support.family import weights_of
 from tests.support.forks import fork
-from tests.support.runs import project, train
+from tests.support.runs import project, train, tree
 
 pytestmark = [
     pytest.mark.promise(
@@ -160,15 +160,6 @@ def _limit(pattern: str, size: int, event: str, arguments: tuple[Any, ...]) -> N
         name = final(Path(name)).name
         limit = size if Path(name).match(pattern) else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder with its bytes."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def check_failed(code: int, said: str, out: Path) -> str:

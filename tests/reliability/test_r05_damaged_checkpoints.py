@@ -86,7 +86,6 @@ def blank(data: bytes, other: bytes, chance: random.Random) -> bytes:
 
 
 def longer(data: bytes, other: bytes, chance: random.Random) -> bytes:
-    """Something was added to its end."""
     return data + chance.randbytes(chance.randrange(1, 64)).replace(b" ", b"x").replace(
         b"\n", b"x"
     )

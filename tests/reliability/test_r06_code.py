@@ -22,7 +22,11 @@ from dstrain.runs import Setup
 
 from tests.support import caching_family
 from tests.support.caching_project import Place, log_units, write_place
+from tests.support.runs import tree
 
+pytestmark = pytest.mark.promise(
+    "R6", "a change of code: what it can reach is computed again, and nothing else"
+)
 OWN = MappingProxyType(
     {
         "units": """
@@ -196,7 +200,6 @@ class Units:
 
 
 def forget() -> None:
-    """Forget the package's modules."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "own"]:
         del sys.modules[name]
 
@@ -215,9 +218,6 @@ def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Units]:
     forget()
 
 
-@pytest.mark.promise(
-    "R6", "a change of code: what it can reach is computed again, and nothing else"
-)
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_a_change_of_code_is_seen(change: Change, place: Place, units: Units) -> None:
     assert place.fill() == ALL
@@ -248,9 +248,6 @@ def test_a_change_of_code_is_seen(change: Change, place: Place, units: Units) ->
     assert place.fill() == {}
 
 
-@pytest.mark.promise(
-    "R6", "a change of code: what it can reach is computed again, and nothing else"
-)
 def test_the_code_of_a_component_counts(
     place: Place, units: Units, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,9 +266,6 @@ def test_the_code_of_a_component_counts(
     assert place.fill() == PROMPT
 
 
-@pytest.mark.promise(
-    "R6", "a change of code: what it can reach is computed again, and nothing else"
-)
 def test_code_without_source_needs_a_version(
     place: Place, units: Units, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,9 +285,6 @@ def test_code_without_source_needs_a_version(
     assert place.fill() == DESCRIPTION
 
 
-@pytest.mark.promise(
-    "R6", "a change of code: what it can reach is computed again, and nothing else"
-)
 def test_other_versions_of_libraries_are_named_once_and_accepted(
     place: Place,
     units: Units,
@@ -315,9 +306,6 @@ def test_other_versions_of_libraries_are_named_once_and_accepted(
     assert place.fill() == {}
 
 
-@pytest.mark.promise(
-    "R6", "a change of code: what it can reach is computed again, and nothing else"
-)
 def test_a_cache_of_an_older_format_is_refused_and_left_as_it_is(
     place: Place, units: Units
 ) -> None:
@@ -325,18 +313,11 @@ def test_a_cache_of_an_older_format_is_refused_and_left_as_it_is(
     (place.cache / "store.json").write_text(
         '{"format": "dstrain-features", "version": 1}'
     )
-    before = contents(place.cache)
+    before = tree(place.cache)
     for use in (place.fill, place.stored):
         with pytest.raises(StateError, match="is that of another format") as error:
             use()
         assert "--feature_cache NEW_FOLDER" in str(error.value)
-        assert contents(place.cache) == before
+        assert tree(place.cache) == before
     assert place.fill(feature_cache=place.folder / "new") == ALL
     assert place.values(feature_cache=place.folder / "new")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder."""
-    return {
-        str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-    }

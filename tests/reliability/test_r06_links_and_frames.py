@@ -122,29 +122,24 @@ FRAMES = (one_frame_more, one_frame_less, one_frame_at_another_place)
 
 @pytest.mark.parametrize("change", [*FRAMES, a_hidden_file_more])
 def test_the_frames_of_a_folder_are_compared(
-    change: Callable[[Path], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    change: Callable[[Path], None], empty: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "data/walk"
+    folder = empty / "data/walk"
     folder.mkdir(parents=True)
     for number in range(1, 8):
         Image.new("RGB", (32, 32), (30 * number, 0, 0)).save(folder / f"{number}.png")
     rows = [{"video": "walk", "prompt": "a walk"}]
-    (tmp_path / "data/metadata.json").write_text(json.dumps(rows))
-    shutil.copytree(tmp_path / "data", tmp_path / "more")
-    (tmp_path / "more/walk/7.png").unlink()
+    (empty / "data/metadata.json").write_text(json.dumps(rows))
+    shutil.copytree(empty / "data", empty / "more")
+    (empty / "more/walk/7.png").unlink()
     # Stage 2 does not name the first dataset, nor is a folder of one that of another.
     entries = [
         f'{{"dataset_base_path": "{one}", "flip": true}}' for one in ("more", "data")
     ]
-    words = [
-        *("--model", "wan", "--variant", "t2v", "--toy", "--num_frames", "5"),
-        *("--dataset", entries[0], "--dataset", entries[1], "--feature_cache", "cache"),
-        *("--lora_rank", "1", "--max_steps", "1", "--output_path", "out"),
-    ]
+    words = ["--model", "wan", "--variant", "t2v", "--toy", "--num_frames", "5"]
+    words += ["--dataset", entries[0], "--dataset", entries[1]]
+    words += ["--feature_cache", "cache"]
+    words += ["--lora_rank", "1", "--max_steps", "1", "--output_path", "out"]
     base = ["--dataset_base_path", "data"]
     assert main([*words, *base, "--task", "sft:data_process"]) == 0
     change(folder)

@@ -12,6 +12,11 @@ from dstrain.runs import feature_plan
 from tests.support.runs import same
 from tests.support.stage_project import Project, another_image
 
+pytestmark = pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+Step = Callable[[Project], object]
+
 
 def both(project: Project, first: str = "data", second: str = "other") -> None:
     """Fill the cache from two folders of other images, with one metadata file."""
@@ -25,93 +30,62 @@ def both(project: Project, first: str = "data", second: str = "other") -> None:
         project.fill(dataset_base_path=project.folder / name)
 
 
-def names_the_first(project: Project) -> str:
-    both(project)
-    return "data"
+def moved(old: str, new: str) -> Step:
+    return lambda project: (project.folder / old).rename(project.folder / new)
 
 
-def names_the_second(project: Project) -> str:
-    both(project)
-    return "other"
+def copied(old: str, new: str) -> Step:
+    return lambda project: shutil.copytree(
+        project.folder / old, project.folder / new, copy_function=shutil.copy
+    )
 
 
-def fills_in_the_other_order(project: Project) -> str:
-    both(project, "other", "data")
-    return "other"
+def filled_from(name: str) -> Step:
+    return lambda project: project.fill(dataset_base_path=project.folder / name)
 
 
-def moves_the_first(project: Project) -> str:
-    both(project)
-    project.data.rename(project.folder / "moved")
-    return "moved"
-
-
-def moves_the_second(project: Project) -> str:
-    both(project)
-    (project.folder / "other").rename(project.folder / "moved")
-    return "moved"
-
-
-def moves_the_first_twice(project: Project) -> str:
-    both(project)
-    project.data.rename(project.folder / "moved")
-    project.fill(dataset_base_path=project.folder / "moved")
-    (project.folder / "moved").rename(project.folder / "moved again")
-    return "moved again"
-
-
-def moves_the_second_to_the_first(project: Project) -> str:
-    both(project)
-    project.data.rename(project.folder / "moved")
-    (project.folder / "other").rename(project.data)
-    return "data"
-
-
-def touches_a_copy(project: Project) -> str:
-    both(project)
-    shutil.copytree(project.data, project.folder / "copy", copy_function=shutil.copy)
-    return "copy"
-
-
-def has_a_third_folder_of_some_images(project: Project) -> str:
-    both(project)
+def third_folder_of_some_images(project: Project) -> None:
     (project.folder / "part").mkdir()
     shutil.copy(project.folder / "other/1.png", project.folder / "part/1.png")
-    return "part"
 
 
-def has_more_rows_than_are_looked_at(project: Project) -> str:
-    both(project)
+def look_at_few_rows(project: Project) -> None:
     project.patch.setattr(feature_plan, "MOST_ROWS", 2)
-    return "other"
 
 
-SAME_METADATA: tuple[tuple[Callable[[Project], str], str], ...] = (
-    (names_the_first, "data"),
-    (names_the_second, "other"),
-    (fills_in_the_other_order, "other"),
-    (moves_the_first, "moved"),
-    (moves_the_second, "moved"),
-    (moves_the_first_twice, "moved again"),
-    (moves_the_second_to_the_first, "data"),
-    (touches_a_copy, "copy"),
-    (has_a_third_folder_of_some_images, "other"),
-    (has_more_rows_than_are_looked_at, "other"),
-)
-"""A place of two data sets with equal metadata, and the folder that a single run reads to
-the same result.
+CASES: dict[str, tuple[tuple[Step, ...], str, str]] = {
+    "names the first": ((), "data", "data"),
+    "names the second": ((), "other", "other"),
+    "moves the first": ((moved("data", "moved"),), "moved", "moved"),
+    "moves the second": ((moved("other", "moved"),), "moved", "moved"),
+    "moves the first twice": (
+        (moved("data", "moved"), filled_from("moved"), moved("moved", "moved again")),
+        "moved again",
+        "moved again",
+    ),
+    "moves the second to the first": (
+        (moved("data", "moved"), moved("other", "data")),
+        "data",
+        "data",
+    ),
+    "touches a copy": ((copied("data", "copy"),), "copy", "copy"),
+    "has some images": ((third_folder_of_some_images,), "part", "other"),
+    "has more rows than are looked at": ((look_at_few_rows,), "other", "other"),
+}
+"""What is done to two datasets with equal metadata, the folder that is named, and that which
+a single run reads to the same result.
 """
 
 
-@pytest.mark.promise(
-    "R6", "between the stages: recomputed, refused by name, or the same"
-)
-@pytest.mark.parametrize("case", SAME_METADATA, ids=lambda case: case[0].__name__)
+@pytest.mark.parametrize("order", [("data", "other"), ("other", "data")])
+@pytest.mark.parametrize("case", CASES)
 def test_of_two_datasets_with_equal_metadata_the_named_one_is_used(
-    case: tuple[Callable[[Project], str], str], filled: Project
+    case: str, order: tuple[str, str], filled: Project
 ) -> None:
-    arrange, same_as = case
-    named = arrange(filled)
+    steps, named, same_as = CASES[case]
+    both(filled, *order)
+    for step in steps:
+        step(filled)
     stored = filled.stage_2(dataset_base_path=filled.folder / named)
     assert same(stored, filled.unsplit(dataset_base_path=filled.folder / same_as))
 
@@ -165,9 +139,6 @@ REFUSED_DATASETS = (
 )
 
 
-@pytest.mark.promise(
-    "R6", "between the stages: recomputed, refused by name, or the same"
-)
 @pytest.mark.parametrize("arrange", REFUSED_DATASETS)
 def test_a_dataset_that_is_in_no_plan_or_in_two_is_refused(
     arrange: Callable[[Project], tuple[dict[str, Any], str]], filled: Project

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.support.family import weights_of
 from tests.support.processes import commands, in_processes, words
-from tests.support.runs import files, log, warm_project
+from tests.support.runs import files, log
 
 pytestmark = [
     pytest.mark.promise(
@@ -60,14 +60,6 @@ MOVED = (
         {"trainable_models": "text_encoder", "lora_base_model": "dit", "lora_rank": 2},
     ),
 )
-
-
-@pytest.fixture(scope="module")
-def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six rows of two sizes: 21 draws of each in an epoch of 7 repeats, so a full
-    global batch and one of 5.
-    """
-    return warm_project(tmp_path_factory.mktemp("project"))
 
 
 def flags(

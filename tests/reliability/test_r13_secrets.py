@@ -114,66 +114,26 @@ def test_it_is_in_no_byte_that_is_written_and_no_line_that_is_printed(
     (place / "run.toml").write_text(planted.config)
     (place / planted.secret).mkdir(parents=True)
     inputs = {path for path in place.rglob("*") if path.is_file()}
-    train = [
-        "--config",
-        "run.toml",
-        "--model",
-        "tiny",
-        "--toy",
-        "--dataset_base_path",
-        "data",
-        "--lora_rank",
-        "2",
-    ]
-    whole = [
-        *train,
-        *planted.flags,
-        "--output_path",
-        "out",
-        "--max_steps",
-        "1",
-        "--debug",
-    ]
+    train = ["--config", "run.toml", "--model", "tiny", "--toy"]
+    train += ["--dataset_base_path", "data", "--lora_rank", "2"]
+    given = [*train, *planted.flags]
+    out = ["--output_path", "out"]
+    whole = [*given, *out, "--max_steps", "1", "--debug"]
     # Trackers can read it there.
     monkeypatch.setattr(sys, "argv", ["dstrain", *whole])
     assert main(whole) == planted.code
     assert main(whole) in (2, 3)  # refused: the folder holds a run
     assert main([*whole, "--resume", "--seed", "9"]) in (0, 2, 3)
-    assert main([*train, *planted.flags, "--output_path", "out", "--dry_run"]) in (
-        0,
-        2,
-        3,
-    )
+    assert main([*given, *out, "--dry_run"]) in (0, 2, 3)
     if not planted.code:
-        cache = ["--feature_cache", "cache", "--debug", *planted.flags]
-        assert main([*train, *cache, "--task", "sft:data_process"]) == 0
-        assert (
-            main(
-                [
-                    *train,
-                    *cache,
-                    "--task",
-                    "sft:train",
-                    "--output_path",
-                    "out2",
-                    "--max_steps",
-                    "1",
-                ]
-            )
-            == 0
-        )
+        cache = [*given, "--feature_cache", "cache", "--debug", "--task"]
+        assert main([*cache, "sft:data_process"]) == 0
+        stage_2 = ["sft:train", "--output_path", "out2", "--max_steps", "1"]
+        assert main([*cache, *stage_2]) == 0
         lora = next((place / "out").glob("*.safetensors"))
-        words = [
-            "generate",
-            "--model",
-            "tiny",
-            "--toy",
-            "--lora",
-            str(lora),
-            "--num_inference_steps",
-            "1",
-        ]
-        assert main([*words, "--prompt", planted.secret, "--output", "x.png"]) == 0
+        words = f"--lora {lora} --num_inference_steps 1 --output x.png".split()
+        prompt = ["--prompt", planted.secret]
+        assert main(["generate", "--model", "tiny", "--toy", *words, *prompt]) == 0
     printed = capfd.readouterr()
     written = {
         path: path.read_bytes()
@@ -198,18 +158,8 @@ def test_what_generate_says_has_no_secret(
     dataset: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "hf_AbCdEfGhIjKlMnOpQrStUv"
-    words = [
-        "generate",
-        "--model",
-        "tiny",
-        "--toy",
-        "--num_inference_steps",
-        "1",
-        "--height",
-        "16",
-        "--width",
-        "16",
-    ]
+    words = ["generate", "--model", "tiny", "--toy", "--num_inference_steps", "1"]
+    words += ["--height", "16", "--width", "16"]
     if dataset:
         table = tmp_path / "hf_AbCdEfGhIjKlMnOpQrStUw.csv"
         table.write_text("prompt,seed,remark\na dog,1,good\n")
@@ -236,7 +186,7 @@ def test_what_is_no_secret_is_left_as_it_is() -> None:
         assert redacted(text, environment) == text
 
 
-VARIABLES = (
+VARIABLES = [
     "MY_KEY",
     "MY_PASS",
     "MY_PASSWORD",
@@ -244,7 +194,7 @@ VARIABLES = (
     "MY_TOKEN",
     "my_key",
     "My_Pass",
-)
+]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -269,15 +219,8 @@ def test_a_row_with_the_value_of_a_variable_is_refused_before_it_is_stored(
         image.with_name(f"{secret}.png").rename(image)
         rows[1] |= {"image": image.name, "prompt": f"a dog {secret}"}
     Path("data/metadata.json").write_text(json.dumps(rows))
-    words = [
-        "--model",
-        "tiny",
-        "--toy",
-        "--dataset_base_path",
-        "data",
-        "--lora_rank",
-        "2",
-    ]
+    words = ["--model", "tiny", "--toy", "--dataset_base_path", "data"]
+    words += ["--lora_rank", "2"]
     store = ["--task", "sft:data_process", "--feature_cache", "cache"]
     inputs = set(Path().rglob("*"))
     assert main([*words, *store]) == 2
@@ -307,8 +250,7 @@ def test_short_values_and_folders_that_look_like_keys_are_left_as_they_are() -> 
 
 
 @pytest.mark.parametrize(
-    "written",
-    [json.dumps, repr, quote, shlex.quote, lambda one: " ".join(one.split())],
+    "written", [json.dumps, repr, quote, shlex.quote, lambda one: " ".join(one.split())]
 )
 def test_it_is_known_as_it_is_written(written: Callable[[str], str]) -> None:
     value = 'it\'s\n a  "key"'

@@ -24,6 +24,7 @@ from PIL import Image
 
 from tests.support import family
 from tests.support.family import write, write_data
+from tests.support.fixtures import write_distribution
 from tests.support.videos import film, steady
 
 pytestmark = [
@@ -106,14 +107,7 @@ CASES = tuple(cases())
 
 @pytest.fixture(scope="module")
 def installed(tiny: Path) -> None:
-    info = tiny / "plugin_filmed-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: plugin-filmed\nVersion: 1.0\n"
-    )
-    (info / "entry_points.txt").write_text(
-        f"[dstrain.models]\nfilmed = {__name__}:MODEL\n"
-    )
+    write_distribution(tiny, "plugin-filmed", {"filmed": f"{__name__}:MODEL"})
 
 
 def write_medium(folder: Path, medium: str) -> Path:
@@ -159,16 +153,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def command(folder: Path, case: Case, out: Path) -> list[str]:
     files = family.weights_of(folder / "model").values()
-    words = [
-        "--model",
-        "filmed" if case.medium in VIDEOS else "tiny",
-        "--model_paths",
-        json.dumps(list(files)),
-        "--dataset_base_path",
-        str(folder / "data"),
-        "--on_bad_sample",
-        "skip" if case.skips else "error",
-    ]
+    words = ["--model", "filmed" if case.medium in VIDEOS else "tiny"]
+    words += ["--model_paths", json.dumps(list(files))]
+    words += ["--dataset_base_path", str(folder / "data")]
+    words += ["--on_bad_sample", "skip" if case.skips else "error"]
     if case.stage == "stage 1":
         return [*words, "--task", "sft:data_process", "--feature_cache", str(out)]
     return [*words, "--lora_rank", "2", "--output_path", str(out)]

@@ -61,11 +61,6 @@ def install(fake_plugin: Callable[..., Path]) -> Iterator[Install]:
         sys.modules.pop(name, None)
 
 
-@pytest.fixture(scope="module")
-def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"))
-
-
 def serve(server: socket.socket, answers: dict[int, str], heard: list[str]) -> None:
     """Hear one observer to its end, and answer each of its steps."""
     connection, _ = server.accept()

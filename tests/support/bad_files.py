@@ -25,7 +25,6 @@ def encoded(kind: str, image: Image.Image | None = None, **options: Any) -> byte
 
 
 def part(content: bytes, share: float = 0.5) -> bytes:
-    """The beginning of a file."""
     return content[: int(len(content) * share)]
 
 
@@ -62,7 +61,6 @@ def hurt(content: bytes, place: float = 0.5) -> bytes:
 
 
 def film(frames: int = 12, size: int = 32, form: str = "mp4") -> bytes:
-    """A video of noise."""
     content = io.BytesIO()
     with av.open(content, "w", format=form) as file:
         stream = file.add_stream("libx264", Fraction(15))
@@ -94,8 +92,6 @@ def sound() -> bytes:
 def frames(
     *sizes: int, more: Callable[[Path], Any] | None = None
 ) -> Callable[[Path], Any]:
-    """A folder of frames."""
-
     def make(path: Path) -> None:
         path.mkdir()
         for number, size in enumerate(sizes):

@@ -11,6 +11,7 @@ from dstrain.plugin import Column
 from PIL import Image
 
 from tests.support import family
+from tests.support.fixtures import write_distribution
 
 COLUMNS = MappingProxyType(
     {
@@ -40,9 +41,7 @@ def latent_shape(
 
 PIPELINES = {
     "base": replace(
-        family.BASE,
-        inputs={**family.BASE.inputs, **COLUMNS},
-        latent_shape=latent_shape,
+        family.BASE, inputs={**family.BASE.inputs, **COLUMNS}, latent_shape=latent_shape
     )
 }
 
@@ -57,11 +56,4 @@ MODEL = replace(
 
 def install(site: Path) -> None:
     """Write the metadata of an installed distribution whose plugin is this family."""
-    info = site / "plugin_broad-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: plugin-broad\nVersion: 1.0\n"
-    )
-    (info / "entry_points.txt").write_text(
-        "[dstrain.models]\nbroad = tests.support.broad_family:MODEL\n"
-    )
+    write_distribution(site, "plugin-broad", {"broad": f"{__name__}:MODEL"})

@@ -70,7 +70,6 @@ class Idle(TypedDict):
 
 
 def ran(unit: str) -> None:
-    """Note one run of a unit."""
     with LOG.open("a") as log:
         log.write(f"{unit}\n")
 
@@ -121,7 +120,6 @@ def encode_image(input_image: Image.Image, *, vae: Any, dtype: torch.dtype) -> L
 
 
 def idle(prompt: str) -> Idle:
-    """Make what is not needed."""
     ran("idle")
     return {"unread": torch.zeros(1)}
 
@@ -145,7 +143,6 @@ def predict(
     *,
     dit: Any,
 ) -> Tensor:
-    """Read everything."""
     prediction: Tensor = dit(noisy_latents)
     return prediction
 
@@ -185,12 +182,10 @@ PIPELINES = Pipelines()
 
 
 def build(variant: str) -> PipelineSpec:
-    """Return the spec of a variant."""
     return MODEL.spec(variant)
 
 
 def latent_shape(height: int) -> tuple[int, ...]:
-    """(1, 4, height, height)."""
     return (1, 4, height, height)
 
 

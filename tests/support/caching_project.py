@@ -38,7 +38,6 @@ def address(name: str) -> str:
 
 
 def noise_image(seed: int, mode: str = "RGB", branch: int = 32) -> Image.Image:
-    """An image of noise."""
     shape = (branch, branch, len(mode)) if len(mode) > 1 else (branch, branch)
     return Image.fromarray(
         np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
@@ -66,27 +65,22 @@ class Place:
 
     @property
     def data(self) -> Path:
-        """The dataset's folder."""
         return self.folder / "data"
 
     @property
     def cache(self) -> Path:
-        """The feature cache's folder."""
         return self.folder / "cache"
 
     @property
     def shards(self) -> list[Path]:
-        """The shards there are."""
         return sorted((self.cache / "shards").iterdir())
 
     @property
     def plans(self) -> list[Path]:
-        """The records of plans there are."""
         return sorted((self.cache / "plans").glob("*.json"))
 
     @property
     def columns(self) -> list[Path]:
-        """The columns of plans there are."""
         return sorted((self.cache / "plans").glob("*.arrow"))
 
     def setup(
@@ -96,7 +90,6 @@ class Place:
         variant: str = "base",
         **config: Any,
     ) -> Setup:
-        """Resolve a run of a stage."""
         given = {"dataset_base_path": self.data, "feature_cache": self.cache, **config}
         settings = TrainConfig(model="stored", task=f"{task.name}:{stage}", **given)
         files = [
@@ -239,7 +232,6 @@ def processes(
 
 
 def alone() -> ProcessGroup:
-    """The only process."""
     return processes(0, 1, lambda: None)
 
 

@@ -4,15 +4,17 @@ import csv
 import json
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from dstrain.cache import FeatureCache
 
 from tests.support.family import write_data
-from tests.support.runs import outcome, project, train
+from tests.support.runs import outcome, project, same, train
 
 FORMS = ("captions", "imagefolder csv", "imagefolder jsonl")
 """Those that core reads."""
@@ -91,9 +93,10 @@ def project_of_forms(folder: Path, forms: Sequence[str]) -> Path:
     return folder
 
 
-def unsplit_and_split(here: Path, data: Path) -> dict[str, Any]:
+@cache
+def unsplit_and_split(here: Path, form: str) -> dict[str, Any]:
     """Train on a dataset unsplit and split; return what both leave, and the plan."""
-    base = here / f"{data.name} runs"
+    data, base = here / form, here / f"{form} runs"
     whole = train(here, dataset_base_path=data, output_path=base / "whole", **STEPS)
     stages = {"dataset_base_path": data, "feature_cache": base / "cache", **STEPS}
     train(here, task="sft:data_process", **stages)
@@ -111,3 +114,74 @@ def unsplit_and_split(here: Path, data: Path) -> dict[str, Any]:
         "rows": rows,
         "identity": plan["identity"],
     }
+
+
+class FormsInRuns:
+    """What holds for a dataset in each form that a subclass names, in the project `here`."""
+
+    forms: tuple[str, ...]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give tests that ask for a form each of them."""
+        if "form" in metafunc.fixturenames:
+            metafunc.parametrize("form", self.forms)
+
+    def test_every_form_gives_the_values_and_the_training_of_metadata_json(
+        self, here: Path, form: str
+    ) -> None:
+        wanted, found = unsplit_and_split(here, "data"), unsplit_and_split(here, form)
+        assert found["rows"] == wanted["rows"]
+        assert found["identity"] == wanted["identity"]
+        assert same(found["whole"], wanted["whole"])
+        assert same(found["split"], wanted["split"])
+
+    def test_stage_1_computes_nothing_for_another_form_of_a_cached_dataset(
+        self, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cache = {"feature_cache": here / "shared", "task": "sft:data_process"}
+        train(here, dataset_base_path=here / "data", **cache)
+        for form in self.forms:
+            capsys.readouterr()
+            train(here, dataset_base_path=here / form, **cache)
+            assert "precomputing 0 of 5" in capsys.readouterr().err
+
+    def test_stage_1_with_nothing_to_do_reads_no_row(
+        self,
+        here: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        form: str,
+    ) -> None:
+        # As if all had been written long ago.
+        monkeypatch.setattr("dstrain.storage.file_memory.SETTLED", -(10**18))
+        monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path / "user"))
+        given = {"dataset_base_path": here / form, "feature_cache": tmp_path / "cache"}
+        train(here, task="sft:data_process", **given)
+        capsys.readouterr()
+
+        def refuse(*_: Any) -> None:
+            raise AssertionError("rows are read")
+
+        monkeypatch.setattr("dstrain.runs.setup.open_dataset", refuse)
+        for secret in (False, True):
+            if secret:
+                monkeypatch.setenv("SOME_TOKEN", "hf_abcdefghijklmnopqrst")
+            train(here, task="sft:data_process", **given)
+            again = capsys.readouterr().err.splitlines()
+            assert any("precomputing 0 of 5" in line for line in again)
+
+    def test_a_second_dataset_may_have_another_form(
+        self, here: Path, tmp_path: Path
+    ) -> None:
+        losses = []
+        for form in ("data", self.forms[0]):
+            out = train(
+                here,
+                output_path=tmp_path / form,
+                max_steps=2,
+                validation_steps=1,
+                validation_dataset_base_path=here / form,
+            )
+            losses.append((out / "logs/validation.csv").read_text())
+        assert losses[0] == losses[1]

@@ -8,14 +8,12 @@ PIPELINES = MappingProxyType(
     {"qwen_image": QwenImagePipeline, "flux": FluxPipeline, "wan": WanPipeline}
 )
 
+_OF_ONE = {"transformer": "dit"} | {
+    name: name for name in ("vae", "text_encoder", "tokenizer")
+}
 PIPELINE_PARTS = MappingProxyType(
     {
-        "qwen_image": {
-            "transformer": "dit",
-            "vae": "vae",
-            "text_encoder": "text_encoder",
-            "tokenizer": "tokenizer",
-        },
+        "qwen_image": _OF_ONE,
         "flux": {
             "transformer": "dit",
             "vae": "vae",
@@ -24,11 +22,6 @@ PIPELINE_PARTS = MappingProxyType(
             "text_encoder_2": "text_encoder_2",
             "tokenizer_2": "tokenizer_2",
         },
-        "wan": {
-            "transformer": "dit",
-            "vae": "vae",
-            "text_encoder": "text_encoder",
-            "tokenizer": "tokenizer",
-        },
+        "wan": _OF_ONE,
     }
 )

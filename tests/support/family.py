@@ -82,7 +82,6 @@ class Dit(nn.Module):
         self.checkpoint: Any = None
 
     def enable_gradient_checkpointing(self, function: Any) -> None:
-        """Call blocks through this function."""
         self.checkpoint = function
 
     def forward(
@@ -126,8 +125,6 @@ class Vae(nn.Module):
 
 
 class Tokenizer:
-    """Letters to numbers."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.offset = json.loads((folder / "vocabulary.json").read_text())["offset"]
@@ -147,14 +144,10 @@ class Prompt(TypedDict):
 
 
 class Latents(TypedDict):
-    """An image in latent space."""
-
     input_latents: Tensor
 
 
 class DecodedImage(TypedDict):
-    """A generated image."""
-
     image: Image.Image
 
 
@@ -181,7 +174,6 @@ def predict(
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict noise - x_0."""
     prediction: Tensor = dit(noisy_latents, timestep, prompt_emb, prompt_mask)
     return prediction
 
@@ -192,7 +184,6 @@ def latent_shape(height: int, width: int) -> tuple[int, ...]:
 
 
 def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-    """Plain classifier-free guidance."""
     return negative + scale * (positive - negative)
 
 
@@ -246,7 +237,6 @@ PIPELINES = {
 
 
 def build(variant: str) -> PipelineSpec:
-    """Return the spec of a variant."""
     return MODEL.spec(variant)
 
 
@@ -307,10 +297,7 @@ def write_data(
 
 
 class TokenizerFolder:
-    """How the tokenizer is loaded."""
-
     def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Tokenizer:
-        """Open the tokenizer's folder."""
         return Tokenizer(files.folder)
 
 
@@ -320,7 +307,7 @@ NETWORKS: Mapping[str, Any] = MappingProxyType(
 PUBLISHED = MappingProxyType({"Tiny/Tiny": MappingProxyType({"width": 8, "depth": 2})})
 MARKS = MappingProxyType(
     {
-        "dit": ("proj_in.weight", "blocks.*.to_q.weight"),
+        "dit": ("proj_in.weight", "blocks.*.text.weight"),
         "text_encoder": ("embed.weight",),
         "vae": ("encoder.weight", "decoder.weight"),
     }

@@ -3,6 +3,8 @@ installed for a module of tests.
 """
 
 import importlib
+import os
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +16,22 @@ from dstrain import TrainConfig
 from dstrain.cli.main import main
 
 FakePlugin = Callable[..., Path]
+
+
+def write_distribution(
+    site: Path,
+    name: str,
+    entries: Mapping[str, str],
+    group: str = "dstrain.models",
+    version: str = "1.0",
+) -> None:
+    """Write the metadata of an installed distribution that has these entry points."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text(about)
+    lines = "\n".join(f"{name} = {value}" for name, value in entries.items())
+    (info / "entry_points.txt").write_text(f"[{group}]\n{lines}\n")
 
 
 @pytest.fixture
@@ -34,13 +52,7 @@ def fake_plugin(
         group: str = "dstrain.models",
         version: str = "1.0",
     ) -> Path:
-        info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
-        )
-        lines = "\n".join(f"{name} = {value}" for name, value in entries.items())
-        (info / "entry_points.txt").write_text(f"[{group}]\n{lines}\n")
+        write_distribution(site, distribution, entries, group, version)
         for module, source in modules.items():
             (site / f"{module}.py").write_text(source)
         importlib.invalidate_caches()
@@ -50,6 +62,13 @@ def fake_plugin(
     for name, module in tuple(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(str(site)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which the test works."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
@@ -82,14 +101,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     a test starts.
     """
     site = tmp_path_factory.mktemp("site")
-    info = site / "plugin_tiny-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: plugin-tiny\nVersion: 1.0\n"
-    )
-    (info / "entry_points.txt").write_text(
-        "[dstrain.models]\ntiny = tests.support.family:MODEL\n"
-    )
+    write_distribution(site, "plugin-tiny", {"tiny": "tests.support.family:MODEL"})
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
         yield site
@@ -178,3 +190,42 @@ def lines(
 def completed(lines: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """Words -> the completions of the last one."""
     return lambda *words: [line.partition(",")[2] for line in lines(*words)]
+
+
+@pytest.fixture(scope="module")
+def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project without dropout, which tests leave as it is."""
+    from tests.support.runs import warm_project
+
+    return warm_project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def dropping(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose denoiser has dropout, which tests leave as it is."""
+    from tests.support.runs import warm_project
+
+    return warm_project(tmp_path_factory.mktemp("dropping"), dropout=0.3)
+
+
+@pytest.fixture
+def ask_to_stop() -> Iterator[Callable[[], None]]:
+    """Return a function that sends this process SIGTERM, which a run has to handle."""
+
+    def fail(number: int, frame: object) -> None:
+        raise AssertionError("no run handles the signal")
+
+    before = signal.signal(signal.SIGTERM, fail)
+    yield lambda: os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def shared_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A filled cache (`caching_project.Place`) of four rows, of which the last two have one
+    prompt; tests leave it as it is.
+    """
+    from tests.support.caching_project import filled_place
+
+    with filled_place(tmp_path_factory.mktemp("shared")) as place:
+        yield place

@@ -25,13 +25,11 @@ def generation(model: Path, output: Path, **changes: Any) -> GenerateConfig:
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
-    """The rows of a dataset that was generated."""
     with (folder / "metadata.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def pixels(path: Path) -> bytes:
-    """The pixels of an image file."""
     with Image.open(path) as image:
         return image.tobytes()
 

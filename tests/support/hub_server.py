@@ -84,7 +84,6 @@ class Hub:
             self.models.setdefault(model_id, {})[name] = files
 
     def forget(self) -> None:
-        """Forget what was asked so far."""
         for asked in (self.requests, self.fetched, self.ranges):
             asked.clear()
         self.hits = 0
@@ -128,11 +127,9 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
 
-    def log_message(self, *_: Any) -> None:
-        """Print nothing."""
+    def log_message(self, *_: Any) -> None: ...
 
     def do_GET(self) -> None:
-        """Answer one request."""
         url = urlsplit(self.path)
         path, query = unquote(url.path), dict(parse_qsl(url.query))
         self.hub.requests.append(f"{self.command} {path}")
@@ -170,7 +167,6 @@ class Handler(BaseHTTPRequestHandler):
         return path.replace("/api/v1/datasets/", "/api/v1/models/", 1)
 
     def listing(self, model_id: str, revision: str, form: Any) -> None:
-        """Answer with the files of a model."""
         if self.hub.strikes("", listing=True):
             time.sleep(self.hub.faults.delay)
             if self.hub.faults.status:
@@ -194,7 +190,6 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(form(model_id, {**files, **self.hub.faults.lists}))
 
     def huggingface(self, model_id: str, files: Files) -> Any:
-        """The answer of /api/models."""
         siblings = []
         for name, data in files.items():
             large = {
@@ -315,7 +310,6 @@ class Handler(BaseHTTPRequestHandler):
     def answer(
         self, data: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Answer with JSON."""
         body = json.dumps(data).encode()
         self.send_response(status)
         for name, value in {
@@ -343,8 +337,7 @@ class Quiet(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing."""
+    def handle_error(self, request: Any, client_address: Any) -> None: ...
 
 
 @contextmanager

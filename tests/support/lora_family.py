@@ -214,7 +214,6 @@ def as_trained(lora_config: LoraConfig = SPEC) -> Tensors:
 def written(
     path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None
 ) -> Path:
-    """Write tensors to a file."""
     save_file(
         {key: tensor.clone() for key, tensor in tensors.items()},
         path,
@@ -268,7 +267,6 @@ def with_alpha(tensors: Tensors, alpha: float = 6.0) -> Tensors:
 
 
 def prefixed(tensors: Tensors, prefix: str) -> Tensors:
-    """With another prefix."""
     return {
         key.replace("transformer.", prefix, 1): value for key, value in tensors.items()
     }

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from dstrain import Frames, Task, Trainables
-from dstrain.plugin import (
-    Column,
-    Measured,
-    PipelineSpec,
-)
+from dstrain.plugin import Column, Measured, PipelineSpec
 from PIL import Image
 from torch import Tensor, nn
 

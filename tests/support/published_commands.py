@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import ModelConfig
+from dstrain import ModelConfig, TrainConfig
 from dstrain.models import (
     NATIVE,
     component_at,
@@ -24,6 +24,7 @@ from dstrain.models import (
     from_checkpoint,
     to_checkpoint,
 )
+from dstrain.models.naming import model_configs
 from dstrain.models.weight_files import TORCH_SUFFIXES
 from dstrain.plugin import CheckpointFormat, Component, ModelFamily, same_config
 from dstrain.registry import load_family
@@ -115,7 +116,6 @@ class Published:
 
 
 def published_commands() -> list[Published]:
-    """Return the commands of the table."""
     rows = map(json.loads, TABLE.read_text(encoding="utf-8").splitlines())
     return [
         Published(
@@ -394,3 +394,17 @@ def _make_lora(command: Published, path: Path, one_step: list[str], main: Main) 
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(next(Path("before").glob("*.safetensors")), path)
     return code
+
+
+def long_form(family: ModelFamily, origins: str) -> list[ModelConfig]:
+    """Return the model files of --model_id_with_origin_paths, parts separated by spaces."""
+    joined = ",".join(origins.split())
+    config = TrainConfig(model=family.name, model_id_with_origin_paths=joined)
+    return list(model_configs(config, family))
+
+
+def short_form(family: ModelFamily, model_id: str) -> list[ModelConfig]:
+    """Return the model files of --model_id."""
+    return list(
+        model_configs(TrainConfig(model=family.name, model_id=model_id), family)
+    )

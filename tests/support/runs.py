@@ -226,6 +226,16 @@ def train_in_two_stages(folder: Path, place: Path, **changes: Any) -> Path:
 
 
 def validation(folder: Path) -> list[dict[str, float]]:
-    """The rows of logs/validation.jsonl."""
     lines = (folder / "logs/validation.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder with its bytes, but locks and what has no final name yet."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not path.name.startswith(".dstrain.lock")
+        and ".tmp-" not in str(path)
+    }

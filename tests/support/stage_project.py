@@ -59,7 +59,6 @@ class Project:
 
     @property
     def data(self) -> Path:
-        """The dataset's folder."""
         return self.folder / "data"
 
     @property
@@ -97,7 +96,6 @@ class Project:
         self.patch.setitem(family.PIPELINES, "base", spec)
 
     def fill(self, **flags: Any) -> None:
-        """Run stage 1."""
         given = {"feature_cache": self.folder / "cache", **self.flags, **flags}
         train(self.folder, task="sft:data_process", **given)
 

@@ -21,13 +21,11 @@ class HalvedLinear(StoredLinear):
         self.register_buffer("scale", torch.tensor(1 / SCALE), persistent=False)
 
     def restored(self) -> Tensor:
-        """Return the weight."""
         scale: Tensor = self.get_buffer("scale")
         return self.weight.detach() * scale
 
 
 def halved(linear: nn.Linear, weight: Tensor) -> nn.Linear:
-    """Return a layer with this weight stored."""
     return HalvedLinear(linear, weight)
 
 
@@ -47,7 +45,6 @@ class Storing(Keeper):
     def place(
         self, component: str, network: nn.Module, name: str, weight: Tensor
     ) -> Tensor:
-        """Store a weight."""
         layer, _, own = name.rpartition(".")
         linear = network.get_submodule(layer)
         if own != "weight" or not isinstance(linear, nn.Linear):
@@ -65,5 +62,4 @@ class InRam(Keeper):
         self.beginnings = beginnings
 
     def is_in_ram(self, component: str, network: nn.Module, name: str) -> bool:
-        """Return whether a weight is one of them."""
         return name.startswith(self.beginnings)

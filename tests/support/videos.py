@@ -106,7 +106,6 @@ def gif(
 
 
 def folder(path: Path, times: Sequence[float], names: Sequence[str] = ()) -> Path:
-    """Write a folder of frames."""
     path.mkdir()
     for number, time in enumerate(times):
         Image.fromarray(frame(time)).save(

@@ -152,10 +152,7 @@ def test_a_bar_and_its_numbers_fit_80_columns_of_a_terminal(clock: Clock) -> Non
     terminal, descriptors = Terminal(), os.openpty()
     termios.tcsetwinsize(descriptors[1], (24, 80))
     vars(terminal)["fileno"] = lambda: descriptors[1]
-    with (
-        redirect_stderr(terminal),
-        progress_bar("train", 6000, done=1000) as bar,
-    ):
+    with redirect_stderr(terminal), progress_bar("train", 6000, done=1000) as bar:
         for _ in range(240):
             clock.wait(1.2)
             bar.set_postfix_str("loss 0.0512 (20 steps) lr 9.9e-05", refresh=False)

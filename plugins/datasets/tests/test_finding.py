@@ -6,27 +6,14 @@ from pathlib import Path
 
 import pytest
 from dstrain import UsageError
-from dstrain.data.forms import (
-    Reading,
-    Source,
-    find_source as find_any,
-    metadata_files,
-    texts_of,
-)
-from dstrain.graph import Input
-from dstrain.plugin import Column
+from dstrain.data.forms import Source, find_source as find_any, metadata_files
 from dstrain.storage import sha256
 from dstrain_datasets.columnar import Arrow, Parquet
 
-from tests.support.dataset_forms import OTHERS, rows_in, write_form
+from tests.support.dataset_forms import rows_in, write_form
 from tests.support.family import write_data
 
 CAPTIONS = ("dog", "cat", "bird", "fish")
-INPUTS: dict[str, Input] = {
-    "prompt": Column("prompt"),
-    "input_image": Column("image", "image"),
-}
-IN_WORDS = {"parquet": "2 parquet files", "saved": "2 arrow files"}
 
 
 @pytest.fixture
@@ -49,22 +36,6 @@ def refused(base: Path) -> UsageError:
     with pytest.raises(UsageError) as caught:
         find_source(base)
     return caught.value
-
-
-@pytest.mark.parametrize("form", OTHERS)
-def test_both_forms_are_found_and_have_the_same_columns_and_captions(
-    data: Path, folder: Path, form: str
-) -> None:
-    write_form(form, data, rows_in(data), folder)
-    source = find_source(folder)
-    assert source.in_words == IN_WORDS[form]
-    assert source.base == folder
-    assert len(source.digest()) > 32
-    table = Reading().read(source, INPUTS)
-    assert sorted(table.columns) == ["image", "prompt"]
-    assert tuple(row["prompt"] for row in table.rows) == CAPTIONS
-    assert Reading().read_columns(source, INPUTS).columns == table.columns
-    assert "bird" in "".join(texts_of(source))
 
 
 def test_metadata_wins_over_images_and_a_named_file_over_all(

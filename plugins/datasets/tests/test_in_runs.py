@@ -16,12 +16,12 @@ from PIL import Image
 
 from tests.support.dataset_forms import (
     OTHERS,
+    FormsInRuns,
     project_of_forms,
     rows_in,
-    unsplit_and_split,
     write_form,
 )
-from tests.support.runs import same, train
+from tests.support.runs import train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -31,59 +31,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project_of_forms(tmp_path_factory.mktemp("forms"), OTHERS)
 
 
-@pytest.fixture(scope="module")
-def wanted(here: Path) -> dict[str, Any]:
-    """What the dataset of metadata.json gives."""
-    return unsplit_and_split(here, here / "data")
-
-
-@pytest.mark.parametrize("form", OTHERS)
-def test_every_form_gives_the_values_and_the_training_of_metadata_json(
-    here: Path, wanted: dict[str, Any], form: str
-) -> None:
-    found = unsplit_and_split(here, here / form)
-    assert found["rows"] == wanted["rows"]
-    assert found["identity"] == wanted["identity"]
-    assert same(found["whole"], wanted["whole"])
-    assert same(found["split"], wanted["split"])
-
-
-def test_stage_1_computes_nothing_for_another_form_of_a_cached_dataset(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cache = {"feature_cache": here / "shared", "task": "sft:data_process"}
-    train(here, dataset_base_path=here / "data", **cache)
-    for form in OTHERS:
-        capsys.readouterr()
-        train(here, dataset_base_path=here / form, **cache)
-        assert "precomputing 0 of 5" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("form", OTHERS)
-def test_stage_1_with_nothing_to_do_reads_no_row(
-    here: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    form: str,
-) -> None:
-    # As if all had been written long ago.
-    monkeypatch.setattr("dstrain.storage.file_memory.SETTLED", -(10**18))
-    monkeypatch.setenv("DSTRAIN_CACHE", str(tmp_path / "user"))
-    given = {"dataset_base_path": here / form, "feature_cache": tmp_path / "cache"}
-    train(here, task="sft:data_process", **given)
-    capsys.readouterr()
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("rows are read")
-
-    monkeypatch.setattr("dstrain.runs.setup.open_dataset", refuse)
-    for secret in (False, True):
-        if secret:
-            monkeypatch.setenv("SOME_TOKEN", "hf_abcdefghijklmnopqrst")
-        train(here, task="sft:data_process", **given)
-        again = capsys.readouterr().err.splitlines()
-        assert any("precomputing 0 of 5" in line for line in again)
+class TestFormsInRuns(FormsInRuns):
+    forms = OTHERS
 
 
 def test_a_name_in_parquet_leads_nowhere_else(here: Path, tmp_path: Path) -> None:
@@ -175,29 +124,28 @@ def test_a_url_of_another_kind_is_refused_with_the_reason(
 
 
 def test_a_fetched_file_in_a_relative_folder_is_compared(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, empty: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(here / "data", tmp_path / "data")
+    shutil.copytree(here / "data", empty / "data")
     url = "https://example.org/0.png"
     name = f"{hashlib.sha256(url.encode()).hexdigest()}.png"
     Path("fetched").mkdir()
-    metadata = tmp_path / "data/metadata.json"
+    metadata = empty / "data/metadata.json"
     rows = json.loads(metadata.read_text())
-    (tmp_path / "data" / rows[0]["image"]).rename(Path("fetched") / name)
+    (empty / "data" / rows[0]["image"]).rename(Path("fetched") / name)
     rows[0]["image"] = url
     metadata.write_text(json.dumps(rows))
     given: dict[str, Any] = {
-        "dataset_base_path": tmp_path / "data",
+        "dataset_base_path": empty / "data",
         "url_cache": Path("fetched"),
-        "feature_cache": tmp_path / "cache",
+        "feature_cache": empty / "cache",
     }
     train(here, task="sft:data_process", **given)
     trained = {**given, "task": "sft:train", "max_steps": 1}
-    train(here, output_path=tmp_path / "a", **trained)
+    train(here, output_path=empty / "a", **trained)
     Image.new("RGB", (16, 16), "red").save(Path("fetched") / name)
     with pytest.raises(DstrainError, match=f"{name}: is not what"):
-        train(here, output_path=tmp_path / "b", **trained)
+        train(here, output_path=empty / "b", **trained)
 
 
 def test_rows_whose_files_may_be_fetched_are_always_read(

@@ -68,7 +68,6 @@ class Handler(BaseHTTPRequestHandler):
             self.answer()
 
     def answer(self) -> None:
-        """Answer one request."""
         path = self.path.partition("?")[0]
         self.server.asked.append((path, self.headers.get("Authorization")))
         way, _, target = path[1:].partition("/")
@@ -98,13 +97,11 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.wfile.write(content[: len(content) // (2 if way == "half" else 1)])
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+    def log_message(self, format: str, *args: Any) -> None: ...
 
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A server that runs for a test."""
     monkeypatch.setenv("no_proxy", "*")
     with Site() as found:
         thread = threading.Thread(target=found.serve_forever, args=(0.01,))

@@ -212,8 +212,11 @@ def attending(pipe: Pipeline, given: dict[str, Any]) -> Iterator[None]:
     diffusers' pipeline calls second.
     """
     dit, ipadapter = pipe.components["dit"], pipe.components["ipadapter"]
-    images = {"ipadapter_images": given.pop("ipadapter_images")}
-    encoded = run_unit(pipe, "encode_ipadapter_images", **images)["image_embs"]
+    encoder = pipe.components["image_encoder"]
+    side = encoder.config.image_size
+    see = SiglipImageProcessor(size={"height": side, "width": side})
+    images = see(given.pop("ipadapter_images"), return_tensors="pt").pixel_values
+    encoded = encoder(images).pooler_output[:, None]
     first, _, second = ipadapter.image_proj.proj
     norm = ipadapter.image_proj.norm
 

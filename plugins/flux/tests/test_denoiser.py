@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline
-from dstrain import LoraConfig, Pipeline, UsageError
+from dstrain import LoraConfig, UsageError
 from dstrain.lora import inject
 from dstrain.models import components_of, pack, unpack
 from dstrain.models.execution import enable_checkpointing
@@ -130,36 +130,26 @@ def test_images_to_edit_follow_the_noise_each_with_its_own_first_id() -> None:
     assert not torch.equal(made, swapped)
 
 
-def adapted(pipe: Pipeline, branch: str = "positive", **given: Any) -> Tensor:
-    """Predict beside an IP-Adapter's images."""
-    values = {**VALUES, **NEGATIVE, "image_embs": draw(2, 2, 32), **given}
-    return pipe.predict(values, LATENTS, TIMESTEP, branch)
+CONTROLS = {"control_latents": LATENTS, "control_mode": torch.ones(2, 1).long()}
+ADAPTED = {
+    "ip-adapter": {"image_embs": draw(2, 2, 32)},
+    "controlnet": CONTROLS,
+    "controlnet-union": CONTROLS,
+}
 
 
-def test_images_of_an_ip_adapter_count_by_its_scale_and_not_in_the_negative_branch() -> (
-    None
-):
-    pipe, others = opened("flux", "ip-adapter"), {"image_embs": torch.ones(2, 2, 32)}
-    made = adapted(pipe)
-    assert not torch.equal(adapted(pipe, **others), made)
-    off = adapted(pipe, ipadapter_scale=0.0)
-    assert torch.equal(adapted(pipe, ipadapter_scale=0.0, **others), off)
-    negative = adapted(pipe, "negative")
-    assert torch.equal(adapted(pipe, "negative", **others), negative)
-    assert not torch.equal(negative, off)
-    # Nothing of it is left in the denoiser.
-    plain = opened("flux", "dev")
+@pytest.mark.parametrize("variant", ADAPTED)
+def test_an_adapter_counts_by_its_scale_and_leaves_nothing(variant: str) -> None:
+    pipe, plain = opened("flux", variant), opened("flux", "dev")
     plain.components["dit"] = pipe.components["dit"]
+    scale = "ipadapter_scale" if variant == "ip-adapter" else "controlnet_scale"
+    given = {**VALUES, **ADAPTED[variant]}
+    wanted, half, off = (
+        pipe.predict({**given, scale: one}, LATENTS, TIMESTEP) for one in (1, 0.5, 0)
+    )
+    assert not torch.equal(half, wanted)
+    assert torch.equal(pipe.predict(given, LATENTS, TIMESTEP), wanted)
     assert torch.equal(plain.predict(VALUES, LATENTS, TIMESTEP), off)
-
-
-@pytest.mark.parametrize("variant", ["controlnet", "controlnet-union"])
-def test_a_controlnet_counts_by_its_scale(variant: str) -> None:
-    pipe, mode = opened("flux", variant), torch.ones(2, 1, dtype=torch.int64)
-    given = {**VALUES, "control_latents": LATENTS, "control_mode": mode}
-    made = pipe.predict(given, LATENTS, TIMESTEP)
-    off = pipe.predict({**given, "controlnet_scale": 0.0}, LATENTS, TIMESTEP)
-    assert not torch.equal(made, off)
 
 
 def test_an_ip_adapter_for_another_number_of_blocks_is_refused() -> None:
@@ -168,39 +158,7 @@ def test_an_ip_adapter_for_another_number_of_blocks_is_refused() -> None:
     library: Any = component.network
     pipe.components["ipadapter"] = library.build(component.configure(config))
     with pytest.raises(UsageError, match=r"ipadapter: .* 4 .* 3"):
-        adapted(pipe)
-
-
-def test_a_prompt_of_a_region_sees_itself_and_its_region() -> None:
-    pipe, seen = opened("flux", "eligen"), []
-    pipe.components["dit"].register_forward_pre_hook(
-        lambda module, _, named: seen.append(named), with_kwargs=True
-    )
-    masks = torch.zeros(1, 2, 4, 4, dtype=torch.bool)
-    masks[0, 0, 1, 1] = masks[0, 1, 2, 3] = True
-    texts = {"prompt_emb": draw(1, 2, 32), "pooled_emb": torch.ones(1, 32)}
-    values = {
-        **texts,
-        **{f"negative.{name}": one for name, one in texts.items()},
-        "entity_emb": draw(1, 2, 2, 32),
-        "entity_masks": masks,
-    }
-    latents, timestep = draw(1, 16, 4, 4), torch.tensor([500.0])
-    pipe.predict(values, latents, timestep)
-    pipe.predict(values, latents, timestep, "negative")
-    # Two tokens of each of three prompts, then the image's 2 x 2.
-    wanted = torch.zeros(10, 10, dtype=torch.bool)
-    for start in (0, 2, 4):
-        wanted[start : start + 2, start : start + 2] = True
-    wanted[0:2, 6] = wanted[2:4, 9] = wanted[4:6, 6:] = True
-    wanted |= wanted.T.clone()
-    wanted[6:, 6:] = True
-    positive, negative = seen
-    mask = positive["joint_attention_kwargs"]["attention_mask"]
-    assert torch.equal(mask[0, 0], wanted)
-    tokens = [one["encoder_hidden_states"].shape[1] for one in seen]
-    assert tokens == [6, 2]
-    assert "joint_attention_kwargs" not in negative
+        pipe.predict({**VALUES, **ADAPTED["ip-adapter"]}, LATENTS, TIMESTEP)
 
 
 def matches(*targets: str) -> tuple[dict[str, int], set[str], set[str]]:

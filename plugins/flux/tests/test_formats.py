@@ -16,9 +16,9 @@ from dstrain import ModelConfig, StateError
 from dstrain.models import assign, components_of, find, recognize, to_checkpoint
 from dstrain.plugin import Files
 from dstrain_flux import MODEL
-from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.support.layouts import assert_equal, load_as, network_of_noise, saved
 from tests.support.toys import toy
 
 COMPONENTS = components_of(MODEL)
@@ -63,16 +63,7 @@ State = Mapping[str, Tensor]
 
 def make(name: str, **changes: Any) -> Any:
     """Return a network whose weights differ from each other."""
-    component = COMPONENTS[name]
-    place = toy("flux", "dev") / component.folder / "config.json"
-    content = {**json.loads(place.read_bytes()), **changes}
-    library: Any = component.network
-    network = library.build(component.configure(content))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.normal_()
-    return network
+    return network_of_noise(COMPONENTS[name], toy("flux", "dev"), **changes)
 
 
 def original(name: str, network: Any) -> dict[str, Tensor]:
@@ -101,22 +92,9 @@ def comfyui() -> dict[str, Tensor]:
     return weights
 
 
-def load(name: str, files: Files, network: Any) -> Any:
-    config = network.config
-    content = config.to_dict() if name.startswith("text") else dict(config)
-    component = COMPONENTS[name]
-    return component.network.load(files, component.configure(content), torch.float32)
-
-
-def assert_equal(one: State, other: State) -> None:
-    assert set(one) == set(other)
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
 def part_of(path: Path, weights: State, name: str) -> Files:
     """Save a file, in which this component alone is; return its part."""
-    save_file({key: one.contiguous().clone() for key, one in weights.items()}, path)
-    (((found,), part),) = recognize(Files((path,)), KNOWN)
+    (((found,), part),) = recognize(Files((saved(path, weights),)), KNOWN)
     assert found is COMPONENTS[name]
     return part
 
@@ -132,7 +110,9 @@ def test_an_original_file_loads_as_the_network_that_it_was_made_from(
 ) -> None:
     network = make(name)
     part = part_of(path, original(name, network), name)
-    assert_equal(load(name, part, network).state_dict(), network.state_dict())
+    assert_equal(
+        load_as(COMPONENTS[name], part, network).state_dict(), network.state_dict()
+    )
 
 
 def as_reference(name: str) -> str:
@@ -153,17 +133,22 @@ def test_a_file_of_the_reference_loads_as_the_network_that_it_was_made_from(
     weights = {as_reference(name): weight for name, weight in old.items()}
     part = part_of(path, weights, "dit")
     assert part.checkpoint_format == REFERENCE_DIT
-    assert_equal(load("dit", part, network).state_dict(), network.state_dict())
+    assert_equal(
+        load_as(COMPONENTS["dit"], part, network).state_dict(), network.state_dict()
+    )
     assert to_checkpoint(REFERENCE_DIT, network.state_dict()).keys() == weights.keys()
 
 
 def test_one_file_of_comfyui_gives_every_component(path: Path) -> None:
-    save_file({key: one.contiguous().clone() for key, one in comfyui().items()}, path)
-    found = assign([ModelConfig(path=str(path))], KNOWN, ("dit", "vae"))
+    found = assign(
+        [ModelConfig(path=str(saved(path, comfyui())))], KNOWN, ("dit", "vae")
+    )
     assert set(found) == set(NAMES)
     for name, files in found.items():
         network = make(name)
-        assert_equal(load(name, files, network).state_dict(), network.state_dict())
+        assert_equal(
+            load_as(COMPONENTS[name], files, network).state_dict(), network.state_dict()
+        )
 
 
 @pytest.mark.parametrize("prefix", COMPONENTS["dit"].prefixes)
@@ -173,7 +158,9 @@ def test_a_transformer_alone_may_have_comfyuis_prefix(prefix: str, path: Path) -
     weights = {f"{prefix}{key}": weight for key, weight in old.items()}
     part = part_of(path, weights, "dit")
     assert part.prefix == prefix
-    assert_equal(load("dit", part, network).state_dict(), network.state_dict())
+    assert_equal(
+        load_as(COMPONENTS["dit"], part, network).state_dict(), network.state_dict()
+    )
 
 
 @pytest.mark.parametrize("guided", [True, False])
@@ -211,7 +198,7 @@ def test_what_a_file_lacks_is_named_as_it_would_be_there(
     weights["stranger.weight"] = weights.pop(lost)
     part = part_of(path, weights, name)
     with pytest.raises(StateError) as error:
-        load(name, part, network)
+        load_as(COMPONENTS[name], part, network)
     assert f": {lost}\n" in str(error.value)
     assert "stranger.weight" in str(error.value)
 
@@ -227,11 +214,11 @@ def test_whole_blocks_that_a_file_lacks_and_wrong_shapes_are_named_as_in_the_fil
         if not key.startswith("double_blocks.1.")
     }
     with pytest.raises(StateError, match=r"double_blocks\.1\.img_mod\.lin\.weight"):
-        load("dit", part_of(path, some, "dit"), network)
+        load_as(COMPONENTS["dit"], part_of(path, some, "dit"), network)
     fused = "double_blocks.0.txt_attn.qkv.weight"
     weights[fused] = torch.zeros(97, 32)
     with pytest.raises(StateError, match=fused):
-        load("dit", part_of(path, weights, "dit"), network)
+        load_as(COMPONENTS["dit"], part_of(path, weights, "dit"), network)
 
 
 @pytest.mark.parametrize("guided", [True, False])

@@ -18,6 +18,7 @@ from dstrain_flux import LORA_ALIASES, MODEL
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.support.layouts import assert_lora_is_loaded_as_said
 from tests.support.toys import dataset, opened
 
 BY_NAME = components_of(MODEL)
@@ -244,17 +245,6 @@ def test_a_file_of_kohyas_with_text_encoders_goes_to_each_and_names_one_that_is_
     assert all(lora_weights(pipe.components[name]) for name in names)
 
 
-def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:
-    loaded = {
-        prefix
-        for name, prefix in MODEL.lora_prefixes.items()
-        if all(
-            one.is_loaded for one in BY_NAME[name].lora if one.program == "diffusers"
-        )
-    }
-    assert loaded == set(FluxPipeline._lora_loadable_modules)
-
-
 @pytest.mark.parametrize(
     ("name", "said"), [("text_encoder_1", ""), ("text_encoder_2", "text_encoder_2")]
 )
@@ -268,3 +258,7 @@ def test_export_says_what_diffusers_leaves_out(
     assert main([*words, str(tmp_path / "out.safetensors")]) == 0
     printed = capsys.readouterr().err
     assert said in printed if said else not printed
+
+
+def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:
+    assert_lora_is_loaded_as_said(MODEL, FluxPipeline)

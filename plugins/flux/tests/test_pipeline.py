@@ -1,11 +1,7 @@
 """The variants: their schedule, and which one a model's files are of."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 from dstrain.cli.main import main
 from dstrain_flux import MODEL
 from PIL import Image
@@ -18,17 +14,6 @@ TOLD = {"fill": "fill", "redux": "redux", "ip-adapter": "ip-adapter", "dev": "de
 TOLD |= dict.fromkeys(("kontext", "eligen"), "dev")
 
 
-@pytest.mark.parametrize(("steps", "tokens"), [(2, 4), (6, 24), (28, 256), (50, 4096)])
-def test_sigmas_are_bit_equal_to_the_published_scheduler(
-    steps: int, tokens: int
-) -> None:
-    folder, schedule = toy("flux", "dev"), MODEL.spec("dev").schedule
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
-    plain = np.linspace(1.0, 1 / steps, steps)
-    scheduler.set_timesteps(sigmas=plain, mu=schedule.mu(tokens))
-    assert torch.equal(scheduler.sigmas, schedule.sigmas(steps, tokens))
-
-
 def test_training_draws_from_diffsynths_table() -> None:
     """Shift 3 over 1000 values from 1 to sigma_min = .003 / 1.002, whatever the size."""
     plain = np.linspace(1.0, 0.003 / 1.002, 1000)
@@ -37,10 +22,13 @@ def test_training_draws_from_diffsynths_table() -> None:
     assert np.abs(table - shifted).max() < 1e-7
 
 
-def test_generate_starts_from_a_file_in_its_own_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_area_of_an_edited_image_has_at_least_the_pixels_of_one_multiple() -> None:
+    words = ["graph", "--model", "flux", "--variant", "kontext", "--kontext_pixels"]
+    assert [main([*words, least]) for least in ("256", "255")] == [0, 2]
+
+
+@pytest.mark.usefixtures("empty")
+def test_generate_starts_from_a_file_in_its_own_size() -> None:
     noise_image(70, 40).save("image.png")
     words = ["generate", "--model_id", str(toy("flux", "dev")), "--variant", "dev"]
     words += ["--prompt", "dog", "--num_inference_steps", "2", "--output", "new.png"]

@@ -3,14 +3,18 @@ what they write out.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
 from dstrain_flux import MODEL
 
-from tests.support.published_commands import MODELS, assert_means, published_commands
-from tests.support.short_forms import long_form, short_form
+from tests.support.published_commands import (
+    MODELS,
+    assert_means,
+    long_form,
+    published_commands,
+    short_form,
+)
 
 COMMANDS = {one.name: one for one in published_commands() if one.family == "flux"}
 OWNER = "black-forest-labs"
@@ -38,10 +42,7 @@ REFUSED = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in an empty folder."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,7 +1,5 @@
 """Published files are told by their places and by the names and shapes of their weights."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,15 +8,14 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from dstrain import ModelConfig, Pipeline
-from dstrain.models import NATIVE, component_at, components_of, find
+from dstrain.models import components_of, find
 from dstrain.models.configs import infer_config
-from dstrain.plugin import Component
 from dstrain_flux import MODEL, TRANSFORMERS
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel, SiglipConfig, SiglipModel, T5EncoderModel
 
-from tests.support.layouts import digest_of, layout_digest, layout_shapes
-from tests.support.toys import opened, toy
+from tests.support.layouts import PublishedFiles, digest_of, layout_shapes
+from tests.support.toys import toy
 
 COMPONENTS = components_of(MODEL)
 CLASSES = {
@@ -34,17 +31,6 @@ UNION = "InstantX/FLUX.1-dev-Controlnet-Union-alpha"
 UPSCALER = "jasperai/Flux.1-dev-Controlnet-Upscaler"
 INPAINT = "alimama-creative/FLUX.1-dev-Controlnet-Inpainting-Beta"
 SIGLIP = "google/siglip-so400m-patch14-384"
-# Model id, component, its format (None for the network's own), and the MD5 by which
-# DiffSynth-Studio recognizes the file (its configs/model_configs.py).
-FILES = [
-    (DEV, "dit", 0, "a29710fea6dddb0314663ee823598e50"),
-    (f"{OWNER}/FLUX.1-Fill-dev", "dit", 0, "f876d2a6fb247fb7da0f84fc7fb8a823"),
-    (UNION, "controlnet", None, "78d18b9101345ff695f312e7e62538c0"),
-    (UPSCALER, "controlnet", None, "b001c89139b5f053c715fe772362dd2a"),
-    (INPAINT, "controlnet", None, "52357cb26250681367488a8954c271e8"),
-    (REDUX, "image_encoder", 0, "6bd5343828144a2135d783519c665e2c"),
-    (REDUX, "redux", None, "d8ea4618391460bc831fddaae5fb5288"),
-]
 SIZES = {"text_encoder_1": 123_060_480, "text_encoder_2": 4_762_310_656}
 """Parameters of the published networks."""
 TEXT_HALF = MappingProxyType(
@@ -58,20 +44,28 @@ TEXT_HALF = MappingProxyType(
         "eos_token_id": None,
     }
 )
-named = pytest.mark.parametrize("name", CLASSES)
 
 
-def settings(component: Component, config: Mapping[str, Any] | None) -> str:
-    return json.dumps(vars(component.configure(config or {})))
-
-
-@pytest.mark.parametrize(("model_id", "name", "number", "digest"), FILES)
-def test_a_network_is_that_of_its_published_file(
-    model_id: str, name: str, number: int | None, digest: str
-) -> None:
-    component = COMPONENTS[name]
-    layout = NATIVE if number is None else component.formats[number]
-    assert layout_digest(component, component.published[model_id], layout) == digest
+class TestPublishedFiles(PublishedFiles):
+    family = MODEL
+    files = (
+        ("dit", DEV, 0, "a29710fea6dddb0314663ee823598e50"),
+        ("dit", f"{OWNER}/FLUX.1-Fill-dev", 0, "f876d2a6fb247fb7da0f84fc7fb8a823"),
+        ("controlnet", UNION, None, "78d18b9101345ff695f312e7e62538c0"),
+        ("controlnet", UPSCALER, None, "b001c89139b5f053c715fe772362dd2a"),
+        ("controlnet", INPAINT, None, "52357cb26250681367488a8954c271e8"),
+        ("image_encoder", REDUX, 0, "6bd5343828144a2135d783519c665e2c"),
+        ("redux", REDUX, None, "d8ea4618391460bc831fddaae5fb5288"),
+    )
+    told = tuple(("controlnet", one) for one in COMPONENTS["controlnet"].published)
+    libraries = tuple(("dev", name, kind) for name, kind in CLASSES.items())
+    places = (
+        ("flux1-dev.safetensors", "dit"),
+        ("text_encoder/model.safetensors", "text_encoder_1"),
+        ("text_encoder_2/*.safetensors", "text_encoder_2"),
+        ("ae.safetensors", "vae"),
+        ("vae/diffusion_pytorch_model.safetensors", "vae"),
+    )
 
 
 def test_the_ip_adapter_is_two_dictionaries_in_one_file() -> None:
@@ -132,22 +126,13 @@ def test_a_whole_siglip_is_loaded_by_its_vision_half_alone(tmp_path: Path) -> No
     assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
 
 
-@pytest.mark.parametrize("model_id", COMPONENTS["controlnet"].published)
-def test_a_controlnet_is_told_by_its_weights(model_id: str) -> None:
-    component = COMPONENTS["controlnet"]
-    published = component.published[model_id]
-    assert component.infer is not None
-    told = component.infer(layout_shapes(component, published))
-    assert settings(component, told) == settings(component, published)
-
-
 @pytest.mark.parametrize("name", SIZES)
 def test_an_encoder_has_the_published_size(name: str) -> None:
     shapes = layout_shapes(COMPONENTS[name], COMPONENTS[name].published[DEV])
     assert sum(torch.Size(one).numel() for one in shapes.values()) == SIZES[name]
 
 
-@named
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_network_of_the_published_shapes_is_the_published_one(name: str) -> None:
     component = COMPONENTS[name]
     published = component.published[DEV]
@@ -171,28 +156,6 @@ def test_schnell_gets_no_guidance_and_other_sizes_are_inferred() -> None:
     assert component.infer(layout_shapes(component, config)) == config
 
 
-@pytest.mark.filterwarnings("default")
-@named
-def test_a_network_is_loaded_as_its_library_loads_it(name: str) -> None:
-    pipe, folder = opened("flux", "dev"), toy("flux", "dev") / COMPONENTS[name].folder
-    ours, theirs = pipe.components[name], CLASSES[name].from_pretrained(folder)
-    assert not ours.training
-    for one, other in (
-        (ours.state_dict(), theirs.state_dict()),
-        (dict(ours.named_parameters()), dict(theirs.named_parameters())),
-        (dict(ours.named_buffers()), dict(theirs.named_buffers())),
-    ):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one)
-    known = pipe.configs[name]
-    if name.startswith("text"):
-        known, own = known.to_dict(), ours.config.to_dict()
-        assert {**known, "dtype": own["dtype"]} == own
-    else:
-        own = {k: one for k, one in ours.config.items() if not k.startswith("_")}
-        assert vars(known) == own
-
-
 @pytest.mark.parametrize("kept", ["shared.weight", "encoder.embed_tokens.weight"])
 def test_t5_is_loaded_from_either_name_of_its_embedding(
     kept: str, tmp_path: Path
@@ -209,20 +172,3 @@ def test_t5_is_loaded_from_either_name_of_its_embedding(
     t5 = Pipeline.from_pretrained(folder, [found], "dev").components["text_encoder_2"]
     assert t5.shared.weight is t5.encoder.embed_tokens.weight
     assert torch.equal(t5.shared.weight, embedding)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "name"),
-    [
-        ("flux1-dev.safetensors", "dit"),
-        ("text_encoder/model.safetensors", "text_encoder_1"),
-        ("text_encoder_2/*.safetensors", "text_encoder_2"),
-        ("ae.safetensors", "vae"),
-        ("vae/diffusion_pytorch_model.safetensors", "vae"),
-    ],
-)
-def test_a_file_is_told_by_its_place_so_that_a_stage_fetches_only_its_own(
-    pattern: str, name: str
-) -> None:
-    config = ModelConfig(None, f"{OWNER}/Any", pattern)
-    assert component_at(config, list(COMPONENTS.values())) == name

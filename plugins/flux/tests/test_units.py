@@ -6,15 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxFillPipeline, FluxKontextPipeline, FluxPipeline
+from diffusers import FluxKontextPipeline, FluxPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 from dstrain import Pipeline, UsageError
 from dstrain.graph import LongPrompt, noticing_long_prompts
-from dstrain.models import pack
 from dstrain_flux import MODEL
 from PIL import Image
-from transformers import SiglipImageProcessor
 
 from tests.support.noise_images import noise_image, smooth_noise
 from tests.support.toys import opened, run_unit
@@ -128,34 +126,6 @@ def filled(pipe: Pipeline, image: Image.Image, mask: Image.Image) -> dict[str, A
 
 
 @torch.no_grad()
-def test_masks_are_packed_as_by_diffusers_and_masked_pixels_are_not_seen() -> None:
-    pipe, image = opened("flux", "fill"), noise_image(48, 32)
-    mask = noise_image(48, 32, 3).convert("L")
-    made = filled(pipe, image, mask)
-    published = FluxFillPipeline(None, pipe.components["vae"], *[None] * 5)
-    binary = published.mask_processor.preprocess(mask, height=32, width=48)
-    theirs, _ = published.prepare_mask_latents(
-        binary,
-        torch.zeros(1, 16, 4, 6),
-        batch_size=1,
-        num_channels_latents=16,
-        num_images_per_prompt=1,
-        height=32,
-        width=48,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        generator=None,
-    )
-    assert torch.equal(pack(made["fill_mask"].float()), theirs)
-    pixels = np.array(image)
-    pixels[binary[0, 0].bool().numpy()] = 7
-    changed = filled(pipe, Image.fromarray(pixels), mask)
-    assert torch.equal(changed["fill_latents"], made["fill_latents"])
-    whole = filled(pipe, image, Image.new("L", (48, 32)))
-    assert not torch.equal(whole["fill_latents"], made["fill_latents"])
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("size", [(48, 32), (30, 20)])
 def test_a_mask_is_white_from_half_grey_on_at_any_size(size: tuple[int, int]) -> None:
     pipe, halves = opened("flux", "fill"), Image.new("L", size, 127)
@@ -166,43 +136,12 @@ def test_a_mask_is_white_from_half_grey_on_at_any_size(size: tuple[int, int]) ->
     assert mask[..., 3:].all()
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("variant", "unit", "given"),
-    [
-        ("redux", "encode_redux_image", "flux_redux_image"),
-        ("ip-adapter", "encode_ipadapter_images", "ipadapter_images"),
-    ],
-)
-def test_an_image_that_is_a_prompt_is_seen_as_the_published_processor_shows_it(
-    variant: str, unit: str, given: str
-) -> None:
-    pipe, image = opened("flux", variant), noise_image(50, 30)
-    encoder = pipe.components["image_encoder"]
-    side = encoder.config.image_size
-    processor = SiglipImageProcessor(size={"height": side, "width": side})
-    seen = encoder(processor(images=[image], return_tensors="pt").pixel_values)
-    several = variant == "ip-adapter"
-    (made,) = run_unit(pipe, unit, **{given: [image] if several else image}).values()
-    wanted = seen.pooler_output[:, None] if several else seen.last_hidden_state
-    assert torch.allclose(made, wanted, atol=1e-5)
-
-
 def test_a_union_of_controlnets_knows_kinds_by_the_numbers_of_its_model_card() -> None:
     pipe = opened("flux", "controlnet-union")
     kinds = ("canny", "tile", "depth", "blur", "pose", "gray", "lq")
     for number, kind in enumerate(kinds):
         made = run_unit(pipe, "find_control_mode", controlnet_processor_id=kind)
         assert made["control_mode"].tolist() == [[number]]
-
-
-@torch.no_grad()
-def test_the_prompt_of_each_region_is_encoded_alone() -> None:
-    pipe, prompts = opened("flux", "eligen"), ["a dog", "a red cat"]
-    made = run_unit(pipe, "encode_entities", eligen_entity_prompts=prompts)
-    for number, prompt in enumerate(prompts):
-        alone = run_unit(pipe, "encode_prompt", prompt=prompt)["prompt_emb"]
-        assert torch.equal(made["entity_emb"][:, number], alone)
 
 
 def test_of_each_eight_by_eight_pixels_one_tells_and_half_grey_is_white() -> None:

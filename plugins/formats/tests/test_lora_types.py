@@ -180,11 +180,7 @@ def test_a_resumed_run_is_the_one_that_did_not_stop(
 )
 @of_each_type
 def test_saving_memory_changes_no_bit(
-    name: str,
-    saving: Flags,
-    here: Path,
-    trained: Callable[[str], Path],
-    tmp_path: Path,
+    name: str, saving: Flags, here: Path, trained: Callable[[str], Path], tmp_path: Path
 ) -> None:
     train(here, output_path=tmp_path, **steps_of(name), **saving)
     assert same(files(trained(name)), files(tmp_path))
@@ -192,11 +188,7 @@ def test_saving_memory_changes_no_bit(
 
 @in_each_programs_names
 def test_training_goes_on_from_a_file_in_any_programs_names(
-    name: str,
-    program: str,
-    here: Path,
-    trained: Callable[[str], Path],
-    tmp_path: Path,
+    name: str, program: str, here: Path, trained: Callable[[str], Path], tmp_path: Path
 ) -> None:
     file = exported(trained(name), program, tmp_path / "file.safetensors")
     more = {"learning_rate": 1e-30, "lora_checkpoint": file, "max_steps": 1}
@@ -209,11 +201,7 @@ def test_training_goes_on_from_a_file_in_any_programs_names(
 
 @in_each_programs_names
 def test_what_is_saved_acts_as_what_was_trained(
-    name: str,
-    program: str,
-    here: Path,
-    trained: Callable[[str], Path],
-    tmp_path: Path,
+    name: str, program: str, here: Path, trained: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """As layers, merged into the weights, and in another program's names."""
     file = exported(trained(name), program, tmp_path / "file.safetensors")

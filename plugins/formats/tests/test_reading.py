@@ -13,11 +13,7 @@ import pytest
 import torch
 from dstrain import LoraConfig, StateError
 from dstrain.config import LoraFile
-from dstrain.lora import (
-    add_layers,
-    read_lora,
-    save_lora_for,
-)
+from dstrain.lora import add_layers, read_lora, save_lora_for
 from dstrain.plugin import CheckpointFormat, LoraKeyFormat
 from dstrain.plugin.lora import groups_in
 from dstrain_formats.key_parser import is_key_of_lora_file

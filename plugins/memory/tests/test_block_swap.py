@@ -307,11 +307,9 @@ class Gpu:
         self.copied: list[Copy] = []
         self.copies = False
 
-    def Stream(self, device: torch.device) -> None:
-        """Return the stream of copies."""
+    def Stream(self, device: torch.device) -> None: ...
 
     def current_stream(self, device: torch.device) -> "Gpu":
-        """Return the stream that computes."""
         return self
 
     def wait_event(self, event: "Event") -> None:
@@ -326,11 +324,9 @@ class Gpu:
         self.copies = False
 
     def Event(self) -> "Event":
-        """Return an event."""
         return Event(self)
 
     def load(self, weights: WeightsInRam, name: str) -> "Copy":
-        """Note a copy."""
         assert self.copies
         self.calls.append(f"copy {name}")
         WeightsInRam.load(weights)
@@ -364,7 +360,6 @@ class Event:
         self.after = self.gpu.calls[-1]
 
     def synchronize(self) -> None:
-        """Let Python wait."""
         self.gpu.calls.append(f"until {self.after}")
 
 

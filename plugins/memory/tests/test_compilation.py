@@ -28,7 +28,6 @@ class Compiler:
     fault = ""
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        """Count a graph."""
         if self.fault:
             raise ValueError(self.fault)
         self.graphs += 1

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.support.family import MODEL
-from tests.support.runs import config, project
+from tests.support.runs import config
 
 FP8, BLOCKS = METHODS["fp8"], METHODS["int8_block"]
 ENDS = ("proj_in", "head")
@@ -74,7 +74,6 @@ def loaded(
 
 
 def stored(folder: Path, *entries: StoredLayers, **config: bool) -> list[str]:
-    """The names of the layers that are stored."""
     _, network = loaded(folder, *entries, **config)
     modules = network.named_modules()
     return [name for name, one in modules if isinstance(one, StoredLinear)]
@@ -149,13 +148,7 @@ def test_weights_are_stored_in_whatever_order_they_are_read(
         assert plain.bias is None or torch.equal(layer.bias, plain.bias)
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"))
-
-
 def planned(here: Path, *methods: str, of: str = "dit") -> None:
-    """Plan a run with these methods."""
     options = ";".join(f"{of}:{name}" for name in methods)
     run(config(here, quant_options=options, dry_run=True))
 

@@ -42,19 +42,6 @@ def without(here: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     return outcome(train(here, output_path=output, **SETTINGS))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_run_with_swapped_blocks_leaves_what_others_do_bit_for_bit(
-    way: str, here: Path, tmp_path: Path, without: dict[str, Any]
-) -> None:
-    with poisoned_memory() as seen:
-        output = train(here, output_path=tmp_path / "out", **WAYS[way], **SETTINGS)
-    assert same(outcome(output), without)
-    swapped = 1 if way == "one" else 2
-    # Two copies in each micro-batch, of which a step has two.
-    assert (seen.loads, seen.now) == (3 * 2 * 2 * swapped, 0)
-    assert seen.most <= 2
-
-
 def test_a_run_may_resume_with_other_blocks_swapped(
     here: Path, tmp_path: Path, without: dict[str, Any]
 ) -> None:

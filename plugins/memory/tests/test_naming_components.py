@@ -18,15 +18,10 @@ from dstrain_memory.quantization.stored_layers import StoredComponent, StoredLay
 
 from tests.support.experts import copied_denoiser, let_tiny_have_experts
 from tests.support.family import IDS, weights_of
-from tests.support.runs import config, project
+from tests.support.runs import config
 
 pytestmark = pytest.mark.usefixtures("tiny")
 FP8 = METHODS["fp8"]
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"))
 
 
 Stored = dict[str, StoredComponent]

@@ -26,16 +26,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.support.family import MODEL
-from tests.support.runs import config, project, same, train, training_run
+from tests.support.runs import config, same, train, training_run
 from tests.support.toys import opened
 
 pytestmark = pytest.mark.usefixtures("tiny")
 LAYER = "blocks.0.to_out"
-
-
-@pytest.fixture(scope="module")
-def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture(scope="module")

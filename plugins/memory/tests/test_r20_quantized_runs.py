@@ -13,7 +13,7 @@ from dstrain.cache import FeatureCache
 
 from tests.support.family import weights_of
 from tests.support.processes import commands, in_processes, words
-from tests.support.runs import config, files, log, same, train, warm_project
+from tests.support.runs import config, files, log, same, train
 
 pytestmark = [
     pytest.mark.promise(
@@ -49,11 +49,6 @@ WAYS = tuple(
 CASES = [(method, way) for method in METHODS for way in WAYS]
 # A tenth of the cases runs in the ordinary suite: of each method another one.
 CASES.sort(key=lambda case: (METHODS.index(case[0]) * 5 + WAYS.index(case[1])) % 10)
-
-
-@pytest.fixture(scope="module")
-def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warm_project(tmp_path_factory.mktemp("project"))
 
 
 def stored(method: str) -> dict[str, Any]:

@@ -26,8 +26,6 @@ pytestmark = pytest.mark.promise(
 
 @dataclass(frozen=True)
 class Toy:
-    """What is trained of a family's toy."""
-
     family: str
     variant: str
     trained: str

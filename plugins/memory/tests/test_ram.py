@@ -91,7 +91,6 @@ class Wrapped(nn.Parameter):
     scale: Tensor
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        """Name the tensors."""
         return ["packed", "scale"], None
 
 

@@ -1,6 +1,5 @@
 """Tiles are set on VAEs of diffusers exactly, and what they change is bounded."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,21 +91,3 @@ def test_the_fraction_of_overlap_is_exact() -> None:
             assert int(size * (1 - vae.tile_overlap_factor)) == stride
             overlap = int(vae.tile_latent_min_size * vae.tile_overlap_factor)
             assert overlap == (size - stride) // 8
-
-
-def test_groups_of_frames_are_switched_on_where_a_vae_has_them() -> None:
-    for names in (["decoding"], ["encoding", "decoding"]):
-        flags = [f"use_framewise_{name}" for name in names]
-        vae = SimpleNamespace(**dict.fromkeys(flags, False))
-        Tiles(framewise=True).apply(vae)
-        assert vars(vae) == dict.fromkeys(flags, True)
-
-
-def test_what_decides_results_is_all_of_it() -> None:
-    assert TILES.identity == {
-        "height": 64,
-        "width": 64,
-        "stride_height": 48,
-        "stride_width": 48,
-        "framewise": False,
-    }

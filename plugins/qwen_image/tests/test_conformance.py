@@ -57,7 +57,6 @@ def pack(latents: Tensor) -> Tensor:
 
 
 def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
-    """Return tokens as latents."""
     return unpack_image(tokens, height, width)[:, :, None]
 
 

@@ -26,7 +26,6 @@ def mask(*shape: int) -> Tensor:
 
 LATENTS = draw(2, 16, 1, 4, 8)
 VALUES = {"prompt_emb": draw(2, 4, 32), "prompt_mask": mask(2, 4)}
-NEGATIVE = {f"negative.{name}": one for name, one in VALUES.items()}
 CONTROL = {"control_latents": draw(2, 16, 1, 4, 8)}
 
 
@@ -37,20 +36,7 @@ def entities(second: int = 5, padded: int = 0) -> dict[str, Any]:
     regions = torch.zeros(2, 2, 8, dtype=torch.bool)
     regions[:, 0, :3] = regions[:, 1, 1:4] = True
     texts = [draw(2, 3, 32), draw(2, 5, 32)[:, :second]]
-    return {
-        "entity_emb": texts,
-        "entity_emb_mask": masks,
-        "entity_regions": regions,
-    }
-
-
-def seen_by(pipe: Pipeline) -> list[dict[str, Any]]:
-    """Return what the denoiser is called with from now on."""
-    seen: list[dict[str, Any]] = []
-    pipe.components["dit"].register_forward_pre_hook(
-        lambda module, _, named: seen.append(named), with_kwargs=True
-    )
-    return seen
+    return {"entity_emb": texts, "entity_emb_mask": masks, "entity_regions": regions}
 
 
 @pytest.mark.parametrize("kind", ["bf16 weights", "autocast", "LoRA"])
@@ -132,40 +118,6 @@ def test_gradient_checkpointing_keeps_less_and_changes_no_gradient(
     assert any(one.any() for one in plain.values())
     assert [name for name in plain if not torch.equal(plain[name], again[name])] == []
     assert kept(pipe, given) < 0.8 * before
-
-
-@torch.no_grad()
-def test_without_entities_the_attention_is_that_of_diffusers() -> None:
-    pipe, plain = opened("qwen_image", "eligen"), opened("qwen_image", "base")
-    plain.components["dit"] = pipe.components["dit"]
-    values = {**VALUES, **NEGATIVE, **entities()}
-    before = plain.predict(VALUES, LATENTS, TIMESTEP)
-    made = pipe.predict(values, LATENTS, TIMESTEP)
-    assert not torch.allclose(made, before, atol=1e-3)
-    assert torch.equal(plain.predict(VALUES, LATENTS, TIMESTEP), before)
-    # The negative branch has no entities.
-    assert torch.equal(pipe.predict(values, LATENTS, TIMESTEP, "negative"), before)
-
-
-def test_texts_attend_to_themselves_and_their_regions_and_nothing_to_padding() -> None:
-    pipe = opened("qwen_image", "eligen")
-    seen = seen_by(pipe)
-    values = {
-        "prompt_emb": draw(1, 1, 32),
-        "prompt_mask": mask(1, 1),
-        "entity_emb": [draw(1, 2, 32)],
-        "entity_emb_mask": [torch.tensor([[True, False]])],
-        "entity_regions": torch.tensor([[[True, False]]]),
-    }
-    pipe.predict(values, draw(1, 16, 1, 2, 4), torch.tensor([500.0]))
-    found = seen[0]["attention_kwargs"]["attention_mask"][0, 0].int().tolist()
-    assert found == [
-        [1, 0, 0, 1, 0],
-        [1, 0, 0, 1, 0],
-        [0, 0, 1, 1, 1],
-        [1, 0, 1, 1, 1],
-        [0, 0, 1, 1, 1],
-    ]
 
 
 @torch.no_grad()

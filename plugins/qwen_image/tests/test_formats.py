@@ -1,7 +1,6 @@
 """ComfyUI's files of Qwen-Image load into the same networks as those of diffusers."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from dstrain_qwen_image import MODEL
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.support.layouts import assert_equal
 from tests.support.toys import toy
 
 COMPONENTS = components_of(MODEL)
@@ -27,11 +27,6 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
     for path in sorted(folder.glob("*.safetensors")):
         found |= load_file(path)
     return found
-
-
-def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 @pytest.mark.parametrize("prefix", ["", "first_stage_model."])

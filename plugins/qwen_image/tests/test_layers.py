@@ -15,9 +15,8 @@ from tests.support.toys import toy
 
 
 @pytest.fixture(autouse=True)
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def rows(empty: Path) -> list[dict[str, Any]]:
     """Work in a folder with rows of one, two and three images, one with a context."""
-    monkeypatch.chdir(tmp_path)
     data = Path("data")
     data.mkdir()
     for name in range(4):

@@ -13,6 +13,8 @@ from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain_qwen_image import MODEL
 from torch import Tensor
 
+from tests.support.layouts import assert_lora_is_loaded_as_said
+
 (PUBLISHED_TEXT_ENCODER,) = components_of(MODEL)["text_encoder"].formats
 
 
@@ -32,8 +34,7 @@ class TestLoraFiles(LoraFiles):
             },
             "text_encoder": {
                 "comfyui": LoraReader(
-                    PUBLISHED_TEXT_ENCODER,
-                    "text_encoders.qwen25_7b.transformer.",
+                    PUBLISHED_TEXT_ENCODER, "text_encoders.qwen25_7b.transformer."
                 ),
                 "diffsynth": LoraReader(None),
             },
@@ -114,13 +115,4 @@ class TestLoraFiles(LoraFiles):
 
 
 def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:
-    loaded = {
-        prefix
-        for name, prefix in MODEL.lora_prefixes.items()
-        if all(
-            one.is_loaded
-            for one in components_of(MODEL)[name].lora
-            if one.program == "diffusers"
-        )
-    }
-    assert loaded == set(QwenImagePipeline._lora_loadable_modules)
+    assert_lora_is_loaded_as_said(MODEL, QwenImagePipeline)

@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 from dstrain import Pipeline, TrainConfig, UsageError
 from dstrain.cli.main import main
 from dstrain.models import find
@@ -26,21 +23,6 @@ TOLD = {"edit-2511": "edit-2511", "layered": "layered"}
 """Variant of a folder -> the one that it is loaded as, if it tells."""
 PLAIN = ("base", "edit", "edit-2509", "in-context-control", "eligen", "inpaint")
 TOLD |= dict.fromkeys(PLAIN, "base")
-
-
-@pytest.mark.parametrize(
-    ("steps", "tokens"), [(2, 4), (6, 24), (40, 256), (50, 4096), (50, 8192)]
-)
-def test_sigmas_are_bit_equal_to_the_published_scheduler(
-    steps: int, tokens: int
-) -> None:
-    folder, schedule = toy("qwen_image", "base"), MODEL.spec("base").schedule
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
-    plain = np.linspace(1.0, 1 / steps, steps)
-    scheduler.set_timesteps(sigmas=plain, mu=schedule.mu(tokens))
-    sigmas = schedule.sigmas(steps, tokens)
-    assert torch.equal(scheduler.sigmas, sigmas)
-    assert torch.equal(scheduler.timesteps, sigmas[:-1] * 1000)
 
 
 @pytest.mark.parametrize("variant", MODEL.variants)
@@ -108,6 +90,7 @@ def test_zero_cond_t_can_be_said_by_a_flag_where_the_configuration_does_not() ->
         assert find(MODEL, models, ("dit",)).configs["dit"]["zero_cond_t"] is wanted
 
 
+@pytest.mark.usefixtures("empty")
 @pytest.mark.parametrize(
     ("variant", "inputs"),
     [
@@ -125,28 +108,29 @@ def test_zero_cond_t_can_be_said_by_a_flag_where_the_configuration_does_not() ->
     ],
 )
 def test_generate_takes_the_inputs_of_a_variant_from_files(
-    variant: str, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: str, inputs: list[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     noise_image(64, 32).save("image.png")
     mask = Image.new("L", (64, 32))
     mask.paste(255, (29, 0, 64, 32))
     mask.save("mask.png")
     words = ["generate", "--model_id", str(toy("qwen_image", variant))]
     words += ["--variant", variant, "--prompt", "a dog beside a cat"]
-    words += [
-        "--height",
-        "32",
-        "--width",
-        "64",
-        "--num_inference_steps",
-        "1",
-        "--output",
-        "new.png",
-    ]
+    words += ["--height", "32", "--width", "64", "--num_inference_steps", "1"]
+    words += ["--output", "new.png"]
     for one in inputs[:-1]:
         words += ["--input", one]
     assert main(words) == 2
     assert main([*words, "--input", inputs[-1]]) == 0
     with Image.open("new.png") as made:
         assert made.size == (64, 32)
+
+
+@pytest.mark.parametrize(
+    ("variant", "area"), [("edit", "edit_pixels"), ("edit-2509", "edit_text_pixels")]
+)
+def test_an_area_has_at_least_the_pixels_of_one_multiple(
+    variant: str, area: str
+) -> None:
+    words = ["graph", "--model", "qwen_image", "--variant", variant, f"--{area}"]
+    assert [main([*words, least]) for least in ("1024", "1023")] == [0, 2]

@@ -1,7 +1,6 @@
 """The toy has the published layout, and diffusers loads it."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +9,6 @@ from safetensors.torch import load_file
 from transformers import Qwen2Tokenizer
 
 from tests.support.toys import toy
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.mark.filterwarnings("default")

@@ -64,9 +64,7 @@ def test_prompt_embeddings_are_bit_equal_to_diffusers(prompt: str) -> None:
     ],
 )
 def test_text_has_the_positions_that_the_images_leave(
-    size: tuple[int | None, int | None],
-    pictures: list[tuple[int, int]],
-    limit: int,
+    size: tuple[int | None, int | None], pictures: list[tuple[int, int]], limit: int
 ) -> None:
     pipe = opened("qwen_image", "edit" if pictures else "base")
     given: dict[str, Any] = {"prompt": "z" * 4500}
@@ -198,43 +196,10 @@ def half_mask(box: tuple[int, int, int, int]) -> Image.Image:
     return mask
 
 
-@torch.no_grad()
-def test_what_a_controlnet_inpaints_is_black_and_0_in_the_channel_of_the_mask() -> None:
-    pipe = opened("qwen_image", "blockwise-controlnet-inpaint")
-    image, box = noise_image(48, 32), (16, 0, 32, 32)
-    made = run_unit(
-        pipe,
-        "encode_inpaint_image",
-        blockwise_controlnet_image=image,
-        blockwise_controlnet_inpaint_mask=half_mask(box),
-        height=32,
-        width=48,
-    )["control_latents"]
-    assert made.shape == (1, 17, 1, 4, 6)
-    assert made[0, 16, 0].tolist() == [[1, 1, 0, 0, 1, 1]] * 4
-    image.paste(0, box)
-    black = run_unit(pipe, "encode_image", input_image=image)["input_latents"]
-    assert torch.equal(made[:, :16], black)
-
-
 def inpainted(box: tuple[int, int, int, int]) -> tuple[Pipeline, dict[str, Tensor]]:
     pipe, mask = opened("qwen_image", "inpaint"), half_mask(box)
     given = {"input_image": noise_image(48, 32), "inpaint_mask": mask}
     return pipe, run_unit(pipe, "encode_inpainted", **given, height=32, width=48)
-
-
-@torch.no_grad()
-def test_what_is_outside_the_mask_is_the_image_as_noisy_as_the_rest() -> None:
-    pipe, made = inpainted((21, 0, 48, 32))
-    assert made["inpaint_region"][0, 0, 0].tolist() == [[0, 0, 0, 1, 1, 1]] * 4
-    latents, noise = (torch.full((2, 16, 1, 4, 6), value) for value in (9.0, 2.0))
-    constrain = pipe.constrain_latents(made)
-    found = constrain(latents, torch.tensor([0.0, 250.0]), noise)
-    assert (found.latents[..., 3:] == 9).all()
-    kept = made["input_latents"][0, ..., :3]
-    assert torch.equal(found.latents[0, ..., :3], kept)
-    assert torch.allclose(found.latents[1, ..., :3], 0.25 * 2 + 0.75 * kept)
-    assert torch.equal(found.mask, made["inpaint_region"])
 
 
 @torch.no_grad()

@@ -29,8 +29,6 @@ LOST = re.compile(r"# (?:[\w. -]+\.\w+: )?(.+?): (.*)$")
 
 @dataclass(frozen=True)
 class Imported:
-    """A file that was imported."""
-
     options: dict[str, Any]
     """What was written, with tables of datasets below "dataset"."""
     toml: str
@@ -100,9 +98,8 @@ def write_project(place: Path) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(empty: Path) -> Path:
     """The working directory: the examples and their datasets."""
     written = once("tools-project", write_project)
-    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    shutil.copytree(written, empty, dirs_exist_ok=True)
+    return empty

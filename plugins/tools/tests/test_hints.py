@@ -19,7 +19,6 @@ Printed = pytest.CaptureFixture[str]
 
 
 def named_in(text: str) -> list[str]:
-    """Return the flags that a text names."""
     return re.findall(r"--(\w+)", text)
 
 

@@ -96,10 +96,7 @@ def test_every_key_of_an_example_is_accounted_for(
 
 @pytest.mark.parametrize("example", CASES)
 def test_the_written_file_lacks_the_models_files_alone(
-    example: str,
-    project: Path,
-    imported: Import,
-    capsys: pytest.CaptureFixture[str],
+    example: str, project: Path, imported: Import, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = imported(example, *FIRST.get(example, ())).options
     assert (

@@ -16,10 +16,7 @@ SCRIPTS = sorted(Path(__file__).with_name("scripts").iterdir())
 FLUX = "python flux_train_network.py --network_module networks.lora_flux"
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in an empty folder."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty")
 
 
 def flags(text: str, suffix: str = "sh") -> dict[str, list[str]]:

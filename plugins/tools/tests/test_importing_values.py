@@ -27,8 +27,6 @@ JOBS: list[tuple[dict[str, Any], dict[str, Any]]] = VALUES["jobs"]
 
 @pytest.fixture
 def command(project: Path, imported: Import) -> Import:
-    """Import a command."""
-
     def run(text: str) -> Any:
         Path("one.sh").write_text(text)
         return imported("one.sh")

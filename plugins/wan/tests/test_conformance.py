@@ -127,7 +127,9 @@ def condition(published: Any, pipe: Pipeline, arguments: Mapping[str, Any]) -> N
     networks = [one for one in (published.transformer, published.transformer_2) if one]
     if "motion_bucket_id" in arguments:
         speed = torch.tensor([arguments["motion_bucket_id"]])
-        added = pipe.components["motion_controller"](speed).flatten(1)
+        angles = speed[:, None] * 10 / 10000 ** (torch.arange(16) / 16)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=1)
+        added = pipe.components["motion_controller"].linear(waves)
         for network in networks:
             network.condition_embedder.register_forward_hook(
                 lambda module, given, made: (made[0], made[1] + added, *made[2:])

@@ -11,19 +11,12 @@ import pytest
 import torch
 from diffusers.loaders import single_file_utils
 from dstrain import ModelConfig, StateError
-from dstrain.models import (
-    NATIVE,
-    assign,
-    components_of,
-    find,
-    recognize,
-    to_checkpoint,
-)
+from dstrain.models import NATIVE, assign, components_of, find, recognize, to_checkpoint
 from dstrain.plugin import Files
 from dstrain_wan import MODEL
-from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.support.layouts import assert_equal, load_as, network_of_noise, saved
 from tests.support.toys import toy
 
 COMPONENTS = components_of(MODEL)
@@ -49,20 +42,9 @@ State = Mapping[str, Tensor]
 
 
 def make(case: str) -> Any:
-    """Return a network of which no two weights are equal, as norms are when they are
-    new.
-    """
+    """Return a network whose weights differ from each other."""
     name, variant, changes = CASES[case]
-    component = COMPONENTS[name]
-    place = toy("wan", variant) / component.folder / "config.json"
-    content = {**json.loads(place.read_bytes()), **changes}
-    library: Any = component.network
-    network = library.build(component.configure(content))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.normal_()
-    return network
+    return network_of_noise(COMPONENTS[name], toy("wan", variant), **changes)
 
 
 def original(case: str, network: Any) -> dict[str, Tensor]:
@@ -84,25 +66,12 @@ def original(case: str, network: Any) -> dict[str, Tensor]:
     }
 
 
-def saved(path: Path, weights: State) -> Path:
-    tensors = {key: one.detach().contiguous().clone() for key, one in weights.items()}
-    torch.save(tensors, path) if path.suffix == ".pth" else save_file(tensors, path)
-    return path
-
-
 def load(case: str, files: Files, network: Any) -> Any:
     """Load a component's part of files, which it alone is in, into a new network."""
     component = COMPONENTS[CASES[case][0]]
     ((fitting, part),) = recognize(files, KNOWN)
     assert fitting[0] is component
-    config = network.config
-    content = config.to_dict() if hasattr(config, "to_dict") else dict(config)
-    return component.network.load(part, component.configure(content), torch.float32)
-
-
-def assert_equal(one: State, other: State) -> None:
-    assert set(one) == set(other)
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    return load_as(component, part, network)
 
 
 def assert_loads(case: str, path: Path, weights: State, network: Any) -> None:
@@ -123,8 +92,7 @@ def test_an_original_file_loads_as_the_network_that_it_was_made_from(
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["2.1 and 2.2 t2v", "2.1 i2v", "2.2 ti2v", "wider and deeper", "vae 2.1"],
+    "case", ["2.1 and 2.2 t2v", "2.1 i2v", "2.2 ti2v", "wider and deeper", "vae 2.1"]
 )
 def test_names_are_those_that_diffusers_converts(case: str) -> None:
     network = make(case)
@@ -259,12 +227,7 @@ def test_one_file_of_comfyui_gives_every_component(tmp_path: Path) -> None:
     found = assign([ModelConfig(path=str(path))], KNOWN, ("dit", "vae"))
     assert set(found) == set(networks)
     for name, part in found.items():
-        config: Any = networks[name].config
-        content = config.to_dict() if name == "text_encoder" else dict(config)
-        component = COMPONENTS[name]
-        again: Any = component.network.load(
-            part, component.configure(content), torch.float32
-        )
+        again = load_as(COMPONENTS[name], part, networks[name])
         assert_equal(again.state_dict(), networks[name].state_dict())
 
 

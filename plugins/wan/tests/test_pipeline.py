@@ -12,15 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
-from dstrain import (
-    Frames,
-    ModelConfig,
-    Rng,
-    SampleKey,
-    TrainConfig,
-    UsageError,
-)
+from dstrain import Frames, ModelConfig, Rng, SampleKey, TrainConfig, UsageError
 from dstrain.models import components_of
 from dstrain.pipeline import choose_variant, plan_inference
 from dstrain.plugin import Column
@@ -31,15 +23,6 @@ from tests.support.toys import opened, toy
 
 ALIKE = ("t2v", "t2v-a14b", "speedcontrol", "vace", "vace-a14b")
 """Variants whose denoisers have one configuration."""
-
-
-@pytest.mark.parametrize("steps", [1, 2, 4, 40, 50])
-def test_sigmas_are_bit_equal_to_diffusers_euler_scheduler(steps: int) -> None:
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=5.0)
-    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps))
-    sigmas = MODEL.spec("t2v").schedule.sigmas(steps, 100)
-    assert torch.equal(scheduler.sigmas, sigmas)
-    assert torch.equal(scheduler.timesteps, sigmas[:-1] * 1000)
 
 
 @pytest.mark.parametrize(

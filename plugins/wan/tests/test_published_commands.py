@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from tests.support.published_commands import (
     StandIns,
     assert_means,
+    long_form,
     make_data,
     published_commands,
+    short_form,
     train,
     write_header,
 )
-from tests.support.short_forms import long_form, short_form
 from tests.support.toys import toy
 
 COMMANDS = {one.name: one for one in published_commands() if one.family == "wan"}
@@ -33,42 +34,32 @@ CLIP = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
 EXPERTS = (f"high_noise_model/{WEIGHTS}", f"low_noise_model/{WEIGHTS}")
 
 
+@pytest.mark.usefixtures("empty")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_means_a_variant_and_an_expert_or_is_refused(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert_means(COMMANDS[name], main, capsys)
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_a_command_may_name_components_by_their_files(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, empty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_header(COMMANDS[name], tmp_path)
+    write_header(COMMANDS[name], empty)
     assert main(["graph", *COMMANDS[name].argv()]) == 0
     _, _, page = capsys.readouterr().out.partition("weights are kept\n")
     lines = [line.split() for line in page.splitlines() if line.startswith("    ")]
     assert {words[0] for words in lines} & {*MODEL.spec("i2v").components} == KEPT[name]
 
 
-def test_a_transformer_with_a_prefix_is_trained_by_its_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_transformer_with_a_prefix_is_trained_by_its_command(empty: Path) -> None:
     command, folder = COMMANDS["krea-realtime-video_lora"], toy("wan", "t2v")
-    make_data(command, "t2v", tmp_path)
-    stand_ins = StandIns(MODEL, "t2v", tmp_path, folder)
+    make_data(command, "t2v", empty)
+    stand_ins = StandIns(MODEL, "t2v", empty, folder)
     stand_ins.write(command.origins)
     model_id, name = command.origins[0]
-    file = tmp_path / "models" / model_id / name
+    file = empty / "models" / model_id / name
     save_file({f"model.{key}": one for key, one in load_file(file).items()}, file)
     with stand_ins.configured():
         assert train(command, "t2v", folder, main) == 0

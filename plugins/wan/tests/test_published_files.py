@@ -1,22 +1,17 @@
 """Published files are told by their places and by the names and shapes of their weights."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
-from dstrain import ModelConfig
-from dstrain.models import NATIVE, component_at, components_of
+from dstrain.models import components_of
 from dstrain.models.configs import infer_config
-from dstrain.plugin import Component, Files
+from dstrain.plugin import Files
 from dstrain_wan import MODEL
 from transformers import CLIPVisionModel, UMT5EncoderModel
 
-from tests.support.layouts import digest_of, layout_digest, layout_shapes
-from tests.support.toys import opened, toy
+from tests.support.layouts import PublishedFiles, digest_of, layout_shapes, settings
 
 COMPONENTS = components_of(MODEL)
 I2V = "Wan-AI/Wan2.1-I2V-14B-480P"
@@ -40,29 +35,35 @@ TRANSFORMERS = {
     "Wan-AI/Wan2.2-I2V-A14B": "5b013604280dd715f8457c6ed6d6a626",
     "Wan-AI/Wan2.2-TI2V-5B": "1f5ab7703c6fc803fdded85ff040c316",
 }
-CLASSES: Mapping[str, Any] = {
-    "dit": WanTransformer3DModel,
-    "dit2": WanTransformer3DModel,
-    "text_encoder": UMT5EncoderModel,
-    "vae": AutoencoderKLWan,
-    "image_encoder": CLIPVisionModel,
-}
 
 
-def settings(component: Component, config: Mapping[str, Any] | None) -> str:
-    return json.dumps(vars(component.configure(config or {})))
-
-
-@pytest.mark.parametrize("model_id", TRANSFORMERS)
-def test_a_transformer_is_the_published_one_and_told_by_its_weights(
-    model_id: str,
-) -> None:
-    dit = COMPONENTS["dit"]
-    config = dit.published[model_id]
-    assert layout_digest(dit, config, dit.formats[0]) == TRANSFORMERS[model_id]
-    assert dit.infer is not None
-    told = dit.infer(layout_shapes(dit, config))
-    assert settings(dit, told) == settings(dit, config)
+class TestPublishedFiles(PublishedFiles):
+    family = MODEL
+    files = (
+        *(("dit", model_id, 0, digest) for model_id, digest in TRANSFORMERS.items()),
+        ("vae", "Wan-AI/Wan2.1-T2V-14B", 1, "ccc42284ea13e1ad04693284c7a09be6"),
+        ("vae", "Wan-AI/Wan2.2-TI2V-5B", 0, "e1de6c02cdac79f8b739f4d3698cd216"),
+        ("text_encoder", I2V, 0, "9c8818c2cbea55eca56c7b447df170da"),
+        ("motion_controller", SPEED, None, "dbd5ec76bbf977983f972c151d545389"),
+    )
+    told = tuple(("dit", model_id) for model_id in TRANSFORMERS)
+    libraries = (
+        ("i2v", "dit", WanTransformer3DModel),
+        ("t2v-a14b", "dit2", WanTransformer3DModel),
+        ("ti2v-5b", "vae", AutoencoderKLWan),
+        ("i2v", "text_encoder", UMT5EncoderModel),
+        ("i2v", "image_encoder", CLIPVisionModel),
+    )
+    places = (
+        ("diffusion_pytorch_model*.safetensors", "dit"),
+        ("high_noise_model/diffusion_pytorch_model*.safetensors", "dit"),
+        ("low_noise_model/diffusion_pytorch_model*.safetensors", "dit2"),
+        ("models_t5_umt5-xxl-enc-bf16.pth", "text_encoder"),
+        ("Wan2.1_VAE.pth", "vae"),
+        ("Wan2.2_VAE.pth", "vae"),
+        ("models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth", "image_encoder"),
+        ("google/umt5-xxl/", "tokenizer"),
+    )
 
 
 def test_the_transformer_of_krea_has_a_prefix() -> None:
@@ -91,23 +92,6 @@ def test_one_file_has_the_denoiser_and_vace(model_id: str, digest: str) -> None:
     assert digest_of(shapes) == digest
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "model_id", "digest"),
-    [
-        ("vae", 1, "Wan-AI/Wan2.1-T2V-14B", "ccc42284ea13e1ad04693284c7a09be6"),
-        ("vae", 0, "Wan-AI/Wan2.2-TI2V-5B", "e1de6c02cdac79f8b739f4d3698cd216"),
-        ("text_encoder", 0, I2V, "9c8818c2cbea55eca56c7b447df170da"),
-        ("motion_controller", None, SPEED, "dbd5ec76bbf977983f972c151d545389"),
-    ],
-)
-def test_other_networks_are_the_published_ones(
-    name: str, number: int | None, model_id: str, digest: str
-) -> None:
-    component = COMPONENTS[name]
-    layout = NATIVE if number is None else component.formats[number]
-    assert layout_digest(component, component.published[model_id], layout) == digest
-
-
 @pytest.mark.parametrize("model_id", ["Wan-AI/Wan2.1-T2V-14B", "Wan-AI/Wan2.2-TI2V-5B"])
 def test_a_vae_is_told_by_its_weights(model_id: str) -> None:
     vae = COMPONENTS["vae"]
@@ -126,47 +110,3 @@ def test_the_image_encoder_has_the_published_size() -> None:
     encoder = COMPONENTS["image_encoder"]
     shapes = layout_shapes(encoder, encoder.published[I2V])
     assert sum(map(torch.Size.numel, map(torch.Size, shapes.values()))) == 630_766_080
-
-
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    ("variant", "name"),
-    [
-        ("i2v", "dit"),
-        ("t2v-a14b", "dit2"),
-        ("ti2v-5b", "vae"),
-        ("i2v", "text_encoder"),
-        ("i2v", "image_encoder"),
-    ],
-)
-def test_a_network_is_loaded_as_its_library_loads_it(variant: str, name: str) -> None:
-    ours = opened("wan", variant).components[name]
-    folder = toy("wan", variant) / COMPONENTS[name].folder
-    theirs = CLASSES[name].from_pretrained(folder)
-    assert not ours.training
-    for one, other in (
-        (ours.state_dict(), theirs.state_dict()),
-        (dict(ours.named_buffers()), dict(theirs.named_buffers())),
-    ):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "name"),
-    [
-        ("diffusion_pytorch_model*.safetensors", "dit"),
-        ("high_noise_model/diffusion_pytorch_model*.safetensors", "dit"),
-        ("low_noise_model/diffusion_pytorch_model*.safetensors", "dit2"),
-        ("models_t5_umt5-xxl-enc-bf16.pth", "text_encoder"),
-        ("Wan2.1_VAE.pth", "vae"),
-        ("Wan2.2_VAE.pth", "vae"),
-        ("models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth", "image_encoder"),
-        ("google/umt5-xxl/", "tokenizer"),
-    ],
-)
-def test_a_file_is_told_by_its_place_so_that_a_stage_fetches_only_its_own(
-    pattern: str, name: str
-) -> None:
-    config = ModelConfig(None, "Wan-AI/Any", pattern)
-    assert component_at(config, list(COMPONENTS.values())) == name

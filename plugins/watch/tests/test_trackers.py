@@ -146,8 +146,6 @@ def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
 
 
 class DecodedVideo(TypedDict):
-    """A generated video."""
-
     video: Frames
 
 

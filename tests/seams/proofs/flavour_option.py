@@ -10,10 +10,7 @@ class FlavourOptions:
     """How values taste."""
 
     flavour: Literal["plain", "mint", "lemon"] = option(
-        "data",
-        "What values taste of.",
-        "plain",
-        affects={"cache", "training"},
+        "data", "What values taste of.", "plain", affects={"cache", "training"}
     )
 
     def check(self, config: TrainConfig) -> None:

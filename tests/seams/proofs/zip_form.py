@@ -5,15 +5,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from zipfile import ZipFile
 
-from dstrain.plugin import (
-    Content,
-    Form,
-    FormRow,
-    Given,
-    Source,
-    TrainConfig,
-    hookimpl,
-)
+from dstrain.plugin import Content, Form, FormRow, Given, Source, TrainConfig, hookimpl
 
 api = 2
 

@@ -243,7 +243,6 @@ class Program:
 
 
 def present(program: Program, row: Mapping[str, Any]) -> frozenset[str]:
-    """Return the inputs that a row has."""
     names = set()
     for name in {**program.inputs, **program.listed}:
         if name in ("hint",) or (
@@ -283,14 +282,11 @@ def needed(units: Sequence[Function], readers: Sequence[Function]) -> list[Funct
 
 
 class Draw(random.Random):
-    """Random choices."""
-
     def chance(self, probability: float) -> bool:
         return self.random() < probability
 
 
 def draw_program(seed: int) -> Program:
-    """Draw a program."""
     draw = Draw(f"second/{seed}")
     batch_size = draw.choice((1, 1, 2, 2, 3, 4))
     has_odd, has_write = draw.chance(0.12), draw.chance(0.12)
@@ -472,7 +468,6 @@ def draw_row(draw: Draw, asks_extra: bool, batch_size: int) -> dict[str, Any]:
 def signature(
     function: Function, first: str = "", kinds: Mapping[str, str] | None = None
 ) -> str:
-    """Write the parameters of a function."""
     parameters = [first] if first else []
     parameters += [
         f"{name}={default}" if default else name

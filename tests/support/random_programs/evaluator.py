@@ -253,7 +253,6 @@ class Evaluator:
         return [(i, chunk) for i, row in rows for chunk in range(len(self.chunks(row)))]
 
     def chunks(self, row: Mapping[str, Any]) -> list[range]:
-        """Return the frames of each clip of a row."""
         program = self.program
         videos = {"clip", "first", "last"} & set(program.inputs)
         if not videos or not row["clip"]:

@@ -19,8 +19,7 @@ from dstrain.cache import (
 from dstrain.cache.plan_files import open_part
 from dstrain.storage import hash_json, write_columns
 
-from tests.support.plan_facts import IDENTITY, about
-from tests.support.plan_lines import plan_line
+from tests.support.plan_records import IDENTITY, about, plan_line
 from tests.support.runs import project, train
 
 A, B, C = (letter * 40 for letter in "abc")
@@ -133,19 +132,31 @@ def test_columns_that_no_record_names_go(plans: Path) -> None:
 
 @pytest.fixture(scope="module")
 def record(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The record of a plan that stage 1 wrote, with rows of plugins and what it is of."""
+    """The record of a plan that stage 1 wrote, as if it had a preview."""
     here = project(tmp_path_factory.mktemp("filled"))
     train(
         here,
         task="sft:data_process",
         feature_cache=here / "cache",
-        preview_prompt=("a dog",),
         validation_dataset_base_path=here / "data",
     )
     records = [record for _, record in stored_plans(here / "cache/plans")]
-    (validation,) = (one for one in records if not one["about"]["prompt_rows"])
-    assert validation["identity"]["use"]
-    return max(records, key=lambda one: len(one["about"]["prompt_rows"]))
+    assert {one["identity"].get("use") for one in records} == {None, "validation"}
+    (record,) = (one for one in records if not one["identity"].get("use"))
+    record["about"]["prompt_rows"] = [
+        {
+            "prompt": "a dog",
+            "inputs": ["prompt"],
+            "branches": ["positive"],
+            "sampling": {
+                "num_inference_steps": 1,
+                "guidance_scale": 1,
+                "rand_device": "cpu",
+            },
+            "values": {"prompt_emb": {"at": A}},
+        }
+    ]
+    return record
 
 
 def read(folder: Path, record: Any) -> Any:
@@ -176,7 +187,6 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.needs_plugin
 def test_a_record_that_stage_1_never_writes_is_refused(
     plans: Path, record: dict[str, Any], name: str
 ) -> None:
@@ -190,7 +200,6 @@ def test_a_record_that_stage_1_never_writes_is_refused(
     refused(plans, changed)
 
 
-@pytest.mark.needs_plugin
 def test_a_plan_of_an_earlier_version_is_read(
     plans: Path, record: dict[str, Any]
 ) -> None:
@@ -207,7 +216,6 @@ FREE = re.compile(r"/identity/(?![fvt])|.*/(caption|configs?/|values/|largest/in
 """Places of what may be of any kind."""
 
 
-@pytest.mark.needs_plugin
 def test_everything_is_of_its_kind(plans: Path, record: dict[str, Any]) -> None:
     changed: Any = json.loads(json.dumps(record))
 
@@ -224,7 +232,6 @@ def test_everything_is_of_its_kind(plans: Path, record: dict[str, Any]) -> None:
     change(changed, "")
 
 
-@pytest.mark.needs_plugin
 def test_what_every_plan_has_is_needed(plans: Path, record: dict[str, Any]) -> None:
     optional = {"config", "repeatable", "sizes"}
     entries = [(name,) for name in record] + [
@@ -237,7 +244,6 @@ def test_what_every_plan_has_is_needed(plans: Path, record: dict[str, Any]) -> N
     read(plans, {**record, "about": {**record["about"], "repeatable": {}}})
 
 
-@pytest.mark.needs_plugin
 def test_what_is_no_record_cut_or_nested_too_deep_is_refused(
     plans: Path, record: dict[str, Any]
 ) -> None:

@@ -110,15 +110,10 @@ REFUSED = {
     f"{TRAIN} -p no:plugin-faky": "--model: 'faky'",
     "grph": "command line: 'grph' 'graph'",
     "run.toml": "command line: --config run.toml",
-    "-p no:tools caption photos": "command line: 'caption' plugin-tools -p",
-    "-p no:tools import photos": "command line: 'import' plugin-tools -p",
     "toy --model faky": "--output:",
-    "export a --format kohya": "command line: 'OUTPUT'",
-    "export a b --format komfy": "--format: 'komfy' 'kohya'",
     "generate --prompt a --output x.png": "--run: --model_id",
     "generate --model faky --toy --output x.png": "--prompt:",
-    "--kontext_pixels 64": "--kontext_pixels: flux --model",
-    "--model wan --kontext_pixels 64": "--kontext_pixels: flux wan",
+    "--tokenizer_path here": "--tokenizer_path: faky --model",
     "--max_pixls 64": "--max_pixls: '--max_pixels'",
     "--model faky --model_paths [] --tokenizer_path": "--tokenizer_path:",
 }
@@ -126,7 +121,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-@pytest.mark.needs_plugin
 def test_what_does_not_fit_is_refused_by_its_name(
     runs: list[TrainConfig], words: str, capsys: Printed
 ) -> None:

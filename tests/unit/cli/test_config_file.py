@@ -39,7 +39,7 @@ dataset-base-path = "data"
 output_path = "out"
 learning_rate = 1e-5
 seed = 3
-preview_prompt = ["a dog", "a cat"]
+column = ["prompt=a dog", "b=c"]
 area = 64
 """
 YAML = """
@@ -51,17 +51,17 @@ output_path: "out"
 learning_rate: 1e-5
 seed: 3
 num_epochs: null
-preview_prompt: [a dog, 'a cat']
+column: [prompt=a dog, 'b=c']
 area: 64
 """
 JSON = json.dumps({
     "model": "faky", "toy": True, "dataset_base_path": "data", "output_path": "out", "learning_rate": 1e-5, "seed": 3,
-    "preview_prompt": ["a dog", "a cat"], "area": "64", "overwrite": False, "versions": {"torch": "2"},
+    "column": ["prompt=a dog", "b=c"], "area": "64", "overwrite": False, "versions": {"torch": "2"},
 })  # fmt: skip
 WANTED = toy_config(
     learning_rate=1e-5,
     seed=3,
-    preview_prompt=("a dog", "a cat"),
+    column=("prompt=a dog", "b=c"),
     family_options={"area": "64"},
 )
 BAD = {
@@ -77,8 +77,8 @@ BAD = {
         "toy = 2": "x.toml:toy: '2'",
         "bare = 'maybe'": "x.toml:bare: 'maybe'",
         "hub = 'hugingface'": "x.toml:hub: modelscope, 'hugingface' 'huggingface'",
-        "preview_prompt = 'a'": "x.toml:preview_prompt:",
-        "preview_prompt = [['a']]": "x.toml:preview_prompt:",
+        "column = 'a'": "x.toml:column:",
+        "column = [['a']]": "x.toml:column:",
         "trainable_models = ['a', 'b']": "x.toml:trainable_models:",
         "[dataset]\nseed = 1": "x.toml:dataset:",
         "stray = 1\n[[datasets]]\na = 1": "x.toml:datasets:",
@@ -176,7 +176,7 @@ def test_a_path_may_begin_at_home(
         tokenizer_path = "~/tokenizer"
         output_path = "~/out"
         preset_lora_path = "./~/lora.safetensors"
-        preview_prompt = ["~/a wave"]
+        column = ["prompt=~/a wave"]
         [[dataset]]
         dataset-base-path = "~/data"
     """
@@ -190,7 +190,7 @@ def test_a_path_may_begin_at_home(
     assert config.output_path == Path("/home/you/out")
     assert config.family_options == {"tokenizer_path": "/home/you/tokenizer"}
     assert config.preset_lora_path == Path("~/lora.safetensors")
-    assert config.preview_prompt == ("~/a wave",)
+    assert config.column == ("prompt=~/a wave",)
     assert json.loads(config.dataset[0])["dataset-base-path"] == "/home/you/data"
     # A run records paths as they are.
     write_resolved(here / "b.json", replace(config, output_path=Path("~/out")), {})
@@ -202,11 +202,11 @@ def test_a_toy_that_is_typed_replaces_the_files_of_a_file_and_nothing_else(
     here: Path, runs: list[TrainConfig]
 ) -> None:
     files = 'model_id = "a"\nhub = "modelscope"\ntokenizer_path = "here"\n'
-    kept = 'model = "faky"\nbare = true\narea = 64\nblocks_to_swap = 9\n'
+    kept = 'model = "faky"\nbare = true\narea = 64\n'
     (here / "a.toml").write_text(files + kept)
     assert main(["--config", "a.toml", *BASE[2:]]) == 0
     options = {"bare": "True", "area": "64"}
-    assert runs == [toy_config(blocks_to_swap=1, family_options=options)]
+    assert runs == [toy_config(family_options=options)]
 
 
 def test_words_of_yaml_are_what_the_flag_takes_them_for(

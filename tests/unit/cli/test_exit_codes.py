@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cli.main import main
+from dstrain.installed import installed
 from dstrain.models.device import ATTENTION
 from safetensors.torch import load_file, save_file
 
@@ -41,7 +42,7 @@ TRAIN_FILES = (
     f"--model tiny --model_paths {json.dumps(FILES, separators=(',', ':'))} --tokenizer_path model/tokenizer "
     "--dataset_base_path data --output_path out --max_steps 2 --lora_rank 2"
 )
-MODELS = "models -p no:tiny -p no:flux -p no:wan"
+MODELS = " -p no:".join(["models", *(one.name for one in installed()[1:])])
 """Of one family: the import of each takes a process."""
 GENERATE = (
     "generate --model tiny --toy --prompt dog --output x.png --num_inference_steps 1"
@@ -135,7 +136,6 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (1, "a defect of a sampler", Way(GENERATE, f"{__file__}:", at(INFER, RuntimeError("deep")))),
     (1, "a defect in a data loader's process", Way(
         WORKER, "data loader: ValueError: deep", at(SAMPLE, ValueError("deep")))),
-    (2, "a tracker that is not installed", Way(f"{SHORT} --report_to swanlab", "--report_to: swanlab ")),
     (2, "unknown task", Way(f"{SHORT} --task sfr", "--task: ")),
     (2, "unknown component", Way(f"{SHORT} --lora_base_model ditt", "--lora_base_model: ")),
     (2, "file of flags", Way(f"--config a.toml {SHORT}", "a.toml:sed: ", written("a.toml", "sed = 1"))),
@@ -211,7 +211,6 @@ def digests(here: Path) -> dict[str, str]:
     [(code, way) for code, _, way in WAYS],
     ids=[f"{code} {name}" for code, name, _ in WAYS],
 )
-@pytest.mark.needs_plugin
 def test_a_way_to_each_exit_code(
     code: int,
     way: Way,
@@ -300,7 +299,6 @@ def test_a_reader_that_goes_away_is_no_error(
     assert (child.communicate()[1], child.returncode) == ("", 0)
 
 
-@pytest.mark.needs_plugin
 def test_output_that_cannot_be_written_is_an_error_of_the_system(
     start: Callable[..., Any],
 ) -> None:

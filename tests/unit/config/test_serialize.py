@@ -23,14 +23,14 @@ from tests.support.command_lines import toy_config
 from tests.support.runs import config as config_of, project
 
 CONFIG = toy_config(
-    preview_prompt=("a dog", "a cat"),
+    column=("a=b", "c=d"),
     resume="auto",
     family_options={"area": "64"},
     disabled_plugins=("plugin-other",),
 )
 CHOSEN: dict[str, Any] = {
-    "model_id": "a/b", "hub": "modelscope", "mixed_precision": "no", "tiled": True, "framewise_decoding": True,
-    "tile_size": 64, "tile_stride": 32, "family_options": {"area": "64", "bare": "True"},
+    "model_id": "a/b", "hub": "modelscope", "mixed_precision": "no",
+    "family_options": {"area": "64", "bare": "True"},
 }  # fmt: skip
 """What a run used of what generation uses, too."""
 
@@ -38,24 +38,18 @@ CHOSEN: dict[str, Any] = {
 def test_what_a_run_used_is_what_generation_takes(
     tmp_path: Path,
 ) -> None:
-    config = TrainConfig(model="m", fp8_models="dit", **CHOSEN)
+    config = TrainConfig(model="m", **CHOSEN)
     (tmp_path / PLACE).parent.mkdir()
     write_resolved(tmp_path / PLACE, config, {})
     wanted = GenerateConfig(run=tmp_path, prompt="a", output=Path("a.png"))
     found = with_run_options(wanted)
-    assert (found.model, found.fp8_models, found.seed) == ("m", "dit", 0)
-    tiles = {"tiled": False, "tile_size": None, "tile_stride": None}
+    assert (found.model, found.seed) == ("m", 0)
     given: dict[str, Any]
     for given, left in (
         ({}, {}),
         ({"mixed_precision": "bf16"}, {}),
         ({"toy": True}, {"model_id": None, "hub": None}),
         ({"model_paths": '["a"]'}, {"model_id": None, "hub": None}),
-        ({"quant_options": "dit:fp8"}, {"fp8_models": None}),
-        ({"framewise_decoding": True}, tiles),
-        ({"tiled": True}, {**tiles, "framewise_decoding": False}),
-        ({"tile_size": 128}, {"tile_stride": None}),
-        ({"tile_stride": 16}, {"tile_size": None}),
         ({"family_options": {"area": "32"}}, {}),
     ):
         found = with_run_options(replace(wanted, **given))
@@ -85,7 +79,7 @@ def test_a_command_line_gives_the_configuration_back(
         resume="auto",
         overwrite=False,
         use_gradient_checkpointing=True,
-        preview_prompt=("-a 'dog'", "two words"),
+        column=("a=-a 'dog'", "b=two words"),
         learning_rate=1e-5,
         task="sft:train",
         optimizer_args=("a=1", "b=2"),

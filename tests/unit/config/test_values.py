@@ -77,14 +77,8 @@ def test_what_is_typed_is_understood(
         "learning_rate": (
             *("", "dit=x", "dit=nan", "dit=-1", "=1", "dit=1,2", "dit=1,dit=2"),
         ),
-        "quant_options": (
-            *("dit", "dit:", ":fp8", "dit:fp8/", "dit:fp8@", "dit:fp8@a/b", "dit:/a"),
-            *("vae:fp8;dit", "", " ", " ; "),
-        ),
-        "fp8_models": ("", " ", ","),
     }.items(),
 )
-@pytest.mark.needs_plugin
 def test_what_is_not_understood_is_refused_by_its_option(
     option: str, values: tuple[str, ...]
 ) -> None:
@@ -212,19 +206,16 @@ def test_what_is_malformed_names_its_option(
     assert caught.value.where == where
 
 
-@pytest.mark.needs_plugin
 def test_a_script_gives_one_value_or_a_list_where_several_may_be() -> None:
     config = toy_config(
-        preview_prompt="a dog",
-        column=["prompt=text", "image=file"],
+        column="prompt=text",
         dataset_root=["a", Path("b")],
         dataset=[{"dataset_base_path": Path("photos"), "repeats": 2}],
         lora_target_modules=["to_q", "to_k"],
         model_id=Path("model"),
         model_paths=[Path("a.safetensors"), ("b.safetensors", "c.safetensors")],
     )
-    assert config.preview_prompt == ("a dog",)
-    assert config.column == ("prompt=text", "image=file")
+    assert config.column == ("prompt=text",)
     assert config.dataset_root == (Path("a"), Path("b"))
     photos = {"dataset_base_path": "photos", "repeats": 2}
     assert [json.loads(one) for one in config.dataset] == [photos]
@@ -234,7 +225,7 @@ def test_a_script_gives_one_value_or_a_list_where_several_may_be() -> None:
         "a.safetensors",
         ["b.safetensors", "c.safetensors"],
     ]
-    assert toy_config(preview_prompt=[], column=[], dataset=[]) == toy_config()
+    assert toy_config(column=[], dataset=[]) == toy_config()
     assert toy_config(model_paths=Path("a")).model_paths == '["a"]'
 
 
@@ -259,11 +250,9 @@ def test_an_option_that_there_is_not_is_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.needs_plugin
 def test_flags_in_an_error_are_told_as_a_script_writes_them() -> None:
     for given, keywords in (
         ({"lora_rank": 0}, "lora_rank=..."),
-        ({"fp8_models": ""}, "fp8_models=..."),
         ({"resume": "auto", "overwrite": True}, "resume='auto', overwrite=True"),
     ):
         with pytest.raises(UsageError) as caught:

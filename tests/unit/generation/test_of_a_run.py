@@ -17,7 +17,6 @@ from dstrain.cli.main import main
 from dstrain.config import LoraFile, with_run_options
 from dstrain.generation.source import open_source
 
-from tests.support import family
 from tests.support.experts import copied_denoiser, let_tiny_have_experts
 from tests.support.family import weights_of
 from tests.support.generating import generation, pixels, texts
@@ -84,25 +83,19 @@ def test_components_trained_in_full_take_the_place_of_their_files(here: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("trained", "stored", "loras", "presets"),
+    ("trained", "loras", "presets"),
     [
-        ({}, None, 1, ["dit"]),
-        ({}, "dit", 1, ["dit"]),
-        ({"trainable_models": "dit"}, None, 0, []),
-        ({"trainable_models": "text_encoder"}, None, 0, ["dit"]),
+        ({}, 1, ["dit"]),
+        ({"trainable_models": "dit"}, 0, []),
+        ({"trainable_models": "text_encoder"}, 0, ["dit"]),
     ],
 )
-@pytest.mark.needs_plugin
 def test_a_preset_is_in_the_weights_as_in_training_unless_it_was_trained(
-    trained: dict[str, Any],
-    stored: str | None,
-    loras: int,
-    presets: list[str],
-    here: Path,
+    trained: dict[str, Any], loras: int, presets: list[str], here: Path
 ) -> None:
     train(here, max_steps=1, learning_rate=0.3, output_path=here / "first")
     preset = here / "first/step-1.safetensors"
-    given = {"preset_lora_path": preset, "fp8_models": stored, "max_steps": 1}
+    given = {"preset_lora_path": preset, "max_steps": 1}
     train(here, **given, **trained)
     image_of(of_run(here))
     with open_source(with_run_options(of_run(here)), ["prompt"]) as source:
@@ -115,30 +108,7 @@ def test_a_preset_is_in_the_weights_as_in_training_unless_it_was_trained(
         ours, theirs = (one.blocks[0].to_out for one in parts)
         if loras:
             ours, theirs = ours.base_layer, theirs.base_layer
-        if stored:
-            assert torch.equal(ours.restored(), theirs.restored())
-        else:
-            assert torch.equal(ours.weight, theirs.weight)
-
-
-@pytest.mark.parametrize(
-    ("given", "inherited"),
-    [
-        ({}, ("dit", "text_encoder:int8_block")),
-        ({"quant_options": "dit:int8_block"}, (None, "dit:int8_block")),
-        ({"fp8_models": "text_encoder"}, ("text_encoder", None)),
-    ],
-    ids=str,
-)
-@pytest.mark.needs_plugin
-def test_how_weights_are_stored_is_inherited_as_a_whole(
-    given: dict[str, Any], inherited: tuple[str | None, str | None], here: Path
-) -> None:
-    stored = {"fp8_models": "dit", "quant_options": "text_encoder:int8_block"}
-    train(here, max_steps=1, **stored)
-    filled = with_run_options(of_run(here, **given))
-    assert (filled.fp8_models, filled.quant_options) == inherited
-    image_of(of_run(here, **given))
+        assert torch.equal(ours.weight, theirs.weight)
 
 
 def test_an_option_of_a_plugin_that_is_gone_is_refused_where_it_changes_the_image(
@@ -196,7 +166,6 @@ def test_the_newest_step_whose_files_all_exist_is_taken(here: Path) -> None:
 
 
 @pytest.mark.parametrize("trained", [("dit",), ("dit2",), ("dit", "dit2")])
-@pytest.mark.needs_plugin
 def test_a_trained_expert_takes_the_place_of_its_own_files(
     trained: Sequence[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,30 +184,3 @@ def test_a_trained_expert_takes_the_place_of_its_own_files(
             suffix = f".{name}" if len(trained) > 1 else ""
             want = [here / f"out/step-1{suffix}.safetensors"]
         assert list(found[name].paths) == want
-    # Each is on the device while it predicts.
-    offloaded = of_run(here, offload_models="dit,dit2")
-    assert image_of(offloaded, 8) == image_of(of_run(here), 8)
-
-
-@pytest.mark.needs_plugin
-def test_the_expert_that_a_run_stored_is_the_one_that_is_stored_again(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Alone it has the denoiser's name; with both, that is the name of the other."""
-    let_tiny_have_experts(monkeypatch)
-    files = weights_of(here / "model")
-    own = copied_denoiser(here / "model", here / "model/transformer_2")
-    others = [files["text_encoder"], files["vae"]]
-    alone, both = (json.dumps([*one, *others]) for one in ([own], [own, files["dit"]]))
-    train(here, max_steps=1, fp8_models="dit", model_paths=alone)
-    config = with_run_options(of_run(here, model_paths=both))
-    with open_source(config, ["prompt"]) as source:
-        (keeper,) = source.find().keepers.all
-    assert [*keeper.components] == ["dit2"]
-    # An image needs no second denoiser.
-    spec = replace(family.BASE, components=(*family.BASE.components, "dit2"))
-    monkeypatch.setitem(family.PIPELINES, "base", spec)
-    unused = generation(here / "model", here / "a.png", offload_models="dit2")
-    with pytest.raises(UsageError) as caught, open_source(unused):
-        pass
-    assert caught.value.where == "--offload_models"

@@ -34,7 +34,6 @@ from safetensors.torch import load_file, save_file
 from tests.support import family
 from tests.support.family import Prompt, weights_of, write
 from tests.support.generating import generation, pixels, texts
-from tests.support.poisoned_memory import poisoned_memory
 from tests.support.runs import configs, project, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -68,20 +67,6 @@ def test_generate_writes_what_the_pipeline_makes(
     assert str(output) in capsys.readouterr().out
     pipe = Pipeline.from_pretrained("tiny", configs(model), torch_dtype=dtype)
     assert pixels(output) == pipe(prompt="dog", **flags).tobytes()
-
-
-@pytest.mark.parametrize("names", ["text_encoder", "dit,text_encoder,vae"])
-def test_offloaded_components_generate_the_same(
-    names: str, config: GenerateConfig
-) -> None:
-    given = replace(config, num_inference_steps=3, overwrite=True)
-    generate(given)
-    plain = pixels(config.output)
-    with poisoned_memory() as seen:
-        generate(replace(given, offload_models=names))
-        # The denoiser stays for all steps.
-        assert (seen.loads, seen.now) == (len(names.split(",")), 0)
-    assert pixels(config.output) == plain
 
 
 def test_a_dry_run_says_what_would_be_made_of_what_and_loads_no_weights(
@@ -246,8 +231,6 @@ def test_a_lora_file_that_is_not_there_is_refused_before_loading(
         ),
         ({"denoising_strength": 0.5}, "--denoising_strength", "input_image"),
         ({"seed": 2**65}, "--seed", str(2**65)),
-        ({"offload_models": "text_encodr"}, "--offload_models", "'text_encodr'"),
-        ({"offload_models": "tokenizer"}, "--offload_models", "tokenizer"),
     ],
 )
 def test_what_would_be_ignored_or_refused_is_refused_before_loading(

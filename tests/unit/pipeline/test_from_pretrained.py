@@ -47,7 +47,6 @@ def weights(pipe: Pipeline, name: str) -> dict[str, Any]:
     return dict(sorted(pipe.components[name].state_dict().items()))
 
 
-@pytest.mark.needs_plugin
 def test_a_model_in_one_word_is_that_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,13 +105,11 @@ def test_what_names_no_model_is_refused_as_a_script_names_it(
     ("given", "said"),
     [
         ({"variant": "othr"}, "--variant: .*'othr'.*'other'"),
-        ({"tile_size": 256}, "--tile_size: .*--tiled"),
         ({"hub": "hf"}, "--hub: .*modelscope, huggingface"),
         ({"device": "cudaa"}, r"\(device=\.\.\.\): 'cudaa'"),
         ({"device": "cuda:99"}, r"\(device=\.\.\.\): 'cuda:99'"),
     ],
 )
-@pytest.mark.needs_plugin
 def test_errors_of_loading_name_flags_and_note_the_parameters(
     given: dict[str, Any], said: str, model: Path
 ) -> None:

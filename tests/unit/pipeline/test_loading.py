@@ -179,37 +179,8 @@ def test_a_preset_is_merged_in_fp32_before_a_weight_is_stored(
         assert torch.equal(weight, own)
 
 
-@pytest.mark.parametrize("keepers", [AS_LOADED, INT8], ids=["as it is", "int8"])
-@pytest.mark.needs_plugin
-def test_differences_and_layers_of_a_preset_are_scaled_and_come_before_quantization(
-    keepers: Keepers, tmp_path: Path
-) -> None:
-    parts = [noise(seed, 64, 2) for seed in range(4)]
-    difference = noise(9, 64, 64)
-    file = preset(
-        tmp_path,
-        net__layers__0__hada_w1_a=parts[0],
-        net__layers__0__hada_w1_b=parts[1].T.contiguous(),
-        net__layers__0__hada_w2_a=parts[2],
-        net__layers__0__hada_w2_b=parts[3].T.contiguous(),
-        net__layers__1__diff=difference,
-    )
-    module = deep(64, 2)
-    files = written(tmp_path, module)
-    half = replace(file, scale=0.5)
-    network = loaded(replace(files, preset=half), sizes=(64, 2), keepers=keepers)
-    with torch.no_grad():
-        product = (parts[0] @ parts[1].T) * (parts[2] @ parts[3].T)
-        module.layers[0].weight += 0.5 * product
-        module.layers[1].weight += 0.5 * difference
-    (tmp_path / "merged").mkdir()
-    wanted = written(tmp_path / "merged", module)
-    merged = loaded(wanted, sizes=(64, 2), keepers=keepers).state_dict()
-    for name, weight in network.state_dict().items():
-        torch.testing.assert_close(weight.float(), merged[name].float())
-
-
 def test_a_preset_changes_weights_that_are_one_together(tmp_path: Path) -> None:
+    pytest.importorskip("dstrain_formats")  # which reads the difference
     save_file({"embed.weight": torch.ones(4, 2)}, tmp_path / "net.safetensors")
     file = preset(
         tmp_path,
@@ -272,3 +243,22 @@ def test_weights_that_live_in_ram_are_never_put_on_the_device(
         assert layer.weight.is_meta == (number not in in_ram)
         if number in in_ram:
             assert torch.equal(layer.weight, module.layers[number].weight)
+
+
+@pytest.mark.parametrize("keepers", [AS_LOADED, INT8], ids=["as it is", "int8"])
+def test_a_preset_is_scaled_and_comes_before_quantization(
+    keepers: Keepers, tmp_path: Path
+) -> None:
+    down, up = noise(0, 2, 64), noise(1, 64, 2)
+    names = [f"net.layers.0.lora_{letter}.weight" for letter in "AB"]
+    file = preset(tmp_path, **dict(zip(names, (down, up), strict=True)))
+    module = deep(64, 2)
+    files = replace(written(tmp_path, module), preset=replace(file, scale=0.5))
+    network = loaded(files, sizes=(64, 2), keepers=keepers)
+    with torch.no_grad():
+        module.layers[0].weight += 0.5 * (up @ down)
+    (tmp_path / "merged").mkdir()
+    wanted = written(tmp_path / "merged", module)
+    merged = loaded(wanted, sizes=(64, 2), keepers=keepers).state_dict()
+    for name, weight in network.state_dict().items():
+        torch.testing.assert_close(weight.float(), merged[name].float())

@@ -199,22 +199,6 @@ def test_stage_2_says_which_masks_the_cache_was_filled_with(here: Path) -> None:
     train(here, **second, mask_column="mask")
 
 
-@pytest.mark.parametrize("stage", ["", ":data_process", ":train"])
-@pytest.mark.needs_plugin
-def test_a_dry_run_with_masks_computes_what_memory_it_needs(
-    here: Path, stage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_masks(here, noise_masks())
-    flags: dict[str, Any] = {"mask_column": "mask", "mixed_precision": "bf16"}
-    if stage == ":train":
-        stage_1(here, **flags)
-    place = {"task": f"sft{stage}", "feature_cache": here / "cache"}
-    train(here, **place, **flags, dry_run=True, device_memory="8GB")
-    printed = capsys.readouterr().out
-    assert ("activations" in printed) == (stage != ":data_process")
-    assert "fits" in printed
-
-
 def test_a_student_is_compared_where_its_mask_is(here: Path) -> None:
     write_masks(here, noise_masks())
     table = here / "data/metadata.json"

@@ -101,11 +101,6 @@ def test_the_smaller_of_epochs_and_steps_ends_a_run_and_is_named(
         ),
         ({"lr_scheduler": "cosine", "lr_warmup_steps": 5}, {"few"}),
         (
-            {"preview_prompt": ("dog",), "preview_steps": 7},
-            {"--preview_steps 7", "few"},
-        ),
-        ({"preview_prompt": ("dog",), "preview_steps": 6}, {"few"}),
-        (
             {"lr_scheduler": "cosine_with_restarts", "lr_scheduler_num_cycles": 7},
             {"--lr_scheduler_num_cycles 7", "few"},
         ),
@@ -114,7 +109,6 @@ def test_the_smaller_of_epochs_and_steps_ends_a_run_and_is_named(
         ({"dataset_repeat": 4}, set()),
     ],
 )
-@pytest.mark.needs_plugin
 def test_what_has_no_effect_in_so_short_a_run_is_said_also_in_a_dry_run(
     flags: dict[str, Any],
     said: set[str],
@@ -125,7 +119,7 @@ def test_what_has_no_effect_in_so_short_a_run_is_said_also_in_a_dry_run(
     for more in ({"dry_run": True}, {}):
         run(config(here, output_path=tmp_path, **flags, **more))
         printed = "".join(capsys.readouterr())
-        words = ("--lr_warmup_steps 6", "--preview_steps 7", "no step has", "few")
+        words = ("--lr_warmup_steps 6", "no step has", "few")
         words += ("--lr_scheduler_num_cycles 7",)
         assert {one for one in words if one in printed} == said
 

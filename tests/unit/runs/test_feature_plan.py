@@ -36,10 +36,8 @@ def test_a_folder_without_a_finished_plan_is_refused_with_the_command_that_fills
         ({"max_pixels": 4096}, ["--max_pixels: cache 1048576, this run 4096"]),
         ({"mixed_precision": "bf16"}, ["dtype: cache float32, this run bfloat16"]),
         ({"data_file_keys": "image"}, ["--data_file_keys: cache None, this run image"]),
-        ({"quant_options": "vae:fp8"}, ["vae", "fp8"]),
     ],
 )
-@pytest.mark.needs_plugin
 def test_a_cache_of_another_plan_is_refused_by_what_differs(
     asked: dict[str, Any], differing: list[str], filled: Project
 ) -> None:

@@ -41,10 +41,7 @@ def lack_shared_files(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("more", [[], MANY], ids=["few", "many"])
 @pytest.mark.parametrize("is_windows", [False, True])
 def test_values_are_read_as_they_were_written_between_writes(
-    more: list[str],
-    is_windows: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    more: list[str], is_windows: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if is_windows:
         lack_shared_files(monkeypatch)

@@ -1,8 +1,6 @@
-"""Whole runs that distill, directly or along trajectories, from what `dstrain generate`
-made.
-"""
+"""Whole runs that distill, directly or along trajectories, from what a pipeline made."""
 
-import csv
+import json
 import re
 import shutil
 from pathlib import Path
@@ -34,8 +32,7 @@ from tests.support.training_batches import (
     gradients,
 )
 
-# The dataset is made by plugin-tools.
-pytestmark = [pytest.mark.usefixtures("tiny"), pytest.mark.needs_plugin]
+pytestmark = pytest.mark.usefixtures("tiny")
 DIRECT, ALONG = "direct_distill", "trajectory_imitation"
 BOTH = pytest.mark.parametrize("task", [DIRECT, ALONG])
 
@@ -104,8 +101,7 @@ def test_a_student_comes_nearer_to_what_its_teacher_made_in_many_steps(
     task: str, tmp_path: Path
 ) -> None:
     """In one command, from a guided teacher, and all weights."""
-    teacher = {"num_inference_steps": 12, "guidance_scale": 2.0}
-    distillable(tmp_path, (2,) * 6, **teacher)
+    distillable(tmp_path, (2,) * 6, times=6, scale=2.0)
     flags: dict[str, Any] = {"trainable_models": "dit", "learning_rate": 1e-2}
     flags |= {"feature_cache": tmp_path / "cache", "batch_size": 6, "num_epochs": 60}
     run(distill(tmp_path, task, **flags))
@@ -146,13 +142,9 @@ def test_what_the_pipeline_itself_draws_from_a_seed_costs_nothing(here: Path) ->
 
 def put(folder: Path, **columns: Any) -> None:
     """Give every row of what was made these cells."""
-    table = folder / "made/metadata.csv"
-    with table.open(newline="") as file:
-        rows = [{**row, **columns} for row in csv.DictReader(file)]
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    table = folder / "made/metadata.json"
+    rows = [{**row, **columns} for row in json.loads(table.read_text())]
+    table.write_text(json.dumps(rows))
 
 
 @pytest.mark.parametrize(
@@ -172,8 +164,8 @@ def test_rows_that_cannot_be_distilled_are_all_named_before_anything_is_loaded(
     absent = {"model_paths": '["absent.safetensors"]', "variant": "base"}
     with pytest.raises(UsageError) as caught:
         run(distill(copy, DIRECT, **absent))
-    for row, line in enumerate(caught.value.help_lines, 2):
-        assert re.match(rf"metadata\.csv:{row}:{column}: .*{said}", line)
+    for row, line in enumerate(caught.value.help_lines, 1):
+        assert re.match(rf"metadata\.json:{row}:{column}: .*{said}", line)
     assert len(caught.value.help_lines) == 6
 
 
@@ -199,7 +191,7 @@ def test_a_damaged_path_is_a_bad_file_of_its_row(copy: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    place = rf"metadata\.csv:\d+:trajectory: .*{path.name}"
+    place = rf"metadata\.json:\d+:trajectory: .*{path.name}"
     with pytest.raises(UsageError, match=place):
         run(distill(copy, ALONG))
     run(distill(copy, ALONG, on_bad_sample="skip", output_path=copy / "kept"))

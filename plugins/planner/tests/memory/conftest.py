@@ -10,7 +10,7 @@ import pytest
 from dstrain import run
 
 from tests.support import family
-from tests.support.runs import config, project, warm_project
+from tests.support.runs import config, project
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 ROW = re.compile(r"^    (\S.*?)  +([\d.]+) ([KMG]iB)", re.MULTILINE)
@@ -30,13 +30,10 @@ def tables(page: str, title: str) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Printed:
-    """What a dry run prints."""
-
     page: str
 
     @property
     def stages(self) -> list[dict[str, float]]:
-        """What each stage needs on its device."""
         return tables(self.page, "memory of one device")
 
     @property
@@ -79,12 +76,6 @@ def dry_run(capsys: pytest.CaptureFixture[str]) -> DryRun:
         return Printed(capsys.readouterr().out)
 
     return printed
-
-
-@pytest.fixture(scope="module")
-def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project without dropout."""
-    return warm_project(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture(scope="module")

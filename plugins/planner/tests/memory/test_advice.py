@@ -112,13 +112,11 @@ def memory_of(share: float, sums: list[float]) -> str:
 def test_the_cheapest_flags_come_first_and_their_commands_fit_and_work(
     name: str,
     deep: Path,
-    tmp_path: Path,
+    empty: Path,
     dry_run: DryRun,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given, order = ORDERS[name]
-    monkeypatch.chdir(tmp_path)
     flags = {"mixed_precision": "no", "output_path": Path("out"), "max_steps": 1}
     flags |= given
     wanted = typed(deep, **flags)
@@ -144,7 +142,7 @@ def test_the_cheapest_flags_come_first_and_their_commands_fit_and_work(
             assert captured.err == ""
             assert main(command) == 0
             capsys.readouterr()
-        for folder in tmp_path.iterdir():
+        for folder in empty.iterdir():
             shutil.rmtree(folder)
 
 

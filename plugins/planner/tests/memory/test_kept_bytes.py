@@ -26,11 +26,7 @@ def kib_in(words: str) -> list[float]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("precision", "dtype"), [("no", "fp32"), ("bf16", "bf16")])
 def test_bytes_are_those_that_a_dry_run_counts(
-    method: str,
-    precision: str,
-    dtype: str,
-    here: Path,
-    dry_run: Callable[..., Any],
+    method: str, precision: str, dtype: str, here: Path, dry_run: Callable[..., Any]
 ) -> None:
     options = f"dit:{method};text_encoder:{method}"
     flags = {"quant_options": options, "mixed_precision": precision}

@@ -26,9 +26,7 @@ RECIPE = named(NAME, recipes_of(load_family("wan")))
 EDIT = "qwen-image-edit-2509-12gb"
 
 
-@pytest.fixture(autouse=True)
-def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty")
 
 
 def train(words: str) -> int:
@@ -272,9 +270,7 @@ def test_what_is_shown_is_a_file_with_a_reason_above_each_line(
 
 
 def test_a_plugin_whose_recipes_are_wrong_hides_no_others(
-    fake_plugin: Callable[..., Path],
-    family_source: Callable[..., str],
-    capsys: Printed,
+    fake_plugin: Callable[..., Path], family_source: Callable[..., str], capsys: Printed
 ) -> None:
     modules = {"bad_record": family_source("bad", recipes="'bad_record:none'")}
     fake_plugin("plugin-bad", {"bad": "bad_record:MODEL"}, modules)

@@ -106,11 +106,9 @@ def test_a_recipe_is_read_back_from_what_is_shown(
     assert from_recipe == replace(from_file, recipe=name) != from_file
 
 
+@pytest.mark.usefixtures("empty")
 @pytest.mark.parametrize("name", everyday.cases(RECIPES, EVERYDAY.__contains__))
-def test_a_recipe_runs_at_toy_sizes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_recipe_runs_at_toy_sizes(name: str) -> None:
     recipe = RECIPES[name]
     given = {**toy_flags(recipe), "max_steps": 2, "output_path": "out"}
     assert main(["train", *words({"recipe": name, "toy": True, **given})]) == 0

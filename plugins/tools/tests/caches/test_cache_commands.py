@@ -1,6 +1,6 @@
 """`dstrain cache show`, `export` and `import`: arguments, output and exit codes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,9 @@ from dstrain.cli.main import main
 from dstrain_tools.caches.contact_sheet import Wanted, show
 from dstrain_tools.caches.exporting import export
 
-from tests.support.caching_project import Place, filled_place
+from tests.support.caching_project import Place
 
 Run = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with filled_place(tmp_path_factory.mktemp("filled")) as place:
-        yield place
 
 
 @pytest.fixture
@@ -36,15 +30,15 @@ def cache(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_what_is_exported_is_imported_with_its_plan(
-    place: Place, tmp_path: Path, cache: Run
+    shared_place: Place, tmp_path: Path, cache: Run
 ) -> None:
-    (plan,) = place.plans
+    (plan,) = shared_place.plans
     tar = tmp_path / "cache.tar"
-    words = ("export", place.cache, tar, "--plan", plan.stem[:8])
+    words = ("export", shared_place.cache, tar, "--plan", plan.stem[:8])
     cache(*words)
     written = tar.read_bytes()
     cache(*words, code=2)
-    cache("export", place.cache, tmp_path / "no.tar", "--plan", "none", code=2)
+    cache("export", shared_place.cache, tmp_path / "no.tar", "--plan", "none", code=2)
     assert tar.read_bytes() == written
     assert "--task TASK:train" in cache("import", tar, tmp_path / "cache")
     cache("verify", tmp_path / "cache")
@@ -53,9 +47,9 @@ def test_what_is_exported_is_imported_with_its_plan(
 
 
 def test_show_takes_rows_and_ranges_of_them(
-    place: Place, tmp_path: Path, cache: Run
+    shared_place: Place, tmp_path: Path, cache: Run
 ) -> None:
-    words = ("show", place.cache, "--output", tmp_path / "x.html", "--rows")
+    words = ("show", shared_place.cache, "--output", tmp_path / "x.html", "--rows")
     for wrong in ("a", "1-", "-1", "1,,2", ""):
         assert "--rows: " in cache(*words, wrong, code=2)
     assert "--limit: " in cache(*words, "0", "--limit", "0", code=2)

@@ -47,8 +47,6 @@ class Card:
 
 
 class Page(HTMLParser):
-    """What a page shows."""
-
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, Any]]] = []
@@ -58,7 +56,6 @@ class Page(HTMLParser):
         self.feed(path.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element."""
         own = dict(attrs)
         self.found.append((tag, own))
         self.kind = own.get("class") or ""
@@ -68,11 +65,9 @@ class Page(HTMLParser):
             self.cards[-1].images.append(own)
 
     def handle_endtag(self, tag: str) -> None:
-        """End an element."""
         self.kind = ""
 
     def handle_data(self, data: str) -> None:
-        """Note a text."""
         if self.kind == "note":
             self.notes.append(data)
         elif self.kind in ("caption", "place", "sizes"):
@@ -154,8 +149,6 @@ def test_of_two_datasets_the_one_that_is_trained_on_is_shown(
 
 
 class Video(TypedDict):
-    """A decoded video."""
-
     video: Frames
 
 

@@ -112,11 +112,10 @@ WRITERS = MappingProxyType({"llava": write_llava, "blip": write_blip})
 
 
 @pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def photos(empty: Path) -> Path:
     """A folder with three images of different sizes, one of them in a folder below it, in
     the working directory.
     """
-    monkeypatch.chdir(tmp_path)
     folder = Path("photos")
     (folder / "beach").mkdir(parents=True)
     for number, name in enumerate(("beach/sea.webp", "cat.png", "dog.jpg")):

@@ -84,12 +84,8 @@ def test_what_is_not_there_and_may_not_be_downloaded_is_named(
     (("absent", StateError), ("empty", UsageError), ("file.safetensors", UsageError)),
 )
 def test_what_is_no_model_is_refused(
-    name: str,
-    kind: type[DstrainError],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, kind: type[DstrainError], empty: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("file.safetensors").touch()
     with pytest.raises(kind, match=name):

@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import (
-    Diverged,
-    GenerateConfig,
-    StateError,
-    UsageError,
-    generate,
-)
+from dstrain import Diverged, GenerateConfig, StateError, UsageError, generate
 from dstrain.config import LoraFile, NamedInput
 from dstrain.plugin import Constant
 from dstrain.storage import temporary

@@ -3,7 +3,6 @@
 from tests.support.filled_caches import (  # noqa: F401  # fixtures
     here,
     place,
-    shared_place,
     spare,
     two_plans,
 )

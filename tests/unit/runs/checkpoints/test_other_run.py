@@ -127,16 +127,6 @@ def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
         assert differing(here, max_steps=4, seed=1, **given) == {"seed": (0, 1)}
 
 
-@pytest.mark.needs_plugin
-def test_the_place_of_weights_may_change_where_others_are_quantized(
-    here: Path, tmp_path: Path
-) -> None:
-    given = {"output_path": tmp_path / "out", "quant_options": "text_encoder:fp8"}
-    train(here, max_steps=1, **given)
-    train(here, max_steps=2, resume="auto", blocks_to_swap=1, **given)
-    assert len(log(tmp_path / "out")) == 2
-
-
 def test_what_was_saved_may_be_written_in_other_ways_but_for_the_preset(
     here: Path, held: Path, tmp_path: Path
 ) -> None:

@@ -31,7 +31,6 @@ LOGS = (
     "logs/loss.jsonl",
     "logs/state.json",
 )
-PROMPTS = "previews/prompts.json"
 
 
 @pytest.fixture(scope="module")
@@ -135,17 +134,14 @@ def test_a_damaged_state_never_takes_the_place_of_the_one_a_run_resumes_from(
     assert ("step-4" in left(tmp_path)[0]) == (keep != 1)
 
 
-@pytest.mark.needs_plugin
 def test_overwriting_removes_the_run_and_nothing_else(
     here: Path, out: Path, tmp_path: Path
 ) -> None:
-    preview = "previews/step-000002-0.png"
     users = put(
         out, "notes.txt", "best.safetensors", "previews/cat.png", "states/of-mind/x",
         "step-2.bak.txt", "states/step-2/mine", "config.json", "weights.json",
     )  # fmt: skip
-    RunFiles.read(out).add([preview, "keep/step-2.safetensors"], 2)
-    put(out, preview)
+    RunFiles.read(out).add(["keep/step-2.safetensors"], 2)
     users |= put(out, "keep/step-2.safetensors")  # listed, and no name that runs write
     train(here, output_path=out, max_steps=1, seed=7, overwrite=True)
     fresh = train(here, output_path=tmp_path / "fresh", max_steps=1, seed=7)
@@ -272,12 +268,10 @@ def test_a_file_of_the_users_where_a_run_would_be_set_aside_stays(
 @pytest.mark.parametrize(
     "name",
     [
-        "run.json", *LOGS, SKIPPED, PROMPTS, "step-1.safetensors", "epoch-0.vae.safetensors",
-        "logs/validation.csv", "logs/validation.jsonl", "logs/trackers.json",
-        "previews/step-000002-0.mp4", "states/step-7/ema.safetensors",
+        "run.json", *LOGS, SKIPPED, "step-1.safetensors", "epoch-0.vae.safetensors",
+        "logs/validation.csv", "logs/validation.jsonl", "states/step-7/ema.safetensors",
     ],
 )  # fmt: skip
-@pytest.mark.needs_plugin
 def test_a_file_of_the_users_that_has_the_name_of_a_runs_is_never_replaced(
     name: str, here: Path, tmp_path: Path
 ) -> None:
@@ -289,10 +283,7 @@ def test_a_file_of_the_users_that_has_the_name_of_a_runs_is_never_replaced(
         assert tree(tmp_path) == users
 
 
-@pytest.mark.parametrize(
-    "name", ["step-3.safetensors", "states/step-3/state.json", PROMPTS]
-)
-@pytest.mark.needs_plugin
+@pytest.mark.parametrize("name", ["step-3.safetensors", "states/step-3/state.json"])
 def test_a_resumed_run_replaces_no_file_in_the_place_of_one_that_it_writes(
     name: str, here: Path, out: Path
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import DstrainError, UsageError
+from dstrain import DstrainError
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.storage import CHECKSUM, read_tensors
@@ -152,45 +152,6 @@ def test_a_log_cut_off_anywhere_continues_without_gaps_or_doubles(
     assert same(log(cut / "whole"), log(tmp_path))
 
 
-PREFIX = MappingProxyType({"remove_prefix_in_ckpt": "pipe.dit."})
-
-
-@pytest.mark.parametrize(
-    ("flags", "first"),
-    [
-        ({}, "transformer.blocks.0."),
-        (PREFIX, "blocks.0."),
-        ({"remove_prefix_in_ckpt": "anything"}, "blocks.0."),
-        ({"lora_format": "diffsynth"}, "blocks.0."),
-        ({"lora_format": "reference"}, "blocks.0."),
-        ({"lora_format": "comfyui"}, "diffusion_model.blocks.0."),
-        ({**PREFIX, "lora_format": "diffusers"}, "transformer.blocks.0."),
-        ({**PREFIX, "lora_format": "comfyui"}, "diffusion_model.blocks.0."),
-    ],
-)
-@pytest.mark.needs_plugin
-def test_a_prefix_to_remove_or_a_format_decides_the_saved_names_of_a_lora_alone(
-    flags: dict[str, Any], first: str, here: Path, tmp_path: Path
-) -> None:
-    train(here, output_path=tmp_path / "lora", max_steps=1, **flags)
-    assert min(files(tmp_path / "lora")["step-1.safetensors"]).startswith(first)
-    flags = {**flags, "trainable_models": "dit", "max_steps": 1}
-    full = train(here, output_path=tmp_path / "full", **flags)
-    assert "blocks.0.to_q.bias" in files(full)["step-1.safetensors"]
-
-
-@pytest.mark.parametrize("trained", ["lora_base_model", "trainable_models"])
-@pytest.mark.needs_plugin
-def test_a_program_without_names_for_what_is_trained_is_refused(
-    trained: str, here: Path, tmp_path: Path
-) -> None:
-    flags: dict[str, Any] = {trained: "text_encoder", "lora_format": "comfyui"}
-    with pytest.raises(UsageError, match="text_encoder") as caught:
-        train(here, output_path=tmp_path, max_steps=1, **flags)
-    assert caught.value.where == "--lora_format"
-    assert names(tmp_path) == []
-
-
 def test_an_output_that_cannot_be_written_is_named_before_any_model_is_opened(
     here: Path, tmp_path: Path
 ) -> None:
@@ -219,10 +180,7 @@ def test_what_a_header_records_and_the_digest_of_the_options_do_not_change(
     assert digest == "f5bec383d329fda39defbea5391ce7dc4e3ee312"
 
 
-@pytest.mark.parametrize(
-    "trained", [{}, {"trainable_models": "dit"}, {"lora_format": "diffsynth"}]
-)
-@pytest.mark.needs_plugin
+@pytest.mark.parametrize("trained", [{}, {"trainable_models": "dit"}])
 def test_the_average_over_the_steps_is_saved_beside_weights_that_are_the_same_without_it(
     trained: dict[str, Any], here: Path, tmp_path: Path
 ) -> None:

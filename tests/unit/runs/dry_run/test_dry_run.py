@@ -204,10 +204,9 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Flags of a feature cache, which stage 1 fills; its files count as old ones."""
     monkeypatch.setattr("dstrain.storage.file_memory.SETTLED", 0)
     project(tmp_path)
-    return {"feature_cache": tmp_path / "cache", "preview_prompt": ("a cat",)}
+    return {"feature_cache": tmp_path / "cache"}
 
 
-@pytest.mark.needs_plugin
 def test_stage_1_with_nothing_to_do_reads_no_row_and_says_the_same(
     cached: dict[str, Any],
     tmp_path: Path,

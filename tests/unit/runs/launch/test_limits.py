@@ -25,19 +25,14 @@ def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "option", "named"),
     [
-        ({"preview_prompt": ("dog",)}, "--preview_prompt", "all weights"),
-        ({"compile": True}, "--compile", ""),
         ({"optimizer": "muon"}, "--optimizer", "muon"),
         ({"optimizer": "adamw8bit"}, "--optimizer", "adamw8bit"),
         ({"customized_optimizer": "torch.optim.Adafactor"}, "--optimizer", "lion"),
-        ({"blocks_to_swap": 1}, "--blocks_to_swap", ""),
-        ({"enable_model_cpu_offload": True}, "--enable_model_cpu_offload", ""),
         ({"lora_type": "dora"}, "--lora_type", "dora"),
         (ROUNDED, "--trainable_dtype", "fp32"),
         (AVERAGED_TWICE, "--ema_decay", "schedulefree"),
     ],
 )
-@pytest.mark.needs_plugin
 def test_it_is_refused_by_its_option(
     here: Path, flags: dict[str, Any], option: str, named: str, is_dry: bool
 ) -> None:

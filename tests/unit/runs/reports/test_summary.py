@@ -19,21 +19,7 @@ def lines_with(text: str, printed: str) -> list[str]:
     return [line for line in printed.splitlines() if text in line]
 
 
-def test_the_start_says_how_weights_are_kept_and_counts_them_as_without(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    share = re.compile(r"128 parameters, ([\d.]+)%")
-    train(here, output_path=tmp_path / "plain", max_steps=1)
-    plain = share.findall(capsys.readouterr().err)
-    flags = {"quant_options": "dit:bitsandbytes_nf4", "blocks_to_swap": 1}
-    train(here, output_path=tmp_path / "kept", max_steps=1, **flags)
-    printed = capsys.readouterr().err
-    assert "dit: bitsandbytes_nf4, 1 block" in printed
-    assert share.findall(printed) == plain == ["19.4"]
-
-
-@pytest.mark.needs_plugin
-def test_the_start_says_samples_shapes_batch_schedule_and_previews(
+def test_the_start_says_samples_shapes_batch_and_schedule(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags: dict[str, Any] = {
@@ -43,8 +29,6 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
         "seed": 7,
         "lr_scheduler": "constant_with_warmup",
         "lr_warmup_steps": 2,
-        "preview_prompt": ("dog", "cat"),
-        "preview_steps": 4,
         "dataset_repeat": 2,
     }
     train(here, output_path=tmp_path, **flags)
@@ -60,8 +44,7 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
         f" {tmp_path}\n",
     ):
         assert numbers in printed
-    places = [printed.index(word) for word in ("samples x", "preview ", "12 steps in ")]
-    assert places == sorted(places)
+    assert printed.index("samples x") < printed.index("12 steps in ")
 
 
 def test_only_numbers_of_plugins_count_steps(

@@ -228,19 +228,17 @@ def numbers(step: int) -> StepNumbers:
     return StepNumbers(step, 5, 0, 1.0, 1.0, 1.0, 1.0, 0.0)
 
 
-@pytest.mark.parametrize("lora_format", ("diffusers", "diffsynth"))
-@pytest.mark.needs_plugin
 def test_a_file_has_the_names_that_a_run_gives_and_loads_in_a_pipeline(
-    lora_format: Any, here: Path, tmp_path: Path
+    here: Path, tmp_path: Path
 ) -> None:
     module = module_of(here, lora_rank=2)
     with torch.no_grad():
         for one in module.trained_parameters:
             one.normal_()
-    logger = WeightsLogger(str(tmp_path / "own"), lora_format=lora_format)
+    logger = WeightsLogger(str(tmp_path / "own"))
     logger.on_epoch_end(module, 0)
     (file,) = logger.weights
-    train(here, output_path=tmp_path / "run", lora_format=lora_format, max_steps=1)
+    train(here, output_path=tmp_path / "run", max_steps=1)
     (known,) = files(tmp_path / "run").values()
     assert list(files(tmp_path / "own")["epoch-0.safetensors"]) == list(known)
     pipe = opened(here / "model")
