@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -179,8 +180,7 @@ class Hooks:
         """
 
 
-_disabled: list[tuple[str, ...]] = [()]
-"""What is disabled: at the end, by the innermost `disabling`."""
+_disabled: ContextVar[tuple[str, ...]] = ContextVar("disabled_plugins", default=())
 
 
 @dataclass(frozen=True)
@@ -405,19 +405,19 @@ def _fault(
 
 @contextmanager
 def disabling(plugins: Collection[str]) -> Iterator[None]:
-    """Leave plugins out of `extensions_in_use` within, in all threads: a command says it
-    once, and what reads a file need not be told.
+    """Leave plugins out of `extensions_in_use` within, and in threads that run in this
+    context: a command says it once, and what reads a file need not be told.
     """
-    _disabled.append(tuple(plugins))
+    before = _disabled.set(tuple(plugins))
     try:
         yield
     finally:
-        _disabled.pop()
+        _disabled.reset(before)
 
 
 def disabled_plugins() -> tuple[str, ...]:
     """Return what `disabling` names."""
-    return _disabled[-1]
+    return _disabled.get()
 
 
 def extensions_in_use() -> Extensions:

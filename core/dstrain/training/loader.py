@@ -14,6 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, Queue
 from typing import Any, Protocol
@@ -362,7 +363,7 @@ def _read_ahead(items: Iterator[Any]) -> Iterator[Iterator[Any]]:
                 raise error
             yield item
 
-    thread = threading.Thread(target=take, daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(take,), daemon=True)
     thread.start()
     try:
         yield taken()

@@ -5,6 +5,7 @@ other.
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,14 +58,17 @@ def tasks(extensions: Extensions, own: tuple[str, ...] = ()) -> dict[str, Any]:
     return extensions.offered("dstrain_tasks", SimpleNamespace, own)
 
 
-def test_what_is_disabled_is_so_in_every_thread_until_the_command_is_done(
+def test_what_is_disabled_is_so_in_threads_of_a_command_until_it_is_done(
     load: Load,
 ) -> None:
     load(good=HOOKS)
 
     def heard() -> bool:
         with ThreadPoolExecutor(1) as threads:
-            return threads.submit(lambda: bool(tasks(extensions_in_use()))).result()
+            run = copy_context().run
+            return bool(
+                threads.submit(run, lambda: tasks(extensions_in_use())).result()
+            )
 
     assert heard()
     with disabling(("good",)):
