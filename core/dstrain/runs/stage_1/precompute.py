@@ -33,7 +33,7 @@ from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples, write_list
 from dstrain.runs.stage_1.before_stage_2 import check_resume, check_training
-from dstrain.runs.stage_1.computing import compute
+from dstrain.runs.stage_1.computing import compute, left_over
 from dstrain.runs.stage_1.keyed_samples import (
     KeyedSamples,
     addresses_of,
@@ -41,7 +41,6 @@ from dstrain.runs.stage_1.keyed_samples import (
     missing_work,
 )
 from dstrain.runs.stage_1.plan_writer import name_in, write_plan
-from dstrain.runs.stage_1.shares import left_over
 from dstrain.runs.stage_1.unchanged import (
     Unchanged,
     find_unchanged,

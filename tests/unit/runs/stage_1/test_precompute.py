@@ -74,7 +74,7 @@ def test_what_processes_left_that_saw_other_files_is_computed_in_the_end(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second process believes that its part is there."""
-    monkeypatch.setattr("dstrain.runs.stage_1.shares.VISIBLE", 0.0)
+    monkeypatch.setattr("dstrain.runs.stage_1.computing.VISIBLE", 0.0)
     place.fill(feature_cache=place.folder / "seen by the second")
     (place.data / "0.png").touch()
     setups = [
