@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache import FeatureCache, ShardWriter, stored_plans
+from dstrain.cache.plan_files import write_plan
 from dstrain.runs.checkpoints.state import (
     TrainingState,
     damage,
@@ -99,7 +100,7 @@ def filled(folder: Path, *numbers: int) -> None:
         plan_line(number, {"value": address})
         for number, address in enumerate(sorted(cache))
     ]
-    cache.write_plan(dict(IDENTITY), about(), lines)
+    write_plan(folder / "plans", dict(IDENTITY), about(), lines)
 
 
 def check_filled(folder: Path) -> str:
@@ -107,7 +108,7 @@ def check_filled(folder: Path) -> str:
     again, it is the new one.
     """
     cache = FeatureCache.open(folder)
-    ((path, _),) = cache.plans()
+    ((path, _),) = stored_plans(folder / "plans")
     rows = list(cache.plan_rows(path))
     assert len(rows) in (2, 4)
     for row in rows:

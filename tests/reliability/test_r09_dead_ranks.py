@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain import UsageError
-from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache import FeatureCache, ShardWriter, stored_plans
 from dstrain.distributed import liveness, world
 from dstrain.distributed.liveness import Heartbeat
 from dstrain.runs.checkpoints.state import damage, states
@@ -198,7 +198,7 @@ def until(
 def values(folder: Path) -> list[Any]:
     """The rows of the cached plan, with every value as bytes."""
     feature_cache = FeatureCache.open(folder)
-    ((plan, _),) = feature_cache.plans()
+    ((plan, _),) = stored_plans(folder / "plans")
     return [
         (
             row["row"],

@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from dstrain import Batch, ModelConfig, Pipeline, TrainConfig, TrainingModule, run
-from dstrain.cache import FeatureCache
+from dstrain.cache import stored_plans
 from dstrain.distributed import ProcessGroup
 from dstrain.models import find
 from dstrain.runs import open_training_data, prepare
@@ -155,7 +155,7 @@ def plan_digests(folder: Path) -> dict[str, str]:
     on the cache's own folder.
     """
     digests = {}
-    for path, record in FeatureCache.open(folder).plans():
+    for path, record in stored_plans(folder / "plans"):
         del record["about"]["repeatable"]
         digests[path.name] = hash_json("record", record)
     return digests

@@ -224,28 +224,6 @@ class FeatureCache:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_layouts": {}}
 
-    def write_plan(
-        self,
-        identity: Mapping[str, Any],
-        about: Mapping[str, Any],
-        rows: Iterable[Any],
-    ) -> None:
-        """Commit a plan; it replaces one of the same identity and dataset.
-
-        Args:
-            identity: What the plan's values depend on.
-            about: Recorded with it; its entry 'dataset' identifies the dataset.
-            rows: JSON data, one per sample.
-        """
-        plan_files.write_plan(self.folder / "plans", identity, about, rows)
-
-    def plans(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yield the path and the record of each plan.
-
-        Raises StateError for a damaged record.
-        """
-        yield from plan_files.stored_plans(self.folder / "plans")
-
     def plan_rows(self, path: Path) -> PlanSamples:
         """Return the samples of a plan; raises StateError if they are damaged."""
         record = plan_files.read_record(path)

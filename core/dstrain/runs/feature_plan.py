@@ -11,7 +11,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache import FeatureCache, PlanSamples, SourceFiles, open_samples
+from dstrain.cache import (
+    FeatureCache,
+    PlanSamples,
+    SourceFiles,
+    open_samples,
+    stored_plans,
+)
 from dstrain.cache.source_files import frame_folders, leads_out
 from dstrain.console import get_logger, redacted
 from dstrain.data.forms import Source
@@ -104,7 +110,7 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheIn
     """
     plans = [
         (path, plan)
-        for path, plan in cache.plans()
+        for path, plan in stored_plans(cache.folder / "plans")
         if (plan["identity"].get(USE) == VALIDATION) == setup.is_validation
     ]
     identities = [identity_of(setup, plan) for _, plan in plans]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from dstrain.cache import MARKER, FeatureCache
+from dstrain.cache import MARKER, check_is_cache, stored_plans
 from dstrain.config import split_commas
 from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import changed
@@ -208,7 +208,8 @@ def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
     place = config.feature_cache or config.dataset_base_path
     if config.stage != "train" or not place or not (place / MARKER).is_file():
         return None
-    identities = [record["identity"] for _, record in FeatureCache.open(place).plans()]
+    check_is_cache(place)
+    identities = [record["identity"] for _, record in stored_plans(place / "plans")]
     cached = {one["variant"] for one in identities if one["family"] == config.model}
     return lambda spec: (1, 0) if spec.variant in cached else None
 

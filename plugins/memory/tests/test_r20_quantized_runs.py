@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from dstrain import DstrainError, run
-from dstrain.cache import FeatureCache
+from dstrain.cache import FeatureCache, stored_plans
 
 from tests.support.family import weights_of
 from tests.support.processes import commands, in_processes, words
@@ -170,7 +170,7 @@ def stored_values(cache: Path) -> set[tuple[str, str]]:
     """
     stored = FeatureCache.open(cache)
     used = set()
-    for path, _ in stored.plans():
+    for path, _ in stored_plans(cache / "plans"):
         for row in stored.plan_rows(path):
             for name, value in row["values"].items():
                 if "at" in value:

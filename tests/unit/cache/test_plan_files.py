@@ -16,7 +16,7 @@ from dstrain.cache import (
     read_record,
     stored_plans,
 )
-from dstrain.cache.plan_files import open_part
+from dstrain.cache.plan_files import open_part, write_plan
 from dstrain.storage import hash_json, write_columns
 
 from tests.support.plan_records import IDENTITY, about, plan_line
@@ -41,8 +41,7 @@ def plans(tmp_path: Path) -> Path:
 
 def write(plans: Path, lines: Iterable[Any] = LINES, dataset: str = "d") -> PlanSamples:
     """Write a plan, and return its samples."""
-    cache = FeatureCache.open(plans.parent)
-    cache.write_plan(dict(IDENTITY), about(dataset), lines)
+    write_plan(plans, dict(IDENTITY), about(dataset), lines)
     return open_samples(plans, newest(plans))
 
 
@@ -67,7 +66,7 @@ def test_what_is_written_comes_back(plans: Path) -> None:
     (folder,) = open_part(plans, newest(plans), "folders").to_pylist()
     assert folder == {"place": b"clip", "names": b"\xab" * 20, "sample": 3}
     assert set(samples.names) == {"image", "prompt", "height", "reference"}
-    ((path, record),) = FeatureCache.open(plans.parent).plans()
+    ((path, record),) = stored_plans(plans)
     assert read_record(path) == record
 
 

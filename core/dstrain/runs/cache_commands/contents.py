@@ -21,6 +21,7 @@ from dstrain.cache import (
     packed,
     prompt_addresses,
     read_shard,
+    stored_plans,
 )
 from dstrain.cache.in_use import reading
 from dstrain.cache.plan_files import plan_parts
@@ -144,7 +145,9 @@ class Contents:
         shards = [folder / f"shards/{name}.safetensors" for name in cache.shards]
         rows = [len(read_shard(path).rows) for path in shards]
         held = np.array(rows, np.int64)
-        stored = sorted(cache.plans(), key=lambda one: int(one[1]["sequence"]))
+        stored = sorted(
+            stored_plans(folder / "plans"), key=lambda one: int(one[1]["sequence"])
+        )
         plans = [_plan(cache, path, record) for path, record in stored]
         return cls(
             cache,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache import FeatureCache
+from dstrain.cache import plan_files
 from dstrain.console import counted, redacted
 from dstrain.data.files import real_path
 from dstrain.graph import serialize
@@ -32,7 +32,6 @@ from dstrain.storage.hashing import files_in
 
 def write_plan(setup: Setup, keyed: KeyedSamples, words: Sequence[str]) -> None:
     """Commit the plan that stage 2 trains from; the words of the command are recorded."""
-    cache = FeatureCache.open(setup.cache_path)
     table = setup.dataset.table
     count = len(setup.dataset.rows)
     samples = keyed.samples[:count]
@@ -79,7 +78,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples, words: Sequence[str]) -> None:
     )
     lines = plan_lines(setup, keyed, samples, input_sets)
     identity = plan_identity(setup, input_sets, keyed.found.configs)
-    cache.write_plan(identity, asdict(info), lines)
+    plan_files.write_plan(setup.cache_path / "plans", identity, asdict(info), lines)
 
 
 def part_records(setup: Setup) -> list[dict[str, Any]]:
