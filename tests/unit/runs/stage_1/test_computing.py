@@ -59,8 +59,8 @@ def test_the_next_sample_is_decoded_while_one_is_computed(
     decoded = [Event() for _ in range(ROWS)]
     load = loader.load_cell
 
-    def load_cell(cell: Any, check: bool) -> Any:
-        value = load(cell, check)
+    def load_cell(cell: Any) -> Any:
+        value = load(cell)
         if cell.files:
             decoded[int(Path(cell.files[0]).stem)].set()
         return value
