@@ -9,37 +9,11 @@ of it.
 import re
 from collections.abc import Mapping
 
-from dstrain.graph import POSITIVE, Plan, Step
+from dstrain.graph import POSITIVE, Plan
 from dstrain.storage import hash_json
 from dstrain.storage.hashing import hash_text, json_text
 
 GAP = "?"
-
-
-def _step_text(
-    family: str,
-    step: Step,
-    inputs: Mapping[str, str],
-    components: Mapping[str, str],
-    dtype: str,
-) -> str:
-    """Return what the key of one run of a unit is the hash of.
-
-    Args:
-        family: The model family's name.
-        step: The unit and its branch.
-        inputs: The unit's own name of an input -> the key of its value.
-        components: Name -> digest of the component.
-        dtype: The compute dtype.
-    """
-    unit = step.unit
-    digests = {name: components[name] for name in unit.components if name in components}
-    # Only a unit that uses the branch computes something else for another one.
-    branch = ""
-    if "branch" in unit.components:
-        branch = step.branch or POSITIVE
-    content = [family, unit.identity, dict(inputs), digests, dtype, branch]
-    return json_text("unit", content)
 
 
 class PlanKeys:
@@ -61,7 +35,16 @@ class PlanKeys:
             gaps = {hash_json("gap", name): name for name in step.inputs.values()}
             keys = {name: gap for gap, name in gaps.items()}
             used = {own: keys[name] for own, name in step.inputs.items()}
-            text = _step_text(plan.spec.family, step, used, components, dtype)
+            unit = step.unit
+            digests = {
+                name: components[name] for name in unit.components if name in components
+            }
+            # Only a unit that uses the branch computes something else for another one.
+            branch = ""
+            if "branch" in unit.components:
+                branch = step.branch or POSITIVE
+            content = [plan.spec.family, unit.identity, used, digests, dtype, branch]
+            text = json_text("unit", content)
             parts = re.split(f"({'|'.join(gaps)})", text) if gaps else [text]
             parts[1::2] = [gaps[gap] for gap in parts[1::2]]
             ends = {

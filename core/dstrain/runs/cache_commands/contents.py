@@ -56,8 +56,7 @@ class PlanContents:
     @property
     def used(self) -> Numbers:
         """Return the numbers of the values that the cache stores for this plan, each once."""
-        columns = [*self.values.values(), self.added]
-        numbers = np.unique(np.concatenate(columns))
+        numbers = np.unique(np.concatenate([*self.values.values(), self.added]))
         return numbers[numbers >= 0]
 
     @property
