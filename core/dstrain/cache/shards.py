@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -210,21 +210,17 @@ def _head(path: Path) -> bytes:
     """Return the beginning of a shard, up to its tensors."""
     try:
         with path.open("rb") as file:
-            return _read_head(file)
+            size = file.seek(0, 2)
+            file.seek(0)
+            length = file.read(8)
+            rest = int.from_bytes(length, "little")
+            if 8 + rest > size:
+                raise ValueError("its header is longer than the file")
+            return length + file.read(rest)
     except (*NO_FILE, ValueError) as error:
         raise CacheError(path, f"cannot be read: {error}", advice(path)) from error
     except OSError as error:
         raise SystemFault(path, f"cannot be read: {error.strerror}") from error
-
-
-def _read_head(file: BinaryIO) -> bytes:
-    size = file.seek(0, 2)
-    file.seek(0)
-    length = file.read(8)
-    rest = int.from_bytes(length, "little")
-    if 8 + rest > size:
-        raise ValueError("its header is longer than the file")
-    return length + file.read(rest)
 
 
 def _check_name(path: Path, head: bytes) -> None:

@@ -161,7 +161,9 @@ class FeatureCache:
         Raises StateError if this is not a cache, has another version, or is damaged.
         """
         check_is_cache(folder)
-        paths = {path.stem: path for path in _named(folder / "shards", SUFFIX)}
+        paths = {one.stem: one for one in sorted(folder.glob(f"shards/[!.]*{SUFFIX}"))}
+        for path in paths.values():
+            refuse_link(path)
         found = read_index(folder / "index", paths.keys())
         covered = () if found is None else found.shards
         rest = [paths[name] for name in sorted(paths.keys() - set(covered))]
@@ -361,14 +363,6 @@ def check_parts(folder: Path) -> None:
             " --task TASK:data_process --feature_cache NEW_FOLDER",
             "and train with --feature_cache NEW_FOLDER",
         )
-
-
-def _named(folder: Path, suffix: str) -> list[Path]:
-    """Return the files of a cache in a folder; raises StateError for a link."""
-    paths = sorted(folder.glob(f"[!.]*{suffix}"))
-    for path in paths:
-        refuse_link(path)
-    return paths
 
 
 @dataclass

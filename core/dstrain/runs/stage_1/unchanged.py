@@ -5,7 +5,6 @@ no plan is written. Whatever might differ ends it, and stage 1 goes its ordinary
 import json
 import os
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -167,8 +166,8 @@ def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | Non
 
 def _newest(setup: Setup, plans: Path, source: Source) -> dict[str, Any] | None:
     """Return the newest plan of this identity, if it is of this dataset."""
-    records = sorted((one for _, one in stored_plans(plans)), key=_sequence)
-    for record in reversed(records):
+    records = [record for _, record in stored_plans(plans)]
+    for record in sorted(records, key=lambda one: -int(one["sequence"])):
         if record["identity"] == identity_of(setup, record):
             dataset = record["about"]["dataset"]
             here = {
@@ -178,10 +177,6 @@ def _newest(setup: Setup, plans: Path, source: Source) -> dict[str, Any] | None:
             }
             return record if {**dataset, **here} == dataset else None
     return None
-
-
-def _sequence(record: Mapping[str, Any]) -> int:
-    return int(record["sequence"])
 
 
 def _facts(setup: Setup, source: Source | None) -> dict[str, str]:
