@@ -98,10 +98,8 @@ def lora_layers(
 ) -> dict[str, Layer]:
     """Return the trained layers by the module's own names, sharing memory with it.
 
-    Args:
-        module: The network with LoRA layers.
-        state: What `lora_state` returned, where it was called already: of a network that
-            is sharded each process must call it, and equally often.
+    `state` is what `lora_state` returned, where it was called already: of a network that
+    is sharded each process must call it, and equally often.
     """
     return _layers(module, lora_state(module) if state is None else state, ADAPTER)
 
@@ -141,10 +139,9 @@ def add_layers(
 
     Args:
         module: The network.
-        layers: The layers by the module's own names, with fitting shapes (`read_lora`
-            checks both).
+        layers: By the module's own names, with fitting shapes (`read_lora` checks both).
         scale: A factor of the adapter's effect; only 1 for a type that does not scale.
-        adapter_name: The name of the adapter.
+        adapter_name: Its name.
     """
     trainable = [
         parameter for parameter in module.parameters() if parameter.requires_grad

@@ -231,16 +231,13 @@ def read_lora(
     damaged or incomplete. Raises UsageError for an alpha that the file states itself.
 
     Args:
-        file: The file, the component that it has to be of, if that is known, the alpha of
-            its layers, if it states none, and whether to leave out what the networks
-            lack, with a warning, as long as they have something of it. Its scale is for
-            who uses the layers.
+        file: The file, and what the command says of it; its scale is for who uses the
+            layers.
         family: The family it has to be of.
-        networks: Component -> the shapes of its weights (`key_names.base_shapes`).
+        networks: Component -> the shapes of its weights (`base_shapes`).
         unused_parameters: Component -> patterns of parameters that no loss reaches,
             whose layers the file may lack.
-        is_one_of_several: Whether layers of other components than `file.component` are
-            for another call.
+        is_one_of_several: Whether layers of other components are for another call.
     """
     path = file.path
     tensors, header = read_tensors(path)

@@ -21,14 +21,8 @@ def load_layers(
 ) -> None:
     """Fill the layers that `inject` added.
 
-    Raises StateError unless names, ranks and alphas are those in training.
-
-    Args:
-        own: The layers in training, which share memory with the network.
-        layers: The layers to copy from, by the module's own names.
-        path: The file that the layers are from.
-        optional_layers: Layers that no loss reaches: the file may lack them, and may
-            have others if these have no effect.
+    Raises StateError unless names, ranks and alphas are those in training; the file may
+    lack optional layers, which no loss reaches, and have others if these have no effect.
     """
     for name, layer in layers.items():
         if name in own:

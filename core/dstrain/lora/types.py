@@ -91,12 +91,9 @@ class LoraType:
     ) -> Layer:
         """Return a layer of tensors by what follows its name, sharing their memory.
 
-        Raises ValueError for parts that are not all there, or do not fit each other.
-
-        Args:
-            parts: What follows the layer's name, as `keys` matches it -> the tensor.
-            rank: The rank, if it is known.
-            alpha: The alpha; None is the rank.
+        `parts` is as `keys` matches it; the rank is None if it is not known, and an alpha
+        of None is the rank. Raises ValueError for parts that are not all there, or do not
+        fit each other.
         """
         down, up = pair_of(parts)
         return LoraLayer(down, up, float(len(down)) if alpha is None else alpha)

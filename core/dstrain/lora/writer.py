@@ -44,11 +44,10 @@ def save_lora(
 
     Args:
         path: The file to write.
-        module: The network with LoRA layers.
-        lora_config: The layers that `inject` added.
+        module: The network with the layers of `lora_config`.
+        lora_config: What `inject` added.
         prefix: What diffusers calls the component ('transformer').
-        metadata: Family, base, step, versions and the like; values that are not strings
-            are stored as JSON.
+        metadata: Family, base, step and the like; what is no text is stored as JSON.
     """
     # Once: of a network that is sharded, the other processes take part in this one.
     state = lora_state(module)

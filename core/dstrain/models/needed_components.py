@@ -50,10 +50,9 @@ def find(
     Args:
         family: The family of the components.
         configs: The given model files.
-        components: The components whose files are needed.
-        config_only: The components of which the configuration alone is needed.
-        among: The components of the variant; another component with the same keys as
-            one of these gets no file.
+        components: Those whose files are needed.
+        config_only: Those of which the configuration alone is needed.
+        among: Those of the variant; another with the same keys as one of these gets none.
         absent: If given, missing files are added here and are no error.
     """
     by_name = components_of(family)
@@ -133,17 +132,12 @@ def find_folder(
     default: str,
     hub: Hub | None,
 ) -> Files:
-    """Find the folder of a tokenizer or processor; ask a hub only if none is here.
+    """Find the folder of a tokenizer or processor: in one of the roots, in the published
+    model that its weights are from, or in the family's own choice, "ID:FOLDER/" or ''; ask a
+    hub only if none is here.
 
     Raises StateError, which names the flag that gives a folder, if there is none, and
     SystemFault if a hub fails.
-
-    Args:
-        component: The component to find.
-        roots: Folders that may hold its folder; searched first.
-        source: The published model that its weights are from; searched second.
-        default: The family's own choice, "ID:FOLDER/" or ''; searched last.
-        hub: The hub to fetch the default from.
     """
     published: list[ModelConfig] = []
     if source is not None:

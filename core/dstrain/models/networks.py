@@ -213,13 +213,8 @@ def load_network(
 
     Weights that a network of transformers declares to be tied may be in the files once.
     Raises StateError, before any weight is read, when keys or shapes of files and
-    network differ. Buffers that no file has stay on the CPU.
-
-    Args:
-        build: Builds the network.
-        files: One or more shards, in any of the component's formats.
-        dtype: The dtype of all floating-point weights as they are read.
-        place: Puts a weight where it is kept, and changes how it is stored.
+    network differ. Buffers that no file has stay on the CPU. `dtype` is that of all
+    floating-point weights as they are read.
     """
     with reading(files.folder / "config.json"):
         network = empty_network(build)

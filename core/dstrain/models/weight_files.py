@@ -40,11 +40,7 @@ class OpenFiles:
     """
 
     def __init__(self, wanted: Iterable[TensorInfo]) -> None:
-        """Begin with no file open.
-
-        Args:
-            wanted: All tensors that will be read.
-        """
+        """Begin with no file open; `wanted` are all tensors that will be read."""
         self._left = Counter(tensor.path for tensor in wanted)
         self._open: dict[Path, tuple[Reader, ExitStack]] = {}
         self._read: Counter[Path] = Counter()

@@ -226,14 +226,8 @@ def fetch_dataset(
     dataset_id: str, revision: str, hub: Hub | None, folder: str, may_fetch: bool
 ) -> Path | None:
     """Return the folder of a published dataset, which is downloaded unless it is here;
-    None if it is not here, and nothing may be downloaded. Raises as `fetch`.
-
-    Args:
-        dataset_id: OWNER/NAME.
-        revision: A branch, tag or commit; '' for the hub's default.
-        hub: The hub; None for that of the environment, else the default.
-        folder: The only folder of it that is wanted; '' for all.
-        may_fetch: Whether it may be downloaded.
+    None if it is not here, and may not be. Raises as `fetch`. A revision or folder of ''
+    is the hub's default, or all of it.
     """
     source = ModelSource(dataset_id, revision, chosen_hub(hub), "dataset")
     pattern = f"{folder.rstrip('/')}/" if folder else ""
