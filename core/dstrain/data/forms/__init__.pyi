@@ -1,7 +1,3 @@
-from dstrain.data.forms.captions import (
-    SUFFIXES as SUFFIXES,
-    read_caption as read_caption,
-)
 from dstrain.data.forms.form import (
     Given as Given,
     Source as Source,
@@ -11,11 +7,13 @@ from dstrain.data.forms.joined import (
     join_sources as join_sources,
 )
 from dstrain.data.forms.listing import (
+    CAPTIONS as CAPTIONS,
     VIDEOS as VIDEOS,
     Medium as Medium,
     left_out as left_out,
     list_media as list_media,
     printable as printable,
+    read_caption as read_caption,
 )
 from dstrain.data.forms.metadata import (
     metadata_files as metadata_files,

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from dstrain.data.faults import raise_system_fault
-from dstrain.data.forms.captions import read_caption
 from dstrain.data.forms.listing import (
     Medium,
     folder_digest,
@@ -17,6 +16,7 @@ from dstrain.data.forms.listing import (
     list_media,
     printable,
     read_beside,
+    read_caption,
     read_for,
 )
 from dstrain.data.forms.naming import FILE_NAME, TEXT

@@ -155,7 +155,7 @@ def test_a_caption_that_cannot_be_written_is_known_before_and_costs_no_other(
 ) -> None:
     real = os.access
     monkeypatch.setattr(
-        os, "access", lambda path, mode: path.name != "beach" and real(path, mode)
+        os, "access", lambda path, mode: Path(path).name != "beach" and real(path, mode)
     )
     (photos / "cat.txt").mkdir()
     assert caption() == 2

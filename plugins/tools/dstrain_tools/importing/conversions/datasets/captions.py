@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dstrain.data.forms import SUFFIXES
+from dstrain.data.forms import CAPTIONS
 
 from dstrain_tools.importing.context import Context, as_list, as_whole_number
 from dstrain_tools.importing.entries import Result
@@ -21,9 +21,9 @@ def with_space_before(option: str, value: Any, context: Context) -> Result:
 def caption_files(option: str, value: Any, context: Context) -> Result:
     """Say whether the files with captions are found, by their ending."""
     others = []
-    for ending in as_list(value or SUFFIXES[0]):
+    for ending in as_list(value or CAPTIONS[0]):
         suffix = f".{str(ending).lstrip('.')}"
-        if suffix.lower() not in SUFFIXES:
+        if suffix.lower() not in CAPTIONS:
             others.append(suffix)
     if others:
         names = ", ".join(others)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.console import number_of
-from dstrain.data.forms import SUFFIXES as CAPTIONS, list_media, read_caption
+from dstrain.data.forms import CAPTIONS, list_media, read_caption
 from dstrain.storage import read_limited
 
 from dstrain_tools.importing.context import Context, as_list
