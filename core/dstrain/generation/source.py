@@ -45,7 +45,7 @@ from dstrain.pipeline.sampling import find_for_inference
 from dstrain.pipeline.variant_choice import score_inputs
 from dstrain.registry import ModelFamily, load_family
 from dstrain.storage import RunFiles, verify_file
-from dstrain.storage.user_cache import ModelDigests
+from dstrain.storage.file_memory import ModelDigests
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from dstrain.training import (
     hold_out,
     with_skipped_rows,
 )
-from dstrain.training.batching import Groups, as_groups
+from dstrain.training.batching import Groups
 from dstrain.training.loader import Batch
 from dstrain.training.module import keep_frozen_apart
 from dstrain.training.optimizers import (
@@ -103,7 +103,7 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
         # Their files may have been mended since: nothing is recorded of them.
         which = setup.in_words("rows")
         logger.info(f"{skipped} of {count} {which} are skipped, as in stage 1")
-    groups = as_groups(rows.numbers["group"])
+    groups = np.asarray(rows.numbers["group"], np.int32)
     ids = rows.sample_ids
     if source.has_variants:
         first = first_variants(ids)

@@ -32,11 +32,6 @@ SampleIds = np.ndarray[Any, np.dtype[np.int64]]
 """(row, chunk) of each sample, (samples, 2), in order."""
 
 
-def as_groups(groups: ArrayLike) -> Groups:
-    """Return the numbers of groups as an array; one of this type stays as it is."""
-    return np.asarray(groups, np.int32)
-
-
 def as_sample_ids(sample_ids: ArrayLike) -> SampleIds:
     """Return rows and chunks as an array; one of this type stays as it is."""
     return np.asarray(sample_ids, np.int64).reshape(-1, 2)
@@ -148,7 +143,7 @@ class Order:
     """Parts of the table, in order, that together are all of it; () for all rows alike."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", as_groups(self.groups))
+        object.__setattr__(self, "groups", np.asarray(self.groups, np.int32))
         object.__setattr__(self, "sample_ids", as_sample_ids(self.sample_ids))
 
     @property
@@ -391,7 +386,7 @@ def with_skipped_rows(
     So the other samples are drawn in the order of the whole table. Returns groups and
     (row, chunk) of all samples.
     """
-    own_groups = as_groups(groups)
+    own_groups = np.asarray(groups, np.int32)
     own_ids = as_sample_ids(sample_ids)
     missing = np.flatnonzero(np.bincount(own_ids[:, 0], minlength=rows) == 0)
     if not len(missing):
@@ -454,7 +449,7 @@ def hold_out(
         seed: The seed of the run.
         fraction: How many of the rows are held out; None for none.
     """
-    numbers = as_groups(groups)
+    numbers = np.asarray(groups, np.int32)
     ids = as_sample_ids(sample_ids)
     if fraction is None:
         return numbers, ids[:0]

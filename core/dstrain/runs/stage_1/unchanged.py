@@ -38,8 +38,8 @@ from dstrain.runs.prompt_rows import recorded_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import component_keys
 from dstrain.storage import Digests, hash_json
+from dstrain.storage.file_memory import ModelDigests
 from dstrain.storage.hashing import package_digest
-from dstrain.storage.user_cache import ModelDigests
 from dstrain.training import CachedSamples
 
 logger = get_logger(__name__)
