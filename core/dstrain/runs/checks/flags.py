@@ -110,10 +110,9 @@ def check_sizes(setup: Setup) -> None:
     """Refuse sizes and numbers of frames that the variant cannot have, before any row is
     read; raises UsageError.
     """
-    config = setup.config
-    if config.stage == "train":
+    if setup.config.stage == "train":
         return
-    parts = datasets_of(config)
+    parts = datasets_of(setup.config)
     for column in setup.spec.inputs.values():
         if not isinstance(column, Column) or not column.is_file or not column.multiple:
             continue

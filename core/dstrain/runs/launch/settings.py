@@ -47,12 +47,8 @@ def world_size(environment: Mapping[str, str]) -> int:
     """Return how many processes the launcher started: torchrun's and accelerate's
     variable, or that of MPI; 1 without a launcher.
     """
-    for variable in (
-        "WORLD_SIZE",
-        "PMI_SIZE",
-        "OMPI_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_SIZE",
-    ):
+    names = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+    for variable in names:
         size = number(environment.get(variable, ""))
         if size >= 1:
             return int(size)
@@ -360,10 +356,7 @@ def in_stage(launch: Launch, stage: str, processes: int) -> Launch:
 def check_launch(config: TrainConfig, launch: Launch, processes: int) -> None:
     """Refuse flags that contradict the launcher; raises UsageError naming both.
 
-    Args:
-        config: The flags.
-        launch: What the launcher says.
-        processes: How many it started.
+    processes: How many the launcher started.
     """
     for name, configured in launch.flags.items():
         value = getattr(config, name)
@@ -375,10 +368,9 @@ def check_launch(config: TrainConfig, launch: Launch, processes: int) -> None:
             what = f"is {value}, but {WHERE} says {configured}; change one of them"
             raise UsageError(f"--{name}", what)
     samples = processes * config.batch_size * config.gradient_accumulation_steps
-    if launch.total_batch_size not in (None, samples):
-        what = (
-            f"a step has {samples} samples, but {WHERE} says {launch.total_batch_size}"
-        )
+    total = launch.total_batch_size
+    if total not in (None, samples):
+        what = f"a step has {samples} samples, but {WHERE} says {total}"
         advice = "a step has --batch_size x --gradient_accumulation_steps x processes"
         raise UsageError("--batch_size", what, advice)
 
