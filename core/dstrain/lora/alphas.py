@@ -123,11 +123,7 @@ def read_adapter_config(
     return AdapterConfig(rank, alpha, tuple(map(str, targets)), ranks, alphas)
 
 
-def _of_pattern(
-    patterns: Mapping[str, float],
-    layer: str,
-    default: float,
-) -> float:
+def _of_pattern(patterns: Mapping[str, float], layer: str, default: float) -> float:
     for pattern, value in patterns.items():
         name = pattern.removeprefix("^").replace("\\", "")
         is_ending = not pattern.startswith("^") and layer.endswith(f".{name}")

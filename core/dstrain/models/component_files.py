@@ -198,11 +198,7 @@ def owner_of(fitting: Sequence[Component], files: Files) -> str:
     return inside[0] if inside else ""
 
 
-def saved_weights(
-    family: ModelFamily,
-    component: str,
-    path: Path,
-) -> Files:
+def saved_weights(family: ModelFamily, component: str, path: Path) -> Files:
     """Return a file with weights of one component, with the format of its keys; raises
     StateError if it is of something else.
     """

@@ -52,12 +52,7 @@ class Network(Protocol):
     `DiffusersNetwork`.
     """
 
-    def load(
-        self,
-        files: Files,
-        configuration: Any,
-        dtype: torch.dtype,
-    ) -> Any:
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
         """Return the component that is in these files."""
 
 

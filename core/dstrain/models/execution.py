@@ -119,21 +119,13 @@ def gradient_checkpoint_forward(
     return function(*args, **kwargs)
 
 
-def checkpoint_in_ram(
-    function: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def checkpoint_in_ram(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Checkpoint a block and keep its inputs in RAM until the backward pass."""
     with save_on_cpu(pin_memory=torch.cuda.is_available()):
         return checkpoint(function, *args, use_reentrant=False, **kwargs)
 
 
-def enable_checkpointing(
-    name: str,
-    module: nn.Module,
-    offload: bool,
-) -> None:
+def enable_checkpointing(name: str, module: nn.Module, offload: bool) -> None:
     """Enable checkpointing in a network of diffusers or transformers.
 
     Raises UsageError if the network does not support it.
@@ -142,11 +134,7 @@ def enable_checkpointing(
     checkpoint_through(name, module, block)
 
 
-def checkpoint_through(
-    name: str,
-    module: nn.Module,
-    block: Callable[..., Any],
-) -> None:
+def checkpoint_through(name: str, module: nn.Module, block: Callable[..., Any]) -> None:
     """Let a network call its blocks through a function: block(function, *arguments).
 
     Raises UsageError if the network does not support it.

@@ -83,11 +83,7 @@ def latents_mean_std(vae_config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     return mean, std
 
 
-def check_sides(
-    height: int,
-    width: int,
-    multiple: int,
-) -> None:
+def check_sides(height: int, width: int, multiple: int) -> None:
     """Refuse a height or width in pixels that is not a positive multiple.
 
     Raises UsageError naming the nearest multiple.
@@ -114,12 +110,7 @@ def pack(latents: Tensor, patch: int = 2) -> Tensor:
     return patches.reshape(batch, rows * columns, channels * patch**2)
 
 
-def unpack(
-    tokens: Tensor,
-    height: int,
-    width: int,
-    patch: int = 2,
-) -> Tensor:
+def unpack(tokens: Tensor, height: int, width: int, patch: int = 2) -> Tensor:
     """Convert tokens of `pack` to latents, (batch, channels, height, width)."""
     batch = len(tokens)
     rows = height // patch
@@ -130,11 +121,7 @@ def unpack(
     return patches.reshape(batch, -1, height, width)
 
 
-def apply_guidance(
-    positive: Tensor,
-    negative: Tensor,
-    scale: float,
-) -> Tensor:
+def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     """Apply classifier-free guidance (Ho and Salimans 2022): extrapolate from the
     negative prediction through the positive one.
     """

@@ -153,12 +153,7 @@ class Tokenizer:
     """A class of transformers, or "package.module:Class" of one with the same
     `from_pretrained`, such as a processor."""
 
-    def load(
-        self,
-        files: Files,
-        configuration: Any,
-        dtype: torch.dtype,
-    ) -> Any:
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
         """Load the tokenizer from its folder."""
         folder = files.folder
         load = _load_class(self.name).from_pretrained
@@ -300,12 +295,7 @@ def check_files(network: nn.Module, files: Files) -> Weights:
     return weights
 
 
-def _check_fit(
-    wanted: Shapes,
-    weights: Weights,
-    files: Files,
-    network: str,
-) -> None:
+def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> None:
     """Raise StateError with examples, in the files' keys, of what is missing,
     unexpected or of a different shape.
     """

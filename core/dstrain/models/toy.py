@@ -126,11 +126,7 @@ def _changed(entries: Entries, changes: Entries) -> Entries:
     }
 
 
-def _write_config(
-    network: nn.Module,
-    config: Mapping[str, Any],
-    place: Path,
-) -> None:
+def _write_config(network: nn.Module, config: Mapping[str, Any], place: Path) -> None:
     """Write config.json as the network's library does."""
     library: Any = network
     if hasattr(library, "save_config"):

@@ -369,12 +369,7 @@ class _Download:
     def _label(self) -> str:
         return f"{self.hub} ({first_line(self.client.endpoint)})"
 
-    def _ask(
-        self,
-        name: str,
-        call: Callable[..., T],
-        *arguments: object,
-    ) -> T:
+    def _ask(self, name: str, call: Callable[..., T], *arguments: object) -> T:
         """Call the client for the model, or for one of its files; raise what went wrong
         as an error of dstrain.
         """
