@@ -333,9 +333,7 @@ def test_a_prompt_that_is_too_long_is_said_by_row_with_what_is_cut(
 
 
 def test_with_error_nothing_of_a_long_prompt_is_stored_and_stage_2_refuses_what_was_cut(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = long_project(tmp_path, LONG[0])

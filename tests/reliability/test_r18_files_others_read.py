@@ -412,10 +412,7 @@ def of_types(case: Case) -> Mapping[str, list[str]]:
 @pytest.mark.parametrize("types", of_types(QWEN))
 @pytest.mark.parametrize("case", [QWEN, FLUX, WAN], ids=lambda case: case.family)
 def test_layers_of_every_type_act_in_diffusers_and_come_back_from_others(
-    case: Case,
-    types: str,
-    tested: Callable[[Case], FamilyUnderTest],
-    tmp_path: Path,
+    case: Case, types: str, tested: Callable[[Case], FamilyUnderTest], tmp_path: Path
 ) -> None:
     subject = tested(case)
     words = command(case, subject, tmp_path / "out")

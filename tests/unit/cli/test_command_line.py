@@ -204,8 +204,7 @@ def fresh(*words: str) -> tuple[str, set[str]]:
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["--help", "", "train --help", "graph --help", "generate --help", "models"],
+    "words", ["--help", "", "train --help", "graph --help", "generate --help", "models"]
 )
 def test_help_and_models_import_neither_torch_nor_a_plugin(
     words: str, fake_plugin: Install

@@ -110,9 +110,7 @@ def test_completing_imports_no_torch() -> None:
     assert {f"plain,{one.name}" for one in installed()} <= {*found}
 
 
-def test_a_bash_completes_in_a_terminal(
-    tmp_path: Path,
-) -> None:
+def test_a_bash_completes_in_a_terminal(tmp_path: Path) -> None:
     import pty  # Windows has none
 
     bash = shutil.which("bash")

@@ -49,10 +49,7 @@ def listed(text: str, heading: str = "Commands") -> Iterator[list[str]]:
 @pytest.mark.parametrize("words", EVERY_COMMAND)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_of_every_command_fits_80_columns(
-    words: str,
-    flag: str,
-    shown: Callable[[str], str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, flag: str, shown: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = shown(f"{words} {flag}")

@@ -121,10 +121,7 @@ def test_help_and_schema_have_them(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_record_that_cannot_be_used_is_left_out_and_named(
-    fake_plugin: Install,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    why: str,
+    fake_plugin: Install, monkeypatch: pytest.MonkeyPatch, source: str, why: str
 ) -> None:
     before = flags_by_name(TrainConfig).keys()
     # A stand-in, since the tests' process may have imported the library.

@@ -35,9 +35,7 @@ CHOSEN: dict[str, Any] = {
 """What a run used of what generation uses, too."""
 
 
-def test_what_a_run_used_is_what_generation_takes(
-    tmp_path: Path,
-) -> None:
+def test_what_a_run_used_is_what_generation_takes(tmp_path: Path) -> None:
     config = TrainConfig(model="m", **CHOSEN)
     (tmp_path / PLACE).parent.mkdir()
     write_resolved(tmp_path / PLACE, config, {})

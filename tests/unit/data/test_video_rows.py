@@ -93,9 +93,7 @@ def test_a_video_becomes_frames_an_image_of_their_first_and_last_and_their_size(
     assert np.array_equal(last, grey)
 
 
-def test_each_chunk_is_a_sample_of_its_row_with_images_of_its_own(
-    scenes: Path,
-) -> None:
+def test_each_chunk_is_a_sample_of_its_row_with_images_of_its_own(scenes: Path) -> None:
     data = sampled(scenes, "long.mp4", "short.mp4", "fast.mp4", mode="chunk")
     ids = [[0, 0], [0, 1], [0, 2], [1, 0], [2, 0], [2, 1], [2, 2]]
     assert data.sample_ids.tolist() == ids

@@ -35,11 +35,7 @@ def test_targets_count_their_layers_and_these_alone_are_trained() -> None:
 
 @pytest.mark.parametrize(
     ("target", "hint"),
-    [
-        ("to_qq", "'to_q'"),
-        ("q", ""),
-        ("to_out", "blocks.0.attn.to_q"),
-    ],
+    [("to_qq", "'to_q'"), ("q", ""), ("to_out", "blocks.0.attn.to_q")],
 )
 def test_a_target_that_is_no_layer_is_refused_and_changes_nothing(
     target: str, hint: str

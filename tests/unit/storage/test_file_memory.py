@@ -110,9 +110,7 @@ def test_a_file_is_read_once_until_it_changes(
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_file_whose_time_was_set_back_is_read_again(
-    is_replaced: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    is_replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(monkeypatch)
     path = tmp_path / "a"

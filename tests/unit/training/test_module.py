@@ -79,10 +79,7 @@ def test_an_error_knows_the_rows_it_is_about(
 @pytest.mark.parametrize("stage", ["sft", "sft:train"])
 @pytest.mark.parametrize(
     ("flags", "registered"),
-    [
-        ({}, {"dit"}),
-        ({"trainable_models": "text_encoder"}, {"dit", "text_encoder"}),
-    ],
+    [({}, {"dit"}), ({"trainable_models": "text_encoder"}, {"dit", "text_encoder"})],
 )
 def test_only_what_a_training_step_uses_is_registered(
     flags: dict[str, Any], registered: set[str], stage: str, here: Path, tmp_path: Path

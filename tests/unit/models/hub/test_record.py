@@ -128,12 +128,7 @@ def test_patterns_stay_in_a_folder_and_leave_code_out_unless_they_name_it(
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize(
     "damage",
-    [
-        b"",
-        b"[]",
-        b'{"format": 1}',
-        b'{"format": 2, "tree": {"a": {}}, "kept": {}}',
-    ],
+    [b"", b"[]", b'{"format": 1}', b'{"format": 2, "tree": {"a": {}}, "kept": {}}'],
 )
 def test_a_damaged_record_is_named(damage: bytes) -> None:
     fetch(ModelSource(TINY), "vae/*.safetensors")

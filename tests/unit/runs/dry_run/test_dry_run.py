@@ -208,10 +208,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_stage_1_with_nothing_to_do_reads_no_row_and_says_the_same(
-    cached: dict[str, Any],
-    tmp_path: Path,
-    page: Page,
-    monkeypatch: pytest.MonkeyPatch,
+    cached: dict[str, Any], tmp_path: Path, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage_1 = {"task": "sft:data_process", **cached}
     want = page(tmp_path, **stage_1)

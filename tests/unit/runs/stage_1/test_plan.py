@@ -49,9 +49,7 @@ def test_a_plan_has_a_line_for_each_row_and_each_file_once_by_its_place_in_a_fol
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [{}, {"task": "sft", "max_steps": 1}],
-    ids=["stage 1", "both stages"],
+    "flags", [{}, {"task": "sft", "max_steps": 1}], ids=["stage 1", "both stages"]
 )
 def test_the_words_of_stage_1_are_recorded_with_their_folder(
     flags: dict[str, Any], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
