@@ -11,13 +11,11 @@ from dstrain.errors import (
     UsageError as UsageError,
 )
 from dstrain.generation.run import generate as generate
-from dstrain.graph.noise_schedule import (
-    ConstrainLatents as ConstrainLatents,
-    TimestepSampler as TimestepSampler,
-)
+from dstrain.graph.noise_schedule import ConstrainLatents as ConstrainLatents
 from dstrain.graph.plan import UnitStages as UnitStages, split_units as split_units
-from dstrain.graph.unit import Task as Task
-from dstrain.graph.values import Frames as Frames
+from dstrain.graph.task import Task as Task
+from dstrain.graph.timestep_sampler import TimestepSampler as TimestepSampler
+from dstrain.graph.value_kinds import Frames as Frames
 from dstrain.lora.layers import LoraConfig as LoraConfig, Trainables as Trainables
 from dstrain.lora.writer import save_lora as save_lora
 from dstrain.models.component_files import ModelConfig as ModelConfig

@@ -1,5 +1,10 @@
 from dstrain.graph.code_digest import code_of as code_of
 from dstrain.graph.frozen import freeze as freeze
+from dstrain.graph.function_spec import (
+    NEGATIVE as NEGATIVE,
+    POSITIVE as POSITIVE,
+    FunctionSpec as FunctionSpec,
+)
 from dstrain.graph.inputs import (
     Column as Column,
     Constant as Constant,
@@ -17,14 +22,6 @@ from dstrain.graph.noise_schedule import ConstrainLatents as ConstrainLatents
 from dstrain.graph.plan import Plan as Plan, Step as Step, make_plan as make_plan
 from dstrain.graph.render import as_text as as_text
 from dstrain.graph.spec import PipelineSpec as PipelineSpec
-from dstrain.graph.unit import (
-    NEGATIVE as NEGATIVE,
-    POSITIVE as POSITIVE,
-    FunctionSpec as FunctionSpec,
-    Task as Task,
-)
-from dstrain.graph.values import (
-    Frames as Frames,
-    deserialize as deserialize,
-    serialize as serialize,
-)
+from dstrain.graph.task import Task as Task
+from dstrain.graph.value_kinds import Frames as Frames
+from dstrain.graph.values import deserialize as deserialize, serialize as serialize

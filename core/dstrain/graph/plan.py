@@ -9,17 +9,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column
-from dstrain.graph.spec import PipelineSpec, check_components
-from dstrain.graph.unit import (
+from dstrain.graph.function_spec import (
     LOSS_CONTEXT,
     NEGATIVE,
     POSITIVE,
     FunctionSpec,
-    Task,
-    Unit,
     component_of,
 )
+from dstrain.graph.inputs import Column
+from dstrain.graph.spec import PipelineSpec, check_components
+from dstrain.graph.task import Task
+from dstrain.graph.unit import Unit
 
 KINDS_OF_COLUMNS = MappingProxyType(
     {

@@ -10,9 +10,11 @@ from typing import Any
 
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.frozen import ConvertedField, freeze
+from dstrain.graph.function_spec import CONTEXT, FunctionSpec, component_of
 from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
 from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
-from dstrain.graph.unit import CONTEXT, FunctionSpec, Task, Unit, component_of
+from dstrain.graph.task import Task
+from dstrain.graph.unit import Unit
 
 GIVEN_TO_MODEL_FN = ("noisy_latents", "timestep")
 GIVEN_TO_CONSTRAIN_LATENTS = ("latents", "timestep", "noise")
@@ -21,7 +23,6 @@ PLACE = frozenset({"device", "dtype"})
 """Context of functions that are called for a whole batch."""
 SAMPLING_ARGUMENTS = ("num_inference_steps", "guidance_scale", "seed", "rand_device")
 """Arguments of inference that a variant may have a default for, as for its inputs."""
-
 Function = Callable[..., Any]
 
 

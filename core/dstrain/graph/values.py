@@ -1,13 +1,10 @@
-"""Name the kinds of values that units exchange, and convert values to a storable form."""
+"""Convert the values that units exchange to a storable form, and back."""
 
 import math
 import re
-import types
-import typing
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dstrain.errors import UsageError
+from dstrain.graph.value_kinds import Frames
 from dstrain.storage import safetensors
 
 IMAGE_MODES = ("L", "RGB", "RGBA")
@@ -25,55 +23,6 @@ MAX_BITS = 4096
 MAX_DEPTH = 64
 STORABLE = f"""what can be: Tensor of a dtype of safetensors, str, int, float, bool, None, \
 image ({", ".join(IMAGE_MODES)}), Frames; lists and records of these"""
-
-
-@dataclass(frozen=True)
-class Frames:
-    """Frames of a decoded video."""
-
-    pixels: Tensor
-    """uint8 (frames, height, width, 3)."""
-    fps: float
-    """Frames per second."""
-
-
-KINDS = types.MappingProxyType(
-    {
-        Tensor: "tensor",
-        Image.Image: "image",
-        Frames: "video",
-        str: "str",
-        int: "int",
-        float: "float",
-        bool: "bool",
-        type(None): "none",
-    }
-)
-
-
-def kind_of(annotation: Any, where: str) -> str:
-    """Return the kind of an annotated value, such as 'image | none' or 'list[tensor]'.
-
-    Raises UsageError naming `where` for anything that a feature cache cannot store.
-    """
-    if annotation in KINDS:
-        return KINDS[annotation]
-    origin = typing.get_origin(annotation)
-    arguments = typing.get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return " | ".join(kind_of(argument, where) for argument in arguments)
-    if origin is list and len(arguments) == 1:
-        return f"list[{kind_of(arguments[0], where)}]"
-    if typing.is_typeddict(annotation):
-        fields = []
-        for name, hint in typing.get_type_hints(annotation).items():
-            fields.append(f"{name}: {kind_of(hint, where)}")
-        return "{" + ", ".join(fields) + "}"
-    raise UsageError(
-        where,
-        f"{annotation!r} is not a kind of value that can be stored",
-        "kinds: Tensor, str, int, float, bool, None, Image, Frames, list[...] and TypedDict records of these",
-    )
 
 
 def copy_value(value: Any, where: str, name: str, depth: int = 0) -> Any:
@@ -165,83 +114,12 @@ def has_lone_surrogate(text: str) -> bool:
     return re.search("[\ud800-\udfff]", text) is not None
 
 
-class read_only:
-    """Raise UsageError if the block changes one of the values in place, by its name.
-
-    What torch does not count is not seen: writes through `.data` or `.numpy()`.
-    """
-
-    # No generator, which would take longer than a step's values.
-    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
-        self.where = where
-        self.values = values
-        self.before = {name: _parts(value) for name, value in values.items()}
-
-    def __enter__(self) -> None:
-        """Begin the block."""
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Compare, unless the block raised."""
-        if kind is not None:
-            return
-        for name, before in self.before.items():
-            if _differ(before, _parts(self.values[name])):
-                raise UsageError(
-                    self.where,
-                    f"changes its input {name!r} in place; others read the same value",
-                    "change a copy: tensor.clone(), list(values), dict(record), image.copy()",
-                )
-
-
 PLAIN_TENSORS: ContextVar[tuple[type, ...]] = ContextVar(
     "PLAIN_TENSORS", default=(Tensor, nn.Parameter)
 )
 """Classes of tensors that keep nothing beside their numbers. Where memory is estimated,
 there are also tensors that stand for one of these.
 """
-Parts = list[tuple[Any, Any]]
-"""Each part of a value, with what an in-place change of it alters."""
-
-
-def _parts(value: Any) -> Parts:
-    parts: Parts = []
-    _add_parts(value, parts)
-    return parts
-
-
-def _add_parts(value: Any, parts: Parts) -> None:
-    """Add the parts of a value; a few microseconds, since every step does it."""
-    if isinstance(value, Tensor):
-        try:
-            version = value._version  # torch has no public name for it
-        except RuntimeError:
-            version = 0  # Inference tensors count no versions.
-        parts.append((value, (version, value.data_ptr(), value.requires_grad)))
-    elif isinstance(value, Image.Image):
-        parts.append((value, (value.mode, value.size, value.tobytes())))
-    elif isinstance(value, Frames):
-        _add_parts(value.pixels, parts)
-    elif isinstance(value, list):
-        parts.append((value, None))
-        for item in value:
-            _add_parts(item, parts)
-    elif isinstance(value, dict):
-        parts.append((value, list(value)))
-        for item in value.values():
-            _add_parts(item, parts)
-    else:
-        parts.append((value, None))
-
-
-def _differ(before: Parts, after: Parts) -> bool:
-    """Return whether a part is another object or was changed.
-
-    `before` keeps its objects alive, so that no new one has the id of an old one.
-    """
-    if len(before) != len(after):
-        return True
-    pairs = zip(before, after, strict=True)
-    return any(old is not new or was != now for (old, was), (new, now) in pairs)
 
 
 def serialize(

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from dstrain.errors import UsageError
 from dstrain.graph import POSITIVE, ConstrainLatents, FunctionSpec, PipelineSpec, Step
+from dstrain.graph.function_spec import component_of
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.graph.noise_schedule import LatentConstraint, constrain_nothing
 from dstrain.graph.plan import value_key
-from dstrain.graph.unit import component_of
-from dstrain.graph.values import read_only
+from dstrain.graph.read_only import read_only
 from dstrain.models import Config, Files
 from dstrain.randomness import Rng
 from dstrain.registry import ModelFamily

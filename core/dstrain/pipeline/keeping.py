@@ -12,7 +12,8 @@ from dstrain.config import LoraFile
 from dstrain.config.options import ModelChoice
 from dstrain.errors import MissingFiles, UsageError, nearest
 from dstrain.graph import PipelineSpec, make_plan
-from dstrain.graph.keepers import KeeperRequest, Keepers, WeightSize
+from dstrain.graph.keeper import KeeperRequest, WeightSize
+from dstrain.graph.keepers import Keepers
 from dstrain.models import (
     Files,
     ModelConfig,

@@ -26,7 +26,8 @@ from dstrain.graph import (
     Plan,
     Task,
 )
-from dstrain.graph.unit import Unit, versioned
+from dstrain.graph.function_spec import versioned
+from dstrain.graph.unit import Unit
 
 MASK = "loss_mask"
 """The input."""

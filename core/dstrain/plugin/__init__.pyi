@@ -33,6 +33,7 @@ from dstrain.errors import (
     first_few as first_few,
     nearest as nearest,
 )
+from dstrain.graph.function_spec import versioned as versioned
 from dstrain.graph.inputs import (
     Column as Column,
     Constant as Constant,
@@ -43,7 +44,7 @@ from dstrain.graph.inputs import (
     between as between,
     one_of as one_of,
 )
-from dstrain.graph.keepers import (
+from dstrain.graph.keeper import (
     Identity as Identity,
     Keeper as Keeper,
     KeeperRequest as KeeperRequest,
@@ -58,8 +59,9 @@ from dstrain.graph.spec import (
     ExpertSchedule as ExpertSchedule,
     PipelineSpec as PipelineSpec,
 )
-from dstrain.graph.unit import Task as Task, versioned as versioned
-from dstrain.graph.values import PLAIN_TENSORS as PLAIN_TENSORS, Frames as Frames
+from dstrain.graph.task import Task as Task
+from dstrain.graph.value_kinds import Frames as Frames
+from dstrain.graph.values import PLAIN_TENSORS as PLAIN_TENSORS
 from dstrain.models.components import Component as Component, Files as Files
 from dstrain.models.formats import (
     CheckpointFormat as CheckpointFormat,

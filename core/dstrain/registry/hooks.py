@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from dstrain.config.options import TrainConfig
     from dstrain.graph import Task
-    from dstrain.graph.keepers import Keeper, KeeperRequest, Keepers
+    from dstrain.graph.keeper import Keeper, KeeperRequest
+    from dstrain.graph.keepers import Keepers
 
 
 logger = get_logger(__name__)
@@ -327,7 +328,8 @@ class Extensions:
         """Return how plugins keep the weights of components; raises UsageError naming one
         that fails.
         """
-        from dstrain.graph.keepers import Keeper, Keepers
+        from dstrain.graph.keeper import Keeper
+        from dstrain.graph.keepers import Keepers
 
         found = self.answers("dstrain_keepers", Keeper, True, request=request)
         return Keepers.checked((plugin.where, one) for plugin, one in found)

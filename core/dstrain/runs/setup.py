@@ -24,7 +24,8 @@ from dstrain.graph import PipelineSpec, Plan, Task, make_plan
 from dstrain.graph.code_digest import code_of_module, facts_of
 from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.keepers import AS_LOADED, Keepers
-from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
+from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
+from dstrain.graph.timestep_sampler import TimestepSampler
 from dstrain.installed import installed
 from dstrain.lora import Trainables, format_named, known_formats
 from dstrain.models import DTYPES, Found, ModelConfig, components_of, find, precision

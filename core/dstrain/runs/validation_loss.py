@@ -21,7 +21,7 @@ from torch import Tensor
 from dstrain.console import get_logger, progress_bar
 from dstrain.errors import about_rows
 from dstrain.graph import noticing_long_prompts
-from dstrain.graph.noise_schedule import STRATA
+from dstrain.graph.timestep_sampler import STRATA
 from dstrain.randomness import SampleKey
 from dstrain.runs.checkpoints.directory import VALIDATION_CSV, VALIDATION_JSONL
 from dstrain.runs.checkpoints.outputs import save_is_due

@@ -8,12 +8,8 @@ from torch import Tensor
 
 from dstrain.errors import UsageError
 from dstrain.graph import POSITIVE, ConstrainLatents, Task
-from dstrain.graph.noise_schedule import (
-    TRAIN_TIMESTEPS,
-    LatentConstraint,
-    TimestepSampler,
-    Velocity,
-)
+from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, LatentConstraint, Velocity
+from dstrain.graph.timestep_sampler import TimestepSampler
 from dstrain.randomness import Rng
 
 

@@ -16,8 +16,8 @@ from dstrain.config.conversion import as_commas
 from dstrain.config.options import DEFAULT_RANK, LoraOptions
 from dstrain.errors import UsageError, about_rows
 from dstrain.graph import LongPrompt, Plan, Task, make_plan, noticing_long_prompts
-from dstrain.graph.noise_schedule import TimestepSampler
-from dstrain.graph.values import read_only
+from dstrain.graph.read_only import read_only
+from dstrain.graph.timestep_sampler import TimestepSampler
 from dstrain.lora import Trainables
 from dstrain.pipeline import (
     Pipeline,

@@ -12,7 +12,8 @@ import pytest
 import torch
 from dstrain import Pipeline, StateError, UsageError
 from dstrain.config import LoraFile
-from dstrain.graph.keepers import AS_LOADED, Keeper, Keepers, WeightSize
+from dstrain.graph.keeper import Keeper, WeightSize
+from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.models import Found
 from dstrain.plugin import (
     Component,

@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 
 from dstrain.console import fitted, get_logger, number_of, shell_command
-from dstrain.graph.noise_schedule import STRATA
+from dstrain.graph.timestep_sampler import STRATA
 from dstrain.lora import known_formats
 from dstrain.models import StoredLinear, components_of
 from dstrain.runs.build import without_effect
