@@ -12,9 +12,12 @@ from dstrain.errors import (
 )
 from dstrain.generation.run import generate as generate
 from dstrain.graph.noise_schedule import ConstrainLatents as ConstrainLatents
-from dstrain.graph.plan import UnitStages as UnitStages, split_units as split_units
 from dstrain.graph.task import Task as Task
 from dstrain.graph.timestep_sampler import TimestepSampler as TimestepSampler
+from dstrain.graph.unit_stages import (
+    UnitStages as UnitStages,
+    split_units as split_units,
+)
 from dstrain.graph.value_kinds import Frames as Frames
 from dstrain.lora.layers import LoraConfig as LoraConfig, Trainables as Trainables
 from dstrain.lora.writer import save_lora as save_lora

@@ -19,7 +19,7 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.config.plugin_options import flags, headings
 from dstrain.installed import installed
 from dstrain.registry.discovery import load_family
-from dstrain.registry.hooks import load_extensions
+from dstrain.registry.loaded_extensions import load_extensions
 
 PAGE = Path(__file__).with_name("cli.md")
 HEAD = """# The command line

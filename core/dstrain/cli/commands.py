@@ -18,8 +18,9 @@ from dstrain.cli.completion import families
 from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.help import Group
 from dstrain.config import validate, with_run_options
+from dstrain.config.json_schema import schema
 from dstrain.config.options import GenerateConfig, TrainConfig
-from dstrain.config.plugin_options import broken_records, schema
+from dstrain.config.plugin_options import broken_records
 from dstrain.console import (
     PAGE_WIDTH,
     as_table,

@@ -1,23 +1,13 @@
-"""What a script may give for an option beside a value of its type: text for a path or a
-LoRA file, one value or a list for an option that may be repeated.
-"""
+"""Make classes of options, which scripts give keywords and what converts to a value."""
 
 import dataclasses
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar, cast, dataclass_transform
 
-from dstrain.config.fields import (
-    LoraFile,
-    NamedInput,
-    option,
-    parse_input,
-    parse_lora,
-)
+from dstrain.config.fields import option
 from dstrain.config.plugin_options import flags, flags_by_name, plugin_flags
 from dstrain.errors import nearest
 from dstrain.installed import how_to_have
@@ -25,7 +15,6 @@ from dstrain.installed import how_to_have
 T = TypeVar("T")
 Accepted = TypeVar("Accepted")
 Kept = TypeVar("Kept")
-AnyPath = str | Path
 NAMED = re.compile(r"--([a-z]\w+)")
 """A flag in a message."""
 COMMAND = "dstrain --"
@@ -137,81 +126,3 @@ def as_keywords(message: str, config: type) -> list[str]:
                 value = True if flag.kind is bool else flag.bare
                 found[f"{name}={'...' if value is None else repr(value)}"] = None
     return list(found)
-
-
-def as_path(given: AnyPath) -> Path:
-    """Return a path."""
-    return Path(given) if isinstance(given, str) else given
-
-
-def as_optional_path(given: AnyPath | None) -> Path | None:
-    """Return a path, or None."""
-    return None if given is None else as_path(given)
-
-
-def as_paths(given: AnyPath | Sequence[AnyPath]) -> tuple[Path, ...]:
-    """Return one path or several."""
-    return tuple(as_path(one) for one in _several(given))
-
-
-def as_texts(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one text or several."""
-    return tuple(_several(given))
-
-
-def as_datasets(
-    given: str | Mapping[str, object] | Sequence[str | Mapping[str, object]],
-) -> tuple[str, ...]:
-    """Return one dataset or several as JSON."""
-    return tuple(
-        json.dumps(dict(one), default=str) if isinstance(one, Mapping) else one
-        for one in _several(given)
-    )
-
-
-def as_lora_files(
-    given: AnyPath | LoraFile | Sequence[AnyPath | LoraFile],
-) -> tuple[LoraFile, ...]:
-    """Return one LoRA file or several, of which text is written as for --lora."""
-    return tuple(
-        parse_lora(str(one)) if isinstance(one, (str, Path)) else one
-        for one in _several(given)
-    )
-
-
-def as_inputs(
-    given: str | NamedInput | Sequence[str | NamedInput],
-) -> tuple[NamedInput, ...]:
-    """Return one input or several, of which text is NAME=VALUE."""
-    return tuple(
-        parse_input(one) if isinstance(one, str) else one for one in _several(given)
-    )
-
-
-def as_text(given: AnyPath | None) -> str | None:
-    """Return text, which may be a path."""
-    return str(given) if isinstance(given, Path) else given
-
-
-def as_commas(given: str | Sequence[str] | None) -> str | None:
-    """Return names, of which there may be a list, separated by commas."""
-    return given if given is None or isinstance(given, str) else ",".join(given)
-
-
-def as_file_list(
-    given: AnyPath | Sequence[AnyPath | Sequence[AnyPath]] | None,
-) -> str | None:
-    """Return files, of which there may be a list, as the JSON of --model_paths."""
-    if given is None or isinstance(given, str):
-        return given
-    files = [
-        str(one) if isinstance(one, AnyPath) else [str(shard) for shard in one]
-        for one in _several(given)
-    ]
-    return json.dumps(files)
-
-
-def _several(given: Any) -> Sequence[Any]:
-    """Return a list as it is, and one value as a list of one."""
-    is_list = isinstance(given, Sequence) and not isinstance(given, str)
-    return given if is_list else (given,)

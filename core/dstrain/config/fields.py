@@ -1,20 +1,14 @@
-"""Derive options from the fields of a configuration class, check their values, and parse
-the small languages that some values are written in.
-"""
+"""Derive options from the fields of a configuration class, and check their values."""
 
 import dataclasses
-import json
 import math
-import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-from dstrain.console import shell_word
 from dstrain.errors import UsageError, nearest
 from dstrain.installed import how_to_have
 
@@ -76,77 +70,6 @@ start: one start of a run, so it is not written to config.json.
 gpu: of a dry run, which is then planned for a GPU, wherever it is made.
 origin: where other values are from: written to config.json alone, and not read from there.
 """
-
-
-Alpha = float | Literal["rank"]
-"""The alpha of a LoRA's layers: a number, or each layer's own rank."""
-SKIP_MISSING = "skip_missing"
-TRAINING_ONLY = "training_only"
-LORA_OPTION = re.compile(
-    rf"@(?:(?P<word>{SKIP_MISSING}|{TRAINING_ONLY})|alpha=(?P<alpha>rank|[0-9.eE+-]+))$"
-)
-"""What may stand at the end of a LoRA file: only these are no part of its name."""
-
-
-@dataclass(frozen=True)
-class LoraFile:
-    """A LoRA file, and how it is to be read: [COMPONENT=]FILE[:SCALE][@OPTION...]."""
-
-    path: Path
-    scale: float = 1.0
-    """The factor of what its layers change."""
-    component: str = ""
-    """The component that it is for, where the command says so."""
-    alpha: Alpha | None = None
-    """The alpha of all its layers, if the file states none."""
-    skip_missing: bool = False
-    """Whether layers that the model lacks are left out."""
-    training_only: bool = False
-    """Whether inference leaves it out, during training and afterwards."""
-
-    def __str__(self) -> str:
-        component = f"{self.component}=" if self.component else ""
-        return f"{component}{self.path}:{self.scale}{self._options}"
-
-    @property
-    def _options(self) -> str:
-        alpha = "" if self.alpha is None else f"@alpha={self.alpha}"
-        return alpha + (f"@{SKIP_MISSING}" if self.skip_missing else "")
-
-    @property
-    def changes(self) -> str:
-        """Return what beside the file's content decides what it does; '' for nothing."""
-        scale = "" if self.scale == 1 else f":{self.scale}"
-        return scale + self._options
-
-    @property
-    def typed(self) -> str:
-        """Return it as it is typed, without what it need not say."""
-        component = f"{self.component}=" if self.component else ""
-        mark = f"@{TRAINING_ONLY}" if self.training_only else ""
-        return f"{component}{self.path}{self.changes}{mark}"
-
-    def of(self, components: Collection[str]) -> "LoraFile":
-        """Return it with the component that its path begins with (`dit2=FILE`): what
-        stands before the first '=' is one only if it is the name of one.
-        """
-        head, _, rest = str(self.path).partition("=")
-        if self.component or not rest or head not in components:
-            return self
-        return replace(self, path=Path(rest), component=head)
-
-
-@dataclass(frozen=True)
-class NamedInput:
-    """An input of inference as text: the file name of an image or a video, else the
-    value.
-    """
-
-    name: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.text}"
 
 
 @dataclass(frozen=True)
@@ -285,125 +208,3 @@ def check_value(flag: Flag, value: Any) -> None:
         raise UsageError(where, f"expected {flag.minimum} or more, got {value}")
     if flag.maximum is not None and value > flag.maximum:
         raise UsageError(where, f"expected {flag.maximum} or less, got {value}")
-
-
-def split_commas(text: str | None) -> tuple[str, ...]:
-    """Split 'to_q, to_k' into its names; None and '' name nothing."""
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
-
-
-def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
-    """Parse `--model_paths` into one tuple of files per entry of the JSON list.
-
-    Raises UsageError for anything else.
-    """
-    flag = "--model_paths"
-    try:
-        entries = json.loads(text or "[]")
-    except json.JSONDecodeError as error:
-        if text and Path(text).is_dir():
-            what = f"{text} is a folder, and files are expected"
-            advice = f"for all files of a model: --model_id {shell_word(text)}"
-            raise UsageError(flag, what, advice) from error
-        example = """a list of files is written '["a.safetensors", "b.safetensors"]'"""
-        raise UsageError(flag, f"is not JSON: {error}", example) from error
-    groups = []
-    for entry in entries if isinstance(entries, list) else [entries]:
-        group = entry if isinstance(entry, list) else [entry]
-        if not group or not all(isinstance(path, str) and path for path in group):
-            what = f"expected a list of paths, or of lists of paths, got {text}"
-            raise UsageError(flag, what)
-        groups.append(tuple(group))
-    return tuple(groups)
-
-
-def parse_origins(text: str | None) -> tuple[tuple[str, str, str], ...]:
-    """Parse `--model_id_with_origin_paths`: ID:PATTERN or ID@REVISION:PATTERN, ...
-
-    Returns (id, pattern, revision) of each part, with '' for the hub's default revision.
-
-    A revision that one part gives holds for all parts of its id. Raises UsageError for
-    a malformed part, and for two revisions of an id.
-    """
-    flag = "--model_id_with_origin_paths"
-    found: list[tuple[str, str]] = []
-    revisions: dict[str, str] = {}
-    for part in split_commas(text):
-        match = re.fullmatch(r"([^:@]+)(?:@([^:]+))?:(.+)", part)
-        if match is None:
-            what = f"expected ID:PATTERN or ID@REVISION:PATTERN, got {part!r}"
-            raise UsageError(flag, what)
-        model_id, revision, pattern = match.groups(default="")
-        known = revisions.setdefault(model_id, revision) if revision else ""
-        if known != revision:
-            what = f"{model_id} is given with two revisions, {known} and {revision}"
-            raise UsageError(flag, f"{what}; give one of them")
-        if pattern.startswith("/") or ".." in pattern.split("/"):
-            what = f"{pattern!r} leads out of the model's folder"
-            raise UsageError(flag, f"{what}; expected a pattern of its files")
-        found.append((model_id, pattern))
-    return tuple(
-        (model_id, pattern, revisions.get(model_id, "")) for model_id, pattern in found
-    )
-
-
-def parse_lora(text: str) -> LoraFile:
-    """Parse what `parse_preset` does; raises UsageError for @training_only, too."""
-    file = parse_preset(text)
-    if file.training_only:
-        raise UsageError(f"@{TRAINING_ONLY}", f"is for --preset_lora_path: {text}")
-    return file
-
-
-def parse_preset(text: str) -> LoraFile:
-    """Parse FILE[:SCALE][@alpha=ALPHA][@skip_missing][@training_only], in which a
-    component may still stand before the file (`LoraFile.of`).
-
-    What follows the last colon is a scale only if it is a finite number. Nothing before
-    a file that begins with `./` is a component: `./dit=a` is the file `dit=a` here. Raises
-    UsageError for an option that is given twice, or an alpha that is none.
-    """
-    options: dict[str, Any] = {}
-    found = LORA_OPTION.search(text)
-    while found is not None:
-        name = found["word"] or "alpha"
-        if name in options:
-            raise UsageError(f"@{name}", f"is given twice: {text}")
-        alpha = found["alpha"]
-        options[name] = parse_alpha(alpha, "@alpha") if alpha else True
-        text = text[: found.start()]
-        found = LORA_OPTION.search(text)
-    path, _, tail = text.rpartition(":")
-    try:
-        scale = float(tail)
-    except ValueError:
-        scale = math.nan
-    if not path or not math.isfinite(scale):
-        path, scale = text, 1.0
-    file = Path(path)
-    if path.startswith("./") and any("=" in one for one in file.parts[:1]):
-        file = file.absolute()  # as a relative path, it would lose the './'
-    return LoraFile(file, scale, **options)
-
-
-def parse_input(text: str) -> NamedInput:
-    """Parse NAME=VALUE; raises UsageError without a name."""
-    name, equals, value = text.partition("=")
-    if not name.strip() or not equals:
-        raise UsageError("--input", f"expected NAME=VALUE, got {text!r}")
-    return NamedInput(name.strip().replace("-", "_"), value)
-
-
-def parse_alpha(text: str, flag: str = "--alpha") -> Alpha:
-    """Parse the alpha of a LoRA: a number above 0, or 'rank'; raises UsageError for
-    anything else.
-    """
-    if text == "rank":
-        return "rank"
-    try:
-        alpha = float(text)
-    except ValueError:
-        alpha = math.nan
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise UsageError(flag, f"expected a number above 0, or rank, got {text!r}")
-    return alpha

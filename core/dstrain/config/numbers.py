@@ -1,11 +1,10 @@
-"""Parse options of several numbers: of sizes, and of one number for all or one for each name.
-Write sizes of memory.
-"""
+"""Parse options of one number for all or one for each name; write sizes of memory."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from dstrain.config.fields import Flag, check_value, split_commas
+from dstrain.config.fields import Flag, check_value
+from dstrain.config.value_syntax import split_commas
 from dstrain.errors import UsageError
 
 RANK = Flag("lora_rank", int, "LoRA", "", minimum=1, maximum=2**15)
@@ -112,38 +111,6 @@ def _by_name(flag: Flag, value: float | str, kind: str) -> tuple[Any, dict[str, 
     if others is None and not numbers:
         raise UsageError(where, "is empty")
     return others, numbers
-
-
-def parse_resolutions(text: str | None) -> tuple[int, ...]:
-    """Return the sides in pixels that a value such as 512,768 names; () for None.
-
-    Raises UsageError for what is none, and for one that is named twice.
-    """
-    if text is None:
-        return ()
-    return _several("--resolution", text, "pixels, such as 1024")
-
-
-def parse_frames(value: int | str) -> tuple[int, ...]:
-    """Return the numbers of frames that a value such as 81 or 17,33,49 names, the least
-    first.
-
-    Raises UsageError for what is none, and for one that is named twice.
-    """
-    return tuple(sorted(_several("--num_frames", str(value), "frames, such as 81")))
-
-
-def _several(flag: str, text: str, noun: str) -> tuple[int, ...]:
-    found: list[int] = []
-    for word in text.split(","):
-        name = word.strip()
-        if not (name.isascii() and name.isdigit()) or int(name) < 1:
-            what = f"expected a number of {noun}, or several, comma-separated, got {text!r}"
-            raise UsageError(flag, what)
-        if int(name) in found:
-            raise UsageError(flag, f"{name} is named twice")
-        found.append(int(name))
-    return tuple(found)
 
 
 def as_size(size: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dstrain.config import CONFIG, LoraFile, read_resolved, split_commas
-from dstrain.config.fields import parse_preset
+from dstrain.config.lora_file import parse_preset
 from dstrain.config.options import GenerateConfig
 from dstrain.console import shell_command
 from dstrain.errors import MissingFiles, StateError, UsageError, first_few

@@ -19,7 +19,8 @@ from dstrain.graph.long_prompts import (
     noticing_long_prompts as noticing_long_prompts,
 )
 from dstrain.graph.noise_schedule import ConstrainLatents as ConstrainLatents
-from dstrain.graph.plan import Plan as Plan, Step as Step, make_plan as make_plan
+from dstrain.graph.plan import Plan as Plan, Step as Step
+from dstrain.graph.planning import make_plan as make_plan
 from dstrain.graph.render import as_text as as_text
 from dstrain.graph.spec import PipelineSpec as PipelineSpec
 from dstrain.graph.task import Task as Task

@@ -2,13 +2,11 @@
 components each stage loads, and which values are cached between the stages.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
-from dstrain.errors import UsageError, nearest
 from dstrain.graph.function_spec import (
     LOSS_CONTEXT,
     NEGATIVE,
@@ -16,10 +14,10 @@ from dstrain.graph.function_spec import (
     FunctionSpec,
     component_of,
 )
-from dstrain.graph.inputs import Column
-from dstrain.graph.spec import PipelineSpec, check_components
+from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import Unit
+from dstrain.graph.unit_stages import units_in_training
 
 KINDS_OF_COLUMNS = MappingProxyType(
     {
@@ -205,7 +203,7 @@ class Plan:
         for role, components in experts.roles.items() if experts else ():
             if changing & set(components):
                 changing.add(role)
-        return _units_in_training(self.units, changing)
+        return units_in_training(self.units, changing)
 
     @cached_property
     def _used_components(self) -> dict[str, set[str]]:
@@ -274,136 +272,3 @@ class Plan:
             if name in self.available and key not in absent:
                 keys[name] = key
         return keys
-
-    def check(self, columns: tuple[str, ...]) -> None:
-        """Refuse what the task lacks; see `make_plan`."""
-        where = self.spec.where
-        missing = [
-            (reader, name)
-            for reader in self.readers
-            for name in reader.required
-            if name not in self.available
-        ]
-        if missing:
-            reader, name = missing[0]
-            roots = {root for _, one in missing for root in self._roots(one)}
-            absent = [self._named_input(root, columns) for root in sorted(roots)]
-            what = (
-                f"{reader.name} needs {name}, and there is no {' and no '.join(absent)}"
-            )
-            unit = self.spec.makers.get(name)
-            if unit is None:
-                source = self.spec.inputs.get(name)
-                advice = source.advice if isinstance(source, Column) else ""
-                raise UsageError(where, what, *([advice] if advice else []))
-            why = f"is skipped ({self.skipped[unit.name]})"
-            raise UsageError(where, what, f"unit {unit.name}, which computes it, {why}")
-        required = {name for unit in self.units for name in unit.required}
-        for name, other in self.spec.cfg_inputs.items():
-            needed = NEGATIVE in self.task.branches and name in required
-            if needed and other not in self.available:
-                what = f"task {self.task.name} needs the negative branch, and input {other!r} is absent"
-                raise UsageError(where, what)
-        in_training = self.components["train"]
-        for name in self.trainables:
-            if name not in in_training:
-                what = f"cannot train {name!r}: task {self.task.name} does not use it"
-                used_here = f"used in a training step: {', '.join(in_training)}"
-                raise UsageError(where, what, used_here)
-
-    def _roots(self, name: str) -> Iterator[str]:
-        """Yield the absent inputs without which a value cannot be computed."""
-        unit = self.spec.makers.get(name)
-        if unit is None:
-            yield name
-            return
-        for required in unit.required:
-            if required not in self.available:
-                yield from self._roots(required)
-
-    def _named_input(self, name: str, columns: tuple[str, ...]) -> str:
-        source = self.spec.inputs.get(name)
-        from_table = self.task.from_rows or columns
-        if not from_table or not isinstance(source, Column):
-            return f"input {name!r}"
-        return f"column {source.name!r} (input {name}){nearest(source.name, columns)}"
-
-
-def _units_in_training(units: Iterable[Unit], changing: set[str]) -> list[Unit]:
-    """Return the units that use a component that changes, and those that use their outputs."""
-    found: list[Unit] = []
-    computed: set[str] = set()
-    for unit in units:
-        if changing & set(unit.components) or computed & set(unit.inputs):
-            found.append(unit)
-            computed |= set(unit.outputs)
-    return found
-
-
-class UnitStages(NamedTuple):
-    """The units of the two stages of split training, each in the order in which they run."""
-
-    data_process: tuple[Unit, ...]
-    """Those whose outputs are the same in every epoch, so that they can be stored."""
-    train: tuple[Unit, ...]
-    """Those that run in each step."""
-
-
-def split_units(
-    units: PipelineSpec | Iterable[Callable[..., Any] | Unit],
-    trainables: str | Iterable[str],
-) -> UnitStages:
-    """Split units into two stages by what their signatures declare; nothing is loaded.
-
-    A unit runs in each step if it uses a component that is trained, or `rng`, or an
-    output of such a unit. Raises UsageError for a function that is no unit, and for a
-    component that the pipeline does not have.
-
-    Args:
-        units: A pipeline's spec; or functions, or units, in the order in which they run,
-            of which any component may be trained, since model_fn may use others.
-        trainables: Names of trained components, or of parts of them: a list, or text
-            with commas.
-    """
-    known: Collection[str] | None = None
-    if isinstance(units, PipelineSpec):
-        known, units = units.components, units.units
-    all_units = [one if isinstance(one, Unit) else Unit(one) for one in units]
-    text = trainables if isinstance(trainables, str) else ",".join(trainables)
-    names = {name.strip().partition(".")[0] for name in text.split(",")} - {""}
-    for name in sorted(names):
-        if known is not None and name not in known:
-            what = f"the pipeline has no component {name!r}{nearest(name, known)}"
-            raise UsageError("trainables", what, f"components: {', '.join(known)}")
-    changing = {"rng", *names}
-    in_training = _units_in_training(all_units, changing)
-    cached = tuple(unit for unit in all_units if unit not in in_training)
-    return UnitStages(cached, tuple(in_training))
-
-
-def make_plan(
-    spec: PipelineSpec,
-    inputs: frozenset[str],
-    task: Task,
-    trainables: tuple[str, ...] = (),
-    columns: tuple[str, ...] = (),
-) -> Plan:
-    """Plan a task for the inputs that are present.
-
-    Args:
-        spec: The variant.
-        inputs: Names of the inputs that a row or a caller gives.
-        task: The loss and its inputs.
-        trainables: Names of components; a dotted name counts as its component.
-        columns: The dataset's, to suggest the most similar one for a missing input.
-
-    Raises UsageError when the task needs an input that is absent, or does not use a
-    component that is trained.
-    """
-    spec = spec.with_task_inputs(task)
-    check_components(spec, task.loss, LOSS_CONTEXT)
-    inputs |= frozenset(spec.constants)
-    trained = tuple(dict.fromkeys(name.partition(".")[0] for name in trainables))
-    plan = Plan(spec, task, inputs, trained)
-    plan.check(columns)
-    return plan

@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dstrain.config import LoraFile
-from dstrain.config.options.train import OutputOptions
+from dstrain.config.options.output import OutputOptions
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.installed import described, how_to_have

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from dstrain.config.conversion import AnyPath
+from dstrain.config.converters import AnyPath
 from dstrain.config.options import Hub
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.graph.frozen import ConvertedField

@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dstrain.config import LoraFile
-from dstrain.config.fields import Alpha, check_value
+from dstrain.config.fields import check_value
+from dstrain.config.lora_file import Alpha
 from dstrain.config.options import GenerateConfig, Hub
 from dstrain.config.plugin_options import flags
 from dstrain.config.validation import check_plugins

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dstrain.config import LoraFile, split_commas
-from dstrain.config.fields import SKIP_MISSING
+from dstrain.config.lora_file import SKIP_MISSING
 from dstrain.errors import StateError, UsageError
 from dstrain.graph import PipelineSpec
 from dstrain.lora import check_lora_file, components_in

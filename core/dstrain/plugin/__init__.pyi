@@ -1,16 +1,14 @@
 from dstrain.cli.click_options import FilePath as FilePath, command as command
 from dstrain.cli.completion import families as families
-from dstrain.config.conversion import (
-    as_texts as as_texts,
-    converted as converted,
-    options as options,
-)
-from dstrain.config.fields import option as option, split_commas as split_commas
+from dstrain.config.conversion import converted as converted, options as options
+from dstrain.config.converters import as_texts as as_texts
+from dstrain.config.fields import option as option
 from dstrain.config.options import (
     GenerateConfig as GenerateConfig,
     TrainConfig as TrainConfig,
 )
 from dstrain.config.serialize import read_resolved as read_resolved
+from dstrain.config.value_syntax import split_commas as split_commas
 from dstrain.console import (
     get_logger as get_logger,
     progress_bar as progress_bar,
@@ -33,6 +31,7 @@ from dstrain.errors import (
     first_few as first_few,
     nearest as nearest,
 )
+from dstrain.graph.experts import ExpertSchedule as ExpertSchedule
 from dstrain.graph.function_spec import versioned as versioned
 from dstrain.graph.inputs import (
     Column as Column,
@@ -55,10 +54,7 @@ from dstrain.graph.noise_schedule import (
     FlowMatchSchedule as FlowMatchSchedule,
     LatentConstraint as LatentConstraint,
 )
-from dstrain.graph.spec import (
-    ExpertSchedule as ExpertSchedule,
-    PipelineSpec as PipelineSpec,
-)
+from dstrain.graph.spec import PipelineSpec as PipelineSpec
 from dstrain.graph.task import Task as Task
 from dstrain.graph.value_kinds import Frames as Frames
 from dstrain.graph.values import PLAIN_TENSORS as PLAIN_TENSORS

@@ -3,7 +3,7 @@ from dstrain.config import (
     parse_alpha as parse_alpha,
     parse_lora as parse_lora,
 )
-from dstrain.config.fields import Alpha as Alpha
+from dstrain.config.lora_file import Alpha as Alpha
 from dstrain.config.options import LoraOptions as LoraOptions
 from dstrain.console import (
     get_logger as get_logger,

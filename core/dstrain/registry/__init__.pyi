@@ -5,12 +5,14 @@ from dstrain.registry.discovery import (
     usable_families as usable_families,
     variant_of as variant_of,
 )
+from dstrain.registry.extensions import Extensions as Extensions
 from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
 from dstrain.registry.hooks import (
     Defaults as Defaults,
-    Extensions as Extensions,
     PromptRow as PromptRow,
     Section as Section,
+)
+from dstrain.registry.loaded_extensions import (
     disabled_plugins as disabled_plugins,
     disabling as disabling,
     extensions_in_use as extensions_in_use,

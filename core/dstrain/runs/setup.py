@@ -12,7 +12,7 @@ import torch
 
 from dstrain.config import datasets_of, split_commas
 from dstrain.config.datasets import DatasetOptions
-from dstrain.config.fields import parse_preset
+from dstrain.config.lora_file import parse_preset
 from dstrain.config.options import TrainConfig
 from dstrain.data import DataConfig, Dataset
 from dstrain.data.decoding import skip_undecodable

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dstrain.config import LoraFile
-from dstrain.config.conversion import as_commas
+from dstrain.config.converters import as_commas
 from dstrain.config.options import DEFAULT_RANK, LoraOptions
 from dstrain.errors import UsageError, about_rows
 from dstrain.graph import LongPrompt, Plan, Task, make_plan, noticing_long_prompts

@@ -3,18 +3,18 @@
 from pathlib import Path
 from typing import ClassVar
 
-from dstrain.config.conversion import (
+from dstrain.config.conversion import converted, options, required
+from dstrain.config.converters import (
     as_inputs,
     as_lora_files,
     as_optional_path,
     as_path,
-    converted,
-    options,
-    required,
 )
-from dstrain.config.fields import LoraFile, NamedInput, option
+from dstrain.config.fields import option
+from dstrain.config.lora_file import LoraFile
 from dstrain.config.options.data import OnLongPrompt
 from dstrain.config.options.model import ModelChoice
+from dstrain.config.value_syntax import NamedInput
 
 
 @options

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from dstrain.config.conversion import as_commas, as_optional_path, converted, options
+from dstrain.config.conversion import converted, options
+from dstrain.config.converters import as_commas, as_optional_path
 from dstrain.config.fields import option
 
 DEFAULT_RANK = 32

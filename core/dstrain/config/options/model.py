@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from dstrain.config.conversion import as_file_list, as_text, convert, converted, options
+from dstrain.config.conversion import convert, converted, options
+from dstrain.config.converters import as_file_list, as_text
 from dstrain.config.fields import option, own_flags
 from dstrain.config.plugin_options import plugin_flags
 

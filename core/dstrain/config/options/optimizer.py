@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from dstrain.config.conversion import as_texts, converted, options
+from dstrain.config.conversion import converted, options
+from dstrain.config.converters import as_texts
 from dstrain.config.fields import option
 
 ENDING_AT_LAST_STEP = ("linear", "cosine", "polynomial", "cosine_with_restarts", "rex")

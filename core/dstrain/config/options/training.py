@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from dstrain.config.conversion import as_commas, converted, options
+from dstrain.config.conversion import converted, options
+from dstrain.config.converters import as_commas
 from dstrain.config.fields import option
 
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from dstrain.config import CONFIG
 from dstrain.config.options import TrainConfig
-from dstrain.config.plugin_options import records
+from dstrain.config.plugin_records import records
 from dstrain.errors import StateError
 from dstrain.runs.launch.settings import world_size
 from dstrain.storage import BAD_SAMPLES, RUN, RunFiles, lock

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dstrain.config import Effect, datasets_of, split_commas
-from dstrain.config.fields import TRAINING_ONLY, parse_preset
+from dstrain.config.lora_file import TRAINING_ONLY, parse_preset
 from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import changed
 from dstrain.errors import UsageError, about_dataset, nearest

@@ -9,7 +9,7 @@ from typing import Any
 
 from dstrain.cache import MARKER
 from dstrain.config import split_commas
-from dstrain.config.fields import parse_preset
+from dstrain.config.lora_file import parse_preset
 from dstrain.config.options import options_affecting
 from dstrain.console import fitted, number_of, redacted, status
 from dstrain.data import Cell, Dataset
