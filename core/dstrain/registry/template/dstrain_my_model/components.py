@@ -7,7 +7,7 @@ COMPONENTS = (
         "dit",
         network=DiffusersNetwork("dstrain_my_model.networks:Denoiser"),
         folder="transformer",
-        key_patterns=("proj_in.weight", "blocks.*.to_q.weight"),
+        key_patterns=("proj_in.weight", "blocks.*.to_k.weight"),
     ),
     Component(
         "text_encoder",
