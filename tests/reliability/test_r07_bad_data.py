@@ -1,6 +1,4 @@
-"""R7: bad input is named. Each case is a dataset of its own kind of badness, given to
-the command line.
-"""
+"""R7: bad input is named. Each case is a bad dataset, given to the command line."""
 
 import hashlib
 import json
@@ -385,9 +383,7 @@ def write(folder: Path, case: Case) -> None:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Every file of the user's: its place -> a digest of its bytes, or what kind of
-    thing it is.
-    """
+    """Each of the user's files: its place -> a digest of its bytes, or its kind."""
     found = {}
     for path in sorted(folder.rglob("*")):
         is_plain = path.is_file() and not path.is_symlink()

@@ -1,6 +1,4 @@
-"""R7: damage inside an image is refused, by its decoder's own report, or is of a kind that
-nothing in the file shows; then a file that changes under a run is noticed.
-"""
+"""R7: damage inside an image is refused, and so is a file that changes under a run."""
 
 import io
 import random

@@ -1,6 +1,4 @@
-"""R7: what a model cannot do is named: denoisers of other models, and every wrong input
-alike by `--dry_run` and by the run.
-"""
+"""R7: what a model cannot do is named, alike by `--dry_run` and by the run."""
 
 import json
 from collections.abc import Mapping
@@ -219,9 +217,7 @@ def apply(folder: Path, changes: Mapping[str, Any]) -> None:
 
 
 def toy_project(folder: Path) -> list[str]:
-    """Write the toy of Qwen-Image and a dataset; returns the command line for both, with
-    the folder as the working directory.
-    """
+    """Write a toy and a dataset; return the command for both from within the folder."""
     models = write_toy(load_family("qwen_image"), "base", folder / "model")
     dataset(folder / "data")
     words = ["--model", "qwen_image", "--variant", "base"]

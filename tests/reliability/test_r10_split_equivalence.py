@@ -1,6 +1,4 @@
-"""Split equivalence of random programs: an evaluator of its own says what
-each must compute, what the cache must hold, what is loaded, and what is refused.
-"""
+"""Split equivalence of random programs, which an evaluator of its own computes, too."""
 
 import importlib.util
 import json
@@ -66,9 +64,7 @@ from tests.support.random_programs.networks import (
 )
 
 PROGRAMS = range(2000)
-"""Seeds of the programs; what a program is made of is drawn in
-`tests/support/random_programs/drawing.py`.
-"""
+"""Seeds of the programs that `tests/support/random_programs/drawing.py` draws."""
 LEARNING_RATE = 0.05
 
 
@@ -376,9 +372,7 @@ def check_refusal(evaluator: Evaluator, *runs: Run) -> None:
 
 
 def refusals(evaluator: Evaluator, run: Run | None = None) -> Iterator[Refused]:
-    """Yield the reasons to refuse a sample for what cannot change in training, or the
-    first reason that a run met.
-    """
+    """Yield why a sample may be refused: for what is frozen, or what a run met first."""
     if run is not None and run.parameters:
         evaluator.load(run.parameters[0])
         evaluator.replay(run.masks)

@@ -1,7 +1,4 @@
-"""Values that one function hands to another are what they were, in both ways of running:
-a change in place is named, a buffer that is used again changes nothing, and a value that
-stage 1 cannot store exactly is refused. A batch has the losses of its samples.
-"""
+"""Values that one function hands to another are what they were, split or not."""
 
 import struct
 import zlib

@@ -97,16 +97,12 @@ PICKLES: tuple[tuple[str, str, Callable[[Path], bytes]], ...] = (
     ("an image", "data/0.png", raw),
     ("an array in the place of an image", "data/0.png", array),
 )
-"""What is replaced by a pickle: a name for it, where it lies in a project, and how it
-is pickled.
-"""
+"""What is replaced by a pickle: its name, its place in a project, how it is pickled."""
 
 
 @dataclass(frozen=True)
 class Trick:
-    """A way out of the dataset's folder: what is written in the metadata, and what
-    lies in the folder.
-    """
+    """A way out of the dataset's folder: the cell, what is said, what lies in the folder."""
 
     name: str
     written: str
@@ -190,9 +186,7 @@ BOMBS: tuple[tuple[str, str, Callable[[], bytes]], ...] = (
     ("a TIFF of 20,000 pages", "image", lambda: pages(20_000)),
     ("a video of 256 megapixels a frame", "clip", huge_film),
 )
-"""What is larger than it looks: a name for it, the column it stands in, and how it is
-made.
-"""
+"""What is larger than it looks: its name, its column, and how it is made."""
 
 
 def replaced_by_link(place: str, target: str) -> Callable[[Path], Any]:
@@ -298,9 +292,7 @@ def named(cases: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Path]:
-    """A model, a dataset, a run with a state, and a filled cache, made once; tests
-    work on links to them.
-    """
+    """A model, a dataset, a run with a state, and a filled cache, made once."""
     folder = tmp_path_factory.mktemp("project")
     broad_family.install(tiny)
     write(folder / "model")
@@ -381,9 +373,7 @@ def test_no_pickle_is_opened_wherever_it_is(
 
 @pytest.fixture(scope="module")
 def opened() -> list[str]:
-    """The files that Python opened since the last `clear`, for as long as the process
-    lives.
-    """
+    """The files that Python opened since the last `clear`."""
     found: list[str] = []
 
     def note(event: str, arguments: Any) -> None:
@@ -523,9 +513,7 @@ def test_no_name_leads_out_of_the_folder(
 
 
 def grown(path: Path, column: str, answers: Any) -> None:
-    """In a process of its own, whose memory may grow by so much: open and load a dataset
-    of one file, and answer with what was said.
-    """
+    """Answer what is said of a dataset of one file, in a process with little memory."""
     (path.parent / "metadata.json").write_text(json.dumps([{column: path.name}]))
     try:
         config = DataConfig(path.parent, None, None, Resolution(None, None, 2**20))
@@ -607,9 +595,7 @@ def run_in_child(words: list[str], answers: Any) -> None:
 
 
 def in_child(words: list[str]) -> int:
-    """The exit code of a command in a process of its own, whose memory may grow by so
-    much.
-    """
+    """The exit code of a command in a process of its own, whose memory is limited."""
     mine, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
     child = context.Process(target=run_in_child, args=(words, theirs))

@@ -1,6 +1,4 @@
-"""A bad plugin is shown as broken, by name and with its reason, and every command of a
-good family still runs.
-"""
+"""A bad plugin is shown as broken, by name and with its reason; others still run."""
 
 import json
 import os
@@ -29,8 +27,7 @@ LEFT_OUT = (
     "tiny",
     *{one.name for group in (GROUP, HOOK_GROUP) for one in installed(group=group)},
 )
-"""Plugins that are not listed, so that a trial is quick; `tiny` is the one that runs.
-"""
+"""Plugins that are not listed, so that a trial is quick."""
 HOOK = "from dstrain.registry.hooks import hookimpl\napi = 2\n"
 
 

@@ -234,9 +234,7 @@ def trained_changes(case: Case, output: Path) -> dict[str, Tensor]:
 
 
 def check_equal(changes: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
-    """Compare, and assert that there is something to compare; return the greatest
-    difference, as a part of the greatest value of its layer.
-    """
+    """Compare; return the greatest difference, as a part of its layer's greatest value."""
     acting = {name for name, change in wanted.items() if change.any()}
     assert len(acting) >= len(wanted) / 2
     assert acting <= changes.keys()

@@ -1,6 +1,4 @@
-"""Each seam, used as a third party would use it: a module of at most 60 lines that imports
-nothing of dstrain but `dstrain.plugin`.
-"""
+"""Each seam, used as a third party would use it, by `dstrain.plugin` alone."""
 
 import ast
 import json

@@ -1,6 +1,4 @@
-"""Progress: a bar on a terminal, a line a minute elsewhere, on the main process alone;
-times in files, colours on terminals, and no secrets anywhere.
-"""
+"""Progress, log files, colours, and no secrets anywhere."""
 
 import io
 import logging

@@ -1,6 +1,4 @@
-"""Errors read as one line and their help; a name that is not known gets the one that is
-meant, or none.
-"""
+"""Errors read as one line and their help; an unknown name gets the one that is meant."""
 
 import dstrain
 import pytest

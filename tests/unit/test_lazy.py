@@ -1,6 +1,4 @@
-"""The names in a package's stub load on first use, and no others exist; what libraries
-quantize with is theirs where a script uses them.
-"""
+"""The names in a package's stub load on first use; quantizing libraries stay usable."""
 
 import subprocess
 import sys

@@ -1,6 +1,4 @@
-"""Every damaged byte is named before use, and what was verified once is not again, by
-any of the processes that read together.
-"""
+"""Every damaged byte is named before use, and what one process verified none reads again."""
 
 import errno
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""A feature cache gives back what was put into it, takes no more room, and is a folder of
-safetensors files.
-"""
+"""A feature cache gives back what was put into it, and takes no more room."""
 
 import gc
 import json

@@ -1,6 +1,4 @@
-"""Options become a configuration, with the flags of the model's family, which --model names
-or --model_id tells; what does not fit is refused by its name.
-"""
+"""Options become a configuration; what does not fit is refused by its name."""
 
 import os
 import subprocess

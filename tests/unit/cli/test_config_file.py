@@ -1,6 +1,4 @@
-"""`--config FILE`: the command line that it stands for; what is no flag or no such
-value is named by file and key.
-"""
+"""`--config FILE` is the command line that it stands for; faults name file and key."""
 
 import json
 import shlex

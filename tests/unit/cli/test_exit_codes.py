@@ -1,6 +1,4 @@
-"""Every exit code, in several ways each, through the command line; one line says where, and
-the user's files stay.
-"""
+"""Every exit code, in several ways each; one line says where, and users' files stay."""
 
 import hashlib
 import json
@@ -52,9 +50,7 @@ Prepare = Callable[[Path, pytest.MonkeyPatch], object]
 
 @dataclass(frozen=True)
 class Way:
-    """A command line, after `first` ones that succeed and `prepare`; the first line of
-    the error begins with `place`.
-    """
+    """A command line after `first` and `prepare`; its error begins with `place`."""
 
     words: str
     place: str = ""
@@ -194,9 +190,7 @@ def here(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digests(here: Path) -> dict[str, str]:
-    """Everything that is the user's: dataset, model, files beside them, and in the
-    output folder what says so.
-    """
+    """Everything that is the user's, in the output folder what says so."""
     found = {}
     for path in here.rglob("*"):
         place = path.relative_to(here)

@@ -1,6 +1,4 @@
-"""The options are exactly these, what each of them affects is frozen, and a configuration is
-plain data.
-"""
+"""The options are exactly these, and what each of them affects is frozen."""
 
 import dataclasses
 import typing

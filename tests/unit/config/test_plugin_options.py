@@ -1,5 +1,4 @@
-"""Options that plugins add: as keywords, flags, entries of files; and records that cannot
-be used."""
+"""Options that plugins add: as keywords, flags, entries of files."""
 
 import sys
 from collections.abc import Callable

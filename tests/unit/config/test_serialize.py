@@ -1,6 +1,4 @@
-"""A configuration is written as data, without secrets and without options of one start, and
-as the command that is typed.
-"""
+"""A configuration is written as data without secrets, and as the command that is typed."""
 
 import json
 import shlex

@@ -1,6 +1,4 @@
-"""Aspect buckets: an image is loaded at the size that cuts off the least, in few sizes,
-of at most the area that is asked for.
-"""
+"""Aspect buckets: an image is loaded at the size that cuts off the least, in few sizes."""
 
 import random
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Frames are chosen by their times and cut into clips of the length the model needs,
-whatever the video's length.
-"""
+"""Frames are chosen by their times and cut into clips of a length that a model can use."""
 
 import pytest
 from dstrain import UsageError

@@ -1,6 +1,4 @@
-"""What is not whole, or no video, is named before its frames are decoded, and is never
-taken for a shorter one.
-"""
+"""What is not whole, or no video, is named, and is never taken for a shorter one."""
 
 import struct
 import sys

@@ -1,6 +1,4 @@
-"""A dataset says which samples are alike, which rows are left out, and which row an error
-is about.
-"""
+"""A dataset says which samples are alike, and which row an error is about."""
 
 import tracemalloc
 from pathlib import Path

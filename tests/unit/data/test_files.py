@@ -18,9 +18,7 @@ Folders = tuple[Path, ...]
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Folders:
-    """Three folders: one.png, two.png and three.png, each in its own; both.png in the
-    last two.
-    """
+    """Three folders: one.png, two.png, three.png in each; both.png in the last two."""
     found = tmp_path / "base", tmp_path / "second", tmp_path / "third"
     names = (("one",), ("two", "both"), ("three", "both"))
     for folder, own in zip(found, names, strict=True):

@@ -1,6 +1,4 @@
-"""A row becomes cells whose sizes are known before anything is decoded, and that load
-anywhere.
-"""
+"""A row becomes cells whose sizes are known before anything is decoded."""
 
 import os
 import subprocess
@@ -37,9 +35,7 @@ INPUTS: Mapping[str, Input] = {
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A folder with images wide.png (64 x 100), tall.png (100 x 64) and
-    deep/square.png (48 x 48).
-    """
+    """A folder with wide.png (64 x 100), tall.png (100 x 64), deep/square.png (48 x 48)."""
     (tmp_path / "data/deep").mkdir(parents=True)
     sizes = {"wide": (100, 64), "tall": (64, 100), "deep/square": (48, 48)}
     for name, size in sizes.items():

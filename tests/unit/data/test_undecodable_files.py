@@ -1,6 +1,4 @@
-"""Rows whose files cannot be decoded are found before a run, and no file is decoded
-twice.
-"""
+"""Rows whose files cannot be decoded are found before a run; none is decoded twice."""
 
 from collections.abc import Callable
 from pathlib import Path

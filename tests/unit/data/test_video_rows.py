@@ -1,6 +1,4 @@
-"""A row with videos becomes a sample for each clip, and what is loaded is known, and
-keyed, before it is decoded.
-"""
+"""A row with videos becomes a sample for each clip, keyed before it is decoded."""
 
 import multiprocessing
 import pickle
@@ -40,9 +38,7 @@ CONTROLLED: Mapping[str, Input] = {**SCENE, "control": replace(VIDEO, name="cont
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with 30 frames at 15 fps (long.mp4), 120 at 60 fps (fast.mp4), 6
-    (short.mp4), 10 images (frames).
-    """
+    """long.mp4 (30 frames at 15 fps), fast.mp4 (120 at 60), short.mp4 (6), frames (10)."""
     base = tmp_path_factory.mktemp("scenes")
     film(base / "long.mp4", steady(30, 15), 15)
     film(base / "fast.mp4", steady(120, 60), 60)

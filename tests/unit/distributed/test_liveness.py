@@ -1,6 +1,4 @@
-"""Processes wait for each other as long as they live, notice one that does not, and say
-once why they end.
-"""
+"""Processes wait for each other as long as they live, and notice one that does not."""
 
 import os
 import re

@@ -1,6 +1,4 @@
-"""Several processes, for real: rows of stage 1, learning rates, the last samples, and
-what a step does not reach.
-"""
+"""Several processes, for real: the last samples, and what a step does not reach."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""Inputs of inference given as text become the values that units read; what is no such
-value is refused by name.
-"""
+"""Inputs of inference given as text become values, or are refused by name."""
 
 import shutil
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""`dstrain generate --run` takes the model files, options and newest weights of a training
-run.
-"""
+"""`dstrain generate --run` takes the options and newest weights of a training run."""
 
 import json
 import shlex

@@ -1,6 +1,4 @@
-"""`dstrain generate`: what is made is written and says what it was generated from, and
-what would be ignored is refused before anything is loaded.
-"""
+"""`dstrain generate`: what is made is written; what would be ignored is refused."""
 
 import io
 import json

@@ -22,9 +22,7 @@ def forget() -> None:
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Return a function that writes a package in a new place, imports it, and returns its
-    module `units`; each module is a text after a comment with its name.
-    """
+    """Text, in which "# NAME" begins a module -> its module `units`, in a new place."""
 
     def imported(text: str) -> ModuleType:
         place = tmp_path / str(len(list(tmp_path.iterdir())))

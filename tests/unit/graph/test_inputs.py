@@ -1,6 +1,4 @@
-"""An input is declared once, as a column, a size, a constant or a value of inference;
-prompts that a model cannot take whole are noticed.
-"""
+"""Checks of inputs, and prompts that a model cannot take whole."""
 
 import re
 from types import SimpleNamespace

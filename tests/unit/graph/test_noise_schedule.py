@@ -1,6 +1,4 @@
-"""One record of numbers gives inference its sigmas and training its draws, both in
-fp32.
-"""
+"""One record of numbers gives inference its sigmas and training its draws, in fp32."""
 
 import math
 from collections.abc import Callable
@@ -41,9 +39,7 @@ def logit_normal_below(sigma: Numbers) -> Numbers:
 
 
 def mode_below(sigma: Numbers) -> Numbers:
-    """Esser et al. 2024, equation 20: t = 1 - u - s (cos^2(pi u / 2) - 1 + u) for u
-    uniform, s = 1.29.
-    """
+    """Esser et al. 2024, equation 20, s = 1.29: t = 1 - u - s (cos^2(pi u / 2) - 1 + u)."""
     u = np.linspace(0, 1, 200_001)
     times = np.sort(1 - u - 1.29 * (np.cos(np.pi * u / 2) ** 2 - 1 + u))
     return np.searchsorted(times, unshifted(sigma)) / len(u)
@@ -61,9 +57,7 @@ def mode_below(sigma: Numbers) -> Numbers:
 def test_draws_have_the_wanted_density(
     sampling: str, below: Callable[[Numbers], Numbers], values: float
 ) -> None:
-    """The largest distance between the two distribution functions; chance alone stays
-    below .0052 in 99 of 100.
-    """
+    """The largest distance of the two functions is by chance below .0052 in 99 of 100."""
     drawn = draw(TimestepSampler(PLAIN, sampling=sampling))
     assert drawn.dtype == torch.float32
     assert len(drawn.unique()) >= values

@@ -1,6 +1,4 @@
-"""A plan says which units run in which stage, what each stage loads, which values are
-cached, and what is refused before loading.
-"""
+"""A plan says what runs, is loaded and is cached in which stage, or why it cannot be."""
 
 from dataclasses import replace
 from typing import Any, TypedDict

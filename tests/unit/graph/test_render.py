@@ -1,6 +1,4 @@
-"""A plan is shown as a page and as data, with everything that runs, is loaded and is
-stored.
-"""
+"""A plan is shown as a page and as data."""
 
 import json
 from typing import Any, TypedDict

@@ -1,6 +1,4 @@
-"""A pipeline spec whose names do not fit is refused when it is built, naming the places that
-disagree.
-"""
+"""A pipeline spec whose names do not fit is refused, naming the places that disagree."""
 
 from collections.abc import Callable
 from typing import Any, TypedDict

@@ -1,6 +1,4 @@
-"""A unit's signature is its declaration, and it returns what it declares; a task is a
-loss's signature.
-"""
+"""A unit's signature is its declaration; a task is a loss's signature."""
 
 from collections.abc import Callable, Mapping
 from functools import wraps

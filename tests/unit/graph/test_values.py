@@ -1,6 +1,4 @@
-"""A unit's outputs and inputs are of kinds that can be stored, and nobody else changes
-them; their storable form loses nothing.
-"""
+"""A unit's outputs are of kinds that can be stored, and lose nothing by it."""
 
 from pathlib import Path
 from typing import Any, TypedDict

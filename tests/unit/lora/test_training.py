@@ -1,6 +1,4 @@
-"""LoRA layers are added to what is asked for, and training starts from a file only if it
-is exactly for them.
-"""
+"""LoRA layers are added to what is asked for; a file must be exactly for them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The blocks that a network repeats are found, whoever wrote it, and an adapter acts around
-them, where they are recomputed, too.
-"""
+"""The blocks that a network repeats are found, and an adapter acts around them."""
 
 from collections.abc import Callable
 from typing import Any

@@ -39,9 +39,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def translated(content: Mapping[str, Any], shapes: Shapes) -> Mapping[str, Any] | None:
-    """The configuration of the layout OLD: another name, and a number that only the
-    weights tell.
-    """
+    """The configuration of the layout OLD, with a number that only the weights tell."""
     if "dim" not in content:
         return None
     return {"width": content["dim"], "depth": len(shapes)}
@@ -158,9 +156,7 @@ FAMILY = replace(MODEL, name="experts", components=f"{__name__}:OF_EXPERTS")
 def test_no_file_is_an_expert_that_the_variant_lacks(
     here: Path, fake_plugin: Callable[..., Path]
 ) -> None:
-    """The variants of this family have the first alone, of which each file tells the
-    configuration.
-    """
+    """Each file tells the configuration of the first, which the variants have alone."""
     fake_plugin("plugin-experts", {"experts": f"{__name__}:FAMILY"}, {})
     shards, *others = weights_of(here / "model").values()
     whole = {name: one for path in shards for name, one in load_file(path).items()}

@@ -1,6 +1,4 @@
-"""Images and latents in the shapes that networks read, arguments that stay exact, and
-numbers that are none.
-"""
+"""Images, latents and patches in the shapes that networks read; damaged weights."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,6 +1,4 @@
-"""The files and configurations that a run needs are found, and no others are opened; what
-is missing is named with its place.
-"""
+"""The files that a run needs are found, and no others opened; what is missing is named."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""Networks load strictly from safetensors files, in the dtype asked for, without being
-initialized.
-"""
+"""Networks load strictly, in the dtype asked for, without being initialized."""
 
 from pathlib import Path
 from types import MappingProxyType
@@ -18,9 +16,7 @@ BUILT: list[str] = []
 
 
 class Small(nn.Module):
-    """A network with every kind of state: weights, a saved buffer of integers, and a
-    computed one.
-    """
+    """A network with weights, a saved buffer of integers, and a computed one."""
 
     def __init__(self, width: int = 3) -> None:
         super().__init__()
@@ -94,9 +90,7 @@ OLD = CheckpointFormat(
 
 
 def old(folder: Path, **changes: Tensor | None) -> tuple[Files, Small]:
-    """Write a Small of width 4 in the layout OLD, under a prefix; a change of None
-    leaves a name out.
-    """
+    """Write a Small of width 4 in the layout OLD; a change of None leaves a name out."""
     torch.manual_seed(0)
     small = Small(4)
     first = small.first.weight
@@ -131,9 +125,7 @@ def test_misfits_of_another_layout_are_named_as_in_the_file(tmp_path: Path) -> N
 
 
 class Tied(nn.Module):
-    """A network that declares two of its weights to be one, as those of transformers
-    do.
-    """
+    """A network two of whose weights are one, as in transformers."""
 
     all_tied_weights_keys = MappingProxyType({"head.weight": "embed.weight"})
 

@@ -1,6 +1,4 @@
-"""Nothing in a file of weights is ever run; what is no weights, or means nothing here, is
-refused by name.
-"""
+"""Nothing in a file of weights is ever run; what is no weights is refused by name."""
 
 import os
 import pathlib

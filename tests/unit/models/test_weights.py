@@ -1,6 +1,4 @@
-"""Weights are found in files by their names, in any arrangement, and read from files that
-are open only meanwhile.
-"""
+"""Weights are found in files by their names, and files are open only meanwhile."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,10 +90,7 @@ def test_reading_a_torch_file_does_not_copy_what_is_not_asked_for(
 
 
 def mapped(folder: Path) -> set[str]:
-    """Return the names of the files in a folder that this process has mapped.
-
-    Other tests of the process may hold files of their own.
-    """
+    """The names of the files in a folder that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = [Path(line.split(maxsplit=5)[-1]) for line in lines]
     return {path.name for path in paths if path.is_relative_to(folder)}

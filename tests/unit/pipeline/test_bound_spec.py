@@ -1,6 +1,4 @@
-"""A spec that is bound to components names what is not loaded, and what its model_fn may not
-return.
-"""
+"""A bound spec names what is not loaded, and what its model_fn may not return."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,6 +1,4 @@
-"""Calls of a pipeline generate what was asked for; a value that cannot be used is refused by
-the name of the argument.
-"""
+"""Calls of a pipeline generate what was asked for; a bad value is refused by its name."""
 
 from typing import Any
 

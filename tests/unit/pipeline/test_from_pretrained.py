@@ -1,6 +1,4 @@
-"""A script names a model by one word, by its files, or by both; what was found is loaded
-frozen, in the dtype asked for, and LoRA files go to the component that their keys name.
-"""
+"""A script names a model by one word, by its files, or by both."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""Components are loaded weight by weight: no second one is in RAM beside that which is
-read, and a weight is merged before it is stored.
-"""
+"""Components are loaded weight by weight, each merged before it is stored."""
 
 import weakref
 from dataclasses import replace

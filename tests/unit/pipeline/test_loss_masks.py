@@ -1,6 +1,4 @@
-"""Masks weight the loss of any family, the same split and unsplit; without them, nothing
-changes.
-"""
+"""Masks weight the loss of any family; without them, nothing changes."""
 
 import json
 from collections.abc import Sequence

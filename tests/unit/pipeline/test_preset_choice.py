@@ -1,6 +1,4 @@
-"""Differential LoRA training: a preset LoRA is part of the weights, in each stage, in
-keys, and in what is printed.
-"""
+"""A preset LoRA is part of the weights, in each stage, in keys, and in what is printed."""
 
 import json
 from dataclasses import replace

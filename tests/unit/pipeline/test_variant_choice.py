@@ -1,6 +1,4 @@
-"""The variant follows from what is given, in a fixed order; several left are named;
-constants follow flags and --toy.
-"""
+"""The variant follows from what is given, in a fixed order; several left are named."""
 
 import json
 import shutil
@@ -101,9 +99,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chosen(of: ModelFamily, *files: str, columns: str = "", **more: Any) -> str:
-    """The variant of a family by files, each of a model id, and the columns of a dataset
-    made for a variant.
-    """
+    """The variant by files, each of a model id, and by columns made for a variant."""
     models = [ModelConfig(None, *one.split(":")) for one in files]
     score = score_columns(COLUMNS[columns], ()) if columns else None
     return choose_variant(of, more.pop("name", None), models, score, **more)

@@ -1,6 +1,4 @@
-"""Plugins are found by metadata, loaded one at a time, and a broken one harms nothing
-else.
-"""
+"""Plugins are found by metadata and loaded one at a time; a broken one harms no other."""
 
 import json
 import subprocess

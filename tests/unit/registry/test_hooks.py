@@ -1,6 +1,4 @@
-"""Hooks of extensions are answered one plugin at a time, and a broken plugin harms no
-other.
-"""
+"""Hooks are answered one plugin at a time, and a broken plugin harms no other."""
 
 import sys
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""`dstrain plugins new` writes a package under its name, and nothing over what is
-there.
-"""
+"""`dstrain plugins new` writes a package, and nothing over what is there."""
 
 import tomllib
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""A configuration becomes a run: what is unknown, missing or contradictory is refused by
-its option, and what is not given has the default of the family, the device or the hub.
-"""
+"""A configuration becomes a run, or is refused by its option."""
 
 import json
 import shutil

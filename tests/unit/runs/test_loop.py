@@ -1,6 +1,4 @@
-"""Training: steps, learning rates and losses mean what they say, and a run that was
-stopped resumes bit for bit.
-"""
+"""Steps and losses mean what they say; a stopped run resumes bit for bit."""
 
 import math
 import multiprocessing
@@ -180,9 +178,7 @@ RUNS = {
         {"num_epochs": 2, "trainable_models": "text_encoder", "lora_base_model": "dit", "save_steps": 5},
     ),
 }  # fmt: skip
-"""Calls of forward at which the run and the first resumed one are cut off, and the
-flags.
-"""
+"""Forward calls at which the run and the first resumed one are cut off; the flags."""
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -1,6 +1,4 @@
-"""Observers: what watches a run sees its steps and saves, can ask it to stop and to save,
-and keeps a state that a resumed run gets back.
-"""
+"""Observers see steps and saves, ask to stop or save, and keep a state."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""--on_bad_sample skip: bad rows are skipped and listed, and nothing changes for the
-others.
-"""
+"""--on_bad_sample skip: bad rows are listed, and nothing changes for the others."""
 
 import json
 from pathlib import Path

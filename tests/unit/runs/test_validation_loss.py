@@ -1,6 +1,4 @@
-"""The validation loss is the mean over rows that never train, the same however a run is
-made, and training never sees it.
-"""
+"""The validation loss is the mean over rows that never train."""
 
 import csv
 import re

@@ -1,6 +1,4 @@
-"""Tensors come back as they were written, equal bytes for equal content, and damage is
-named.
-"""
+"""Tensors come back as they were written, and damage is named."""
 
 import weakref
 from pathlib import Path

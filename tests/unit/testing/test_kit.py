@@ -1,6 +1,4 @@
-"""The conformance kit passes a family that keeps the contract, and each of its tests
-has a breach that it sees.
-"""
+"""The conformance kit passes a good family, and each of its tests sees a breach."""
 
 import json
 import re
@@ -82,9 +80,7 @@ class Outcomes:
 
 
 def install_family(name: str, site: Path, changes: tuple[Change, ...] = ()) -> Path:
-    """Write and install a family from the template, with changes; returns the folder of
-    its tests.
-    """
+    """Install a family of the template, with changes; return the folder of its tests."""
     made = site.parent / name
     write_plugin(name, made)
     (site / f"dstrain_{name}").symlink_to(made / f"dstrain_{name}")

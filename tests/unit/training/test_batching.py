@@ -1,6 +1,4 @@
-"""The order of samples: a bijection never written out, the same for any number of
-processes.
-"""
+"""The order of samples: a bijection never written out, for any number of processes."""
 
 import tracemalloc
 from collections import Counter
@@ -58,9 +56,7 @@ def test_an_epoch_takes_every_row_once_at_every_number_up_to_300() -> None:
 
 
 def between(order: Order, start: int, count: int) -> list[tuple[int, int]]:
-    """(repeat, row) of so many draws of an order of one signature and one sample per
-    step, from a draw on.
-    """
+    """(repeat, row) of so many draws from one on, of one signature and sample per step."""
     known = Position(order.identity, 0, start, start, ())
     batches = islice(order.global_batches(0, start, known), count)
     return [(key.repeat, key.row) for (key,) in batches]

@@ -1,6 +1,4 @@
-"""Samples to a batch: joined, padded to the longest of this batch alone, or refused by
-name.
-"""
+"""Samples to a batch: joined, padded to its longest, or refused by name."""
 
 from typing import Any
 

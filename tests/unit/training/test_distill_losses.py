@@ -1,7 +1,4 @@
-"""What distillation compares: directly, where the student's whole sampler ends with the
-teacher's image; along a trajectory, each of the student's steps with the teacher's way
-between the same two sigmas.
-"""
+"""What distillation compares: the teacher's image, or its way between two sigmas."""
 
 from functools import partial
 from typing import Any
@@ -103,9 +100,7 @@ def test_the_noise_of_a_device_that_is_absent_is_refused() -> None:
 
 
 def by_teacher(error: Any = 0, each: float = 0) -> Any:
-    """A prediction of the teacher's mean velocity of each step with this error, and that
-    number times more in each step.
-    """
+    """The teacher's mean velocity of each step plus this error, and `each` times the step."""
     steps = (PATH.diff(dim=1) / SIGMAS_OF_STEPS.diff().view(STEPS, 1, 1, 1)).unbind(1)
     wanted = dict(zip(TIMESTEPS, steps, strict=True))
 

@@ -122,9 +122,7 @@ def test_of_a_trajectory_the_image_is_neither_decoded_nor_encoded(
 
 
 def test_what_the_pipeline_itself_draws_from_a_seed_costs_nothing(here: Path) -> None:
-    """So the loss runs the sampler that inference runs, bit for bit, from the same
-    noise.
-    """
+    """The loss runs the sampler of inference from the same noise."""
     ready = training_run(distill(here, DIRECT))
     module, pipe = ready.module.eval(), ready.module.pipeline
     made: list[Tensor] = []

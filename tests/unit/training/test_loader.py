@@ -1,6 +1,4 @@
-"""Samples come in the order asked for, from a thread or any number of processes, and errors
-keep their class, message and place.
-"""
+"""Samples come in their order, and errors keep their class, message and place."""
 
 import gc
 import multiprocessing

@@ -1,6 +1,4 @@
-"""Losses are per sample, in fp32, and their gradient does not depend on how a global
-batch is cut up.
-"""
+"""Losses are per sample, in fp32, however a global batch is cut up."""
 
 from pathlib import Path
 from typing import Any
@@ -99,9 +97,7 @@ def ready(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def gradient(
     ready: Any, count: int, batch_size: int, processes: int
 ) -> tuple[float, dict[str, Tensor]]:
-    """The loss and the gradients of one optimizer step over `count` samples, summed over
-    processes.
-    """
+    """The loss and the gradients of a step over `count` samples, summed over processes."""
     keys = [SampleKey(0, 0, number // 3, 2 * (number % 3)) for number in range(count)]
     batches = [
         Batch(micro, [ready.data.source.sample(key.row) for key in micro.keys])

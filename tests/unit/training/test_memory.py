@@ -1,6 +1,4 @@
-"""Out of memory is known by what torch and Python say of it, within a step or outside
-one, and the peak is said.
-"""
+"""Out of memory is known by what torch and Python say of it, and the peak is said."""
 
 import pytest
 import torch

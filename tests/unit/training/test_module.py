@@ -1,6 +1,4 @@
-"""TrainingModule: its loss is a share of the global mean, a batch equals its samples,
-and it holds what a step uses.
-"""
+"""A batch equals its samples, and a module holds what a step uses."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +29,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_batch_has_the_losses_and_gradients_of_its_samples(
     trained: str, here: Path
 ) -> None:
-    """Their texts are of different lengths, so this holds only if what pads them
-    changes nothing.
-    """
+    """Their texts are of different lengths: what pads them changes nothing."""
     ready = training_run(config(here, trainable_models=trained))
     assert_batch_equals_its_samples(ready, (0, 2, 4))
 

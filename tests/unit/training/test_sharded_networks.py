@@ -1,6 +1,4 @@
-"""Networks sharded between two processes, or on two machines of two each: whole tensors,
-norms and rows come out as those of one process.
-"""
+"""Networks sharded between processes come out as those of one process."""
 
 import json
 import os
@@ -67,9 +65,7 @@ def memory(net: nn.Module) -> int:
 def module_of(
     folder: Path, division: Division | None = None, trainables: Trainables = ALL
 ) -> TrainingModule:
-    """A module that trains the network in a folder's file, of which a process reads its
-    rows.
-    """
+    """A module that trains the network in a file, of which a process reads its rows."""
     found = Found({"dit": Files((folder / "net.safetensors",))}, {"dit": {}})
     parts: Mapping[str, Any] = {"dit": division} if division else {}
     given = (FAMILY, build("base"), found, CPU, torch.float32)
@@ -200,9 +196,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def assert_those_of_one(
     found: list[dict[str, Any]], folder: Path, trainables: Trainables = ALL
 ) -> None:
-    """Weights, norms and gradients that processes found are those of one with all
-    samples.
-    """
+    """What processes found are the weights, norms and gradients of one with all samples."""
     alone = module_of(written(folder), trainables=trainables)
     weights = {name: one.tolist() for name, one in alone.trained.parameters.items()}
     norm = gradients(alone, SAMPLES)

@@ -1,6 +1,4 @@
-"""What is trained: whole components, parts of them, LoRA layers; and that nothing else
-is.
-"""
+"""What is trained: components, parts of them, LoRA layers; and nothing else."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""A folder of images and captions is a table; what is wrong is named all at once, and
-what is not read is said.
-"""
+"""A folder of images and captions is a table; all that is wrong is named at once."""
 
 import os
 import shutil
@@ -33,9 +31,7 @@ LONG_AGO = (10**18, 10**18)
 
 
 def write(folder: Path, *names: str, **captions: str) -> Path:
-    """Write files with these names and their names in them, and captions by their stem;
-    all of them long ago.
-    """
+    """Write files of long ago: those with their names in them, and captions by their stem."""
     files = {name: name for name in names}
     files |= {f"{stem}.txt": text for stem, text in captions.items()}
     for name, content in files.items():

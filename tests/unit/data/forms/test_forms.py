@@ -1,6 +1,4 @@
-"""A plugin's form finds rows and reads them; core keeps what they hold, and names the file and
-the row of what is wrong.
-"""
+"""A plugin's form finds rows and reads them; what is wrong is named by file and row."""
 
 import zipfile
 from collections.abc import Callable, Iterator, Mapping

@@ -1,6 +1,4 @@
-"""Several datasets are one: their rows, places, signatures and digests follow each
-other.
-"""
+"""Several datasets are one: their rows, places and digests follow each other."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The form of a dataset is what its folder has, and every form is read as a table with
-the variant's names of columns.
-"""
+"""Every form of a dataset is found, and read as a table with the variant's columns."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""Failures of a hub, a disk or a connection end in one error, leave no half file, and
-the next run completes what is missing.
-"""
+"""Failures of a hub end in one error, leave no half file, and the next run goes on."""
 
 import errno
 import os

@@ -1,6 +1,4 @@
-"""Published files are fetched where a stage needs them, from either hub, verified,
-recorded, and asked for once.
-"""
+"""Published files are fetched where a stage needs them, verified, and asked for once."""
 
 import json
 import multiprocessing

@@ -1,6 +1,4 @@
-"""The record beside fetched files: what it tells, when a file is not what was fetched,
-and which files are chosen.
-"""
+"""The record beside fetched files tells when one is not what was fetched."""
 
 import os
 import shutil

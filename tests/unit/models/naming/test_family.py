@@ -1,6 +1,4 @@
-"""Without --model the family is the only one that a model can be of, by its id or by the
-keys of its files; else the candidates are named.
-"""
+"""Without --model the family is the only one that a model can be of."""
 
 from collections.abc import Callable
 from pathlib import Path

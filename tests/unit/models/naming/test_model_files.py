@@ -1,6 +1,4 @@
-"""--model_id stands for the files that the long options name, and for no other; files of
-the long options take their place, and never silently that of others.
-"""
+"""--model_id stands for the files that the long options name, and for no other."""
 
 import json
 import shutil

@@ -160,9 +160,7 @@ def test_a_cache_that_is_written_or_damaged_is_refused(two_plans: Place) -> None
 def test_killed_at_any_moment_it_loses_nothing_that_a_plan_uses(
     two_plans: Place, tmp_path: Path
 ) -> None:
-    """Shards that go as a whole go before another one is written, for which they make
-    room.
-    """
+    """Shards that go as a whole make room for those that are written."""
     want, rows = two_plans.values(), two_plans.rows
     write_rows(two_plans.data, [{**row, "prompt": "other"} for row in rows])
     two_plans.fill()

@@ -1,6 +1,4 @@
-"""--resume_from_checkpoint: saved weights begin a new run, or it is said why they
-cannot.
-"""
+"""--resume_from_checkpoint: saved weights begin a new run, or it is said why not."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The files of a run in its output folder: how many are kept, when a folder is refused, and
-that nothing of the user's is removed.
-"""
+"""The files of a run in its output folder: what is kept, refused, and never removed."""
 
 import os
 import re

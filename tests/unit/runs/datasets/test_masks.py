@@ -1,6 +1,4 @@
-"""Each of several datasets has masks of its own, or none, and trains the same split and
-unsplit.
-"""
+"""Each of several datasets has masks of its own, or none, the same split and unsplit."""
 
 import json
 from pathlib import Path
@@ -39,9 +37,7 @@ def add_masks(folder: Path, column: str, blank: tuple[int, ...] = ()) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A model, six images with masks in a column `mask` but for one of them, and six more
-    with masks in a column `shape`.
-    """
+    """Six images with masks in `mask` but for one of them, and six with masks in `shape`."""
     project(tmp_path)
     project(tmp_path / "second")
     (tmp_path / "second/data").rename(tmp_path / "more")
@@ -55,9 +51,7 @@ def entry(place: Path, folder: str = "more", **options: Any) -> str:
 
 
 def masks_in(place: Path, **changes: Any) -> dict[int, tuple[str, float]]:
-    """Return row -> its mask and the weight of what that leaves out, of those that have
-    a mask.
-    """
+    """Row -> its mask and the weight of what that leaves out."""
     dataset = resolve(config(place, **changes)).dataset
     found = {}
     for (row, _), cells in zip(dataset.sample_ids.tolist(), dataset.rows, strict=True):

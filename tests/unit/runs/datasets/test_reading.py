@@ -1,6 +1,4 @@
-"""The options of a run say how its datasets are read; one that is not trained on is read as
-it is.
-"""
+"""The options of a run say how its datasets are read."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""What is said of datasets: where they are, which columns are read, at which sizes, and what
-is not read.
-"""
+"""What is said of datasets: where they are, and what of them is read at which sizes."""
 
 import json
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""A dry run needs neither model files, nor a hub, nor images: what is absent is listed,
-what is here is checked as the run checks it, and what the feature cache has is not read
-again.
-"""
+"""A dry run needs neither models nor images: what is here is checked as a run does it."""
 
 import json
 import re
@@ -24,9 +21,7 @@ Page = Callable[..., str]
 
 @pytest.fixture
 def bare(server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function from words to what a dry run says, on a machine with metadata and
-    nothing else: no images, no models, and a hub that is not asked.
-    """
+    """Words -> what a dry run says where there is metadata alone, and no hub to ask."""
     (tmp_path / "metadata.csv").write_text("image,prompt\n0.png,a\n")
 
     def said(words: str, code: int = 0) -> str:

@@ -1,6 +1,4 @@
-"""What cannot be sharded among processes is refused before anything is loaded, by a dry
-run as by the run.
-"""
+"""What cannot be sharded is refused before loading, by a dry run as by the run."""
 
 from pathlib import Path
 from typing import Any

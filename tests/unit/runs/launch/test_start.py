@@ -1,6 +1,4 @@
-"""The processes of a run meet, whatever their launcher is; accelerate does nothing by
-itself.
-"""
+"""The processes of a run meet, whatever their launcher is."""
 
 import os
 from collections.abc import Iterator

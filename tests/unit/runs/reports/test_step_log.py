@@ -1,6 +1,4 @@
-"""The step log: the same rows in logs/loss.csv and logs/loss.jsonl, without rows that were
-overtaken.
-"""
+"""The step log: the same rows in logs/loss.csv and logs/loss.jsonl."""
 
 import csv
 import json

@@ -1,6 +1,4 @@
-"""What a run says at its start and at its end: all that a user wants to know before
-leaving it alone.
-"""
+"""What a run says at its start and at its end."""
 
 import json
 import re

@@ -1,6 +1,4 @@
-"""A script trains with an Accelerator, a dataset and a logger of its own: any number of
-processes compute the same steps, and weights are saved as `run` saves them.
-"""
+"""A script with a loop of its own computes the same steps in any number of processes."""
 
 import json
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""Stage 1 decodes, computes and writes at the same time; what is computed is kept,
-whatever ends it.
-"""
+"""Stage 1 works on several samples at once; what is computed is kept at any end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def filled(place: Place, on_image: Hook, on_value: Hook = lambda number: None) -> int:
-    """Fill the cache with functions that are called with the number of each image that is
-    computed and of each value that is written; return how many images were computed.
-    """
+    """Fill, calling functions with each image's and value's number; count the images."""
     values = iter(range(10 * ROWS))
     step, add = computing.compute_step, ShardWriter.add
 

@@ -1,6 +1,4 @@
-"""The plan that stage 1 writes names what stage 2 reads, each file once, and the command that
-makes it again.
-"""
+"""The plan of stage 1 names what stage 2 reads, and the command that makes it again."""
 
 from pathlib import Path
 from typing import Any

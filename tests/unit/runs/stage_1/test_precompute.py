@@ -1,6 +1,4 @@
-"""Stage 1 computes each value once, what changed and nothing else, on any number of
-processes.
-"""
+"""Stage 1 computes each value once, what changed and nothing else."""
 
 import os
 import re

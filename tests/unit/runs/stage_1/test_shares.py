@@ -1,6 +1,4 @@
-"""Work is divided among processes by what is computed: evenly, each value once, whatever
-the order of rows.
-"""
+"""Work is divided among processes by what is computed: evenly, each value once."""
 
 import random
 from collections import Counter

@@ -1,6 +1,4 @@
-"""An optimizer is chosen by name or path, with arguments of the kinds of its own; what
-cannot work is refused by the flag. What it can do is tried on a tiny matrix.
-"""
+"""An optimizer is chosen by name or path; what cannot work is refused by the flag."""
 
 import math
 import sys

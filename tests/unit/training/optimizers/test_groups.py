@@ -1,6 +1,4 @@
-"""Components have learning rates of their own, no name is ignored, and an optimizer fits
-what it trains.
-"""
+"""Components have learning rates of their own, and no name is ignored."""
 
 from typing import Any
 

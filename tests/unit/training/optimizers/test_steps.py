@@ -1,6 +1,4 @@
-"""Every optimizer with a name trains, and continues bit for bit from its saved state, in
-fp32 and in bf16.
-"""
+"""Every optimizer trains, and continues bit for bit, in fp32 and in bf16."""
 
 from pathlib import Path
 from typing import Any
