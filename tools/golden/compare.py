@@ -22,7 +22,7 @@ from torch import Tensor
 
 VOLATILE = re.compile(
     # Times, memory, and which process it was.
-    "samples_per_second|data_wait_seconds|memory_gib|speed|process|started"
+    "samples_per_second|data_wait_seconds|memory_gib|process|started"
     # The libraries are the same, and each release of the project raises its own.
     r"|versions|version\..*"
     # Digests of files that are compared themselves.
