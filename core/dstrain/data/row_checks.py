@@ -27,6 +27,7 @@ from dstrain.data.forms import (
     Source,
     find_source,
     left_out,
+    main_column,
 )
 from dstrain.data.forms.form import Form
 from dstrain.data.images import Resolution, Size
@@ -340,8 +341,8 @@ def absent_masks(column: str, where: str, columns: Sequence[str]) -> UsageError:
         "--mask_column",
         f"{where} column {column!r}{nearest(column, columns)}",
         f"columns: {', '.join(columns)}",
-        "a row without a mask has a blank value there; a folder with captions has no such"
-        " column, but images may have an alpha channel: --alpha_mask",
+        "a row without a mask has a blank value there",
+        "images in a folder with captions may have an alpha channel: --alpha_mask",
     )
 
 
@@ -389,9 +390,12 @@ def _missing_inputs(
         table.refuse(table.faults)
         names = ", ".join(map(repr, table.names_in_file[:MAX_COLUMNS_SHOWN]))
         advice = f"columns of {table.path.name}: {names}"
-        other = "a column of another name is read with --column INPUT=COLUMN"
-        lines = (*error.help_lines, advice, other)
-        raise UsageError(table.path, error.what, *lines) from error
+        for column in map(main_column, (inputs, inputs), (True, False)):
+            if column is not None and column.name not in table.columns:
+                what = f"there is no column {column.name!r}"
+                other = f"one of another name is read with --column {column.name}=NAME"
+                raise UsageError(table.path, what, advice, other) from error
+        raise UsageError(table.path, error.what, *error.help_lines, advice) from error
 
     @cache
     def missing(blank: frozenset[str]) -> list[str]:

@@ -51,7 +51,7 @@ TRAINED = (
     "diffsynth_qwen_image.sh",
 )
 NOT_OF_TOYS = re.compile(
-    r"(report_to|wandb_project|optimizer_args|preview_prompt|preview_steps|quant_options"
+    r"(report_to|wandb_project|optimizer_args|preview_\w+|quant_options"
     r"|lr_warmup_steps|batch_size|bucket_\w+|model_id_with_origin_paths"
     r"|dataset_num_workers)$"
 )

@@ -21,6 +21,7 @@ from dstrain.data.forms.metadata import (
 )
 from dstrain.data.forms.naming import (
     TEXT as TEXT,
+    main_column as main_column,
     other_names as other_names,
     parse_columns as parse_columns,
 )
