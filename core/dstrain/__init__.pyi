@@ -25,11 +25,8 @@ from dstrain.models.component_files import ModelConfig as ModelConfig
 from dstrain.models.execution import (
     gradient_checkpoint_forward as gradient_checkpoint_forward,
 )
-from dstrain.pipeline.pipeline import (
-    Layers as Layers,
-    Pipeline as Pipeline,
-    Video as Video,
-)
+from dstrain.pipeline.generated import Layers as Layers, Video as Video
+from dstrain.pipeline.pipeline import Pipeline as Pipeline
 from dstrain.randomness import Rng as Rng, SampleKey as SampleKey
 from dstrain.runs.runner import run as run
 from dstrain.runs.script.launch import (

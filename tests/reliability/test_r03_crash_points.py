@@ -23,7 +23,7 @@ from dstrain.runs.checkpoints.state import (
     states,
 )
 from dstrain.storage import remove_leftovers, verify_file
-from dstrain.storage.files import finish_replacing
+from dstrain.storage.whole_folders import finish_replacing
 
 from tests.support.crashes import again, events, everything, killed_at
 from tests.support.plan_records import IDENTITY, about, plan_line

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints.state import damage, states
-from dstrain.storage.files import final
+from dstrain.storage.temporaries import final
 
 from tests.support.crashes import events, everything
 from tests.support.family import weights_of

@@ -17,7 +17,7 @@ import torch
 from dstrain import SystemFault
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints import outputs
-from dstrain.storage.files import set_aside
+from dstrain.storage.temporaries import set_aside
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

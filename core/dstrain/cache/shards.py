@@ -24,7 +24,7 @@ from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.graph import serialize
 from dstrain.storage import replacing
 from dstrain.storage.columns import NO_FILE
-from dstrain.storage.safetensors import DTYPES, beginning, bytes_of
+from dstrain.storage.tensor_bytes import DTYPES, beginning, bytes_of
 
 SUFFIX = ".safetensors"
 FACTS = "dstrain"

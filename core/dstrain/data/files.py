@@ -14,13 +14,7 @@ from stat import S_ISDIR, S_ISREG
 from unicodedata import normalize
 
 from dstrain.console import shell_word, shown
-from dstrain.data.cells import (
-    Cell,
-    ResampledVideo,
-    TensorsInfo,
-    file_names,
-    mask_cell,
-)
+from dstrain.data.cells import Cell, ResampledVideo, TensorsInfo, file_names, mask_cell
 from dstrain.data.faults import raise_system_fault
 from dstrain.data.forms.form import Form
 from dstrain.data.forms.row_files import fetch
@@ -37,7 +31,7 @@ from dstrain.errors import StateError, UsageError
 from dstrain.graph import Column, MaskColumn
 from dstrain.graph.inputs import FileType
 from dstrain.storage import check_writable, file_mark, tensor_shapes
-from dstrain.storage.files import remove_leftovers
+from dstrain.storage.temporaries import remove_leftovers
 
 HEADER_READERS = 16
 """Threads that read headers: more than processors, since they wait for disk or network."""

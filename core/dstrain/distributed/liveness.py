@@ -20,7 +20,7 @@ from typing import Any
 
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, Interrupted, SystemFault
-from dstrain.storage.files import process_exists
+from dstrain.storage.temporaries import process_exists
 
 logger = get_logger(__name__)
 

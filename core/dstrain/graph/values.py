@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from dstrain.errors import UsageError
 from dstrain.graph.value_kinds import Frames
-from dstrain.storage import safetensors
+from dstrain.storage import tensor_bytes
 
 IMAGE_MODES = ("L", "RGB", "RGBA")
-DTYPES = frozenset(getattr(torch, name) for name in safetensors.DTYPES)
+DTYPES = frozenset(getattr(torch, name) for name in tensor_bytes.DTYPES)
 """The dtypes that safetensors has."""
 MAX_BITS = 4096
 """Python refuses to write much longer integers as decimals."""

@@ -21,7 +21,7 @@ from dstrain.lora.layer_names import (
 from dstrain.lora.layers import Layer, LoraConfig
 from dstrain.lora.types import LoraType, known_types, type_named
 from dstrain.models import StoredLinear
-from dstrain.storage.safetensors import whole
+from dstrain.storage.tensor_writer import whole
 
 ADAPTER = "default"
 UP = re.compile(r"\.lora_(embedding_)?B(\.|$)")

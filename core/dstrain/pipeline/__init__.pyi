@@ -1,15 +1,18 @@
 from dstrain.pipeline.arguments import (
     check_measured as check_measured,
     checked as checked,
-    start_input as start_input,
+)
+from dstrain.pipeline.inference_plan import (
+    generate_task as generate_task,
+    plan_inference as plan_inference,
 )
 from dstrain.pipeline.keeping import (
     keeper_request as keeper_request,
     keepers_for_inference as keepers_for_inference,
     with_presets as with_presets,
 )
-from dstrain.pipeline.loss_masks import (
-    MASK as MASK,
+from dstrain.pipeline.loss_masks import MASK as MASK
+from dstrain.pipeline.masked_spec import (
     Masks as Masks,
     check_masks as check_masks,
     with_masks as with_masks,
@@ -17,16 +20,13 @@ from dstrain.pipeline.loss_masks import (
 )
 from dstrain.pipeline.pipeline import Pipeline as Pipeline
 from dstrain.pipeline.preset_choice import find_preset as find_preset
+from dstrain.pipeline.sampler_options import SamplerOptions as SamplerOptions
 from dstrain.pipeline.sampling import (
-    SamplerOptions as SamplerOptions,
-    generate_task as generate_task,
     inference_sigmas as inference_sigmas,
     integrate as integrate,
-    plan_inference as plan_inference,
     seeded_noise as seeded_noise,
 )
-from dstrain.pipeline.variant_choice import (
-    choose_variant as choose_variant,
-    score_columns as score_columns,
-    with_overrides as with_overrides,
-)
+from dstrain.pipeline.start_image import start_input as start_input
+from dstrain.pipeline.variant_choice import choose_variant as choose_variant
+from dstrain.pipeline.variant_constants import with_overrides as with_overrides
+from dstrain.pipeline.variant_scores import score_columns as score_columns

@@ -1,23 +1,17 @@
-"""Check the values that a script gives for inputs, and fit the image or video that inference
-starts from.
-"""
+"""Check the values that a script gives for inputs."""
 
 from collections.abc import Collection, Mapping
 from math import isfinite
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from dstrain.console import number_of
-from dstrain.data import Resolution, convert, cover, fit
-from dstrain.data.images import Size
+from dstrain.data import convert
 from dstrain.errors import UsageError
-from dstrain.graph import Column, Frames, Input, Measured, PipelineSpec
-from dstrain.models import check_sides
-from dstrain.pipeline.loss_masks import LATENTS
+from dstrain.graph import Column, Frames, Input, Measured
 
 SEEDS = (-(2**63), 2**64 - 1)
 """The least and the greatest seed that torch takes."""
@@ -25,12 +19,6 @@ NOT_GIVEN: Any = object()
 """Stands for an argument that is left out, where None means something else."""
 ONE_EACH = ("prompt", "negative_prompt", "seed")
 """Arguments of which several prompts may have one each."""
-
-
-STRENGTH = "denoising_strength"
-MAX_PIXELS = 1024 * 1024
-"""Pixels to which a larger image or video is scaled down where no size is given: the
-default of --max_pixels in training."""
 
 
 def is_list(value: object) -> bool:
@@ -119,7 +107,7 @@ def check_measured(inputs: Mapping[str, Input], values: Mapping[str, Any]) -> No
     for name, source in inputs.items():
         if not isinstance(source, Measured) or name not in values:
             continue
-        sizes = _sizes(values.get(source.of))
+        sizes = sizes_of(values.get(source.of))
         if sizes and values[name] != sizes[source.axis]:
             what = f"is {values[name]}, but {source.of} has {sizes[source.axis]}"
             raise UsageError(name, what)
@@ -132,7 +120,7 @@ def with_sizes(
     found = dict(values)
     for name, source in inputs.items():
         if isinstance(source, Measured) and name not in found:
-            sizes = _sizes(values.get(source.of))
+            sizes = sizes_of(values.get(source.of))
             found |= {name: sizes[source.axis]} if sizes else {}
     return found
 
@@ -145,7 +133,7 @@ def _in_mode(value: Any, mode: str) -> Any:
 
 
 def _check_sides(name: str, value: Any, multiple: int) -> None:
-    sizes = _sizes(value)
+    sizes = sizes_of(value)
     if not sizes or not multiple:
         return
     height, width = sizes["height"], sizes["width"]
@@ -155,7 +143,7 @@ def _check_sides(name: str, value: Any, multiple: int) -> None:
         raise UsageError(name, what, f"crop or resize it to {near[0]} x {near[1]}")
 
 
-def _sizes(value: Any) -> dict[str, int]:
+def sizes_of(value: Any) -> dict[str, int]:
     """Return the sizes of an image or a video by what they are; {} for anything else."""
     if isinstance(value, Image.Image):
         return {"height": value.height, "width": value.width, "frames": 1}
@@ -163,101 +151,3 @@ def _sizes(value: Any) -> dict[str, int]:
         count, height, width, _ = value.pixels.shape
         return {"height": height, "width": width, "frames": count}
     return {}
-
-
-def start_input(spec: PipelineSpec) -> str:
-    """Return the input from which a variant can start: what it learns to generate; ''
-    where that is not one image or one video.
-    """
-    for source in spec.inputs.values():
-        if isinstance(source, Measured) and source.axis == "height":
-            column = spec.inputs[source.of]
-            is_one = isinstance(column, Column) and column.kind in ("image", "video")
-            return source.of if is_one and LATENTS in spec.makers else ""
-    return ""
-
-
-def check_start(spec: PipelineSpec, inputs: Mapping[str, Any]) -> None:
-    """Raise UsageError for a variant that cannot start from an image or video, and where
-    it is absent.
-    """
-    name = start_input(spec)
-    if not name:
-        what = f"variant {spec.variant} does not start from one image or video"
-        raise UsageError(STRENGTH, what)
-    if name not in inputs:
-        kind = spec.inputs[name].kind
-        what = f"needs input {name!r}, the {kind} to start from, which is absent"
-        advice = f"on the command line, --input {name}=FILE gives it"
-        raise UsageError(STRENGTH, what, advice)
-
-
-def fitted_start(
-    spec: PipelineSpec, inputs: Mapping[str, Any], given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the inputs with the image or video to start from in the size that is
-    generated; where no size is given, that is its own, as a dataset would have it.
-
-    Raises UsageError for what is too small or too short.
-
-    inputs: All inputs, with the variant's defaults; `given` are those of the call.
-    """
-    name = start_input(spec)
-    column = spec.inputs[name]
-    assert isinstance(column, Column)  # `start_input` says so
-    sizes = {
-        source.axis: one
-        for one, source in spec.inputs.items()
-        if isinstance(source, Measured) and source.of == name
-    }
-    if sizes["height"] in spec.makers[LATENTS].inputs:
-        return dict(inputs)  # its unit crops it itself
-    start = inputs[name]
-    own_sizes = _sizes(start)
-    own = own_sizes["height"], own_sizes["width"]
-    sides = (sizes["height"], sizes["width"])
-    height, width = (given.get(side) for side in sides)
-    if (height is None) != (width is None):
-        missing = sides[0] if height is None else sides[1]
-        raise UsageError(
-            " and ".join(sides), f"{missing} is absent; give both or neither"
-        )
-    if height is not None and width is not None and column.multiple:
-        check_sides(height, width, column.multiple)
-    try:
-        size = fit(own, Resolution(height, width, MAX_PIXELS), column.multiple)
-    except ValueError:
-        what = f"{own[0]} x {own[1]} (height x width) is too small or too elongated"
-        advice = f"give {' and '.join(sides)}, multiples of {column.multiple}"
-        raise UsageError(name, what, advice) from None
-    fitted = dict(zip(sides, size, strict=True))
-    if isinstance(start, Frames):
-        frames = sizes["frames"]
-        number = _number_of_frames(name, start, column, given.get(frames))
-        return {**inputs, **fitted, frames: number, name: _cut(start, number, size)}
-    return {**inputs, **fitted, name: cover(convert(start, column.mode), size)}
-
-
-def _number_of_frames(
-    name: str, video: Frames, column: Column, wanted: int | None
-) -> int:
-    """Return how many frames are generated: as many as are wanted, else as the video has
-    and the model can make.
-    """
-    own = len(video.pixels)
-    if wanted is None:
-        step = column.frame_multiple
-        return (own - 1) // step * step + 1 if step else own
-    if own < wanted:
-        what = f"frames: {own}, but the video to generate has {wanted}"
-        raise UsageError(name, what)
-    return wanted
-
-
-def _cut(video: Frames, number: int, size: Size) -> Frames:
-    """Return the first frames of a video, scaled to cover this size and cropped."""
-    pixels = video.pixels[:number]
-    if tuple(pixels.shape[1:3]) != size:
-        images = (cover(Image.fromarray(frame.numpy()), size) for frame in pixels)
-        pixels = torch.from_numpy(np.stack([np.array(image) for image in images]))
-    return Frames(pixels, video.fps)

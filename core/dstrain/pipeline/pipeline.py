@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from dstrain.config import LoraFile
@@ -17,9 +16,8 @@ from dstrain.config.lora_file import Alpha
 from dstrain.config.options import GenerateConfig, Hub
 from dstrain.config.plugin_options import flags
 from dstrain.config.validation import check_plugins
-from dstrain.data import save_image_or_video
 from dstrain.errors import Diverged, StateError, UsageError
-from dstrain.graph import NEGATIVE, POSITIVE, Frames, PipelineSpec, Plan
+from dstrain.graph import NEGATIVE, POSITIVE, PipelineSpec, Plan
 from dstrain.graph.keepers import BEFORE_LORA, WITH_LORA
 from dstrain.lora import (
     add_layers,
@@ -33,59 +31,21 @@ from dstrain.models import Found, ModelConfig
 from dstrain.models.device import usable_device
 from dstrain.models.functional import damaged_weight
 from dstrain.models.networks import OwnRows
-from dstrain.pipeline.arguments import (
-    NOT_GIVEN,
-    checked,
-    fitted_start,
-    is_list,
-    one_by_one,
-)
+from dstrain.pipeline.arguments import NOT_GIVEN, checked, is_list, one_by_one
 from dstrain.pipeline.bound_spec import BoundSpec
+from dstrain.pipeline.generated import Output, as_output
+from dstrain.pipeline.inference_plan import find_for_inference, plan_inference
 from dstrain.pipeline.keeping import keepers_for_inference
 from dstrain.pipeline.loading import NO_PARTS, load_components
 from dstrain.pipeline.loss_masks import LATENTS
 from dstrain.pipeline.model_choice import choose_model, naming_keywords
-from dstrain.pipeline.sampling import (
-    OnStep,
-    SamplerOptions,
-    check_noise,
-    find_for_inference,
-    integrate,
-    plan_inference,
-    seeded_noise,
-)
-from dstrain.pipeline.variant_choice import choose_variant, score_inputs
+from dstrain.pipeline.sampler_options import OnStep, SamplerOptions
+from dstrain.pipeline.sampling import check_noise, integrate, seeded_noise
+from dstrain.pipeline.start_image import fitted_start
+from dstrain.pipeline.variant_choice import choose_variant
+from dstrain.pipeline.variant_scores import score_inputs
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry import ModelFamily, disabling, extensions_in_use
-
-
-class Video(Frames):
-    """A generated video: uint8 `pixels` (frames, height, width, 3) at `fps`."""
-
-    def save(self, path: str | Path) -> None:
-        """Write it as .mp4, whole or not at all; raises UsageError and SystemFault."""
-        save_image_or_video(self, Path(path))
-
-
-class Layers(list[Image.Image]):
-    """Several images of one generation, which may be transparent."""
-
-    def save(self, path: str | Path) -> None:
-        """Write each: the first under this name, the others numbered after it."""
-        save_image_or_video(self, Path(path))
-
-
-Output = Image.Image | Video | Layers
-
-
-def as_output(made: object) -> Output:
-    """Return what the last decoder made as one of these."""
-    if isinstance(made, Frames):
-        return Video(made.pixels, made.fps)
-    if isinstance(made, Iterable) and not isinstance(made, Image.Image):
-        return Layers(made)
-    assert isinstance(made, Image.Image)
-    return made
 
 
 class Pipeline(BoundSpec):

@@ -1,28 +1,13 @@
-"""Choose the variant of a family that a run means, and apply flags to its constants."""
+"""Choose the variant of a family that a run means."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
-from dstrain.config.options import ModelChoice
-from dstrain.data import read_literal
-from dstrain.errors import DstrainError, StateError, UsageError
-from dstrain.graph import Column, PipelineSpec, as_column
-from dstrain.models import Config, Found, ModelConfig, component_at, components_of
+from dstrain.errors import DstrainError, UsageError
+from dstrain.models import ModelConfig, component_at, components_of
 from dstrain.models.needed_components import denoiser_config
+from dstrain.pipeline.denoiser_check import fitting_variants
+from dstrain.pipeline.variant_scores import Scorer
 from dstrain.registry import ModelFamily, variant_of
-
-STEPS = "num_inference_steps"
-TOY_STEPS = 4
-"""Most denoising steps of a toy by default: its images are noise after any number."""
-Score = tuple[int, int]
-"""(names of what is given that a variant uses, less the names that it lacks)."""
-
-
-Scorer = Callable[[PipelineSpec], Score | None]
-"""Rates how well a variant fits what is given (a dataset's columns, the inputs of
-inference); None if it cannot run with them.
-"""
 
 
 def choose_variant(
@@ -72,91 +57,6 @@ def choose_variant(
     if len(left) > 1 and not take_first and not means_all:
         raise UsageError("--variant", f"could be {', '.join(left)}; choose one")
     return left[0]
-
-
-def with_overrides(
-    spec: PipelineSpec,
-    family: ModelFamily,
-    config: ModelChoice,
-) -> PipelineSpec:
-    """Return the pipeline spec with the constants that flags, or --toy, give, and with
-    few denoising steps by default for a toy.
-
-    Raises UsageError for text that is not a valid value, and for the flag of a constant
-    that the variant does not have.
-    """
-    flags = config.family_options
-    for option in family.options:
-        if option.name not in flags:
-            continue
-        acts = option.component or option.saves or option.name in spec.constants
-        variants = option.variants or family.variants
-        if not acts or spec.variant not in variants:
-            what = f"has no effect: variant {spec.variant} does not use it"
-            raise UsageError(f"--{option.name}", what)
-    changed: dict[str, Any] = {}
-    for name, constant in spec.constants.items():
-        if flags.get(name) is not None:
-            try:
-                cell = read_literal(flags[name], as_column(name, constant))
-            except ValueError as error:
-                raise UsageError(f"--{name}", str(error)) from error
-            if cell is None:
-                raise UsageError(f"--{name}", "is blank")
-            changed[name] = replace(constant, value=cell.literal)
-        elif config.toy and constant.toy is not None:
-            changed[name] = replace(constant, value=constant.toy)
-    defaults = dict(spec.defaults)
-    if config.toy and STEPS in defaults:
-        defaults[STEPS] = min(defaults[STEPS], TOY_STEPS)
-    return replace(spec, inputs={**spec.inputs, **changed}, defaults=defaults)
-
-
-def score_columns(
-    columns: Collection[str],
-    extra: Collection[str],
-    file_keys: Collection[str] | None = None,
-) -> Scorer:
-    """Return a function that scores variants by the columns of a dataset that they use;
-    None if a variant lacks one that it needs, or does not know an extra input.
-
-    Args:
-        columns: The dataset's columns.
-        extra: Inputs or columns that the variant has to know.
-        file_keys: The columns whose files are loaded; None for all.
-    """
-
-    def score(spec: PipelineSpec) -> Score | None:
-        known = {
-            name: source.name
-            for name, source in spec.inputs.items()
-            if isinstance(source, Column)
-            and (file_keys is None or not source.is_file or source.name in file_keys)
-        }
-        present = {name: column for name, column in known.items() if column in columns}
-        names = {*known, *present.values()}
-        if not names.issuperset(extra):
-            return None
-        if not spec.can_train(frozenset(present)):
-            return None
-        used = len(set(present.values()))
-        return used, used - len(set(known.values()))
-
-    return score
-
-
-def score_inputs(inputs: Collection[str]) -> Scorer:
-    """Return a function that scores variants by the inputs of inference that they use;
-    None if a variant lacks one that it needs.
-    """
-
-    def score(spec: PipelineSpec) -> Score | None:
-        present = frozenset(inputs) & set(spec.inputs)
-        if not spec.can_train(present | set(spec.defaults)):
-            return None
-        return len(present), 0
-
-    return score
 
 
 def _is_adapter(family: ModelFamily, config: ModelConfig) -> bool:
@@ -211,69 +111,3 @@ def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection
         # Missing and unfit files are reported later, with what needs them.
         return ()
     return fitting_variants(family, config)
-
-
-def fitting_variants(family: ModelFamily, config: Config) -> list[str]:
-    """Return the variants whose denoiser has this configuration, if they say."""
-    found = []
-    for variant in family.variants:
-        wanted = family.spec(variant).denoiser_config
-        if wanted and not entries_that_differ(wanted, config):
-            found.append(variant)
-    return found
-
-
-def entries_that_differ(wanted: Config, config: Config) -> list[str]:
-    """Return the entries that a configuration does not have as wanted."""
-    found = []
-    for name, value in wanted.items():
-        have = config.get(name)
-        if isinstance(value, bool):
-            have = have is not None and have is not False
-        elif name not in config:
-            continue  # left to the network's default
-        if have != value:
-            found.append(name)
-    return found
-
-
-def check_denoiser(family: ModelFamily, spec: PipelineSpec, found: Found) -> None:
-    """Refuse a denoiser that is another model than the variant is for, by its
-    configuration: before its weights are read, and where units read the configuration
-    alone.
-
-    Raises StateError that says what the denoiser is.
-    """
-    # A flag may say what the configuration does not.
-    flags = {option.field for option in family.options}
-    experts = spec.experts.components if spec.experts else (family.default_trainable,)
-    wanted = {
-        entry: value
-        for entry, value in spec.denoiser_config.items()
-        if entry not in flags
-    }
-    for name in experts:
-        config = found.configs.get(name)
-        if config is None:
-            continue
-        differing = entries_that_differ(wanted, config)
-        others = [
-            model
-            for model, entries in family.other_models.items()
-            if entries.keys() <= config.keys()
-            and not entries_that_differ(entries, config)
-        ]
-        words = []
-        if others:
-            words = [f"is {others[0]}, which no variant of {family.name} is for"]
-        for entry in differing[:1]:
-            has, takes = config.get(entry), wanted[entry]
-            what = f"has {entry} {has}; variant {spec.variant} takes {takes}"
-            words.append(what)
-        if not words:
-            continue
-        variants = [] if others else fitting_variants(family, config)
-        advice = [f"give --variant {' or '.join(variants)}"] if variants else []
-        files = found.files.get(name)
-        where = files.paths[0] if files else name
-        raise StateError(where, ": it ".join(words), *advice)

@@ -74,7 +74,7 @@ from dstrain.models.networks import (
     TransformersNetwork as TransformersNetwork,
 )
 from dstrain.models.toy import toy_writer as toy_writer
-from dstrain.pipeline.keeping import (
+from dstrain.pipeline.planned_weights import (
     KeptWeights as KeptWeights,
     PlannedComponent as PlannedComponent,
 )
@@ -93,9 +93,7 @@ from dstrain.runs.dry_run.planned_run import (
 from dstrain.runs.observers import Observer as Observer, WatchedRun as WatchedRun
 from dstrain.runs.prompt_images import Images as Images
 from dstrain.storage import read_limited as read_limited
-from dstrain.storage.files import (
-    remove_leftovers as remove_leftovers,
-    write_json as write_json,
-)
+from dstrain.storage.files import write_json as write_json
 from dstrain.storage.run_files import RunFiles as RunFiles
+from dstrain.storage.temporaries import remove_leftovers as remove_leftovers
 from dstrain.training.updater import Updater as Updater

@@ -31,9 +31,9 @@ from dstrain.lora import Trainables, format_named, known_formats
 from dstrain.models import DTYPES, Found, ModelConfig, components_of, find, precision
 from dstrain.models.device import attention_backend
 from dstrain.pipeline import MASK, find_preset, with_masks_of_dataset, with_presets
-from dstrain.pipeline.loss_masks import refuse_no_masks
+from dstrain.pipeline.denoiser_check import check_denoiser
+from dstrain.pipeline.masked_spec import refuse_no_masks
 from dstrain.pipeline.preset_choice import Preset
-from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry import Extensions, ModelFamily, Option, PromptRow
 from dstrain.runs.datasets.flags import data_config, masks_of
 from dstrain.runs.datasets.sources import installed_forms, is_published

@@ -1,11 +1,9 @@
 from dstrain.storage.columns import write_columns as write_columns
-from dstrain.storage.file_memory import Digests as Digests, ManyFiles as ManyFiles
+from dstrain.storage.file_digests import Digests as Digests
+from dstrain.storage.file_memory import ManyFiles as ManyFiles
 from dstrain.storage.files import (
     check_writable as check_writable,
-    read_limited as read_limited,
-    remove_leftovers as remove_leftovers,
     replacing as replacing,
-    temporary as temporary,
     write_file as write_file,
     write_json as write_json,
 )
@@ -14,6 +12,8 @@ from dstrain.storage.hashing import (
     hash_json as hash_json,
     sha256 as sha256,
 )
+from dstrain.storage.lazy_sequences import Chosen as Chosen
+from dstrain.storage.limited_reading import read_limited as read_limited
 from dstrain.storage.locks import lock as lock
 from dstrain.storage.run_files import (
     BAD_SAMPLES as BAD_SAMPLES,
@@ -23,9 +23,14 @@ from dstrain.storage.run_files import (
 from dstrain.storage.safetensors import (
     CHECKSUM as CHECKSUM,
     read_tensors as read_tensors,
-    take_part as take_part,
     tensor_shapes as tensor_shapes,
     verify_file as verify_file,
+)
+from dstrain.storage.temporaries import (
+    remove_leftovers as remove_leftovers,
+    temporary as temporary,
+)
+from dstrain.storage.tensor_writer import (
+    take_part as take_part,
     write_tensors as write_tensors,
 )
-from dstrain.storage.spool import Chosen as Chosen

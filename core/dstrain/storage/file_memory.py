@@ -4,51 +4,29 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import xxhash
 
-from dstrain.errors import StateError, SystemFault
-from dstrain.storage.files import REPLACES_OPEN_FILES, replacing
-from dstrain.storage.hashing import (
-    MARK_LENGTH,
-    FileMark,
-    file_mark,
-    files_in,
-    hash_json,
-    sha256,
+from dstrain.storage.files import replacing
+from dstrain.storage.hashing import MARK_LENGTH
+from dstrain.storage.memory_file import (
+    ENTRY,
+    FORM,
+    MARK,
+    VALUE_BYTES,
+    Entries,
+    checksum,
+    stored_entries,
 )
 
-MARK = struct.Struct("<QqqQ")
-VALUE_BYTES = 32
-ENTRY = np.dtype(
-    [
-        ("key", "<u8"),
-        ("rest", "<u8"),
-        ("mark", f"V{MARK.size}"),
-        ("value", f"V{VALUE_BYTES}"),
-        ("settled", "?"),
-    ]
-)
-Entries = np.ndarray[Any, np.dtype[np.void]]
-FORM = b"dstrain remembers files, form 1".ljust(MARK.size)
-"""In place of the mark of the first entry, whose value is the hash of the others."""
-HEADER_BYTES = 4096
-"""Bytes at the beginning of a file, among which the form is."""
 SETTLED = 2 * 10**9
 """Nanoseconds after a change from which a file's times can be trusted: a second change
 within that time may leave them equal.
 """
 MOST_RECENT = 2**16
 """Entries that are objects of Python, at least, before they are put with the others."""
-
-VARIABLE = "DSTRAIN_CACHE"
-MODEL_FILES = "model_files.npy"
 
 
 class ManyFiles:
@@ -59,7 +37,7 @@ class ManyFiles:
     def __init__(self, path: Path) -> None:
         """Open what an earlier run stored there; what is unreadable is forgotten."""
         self.path = path
-        stored = _stored(path)
+        stored = stored_entries(path)
         self._use(np.empty(0, ENTRY) if stored is None else stored)
         self._recent: dict[bytes, bytes] = {}
         self.unsettled = False
@@ -100,14 +78,14 @@ class ManyFiles:
         A file of another form, or a link, is somebody else's and stays.
         """
         if os.path.lexists(self.path) and (
-            self.path.is_symlink() or _stored(self.path) is None
+            self.path.is_symlink() or stored_entries(self.path) is None
         ):
             return
         self._merge()
         settled = self._entries[self._entries["settled"]]
         head = np.zeros(1, ENTRY)
         head["mark"] = FORM
-        head["value"] = _checksum(settled)
+        head["value"] = checksum(settled)
         header = {
             "descr": np.lib.format.dtype_to_descr(ENTRY),
             "fortran_order": False,
@@ -175,152 +153,6 @@ class ManyFiles:
         self._keys = np.ascontiguousarray(entries["key"])
 
 
-class Digests(ManyFiles):
-    """The sha256 of files, read again only where a file changed."""
-
-    def known(self, path: str) -> bytes | None:
-        """Return the digest of a file that did not change since it was read; None for
-        another one. Raises SystemFault.
-        """
-        try:
-            return self.recall(path, file_mark(path))
-        except OSError as error:
-            raise _unreadable(path, error) from error
-
-    def of(self, path: str | Path) -> str:
-        """Return the sha256 of a file's bytes; raises SystemFault."""
-        key = str(path)
-        digest = self.known(key)
-        if digest is None:
-            mark, digest = read(key)
-            self.remember(key, mark, digest)
-        return digest.hex()
-
-    def of_all(self, paths: Iterable[Path]) -> str:
-        """Return one digest of several files, whose own names do not count.
-
-        Of a folder, every file below it counts with its relative path.
-        """
-        files = [[place, self.of(file)] for place, file in files_in(paths)]
-        return hash_json("files", sorted(files))
-
-    def record(self, path: str | Path) -> list[Any]:
-        """Return the mark and the sha256 of a file that `of` was asked for, as they were
-        then; `first_changed` compares them.
-        """
-        entry = self.entry(str(path))
-        if entry is None:
-            raise KeyError(path)
-        mark, digest = entry
-        return [*MARK.unpack(mark), digest.hex()]
-
-    def check_unchanged(self, paths: Iterable[Path]) -> None:
-        """Raise StateError for a file that changed since its digest was computed.
-
-        Values computed from such a file would be stored under the wrong key.
-        """
-        for _, file in files_in(paths):
-            with suppress(OSError):
-                if self.recall(str(file), file_mark(file)) is not None:
-                    continue
-            what = "changed while it was in use"
-            raise StateError(file, what, "run the same command again")
-
-
-def read(path: str) -> tuple[FileMark, bytes]:
-    """Return the mark and the sha256 of a file; raises SystemFault."""
-    try:
-        mark = file_mark(path)
-        return mark, bytes.fromhex(sha256(Path(path)))
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str | Path, error: OSError) -> SystemFault:
-    return SystemFault(path, f"cannot be read: {error.strerror}")
-
-
-def user_cache(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of what is remembered for a user; None for one without a home."""
-    if environment.get(VARIABLE):
-        return Path(environment[VARIABLE])
-    # A relative one counts as unset, says the XDG Base Directory Specification.
-    xdg = Path(environment.get("XDG_CACHE_HOME", ""))
-    if xdg.is_absolute():
-        return xdg / "dstrain"
-    with suppress(RuntimeError):
-        return Path.home() / ".cache" / "dstrain"
-    return None
-
-
-class ModelDigests(Digests):
-    """The sha256 of model files, read once for all feature caches of a user.
-
-    Where the user's folder cannot be read or written, nothing is remembered.
-    """
-
-    def __init__(self) -> None:
-        self.folder = user_cache()
-        super().__init__((self.folder or Path(os.devnull)) / MODEL_FILES)
-
-    def of(self, path: str | Path) -> str:
-        """Return the sha256 of a file's bytes; raises SystemFault."""
-        return super().of(os.path.abspath(path))
-
-    def of_all(self, paths: Iterable[Path]) -> str:
-        """Return one digest of several files, which are read at the same time."""
-        paths = list(paths)
-        files = [os.path.abspath(file) for _, file in files_in(paths)]
-        new = [file for file in files if self.known(file) is None]
-        # hashlib lets other threads run.
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for file, (mark, digest) in zip(new, pool.map(read, new), strict=True):
-                self.remember(file, mark, digest)
-        return super().of_all(paths)
-
-    def record(self, path: str | Path) -> list[object]:
-        """Return the mark and the sha256 of a file that `of` was asked for."""
-        return super().record(os.path.abspath(path))
-
-    def check_unchanged(self, paths: Iterable[Path]) -> None:
-        """Raise StateError for a file that changed since its digest was computed."""
-        super().check_unchanged([Path(os.path.abspath(path)) for path in paths])
-
-    def save(self) -> None:
-        """Store the digests, beside those that other runs have stored meanwhile."""
-        if self.is_new:
-            self.add_absent(ModelDigests())
-            save_for_user(self)
-
-
-def save_for_user(memory: ManyFiles) -> None:
-    """Store what is remembered in a user's folder; where that is not possible, nothing is
-    remembered.
-    """
-    if user_cache() is not None:
-        with suppress(SystemFault, OSError):
-            memory.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            ManyFiles.save(memory)
-
-
-def is_whole(path: Path) -> bool:
-    """Return whether a file is just as `ManyFiles.save` wrote it; raises SystemFault if it
-    cannot be read.
-    """
-    return is_own(path) and _stored(path) is not None
-
-
-def is_own(path: Path) -> bool:
-    """Return whether `ManyFiles.save` wrote a file, which may have been damaged since;
-    raises SystemFault if it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return FORM in file.read(HEADER_BYTES)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
 def _hash(key: str) -> bytes:
     # Names of files that are not UTF-8 have halves of surrogate pairs.
     data = key.encode("utf-8", "surrogatepass")
@@ -333,23 +165,3 @@ def _mark(marks: Sequence[int]) -> bytes:
         return MARK.pack(*marks)
     data = struct.pack(f"<{len(marks)}q", *(number % 2**63 for number in marks))
     return hashlib.blake2b(data, digest_size=MARK.size).digest()
-
-
-def _checksum(entries: Entries) -> bytes:
-    digest = xxhash.xxh3_128_digest(np.ascontiguousarray(entries).view(np.uint8).data)
-    return digest.ljust(VALUE_BYTES, b"\0")
-
-
-def _stored(path: Path) -> Entries | None:
-    try:
-        table: Any = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, RecursionError, MemoryError):
-        return None
-    if table.dtype != ENTRY or table.ndim != 1 or not len(table):
-        return None
-    head, entries = table[0], table[1:]
-    known = head["mark"].tobytes() == FORM
-    if not known or head["value"].tobytes() != _checksum(entries):
-        return None
-    # Where it is mapped, `save` could not replace it.
-    return np.asarray(entries) if REPLACES_OPEN_FILES else np.array(entries)

@@ -6,76 +6,19 @@ import tempfile
 import threading
 import weakref
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
 from multiprocessing import reduction
 from typing import Any, overload
-
-import numpy as np
 
 from dstrain.errors import SystemFault
 from dstrain.storage.columns import BATCH_ROWS
 
-Numbers = Sequence[int] | np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 MOST_IN_RAM = 2**20
 """Bytes that wait in RAM until they are written; what is smaller makes no file."""
 _position = threading.Lock()
 """Held by who moves the position of a file, where the platform cannot read elsewhere."""
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _decode = json.JSONDecoder().raw_decode
-
-
-@dataclass(frozen=True)
-class Chosen(Sequence[Any]):
-    """Some of the values of a sequence, made when they are used."""
-
-    values: Sequence[Any]
-    numbers: Numbers
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Chosen": ...
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return one of them, or those of a slice."""
-        if isinstance(index, slice):
-            return Chosen(self.values, self.numbers[index])
-        return self.values[self.numbers[index]]
-
-
-class Joined(Sequence[Any]):
-    """Several sequences, one after the other."""
-
-    def __init__(self, parts: Sequence[Sequence[Any]]) -> None:
-        """Join sequences that do not change any more."""
-        self._parts = parts
-        self._ends = list(accumulate(map(len, parts)))
-
-    def __len__(self) -> int:
-        """Return how many values there are."""
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Chosen: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return one of them, or those of a slice."""
-        if isinstance(index, slice):
-            return Chosen(self, range(len(self))[index])
-        number = range(len(self))[index]
-        part = bisect_right(self._ends, number)
-        return self._parts[part][number - (self._ends[part - 1] if part else 0)]
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the values in order."""
-        return chain.from_iterable(self._parts)
 
 
 class Spool(Sequence[Any]):

@@ -18,7 +18,7 @@ from dstrain.distributed import ProcessGroup
 from dstrain.graph import Column, PipelineSpec, Plan
 from dstrain.models import ModelConfig, assign, write_toy
 from dstrain.pipeline import Pipeline
-from dstrain.pipeline.sampling import find_for_inference
+from dstrain.pipeline.inference_plan import find_for_inference
 from dstrain.randomness import SampleKey
 from dstrain.registry import ModelFamily
 from dstrain.runs import Setup, TrainingData, open_training_data, prepare

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dstrain.storage.safetensors import is_divided
+from dstrain.storage.tensor_writer import is_divided
 
 if TYPE_CHECKING:
     # Importing it takes a second, so only runs that shard do.

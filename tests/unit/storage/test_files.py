@@ -17,7 +17,8 @@ from dstrain.storage import (
     temporary,
     write_file,
 )
-from dstrain.storage.files import finish_replacing, replacing_folder, set_aside
+from dstrain.storage.temporaries import set_aside
+from dstrain.storage.whole_folders import finish_replacing, replacing_folder
 
 from tests.support.machines import most_bytes, move_elsewhere
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dstrain.storage import Digests
-from dstrain.storage.hashing import first_changed
+from dstrain.storage.recorded_files import first_changed
 
 COUNT = 600
 """More than one thread looks at."""

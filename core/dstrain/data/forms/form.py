@@ -95,7 +95,7 @@ class Source:
         # Here, since modules of hooks are imported for every command: these import numpy.
         from dstrain.data.forms.listing import folder_digest
         from dstrain.storage import hash_json, sha256
-        from dstrain.storage.file_memory import ModelDigests
+        from dstrain.storage.file_digests import ModelDigests
 
         if self.form == "table":
             return sha256(self.path)

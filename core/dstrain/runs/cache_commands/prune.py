@@ -25,7 +25,7 @@ from dstrain.runs.cache_commands.contents import (
     rewrite_shard,
 )
 from dstrain.storage import remove_leftovers
-from dstrain.storage.files import temporaries
+from dstrain.storage.temporaries import temporaries
 
 PARTS = ("", "shards", "index", "plans")
 """Folders of a cache in which a run that died leaves temporary files."""

@@ -13,9 +13,10 @@ from dstrain.config.plugin_records import records
 from dstrain.errors import StateError
 from dstrain.runs.launch.settings import world_size
 from dstrain.storage import BAD_SAMPLES, RUN, RunFiles, lock
-from dstrain.storage.files import finish_replacing, refuse_link
+from dstrain.storage.files import refuse_link
 from dstrain.storage.locks import LOCK
 from dstrain.storage.run_files import not_listed, remove_empty
+from dstrain.storage.whole_folders import finish_replacing
 
 FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
 EMA = "ema.safetensors"

@@ -31,8 +31,8 @@ from dstrain.runs.checkpoints.directory import (
     step_of,
 )
 from dstrain.storage import read_tensors, sha256, take_part, write_json, write_tensors
-from dstrain.storage.files import remove_folder, replacing_folder
-from dstrain.storage.safetensors import is_divided, whole
+from dstrain.storage.tensor_writer import is_divided, whole
+from dstrain.storage.whole_folders import remove_folder, replacing_folder
 
 logger = get_logger(__name__)
 

@@ -8,8 +8,8 @@ from dstrain.graph import Plan
 from dstrain.graph.keepers import BEFORE_LORA
 from dstrain.models import Config, components_of, empty_component, find
 from dstrain.models.networks import set_dtype
-from dstrain.pipeline.keeping import planned_component
-from dstrain.pipeline.variant_choice import entries_that_differ
+from dstrain.pipeline.denoiser_check import entries_that_differ
+from dstrain.pipeline.planned_weights import planned_component
 from dstrain.runs.setup import Setup
 
 

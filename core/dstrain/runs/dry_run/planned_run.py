@@ -16,7 +16,7 @@ from dstrain.distributed import Sharding
 from dstrain.graph import Plan
 from dstrain.models import components_of
 from dstrain.pipeline import Pipeline
-from dstrain.pipeline.keeping import (
+from dstrain.pipeline.planned_weights import (
     KeptWeights,
     PlannedComponent,
     kept_weights,

@@ -19,7 +19,7 @@ from dstrain.runs.prompt_rows import PromptPlan, plan_rows
 from dstrain.runs.setup import Setup
 from dstrain.storage import Chosen, hash_json
 from dstrain.storage.columns import BATCH_ROWS
-from dstrain.storage.file_memory import Digests, ModelDigests
+from dstrain.storage.file_digests import Digests, ModelDigests
 
 NO_ADDRESS = bytes(BYTES)
 

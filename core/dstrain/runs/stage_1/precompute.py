@@ -44,7 +44,7 @@ from dstrain.runs.stage_1.unchanged import (
     refuse_folder,
 )
 from dstrain.storage import BAD_SAMPLES, lock
-from dstrain.storage.files import nameable
+from dstrain.storage.temporaries import nameable
 from dstrain.training import collect_memory
 
 logger = get_logger(__name__)

@@ -38,7 +38,7 @@ from dstrain.runs.prompt_rows import recorded_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import component_keys
 from dstrain.storage import Digests, hash_json
-from dstrain.storage.file_memory import ModelDigests
+from dstrain.storage.file_digests import ModelDigests
 from dstrain.storage.hashing import package_digest
 from dstrain.training import CachedSamples
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from dstrain import TrainingModule
-from dstrain.pipeline.keeping import planned_component
+from dstrain.pipeline.planned_weights import planned_component
 from dstrain.registry import load_family
 from dstrain.runs import open_training_data
 from dstrain.runs.build import load_module
