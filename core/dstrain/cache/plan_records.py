@@ -6,7 +6,7 @@ compares it with records that stage 1 writes.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FunctionType, MappingProxyType
 from typing import Any, get_args
 
@@ -40,7 +40,7 @@ def problems(data: Any, shape: Shape, place: str) -> Iterator[str]:
         for number, item in enumerate(data):
             kind = shape[number] if isinstance(shape, tuple) else shape[0]
             yield from problems(item, kind, f"{place}[{number}]")
-    elif isinstance(shape, dict):
+    elif isinstance(shape, Mapping):
         if type(data) is not dict:
             yield f"{place} has no names"
             return
@@ -105,54 +105,60 @@ ADDRESS = re.compile("[0-9a-f]{40}")
 COLUMNS = re.compile("[0-9a-f]{32}")
 # The mark and the sha256, as `Digests.record` returns them.
 FILE = (str, str, (int, int, int, int, str))
-REPEATABLE = {
-    "config": str,
-    "code": str,
-    "settled": bool,
-    "largest": _largest,
-    # Of plans of earlier versions.
-    "warnings?": [str],
-    "dataset?": str,
-}
-PROMPT_ROW = {
-    "prompt": str,
-    "inputs": [str],
-    "branches": [str],
-    "sampling": {
-        "num_inference_steps": int,
-        "guidance_scale": int | float,
-        "rand_device": str,
-    },
-    "values": {OTHERS: _stored_or_literal},
-}
-PLAN = {
-    "identity": {
-        "family": str,
-        "variant": str,
-        "task": str,
-        "use?": str,
-        OTHERS: _fact,
-    },
-    "about": {
-        "dataset": {
-            "path": str,
-            "sha256": str,
-            "rows": int,
-            "folders": [str],
-            OTHERS: object,
+REPEATABLE = MappingProxyType(
+    {
+        "config": str,
+        "code": str,
+        "settled": bool,
+        "largest": _largest,
+        # Of plans of earlier versions.
+        "warnings?": [str],
+        "dataset?": str,
+    }
+)
+PROMPT_ROW = MappingProxyType(
+    {
+        "prompt": str,
+        "inputs": [str],
+        "branches": [str],
+        "sampling": {
+            "num_inference_steps": int,
+            "guidance_scale": int | float,
+            "rand_device": str,
         },
-        "columns": [str],
-        "inputs": [[str]],
-        "components": {OTHERS: str},
-        "configs": {OTHERS: {OTHERS: object}},
-        "models": {OTHERS: str},
-        "files": {OTHERS: [FILE]},
-        "versions": {OTHERS: str},
-        "prompt_rows": [PROMPT_ROW],
-        "config?": {"words?": [str], "folder?": str, OTHERS: object},
-        "repeatable?": _repeatable,
-        "sizes?": [(str, int, int | float)],
-    },
-    "columns": {"files": COLUMNS, "folders": COLUMNS, "samples": COLUMNS},
-    "sequence": int,
-}
+        "values": {OTHERS: _stored_or_literal},
+    }
+)
+PLAN = MappingProxyType(
+    {
+        "identity": {
+            "family": str,
+            "variant": str,
+            "task": str,
+            "use?": str,
+            OTHERS: _fact,
+        },
+        "about": {
+            "dataset": {
+                "path": str,
+                "sha256": str,
+                "rows": int,
+                "folders": [str],
+                OTHERS: object,
+            },
+            "columns": [str],
+            "inputs": [[str]],
+            "components": {OTHERS: str},
+            "configs": {OTHERS: {OTHERS: object}},
+            "models": {OTHERS: str},
+            "files": {OTHERS: [FILE]},
+            "versions": {OTHERS: str},
+            "prompt_rows": [PROMPT_ROW],
+            "config?": {"words?": [str], "folder?": str, OTHERS: object},
+            "repeatable?": _repeatable,
+            "sizes?": [(str, int, int | float)],
+        },
+        "columns": {"files": COLUMNS, "folders": COLUMNS, "samples": COLUMNS},
+        "sequence": int,
+    }
+)
