@@ -43,10 +43,11 @@ from dstrain.training.distill import (
     DIRECT_DISTILL as DIRECT_DISTILL,
     TRAJECTORY_IMITATION as TRAJECTORY_IMITATION,
 )
-from dstrain.training.loader import Batch as Batch, Sample as Sample
+from dstrain.training.loader import Batch as Batch
 from dstrain.training.losses import (
     SFT as SFT,
     Predict as Predict,
     flow_match as flow_match,
 )
 from dstrain.training.module import TrainingModule as TrainingModule
+from dstrain.training.sample_sources import Sample as Sample

@@ -1,4 +1,4 @@
-"""Define the commands; what imports torch or a plugin is imported when a command runs."""
+"""Define the commands of the command line; what imports torch or a plugin is imported when a command runs."""
 
 import dataclasses
 import json
@@ -17,23 +17,15 @@ from dstrain.cli.click_options import (
 from dstrain.cli.completion import families
 from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.help import Group
+from dstrain.cli.plugin_lists import models, plugins
 from dstrain.config import validate, with_run_options
 from dstrain.config.json_schema import schema
 from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.config.plugin_options import broken_records
-from dstrain.console import (
-    PAGE_WIDTH,
-    as_table,
-    fitted,
-    get_logger,
-    shell_command,
-    status,
-)
+from dstrain.console import fitted, get_logger, shell_command, status
 from dstrain.errors import UsageError
 
 logger = get_logger(__name__)
-LOOKING = "looking at plugins ..."
-"""What a terminal shows while plugins are imported, each in a process of its own."""
 
 
 def train(config: TrainConfig) -> None:
@@ -112,86 +104,6 @@ def toy(
         fill_folder(family, chosen, seed, output, advice)
     words = ["--model_id", str(output), "--variant", chosen]
     click.echo(f"wrote {output}; use it with {shell_command(words)}")
-
-
-def models(
-    family: str | None, variant: str | None, disabled_plugins: tuple[str, ...]
-) -> None:
-    """List the installed model families and the models they know.
-
-    Of a FAMILY, it lists what each variant needs and makes.
-    """
-    from dstrain.cli.inspection import inspect_all
-    from dstrain.installed import GROUP
-
-    if family is not None:
-        _show_variants(family, variant, disabled_plugins)
-        return
-    if variant is not None:
-        raise UsageError("--variant", "has no effect without the name of a family")
-    with status(LOOKING):
-        found = inspect_all(disabled_plugins, (GROUP,))
-    rows = [
-        (
-            one.name,
-            one.distribution,
-            one.version,
-            one.reason or ", ".join(one.variants),
-        )
-        for one in found
-    ]
-    head = ("name", "distribution", "version", "variants")
-    click.echo(as_table(head, rows, PAGE_WIDTH))
-    for one in found:
-        if one.model_ids:
-            of_family = (f"--model_id of {one.name}", "variants")
-            click.echo("\n" + as_table(of_family, one.model_ids.items(), PAGE_WIDTH))
-    click.echo("\nwhat a family's variants need: dstrain models FAMILY")
-
-
-def _show_variants(
-    name: str, variant: str | None, disabled_plugins: tuple[str, ...]
-) -> None:
-    """Print what variants of a family need and make."""
-    from dstrain.cli.inspection import variant_lines
-    from dstrain.registry import load_family, variant_of
-
-    family = load_family(name, disabled_plugins)
-    chosen = family.variants if variant is None else (variant_of(family, variant),)
-    with status():
-        described = {one: [*variant_lines(family, one)] for one in chosen}
-    tables = []
-    for one, (first, *rest) in described.items():
-        heading = click.style(one, bold=True)
-        tables.append(f"{heading}\n{as_table(first, rest, PAGE_WIDTH)}")
-    click.echo("\n\n".join(tables))
-
-
-def plugins(as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
-    """List the installed plugins or create a new one.
-
-    The list shows what each plugin adds, or why it cannot be used.
-    """
-    from dstrain.cli.inspection import inspect_all
-
-    if click.get_current_context().invoked_subcommand is not None:
-        if as_json:
-            what = "has no effect here: it applies to the list of plugins"
-            raise UsageError("--json", what)
-        return
-    with status(LOOKING):
-        findings = inspect_all(disabled_plugins)
-    if as_json:
-        rows = [dataclasses.asdict(found) for found in findings]
-        click.echo(json.dumps(rows, indent=2))
-        return
-    lines = []
-    for found in findings:
-        distribution = f"{found.distribution} {found.version}"
-        what = found.reason or ", ".join([*found.variants, *found.adds])
-        lines.append((found.name, distribution, found.state, what))
-    head = ("name", "distribution", "state", "variants, additions, or the reason")
-    click.echo(as_table(head, lines, PAGE_WIDTH))
 
 
 def new_plugin(name: str, disabled_plugins: tuple[str, ...]) -> None:

@@ -21,14 +21,8 @@ from dstrain.cli.click_options import (
     shared_options,
 )
 from dstrain.cli.completion import FAMILY, folded
-from dstrain.cli.config_file import (
-    default_map,
-    for_toy,
-    is_true,
-    read_file,
-    with_choice_of_model,
-)
-from dstrain.cli.errors import DISABLED, hints, variables_without_effect
+from dstrain.cli.config_file import read_file
+from dstrain.cli.file_values import default_map, for_toy, is_true, with_choice_of_model
 from dstrain.cli.help import (
     BRIEF,
     HELP,
@@ -37,13 +31,14 @@ from dstrain.cli.help import (
     show_brief,
     write_sections,
 )
+from dstrain.cli.hints import DISABLED, hints, variables_without_effect
 from dstrain.config import flags, read_resolved
 from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.options import ModelChoice, TrainConfig
 from dstrain.config.plugin_options import headings
 from dstrain.console import get_logger, number_of, status
 from dstrain.errors import UsageError
-from dstrain.installed import how_to_have
+from dstrain.not_installed import how_to_have
 from dstrain.registry import ModelFamily, Option
 
 if TYPE_CHECKING:  # it imports pluggy

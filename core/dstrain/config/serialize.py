@@ -18,7 +18,7 @@ from dstrain.config.plugin_options import changed, flags, flags_by_name, plugin_
 from dstrain.config.plugin_records import records
 from dstrain.console import redacted
 from dstrain.errors import StateError, UsageError
-from dstrain.installed import how_to_have, is_default_of_absent
+from dstrain.not_installed import how_to_have, is_default_of_absent
 from dstrain.storage import write_file
 
 MODEL_FILES = ("model_id", "model_paths", "model_id_with_origin_paths")

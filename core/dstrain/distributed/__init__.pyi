@@ -1,4 +1,4 @@
-from dstrain.distributed.liveness import (
+from dstrain.distributed.peers import (
     ignore_sigterm as ignore_sigterm,
     peer_failed as peer_failed,
     should_report as should_report,

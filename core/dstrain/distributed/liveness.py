@@ -6,20 +6,17 @@ other by, and wait for a process as long as it lives, but no longer. Collectives
 time limit of the process group.
 """
 
-import hashlib
 import os
-import signal
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from dstrain.console import get_logger
-from dstrain.errors import DstrainError, Interrupted, SystemFault
+from dstrain.distributed.peers import INTERRUPTED, attempt, peer_failed, store_of_run
 from dstrain.storage.temporaries import process_exists
 
 logger = get_logger(__name__)
@@ -28,64 +25,8 @@ INTERVAL = 2.0
 """Seconds between two signs of life."""
 TIMEOUT = 600.0
 """Seconds without a sign of life after which a process counts as ended."""
-ENDED = "another process of the run ended"
-LATE = "another process of the run did not answer in time"
 # Why a process leaves a run before its end:
 FAILED = "failed"
-INTERRUPTED = "interrupted"
-
-
-def peer_failed(what: str = ENDED) -> SystemFault:
-    """Return the error of a process that cannot continue without the others.
-
-    what: what happened to them.
-    """
-    return SystemFault(
-        "processes",
-        what,
-        "if that process could report why, its own message says so",
-        "everything saved so far is complete",
-    )
-
-
-def launched() -> bool:
-    """Return whether a launcher started this process as one of several."""
-    return os.environ.get("WORLD_SIZE", "1") != "1"
-
-
-def should_report(error: DstrainError) -> bool:
-    """Return whether this process prints the error.
-
-    Of the processes that fail with the same message only one prints it. A process that
-    the launcher interrupted because another had failed prints nothing.
-    """
-    if not launched() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return True
-    # The launcher, which holds the store, may be gone: better printed twice than never.
-    with suppress(Exception):
-        store = _store()
-        failed = f"{_attempt()}/failed"
-        text = str(error)
-        if isinstance(error, Interrupted):
-            if store.check([failed]):
-                return False
-            # Printed once, by whoever is first: each says where it stopped.
-            text = INTERRUPTED
-        else:
-            store.set(failed, "")
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        return bool(store.add(f"{_attempt()}/said/{digest}", 1) == 1)
-    return True
-
-
-def ignore_sigterm() -> None:
-    """Ignore the SIGTERM that a launcher sends to every process when one has failed.
-
-    It would cut off the message of a process that is about to end. The launcher kills
-    what is left after 30 seconds.
-    """
-    if launched() and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @dataclass
@@ -101,12 +42,12 @@ class Heartbeat:
 
     def __post_init__(self) -> None:
         # The thread has a connection of its own: a blocked one blocks no sign of life.
-        self._store = _store()
-        own = _store()
+        self._store = store_of_run()
+        own = store_of_run()
         # Each process counts its runs, so that a script which makes several does not
         # find the keys of an earlier one.
-        number = self._store.add(f"{_attempt()}/runs/{self.rank}", 1)
-        self._run = f"{_attempt()}/{number}"
+        number = self._store.add(f"{attempt()}/runs/{self.rank}", 1)
+        self._run = f"{attempt()}/{number}"
         self._store.set(
             self._key("place", self.rank), f"{socket.gethostname()} {os.getpid()}"
         )
@@ -225,31 +166,3 @@ class Heartbeat:
 
     def _key(self, *parts: object) -> str:
         return "/".join([self._run, *map(str, parts)])
-
-
-def _attempt() -> str:
-    # A launcher that starts a run again after a failure may keep the store.
-    return f"dstrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
-def _store() -> Any:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported explicitly
-
-    place = os.environ["MASTER_ADDR"]
-    port = int(os.environ["MASTER_PORT"])
-    return TCPStore(place, port, is_master=False, timeout=timedelta(seconds=30))
-
-
-def peer_failure(error: BaseException) -> str:
-    """Return what an error of a collective says about the other processes.
-
-    '' if it is another error.
-    """
-    from torch.distributed import DistError
-
-    text = str(error)
-    # Gloo raises plain RuntimeErrors, which only their text tells from others.
-    collective = isinstance(error, DistError) or "gloo" in text
-    if not isinstance(error, RuntimeError) or not collective:
-        return ""
-    return LATE if "imed out" in text or "imeout" in text else ENDED

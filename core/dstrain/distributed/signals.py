@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dstrain.distributed.liveness import launched
+from dstrain.distributed.peers import launched
 from dstrain.errors import Interrupted
 
 Handler = Callable[[int, FrameType | None], None]

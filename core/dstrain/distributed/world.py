@@ -10,11 +10,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from dstrain.distributed.liveness import (
+from dstrain.distributed.liveness import FAILED, Heartbeat
+from dstrain.distributed.peers import (
     ENDED,
-    FAILED,
     INTERRUPTED,
-    Heartbeat,
     ignore_sigterm,
     peer_failed,
     peer_failure,

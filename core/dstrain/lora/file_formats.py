@@ -14,13 +14,14 @@ from dstrain.config import LoraFile
 from dstrain.config.options.output import OutputOptions
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, UsageError
-from dstrain.installed import described, how_to_have
+from dstrain.installed import described
 from dstrain.lora.reading import LoraNames, LoraSource, groups_in, read_layers
 from dstrain.lora.stored import Lora
 from dstrain.models import NATIVE, Config, Shapes
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat
 from dstrain.models.weights import LORA_KEY
+from dstrain.not_installed import how_to_have
 from dstrain.registry import ModelFamily, disabled_plugins, extensions_in_use
 from dstrain.storage import read_tensors
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from dstrain.config.options import TrainConfig
     from dstrain.graph import Task
     from dstrain.graph.keeper import Keeper, KeeperRequest
 
@@ -81,9 +80,9 @@ class Hooks:
         raise NotImplementedError
 
     @hookspec
-    def dstrain_forms(self, options: TrainConfig) -> Sequence[Any]:
-        """Return forms of datasets (`dstrain.plugin.Form`) for a run with these options:
-        each finds the rows of a dataset, reads them from files, or opens URLs.
+    def dstrain_forms(self, options: Any) -> Sequence[Any]:
+        """Return forms of datasets (`dstrain.plugin.Form`) for a run with these options,
+        a TrainConfig: each finds the rows of a dataset, reads them from files, or opens URLs.
         """
         raise NotImplementedError
 

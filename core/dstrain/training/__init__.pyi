@@ -1,12 +1,8 @@
 from dstrain.training.batching import (
     SKIPPED as SKIPPED,
-    MicroBatch as MicroBatch,
     Order as Order,
     Position as Position,
     RepeatedRows as RepeatedRows,
-    hold_out as hold_out,
-    split_across_ranks as split_across_ranks,
-    with_skipped_rows as with_skipped_rows,
 )
 from dstrain.training.distill import (
     LATENTS as LATENTS,
@@ -17,13 +13,11 @@ from dstrain.training.ema import (
     MovingAverage as MovingAverage,
     in_eval_mode as in_eval_mode,
 )
-from dstrain.training.loader import (
-    CachedSamples as CachedSamples,
-    DecodedSamples as DecodedSamples,
-    Sample as Sample,
-    SampleSource as SampleSource,
-    load_batches as load_batches,
+from dstrain.training.held_out import (
+    hold_out as hold_out,
+    with_skipped_rows as with_skipped_rows,
 )
+from dstrain.training.loader import load_batches as load_batches
 from dstrain.training.losses import SFT as SFT
 from dstrain.training.memory import (
     LESS_MEMORY as LESS_MEMORY,
@@ -32,4 +26,14 @@ from dstrain.training.memory import (
     oom_as_error as oom_as_error,
     peak_memory as peak_memory,
 )
+from dstrain.training.micro_batches import (
+    MicroBatch as MicroBatch,
+    split_across_ranks as split_across_ranks,
+)
 from dstrain.training.module import TrainingModule as TrainingModule
+from dstrain.training.sample_sources import (
+    CachedSamples as CachedSamples,
+    DecodedSamples as DecodedSamples,
+    Sample as Sample,
+    SampleSource as SampleSource,
+)

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dstrain.errors import UsageError
-from dstrain.randomness import SampleKey, digest
+from dstrain.randomness import SampleKey
+from dstrain.training.draw_ranges import DrawRanges
+from dstrain.training.permutation import Indices, permute
 
 CHUNK = 4096
 """Positions that are permuted at once."""
@@ -24,8 +25,6 @@ LARGE_CHUNK = 4 * CHUNK
 """Positions that are permuted at once where nothing waits for the next batch."""
 SKIPPED = -1
 """The group of a row without a sample."""
-ROUNDS = 6
-Indices = np.ndarray[Any, np.dtype[np.uint64]]
 Groups = np.ndarray[Any, np.dtype[np.int32]]
 """Sample -> number of its signature, or `SKIPPED`."""
 SampleIds = np.ndarray[Any, np.dtype[np.int64]]
@@ -44,59 +43,6 @@ def sample_index(
     the index at which it would be.
     """
     return bisect_left(sample_ids, (row, chunk), key=tuple)
-
-
-def permute(
-    positions: Indices,
-    size: int,
-    key: Sequence[int],
-) -> Indices:
-    """Map positions to items by a bijection of 0 .. size-1 that the key chooses.
-
-    It is a balanced Feistel network (Luby and Rackoff 1988; four rounds suffice, six
-    are used) with cycle walking (Black and Rogaway 2002).
-    """
-    # Halves of equal width, together just wide enough for size - 1.
-    bits = max(size - 1, 1).bit_length()
-    width = (bits + 1) // 2
-    half = np.uint64(width)
-    mask = np.uint64((1 << width) - 1)
-    digests = [digest(key, "order", i) for i in range(ROUNDS)]
-    round_keys = [np.uint64(int.from_bytes(one[:8], "little")) for one in digests]
-
-    def encrypt(values: Indices) -> Indices:
-        left = values >> half
-        right = values & mask
-        for round_key in round_keys:
-            mixed = _mix(right ^ round_key) & mask
-            left, right = right, left ^ mixed
-        return (left << half) | right
-
-    items = encrypt(positions)
-    # The network permutes a power of two. An item outside is encrypted again until it
-    # is inside, which keeps the whole a bijection.
-    while (outside := items >= size).any():
-        items[outside] = encrypt(items[outside])
-    return items
-
-
-def _mix(x: Indices) -> Indices:
-    """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """The samples that one process computes at once."""
-
-    keys: Sequence[SampleKey]
-    weights: Sequence[float]
-    """What the loss of each sample counts, usually 1; 0 for one that only fills up."""
-    global_batch_size: int
-    """The number of samples of the step, over all processes and micro-batches."""
-    ends_step: bool
 
 
 @dataclass(frozen=True)
@@ -152,12 +98,12 @@ class Order:
         return int(self._ranges.first_draws[-1])
 
     @cached_property
-    def _ranges(self) -> "_Ranges":
+    def _ranges(self) -> "DrawRanges":
         rows = self.sample_ids[:, 0]
         count = len(self.groups)
         ends = [int(rows.searchsorted(part.end)) for part in self.repeated] or [count]
         factors = [part.repeat for part in self.repeated] or [1]
-        return _Ranges.of(ends, [self.repeat * factor for factor in factors])
+        return DrawRanges.of(ends, [self.repeat * factor for factor in factors])
 
     @cached_property
     def sample_count(self) -> int:
@@ -326,147 +272,3 @@ class Order:
                 SampleKey(self.seed, epoch, repeat, row, chunk)
                 for repeat, (row, chunk) in zip(of_batch, own_places, strict=True)
             ]
-
-
-@dataclass(frozen=True)
-class _Ranges:
-    """Parts of the samples, in order, each drawn equally often."""
-
-    first_samples: Indices
-    """The first sample of each part; at the end, the number of samples."""
-    first_draws: Indices
-    """The first draw of each part; at the end, the number of draws."""
-    repeat: Sequence[int]
-    """How often each sample of a part is drawn."""
-
-    @classmethod
-    def of(cls, ends: Sequence[int], repeat: Sequence[int]) -> "_Ranges":
-        first_samples = np.array([0, *ends], np.uint64)
-        counts = np.diff(first_samples) * np.array(repeat, np.uint64)
-        first_draws = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts)])
-        return cls(first_samples, first_draws, repeat)
-
-    def parts(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the first sample of each part, the one after its last, and its repeat."""
-        ends = self.first_samples.tolist()
-        yield from zip(ends, ends[1:], self.repeat, strict=False)
-
-    def samples(self, draws: Indices) -> Indices:
-        """Return the samples of draws."""
-        part, place = self._places(draws)
-        samples: Indices = self.first_samples[part] + place % self._counts[part]
-        return samples
-
-    def repeats(self, draws: Indices) -> Indices:
-        """Return which repeat of its sample each draw is."""
-        part, place = self._places(draws)
-        repeats: Indices = place // self._counts[part]
-        return repeats
-
-    @cached_property
-    def _counts(self) -> Indices:
-        # No draw is of a part without samples.
-        return np.maximum(np.diff(self.first_samples), np.uint64(1))
-
-    def _places(self, draws: Indices) -> tuple[Any, Indices]:
-        """Return the part of each draw, and its place among those of the part."""
-        if len(self.repeat) == 1:
-            return 0, draws
-        part = np.searchsorted(self.first_draws, draws, "right") - 1
-        return part, draws - self.first_draws[part]
-
-
-def with_skipped_rows(
-    groups: ArrayLike,
-    sample_ids: ArrayLike,
-    rows: int,
-) -> tuple[Groups, SampleIds]:
-    """Add a sample of the group `SKIPPED` for each of the table's rows that has none.
-
-    So the other samples are drawn in the order of the whole table. Returns groups and
-    (row, chunk) of all samples.
-    """
-    own_groups = np.asarray(groups, np.int32)
-    own_ids = as_sample_ids(sample_ids)
-    missing = np.flatnonzero(np.bincount(own_ids[:, 0], minlength=rows) == 0)
-    if not len(missing):
-        # Columns of a file stay in it.
-        return own_groups, own_ids
-    skipped = np.stack([missing, np.zeros_like(missing)], axis=1)
-    all_groups = np.concatenate([own_groups, np.full(len(missing), SKIPPED, np.int32)])
-    all_ids = np.concatenate([own_ids, skipped])
-    in_order = np.lexsort((all_ids[:, 1], all_ids[:, 0]))
-    return all_groups[in_order], all_ids[in_order]
-
-
-def split_across_ranks(
-    samples: Sequence[SampleKey],
-    batch_size: int,
-    rank: int,
-    processes: int,
-    weight_of: Callable[[SampleKey], float] = lambda key: 1.0,
-) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of one rank of a global batch, as many on every rank.
-
-    Args:
-        samples: Those of the global batch.
-        batch_size: Samples that one process computes at once.
-        rank: The rank.
-        processes: The number of ranks.
-        weight_of: What the loss of a sample is multiplied by.
-    """
-    stride = batch_size * processes
-    starts = range(0, len(samples), stride)
-    for start in starts:
-        of_all_ranks = samples[start : start + stride]
-        keys = of_all_ranks[rank * batch_size :][:batch_size]
-        weights = [weight_of(key) for key in keys]
-        if not keys:
-            # Every rank must run equally many forward passes, or collectives hang:
-            # repeat a sample with weight 0.
-            keys = samples[:1]
-            weights = [0.0]
-        ends_step = start == starts[-1]
-        yield MicroBatch(keys, weights, len(samples), ends_step)
-
-
-def hold_out(
-    groups: ArrayLike,
-    sample_ids: ArrayLike,
-    seed: int,
-    fraction: float | None,
-) -> tuple[Groups, SampleIds]:
-    """Return the groups in which samples that are held out count as skipped, and the
-    (row, chunk) of these.
-
-    So the other samples are drawn in the order of the whole table. Whether a row is held out
-    depends on its number, the seed and the fraction alone: rows added to the end of a dataset
-    change no other's part. Raises UsageError if no row is left on one of the sides.
-
-    Args:
-        groups: Sample -> number of its signature, or `SKIPPED`.
-        sample_ids: (row, chunk) of each sample, in order.
-        seed: The seed of the run.
-        fraction: How many of the rows are held out; None for none.
-    """
-    numbers = np.asarray(groups, np.int32)
-    ids = as_sample_ids(sample_ids)
-    if fraction is None:
-        return numbers, ids[:0]
-    present = numbers != SKIPPED
-    rows = np.unique(ids[present, 0])
-    numbers_of_rows = (
-        int.from_bytes(digest((seed,), "validation", int(row))[:8], "little")
-        for row in rows
-    )
-    chosen = (number < fraction * 2**64 for number in numbers_of_rows)
-    held_out_rows = rows[np.fromiter(chosen, bool, len(rows))]
-    if len(held_out_rows) in (0, len(rows)):
-        what = f"{fraction:g} chooses {len(held_out_rows):,} of {len(rows):,} rows for validation"
-        other = "smaller" if len(held_out_rows) else "larger"
-        reason = "each row is chosen by itself, by --seed"
-        raise UsageError(
-            "--validation_split", what, f"give a {other} fraction: {reason}"
-        )
-    is_chosen = present & np.isin(ids[:, 0], held_out_rows)
-    return np.where(is_chosen, np.int32(SKIPPED), numbers), ids[is_chosen]

@@ -4,61 +4,30 @@ import multiprocessing
 import signal
 import threading
 from collections import deque
-from collections.abc import (
-    Callable,
-    Collection,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, Queue
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
-from dstrain.cache import ABSENT, FeatureCache, PlanSamples
-from dstrain.cache.addresses import Numbers
-from dstrain.cache.plan_files import NO_LITERAL
 from dstrain.console import get_logger, number_of
-from dstrain.data import Cell, load_cell
 from dstrain.data.cells import is_scaled
-from dstrain.data.dataset import first_variants
-from dstrain.errors import DstrainError, SystemFault, UsageError
-from dstrain.graph import deserialize
-from dstrain.randomness import SampleKey, choose
-from dstrain.training.batching import MicroBatch, SampleIds, sample_index
+from dstrain.errors import DstrainError, SystemFault
+from dstrain.training.micro_batches import MicroBatch
+from dstrain.training.sample_sources import DecodedSamples, Sample, SampleSource
 
 logger = get_logger(__name__)
 
-UNUSED = -2
-"""The number of a value that a sample does not have."""
 HUNG_AFTER = 1800.0
 """Seconds without a batch after which what loads counts as hung."""
 AHEAD = 2
 """Decoded batches that wait to be used, at most, where a thread decodes."""
 END_PATIENCE = 3.0
 """Seconds that the end waits for what loads. What reads from a dead disk cannot be ended."""
-VARIANT = "variant"
-"""The stream of the number that chooses a variant."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample."""
-
-    values: Mapping[str, Any]
-    """Its inputs, or in stage 2 its cached values."""
-    inputs: frozenset[str]
-    """The names of the inputs that are present."""
-    is_preprocessed: bool = False
-    """Whether its values are the cached ones in an unsplit run, too."""
 
 
 @dataclass(frozen=True)
@@ -67,137 +36,6 @@ class Batch:
 
     micro_batch: MicroBatch
     samples: Sequence[Sample]
-
-
-class SampleSource(Protocol):
-    """Anything that returns samples by row and chunk (which sample of the row it is)."""
-
-    def sample(
-        self,
-        row: int,
-        chunk: int = 0,
-        key: SampleKey | None = None,
-    ) -> Sample:
-        """Return one sample of one row.
-
-        Args:
-            row: The row.
-            chunk: Which of its samples.
-            key: Chooses one of its variants; None is the first.
-        """
-
-
-def chosen_variant(first: int, weights: Numbers, key: SampleKey | None) -> int:
-    """Return the number of the variant that a key chooses.
-
-    Args:
-        first: The number of the first variant of the sample.
-        weights: How probable each variant of the sample is.
-        key: The key; None is the first variant.
-    """
-    if key is None or len(weights) == 1:
-        return first
-    return first + choose(key, VARIANT, weights.tolist())
-
-
-@dataclass(frozen=True)
-class DecodedSamples:
-    """Samples decoded from a dataset."""
-
-    rows: Sequence[Mapping[str, Cell]]
-    """The inputs of each variant."""
-    used_inputs: Sequence[Collection[str]]
-    """The inputs of each variant that the run uses, and so decodes."""
-    sample_ids: Sequence[tuple[int, int]] | SampleIds
-    """(row, chunk) of each variant, in order."""
-    at_row: Callable[[int, str, UsageError], UsageError]
-    """Adds the place to an error in a cell: (row, input, error) -> error."""
-    has_files: bool = True
-    """Whether inputs are in files, so that decoding takes time."""
-    weights: Numbers | None = None
-    """How probable each variant is; None where each sample has one."""
-
-    def sample(
-        self,
-        row: int,
-        chunk: int = 0,
-        key: SampleKey | None = None,
-    ) -> Sample:
-        """Decode the inputs used of one sample; raises UsageError for a damaged file."""
-        index = sample_index(self.sample_ids, row, chunk)
-        if self.weights is not None:
-            end = sample_index(self.sample_ids, row, chunk + 1)
-            index = chosen_variant(index, self.weights[index:end], key)
-        cells = self.rows[index]
-        values = {}
-        for name in sorted(self.used_inputs[index]):
-            try:
-                values[name] = load_cell(cells[name])
-            except UsageError as error:
-                raise self.at_row(row, name, error) from error
-        return Sample(values, frozenset(cells))
-
-
-@dataclass(frozen=True)
-class CachedSamples:
-    """Samples read from a feature cache."""
-
-    cache: FeatureCache
-    rows: PlanSamples
-    """The samples of its plan."""
-    input_sets: Sequence[frozenset[str]]
-    """The sets of inputs that a sample refers to by number."""
-    entries: Mapping[str, Numbers]
-    """Value -> its number in the cache for each sample, `ABSENT` where the cache lacks it,
-    `UNUSED` where the sample does not have it.
-    """
-    has_variants: bool = False
-    """Whether some samples have more than one variant."""
-
-    @classmethod
-    def of(
-        cls,
-        cache: FeatureCache,
-        rows: PlanSamples,
-        input_sets: Sequence[frozenset[str]],
-    ) -> "CachedSamples":
-        """Find the values of all samples, once and for all."""
-        entries = {
-            name: np.where(rows.has(name), cache.locate(addresses), UNUSED)
-            for name, addresses in rows.stored.items()
-        }
-        has_variants = len(first_variants(rows.sample_ids)) < len(rows)
-        return cls(cache, rows, input_sets, entries, has_variants)
-
-    def lacking(self) -> Numbers:
-        """Return the numbers of the samples of which the cache lacks a value."""
-        lacks = np.zeros(len(self.rows), np.bool_)
-        for numbers in self.entries.values():
-            lacks |= numbers == ABSENT
-        return np.flatnonzero(lacks)
-
-    def sample(
-        self,
-        row: int,
-        chunk: int = 0,
-        key: SampleKey | None = None,
-    ) -> Sample:
-        """Read the values of one sample."""
-        rows = self.rows
-        index = rows.index(row, chunk)
-        if self.has_variants:
-            weights = rows.numbers["weight"][index : rows.index(row, chunk + 1)]
-            index = chosen_variant(index, weights, key)
-        values = {}
-        for name, numbers in self.entries.items():
-            number = int(numbers[index])
-            if number != UNUSED:
-                values[name] = self.cache.read_at(number)
-        for name, codes in rows.codes.items():
-            code = int(codes[index])
-            if code != NO_LITERAL:
-                values[name] = deserialize(rows.literals[name][code], {})
-        return Sample(values, self.input_sets[rows.numbers["inputs"][index]])
 
 
 class _Batches(TorchDataset[Any]):

@@ -28,8 +28,9 @@ from dstrain.pipeline import (
 )
 from dstrain.randomness import Rng, SampleKey, seed_global
 from dstrain.training.collate import collate
-from dstrain.training.loader import Batch, Sample
+from dstrain.training.loader import Batch
 from dstrain.training.losses import SFT
+from dstrain.training.sample_sources import Sample
 from dstrain.training.trainables import (
     TrainableModules,
     prepare_trainables,

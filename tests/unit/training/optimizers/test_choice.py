@@ -13,7 +13,7 @@ from dstrain.training.optimizers import (
     build_optimizer,
     choose_optimizer,
 )
-from dstrain.training.optimizers.choice import OPTIMIZERS
+from dstrain.training.optimizers.named_optimizers import OPTIMIZERS
 from torch import nn
 from torch.optim import SGD
 

@@ -12,7 +12,7 @@ from dstrain.training.optimizers import (
     choose_optimizer,
     effective_rate,
 )
-from dstrain.training.optimizers.choice import OPTIMIZERS
+from dstrain.training.optimizers.named_optimizers import OPTIMIZERS
 from dstrain.training.updater import clip_gradients
 from torch import Tensor, nn
 from torch.optim import Optimizer
