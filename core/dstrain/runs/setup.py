@@ -24,7 +24,6 @@ from dstrain.graph import PipelineSpec, Plan, Task, make_plan
 from dstrain.graph.code_digest import code_of_module, facts_of
 from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.keepers import AS_LOADED, Keepers
-from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
 from dstrain.graph.timestep_sampler import TimestepSampler
 from dstrain.installed import installed
 from dstrain.lora import Trainables, format_named, known_formats
@@ -335,10 +334,12 @@ class Setup:
         config = self.config
         schedule = self.spec.schedule
         low, high = 0.0, 1.0
-        if self.spec.experts is not None and len(self.trained_experts) == 1:
-            least, greatest = self.spec.experts.ranges[self.trained_experts[0]]
+        experts = self.spec.experts
+        if experts is not None and len(self.trained_experts) == 1:
+            (expert,) = self.trained_experts
+            least, greatest = experts.ranges[expert]
             high = schedule.boundary_fraction(least)
-            if greatest < TRAIN_TIMESTEPS:
+            if expert != experts.components[0]:  # the noisiest, which begins at 0
                 low = schedule.boundary_fraction(greatest)
         if config.min_timestep_boundary is not None:
             low = config.min_timestep_boundary
